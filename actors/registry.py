@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
 from actors.runtime import Resident
-from actors.supervisor import Ending, Supervisor
+from actors.supervisor import OneTimeEvent, Supervisor
 from dlog.errors import OverCapacityError
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 
@@ -41,7 +41,7 @@ class Registry(Generic[R]):
         self._idle_s = idle_s
         self._count_max = count_max
         self._clock = clock
-        self._tenants: dict[str, _Tenant[R]] = {}
+        self._tenants: dict[str, _RegisteredActor[R]] = {}
 
     def __len__(self) -> int:
         return len(self._tenants)
@@ -91,7 +91,7 @@ class Registry(Generic[R]):
             await asyncio.sleep(max(self._idle_s / 4, 0.1))
             self.retire_idle()
 
-    async def _settle(self, name: str) -> _Tenant[R]:
+    async def _settle(self, name: str) -> _RegisteredActor[R]:
         while (tenant := self._tenants.get(name)) is not None:
             if tenant.is_open:
                 return tenant
@@ -105,7 +105,7 @@ class Registry(Generic[R]):
                 f"too many actors run in this process, try again later: count_max={self._count_max}"
             )
         resident = self._build(name)
-        tenant = _Tenant(resident, self._supervisor.start(resident), self._clock.monotonic_s())
+        tenant = _RegisteredActor(resident, self._supervisor.start(resident), self._clock.monotonic_s())
         self._tenants[name] = tenant
         return tenant
 
@@ -114,8 +114,8 @@ class Registry(Generic[R]):
             del self._tenants[name]
 
 
-class _Tenant(Generic[R]):
-    def __init__(self, resident: R, ended: Ending, used_s: float) -> None:
+class _RegisteredActor(Generic[R]):
+    def __init__(self, resident: R, ended: OneTimeEvent, used_s: float) -> None:
         self.resident = resident
         self.ended = ended
         self.used_s = used_s

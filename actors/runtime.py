@@ -32,7 +32,7 @@ class Resident(Protocol):
         ...
 
 
-class Lifetime:
+class TaskScope:
     """A TaskGroup that ends its tasks by message.
 
     Leaving the scope normally calls every task's `stop` and waits `drain_s`, then cancels. An error in a task ends all
@@ -48,7 +48,7 @@ class Lifetime:
         self._stops: dict[asyncio.Task[Any], Callable[[], None]] = {}
         self._forget = partial(_without, self._stops)  # shared by all tasks
 
-    async def __aenter__(self) -> Lifetime:
+    async def __aenter__(self) -> TaskScope:
         await self._group.__aenter__()
         return self
 

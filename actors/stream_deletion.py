@@ -1,23 +1,24 @@
-"""Actor of a stream's deletion: the state machine of dlog/log/deleting.py with its stores, metadata and mailbox."""
+"""Actor of a stream's deletion: the state machine of dlog/log/stream_deletion.py with its stores, metadata and
+mailbox."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from actors.segment_desk import SegmentDesk
+from actors.store_executor import StoreExecutor
 from dlog.io.driver import Driver
 from dlog.io.metadata import Metadata
-from dlog.lease.lease import Claimant
-from dlog.log.deleting import StreamDeletion as DeletionMachine
 from dlog.log.messages import DeleteStream
 from dlog.log.options import OwnerOptions
+from dlog.log.stream_deletion import StreamDeletion as DeletionMachine
 from dlog.model.ids import StreamName
 from dlog.model.segment import StreamKey
+from dlog.ownership.claim import Claimant
 from dlog.stores.contract import SegmentStore
 
 
-class StreamDeletion:
+class StreamDeletionActor:
     """One attempt to delete a stream; `delete` is called once."""
 
     def __init__(
@@ -31,7 +32,7 @@ class StreamDeletion:
     ) -> None:
         self.name = f"stream_deletion {stream} {claimant.nonce}"
         self._lived = False
-        self._desk = SegmentDesk(stream, stores, self._post)
+        self._desk = StoreExecutor(stream, stores, self._post)
         self._driver = Driver(
             DeletionMachine(StreamKey(stream), claimant, options),
             name=self.name,

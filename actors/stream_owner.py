@@ -13,23 +13,23 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from actors.segment_desk import SegmentDesk
+from actors.store_executor import StoreExecutor
 from dlog.events import Event, LacMoved
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.driver import Driver, Sink
 from dlog.io.metadata import Metadata
 from dlog.io.shared_timers import ProcessTimers
-from dlog.lease.lease import Claimant
-from dlog.log.messages import HINTS, ReleaseStream, StreamChanged, StreamTaken, TakeStream
+from dlog.log.messages import HINTS, AcquireStream, ReleaseStream, StreamAcquired, StreamChanged
 from dlog.log.options import OwnerOptions
-from dlog.log.owner import StreamOwner as OwnerMachine
+from dlog.log.owner import StreamOwnerMachine as OwnerMachine
 from dlog.machine import Received
 from dlog.model.ids import Epoch, StreamName
 from dlog.model.segment import StreamKey
+from dlog.ownership.claim import Claimant
 from dlog.stores.contract import SegmentStore
 
 
-class StreamOwner:
+class StreamOwnerActor:
     """One stream, owned by this process from `take` until the claim is lost or handed over.
 
     on_lac: called with every LacMoved event. tell: called with this owner and every other event. on_end: called once
@@ -62,8 +62,8 @@ class StreamOwner:
         options: OwnerOptions,
         requests_max: int,
         on_lac: Callable[[LacMoved], None],
-        tell: Callable[[StreamOwner, Event], None],
-        on_end: Callable[[StreamOwner], None],
+        tell: Callable[[StreamOwnerActor, Event], None],
+        on_end: Callable[[StreamOwnerActor], None],
         shared: ProcessTimers | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -76,7 +76,7 @@ class StreamOwner:
         self._lived = False
         self._metadata = metadata
         self._unwatch: Callable[[], None] = _nothing
-        self._desk = SegmentDesk(stream, stores, self._post, clock)
+        self._desk = StoreExecutor(stream, stores, self._post, clock)
         self._machine = OwnerMachine(
             StreamKey(stream),
             claimant,
@@ -109,10 +109,10 @@ class StreamOwner:
         """Number of requests without a reply."""
         return self._driver.waiting
 
-    async def take(self, if_epoch: Epoch | None) -> StreamTaken:
-        """Claim, recover and serve; see TakeStream. Cancelling stops the wait only."""
-        taken = await self._driver.ask(TakeStream(if_epoch, self._clock.unix_ms()))
-        assert isinstance(taken, StreamTaken)
+    async def take(self, if_epoch: Epoch | None) -> StreamAcquired:
+        """Claim, recover and serve; see AcquireStream. Cancelling stops the wait only."""
+        taken = await self._driver.ask(AcquireStream(if_epoch, self._clock.unix_ms()))
+        assert isinstance(taken, StreamAcquired)
         if not self.ended:
             self._unwatch = self._metadata.watch(StreamKey(self.stream), self._look)
         return taken
@@ -185,5 +185,5 @@ def _ignore(_: Any) -> None:
     """Drop the event."""
 
 
-def _ignore_told(_: StreamOwner, __: Event) -> None:
+def _ignore_told(_: StreamOwnerActor, __: Event) -> None:
     """Drop the event."""

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from actors.runtime import Lifetime, Resident
+from actors.runtime import Resident, TaskScope
 from dlog.errors import ClosedError
 from dlog.events import ActorFailed, Event
 from dlog.io.clock import SYSTEM_CLOCK, Clock
@@ -61,7 +61,7 @@ class Supervisor:
         self._on_event = on_event
         self._on_failure = on_failure
         self._clock = clock
-        self._lifetime = Lifetime(drain_s=drain_s)
+        self._lifetime = TaskScope(drain_s=drain_s)
         self._children: dict[str, _Child] = {}
 
     @property
@@ -76,7 +76,7 @@ class Supervisor:
     async def __aexit__(self, *exit_: Any) -> None:
         await self._lifetime.__aexit__(*exit_)
 
-    def start(self, resident: Resident) -> Ending:
+    def start(self, resident: Resident) -> OneTimeEvent:
         """Keep `resident` running; the returned Ending is set when it has ended for good.
 
         Raises ClosedError if an actor of its name runs.
@@ -112,7 +112,7 @@ class Supervisor:
             await child.rest(delay_s)
 
 
-class Ending:
+class OneTimeEvent:
     """A one-time event that allocates an asyncio.Event only when waited for."""
 
     __slots__ = ("_event", "_is_set")
@@ -145,7 +145,7 @@ class _Child:
         self._family = family
         self.resident = resident
         self.stopping = False
-        self.ended = Ending()
+        self.ended = OneTimeEvent()
         self._rested: asyncio.Event | None = None  # set only during a back-off
 
     def stop(self) -> None:

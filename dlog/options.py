@@ -140,7 +140,7 @@ def parse_unix_ms(text: str) -> int:
     return unix_ms
 
 
-def at_least_one(options: Any, *names: str) -> None:
+def check_positive(options: Any, *names: str) -> None:
     """For a `__post_init__`: check limits and intervals, which must be at least 1 (int) or above 0 (float). Raises
     ValueError."""
     for name in names:

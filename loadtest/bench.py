@@ -18,11 +18,11 @@ from typing import Any
 from loadtest.generators import Generator
 from loadtest.histogram import Histogram, joined
 from loadtest.history import notes
+from loadtest.host_conditions import cpu_times
 from loadtest.judge import Verdict, judge
 from loadtest.processes import Watch
 from loadtest.spec import Shape
 from loadtest.systems.base import CannotRunError, Flavour, System
-from loadtest.weather import cpu_times
 
 LEAD_S = 0.3  # between telling generators to go and the instant at which they do
 LOOK_S = 0.25

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dlog.errors import ConfigError, InvalidRequestError
-from loadtest import plans, runfile, spec, systems, weather
+from loadtest import host_conditions, plans, runfile, spec, systems
 from loadtest.plans import Piece
 from loadtest.runfile import Run, RunFileError
 from loadtest.runner import Plan, PlanError, Runner, told_of
@@ -207,7 +207,7 @@ def plan_of(given: argparse.Namespace, arguments: Sequence[str]) -> Plan:
         rounds=given.rounds,
         voids=given.voids,
         wait_s=given.wait,
-        thresholds=weather.thresholds(bounds),
+        thresholds=host_conditions.thresholds(bounds),
         seed=given.seed,
         scale=given.scale,
         command=" ".join(["python", "-m", "loadtest", *arguments]),

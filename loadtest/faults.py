@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import dlog
-from dlog.cli.discovery import Running, RunningPart, read_run_file
+from dlog.cli.discovery import RunningCluster, RunningPart, read_run_file
 from dlog.errors import ClosedError, DLogError
 from dlog.hostport import split_host_port
 from loadtest.checker import Checker, Verdict
@@ -187,7 +187,7 @@ class Ordeal:
     """
 
     kind: Kind
-    running: Running
+    running: RunningCluster
     rounds: int
     writers: int = 2
     tasks: int = 16

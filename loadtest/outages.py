@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import dlog
-from dlog.cli.discovery import Running, read_run_file
+from dlog.cli.discovery import RunningCluster, read_run_file
 from dlog.errors import DLogError
 from dlog.io.children import die_with_parent, module_environment, python_module
 from loadtest.checker import Checker
@@ -188,7 +188,11 @@ class Away:
     """ZooKeeper frozen for so many seconds under writers that wait for each record."""
 
     def __init__(
-        self, running: Running, seconds: float, after_s: float = AFTER_S, tell: Callable[[str], None] = lambda _: None
+        self,
+        running: RunningCluster,
+        seconds: float,
+        after_s: float = AFTER_S,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._running = running
         self._seconds = seconds
@@ -294,7 +298,7 @@ class _Proxy:
 
 
 @asynccontextmanager
-async def _write_proxy(running: Running, printed: Path) -> AsyncIterator[_Proxy]:
+async def _write_proxy(running: RunningCluster, printed: Path) -> AsyncIterator[_Proxy]:
     environment = {key: value for key, value in module_environment().items() if not key.startswith("DLOG_")}
     flags = ("--zookeeper", running.zookeeper, "--namespace", running.namespace, "--id", "dying")
     with printed.open("wb") as log:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dlog.errors import DLogError
-from loadtest import ordeals, scripts, weather
+from loadtest import fault_scenarios, host_conditions, scripts
 from loadtest.bench import Bench, Outcome, lacking
 from loadtest.processes import machine
 from loadtest.runfile import Run
@@ -29,10 +29,10 @@ SCRIPTS = {
     "load": scripts.load,
     "catch-up": scripts.catch_up,
     "idle": scripts.idle,
-    "fault": ordeals.fault,
-    "hand-over": ordeals.hand_over,
-    "roll": ordeals.roll,
-    "kill-all": ordeals.kill_all,
+    "fault": fault_scenarios.fault,
+    "hand-over": fault_scenarios.hand_over,
+    "roll": fault_scenarios.roll,
+    "kill-all": fault_scenarios.kill_all,
     "soak": scripts.soak,
 }
 LOOK_S = 1.5  # at the weather, before a turn
@@ -49,7 +49,7 @@ class Plan:
     rounds: int = 5
     voids: int = 3  # rounds that may be done again, a workload
     wait_s: float = 30.0  # how long good weather is waited for, a turn
-    thresholds: weather.Thresholds = field(default_factory=weather.Thresholds)
+    thresholds: host_conditions.Thresholds = field(default_factory=host_conditions.Thresholds)
     seed: int = 1
     scale: str = "quick"
     command: str = ""
@@ -101,7 +101,7 @@ class Runner:
         plan: Plan,
         tell: Callable[[str], None] = lambda _: None,
         saved: Callable[[Run], None] = lambda _: None,
-        look: Callable[[Path], Any] = weather.look,
+        look: Callable[[Path], Any] = host_conditions.look,
     ) -> None:
         self._plan = plan
         self._tell = tell
@@ -167,7 +167,7 @@ class Runner:
             return {**about, "faults": [], "cells": 0}, results
         with tempfile.TemporaryDirectory(prefix="loadtest-", ignore_cleanup_errors=True) as place:
             room = Path(place)
-            turn = weather.Turn(await self._good_weather(room))
+            turn = host_conditions.Turn(await self._good_weather(room))
             began_s = time.monotonic()
             self._steal = self._foreign = 0.0
             found, start_s = await self._cells(system, cells, room, options, about)
@@ -178,11 +178,11 @@ class Runner:
         told = {"start_s": start_s, "seconds": round(time.monotonic() - began_s, 1), "cells": len(cells)}
         return {**about, **turn.as_json(), **told}, results
 
-    async def _good_weather(self, room: Path) -> weather.Weather:
+    async def _good_weather(self, room: Path) -> host_conditions.Weather:
         """Look until it is good, or until the patience ends."""
         end_s = time.monotonic() + self._plan.wait_s
         while True:
-            seen: weather.Weather = await self._look(room)
+            seen: host_conditions.Weather = await self._look(room)
             if not seen.faults(self._plan.thresholds) or time.monotonic() >= end_s:
                 return seen
 

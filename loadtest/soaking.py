@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import dlog
-from dlog.cli.discovery import Running, RunningPart
+from dlog.cli.discovery import RunningCluster, RunningPart
 from dlog.errors import DLogError
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from loadtest.checker import Checker
@@ -120,7 +120,7 @@ class Soak:
     """One soak of a `dlog up`. running: asked again and again what runs. tell: hears of each twelfth of the time."""
 
     def __init__(
-        self, running: Callable[[], Running], load: Load, tell: Callable[[str], None] = lambda _: None
+        self, running: Callable[[], RunningCluster], load: Load, tell: Callable[[str], None] = lambda _: None
     ) -> None:
         self._running = running
         self._load = load
@@ -348,14 +348,14 @@ def _name(part: RunningPart) -> str:
     return part.id if part.id.startswith(part.role) else f"{part.role} {part.id}"
 
 
-def _rss(running: Running) -> dict[str, int]:
+def _rss(running: RunningCluster) -> dict[str, int]:
     """Of every process of a `dlog up`."""
     found = {_name(part): part.pid for part in running.parts}
     used = {name: usage(pid) for name, pid in found.items() if pid} | {"dlog up": usage(running.pid)}
     return {name: seen.rss_bytes for name, seen in used.items() if seen is not None}
 
 
-def _used(running: Running) -> dict[str, int]:
+def _used(running: RunningCluster) -> dict[str, int]:
     """Bytes on disk below the directory of each bookie. Raises CannotRunError if there is none."""
     found = {place.name: bytes_on_disk(place) for place in sorted(Path(running.directory).glob("bookie-*"))}
     if not found:

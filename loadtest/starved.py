@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import dlog
-from dlog.cli.discovery import Running
+from dlog.cli.discovery import RunningCluster
 from dlog.client.options import ClientOptions
 from dlog.io.children import die_with_parent
 from loadtest.checker import Checker
@@ -35,7 +35,11 @@ class Starved:
     """Writers that wait for each record, on a `dlog up` whose processes have `share` of a CPU each for `seconds`."""
 
     def __init__(
-        self, running: Running, seconds: float, share: float = SHARE, tell: Callable[[str], None] = lambda _: None
+        self,
+        running: RunningCluster,
+        seconds: float,
+        share: float = SHARE,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._running = running
         self._seconds = seconds

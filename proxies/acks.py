@@ -11,7 +11,7 @@ from dlog.log.messages import BatchWritten
 from dlog.wire.proxy import Written
 
 
-class AckRuns:
+class AckJoiner:
     """Collects the replies of one turn of the event loop on one connection."""
 
     __slots__ = ("_end_slot", "_entry", "_first", "_last", "_segment", "_slot", "_txid", "_whole")

@@ -29,12 +29,12 @@ from dlog.errors import (
 )
 from dlog.errors import UnsupportedVersionError as VersionError
 from dlog.hostport import join_host_port
-from dlog.io import nearby, receiving
+from dlog.io import local_transport, receive_buffers
 from dlog.model import dlsn
 from dlog.wire import proxy_protocol
 from dlog.wire.proxy import PROTOCOL_VERSION, Failed, Hello, Message, Welcome
 from dlog.wire.proxy_codec import FrameDecoder, encode
-from proxies.preamble import Expect
+from proxies.proxy_header_policy import HeaderExpectation
 
 TURN_MESSAGES_MAX = 256  # of one peer, handled before the other connections have their turn
 FRAME_S = 30.0  # a frame must be complete within this, or the connection is closed
@@ -63,7 +63,7 @@ class Session(Protocol):
         ...
 
 
-class Reception(Protocol):
+class ConnectionServer(Protocol):
     """The server that accepted a connection, as the connection uses it."""
 
     role: str
@@ -75,7 +75,7 @@ class Reception(Protocol):
         """Count a new connection and decide whether it is served."""
         ...
 
-    def expects(self, host: str) -> Expect:
+    def expects(self, host: str) -> HeaderExpectation:
         """Whether a connection from this host begins with a PROXY protocol header."""
         ...
 
@@ -126,7 +126,7 @@ class Connection(asyncio.BufferedProtocol):
     peer: host:port of the client, as the load balancer tells if there is one. via: host:port of the socket's peer.
     """
 
-    def __init__(self, reception: Reception) -> None:
+    def __init__(self, reception: ConnectionServer) -> None:
         self.peer = ""
         self.via = ""
         self._reception = reception
@@ -135,7 +135,7 @@ class Connection(asyncio.BufferedProtocol):
         self._session: Session | None = None
         self._transport: asyncio.Transport | None = None
         self._hello_timer: asyncio.TimerHandle | None = None
-        self._expect: Expect | None = Expect.NONE  # of a PROXY header; None once past it
+        self._expect: HeaderExpectation | None = HeaderExpectation.NONE  # of a PROXY header; None once past it
         self._is_identified = False
         self._is_refused = False  # the error was sent; what the peer sends is dropped
         self._preamble = b""  # incomplete PROXY header
@@ -156,7 +156,7 @@ class Connection(asyncio.BufferedProtocol):
         address = self._transport.get_extra_info("peername")
         host = str(address[0]) if isinstance(address, tuple) else ""
         connected = None if host else self._transport.get_extra_info("socket")
-        self.peer = self.via = join_host_port(host, address[1]) if host else nearby.peer_name(connected)
+        self.peer = self.via = join_host_port(host, address[1]) if host else local_transport.peer_name(connected)
         self._expect = self._reception.expects(host)
         self._transport.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
         acceptance = self._reception.admit(self)
@@ -172,16 +172,16 @@ class Connection(asyncio.BufferedProtocol):
         self._hello_timer = self._loop.call_later(self._reception.hello_s, self._no_hello)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return receiving.place_for(self._decoder)
+        return receive_buffers.buffer_for(self._decoder)
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._is_refused:
             self.end()
             return
         if self._expect is None:
-            self._messages = receiving.received(self._decoder, nbytes)
+            self._messages = receive_buffers.received(self._decoder, nbytes)
         else:
-            told = self._preamble + receiving.chunk(nbytes)
+            told = self._preamble + receive_buffers.chunk(nbytes)
             self._messages = self._decoder.feed(self._take_preamble(self._expect, told))
         self._listen()
 
@@ -219,7 +219,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_identified(self) -> bool:
-        """Whether `Reception.identify` was called."""
+        """Whether `ConnectionServer.identify` was called."""
         return self._is_identified
 
     @property
@@ -321,16 +321,16 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._late_timer = self._loop.call_later(max(left_s, 1.0), self._look_if_late)
 
-    def _take_preamble(self, expect: Expect, data: bytes) -> bytes:
+    def _take_preamble(self, expect: HeaderExpectation, data: bytes) -> bytes:
         """Handle a PROXY header; returns the bytes after it, nothing while the header is incomplete."""
         self._preamble = b""
         if not proxy_protocol.begins(data):
-            if expect is Expect.ALWAYS:
+            if expect is HeaderExpectation.ALWAYS:
                 return self._refuse(
                     UnauthorizedError("a PROXY protocol header is required: connect through the load balancer")
                 )
             return self._identified(data)
-        if expect is Expect.NONE:
+        if expect is HeaderExpectation.NONE:
             return self._refuse(
                 UnauthorizedError("a PROXY protocol header is not accepted from this source: see proxy_protocol_from")
             )

@@ -6,8 +6,8 @@ be wrong without harm, and must be fast.
 Invariants:
 - a dead process is noticed by its closed connection, a frozen one by missing ping replies; both are confirmed on a new
   connection;
-- the time limit follows the peer's earlier reply times (dlog/lease/silence.py). Up to HELD_UP_MAX waits in a row do not
-  count if this process itself was delayed;
+- the time limit follows the peer's earlier reply times (dlog/ownership/adaptive_timeout.py). Up to HELD_UP_MAX waits in
+  a row do not count if this process itself was delayed;
 - a proxy that reports to lack what streams need, and what this proxy reaches, is suspected until it reports otherwise;
 - replies are awaited beyond the limit: a late one ends the suspicion and raises the limit.
 """
@@ -22,12 +22,12 @@ from typing import Any
 from dlog.errors import UnavailableError
 from dlog.events import Event, ProxySuspected, ProxyTrusted
 from dlog.io.metadata import Metadata
-from dlog.lease.silence import SilenceLimit
 from dlog.model.ids import ProxyId
 from dlog.options import option
+from dlog.ownership.adaptive_timeout import AdaptiveTimeout
 from dlog.wire.proxy import Ping
 from proxies.dialling import Dialler
-from proxies.link import Link
+from proxies.proxy_connection import ProxyConnection
 
 HELD_UP_MAX = 4  # waits in a row that do not count because this process was delayed
 
@@ -66,7 +66,7 @@ class Detector:
         self._reaches = reaches
         self._tell = tell
         self._suspected: set[str] = set()
-        self._limits: dict[str, SilenceLimit] = {}  # by address
+        self._limits: dict[str, AdaptiveTimeout] = {}  # by address
         self._watched: dict[str, asyncio.Task[None]] = {}
         self._probes: dict[str, asyncio.Task[bool]] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -132,7 +132,7 @@ class Detector:
             finally:
                 link.close()
 
-    async def _wait_open(self, address: str) -> Link:
+    async def _wait_open(self, address: str) -> ProxyConnection:
         """Connect within ping_timeout_max_s; beyond the time limit the peer is suspected meanwhile."""
         assert self._tasks is not None, "the detector runs"
         opening = self._tasks.create_task(_settled(self._open(address)), name=f"connect to proxy {address}")
@@ -141,14 +141,18 @@ class Detector:
                 self._suspect(address, "no Welcome in time")
             opened = await opening
         except BaseException:
-            if not opening.cancel() and not opening.cancelled() and isinstance(link := opening.result(), Link):
+            if (
+                not opening.cancel()
+                and not opening.cancelled()
+                and isinstance(link := opening.result(), ProxyConnection)
+            ):
                 link.close()
             raise
         if isinstance(opened, UnavailableError):
             raise opened
         return opened
 
-    async def _wait_pong(self, address: str, link: Link) -> bool:
+    async def _wait_pong(self, address: str, link: ProxyConnection) -> bool:
         """Whether a ping is replied to within ping_timeout_max_s; beyond the limit the peer is suspected meanwhile."""
         asked = link.ask(Ping)
         if not await self._is_in_time(address, asked):
@@ -181,8 +185,8 @@ class Detector:
                 break
         return False
 
-    def _new_limit(self) -> SilenceLimit:
-        return SilenceLimit(self._options.ping_timeout_s, self._options.ping_timeout_max_s)
+    def _new_limit(self) -> AdaptiveTimeout:
+        return AdaptiveTimeout(self._options.ping_timeout_s, self._options.ping_timeout_max_s)
 
     async def _probe(self, address: str) -> bool:
         for _ in range(2):
@@ -210,8 +214,8 @@ class Detector:
         finally:
             link.close()
 
-    async def _open(self, address: str) -> Link:
-        return await self._dialler.open(address, self._options.ping_timeout_max_s, Link)
+    async def _open(self, address: str) -> ProxyConnection:
+        return await self._dialler.open(address, self._options.ping_timeout_max_s, ProxyConnection)
 
     def _suspect(self, address: str, reason: str) -> None:
         if address not in self._suspected:
@@ -224,7 +228,7 @@ class Detector:
             self._tell(ProxyTrusted(address))
 
 
-async def _settled(opening: Coroutine[Any, Any, Link]) -> Link | UnavailableError:
+async def _settled(opening: Coroutine[Any, Any, ProxyConnection]) -> ProxyConnection | UnavailableError:
     """Return the error instead of raising it, so that it does not end the task group."""
     try:
         return await opening

@@ -6,9 +6,9 @@ from typing import TypeVar
 
 from dlog.io.metadata import Metadata
 from dlog.wire.proxy_protocol import LOCAL
-from proxies.link import Link
+from proxies.proxy_connection import ProxyConnection
 
-AnyLink = TypeVar("AnyLink", bound=Link)
+AnyProxyConnection = TypeVar("AnyProxyConnection", bound=ProxyConnection)
 
 
 class Dialler:
@@ -21,7 +21,7 @@ class Dialler:
         self._metadata = metadata
         self._preamble = LOCAL if says_preamble else b""
 
-    async def open(self, address: str, timeout_s: float, kind: type[AnyLink]) -> AnyLink:
+    async def open(self, address: str, timeout_s: float, kind: type[AnyProxyConnection]) -> AnyProxyConnection:
         """Connect to the proxy that is registered under `address`, within timeout_s. Raises UnavailableError."""
-        peer = self._metadata.known_members().peer_of(address)
+        peer = self._metadata.known_members().peer_address_of(address)
         return await kind.open(peer, role=self._role, name=self._name, timeout_s=timeout_s, preamble=self._preamble)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from actors.runtime import Lifetime
+from actors.runtime import TaskScope
 from dlog.errors import (
     ClosedError,
     DLogError,
@@ -23,23 +23,23 @@ from dlog.errors import (
 )
 from dlog.log.messages import BatchWritten
 from dlog.wire.proxy import Done, Hello, List, Message, Ping, Stat, Write
-from proxies.acks import AckRuns
+from proxies.acks import AckJoiner
 from proxies.admission import Admission
 from proxies.connection import Connection
-from proxies.forwarding import Carriage, Forwarding
-from proxies.questions import Questions
+from proxies.forwarding import Forwarding, ForwardingPool
+from proxies.request_tasks import RequestTasks
 
 VIEWED_BYTES_MIN = 16 * 1024  # a view keeps the whole receive buffer alive, so smaller bodies are copied
 
 
-class House(Protocol):
+class ServerContext(Protocol):
     """State of the process that sessions of both roles use."""
 
     role: str
     address: str
-    tasks: Lifetime
+    tasks: TaskScope
     admission: Admission
-    carriage: Carriage
+    carriage: ForwardingPool
     connection_bytes_max: int
     batch_bytes_max: int
 
@@ -55,14 +55,14 @@ class House(Protocol):
 class Dispatch:
     """Session of one connection; a role adds its handlers. `_forwarding` is set if the Hello allowed a hop."""
 
-    def __init__(self, house: House, connection: Connection, hello: Hello) -> None:
+    def __init__(self, house: ServerContext, connection: Connection, hello: Hello) -> None:
         self._connection = connection
-        self._questions = Questions(house.tasks, connection)
+        self._questions = RequestTasks(house.tasks, connection)
         self._forwarding = Forwarding(house.carriage, connection) if hello.hops > 0 else None
         self._is_writable = True
         self._is_closed = False
         self._common = house
-        self._acks = AckRuns()
+        self._acks = AckJoiner()
         self._bytes = 0  # of this connection's batches in flight
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             Ping: self._ping,

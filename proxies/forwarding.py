@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from actors.runtime import Lifetime
+from actors.runtime import TaskScope
 from dlog.errors import (
     ConnectionLostError,
     DLogError,
@@ -31,9 +31,9 @@ from dlog.log.messages import BatchWritten
 from dlog.wire.proxy import Credit, Failed, Message, Question, Read, ReaderEvent, ReaderEventKind, Write
 from proxies.connection import Connection, Pause
 from proxies.dialling import Dialler
-from proxies.link import Link
+from proxies.forwarding_connection import Answer, ForwardingConnection, unreachable
 from proxies.meters import Meters
-from proxies.pipe import Answer, Pipe, unreachable
+from proxies.proxy_connection import ProxyConnection
 from proxies.routes import Routes
 
 CONNECT_S = 1.0
@@ -46,13 +46,13 @@ READS_MAX = 1000  # of one connection
 _GO_ON = (ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP)  # a following reader goes on after these
 
 
-class Carriage:
+class ForwardingPool:
     """Dialler, open connections and counters shared by all Forwarding of a process."""
 
-    def __init__(self, dialler: Dialler, tasks: Lifetime) -> None:
+    def __init__(self, dialler: Dialler, tasks: TaskScope) -> None:
         self.dialler = dialler
         self.tasks = tasks
-        self.open: dict[Pipe, None] = {}
+        self.open: dict[ForwardingConnection, None] = {}
         self.batches = 0
         self.bytes = 0
         self.reads = 0
@@ -71,7 +71,7 @@ class Carriage:
     async def lives(self, address: str) -> bool:
         """Whether the proxy at `address` accepts a connection."""
         try:
-            link = await self.dialler.open(address, GREETING_S, Link)
+            link = await self.dialler.open(address, GREETING_S, ProxyConnection)
         except UnavailableError:
             return False
         link.close()
@@ -89,28 +89,30 @@ class Carriage:
         meters.counter("forward_questions", "Other requests forwarded", lambda: self.questions)
 
 
-class _Lane:
+class _PeerRoute:
     """The connection to one proxy, or the requests that wait until it is open."""
 
     __slots__ = ("address", "is_full", "pipe", "waiting")
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.pipe: Pipe | None = None
-        self.waiting: list[tuple[Callable[[Pipe], object], Callable[[DLogError], object]]] = []
+        self.pipe: ForwardingConnection | None = None
+        self.waiting: list[tuple[Callable[[ForwardingConnection], object], Callable[[DLogError], object]]] = []
         self.is_full = False
 
 
 class Forwarding:
     """Forwarding for one client connection."""
 
-    def __init__(self, carriage: Carriage, connection: Connection) -> None:
+    def __init__(self, carriage: ForwardingPool, connection: Connection) -> None:
         self.routes = Routes()
         self._carriage = carriage
         self._connection = connection
-        self._lanes: dict[str, _Lane] = {}
-        self._pipes: dict[Pipe, None] = {}  # also those whose proxy shuts down
-        self._reads: dict[int, tuple[_Lane, int | None]] = {}  # client's request -> lane, request on its pipe once sent
+        self._lanes: dict[str, _PeerRoute] = {}
+        self._pipes: dict[ForwardingConnection, None] = {}  # also those whose proxy shuts down
+        self._reads: dict[
+            int, tuple[_PeerRoute, int | None]
+        ] = {}  # client's request -> lane, request on its pipe once sent
         self._writable = True
         self._is_closed = False
 
@@ -151,7 +153,7 @@ class Forwarding:
         whose outcome_unknown tells whether it may be executed.
         """
         self._carriage.questions += 1
-        opened: asyncio.Future[Pipe] = asyncio.get_running_loop().create_future()
+        opened: asyncio.Future[ForwardingConnection] = asyncio.get_running_loop().create_future()
         self._through(address, partial(_settle, opened), partial(_settle_error, opened))
         pipe = await opened
         try:
@@ -185,14 +187,16 @@ class Forwarding:
 
     # ---- lanes ------------------------------------------------------------------------------------------------------
 
-    def _lane(self, address: str) -> _Lane:
+    def _lane(self, address: str) -> _PeerRoute:
         lane = self._lanes.get(address)
         if lane is None:
-            lane = self._lanes[address] = _Lane(address)
+            lane = self._lanes[address] = _PeerRoute(address)
             self._carriage.tasks.start_alone(self._live(lane), name=f"forward to {address} for {self._connection.peer}")
         return lane
 
-    def _through(self, address: str, run: Callable[[Pipe], object], fail: Callable[[Any], object]) -> None:
+    def _through(
+        self, address: str, run: Callable[[ForwardingConnection], object], fail: Callable[[Any], object]
+    ) -> None:
         """Call `run` with the pipe, once it is open and in call order; `fail` if it cannot be opened."""
         if self._is_closed:
             fail(ConnectionLostError("the client is gone", outcome_unknown=False))
@@ -203,10 +207,10 @@ class Forwarding:
         else:
             lane.waiting.append((run, fail))
 
-    async def _live(self, lane: _Lane) -> None:
+    async def _live(self, lane: _PeerRoute) -> None:
         """Open a lane's connection, guard it, and clean up at its end."""
         try:
-            pipe = await self._carriage.dialler.open(lane.address, CONNECT_S, Pipe)
+            pipe = await self._carriage.dialler.open(lane.address, CONNECT_S, ForwardingConnection)
         except UnavailableError as error:
             self._fail(lane, unreachable(lane.address, error))
             return
@@ -228,32 +232,32 @@ class Forwarding:
             pipe.close()
             self._gone(lane, pipe)  # if it ended before on_end was set
 
-    def _fail(self, lane: _Lane, error: DLogError) -> None:
+    def _fail(self, lane: _PeerRoute, error: DLogError) -> None:
         self._ended(lane)
         waiting, lane.waiting = lane.waiting, []
         for _, fail in waiting:
             fail(error)
 
-    def _gone(self, lane: _Lane, pipe: Pipe) -> None:
+    def _gone(self, lane: _PeerRoute, pipe: ForwardingConnection) -> None:
         if pipe in self._pipes:
             del self._pipes[pipe], self._carriage.open[pipe]
         self._ended(lane)
 
-    def _ended(self, lane: _Lane) -> None:
+    def _ended(self, lane: _PeerRoute) -> None:
         """The proxy is gone: drop the routes to it; the next owner lookups name it as suspect."""
         if self._lanes.get(lane.address) is lane:
             del self._lanes[lane.address]
             self.routes.lost(lane.address)
             self._full(lane, False)
 
-    def _leaving(self, lane: _Lane) -> None:
+    def _leaving(self, lane: _PeerRoute) -> None:
         """The proxy drains: it still replies to pending requests; later requests look up the next owner."""
         if self._lanes.get(lane.address) is lane:
             del self._lanes[lane.address]
             self.routes.leaving(lane.address)
             self._full(lane, False)
 
-    def _full(self, lane: _Lane, yes: bool) -> None:
+    def _full(self, lane: _PeerRoute, yes: bool) -> None:
         lane.is_full = yes
         self._connection.hold(any(other.is_full for other in self._lanes.values()), Pause.FORWARD)
 
@@ -264,7 +268,7 @@ class Forwarding:
             self.routes.moved(stream, address)
         answer(result)
 
-    def _begin_read(self, read: Read, pipe: Pipe) -> None:
+    def _begin_read(self, read: Read, pipe: ForwardingConnection) -> None:
         if read.request not in self._reads:
             return  # cancelled while the pipe was opened
 
@@ -307,11 +311,11 @@ def _ends(message: Message, follow: bool) -> bool:
     return message.kind not in _GO_ON or (message.kind is ReaderEventKind.CAUGHT_UP and not follow)
 
 
-def _settle(future: asyncio.Future[Pipe], pipe: Pipe) -> None:
+def _settle(future: asyncio.Future[ForwardingConnection], pipe: ForwardingConnection) -> None:
     if not future.done():
         future.set_result(pipe)
 
 
-def _settle_error(future: asyncio.Future[Pipe], error: DLogError) -> None:
+def _settle_error(future: asyncio.Future[ForwardingConnection], error: DLogError) -> None:
     if not future.done():
         future.set_exception(error)

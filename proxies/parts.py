@@ -15,7 +15,7 @@ from dlog.events import Event
 from dlog.io.bookie_client import BookieClient, BookieClientOptions
 from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
 from dlog.io.metadata import Metadata
-from dlog.io.metadata_contact import contact_told
+from dlog.io.metadata_contact import connection_events
 from dlog.io.objects import Objects
 from dlog.io.settings import configured, load
 from dlog.io.zookeeper_members import MemberOptions
@@ -36,7 +36,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tuning:
+class BackendLimits:
     """Limits of the backends that have no flags. cold: a configuration section, see `tuned`."""
 
     session_timeout_s: float = 10.0
@@ -46,10 +46,10 @@ class Tuning:
     cold: ColdOptions = field(default_factory=ColdOptions)
 
 
-TUNING = Tuning()
+TUNING = BackendLimits()
 
 
-def tuned(config_path: str | None) -> Tuning:
+def tuned(config_path: str | None) -> BackendLimits:
     """A process's tuning: loads the section [cold] from file and environment, and logs it. Raises ConfigError."""
     cold = load(ColdOptions, "cold", config_path, {})
     serving.tell(configured("cold", cold, config_path))
@@ -58,7 +58,11 @@ def tuned(config_path: str | None) -> Tuning:
 
 @asynccontextmanager
 async def opened(
-    options: serving.ServingOptions, *, tell: Callable[[Event], None], rng: random.Random, tuning: Tuning = TUNING
+    options: serving.ServingOptions,
+    *,
+    tell: Callable[[Event], None],
+    rng: random.Random,
+    tuning: BackendLimits = TUNING,
 ) -> AsyncIterator[Parts]:
     """All backends, open in the scope. Raises MetadataUnavailableError, ConfigError."""
     async with (
@@ -76,7 +80,7 @@ async def opened(
     ):
         store = LedgerStore(ledgers)
         try:
-            with contact_told(metadata, tell):
+            with connection_events(metadata, tell):
                 yield Parts(metadata, {store.name: store, cold.name: cold})
         finally:
             await store.close()

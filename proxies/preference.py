@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dlog.lease.ring import Ring
 from dlog.model.ids import ProxyId
+from dlog.ownership.ring import Ring
 
 
 class Preference:

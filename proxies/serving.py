@@ -18,15 +18,15 @@ from typing import Any, TypeVar
 from dlog.errors import ConfigError, DLogError, OverCapacityError
 from dlog.events import ConnectionOpened, ConnectionRefused, Event, VariablesIgnored, WorkFailed
 from dlog.hostport import join_host_port
-from dlog.io import listening, logs, metrics, nearby, process
+from dlog.io import listening, local_transport, logs, metrics, process
 from dlog.io.settings import add_flags, configured, ignored_variables, load
-from dlog.options import KiB, MiB, at_least_one, check_address, option, port_number
+from dlog.options import KiB, MiB, check_address, check_positive, option, port_number
 from dlog.wire.entry import RECORD_BYTES_MAX
 from dlog.wire.proxy import GoAway, Hello
 from proxies.connection import Acceptance, Connection, Session
 from proxies.meters import Meters
-from proxies.preamble import OFF, Expect, Preambles
-from proxies.questions import QUESTIONS_MAX
+from proxies.proxy_header_policy import OFF, HeaderExpectation, ProxyHeaderPolicy
+from proxies.request_tasks import QUESTIONS_MAX
 
 BOUND = "bound"  # as peer_address: the address that is listened on
 _ID = re.compile(r"[A-Za-z0-9_:-][A-Za-z0-9._:-]{0,199}\Z")
@@ -40,7 +40,7 @@ class ServingOptions:
     listened on. peer_address: where other proxies reach this one, if that is not the advertised address (clients
     outside a container network see other addresses than the proxies do); `bound`: the one listened on.
     proxy_protocol: off, optional or required; proxy_protocol_from: the load balancers' networks, separated by commas,
-    see proxies/preamble.py. tcp_only: no Unix socket for clients of this machine (none is opened either if
+    see proxies/proxy_header_policy.py. tcp_only: no Unix socket for clients of this machine (none is opened either if
     proxy_protocol is on). health_port: see proxies/health.py. notice_s: time after SIGTERM in which it reports "not
     ready" before it hands over, so that a load balancer that does not retry can notice.
     """
@@ -84,7 +84,7 @@ class ServingOptions:
         if self.log_level not in logs.LEVELS:
             raise ValueError(f"log_level is one of {', '.join(logs.LEVELS)}: {self.log_level!r}")
         port_number(self, "port", "metrics_port", "health_port")
-        at_least_one(self, "connections_max", "receive_bytes_max", "hello_s")
+        check_positive(self, "connections_max", "receive_bytes_max", "hello_s")
         if self.id and not _ID.match(self.id):
             raise ValueError(f"an id holds letters, digits, '.', '_', ':' and '-': {self.id!r}")
         check_address(self.advertise)
@@ -94,9 +94,9 @@ class ServingOptions:
         if not 0 < self.batch_bytes_max <= RECORD_BYTES_MAX:
             raise ValueError(f"batch_bytes_max is at most {RECORD_BYTES_MAX}: {self.batch_bytes_max}")
 
-    def preambles(self) -> Preambles:
+    def preambles(self) -> ProxyHeaderPolicy:
         """Which connections begin with a PROXY protocol header. Raises ValueError."""
-        return Preambles(self.proxy_protocol, self.proxy_protocol_from)
+        return ProxyHeaderPolicy(self.proxy_protocol, self.proxy_protocol_from)
 
 
 Options = TypeVar("Options", bound=ServingOptions)
@@ -128,7 +128,7 @@ class Listener:
         self.accepted = 0
         self.refused_count = 0
         self._is_full = False  # a connection was refused for capacity, and none was accepted since
-        self.half_bytes = 0  # of incomplete frames
+        self.incomplete_bytes = 0  # of incomplete frames
         self._options = options
         self._open_session = open_session
         self._tell = tell
@@ -161,13 +161,13 @@ class Listener:
         assert self._server is not None, "bind comes first"
         await self._server.start_serving()
         if not self._options.tcp_only and self._options.proxy_protocol == OFF:
-            self._doors = await nearby.doors(lambda: Connection(self), self._server.sockets)
+            self._doors = await local_transport.doors(lambda: Connection(self), self._server.sockets)
 
     def meters(self) -> Meters:
         """Metrics of the connections; the role adds its own."""
         meters = Meters()
         meters.gauge("proxy_connections", "Connections open", lambda: len(self.connections))
-        meters.gauge("proxy_half_frames_bytes", "Bytes kept of incomplete frames", lambda: self.half_bytes)
+        meters.gauge("proxy_half_frames_bytes", "Bytes kept of incomplete frames", lambda: self.incomplete_bytes)
         meters.counter("proxy_connections_accepted", "Connections accepted", lambda: self.accepted)
         meters.counter("proxy_connections_refused", "Connections refused", lambda: self.refused_count)
         return meters
@@ -207,7 +207,7 @@ class Listener:
             return Acceptance.SERVED
         return Acceptance.REFUSED if beyond <= REFUSING_MAX else Acceptance.CUT
 
-    def expects(self, host: str) -> Expect:
+    def expects(self, host: str) -> HeaderExpectation:
         return self._preambles.of(host)
 
     def identify(self, connection: Connection) -> bool:
@@ -231,8 +231,8 @@ class Listener:
         return self._open_session(connection, hello)
 
     def keeps(self, change: int) -> bool:
-        self.half_bytes += change
-        return self.half_bytes <= self._options.receive_bytes_max
+        self.incomplete_bytes += change
+        return self.incomplete_bytes <= self._options.receive_bytes_max
 
     def leave(self, connection: Connection) -> None:
         self.connections.pop(connection, None)

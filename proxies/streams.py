@@ -27,14 +27,14 @@ async def read_stream(metadata: Metadata, stream: StreamName) -> Versioned:
             raise AssertionError("a read has no version to conflict with")
 
 
-async def check_life(metadata: Metadata, stream: StreamName, life: str) -> None:
+async def check_incarnation(metadata: Metadata, stream: StreamName, life: str) -> None:
     """Raises StreamNotFoundError if this incarnation of the stream is gone, MetadataUnavailableError."""
     seen = await read_stream(metadata, stream)
     if seen.value.life != life:
         raise StreamNotFoundError(f"the stream was deleted and created again: stream={stream}")
 
 
-async def which_life(metadata: Metadata, stream: StreamName) -> dict[str, Any]:
+async def current_incarnation(metadata: Metadata, stream: StreamName) -> dict[str, Any]:
     """A stream's current incarnation, as the reply to Life. Sets it if Java created the stream.
 
     Raises MetadataUnavailableError.

@@ -15,12 +15,12 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from actors.bookie.connection import Connection
-from actors.bookie.life import Ground, live
+from actors.bookie.running import BookieEnvironment, live
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ConfigError
 from dlog.events import Event, VariablesIgnored
 from dlog.hostport import join_host_port
-from dlog.io import logs, metrics, nearby, process, settings
+from dlog.io import local_transport, logs, metrics, process, settings
 from dlog.io.disk import RealDisk
 from dlog.io.listening import listening_socket
 from dlog.io.metadata import BookieInfo, Metadata
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         await serve(options)
         return 0
 
-    process.give_way()
+    process.use_batch_scheduling()
     return process.run(run)
 
 
@@ -53,9 +53,11 @@ async def serve(options: BookieOptions) -> None:
     loop = asyncio.get_running_loop()
     endpoint: metrics.Endpoint | None = None
 
-    async def listen(connect: Callable[[], Connection]) -> nearby.WithDoors:
+    async def listen(connect: Callable[[], Connection]) -> local_transport.ServerGroup:
         server = await loop.create_server(connect, sock=listener, backlog=1024)
-        return nearby.WithDoors(server, [] if options.tcp_only else await nearby.doors(connect, server.sockets))
+        return local_transport.ServerGroup(
+            server, [] if options.tcp_only else await local_transport.doors(connect, server.sockets)
+        )
 
     @contextlib.asynccontextmanager
     async def metadata() -> AsyncIterator[Metadata]:
@@ -65,7 +67,7 @@ async def serve(options: BookieOptions) -> None:
     def on_ready(info: BookieInfo) -> None:
         process.ready("bookie", info.bookie, address)
 
-    ground = Ground(
+    ground = BookieEnvironment(
         disk=RealDisk(),
         threads=RealThreads(loop),
         connect=metadata,

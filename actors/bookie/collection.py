@@ -1,4 +1,4 @@
-"""Runs garbage collection of one bookie: performs the rounds of dlog/bookie/collecting.py against ZooKeeper.
+"""Runs garbage collection of one bookie: performs the rounds of dlog/bookie/garbage_collection.py against ZooKeeper.
 
 There are two kinds of round. A look reads metadata of new ledgers of this bookie. A collection lists all ledgers in
 metadata and deletes those of this bookie that are gone. It starts by time, on request, and when the bookie's state
@@ -22,29 +22,29 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from dlog.bookie.bookie import Bookie
-from dlog.bookie.collecting import (
+from dlog.bookie.garbage_collection import (
     NEVER_SEEN,
-    BuryLedgers,
-    Collector,
     ContactLost,
-    HeardRead,
-    KeepMark,
-    LedgersHeard,
+    DeleteLedgers,
+    GarbageCollector,
     LedgersListed,
     LedgersRead,
     LedgersSeen,
     ListLedgers,
-    MarkKept,
     MarkRead,
     MarkRecord,
+    MarkStored,
     MarkWritten,
+    NewLedgersRead,
+    NewLedgersSeen,
     ReadLedgers,
     ReadMark,
     RoundDue,
     RoundEnded,
+    StoreMark,
     WriteMark,
 )
-from dlog.bookie.messages import BuryDue, Freed, SeenInMetadata
+from dlog.bookie.messages import CollectionResult, LedgersToDelete, SeenInMetadata
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DLogError, MetadataUnavailableError
 from dlog.io import metrics
@@ -61,7 +61,7 @@ _SHORT_OF_ROOM_S = 30.0  # between collections while the disk is nearly full
 _REPORTS_KEPT = 16  # newest reports kept
 
 
-class Collection:
+class GarbageCollection:
     """Garbage collection of one bookie.
 
     due: set by others when a collection is due at once, cleared here when it begins. new: set by others when the state
@@ -77,13 +77,13 @@ class Collection:
         metadata: Metadata,
         bookie: BookieId,
         machine: Bookie,
-        collector: Collector,
+        collector: GarbageCollector,
         due: asyncio.Event,
         new: asyncio.Event,
         *,
         perform: Callable[[Any], None],
         keep: Callable[[MarkRecord], Awaitable[str]],
-        free: Callable[[], Awaitable[Freed]],
+        free: Callable[[], Awaitable[CollectionResult]],
         compact: Callable[[float, int], Awaitable[int | None]],
     ) -> None:
         self._options = options
@@ -153,9 +153,9 @@ class Collection:
             self._new.clear()
             heard = frozenset(self._machine.take_new())
             self._unseen |= heard
-            for effect in self._collector.handle(LedgersHeard(heard)):
+            for effect in self._collector.handle(NewLedgersSeen(heard)):
                 answer = await self._read(effect.ledgers)
-                self._collector.handle(HeardRead(answer.present, effect.contact))
+                self._collector.handle(NewLedgersRead(answer.present, effect.contact))
 
     def asked(self, number: int) -> CollectionReport:
         """The reply to a Collect; number 0 makes a collection due unless one is running or due."""
@@ -240,14 +240,14 @@ class Collection:
                 return await self._list(known)
             case ReadLedgers(ledgers):
                 return await self._read(ledgers)
-            case KeepMark(record):
-                return MarkKept(await self._keep(record))
+            case StoreMark(record):
+                return MarkStored(await self._keep(record))
             case WriteMark(text, version):
-                return MarkWritten(await self._metadata.write_mark(self._bookie, text, version))
+                return MarkWritten(await self._metadata.write_gc_mark(self._bookie, text, version))
             case LedgersSeen(ledgers, chain):
                 self._perform_fact(SeenInMetadata(ledgers, chain))
-            case BuryLedgers(ledgers):
-                self._perform_fact(BuryDue(ledgers))
+            case DeleteLedgers(ledgers):
+                self._perform_fact(LedgersToDelete(ledgers))
             case Tell():
                 self._perform_fact(effect)
         return None
@@ -255,7 +255,7 @@ class Collection:
     async def _read_mark(self) -> MarkRead:
         try:
             instance = await self._metadata.instance_id()
-            return MarkRead(instance, await self._metadata.read_mark(self._bookie))
+            return MarkRead(instance, await self._metadata.read_gc_mark(self._bookie))
         except DLogError as error:
             return MarkRead("", OutcomeUnknown(error.message))
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ProtocolError
-from dlog.io.receiving import place_for, received
+from dlog.io.receive_buffers import buffer_for, received
 from dlog.wire.bookie import AddEntry, EntryAdded, Request, RequestDecoder, Unsupported, encode_added, encode_response
 from dlog.wire.framing import Buffer
 
@@ -103,7 +103,7 @@ class Connection(asyncio.BufferedProtocol):
         self._waits_since_s = asyncio.get_running_loop().time()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return place_for(self._decoder)
+        return buffer_for(self._decoder)
 
     def buffer_updated(self, nbytes: int) -> None:
         frames = self._decoder.frames

@@ -16,27 +16,27 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from actors.bookie.collection import Collection
+from actors.bookie.collection import GarbageCollection
 from actors.bookie.connection import Connection
 from dlog.bookie.bookie import Bookie
-from dlog.bookie.collecting import Collector, MarkRecord
+from dlog.bookie.garbage_collection import GarbageCollector, MarkRecord
 from dlog.bookie.messages import (
-    Bury,
     CheckpointDue,
     CollectAsked,
     CollectDue,
+    CollectionResult,
     Fetch,
     Flush,
     Flushed,
-    Freed,
     LedgersNew,
+    MarkLedgersDeleted,
     SpaceSeen,
 )
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DLogError, MetadataUnavailableError
 from dlog.events import Event
 from dlog.io.bookie_disk import BookieDisk
-from dlog.io.bookie_store import Opened
+from dlog.io.bookie_store import OpenedStorage
 from dlog.io.disk import Disk
 from dlog.io.metadata import BookieInfo, Metadata
 from dlog.io.threads import Threads
@@ -72,7 +72,7 @@ class BookieServer:
         self,
         options: BookieOptions,
         disk: Disk,
-        opened: Opened,
+        opened: OpenedStorage,
         directories: tuple[str, ...],
         threads: Threads,
         *,
@@ -104,13 +104,13 @@ class BookieServer:
         self._flushed = asyncio.Event()
         self._collect_now = asyncio.Event()  # a collection is due
         self._ledgers_new = asyncio.Event()  # the state machine has new ledgers
-        self._collection: Collection | None = None
+        self._collection: GarbageCollection | None = None
         self._perform_by_class: dict[type[Any], Callable[[Any], None]] = {
             Send: self._perform_send,
             Persist: self._perform_persist,
             Fetch: self._disk.fetch,
             Flush: self._disk.flush,
-            Bury: self._disk.bury,
+            MarkLedgersDeleted: self._disk.bury,
             CollectDue: lambda _: self._collect_now.set(),
             CollectAsked: self._perform_collect_asked,
             LedgersNew: lambda _: self._ledgers_new.set(),
@@ -126,7 +126,7 @@ class BookieServer:
         *,
         metadata: Metadata | None = None,
         info: BookieInfo | None = None,
-        collector: Collector | None = None,
+        collector: GarbageCollector | None = None,
         on_ready: Callable[[], None],
     ) -> None:
         """Serve until `stopping` is set, then drain: answer accepted requests, checkpoint, close.
@@ -150,7 +150,7 @@ class BookieServer:
                 if metadata is not None and info is not None:
                     await metadata.register_bookie(info, readonly=self.machine.read_only)
                     tasks.append(life.create_task(self._keep_registered(metadata, info), name="bookie registration"))
-                    if collector is not None and not self.machine.is_limbo:
+                    if collector is not None and not self.machine.may_lack_data:
                         tasks.append(life.create_task(self._collect(metadata, info, collector), name="bookie gc"))
                 on_ready()
                 await stopping.wait()
@@ -179,7 +179,7 @@ class BookieServer:
     async def _watch_space(self) -> None:
         while True:
             await asyncio.sleep(self._options.disk_check_s)
-            self._disk.look_at_space()
+            self._disk.check_free_space()
 
     async def _watch_late(self) -> None:
         """Close connections that do not finish a request in `frame_s`: their number is limited."""
@@ -221,9 +221,9 @@ class BookieServer:
                     await asyncio.sleep(1.0)
                     self._standing_changed.set()
 
-    async def _collect(self, metadata: Metadata, info: BookieInfo, collector: Collector) -> None:
+    async def _collect(self, metadata: Metadata, info: BookieInfo, collector: GarbageCollector) -> None:
         async def keep(record: MarkRecord) -> str:
-            return await self._threads.run(self._disk.keep_record, record)
+            return await self._threads.run(self._disk.write_mark_record, record)
 
         async def compact(below: float, bytes_max: int) -> int | None:
             done: asyncio.Future[int | None] = self._loop.create_future()
@@ -235,10 +235,10 @@ class BookieServer:
             self._disk.compact(below, bytes_max, told)
             return await done
 
-        async def free() -> Freed:
-            done: asyncio.Future[Freed] = self._loop.create_future()
+        async def free() -> CollectionResult:
+            done: asyncio.Future[CollectionResult] = self._loop.create_future()
 
-            def told(freed: Freed) -> None:
+            def told(freed: CollectionResult) -> None:
                 if not done.done():
                     done.set_result(freed)
 
@@ -252,7 +252,7 @@ class BookieServer:
             self._perform(fact)
             self._settle()
 
-        collection = self._collection = Collection(
+        collection = self._collection = GarbageCollection(
             self._options,
             metadata,
             info.bookie,
@@ -364,7 +364,7 @@ class BookieServer:
             report = self._collection.asked(effect.number)
         else:
             reason = "the bookie is starting: try again"
-            if self.machine.is_limbo:
+            if self.machine.may_lack_data:
                 reason = "entries may have been lost with a damaged journal: this bookie deletes nothing"
             elif not self._options.gc_s:
                 reason = "gc_s is 0: this bookie deletes nothing"

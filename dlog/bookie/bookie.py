@@ -43,9 +43,6 @@ from dlog.bookie.index import LedgerRow
 from dlog.bookie.journal import Kind, Record, ledger_record
 from dlog.bookie.ledgers import NEVER, Ledger, restored
 from dlog.bookie.messages import (
-    Buried,
-    Bury,
-    BuryDue,
     CheckpointDue,
     CollectAsked,
     CollectDue,
@@ -53,7 +50,10 @@ from dlog.bookie.messages import (
     Fetched,
     Flush,
     Flushed,
+    LedgersMarkedDeleted,
     LedgersNew,
+    LedgersToDelete,
+    MarkLedgersDeleted,
     PersistRefused,
     SeenInMetadata,
     SpaceSeen,
@@ -66,8 +66,8 @@ from dlog.wire.bookie import (
     AddEntry,
     Auth,
     AuthDone,
-    BatchDone,
     BatchRead,
+    BatchReadDone,
     Code,
     Collect,
     EntryAdded,
@@ -76,7 +76,7 @@ from dlog.wire.bookie import (
     Unsupported,
 )
 from dlog.wire.bookie_v3 import AUTH_DISABLED
-from dlog.wire.digest import is_copy
+from dlog.wire.digest import is_same_entry
 from dlog.wire.framing import Buffer
 
 PACKET_MIN = 24  # ledger, entry and LAC
@@ -169,8 +169,8 @@ class Bookie:
             PersistRefused: self._persist_refused,
             SpaceSeen: self._space_seen,
             SeenInMetadata: self._seen_in_metadata,
-            BuryDue: self._bury_due,
-            Buried: self._buried,
+            LedgersToDelete: self._bury_due,
+            LedgersMarkedDeleted: self._buried,
         }
         self._requests: dict[type[Any], Callable[[Peer, Any, list[Any]], None]] = {
             AddEntry: self._add,
@@ -198,7 +198,7 @@ class Bookie:
         return len(self._ledgers)
 
     def known(self) -> dict[int, int]:
-        """Each ledger with the mark chain under which metadata had it (dlog/bookie/collecting.py), 0: never."""
+        """Each ledger with the mark chain under which metadata had it (dlog/bookie/garbage_collection.py), 0: never."""
         return {number: ledger.seen for number, ledger in self._ledgers.items()}
 
     def take_new(self) -> set[int]:
@@ -207,7 +207,7 @@ class Bookie:
         return taken
 
     @property
-    def is_limbo(self) -> bool:
+    def may_lack_data(self) -> bool:
         """Whether data may have been lost: such a bookie denies no entry and deletes nothing."""
         return self._limbo
 
@@ -320,7 +320,7 @@ class Bookie:
     def _compare(self, m: AddEntry, held: Buffer, out: list[Any]) -> Code:
         """Return the reply to an add of an entry that is stored already."""
         offered = m.parts[0] if len(m.parts) == 1 else b"".join(m.parts)
-        if is_copy(held, offered, recovery=m.recovery):
+        if is_same_entry(held, offered, recovery=m.recovery):
             return Code.OK
         out.append(Tell(EntryConflict(m.ledger, m.entry)))
         return Code.UNAUTHORIZED
@@ -603,7 +603,7 @@ class Bookie:
         if code is Code.OK:
             self._start_batch(peer, m, out)
         elif code is not None:
-            out.append(Send(peer, BatchDone(m.ledger, m.start, m.request, code)))
+            out.append(Send(peer, BatchReadDone(m.ledger, m.start, m.request, code)))
 
     def _start_batch(self, peer: Peer, m: BatchRead, out: list[Any]) -> None:
         self._gather(_Batch(peer, m, min(m.max_bytes, BATCH_BYTES_MAX), m.start), out)
@@ -639,7 +639,7 @@ class Bookie:
             batch.entry += 1
             more = batch.size < batch.bytes_max and (m.max_count <= 0 or len(batch.packets) < m.max_count)
         if not more:
-            out.append(Send(batch.peer, BatchDone(m.ledger, m.start, m.request, code, tuple(batch.packets))))
+            out.append(Send(batch.peer, BatchReadDone(m.ledger, m.start, m.request, code, tuple(batch.packets))))
         return more
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
@@ -685,7 +685,7 @@ class Bookie:
                 if ledger.recorded:
                     self._dirty[number] = ledger  # stored by the next checkpoint
 
-    def _bury_due(self, fact: BuryDue, out: list[Any]) -> None:
+    def _bury_due(self, fact: LedgersToDelete, out: list[Any]) -> None:
         buried: list[int] = []
         for number in fact.ledgers:
             ledger = self._ledgers.get(number)
@@ -693,9 +693,9 @@ class Bookie:
                 self._burying[number] = self._ledgers.pop(number)
                 buried.append(number)
         self._gone.update(buried)
-        out.append(Bury(tuple(buried)))
+        out.append(MarkLedgersDeleted(tuple(buried)))
 
-    def _buried(self, fact: Buried, _: list[Any]) -> None:
+    def _buried(self, fact: LedgersMarkedDeleted, _: list[Any]) -> None:
         for number in fact.ledgers:
             ledger = self._burying.pop(number)
             if number in fact.failed:
@@ -758,5 +758,5 @@ def _refusal(request: Any, code: Code) -> Any:
     if isinstance(request, AddEntry):
         return EntryAdded(request.ledger, request.entry, code)
     if isinstance(request, BatchRead):
-        return BatchDone(request.ledger, request.start, request.request, code)
+        return BatchReadDone(request.ledger, request.start, request.request, code)
     return EntryRead(request.ledger, request.entry, code, b"", request.fence)

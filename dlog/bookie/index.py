@@ -32,7 +32,7 @@ from dlog.errors import DamagedError
 RUN_HEADER_BYTES = 32
 CHUNK_ENTRIES = 170
 CHUNK_HEAD_BYTES = 16
-PLACE_BYTES = 24
+LOCATION_BYTES = 24
 
 _FILE = struct.Struct(">4sIQ")
 _CHUNK = struct.Struct(">Iq")
@@ -58,7 +58,7 @@ class Place(NamedTuple):
 
 class LedgerRow(NamedTuple):
     """A ledger's stored state. `last`: its highest entry here, -1 if none. `seen`: the mark chain under which its
-    metadata was seen (dlog/bookie/collecting.py), 0 to 127.
+    metadata was seen (dlog/bookie/garbage_collection.py), 0 to 127.
     """
 
     ledger: int
@@ -116,7 +116,7 @@ class RunTable:
 
     def span(self, row: int) -> tuple[int, int]:
         """Offset and length of the chunk."""
-        return self.columns[3][row], CHUNK_HEAD_BYTES + self.columns[4][row] * PLACE_BYTES
+        return self.columns[3][row], CHUNK_HEAD_BYTES + self.columns[4][row] * LOCATION_BYTES
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -138,10 +138,10 @@ class RunBuilder:
 
     def chunk(self, ledger: int, places: bytes) -> bytes:
         """One chunk of packed locations of one ledger, sorted by entry; 1 to CHUNK_ENTRIES of them."""
-        count = len(places) // PLACE_BYTES
+        count = len(places) // LOCATION_BYTES
         assert 0 < count <= CHUNK_ENTRIES
         (first,) = struct.unpack_from(">q", places)
-        (last,) = struct.unpack_from(">q", places, len(places) - PLACE_BYTES)
+        (last,) = struct.unpack_from(">q", places, len(places) - LOCATION_BYTES)
         self.table.append(ledger, first, last, self._offset, count)
         body = _CHUNK.pack(count, ledger) + places
         self._offset += 4 + len(body)
@@ -167,7 +167,7 @@ class RunBuilder:
         yield trailer + _CRC.pack(crc32c(trailer))
 
 
-def pack_place(entry: int, log: int, length: int, offset: int) -> bytes:
+def pack_location(entry: int, log: int, length: int, offset: int) -> bytes:
     return _PLACE.pack(entry, log, length, offset)
 
 
@@ -218,32 +218,36 @@ def parse_chunk(data: bytes, ledger: int) -> bytes:
     if len(data) > CHUNK_HEAD_BYTES:
         (crc,) = _CRC.unpack_from(data)
         count, stored_ledger = _CHUNK.unpack_from(data, 4)
-        if crc == crc32c(data[4:]) and stored_ledger == ledger and len(data) == CHUNK_HEAD_BYTES + count * PLACE_BYTES:
+        if (
+            crc == crc32c(data[4:])
+            and stored_ledger == ledger
+            and len(data) == CHUNK_HEAD_BYTES + count * LOCATION_BYTES
+        ):
             return data[CHUNK_HEAD_BYTES:]
     raise DamagedError(f"an index chunk does not verify: ledger={ledger}")
 
 
 def locate(places: bytes, entry: int) -> int:
     """Return the entry's position among packed locations, or -1."""
-    count = len(places) // PLACE_BYTES
+    count = len(places) // LOCATION_BYTES
     first: int = _ENTRY.unpack_from(places)[0]
     guess = entry - first
-    if 0 <= guess < count and struct.unpack_from(">q", places, guess * PLACE_BYTES)[0] == entry:
+    if 0 <= guess < count and struct.unpack_from(">q", places, guess * LOCATION_BYTES)[0] == entry:
         return guess
     low, high = 0, count
     while low < high:
         middle = (low + high) // 2
-        if _ENTRY.unpack_from(places, middle * PLACE_BYTES)[0] < entry:
+        if _ENTRY.unpack_from(places, middle * LOCATION_BYTES)[0] < entry:
             low = middle + 1
         else:
             high = middle
-    if low < count and struct.unpack_from(">q", places, low * PLACE_BYTES)[0] == entry:
+    if low < count and struct.unpack_from(">q", places, low * LOCATION_BYTES)[0] == entry:
         return low
     return -1
 
 
-def place_at(places: bytes, number: int) -> Place:
-    return Place._make(_PLACE.unpack_from(places, number * PLACE_BYTES))
+def location_at(places: bytes, number: int) -> Place:
+    return Place._make(_PLACE.unpack_from(places, number * LOCATION_BYTES))
 
 
 # ---- merging ---------------------------------------------------------------------------------------------------------
@@ -295,7 +299,7 @@ def merge(sources: Sequence[MergeSource], gone: Container[int] = ()) -> Iterator
             end = max(end, sources[rows[stop][2]].table.last(rows[stop][3]))
             stop += 1
         places = _join(sources, rows[at:stop])
-        if pending and (pending_ledger != ledger or len(pending) + len(places) > CHUNK_ENTRIES * PLACE_BYTES):
+        if pending and (pending_ledger != ledger or len(pending) + len(places) > CHUNK_ENTRIES * LOCATION_BYTES):
             yield from _cut(pending_ledger, pending)
             pending = b""
         pending_ledger, pending = ledger, pending + places
@@ -311,12 +315,12 @@ def _join(sources: Sequence[MergeSource], rows: list[tuple[int, int, int, int]])
     newest: dict[int, bytes] = {}
     for ledger, _, age, row in sorted(rows, key=lambda r: (r[2], r[3])):
         places = parse_chunk(sources[age].read_chunk(row), ledger)
-        for at in range(0, len(places), PLACE_BYTES):
-            newest[struct.unpack_from(">q", places, at)[0]] = places[at : at + PLACE_BYTES]
+        for at in range(0, len(places), LOCATION_BYTES):
+            newest[struct.unpack_from(">q", places, at)[0]] = places[at : at + LOCATION_BYTES]
     return b"".join(newest[entry] for entry in sorted(newest))
 
 
 def _cut(ledger: int, places: bytes) -> Iterator[tuple[int, bytes]]:
-    step = CHUNK_ENTRIES * PLACE_BYTES
+    step = CHUNK_ENTRIES * LOCATION_BYTES
     for at in range(0, len(places), step):
         yield ledger, places[at : at + step]

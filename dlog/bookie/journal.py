@@ -62,7 +62,7 @@ class Record(NamedTuple):
     crc: int
 
 
-class Mark(NamedTuple):
+class JournalMark(NamedTuple):
     """A position between two groups: everything before it is stored elsewhere, durably."""
 
     file: int
@@ -71,7 +71,7 @@ class Mark(NamedTuple):
     sequence: int  # of the next record
 
 
-FIRST_MARK = Mark(0, HEADER_BYTES, 0, 0)  # before the first file, which has id 1
+FIRST_MARK = JournalMark(0, HEADER_BYTES, 0, 0)  # before the first file, which has id 1
 
 
 class Group(NamedTuple):
@@ -79,7 +79,7 @@ class Group(NamedTuple):
 
     number: int
     records: list[Record]
-    end: Mark
+    end: JournalMark
 
 
 class JournalDamaged(DamagedError):
@@ -150,12 +150,12 @@ def encode_group(seed: int, number: int, first_sequence: int, records: Sequence[
     return buffers, total + padding
 
 
-class JournalPlan:
+class GroupAllocator:
     """Decides the location of the next group. For one writer, one group at a time."""
 
     __slots__ = ("_file_bytes", "_seed", "mark")
 
-    def __init__(self, mark: Mark, file_bytes: int, seed: int) -> None:
+    def __init__(self, mark: JournalMark, file_bytes: int, seed: int) -> None:
         self.mark = mark
         self._file_bytes = file_bytes
         self._seed = seed
@@ -168,14 +168,14 @@ class JournalPlan:
     def rolled(self, file_id: int, seed: int) -> None:
         """The next group is the first of file `file_id`."""
         assert file_id == self.mark.file + 1, "journal files have consecutive ids"
-        self.mark = Mark(file_id, HEADER_BYTES, self.mark.group, self.mark.sequence)
+        self.mark = JournalMark(file_id, HEADER_BYTES, self.mark.group, self.mark.sequence)
         self._seed = seed
 
     def group(self, records: Sequence[Record]) -> tuple[list[Buffer], int]:
         """Return the buffers of the next group and its offset; the mark advances past it."""
         file, offset, number, sequence = self.mark
         buffers, size = encode_group(self._seed, number + 1, sequence, records)
-        self.mark = Mark(file, offset + size, number + 1, sequence + len(records))
+        self.mark = JournalMark(file, offset + size, number + 1, sequence + len(records))
         return buffers, offset
 
 
@@ -201,7 +201,7 @@ class Damage:
     group: int
 
 
-def replay(files: Sequence[JournalFile], mark: Mark, on_damage: Callable[[Damage], None]) -> Iterator[Group]:
+def replay(files: Sequence[JournalFile], mark: JournalMark, on_damage: Callable[[Damage], None]) -> Iterator[Group]:
     """Yield the groups after `mark`, in order. A torn tail is dropped silently: it was never acknowledged.
 
     on_damage is called with each damaged range and usually raises; if it returns, replay continues after the range.
@@ -284,7 +284,7 @@ def _group_at(file: JournalFile, offset: int, header: _Header) -> Group | None:
         records.append(Record(kind, payload, crc))
         at += RECORD_OVERHEAD + length
     end = offset + _GROUP_BYTES + header.body
-    mark = Mark(file.file_id, end + -end % BLOCK, header.number, header.first_sequence + header.records)
+    mark = JournalMark(file.file_id, end + -end % BLOCK, header.number, header.first_sequence + header.records)
     return Group(header.number, records, mark)
 
 

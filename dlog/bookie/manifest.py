@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from fastcrc.crc32 import iscsi as crc32c
 
-from dlog.bookie.journal import FIRST_MARK, Mark
+from dlog.bookie.journal import FIRST_MARK, JournalMark
 from dlog.errors import DamagedError, UnsupportedVersionError
 
 _VERSION = 3  # ledger states have the chain under which they were seen; the file GONE is used
@@ -42,7 +42,7 @@ class LogFile(NamedTuple):
 class Manifest:
     """`next_file`: id of the next run or log. `limbo`: a damaged journal was salvaged; no entry is denied."""
 
-    mark: Mark = FIRST_MARK
+    mark: JournalMark = FIRST_MARK
     next_file: int = 1
     runs: tuple[RunFile, ...] = ()  # oldest first
     logs: tuple[LogFile, ...] = ()  # the last one may grow
@@ -73,7 +73,7 @@ def decode(data: bytes) -> Manifest:
             f"MANIFEST was written by another version of dlog, start that one: version={document['version']}"
         )
     return Manifest(
-        mark=Mark(*document["mark"]),
+        mark=JournalMark(*document["mark"]),
         next_file=document["next_file"],
         runs=tuple(RunFile(*run) for run in document["runs"]),
         logs=tuple(LogFile(*log) for log in document["logs"]),

@@ -1,7 +1,7 @@
 """Messages between the bookie's state machine and its storage, beside Persist and Persisted.
 
-Effects: Fetch, Flush, Bury, CollectDue, CollectAsked, LedgersNew. Facts: the others, except Freed. A Fetch is known
-by its token, a Flush by its number.
+Effects: Fetch, Flush, MarkLedgersDeleted, CollectDue, CollectAsked, LedgersNew. Facts: the others, except
+CollectionResult. A Fetch is known by its token, a Flush by its number.
 """
 
 from __future__ import annotations
@@ -97,28 +97,29 @@ class CollectAsked:
 
 @dataclass(frozen=True, slots=True)
 class SeenInMetadata:
-    """Fact: metadata of these ledgers was seen under this chain of marks; see dlog/bookie/collecting.py."""
+    """Fact: metadata of these ledgers was seen under this chain of marks; see dlog/bookie/garbage_collection.py."""
 
     ledgers: frozenset[int]
     chain: int
 
 
 @dataclass(frozen=True, slots=True)
-class BuryDue:
+class LedgersToDelete:
     """Fact: these ledgers are deleted for good. Result: a Bury of those that are idle; the others stay."""
 
     ledgers: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Bury:
-    """Effect: record durably that these ledgers are deleted; their space may then be freed. Result: `Buried`."""
+class MarkLedgersDeleted:
+    """Effect: record durably that these ledgers are deleted; their space may then be freed. Result:
+    `LedgersMarkedDeleted`."""
 
     ledgers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Freed:
+class CollectionResult:
     """Result of a collection. ledgers: deleted since the last one. failure: why some space was not freed."""
 
     ledgers: int
@@ -127,7 +128,7 @@ class Freed:
 
 
 @dataclass(frozen=True, slots=True)
-class Buried:
+class LedgersMarkedDeleted:
     """Fact: the Bury of these ledgers is durable, except for `failed`, which are unchanged for lack of space."""
 
     ledgers: tuple[int, ...]

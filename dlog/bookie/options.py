@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlog.options import GiB, KiB, MiB, at_least_one, check_address, option, port_number
+from dlog.options import GiB, KiB, MiB, check_address, check_positive, option, port_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +109,15 @@ class BookieOptions:
         if self.disk_free_reserve_bytes > self.disk_free_min_bytes:
             raise ValueError("disk_free_reserve_bytes must not exceed disk_free_min_bytes")
         port_number(self, "port", "metrics_port")
-        at_least_one(
+        check_positive(
             self, "checkpoint_s", "disk_check_s", "frame_s", "connections_max", "ledgers_max", "reads_waiting_max"
         )
-        at_least_one(self, "journal_group_bytes_max", "journal_waiting_bytes_max", "journal_files_max")
-        at_least_one(
+        check_positive(self, "journal_group_bytes_max", "journal_waiting_bytes_max", "journal_files_max")
+        check_positive(
             self, "write_cache_bytes", "write_cache_entries", "entry_log_bytes", "receive_bytes_max", "gc_bytes_s"
         )
-        at_least_one(self, "entry_logs_open_max")
-        at_least_one(self, "connection_out_bytes_max", "connection_reads_max", "read_ahead_bytes", "read_ahead_entries")
+        check_positive(self, "entry_logs_open_max")
+        check_positive(
+            self, "connection_out_bytes_max", "connection_reads_max", "read_ahead_bytes", "read_ahead_entries"
+        )
         check_address(self.advertise)

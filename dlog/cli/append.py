@@ -23,10 +23,10 @@ from typing import Any
 import click
 
 from dlog.cli.discovery import cluster_options, target
-from dlog.cli.telling import (
+from dlog.cli.output import (
     EXIT_OK,
-    Changing,
     CommandError,
+    MutatingCommand,
     StoppedError,
     ending_signals,
     note,
@@ -79,7 +79,7 @@ class Tally:
 
 
 @click.command(
-    cls=Changing,
+    cls=MutatingCommand,
     when_unknown="whether the last records were written is unknown, and they may still appear: if sent again, they may "
     "be there twice; docs/reliability.md, 'Outcome unknown'",
 )

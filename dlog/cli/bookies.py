@@ -11,7 +11,7 @@ import click
 
 from dlog.cli.cluster import metadata_of
 from dlog.cli.discovery import zookeeper_options
-from dlog.cli.telling import EXIT_FAILED, EXIT_OK, Changing, CommandError, say_json, say_table, size_text
+from dlog.cli.output import EXIT_FAILED, EXIT_OK, CommandError, MutatingCommand, say_json, say_table, size_text
 from dlog.errors import ProtocolError
 from dlog.hostport import join_host_port
 from dlog.io.clock import monotonic_s
@@ -182,7 +182,7 @@ async def _connected(info: BookieInfo) -> AsyncIterator[Callable[[Request, float
 # ---- garbage collection ----------------------------------------------------------------------------------------------
 
 
-@bookie.command(cls=Changing, when_unknown="run it again: it joins a collection that still runs")
+@bookie.command(cls=MutatingCommand, when_unknown="run it again: it joins a collection that still runs")
 @click.argument("which", metavar="[BOOKIE]...", nargs=-1)
 @click.option("--wait", "waits", is_flag=True, help="Wait until the collections have ended, and print their results.")
 @zookeeper_options

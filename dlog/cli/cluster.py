@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlog.cli.discovery import zookeeper, zookeeper_options
-from dlog.cli.telling import Changing, say, say_json, say_table
+from dlog.cli.output import MutatingCommand, say, say_json, say_table
 from dlog.hostport import join_host_port
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def cluster() -> None:
     """Create a cluster on a ZooKeeper, or show its status."""
 
 
-@cluster.command(cls=Changing, when_unknown="whether it was created is unknown: run it again, that is harmless")
+@cluster.command(cls=MutatingCommand, when_unknown="whether it was created is unknown: run it again, that is harmless")
 @zookeeper_options
 def init(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
     """Create the root of a cluster and bind the namespace to it. Harmless if it exists already."""

@@ -29,9 +29,9 @@ from pathlib import Path
 import click
 
 from dlog.cli.demo_words import count_words
-from dlog.cli.discovery import Running, read_run_file
+from dlog.cli.discovery import RunningCluster, read_run_file
 from dlog.cli.main import heard
-from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, FileRefusedError, OutputLostError, output, tell_error
+from dlog.cli.output import EXIT_FAILED, EXIT_OK, CommandError, FileRefusedError, OutputLostError, output, print_error
 from dlog.client.batch import BatchResult
 from dlog.client.client import Client, connect
 from dlog.client.position import Position, at_dlsn, at_txid
@@ -81,12 +81,12 @@ class Compared:
     lost: int
     duplicated: int
     displaced: int  # read, but in the wrong order
-    mistold: int  # batches whose DLSN differs from that of their acknowledgement
+    wrong_dlsn: int  # batches whose DLSN differs from that of their acknowledgement
     seconds: float
 
     @property
     def is_whole(self) -> bool:
-        return not (self.lost or self.duplicated or self.displaced or self.mistold)
+        return not (self.lost or self.duplicated or self.displaced or self.wrong_dlsn)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -140,7 +140,7 @@ async def _demo(directory: Path, lines: list[bytes]) -> bool:
 
 
 @asynccontextmanager
-async def _cluster(directory: Path) -> AsyncIterator[Running]:
+async def _cluster(directory: Path) -> AsyncIterator[RunningCluster]:
     """`dlog up` in its own process, which is stopped in any case."""
     process = await asyncio.create_subprocess_exec(
         *python_module("dlog", "up", "--dir", str(directory), "--json"),
@@ -263,7 +263,7 @@ async def _compare(client: Client, start: Position, lines: list[bytes], told: li
     return Compared(lost, duplicated, displaced, mistold, seconds)
 
 
-async def _count_words(running: Running, lines: list[bytes]) -> bool:
+async def _count_words(running: RunningCluster, lines: list[bytes]) -> bool:
     """Whether Spark counts each word as often as it was written."""
     if importlib.util.find_spec("pyspark") is None or importlib.util.find_spec("pyarrow") is None:
         _say("not run: word count in Spark; install it with pip install 'dlogd[spark]'")
@@ -313,7 +313,7 @@ def _tell_compared(what: str, compared: Compared, records: int) -> None:
     _say(
         f"{what}: {records:,} records in {compared.seconds:.2f} s, {rate:,.0f} records/s; "
         f"lost {compared.lost}, duplicated {compared.duplicated}, out of order {compared.displaced}, "
-        f"wrong DLSN {compared.mistold}"
+        f"wrong DLSN {compared.wrong_dlsn}"
     )
 
 
@@ -382,9 +382,9 @@ def _run() -> int:
     except OSError as error:
         if not names_file(error):
             raise
-        return tell_error(FileRefusedError(error))
+        return print_error(FileRefusedError(error))
     except (DLogError, KeyboardInterrupt) as error:
-        return tell_error(error) if isinstance(error, DLogError) else EXIT_FAILED
+        return print_error(error) if isinstance(error, DLogError) else EXIT_FAILED
 
 
 if __name__ == "__main__":

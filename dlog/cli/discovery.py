@@ -21,7 +21,7 @@ from typing import Any
 
 import click
 
-from dlog.cli.telling import CommandError, json_option
+from dlog.cli.output import CommandError, json_option
 from dlog.client.address import parse_target
 from dlog.io.file_errors import named_errors
 
@@ -43,7 +43,7 @@ class RunningPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class RunningCluster:
     """The content of a run file. Addresses are host:port."""
 
     directory: str
@@ -67,14 +67,14 @@ class Running:
         fresh.replace(path)
 
 
-def read_run_file(directory: Path) -> Running | None:
+def read_run_file(directory: Path) -> RunningCluster | None:
     """The cluster that runs for this directory, or None."""
     try:
         told = json.loads((directory / RUN_FILE).read_text())
         parts = [RunningPart(**part) for part in told["parts"]]
         if not all(type(text) is str for part in parts for text in (part.role, part.address)):
             return None
-        running = Running(
+        running = RunningCluster(
             directory=str(directory.absolute()),
             pid=int(told["pid"]),
             zookeeper=told["zookeeper"],
@@ -98,7 +98,7 @@ def is_locked(directory: Path) -> bool:
         return False
 
 
-def find_running(directory: str | None) -> Running | None:
+def find_running(directory: str | None) -> RunningCluster | None:
     """The cluster that runs for `directory`, or, if that is None, for the working directory: in its `.dlog`, in itself,
     or in another subdirectory. Raises CommandError if clusters run in several of these."""
     if directory:
@@ -198,7 +198,7 @@ def zookeeper(hosts: str | None, namespace: str | None, directory: str | None) -
     return found.zookeeper, found.namespace
 
 
-def _running_of(source: _Source) -> Running:
+def _running_of(source: _Source) -> RunningCluster:
     """The cluster of the directory that a source names. Raises CommandError if none runs, or if the source also names
     another one."""
     running = find_running(source.directory)
@@ -233,7 +233,7 @@ def _named(source: _Source, namespace: str, *, need_proxies: bool, need_zookeepe
     return Cluster(connect, hosts, namespace or NAMESPACE)
 
 
-def _serves(running: Running, connect: str) -> bool:
+def _serves(running: RunningCluster, connect: str) -> bool:
     """Whether all addresses of a target are proxies of this cluster; true for an empty target."""
     return not connect or set(parse_target(connect)) <= set(parse_target(running.connect))
 

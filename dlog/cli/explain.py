@@ -9,10 +9,10 @@ import click
 
 from dlog.cli.discovery import Cluster, all_cluster_options, find_cluster
 from dlog.cli.ledgers import ledgers_of
-from dlog.cli.telling import CommandError, say, say_json
+from dlog.cli.output import CommandError, say, say_json
 from dlog.client.client import connect as connect_to
 from dlog.errors import DLogError
-from dlog.log.note import decode_note, is_note
+from dlog.log.dedup_trailer import decode_trailer, is_note
 from dlog.model import dlsn as places
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import EntryId, LedgerId, stream_name
@@ -110,7 +110,7 @@ def describe_entry(payload: bytes, slot: int) -> dict[str, Any]:
         slots += count
     told["entry"] = f"{len(payload)} bytes, {len(records)} stored records, {slots} slots"
     told["slot"] = f"{slot}: {found}"
-    note = next((decode_note(r.payload) for r in records if r.is_control and is_note(r.payload)), None)
+    note = next((decode_trailer(r.payload) for r in records if r.is_control and is_note(r.payload)), None)
     if note is not None:
         told["taken"] = f"unix ms {note.unix_ms}"
         for batch in note.batches:

@@ -15,11 +15,11 @@ import click
 
 from dlog.cli.cluster import metadata_of
 from dlog.cli.discovery import zookeeper_options
-from dlog.cli.telling import (
+from dlog.cli.output import (
     EXIT_FAILED,
     EXIT_OK,
-    Changing,
     CommandError,
+    MutatingCommand,
     confirm,
     note,
     say,
@@ -176,7 +176,8 @@ def verify(number: int, hosts: str | None, namespace: str | None, directory: str
 
 
 @ledger.command(
-    cls=Changing, when_unknown="`dlog ledger show LEDGER` shows whether it is closed; recovering it again is harmless"
+    cls=MutatingCommand,
+    when_unknown="`dlog ledger show LEDGER` shows whether it is closed; recovering it again is harmless",
 )
 @click.argument("number", metavar="LEDGER", type=click.IntRange(0, 2**63 - 1))
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -221,14 +222,14 @@ def strays(first: int, gap: int, hosts: str | None, namespace: str | None, direc
     answer. Ledgers of deleted streams are listed too, until garbage collection has removed them.
     """
 
-    async def work() -> list[Stray]:
+    async def work() -> list[UnlistedLedger]:
         async with metadata_of(hosts, namespace, directory) as (metadata, _, _):
             members = await metadata.members()
         bookies = frozenset([*members.writable, *members.readonly])
         async with ledgers_of(hosts, namespace, directory) as ledgers:
-            return [stray async for stray in find_strays(ledgers, bookies, first=LedgerId(first), gap=gap)]
+            return [stray async for stray in find_unlisted_ledgers(ledgers, bookies, first=LedgerId(first), gap=gap)]
 
-    from dlog.io.strays import Stray, find_strays
+    from dlog.io.unlisted_ledgers import UnlistedLedger, find_unlisted_ledgers
 
     found = asyncio.run(work())
     silent = sorted({bookie for stray in found for bookie in stray.silent})
@@ -243,7 +244,8 @@ def strays(first: int, gap: int, hosts: str | None, namespace: str | None, direc
 
 
 @ledger.command(
-    cls=Changing, when_unknown="`dlog ledger show LEDGER` shows whether it has metadata now; if not, adopt it again"
+    cls=MutatingCommand,
+    when_unknown="`dlog ledger show LEDGER` shows whether it has metadata now; if not, adopt it again",
 )
 @click.argument("number", metavar="LEDGER", type=click.IntRange(0, 2**63 - 1))
 @click.option(
@@ -266,7 +268,7 @@ def adopt(
         async with metadata_of(hosts, namespace, directory) as (metadata, _, _):
             members = await metadata.members()
         async with ledgers_of(hosts, namespace, directory) as ledgers:
-            vetted = await ledgers.who_knows(LedgerId(number), [*members.writable, *members.readonly])
+            vetted = await ledgers.find_holders(LedgerId(number), [*members.writable, *members.readonly])
             if not vetted.known_to:
                 raise CommandError(
                     f"no bookie has the ledger: ledger={number}", "`dlog ledger strays` lists such ledgers"

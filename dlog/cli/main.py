@@ -12,8 +12,7 @@ from typing import Any
 
 import click
 
-from dlog.cli.output_stream import waiting_output
-from dlog.cli.telling import (
+from dlog.cli.output import (
     EXIT_FAILED,
     EXIT_MISUSED,
     EXIT_OK,
@@ -24,8 +23,9 @@ from dlog.cli.telling import (
     leaves,
     note,
     output,
-    tell_error,
+    print_error,
 )
+from dlog.cli.output_stream import waiting_output
 from dlog.errors import DLogError
 from dlog.io.file_errors import names_file
 
@@ -92,7 +92,7 @@ def heard(command: Callable[[], int], *, as_json: bool = False) -> int:
     if sys.stderr is None:  # closed by the calling process: messages are dropped
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
     if sys.stdout is None:
-        return tell_error(CommandError("standard output is closed", "redirect it to a file or /dev/null"))
+        return print_error(CommandError("standard output is closed", "redirect it to a file or /dev/null"))
     with waiting_output():
         return _heard(command, as_json)
 
@@ -120,7 +120,7 @@ def _heard(command: Callable[[], int], as_json: bool) -> int:
         drop(sys.stdout)
         return EXIT_FAILED
     drop(sys.stdout)
-    return EXIT_OK if lost.closed else tell_error(lost, as_json=as_json)
+    return EXIT_OK if lost.closed else print_error(lost, as_json=as_json)
 
 
 def _run(given: list[str], as_json: bool) -> int:
@@ -131,23 +131,23 @@ def _run(given: list[str], as_json: bool) -> int:
         return EXIT_FAILED
     except click.UsageError as error:
         if as_json:
-            tell_error(error.format_message(), kind="UsageError", as_json=True)
+            print_error(error.format_message(), kind="UsageError", as_json=True)
         else:
             words = io.StringIO()
             error.show(words)
             note(words.getvalue().rstrip())
         return EXIT_MISUSED
     except click.ClickException as error:
-        tell_error(error.format_message(), kind=type(error).__name__, as_json=as_json)
+        print_error(error.format_message(), kind=type(error).__name__, as_json=as_json)
         return EXIT_MISUSED
     except OutputLostError:
         raise
     except DLogError as error:
-        return tell_error(error, as_json=as_json)
+        return print_error(error, as_json=as_json)
     except OSError as error:
         if not names_file(error):
             raise
-        return tell_error(FileRefusedError(error), as_json=as_json)
+        return print_error(FileRefusedError(error), as_json=as_json)
     except BaseExceptionGroup as group:
         found = [
             FileRefusedError(error) if isinstance(error, OSError) and names_file(error) else error
@@ -159,7 +159,7 @@ def _run(given: list[str], as_json: bool) -> int:
         for leaf in told:
             if isinstance(leaf, OutputLostError):
                 raise leaf from None
-        return tell_error(told[0], as_json=as_json)
+        return print_error(told[0], as_json=as_json)
     except KeyboardInterrupt:
         return EXIT_FAILED
     return result if isinstance(result, int) else EXIT_OK

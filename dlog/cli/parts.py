@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from dlog.cli.telling import CommandError
+from dlog.cli.output import CommandError
 from dlog.hostport import join_host_port
 from dlog.io.children import die_with_parent, module_environment, python_module
 from dlog.io.clock import monotonic_s
@@ -27,7 +27,7 @@ READY_TIMEOUT_S = 120.0
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 5.0
 STEADY_S = 10.0  # a part that lived longer than this is restarted without back-off
 
-OnChange = Callable[["Part"], None]
+OnChange = Callable[["SupervisedProcess"], None]
 
 
 class State(enum.Enum):
@@ -44,7 +44,7 @@ class PartFailedError(CommandError):
     """A part's first start failed."""
 
 
-class Part(abc.ABC):
+class SupervisedProcess(abc.ABC):
     """One supervised process. Subclasses start and stop it."""
 
     role = "part"
@@ -160,7 +160,7 @@ class Part(abc.ABC):
         self._on_change(self)
 
 
-class ProcessPart(Part):
+class ProcessPart(SupervisedProcess):
     """A bookie or a proxy, run as `python -m MODULE FLAGS`."""
 
     def __init__(
@@ -248,7 +248,7 @@ class ProcessPart(Part):
         )
 
 
-class ZooKeeperPart(Part):
+class ZooKeeperPart(SupervisedProcess):
     """Apache ZooKeeper, on a JVM."""
 
     role = "zookeeper"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlog.cli.discovery import zookeeper, zookeeper_options
-from dlog.cli.telling import EXIT_MISUSED as MISUSED_ELSEWHERE
-from dlog.cli.telling import CommandError, FileRefusedError, exit_code, output, say, tell_error
+from dlog.cli.output import EXIT_MISUSED as MISUSED_ELSEWHERE
+from dlog.cli.output import CommandError, FileRefusedError, exit_code, output, print_error, say
 from dlog.errors import DLogError
 from dlog.io.file_errors import names_file
 
@@ -58,14 +58,14 @@ class Jobs(click.Group):
             code = super().invoke(ctx)
             return code if isinstance(code, int) else 0
         except click.UsageError as error:
-            tell_error(error.format_message(), kind="UsageError", as_json=as_json)
+            print_error(error.format_message(), kind="UsageError", as_json=as_json)
             return EXIT_MISUSED
         except (DLogError, OSError) as error:
             if isinstance(error, OSError):
                 if not names_file(error):
                     raise
                 error = FileRefusedError(error)
-            tell_error(error, as_json=as_json)
+            print_error(error, as_json=as_json)
             return EXIT_MISUSED if exit_code(error) == MISUSED_ELSEWHERE else EXIT_FAILED
 
 

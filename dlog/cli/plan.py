@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from dlog.cli.discovery import NAMESPACE
-from dlog.cli.telling import CommandError
+from dlog.cli.output import CommandError
 from dlog.hostport import bare_host, join_host_port
-from dlog.io.embedded_zookeeper import HEAP_LEAST_MIB
+from dlog.io.embedded_zookeeper import HEAP_USABLE_MIN_MIB
 from dlog.io.file_errors import named_errors
 from dlog.io.listening import check_free, is_free
 from dlog.io.zookeeper_layout import StreamPaths
@@ -49,9 +49,9 @@ class UpOptions:
                 raise ValueError(f"{name} must be between 1 and 64: value={getattr(self, name)}")
         if not 0 <= self.port < 65536:
             raise ValueError(f"port must be between 0 and 65535: port={self.port}")
-        if self.zookeeper_heap_mib and self.zookeeper_heap_mib < HEAP_LEAST_MIB:
+        if self.zookeeper_heap_mib and self.zookeeper_heap_mib < HEAP_USABLE_MIN_MIB:
             raise ValueError(
-                f"zookeeper_heap_mib must be 0 (chosen by the machine's memory) or at least {HEAP_LEAST_MIB}: "
+                f"zookeeper_heap_mib must be 0 (chosen by the machine's memory) or at least {HEAP_USABLE_MIN_MIB}: "
                 f"value={self.zookeeper_heap_mib}"
             )
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import click
 
 from dlog.cli.discovery import cluster_options, target
-from dlog.cli.telling import EXIT_OK, CommandError, say_bytes
+from dlog.cli.output import EXIT_OK, CommandError, say_bytes
 from dlog.client.client import connect
 from dlog.client.position import START, TAIL, Position, at_dlsn, at_time, at_txid
 from dlog.client.record import RecordBatch

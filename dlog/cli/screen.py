@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dlog.cli.parts import Part, State
-from dlog.cli.telling import output, size_text
+from dlog.cli.output import output, size_text
+from dlog.cli.parts import State, SupervisedProcess
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Screen(Protocol):
     """Shows every change of a part; `tick` is called every second. Raises OutputLostError."""
 
-    def changed(self, part: Part) -> None: ...
+    def changed(self, part: SupervisedProcess) -> None: ...
 
     def message(self, text: str) -> None: ...
 
@@ -26,7 +26,7 @@ class Screen(Protocol):
     def close(self) -> None: ...
 
 
-def open_screen(parts: Sequence[Part]) -> Screen:
+def open_screen(parts: Sequence[SupervisedProcess]) -> Screen:
     """A live table if stdout is a terminal, else lines."""
     return _TableScreen(parts) if sys.stdout.isatty() else LineScreen()
 
@@ -37,7 +37,7 @@ class LineScreen:
     def __init__(self) -> None:
         self._last: dict[str, State] = {}
 
-    def changed(self, part: Part) -> None:
+    def changed(self, part: SupervisedProcess) -> None:
         before = self._last.get(part.name)
         if before is part.state:
             return
@@ -68,7 +68,7 @@ class LineScreen:
 class _TableScreen:
     """Live table with role, id, address, pid, state, restarts and memory of each part."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[SupervisedProcess]) -> None:
         from rich.console import Console
         from rich.live import Live
 
@@ -77,7 +77,7 @@ class _TableScreen:
         self._live: Live = Live(self._table(), console=Console(), auto_refresh=False)
         self._live.start()
 
-    def changed(self, part: Part) -> None:
+    def changed(self, part: SupervisedProcess) -> None:
         if self._told.get(part.name) is not part.state and part.state is State.WAITING:
             self.message(f"{part.name} {part.death()}")
         self._told[part.name] = part.state
@@ -112,7 +112,7 @@ class _TableScreen:
         return table
 
 
-def _row(part: Part) -> tuple[Any, ...]:
+def _row(part: SupervisedProcess) -> tuple[Any, ...]:
     rss = part.rss_bytes()
     colour = {State.READY: "green", State.WAITING: "red", State.STOPPED: "dim"}.get(part.state, "yellow")
     return (

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 import click
 
 from dlog.cli.discovery import zookeeper, zookeeper_options
-from dlog.cli.telling import EXIT_FAILED, EXIT_OK, Changing, CommandError, say, say_json, say_table
+from dlog.cli.output import EXIT_FAILED, EXIT_OK, CommandError, MutatingCommand, say, say_json, say_table
 from dlog.io.clock import unix_ms
 from dlog.model.sink import sink_name
-from dlog.spark.reach import Work, reach
-from dlog.spark.retiring import Staging, retire, sinks, staging
+from dlog.spark.cluster_connection import Work, reach
+from dlog.spark.retiring import SinkStages, retire, sinks, staging
 from dlog.stores.cold.options import ColdOptions
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json:
 
 @sink.command(
     name="retire",
-    cls=Changing,
+    cls=MutatingCommand,
     when_unknown="how much was done is unknown: run it again, that is harmless",
 )
 @click.argument("name", metavar="SINK")
@@ -87,7 +87,7 @@ def _ask(where: str, namespace: str, work: Work[T]) -> T:
     return reach(where, namespace, ColdOptions()).ask(work, timeout_s=None)
 
 
-def _row(told: Staging) -> dict[str, Any]:
+def _row(told: SinkStages) -> dict[str, Any]:
     oldest = told.oldest_unix_ms
     return {
         "sink": told.sink,

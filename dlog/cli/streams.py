@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from dlog.cli.discovery import cluster_options, target
-from dlog.cli.telling import Changing, confirm, dlsn_text, say, say_json, say_table, size_text
+from dlog.cli.output import MutatingCommand, confirm, dlsn_text, say, say_json, say_table, size_text
 from dlog.client.client import Client, connect
 from dlog.model import dlsn as places
 from dlog.model.ids import stream_name
@@ -32,7 +32,7 @@ def ask(connect_to: str | None, directory: str | None, work: Callable[[Client], 
 
 
 @click.command(
-    cls=Changing,
+    cls=MutatingCommand,
     when_unknown="whether the stream was created is unknown: `dlog ls` shows it; creating it again is harmless",
 )
 @click.argument("stream")
@@ -137,7 +137,7 @@ def show(stream: str, connect: str | None, directory: str | None, as_json: bool)
 
 
 @click.command(
-    cls=Changing,
+    cls=MutatingCommand,
     when_unknown="whether it was truncated is unknown: `dlog show STREAM` shows it; truncating again is harmless",
 )
 @click.argument("stream")
@@ -156,7 +156,7 @@ def truncate(stream: str, dlsn: str, connect: str | None, directory: str | None,
 
 
 @click.command(
-    cls=Changing,
+    cls=MutatingCommand,
     when_unknown="whether it was sealed is unknown: `dlog show STREAM` shows it; sealing it again is harmless",
 )
 @click.argument("stream")
@@ -172,7 +172,7 @@ def seal(stream: str, connect: str | None, directory: str | None, as_json: bool)
 
 
 @click.command(
-    cls=Changing,
+    cls=MutatingCommand,
     when_unknown="whether it was deleted is unknown: `dlog ls` shows it; if it is listed there, delete it again",
 )
 @click.argument("stream")

@@ -21,11 +21,8 @@ from pathlib import Path
 
 import click
 
-from dlog.cli.discovery import DEFAULT_DIR, LOCK_FILE, RUN_FILE, Running, RunningPart, read_run_file
-from dlog.cli.parts import Part, ProcessPart, ZooKeeperPart, last_words
-from dlog.cli.plan import Plan, UpOptions, check_ports, make_plan, write_plan
-from dlog.cli.screen import Screen, open_screen
-from dlog.cli.telling import (
+from dlog.cli.discovery import DEFAULT_DIR, LOCK_FILE, RUN_FILE, RunningCluster, RunningPart, read_run_file
+from dlog.cli.output import (
     EXIT_FAILED,
     EXIT_MISUSED,
     EXIT_OK,
@@ -36,11 +33,14 @@ from dlog.cli.telling import (
     output,
     say_json,
 )
+from dlog.cli.parts import ProcessPart, SupervisedProcess, ZooKeeperPart, last_words
+from dlog.cli.plan import Plan, UpOptions, check_ports, make_plan, write_plan
+from dlog.cli.screen import Screen, open_screen
 from dlog.errors import DLogError
 from dlog.hostport import is_any_host, join_host_port
 from dlog.io.bookie_dirs import VERSION
 from dlog.io.children import die_with_parent, module_environment, on_signals, python_module
-from dlog.io.embedded_zookeeper import HEAP_LEAST_MIB
+from dlog.io.embedded_zookeeper import HEAP_USABLE_MIN_MIB
 from dlog.io.file_errors import is_misuse, named_errors, names_file
 from dlog.io.settings import load
 from dlog.wire.bookie_info import decode_cookie
@@ -71,7 +71,7 @@ STOP_OTHERS_S = 20.0
 @click.option("--zookeeper", metavar="HOST:PORT[,...]", help="Use this ZooKeeper instead of starting one.")
 @click.option(
     "--zookeeper-heap-mib",
-    type=click.IntRange(min=HEAP_LEAST_MIB),
+    type=click.IntRange(min=HEAP_USABLE_MIN_MIB),
     help="JVM heap of the ZooKeeper started here. Default: 1/8 of the memory, 128 to 1024.",
 )
 @click.option("--namespace", metavar="PATH", help="Znode that contains the streams. Default /dlog.")
@@ -119,7 +119,7 @@ class _Cluster:
         self._stopping = asyncio.Event()
         self._is_up = False
         self._lost: OutputLostError | None = None
-        self.zookeeper: list[Part] = []
+        self.zookeeper: list[SupervisedProcess] = []
         if not plan.zookeeper:
             self.zookeeper.append(
                 ZooKeeperPart(
@@ -137,7 +137,7 @@ class _Cluster:
         ]
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[SupervisedProcess]:
         return [*self.zookeeper, *self.bookies, *self.proxies]
 
     async def run(self) -> int:
@@ -194,7 +194,7 @@ class _Cluster:
                 with self._unless_lost():
                     self._screen.tick()
 
-    async def _start(self, group: asyncio.TaskGroup, parts: Sequence[Part]) -> None:
+    async def _start(self, group: asyncio.TaskGroup, parts: Sequence[SupervisedProcess]) -> None:
         for part in parts:
             group.create_task(part.run(), name=part.name)
         for part in parts:
@@ -273,15 +273,15 @@ class _Cluster:
         flags += ["--host", plan.host, "--port", str(port), "--log-format", "json"]
         return [*flags, "--config", self._config] if self._config else flags
 
-    def _changed(self, part: Part) -> None:
+    def _changed(self, part: SupervisedProcess) -> None:
         if self._screen is not None and not self._as_json:
             with self._unless_lost():
                 self._screen.changed(part)
         if self._is_up and not self._stopping.is_set():
             self._write_run_file()
 
-    def _write_run_file(self) -> Running:
-        running = Running(
+    def _write_run_file(self) -> RunningCluster:
+        running = RunningCluster(
             directory=str(self._directory),
             pid=os.getpid(),
             zookeeper=self._plan.zookeeper_hosts,

@@ -38,7 +38,7 @@ class BatchResult:
         return [self.first.next_slot(n) for n in range(self.count)]
 
 
-class Teller(Protocol):
+class BatchListener(Protocol):
     """Learns the outcome of the records that one source put into a batch."""
 
     slot: int  # of its first record in the batch
@@ -91,7 +91,7 @@ class Batch:
         self.carried = False  # not written under an older generation, moved to the present one
         self.may_be_written = False  # an attempt was not answered, or its outcome is unknown
         self.done = False
-        self.tellers: list[Teller] = []
+        self.tellers: list[BatchListener] = []
 
     def close(self) -> None:
         """Build the record set; the batch is complete."""
@@ -121,8 +121,8 @@ class Batch:
         payloads = parse_record_set(self.body) if self.body else self.payloads
         ends = [*(teller.slot for teller in self.tellers[1:]), len(payloads)]
         kept: list[bytes] = []
-        staying: list[Teller] = []
-        leaving: list[Teller] = []
+        staying: list[BatchListener] = []
+        leaving: list[BatchListener] = []
         for teller, end in zip(self.tellers, ends, strict=True):
             if teller.is_withdrawn:
                 leaving.append(teller)
@@ -139,7 +139,7 @@ class Batch:
         return before - self.size
 
 
-class Whole:
+class BatchFuture:
     """Teller for a batch made by the application; completes one future."""
 
     __slots__ = ("count", "future", "slot")

@@ -23,9 +23,9 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from dlog.client.address import target_addresses
+from dlog.client.background_tasks import BackgroundTasks
 from dlog.client.batch import BatchResult
 from dlog.client.check import check_txid, checked_batch, checked_payload
-from dlog.client.lifetime import Lifetime
 from dlog.client.options import ClientOptions
 from dlog.client.pipeline import Pipeline
 from dlog.client.position import Position, position
@@ -79,11 +79,11 @@ class Client:
         self._producers: dict[str, Producer] = {}
         self._resting: WeakValueDictionary[str, Producer] = WeakValueDictionary()  # dropped, if a pipeline uses them
         self._producers_max = PRODUCERS_MAX
-        self._life: Lifetime | None = None
+        self._life: BackgroundTasks | None = None
         self._broken: DLogError | None = None
 
     async def __aenter__(self) -> Client:
-        self._life = Lifetime("dlog client", self._on_defect)
+        self._life = BackgroundTasks("dlog client", self._on_defect)
         await self._life.start()
         self._router = Router(self.addresses, self.options, random.Random(os.urandom(8)), self._life.spawn)
         return self
@@ -318,14 +318,14 @@ class Client:
             await router.ask(lambda request: proxy.Delete(request, stream, life, force))
         self._stream_changed(stream)
         router.forget_stream(stream)
-        self._let_go_of(stream)
+        self._drop_producer(stream)
 
     def _stream_changed(self, stream: str) -> None:
         producer = self._producers.get(stream) or self._resting.get(stream)
         if producer is not None:
             producer.stream_changed()
 
-    def _let_go_of(self, stream: str) -> None:
+    def _drop_producer(self, stream: str) -> None:
         """Drop the stream's producer, unless work is pending; a pipeline may keep it alive."""
         producer = self._producers.get(stream)
         if producer is not None and producer.rest():
@@ -501,7 +501,7 @@ class Client:
     def _let_go(self) -> None:
         """Drop the producers of idle streams; one that a pipeline uses lives on in `_resting`."""
         for stream in tuple(self._producers):
-            self._let_go_of(stream)
+            self._drop_producer(stream)
         self._producers_max = max(PRODUCERS_MAX, 2 * len(self._producers))
 
     def _on_defect(self, error: BaseException) -> None:

@@ -30,8 +30,8 @@ from dlog.errors import (
     UnavailableError,
     from_wire,
 )
-from dlog.io import nearby
-from dlog.io.receiving import place_for, received
+from dlog.io import local_transport
+from dlog.io.receive_buffers import buffer_for, received
 from dlog.model.dlsn import DLSN, of
 from dlog.wire import proxy
 from dlog.wire.proxy_codec import FrameDecoder, encode
@@ -122,7 +122,7 @@ class Connection(asyncio.BufferedProtocol):
         connection = cls(address, options, loop, hops)
         try:
             async with asyncio.timeout(options.connect_timeout_s):
-                await nearby.connect(lambda: connection, host, port)
+                await local_transport.connect(lambda: connection, host, port)
                 hello = await connection.ask(
                     lambda request: proxy.Hello(
                         request, proxy.PROTOCOL_VERSION, proxy.PROTOCOL_VERSION, "client", f"python:{os.getpid()}", hops
@@ -179,7 +179,7 @@ class Connection(asyncio.BufferedProtocol):
         return tuple(self._writers)
 
     @property
-    def hands_on(self) -> bool:
+    def is_forwarding(self) -> bool:
         """Whether the server forwards requests that another proxy must answer."""
         return min(self.hops, self.limits.get("hops_max", 0)) > 0
 
@@ -259,7 +259,7 @@ class Connection(asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(high=1024 * 1024)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return place_for(self._decoder)
+        return buffer_for(self._decoder)
 
     def buffer_updated(self, nbytes: int) -> None:
         self._heard_s = self._loop.time()

@@ -2,14 +2,14 @@
 
 Invariants:
 - a record set with a producer's checksum is delivered only if the checksum matches. The checksums are in the dedup
-  trailer at the end of each entry (dlog/log/note.py); entries of Java writers have only the ledger's digest.
+  trailer at the end of each entry (dlog/log/dedup_trailer.py); entries of Java writers have only the ledger's digest.
 """
 
 from __future__ import annotations
 
 from dlog.client.record import RecordBatch, place
 from dlog.errors import DamagedError
-from dlog.log.note import decode_sums, is_note
+from dlog.log.dedup_trailer import decode_batch_checksums, is_note
 from dlog.wire import proxy
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import decode_entry, parse_record_set
@@ -36,7 +36,7 @@ def decode_one(payload: memoryview, segment: int, entry: int, life: str = "") ->
         unix_ms, sums = 0, dict[int, int]()
         for record in reversed(records):
             if record.is_control and is_note(record.payload):
-                unix_ms, sums = decode_sums(record.payload)
+                unix_ms, sums = decode_batch_checksums(record.payload)
                 break
         batches: list[RecordBatch] = []
         for record in records:

@@ -23,7 +23,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from dlog.client.batch import SLOT_BYTES, BatchResult, Teller, result_of
+from dlog.client.batch import SLOT_BYTES, BatchListener, BatchResult, result_of
 from dlog.client.check import check_txid, checked_batch, checked_payload
 from dlog.client.fate import Fate, Outcome, failure_of
 from dlog.client.producer import Producer
@@ -41,13 +41,15 @@ class Pipeline:
         self._left = -1  # bytes left of the loan, less one slot; below 0: no loan, or none left
         self._granted = 0  # initial value of `_left`
         self._txid: int | None = None  # of the loan's batch
-        self._take: Callable[[bytes], None] = _no_lot
-        self._lot: _Row | None = None
+        self._take: Callable[[bytes], None] = _no_loan
+        self._loan: _RecordRun | None = None
         self._has_turn = False  # `room` admitted us, and nothing was appended since
         self._taken = 0  # records with a number: all but those of the present loan
         self._told = 0  # records passed to `on_written`
-        self._rows: deque[_Row] = deque()  # not reported yet, in order
-        self._hole: int | None = None  # number of the first failed record; from it on no record is sent any more
+        self._rows: deque[_RecordRun] = deque()  # not reported yet, in order
+        self._first_failed: int | None = (
+            None  # number of the first failed record; from it on no record is sent any more
+        )
         self._cause: Exception | None = None  # why the first record in order failed
         self._fates: list[Fate] = []  # of the records from that one on
         self._failure: Exception | None = None  # set when all fates are known; every later call raises it
@@ -108,7 +110,7 @@ class Pipeline:
         if not self._producer.has_room:
             await self._producer.wait_room()
             await self._settled()
-        row = _Row(self, 0)
+        row = _RecordRun(self, 0)
         row.count = len(records)
         self._producer.add_whole(records, txid, row)
         self._number(row)
@@ -129,19 +131,19 @@ class Pipeline:
         """As `drain`."""
         await self.drain()
 
-    # ---- called by the producer (Filler) --------------------------------------------------------------------------
+    # ---- called by the producer (BatchBorrower) ----------------------------------------------------------------------
 
-    def lend(self, slot: int, take: Callable[[bytes], None], bytes_max: int) -> Teller:
-        row = self._lot = _Row(self, slot)
+    def lend(self, slot: int, take: Callable[[bytes], None], bytes_max: int) -> BatchListener:
+        row = self._loan = _RecordRun(self, slot)
         self._take = take
         self._left = self._granted = bytes_max - SLOT_BYTES
         return row
 
     def settle(self, slots: int) -> int:
-        row, self._lot = self._lot, None
+        row, self._loan = self._loan, None
         assert row is not None, "only a loan is settled"
         used = self._granted - self._left
-        self._left, self._granted, self._take = -1, -1, _no_lot
+        self._left, self._granted, self._take = -1, -1, _no_loan
         row.count = slots - row.slot
         self._number(row)
         return used
@@ -153,26 +155,26 @@ class Pipeline:
         self._check()
         checked_payload(payload)
         check_txid(txid)
-        if self._hole is not None:
+        if self._first_failed is not None:
             return False  # until `room` raises why
         producer = self._producer
         producer.check_open()
         if not producer.has_room and not (self._has_turn and producer.is_below_bound):
             return False
         self._has_turn = False
-        producer.add_lot(payload, txid, self)
+        producer.append_and_lend(payload, txid, self)
         self._txid = txid
         return True
 
-    def _number(self, row: _Row) -> None:
+    def _number(self, row: _RecordRun) -> None:
         row.index = self._taken
         self._taken += row.count
         self._rows.append(row)
 
     def _on_failed(self, index: int) -> None:
         """A record failed: withdraw the later ones."""
-        if self._hole is None or index < self._hole:
-            self._hole = index
+        if self._first_failed is None or index < self._first_failed:
+            self._first_failed = index
             self._producer.withdraw()
         self._on_answered()
 
@@ -193,7 +195,7 @@ class Pipeline:
             if not news.done():
                 news.set_result(None)
 
-    def _tell(self, row: _Row, result: BatchResult) -> None:
+    def _tell(self, row: _RecordRun, result: BatchResult) -> None:
         self._told += row.count
         if self._on_written is None:
             return
@@ -205,7 +207,7 @@ class Pipeline:
 
     async def _settled(self) -> None:
         """Raise the failure, if there is one, once all fates are known."""
-        while self._hole is not None and self._failure is None:
+        while self._first_failed is not None and self._failure is None:
             await self._news()
         self._check()
 
@@ -221,8 +223,8 @@ class Pipeline:
             raise to_raise(failure) if isinstance(failure, DLogError) else failure
 
 
-class _Row:
-    """Consecutive records of a pipeline in one batch: a Teller."""
+class _RecordRun:
+    """Consecutive records of a pipeline in one batch: a BatchListener."""
 
     __slots__ = ("count", "error", "index", "pipeline", "result", "slot")
 
@@ -240,7 +242,7 @@ class _Row:
 
     @property
     def is_withdrawn(self) -> bool:
-        hole = self.pipeline._hole
+        hole = self.pipeline._first_failed
         return hole is not None and self.index >= hole
 
     def fate(self) -> Fate:
@@ -262,5 +264,5 @@ class _Row:
         self.pipeline._on_answered()
 
 
-def _no_lot(payload: bytes) -> None:
+def _no_loan(payload: bytes) -> None:
     raise AssertionError("records are added only during a loan")

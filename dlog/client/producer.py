@@ -32,11 +32,11 @@ from typing import Protocol
 
 from dlog.client.admission import Admission
 from dlog.client.backoff import Backoff
-from dlog.client.batch import SLOT_BYTES, Batch, BatchResult, Teller, Whole, too_large
+from dlog.client.batch import SLOT_BYTES, Batch, BatchFuture, BatchListener, BatchResult, too_large
 from dlog.client.connection import Connection, place_of
 from dlog.client.options import RECORD_BYTES_MAX, ClientOptions
 from dlog.client.routing import Router
-from dlog.client.singles import Singles
+from dlog.client.single_appends import SingleAppends
 from dlog.errors import (
     ClosedError,
     DLogError,
@@ -56,10 +56,10 @@ NAME_BYTES = 12  # of a producer id; 4 of its generation follow
 JOIN_SHARE = 1 / 30  # of append_deadline_s: batches made within this time may be sent, and then fail, as one
 
 
-class Filler(Protocol):
-    """Adds records to the open batch while it has the loan (a Pipeline, or Singles)."""
+class BatchBorrower(Protocol):
+    """Adds records to the open batch while it has the loan (a Pipeline, or SingleAppends)."""
 
-    def lend(self, slot: int, take: Callable[[bytes], None], bytes_max: int) -> Teller:
+    def lend(self, slot: int, take: Callable[[bytes], None], bytes_max: int) -> BatchListener:
         """Start a loan. The filler's first record is at `slot`; it may add more with `take`, `bytes_max` bytes in all,
         counting SLOT_BYTES extra for each. Returns the listener for the outcome of all these records."""
         ...
@@ -91,10 +91,10 @@ class Producer:
         self._since: tuple[int, int] | None = None  # (segment, entry); see the invariants
         self._reached: tuple[int, int] | None = None  # (segment, entry) of the latest known position in the log
         weak = weakref.proxy(self)  # parts with this object's lifetime refer to it weakly: no reference cycle
-        self.singles = Singles(weak, self._loop)
+        self.singles = SingleAppends(weak, self._loop)
         self._sequence = 0  # of the next record to be sent for the first time
         self._open: Batch | None = None
-        self._filler: Filler | None = None  # has the loan of the open batch
+        self._filler: BatchBorrower | None = None  # has the loan of the open batch
         self._ready: deque[Batch] = deque()  # to be sent, in order
         self._flight: deque[Batch] = deque()  # sent on `_connection` but not answered, in order
         self._connection: Connection | None = None
@@ -102,7 +102,7 @@ class Producer:
         self._life: str | None = None  # the stream's incarnation id; "": it has none; None: not known yet
         self._room = Admission(options.buffer_bytes_max, self._loop, lambda: weak.settle())
         self._first_alone = True  # send one batch and wait for its reply before the next, see `_pump`
-        self._settling = False  # a batch was refused: send nothing until all pending batches are answered
+        self._awaiting_replies = False  # a batch was refused: send nothing until all pending batches are answered
         self._new_producer_due = False  # a failed batch left a gap in the sequences: the rest needs a new id
         self._moving_to: str | None = None  # address of the new owner, named by a draining server or a redirect
         self._suspect: str | None = None
@@ -135,7 +135,7 @@ class Producer:
         """Wait for room in the buffer, in the order of the calls. Append at once after the return."""
         await self._room.wait()
 
-    def add_lot(self, payload: bytes, txid: int | None, filler: Filler) -> None:
+    def append_and_lend(self, payload: bytes, txid: int | None, filler: BatchBorrower) -> None:
         """Append one record and lend the rest of its batch to `filler`, which adds records without calling this class.
 
         payload: at most RECORD_BYTES_MAX bytes. Nothing is lent while callers wait for room, so that none is overtaken.
@@ -178,10 +178,10 @@ class Producer:
         Raises RecordTooLargeError if they do not fit into one record set, ClosedError (nothing appended).
         """
         future: asyncio.Future[BatchResult] = self._loop.create_future()
-        self.add_whole(payloads, txid, Whole(len(payloads), future))
+        self.add_whole(payloads, txid, BatchFuture(len(payloads), future))
         return future
 
-    def add_whole(self, payloads: Sequence[bytes], txid: int | None, teller: Teller) -> None:
+    def add_whole(self, payloads: Sequence[bytes], txid: int | None, teller: BatchListener) -> None:
         """As `add_batch`, but report to `teller`. Batches that wait for their turn to be sent are joined."""
         count = len(payloads)
         size = sum(map(len, payloads)) + SLOT_BYTES * count
@@ -204,7 +204,7 @@ class Producer:
     def _last_waiting(self, txid: int | None, size: int) -> Batch | None:
         """The last batch in `_ready`, if it was never sent and has room for `size` bytes. Not one older than
         JOIN_SHARE of the deadline: its deadline applies to all records in it."""
-        if self._connection is None or self._settling or not self._ready:
+        if self._connection is None or self._awaiting_replies or not self._ready:
             return None
         last = self._ready[-1]
         if last.body or last.done or last.txid != txid or last.size + size > self._batch_bytes_max:
@@ -341,7 +341,7 @@ class Producer:
         self._suspect = None
         limit = connection.limits.get("batch_bytes_max", self._options.batch_bytes_max)
         self._batch_bytes_max = max(1, min(self._options.batch_bytes_max, limit))
-        self._settling = False
+        self._awaiting_replies = False
         self._first_alone = True
         if self._new_producer_due:
             self._renew()
@@ -361,7 +361,7 @@ class Producer:
             self._resume_timer.cancel()
             self._resume_timer = None
         self.withdraw()
-        self._settling = False
+        self._awaiting_replies = False
         self._pause_due = True
         self._seek_soon()
 
@@ -390,10 +390,10 @@ class Producer:
         self._flight.remove(batch)
         self.obstacle = error
         if isinstance(error, ProducerUnknownError):
-            self._on_forgotten(batch, error)
+            self._on_producer_unknown(batch, error)
         elif isinstance(error, SequenceGapError):
             self._put_back(batch)
-            self._settling = True
+            self._awaiting_replies = True
             if 0 <= error.expected < batch.sequence:
                 # The log ends before this batch: the owner read metadata after it got the request, and this is the
                 # reply to the last attempt (Connection.detach). A copy from an earlier attempt that is written later
@@ -403,7 +403,7 @@ class Producer:
                     self._new_producer_due = True  # the batch missing before it has failed and will not be sent
         elif error.remedy is Remedy.RETRY:
             self._put_back(batch)
-            self._settling = True
+            self._awaiting_replies = True
         elif error.remedy in (Remedy.FOLLOW, Remedy.REOPEN):
             self._put_back(batch)
             self._router.forget(self.stream, connection.address)
@@ -414,7 +414,7 @@ class Producer:
             return
         else:
             self._fail(batch, error)
-            self._settling = True
+            self._awaiting_replies = True
             self._new_producer_due = True
             if isinstance(error, StreamNotFoundError):
                 self._fail_all(error)  # nothing meant for it may enter the next stream of the name
@@ -433,7 +433,7 @@ class Producer:
             return
         self._moving_to = location
         self._router.forget(self.stream, connection.address)
-        self._settling = True
+        self._awaiting_replies = True
         self._after_answer()
 
     def on_writable(self) -> None:
@@ -445,7 +445,7 @@ class Producer:
         """Act on the replies so far: resume, admit callers, send, or report idle."""
         while self._flight and self._flight[0].done:
             self._flight.popleft()
-        if self._settling and not self._flight and self._connection is not None:
+        if self._awaiting_replies and not self._flight and self._connection is not None:
             self._settled(self._connection)
         while self._ready and self._ready[0].done:
             self._ready.popleft()
@@ -468,7 +468,7 @@ class Producer:
 
     def _resume(self) -> None:
         self._resume_timer = None
-        self._settling = False
+        self._awaiting_replies = False
         self._first_alone = True
         if self._new_producer_due:
             self._renew()
@@ -484,7 +484,7 @@ class Producer:
     def _is_pending_before(self, batch: Batch) -> bool:
         return any(0 <= b.sequence < batch.sequence and not b.done for q in (self._ready, self._flight) for b in q)
 
-    def _on_forgotten(self, batch: Batch, error: ProducerUnknownError) -> None:
+    def _on_producer_unknown(self, batch: Batch, error: ProducerUnknownError) -> None:
         """The log does not know this producer, or has batches that the new generation was to replace. A batch that may
         be written fails with an unknown outcome; others go on under the next generation."""
         self._reached = error.since or self._reached
@@ -495,7 +495,7 @@ class Producer:
             self._fail(batch, error)
         else:
             self._put_back(batch)
-        self._settling = True
+        self._awaiting_replies = True
         self._new_producer_due = True
 
     def _renew(self) -> None:
@@ -542,7 +542,7 @@ class Producer:
             self._seek_soon()
             return
         options = self._options
-        while not (self._settling or connection.is_paused or connection.is_draining):
+        while not (self._awaiting_replies or connection.is_paused or connection.is_draining):
             under_way = len(self._flight)
             if under_way >= (1 if self._first_alone else options.inflight_batches_max):
                 return

@@ -65,7 +65,7 @@ class Reader:
         self._trouble_since_s: float | None = None  # time of the first failure since a server sent records
         self._moves = 0  # redirects since then
         self._patience_s = options.stall_s  # doubled by each stall since then
-        self._is_owed = True  # the tail was not reported since the open: the server should be sending records
+        self._expects_records = True  # the tail was not reported since the open: the server should be sending records
         self._ended = False
 
     async def batches(self) -> AsyncGenerator[RecordBatch, None]:
@@ -119,7 +119,7 @@ class Reader:
         that it has sent, and the connection waits for it as long as bytes arrive. A server that searches for the tail
         is silent too: each stall doubles the timeout (first `stall_s`), else the search would never finish.
         """
-        if not self._is_owed:
+        if not self._expects_records:
             await self._wake.wait()
             return
         stall_s = self._patience_s
@@ -154,7 +154,7 @@ class Reader:
         try:
             if location is not None:
                 self._router.learn([location])
-                connection = await self._router.reach_or_hand_on(location, READ)
+                connection = await self._router.connect_or_forward(location, READ)
             else:
                 connection = await self._router.connect_any(READ, (self._avoid,) if self._avoid else ())
             self._request = connection.read(
@@ -171,7 +171,7 @@ class Reader:
                 ),
             )
             self._owed = 0
-            self._is_owed = True
+            self._expects_records = True
             self._connection = connection
         except DLogError as error:
             self._on_trouble(error)
@@ -214,7 +214,7 @@ class Reader:
                 self._served()
                 self._life = detail.get("life") or self._life
                 self.caught_up += 1
-                self._is_owed = False
+                self._expects_records = False
                 self._ended = not self._follow
             case ReaderEventKind.END_OF_STREAM:
                 self._ended = True

@@ -1,7 +1,7 @@
 """Records and record batches as a reader delivers them; a batch creates its Record objects only when iterated.
 
 Source of the entry format: DistributedLog's LogRecord and LogRecordSet; of the dedup trailer at the end of an entry:
-dlog/log/note.py.
+dlog/log/dedup_trailer.py.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ from collections.abc import Callable, Collection, Coroutine, Iterable
 from itertools import islice
 from typing import Any
 
+from dlog.client.address_backoff import AddressBackoff
 from dlog.client.backoff import Backoff, RetryBudget
 from dlog.client.connection import Connection, WriterPort
 from dlog.client.options import ClientOptions
-from dlog.client.reach import Reach
 from dlog.errors import (
     ClosedError,
     ConnectionLostError,
@@ -42,7 +42,13 @@ OWNERS_MAX = 10_000  # remembered owners; beyond it the oldest are forgotten, an
 ADDRESSES_MAX = 1_000  # remembered proxies; beyond it the oldest that are not in use are forgotten
 WRITE = "write"
 READ = "read"
-_LOOKS = (proxy.GetOwner, proxy.GetOwners, proxy.Stat, proxy.List, proxy.Life)  # requests that change nothing
+_READ_ONLY_REQUESTS = (
+    proxy.GetOwner,
+    proxy.GetOwners,
+    proxy.Stat,
+    proxy.List,
+    proxy.Life,
+)  # requests that change nothing
 _NEXT = "is `dlog up` running, and is the address right?"
 
 
@@ -66,12 +72,14 @@ class Router:
         self._known: dict[str, None] = dict.fromkeys(addresses)  # addresses, in the order they were learned
         self._roles: dict[str, str] = {}  # address -> role, after a handshake
         self._failed_s: dict[str, float] = {}  # address -> time of its last failure
-        self._reach = Reach(options.direct_rest_s)
+        self._reach = AddressBackoff(options.direct_rest_s)
         self._owners: dict[str, str] = {}  # stream -> last known address of its owner
         self._connections: dict[tuple[str, int], Connection] = {}  # by address and hops
         self._opening: dict[tuple[str, int], asyncio.Lock] = {}
         self._tries: dict[str, tuple[asyncio.Future[Connection | None], float]] = {}  # attempts: result, wait until
-        self._is_homing = False  # `_go_home` runs: work is forwarded, and moves to its owners once reachable
+        self._is_moving_to_direct = (
+            False  # `_move_to_direct` runs: work is forwarded, and moves to its owners once reachable
+        )
         self._closed = False
         loop = asyncio.get_running_loop()
         self._now_s = loop.time
@@ -108,11 +116,11 @@ class Router:
             return None
         return connection
 
-    async def _connect_soon(self, address: str, *, at_once: bool = False) -> Connection | None:
+    async def _connect_within_timeout(self, address: str, *, at_once: bool = False) -> Connection | None:
         """As `connect`, but wait `direct_patience_s` at most, and not at all for an address that failed lately.
         Concurrent callers share one attempt, which goes on in the background. Returns None if there is no connection.
 
-        at_once: start the attempt but do not wait for it; work is forwarded until `_go_home` moves it.
+        at_once: start the attempt but do not wait for it; work is forwarded until `_move_to_direct` moves it.
         """
         connection = self._open_at(address)
         if connection is not None:
@@ -217,7 +225,7 @@ class Router:
             nonlocal full
             if address not in self._roles and address not in self._configured:
                 # named by a server; it may be unreachable from here
-                connection = await self._connect_soon(address)
+                connection = await self._connect_within_timeout(address)
             else:
                 try:
                     connection = await self.connect(address)
@@ -282,32 +290,32 @@ class Router:
             raise obstacle
         return found
 
-    async def reach_or_hand_on(self, address: str, role: str) -> Connection:
+    async def connect_or_forward(self, address: str, role: str) -> Connection:
         """A connection to `address`, or, if it is unreachable, to a proxy that forwards requests to it.
 
         Raises UnavailableError or ProtocolError of `address` if no proxy forwards.
         """
-        direct = await self._connect_soon(address, at_once=self._is_homing and role == WRITE)
+        direct = await self._connect_within_timeout(address, at_once=self._is_moving_to_direct and role == WRITE)
         if direct is not None:
             return direct
-        handing = await self._handing_on(role)
+        handing = await self._forwarding_connection(role)
         return handing if handing is not None else await self.connect(address)
 
-    async def _handing_on(self, role: str) -> Connection | None:
+    async def _forwarding_connection(self, role: str) -> Connection | None:
         """A connection whose proxy forwards requests, to an address that is connected or configured; None if none."""
 
         async def suits(address: str) -> Connection | None:
             connection = await self.connect(address, hops=1)
-            return connection if connection.hands_on else None
+            return connection if connection.is_forwarding else None
 
         likely = [a for a in self.candidates(role) if self._open_at(a) is not None or a in self._configured]
         found = await self._first(likely, suits, [])
-        if found is not None and not self._is_homing:
-            self._is_homing = True
-            self.spawn(self._go_home(), "dlog client looks for direct ways")
+        if found is not None and not self._is_moving_to_direct:
+            self._is_moving_to_direct = True
+            self.spawn(self._move_to_direct(), "dlog client looks for direct ways")
         return found
 
-    async def _go_home(self) -> None:
+    async def _move_to_direct(self) -> None:
         """Move forwarded writers to direct connections, once their owners are reachable. Ends when no work is
         forwarded."""
         try:
@@ -317,7 +325,7 @@ class Router:
                     for writer in connection.writers:
                         await self._take_home(connection, writer)
         finally:
-            self._is_homing = False
+            self._is_moving_to_direct = False
 
     async def _take_home(self, connection: Connection, writer: WriterPort[Any]) -> None:
         stream = writer.stream
@@ -327,7 +335,7 @@ class Router:
         try:
             result = await connection.ask(lambda request: proxy.GetOwner(request, stream, None))
             location = str(result.get("location") or "")
-            direct = await self._connect_soon(location) if location else None
+            direct = await self._connect_within_timeout(location) if location else None
         except DLogError:
             return  # the next round tries again
         if direct is not None and writer in connection.writers:
@@ -377,18 +385,18 @@ class Router:
                 raise
             location = error.location
         self.owner_is(stream, location)
-        return await self.reach_or_hand_on(location, WRITE)
+        return await self.connect_or_forward(location, WRITE)
 
     async def _remembered(self, address: str) -> Connection:
         """A connection to a remembered owner, or to a forwarding proxy if the owner is unreachable or does not answer
         in time. Raises UnavailableError if the attempt failed, so that the caller looks for another owner."""
         hopeful = self._reach.may_try(address, self._now_s())
-        direct = await self._connect_soon(address, at_once=self._is_homing)
+        direct = await self._connect_within_timeout(address, at_once=self._is_moving_to_direct)
         if direct is not None:
             return direct
         if hopeful and address not in self._tries:
             raise UnavailableError(f"not reachable: address={address}", outcome_unknown=False)
-        handing = await self._handing_on(WRITE)
+        handing = await self._forwarding_connection(WRITE)
         return handing if handing is not None else await self.connect(address)
 
     # ---- requests with one reply ----------------------------------------------------------------------------------
@@ -418,7 +426,7 @@ class Router:
         def sent(request: int) -> proxy.Question:
             nonlocal is_out
             message = question(request)
-            is_out = not isinstance(message, _LOOKS)
+            is_out = not isinstance(message, _READ_ONLY_REQUESTS)
             return message
 
         try:
@@ -464,7 +472,7 @@ class Router:
                 break
             asked.add(left[0])
             try:
-                connection = await self._connect_soon(left[0])
+                connection = await self._connect_within_timeout(left[0])
                 if connection is None:
                     raise UnavailableError(f"not reachable: address={left[0]}")
                 if not connection.role.startswith(WRITE):
@@ -472,7 +480,7 @@ class Router:
                 self._note_owned(found, connection, await connection.ask(lambda request: proxy.GetOwners(request)))
             except (UnavailableError, ProtocolError) as error:
                 obstacle = error
-        handing = await self._handing_on(WRITE) if obstacle is not None else None
+        handing = await self._forwarding_connection(WRITE) if obstacle is not None else None
         if handing is not None:  # ask a proxy that forwards to all of them
             self._note_owned(found, handing, await handing.ask(lambda request: proxy.GetOwners(request)))
         elif obstacle is not None and not found:

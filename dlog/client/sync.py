@@ -26,11 +26,11 @@ from typing import Any, TypeVar
 from dlog.client.batch import BatchResult
 from dlog.client.check import check_thread
 from dlog.client.client import AppendSummary, Client, connect
-from dlog.client.feeding import Feed
 from dlog.client.options import ClientOptions
 from dlog.client.pipeline import Pipeline
 from dlog.client.position import Position, position
 from dlog.client.record import Record, RecordBatch
+from dlog.client.thread_feed import Feed
 from dlog.errors import ClosedError, DLogError
 from dlog.model.dlsn import DLSN
 from dlog.model.sink import SinkBatch
@@ -46,7 +46,7 @@ class SyncClient:
         self._target = target
         self._options = options
         self._closed = False
-        self._here: _Running | None = None
+        self._here: _ClientThread | None = None
         self._starting = threading.Lock()
         self._pid = os.getpid()
 
@@ -209,7 +209,7 @@ class SyncClient:
         running = self._running()
         return running.wait(question(running.client))
 
-    def _pull(self, running: _Running, items: AsyncGenerator[T, None]) -> Iterator[T]:
+    def _pull(self, running: _ClientThread, items: AsyncGenerator[T, None]) -> Iterator[T]:
         """Iterate in this thread over items made in the client's thread; about 50 µs for each."""
 
         async def following() -> tuple[T, ...]:
@@ -224,7 +224,7 @@ class SyncClient:
             if running.is_here and not running.is_own_thread:  # else the loop closes it
                 running.wait(items.aclose())
 
-    def _running(self) -> _Running:
+    def _running(self) -> _ClientThread:
         if self._closed:
             raise ClosedError("this client is closed; open another one with dlog.connect_sync")
         if self._pid != os.getpid():  # forked: neither the thread nor its lock was inherited
@@ -235,12 +235,12 @@ class SyncClient:
         if here is None:
             with self._starting:
                 if self._here is None:
-                    self._here = _Running(connect(self._target, options=self._options))
+                    self._here = _ClientThread(connect(self._target, options=self._options))
                 here = self._here
         return here
 
 
-class _Running:
+class _ClientThread:
     """An open Client and the thread that runs its event loop."""
 
     def __init__(self, client: Client) -> None:

@@ -20,16 +20,16 @@ from typing import Any, cast
 
 from dlog.errors import ConnectionLostError, DamagedError, ProtocolError
 from dlog.events import BookieLost, Event
-from dlog.io import metrics, nearby
+from dlog.io import local_transport, metrics
 from dlog.io.clock import SYSTEM_CLOCK, Clock
-from dlog.io.receiving import place_for, received
+from dlog.io.receive_buffers import buffer_for, received
 from dlog.machine import Fact, Peer, PeerLost, Received
 from dlog.model.ids import BookieId
 from dlog.options import MiB, option
 from dlog.wire.bookie import (
     AddEntry,
-    BatchDone,
     BatchRead,
+    BatchReadDone,
     Code,
     EntryAdded,
     EntryRead,
@@ -63,7 +63,7 @@ class BookieClientOptions:
     backoff_max_s: float = option(2.0, sim=(0.1, 5.0))
 
 
-class Asker:
+class BookieRequester:
     """Sends one machine's requests to bookies and posts responses, or PeerLost, to its driver.
 
     post: `driver.post`, set before the first send. `close` stops posting; it cancels no request.
@@ -73,7 +73,7 @@ class Asker:
 
     def __init__(self, client: BookieClient) -> None:
         self._client = client
-        self.post: Callable[[Fact], None] = _nobody
+        self.post: Callable[[Fact], None] = _drop_fact
 
     def send(self, peer: Peer, message: Any) -> None:
         """Send a request of dlog/wire/bookie.py to a BookieId. Raises ConnectionLostError during back-off."""
@@ -82,7 +82,7 @@ class Asker:
         (client.connections.get(bookie) or client.connect(bookie)).ask(self, message)
 
     def close(self) -> None:
-        self.post = _nobody
+        self.post = _drop_fact
 
 
 class BookieClient:
@@ -127,14 +127,14 @@ class BookieClient:
             connection.lose("client closed", quietly=True)
         await self._tasks.__aexit__(kind, error, trace)
 
-    def asker(self) -> Asker:
+    def asker(self) -> BookieRequester:
         """A request sender for one machine. Close it."""
-        return Asker(self)
+        return BookieRequester(self)
 
-    def lag_bytes(self, bookie: BookieId) -> int:
+    def unanswered_bytes(self, bookie: BookieId) -> int:
         """Bytes of requests to this bookie without a response."""
         connection = self.connections.get(bookie)
-        return connection.lag_bytes if connection is not None else 0
+        return connection.unanswered_bytes if connection is not None else 0
 
     def encode(self, message: Request) -> tuple[Request, list[Buffer], int]:
         """Return message, buffers and size; kept in `encoded`, as an entry goes to several bookies in a row."""
@@ -163,7 +163,7 @@ class BookieClient:
         try:
             host, port = self._address_of(bookie)
             async with asyncio.timeout(self.options.connect_timeout_s):
-                await nearby.connect(lambda: connection, host, port)
+                await local_transport.connect(lambda: connection, host, port)
         except (OSError, ConnectionLostError) as error:  # a timeout is an OSError too
             connection.lose(f"cannot connect: {error or type(error).__name__}")
         except asyncio.CancelledError:
@@ -198,13 +198,18 @@ class BookieClient:
             self._on_event(BookieLost(bookie, reason))
 
 
-class _Asked:
+class _InflightRequest:
     """One request in flight, its requesters, and the requests that it holds back."""
 
     __slots__ = ("askers", "batch", "before", "held", "message", "sent_s", "size")
 
     def __init__(
-        self, message: Request, askers: list[Asker], held: list[tuple[Asker, Request]], size: int, sent_s: float
+        self,
+        message: Request,
+        askers: list[BookieRequester],
+        held: list[tuple[BookieRequester, Request]],
+        size: int,
+        sent_s: float,
     ) -> None:
         self.message = message
         self.askers = askers  # more than one: non-fencing reads that share the response
@@ -219,7 +224,7 @@ class _Connection(asyncio.BufferedProtocol):
     """One connection, from the start of connecting to its end; it is not reopened."""
 
     def __init__(self, client: BookieClient, bookie: BookieId) -> None:
-        self.lag_bytes = 0
+        self.unanswered_bytes = 0
         self.connecting: asyncio.Task[None] | None = None
         self._client = client
         self._bookie = bookie
@@ -229,7 +234,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._decoder = ResponseDecoder()
-        self._questions: dict[Question, _Asked] = {}  # in flight, in the order sent
+        self._questions: dict[Question, _InflightRequest] = {}  # in flight, in the order sent
         self._batches = 0
         self._out: list[Buffer] = []
         self._flushing = False
@@ -239,7 +244,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
-    def ask(self, asker: Asker, message: Request) -> None:
+    def ask(self, asker: BookieRequester, message: Request) -> None:
         """Send the request, share the response of an equal read in flight, or hold it back."""
         number = 0
         question: Question
@@ -264,23 +269,23 @@ class _Connection(asyncio.BufferedProtocol):
         self,
         question: Question,
         message: Request,
-        askers: list[Asker],
-        held: list[tuple[Asker, Request]],
+        askers: list[BookieRequester],
+        held: list[tuple[BookieRequester, Request]],
         number: int = 0,
     ) -> None:
         """Send a request for `askers` and hold `held` back behind it. PeerLost may be posted before this returns."""
         last = self._client.encoded
         _, buffers, size = last if last[0] is message else self._client.encode(message)
-        asked = self._questions[question] = _Asked(message, askers, held, size, self._clock.monotonic_s())
+        asked = self._questions[question] = _InflightRequest(message, askers, held, size, self._clock.monotonic_s())
         asked.batch = number
-        self.lag_bytes += size
+        self.unanswered_bytes += size
         self._out += buffers
         if self._timer is None:
-            self._timer = self._loop.call_later(self._timeout_s, self._look_for_timeouts)
+            self._timer = self._loop.call_later(self._timeout_s, self._close_if_overdue)
         if not self._flushing and self._transport is not None:
             self._flushing = True
             self._loop.call_soon(self._flush)
-        if self.lag_bytes > self._lag_bytes_max:
+        if self.unanswered_bytes > self._lag_bytes_max:
             _LAGGING.inc()
             self.lose(f"lags by more than {self._lag_bytes_max} bytes")
 
@@ -293,7 +298,7 @@ class _Connection(asyncio.BufferedProtocol):
             else:
                 self._transport.writelines(out)
 
-    def _look_for_timeouts(self) -> None:
+    def _close_if_overdue(self) -> None:
         """Close the connection if the oldest request is overdue. One timer serves all requests."""
         self._timer = None
         oldest = next(iter(self._questions.values()), None)
@@ -301,7 +306,7 @@ class _Connection(asyncio.BufferedProtocol):
             return
         left_s = oldest.sent_s + self._timeout_s - self._clock.monotonic_s()
         if left_s > 0:
-            self._timer = self._loop.call_later(left_s, self._look_for_timeouts)
+            self._timer = self._loop.call_later(left_s, self._close_if_overdue)
             return
         _TIMEOUTS.inc()
         self.lose(f"no response within {self._timeout_s} s")
@@ -317,7 +322,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return place_for(self._decoder)
+        return buffer_for(self._decoder)
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._lost:
@@ -340,14 +345,14 @@ class _Connection(asyncio.BufferedProtocol):
             question = (_ADD, response.ledger, response.entry)
         elif isinstance(response, EntryRead):
             question = (_READ, response.ledger, response.entry)
-        elif isinstance(response, BatchDone):
+        elif isinstance(response, BatchReadDone):
             question = (_BATCH, response.request, 0)
         else:
             raise ProtocolError("response without a request: op=AUTH")
         asked = self._questions.pop(question, None)
         if asked is None:
             raise ProtocolError(f"response without a request: operation, ledger, entry={question}")
-        self.lag_bytes -= asked.size
+        self.unanswered_bytes -= asked.size
         message = asked.message
         again = asked.held
         if isinstance(response, EntryRead):
@@ -357,7 +362,7 @@ class _Connection(asyncio.BufferedProtocol):
                 # the bookie may have read before the later requesters asked, so their request is sent again
                 again = [(asker, message) for asker in asked.askers[asked.before :]] + again
                 del asked.askers[asked.before :]
-        elif isinstance(response, BatchDone):
+        elif isinstance(response, BatchReadDone):
             response = replace(response, request=asked.batch)
         fact = Received(self._bookie, response)
         for asker in asked.askers:
@@ -365,7 +370,7 @@ class _Connection(asyncio.BufferedProtocol):
         if again:
             self._release(question, again)
 
-    def _release(self, question: Question, held: list[tuple[Asker, Request]]) -> None:
+    def _release(self, question: Question, held: list[tuple[BookieRequester, Request]]) -> None:
         """Send the first request held back, together with those that may share its response; hold back the rest."""
         (asker, message), *rest = held
         if self._lost:  # a requester's handling of the response closed the connection
@@ -417,5 +422,5 @@ def _may_share(sent: Request, new: Request) -> bool:
     return _same_plain_read(sent, new) and sent.entry != -1  # type: ignore[union-attr]  # both are reads
 
 
-def _nobody(_: Fact) -> None:
+def _drop_fact(_: Fact) -> None:
     """Drop a fact: the requester was closed."""

@@ -17,8 +17,8 @@ from dlog.bookie.manifest import Manifest, encode
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ConfigError, CookieError
 from dlog.io.bookie_store import StoragePaths
-from dlog.io.disk import DirectoryLock, Disk, read_whole, write_whole
-from dlog.io.file_errors import what_to_do
+from dlog.io.disk import DirectoryLock, Disk, read_file, replace_file
+from dlog.io.file_errors import remedy_for
 from dlog.io.ledger_dir import MANIFEST
 from dlog.io.metadata import Metadata
 from dlog.io.threads import Threads
@@ -72,7 +72,7 @@ def lock_dirs(paths: StoragePaths, disk: Disk) -> LockedDirs:
         for lock in locks:
             lock.close()
         raise ConfigError(
-            f"directory cannot be used: {error.strerror}: dir={error.filename}; {what_to_do(error)}"
+            f"directory cannot be used: {error.strerror}: dir={error.filename}; {remedy_for(error)}"
         ) from error
     except CookieError:
         for lock in locks:
@@ -111,7 +111,7 @@ async def check_cookies(
 def _read_version(disk: Disk, directory: str) -> bytes | None:
     """The VERSION file. Raises CookieError if it cannot be read as a file."""
     try:
-        return read_whole(disk, directory, VERSION)
+        return read_file(disk, directory, VERSION)
     except OSError as error:
         raise CookieError(
             f"the cookie cannot be read: {error.strerror}: file={directory}/{VERSION}; it must be a file that the "
@@ -138,9 +138,9 @@ def _look(dirs: LockedDirs) -> list[Found]:
 def _stamp(dirs: LockedDirs, text: str) -> None:
     _write_version(dirs, text)
     for directory in dirs.paths.ledgers:
-        write_whole(dirs.disk, directory, MANIFEST, encode(Manifest()))
+        replace_file(dirs.disk, directory, MANIFEST, encode(Manifest()))
 
 
 def _write_version(dirs: LockedDirs, text: str) -> None:
     for directory in dirs.all:
-        write_whole(dirs.disk, directory, VERSION, text.encode())
+        replace_file(dirs.disk, directory, VERSION, text.encode())

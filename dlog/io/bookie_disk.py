@@ -12,19 +12,29 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from dlog.bookie.collecting import MarkRecord
 from dlog.bookie.events import CollectionFailed, LedgersCollected
-from dlog.bookie.journal import RECORD_OVERHEAD, Mark, Record
-from dlog.bookie.messages import Buried, Bury, Fetch, Fetched, Flush, Flushed, Freed, PersistRefused, SpaceSeen
+from dlog.bookie.garbage_collection import MarkRecord
+from dlog.bookie.journal import RECORD_OVERHEAD, JournalMark, Record
+from dlog.bookie.messages import (
+    CollectionResult,
+    Fetch,
+    Fetched,
+    Flush,
+    Flushed,
+    LedgersMarkedDeleted,
+    MarkLedgersDeleted,
+    PersistRefused,
+    SpaceSeen,
+)
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DamagedError
 from dlog.events import Event
 from dlog.io import metrics
-from dlog.io.bookie_store import LedgerDirs, Opened
+from dlog.io.bookie_store import LedgerDirs, OpenedStorage
 from dlog.io.disk import NO_SPACE, Disk
+from dlog.io.gc_mark_file import write_mark_record
 from dlog.io.journal_files import JournalFiles
-from dlog.io.mark_file import write_record
-from dlog.io.threads import Line, Pool, Threads
+from dlog.io.threads import Line, Threads, WorkerPool
 from dlog.machine import Persisted
 
 _IDLE_S = 0.2  # idle time until an empty group marks the last one as durable
@@ -48,7 +58,7 @@ class JournalWriter:
         journal: JournalFiles,
         group_bytes_max: int,
         *,
-        on_durable: Callable[[int, Mark], None],
+        on_durable: Callable[[int, JournalMark], None],
         on_refused: Callable[[str], None],
     ) -> None:
         self._journal = journal
@@ -60,7 +70,7 @@ class JournalWriter:
         self._marked = True  # no records were written since the last empty group
 
     def work(self, submitted: list[Submitted]) -> float | None:
-        """Write one group of pending records, or an empty group after idling. Returns as LineWork."""
+        """Write one group of pending records, or an empty group after idling. Returns as SerialWork."""
         taken = self._taken
         taken += submitted
         records: list[Record] = []
@@ -103,7 +113,7 @@ class BookieDisk:
     def __init__(
         self,
         disk: Disk,
-        opened: Opened,
+        opened: OpenedStorage,
         options: BookieOptions,
         directories: tuple[str, ...],
         threads: Threads,
@@ -138,9 +148,9 @@ class BookieDisk:
             on_refused=lambda reason: post(PersistRefused(reason)),
         )
         self._line: Line[Submitted]
-        self._readers: Pool
-        self._flusher: Pool
-        self._preparer: Pool
+        self._readers: WorkerPool
+        self._flusher: WorkerPool
+        self._preparer: WorkerPool
 
     def start(self) -> None:
         threads, on_failed = self._threads, self._on_failed
@@ -185,12 +195,13 @@ class BookieDisk:
             self._flush_number, self._flush_mark = flush.number, self._durable
         self._flusher.submit(self._flush, flush, self._flush_mark)
 
-    def bury(self, bury: Bury) -> None:
+    def bury(self, bury: MarkLedgersDeleted) -> None:
         """Record ledgers as deleted, after earlier flushes."""
         self._flusher.submit(self._bury, bury)
 
-    def free(self, on_done: Callable[[Freed], object]) -> None:
-        """Free the space of buried ledgers. on_done is called on the loop, after the machine got their `Buried`."""
+    def free(self, on_done: Callable[[CollectionResult], object]) -> None:
+        """Free the space of buried ledgers. on_done is called on the loop, after the machine got their
+        `LedgersMarkedDeleted`."""
         self._flusher.submit(self._free, on_done)
 
     def compact(self, below: float, bytes_max: int, on_done: Callable[[int | None], object]) -> None:
@@ -198,15 +209,15 @@ class BookieDisk:
         the bytes copied; None: nothing to do now, or no space for it."""
         self._flusher.submit(self._compact, below, bytes_max, on_done)
 
-    def keep_record(self, record: MarkRecord) -> str:
-        """See `write_record`. Blocks."""
-        return write_record(self._dirs.write_collection_file, record)
+    def write_mark_record(self, record: MarkRecord) -> str:
+        """See `write_mark_record`. Blocks."""
+        return write_mark_record(self._dirs.write_collection_file, record)
 
     def free_bytes(self) -> int:
         """Free bytes of the fullest directory. Blocks."""
         return min(self._disk.free_bytes(directory) for directory in self._directories)
 
-    def look_at_space(self) -> None:
+    def check_free_space(self) -> None:
         self._preparer.submit(self._look_at_space)
 
     @property
@@ -252,7 +263,7 @@ class BookieDisk:
         else:
             self._post(Fetched(fetch.token, tuple(packets)))
 
-    def _flush(self, flush: Flush, mark: Mark) -> None:
+    def _flush(self, flush: Flush, mark: JournalMark) -> None:
         try:
             self._dirs.flush(flush.entries, flush.rows, mark)
         except OSError as error:
@@ -265,21 +276,21 @@ class BookieDisk:
         self._journal.release(self._checkpointed)
         self._merge()
 
-    def _bury(self, bury: Bury) -> None:
+    def _bury(self, bury: MarkLedgersDeleted) -> None:
         failed = self._dirs.bury(bury.ledgers)
         for reason in sorted(set(failed.values())):
             self._bury_failure = f"no space to record which ledgers are deleted: {reason}"
             self._tell(CollectionFailed(self._bury_failure))
         self._buried += len(bury.ledgers) - len(failed)
-        self._post(Buried(bury.ledgers, frozenset(failed)))
+        self._post(LedgersMarkedDeleted(bury.ledgers, frozenset(failed)))
 
-    def _free(self, on_done: Callable[[Freed], object]) -> None:
+    def _free(self, on_done: Callable[[CollectionResult], object]) -> None:
         buried, self._buried = self._buried, 0
         failure, self._bury_failure = self._bury_failure, ""
         freed = self._free_buried(buried, failure)
         self._threads.to_loop(on_done, freed)
 
-    def _free_buried(self, buried: int, failure: str) -> Freed:
+    def _free_buried(self, buried: int, failure: str) -> CollectionResult:
         usage = self._dirs.collect()
         metrics.GC_LIVE_BYTES.set(usage.live_bytes)
         metrics.GC_DEAD_BYTES.set(usage.dead_bytes)
@@ -289,7 +300,7 @@ class BookieDisk:
         if buried or usage.reclaimed_bytes:
             self._tell(LedgersCollected(buried, usage.reclaimed_bytes, usage.live_bytes, usage.dead_bytes))
         self._look_at_space()
-        return Freed(buried, usage.reclaimed_bytes, "; ".join(filter(None, (failure, *usage.failures))))
+        return CollectionResult(buried, usage.reclaimed_bytes, "; ".join(filter(None, (failure, *usage.failures))))
 
     def _compact(self, below: float, bytes_max: int, on_done: Callable[[int | None], object]) -> None:
         copied: int | None = 0
@@ -332,6 +343,6 @@ class _Durable:
 
     __slots__ = ("mark", "upto")
 
-    def __init__(self, upto: int, mark: Mark) -> None:
+    def __init__(self, upto: int, mark: JournalMark) -> None:
         self.upto = upto
         self.mark = mark

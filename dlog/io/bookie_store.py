@@ -18,9 +18,9 @@ from fastcrc.crc32 import iscsi as crc32c
 from dlog.bookie.cache import Half
 from dlog.bookie.events import JournalReplayed, MergeFailed, StorageDamaged
 from dlog.bookie.index import LedgerRow
-from dlog.bookie.journal import Damage, Group, JournalDamaged, Mark
+from dlog.bookie.journal import Damage, Group, JournalDamaged, JournalMark
+from dlog.bookie.journal_replay import Restored
 from dlog.bookie.options import BookieOptions
-from dlog.bookie.restoring import Restored
 from dlog.errors import DamagedError, UnavailableError
 from dlog.events import Event
 from dlog.io.disk import NO_SPACE, Disk
@@ -59,7 +59,7 @@ class LedgerDirs:
         """See LedgerDir.lookup."""
         return self._of(ledger).lookup(ledger, entry, entries_max, bytes_max)
 
-    def flush(self, entries: Half, rows: Iterable[LedgerRow], mark: Mark, *, limbo: bool = False) -> None:
+    def flush(self, entries: Half, rows: Iterable[LedgerRow], mark: JournalMark, *, limbo: bool = False) -> None:
         """See LedgerDir.flush. After NO_SPACE repeat it, even if some directories were flushed."""
         count = len(self._dirs)
         rows = list(rows)
@@ -130,7 +130,7 @@ class LedgerDirs:
     def write_collection_file(self, name: str, data: bytes) -> None:
         """Replace a small file in the last directory, durably and atomically, with the reserve's space if need be. Any
         thread may call it. Raises OSError."""
-        self._dirs[-1].reserve.write_whole(name, data)
+        self._dirs[-1].reserve.replace_file(name, data)
         self._dirs[-1].hold_reserve()
 
     def compact(self, below: float, bytes_max: int) -> int | None:
@@ -159,7 +159,7 @@ class LedgerDirs:
             yield from directory.gone
 
     @property
-    def mark(self) -> Mark:
+    def mark(self) -> JournalMark:
         """Where a replay of the journal begins."""
         return min(directory.manifest.mark for directory in self._dirs)
 
@@ -180,7 +180,7 @@ class LedgerDirs:
 
 
 @dataclass(slots=True)
-class Opened:
+class OpenedStorage:
     """Storage ready to serve: everything replayed is in the index, the journal is at a new file."""
 
     journal: JournalFiles
@@ -196,7 +196,7 @@ def open_storage(
     bookie: str,
     tell: Tell,
     random_bits: Callable[[int], int] = secrets.randbits,
-) -> Opened:
+) -> OpenedStorage:
     """Load the directories, replay the journal, make a checkpoint. Blocks. random_bits: see JournalFiles.
 
     Raises DamagedError (JournalDamaged with file and offset, unless options.salvage), UnavailableError if the disk is
@@ -245,7 +245,7 @@ def open_storage(
     journal.release(dirs.mark)
     dirs.hold_reserves()
     tell(JournalReplayed(groups, restored.adds, len(restored.rows)))
-    return Opened(journal, dirs, list(restored.rows.values()), limbo)
+    return OpenedStorage(journal, dirs, list(restored.rows.values()), limbo)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def die_with_parent() -> Callable[[], None]:
     return before_exec
 
 
-def heard_signals(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+def unignored_signals(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
     """The signals not ignored since the start, as by `nohup` or by a shell for a background job."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
@@ -55,5 +55,5 @@ def heard_signals(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
 def on_signals(numbers: Iterable[signal.Signals], handler: Callable[[signal.Signals], None]) -> None:
     """Call handler(number) on the running loop for each of these signals that is not ignored."""
     loop = asyncio.get_running_loop()
-    for number in heard_signals(numbers):
+    for number in unignored_signals(numbers):
         loop.add_signal_handler(number, handler, number)

@@ -32,7 +32,7 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
 
-class SteadyClock:
+class NeverAheadClock:
     """A wall clock that never gains time: it starts at `clock`'s wall time and advances with the monotonic clock.
 
     It ignores forward jumps of the wall clock and follows backward ones until the wall clock has caught up. If it

@@ -5,12 +5,12 @@ large heap. That is a second for a proxy that owns 10,000 streams (190 objects e
 small: when it is too large, its live objects are frozen (gc.freeze), that is, excluded from all later collections.
 
 Invariants:
-- One collection visits at most KEPT_MAX objects left by earlier ones and the live objects made since: YOUNG_MAX, the
-  youngest generation, and those made within LOOK_S. That is at most 70,000 objects if 200,000 lasting ones are made a
-  second: 4 to 20 ms.
+- One collection visits at most OLD_GENERATION_MAX objects left by earlier ones and the live objects made since:
+  MIDDLE_GENERATION_MAX, the youngest generation, and those made within LOOK_S. That is at most 70,000 objects if
+  200,000 lasting ones are made a second: 4 to 20 ms.
 - A cycle dropped before its objects are frozen is freed: under load after 20,000 more objects that last or become
   garbage, in an idle process within a minute.
-- In a process with at most KEPT_MAX objects besides those loaded at its start, nothing is frozen later.
+- In a process with at most OLD_GENERATION_MAX objects besides those loaded at its start, nothing is frozen later.
 
 Limit: a cycle of objects frozen while in use is never freed, such as that of a connection that was open while a proxy
 claimed hundreds of streams. So no repeated operation may leave a cycle (tests/unit/client/test_garbage.py,
@@ -22,11 +22,11 @@ from __future__ import annotations
 import gc
 from typing import Protocol, cast
 
-from dlog.io.late_timer import LateTimer
+from dlog.io.lateness_timer import LatenessTimer
 
 THRESHOLDS = (10_000, 50, 1_000)  # gc.set_threshold: Python still collects the youngest generation itself
-YOUNG_MAX = 10_000  # size of the middle generation from which all generations are collected
-KEPT_MAX = 40_000  # size of the oldest generation after a collection above which it is frozen
+MIDDLE_GENERATION_MAX = 10_000  # size of the middle generation from which all generations are collected
+OLD_GENERATION_MAX = 40_000  # size of the oldest generation after a collection above which it is frozen
 LOOK_S = 0.1  # between two checks
 IDLE_LOOKS = 600  # checks without a collection, after which one is made when the loop is idle
 IDLE_LATE_S = 0.005  # a check later than this means that the loop is busy
@@ -49,7 +49,7 @@ class CycleCollector:
         self._gc = collector or cast(Collector, gc)
         self._collections = 0  # of the youngest generation, at the last check
         self._looks = 0  # checks since the last collection by this object
-        self._timer = LateTimer(LOOK_S, self.look)
+        self._timer = LatenessTimer(LOOK_S, self.look)
 
     def start(self) -> None:
         """Begin on the running loop. Collects nothing before the process has set THRESHOLDS (dlog/io/process.py)."""
@@ -68,12 +68,12 @@ class CycleCollector:
             return  # the process is still starting
         self._looks += 1
         before, self._collections = self._collections, self._gc.get_stats()[0]["collections"]
-        has_grown = self._collections != before and len(self._gc.get_objects(generation=1)) >= YOUNG_MAX
+        has_grown = self._collections != before and len(self._gc.get_objects(generation=1)) >= MIDDLE_GENERATION_MAX
         if has_grown or (self._looks >= IDLE_LOOKS and late_s <= IDLE_LATE_S):
             self._collect()
 
     def _collect(self) -> None:
         self._looks = 0
         self._gc.collect()
-        if len(self._gc.get_objects(generation=2)) > KEPT_MAX:
+        if len(self._gc.get_objects(generation=2)) > OLD_GENERATION_MAX:
             self._gc.freeze()

@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 from dlog.io.disk import RealFile
+from dlog.stores.cold.locations import Location
 from dlog.stores.cold.objects import Buffer, Found
-from dlog.stores.cold.places import Location
 from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreError, StoreUnavailableError
 
 _PART = ".part"  # suffix of a file being written; its name also begins with a dot

@@ -47,7 +47,7 @@ class File(Protocol):
         """Read `length` bytes, fewer only at the end of the file."""
         ...
 
-    def read_as_asked(self) -> None:
+    def disable_read_ahead(self) -> None:
         """Disable read-ahead for this file.
 
         A scan then reads in smaller pieces, so a sync of another file on the disk waits for one piece instead of for
@@ -178,7 +178,7 @@ class RealFile:
             left, offset = left - len(data), offset + len(data)
         return b"".join(pieces)
 
-    def read_as_asked(self) -> None:
+    def disable_read_ahead(self) -> None:
         with contextlib.suppress(AttributeError, OSError):
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
 
@@ -308,7 +308,7 @@ class _FileLock:
 # ---- small whole files -----------------------------------------------------------------------------------------------
 
 
-def write_whole(disk: Disk, directory: str, name: str, data: bytes) -> None:
+def replace_file(disk: Disk, directory: str, name: str, data: bytes) -> None:
     """Replace the file `name` durably and atomically: write and sync a new file, rename it, sync the directory."""
     path, draft = f"{directory}/{name}", f"{directory}/{name}.new"
     with contextlib.suppress(FileNotFoundError):
@@ -324,7 +324,7 @@ def write_whole(disk: Disk, directory: str, name: str, data: bytes) -> None:
     disk.sync_dir(directory)
 
 
-def read_whole(disk: Disk, directory: str, name: str) -> bytes | None:
+def read_file(disk: Disk, directory: str, name: str) -> bytes | None:
     """Read a whole file; None: there is no such file."""
     try:
         file = disk.open(f"{directory}/{name}")

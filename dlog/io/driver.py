@@ -20,9 +20,9 @@ from typing import Any, Protocol
 
 from dlog.errors import ClosedError, DLogError, OverCapacityError, Remedy, UnavailableError
 from dlog.io.clock import SYSTEM_CLOCK, Clock
+from dlog.io.event_trace import EventTrace
 from dlog.io.metadata import Metadata
 from dlog.io.shared_timers import ProcessTimers
-from dlog.io.story import Story
 from dlog.machine import (
     Answer,
     Asked,
@@ -45,8 +45,8 @@ from dlog.machine import (
     Token,
 )
 
-BATCH_MAX = 128  # facts handled in one turn; then the event loop sends what they caused and runs other actors
-FAR_S = 30.0  # timers at least this far off share one timer of the event loop with those of other drivers
+FACTS_PER_BATCH_MAX = 128  # facts handled in one turn; then the event loop sends what they caused and runs other actors
+SHARED_TIMER_MIN_S = 30.0  # timers at least this far off share one timer of the event loop with those of other drivers
 
 Sink = Callable[[Any], None]
 
@@ -94,9 +94,9 @@ class Driver:
         "_shared",
         "_sinks",
         "_stopping",
-        "_story",
         "_tickets",
         "_timers",
+        "_trace",
         "_works",
         "batches",
         "facts",
@@ -144,7 +144,7 @@ class Driver:
         self._ended = False
         self._error: Exception | None = None  # that ended it, until `on_end` gets it
         self._over: asyncio.Event | None = None  # made by the first `wait_ended`
-        self._story = Story()
+        self._trace = EventTrace()
 
     # ---- the mailbox ------------------------------------------------------------------------------------------------
 
@@ -284,11 +284,11 @@ class Driver:
         if self._ended or (life is not None and life.done()):  # `_is_over` inlined: checked twice a turn
             return
         mailbox, self._mailbox = self._mailbox, []
-        if len(mailbox) > BATCH_MAX:
-            self._mailbox = mailbox[BATCH_MAX:]
-            del mailbox[BATCH_MAX:]
+        if len(mailbox) > FACTS_PER_BATCH_MAX:
+            self._mailbox = mailbox[FACTS_PER_BATCH_MAX:]
+            del mailbox[FACTS_PER_BATCH_MAX:]
         self.batches += 1
-        handle, note = self.machine.handle, self._story.note
+        handle, note = self.machine.handle, self._trace.note
         try:
             for fact in mailbox:  # facts posted meanwhile wait for the next turn
                 self.facts += 1
@@ -321,7 +321,7 @@ class Driver:
     def _finish(self, error: Exception | None) -> None:
         """End: no further turn runs."""
         if error is not None:
-            error.add_note(self._story.text(self.name))
+            error.add_note(self._trace.text(self.name))
         if self._life is None:
             self._end(error)
         elif error is None:
@@ -370,7 +370,7 @@ class Driver:
         self._send = _send_nothing
         self._on_event = _ignore
         self._metadata = self._persist = None
-        self._story = Story()
+        self._trace = EventTrace()
 
     # ---- performing effects -----------------------------------------------------------------------------------------
 
@@ -391,7 +391,7 @@ class Driver:
         shared = self._shared
         if shared is not None and effect.can_wait:
             self._timers[key] = shared.deferrable.call_later(after_s, self._fire, key)
-        elif shared is not None and after_s >= FAR_S:
+        elif shared is not None and after_s >= SHARED_TIMER_MIN_S:
             self._timers[key] = shared.far.call_later(after_s, self._fire, key)
         else:
             loop = asyncio.get_running_loop()

@@ -30,7 +30,7 @@ from typing import IO
 from dlog.errors import ConfigError, UnavailableError
 from dlog.hostport import bare_host, join_host_port
 from dlog.io.children import die_with_parent
-from dlog.io.file_errors import is_misuse, named_errors, what_happened, what_to_do
+from dlog.io.file_errors import describe_error, is_misuse, named_errors, remedy_for
 from dlog.io.listening import is_free as _is_free
 from dlog.io.machine_memory import memory_bytes
 
@@ -39,13 +39,13 @@ JARS_ENV = "DLOG_ZOOKEEPER_JARS"
 CONFIG, DATA = "zoo.cfg", "data"  # in the server's directory
 OUTPUT, EARLIER_OUTPUT = "server.log", "server.log.1"  # output of the current server and of the one before it
 HEAP_MIN_MIB, HEAP_MAX_MIB = 128, 1024  # default size; collecting a larger heap takes seconds: sessions may expire
-HEAP_LEAST_MIB = 16  # with less it does not start
+HEAP_USABLE_MIN_MIB = 16  # with less it does not start
 HEAP_OF_MEMORY = 8  # default: the machine's memory divided by this
 STREAMS_PER_HEAP_MIB = 150  # with one segment each, and the watches of one owner
 TICK_MS = 500  # session timeouts are 2 to 20 ticks: 1 s to 10 s
 START_TIMEOUT_S = 60.0
-ANSWER_MIN_S = 0.1  # first timeout of a `srvr` request during start: one sent too early may never get a response
-ANSWER_MAX_S = 2.0
+PROBE_TIMEOUT_MIN_S = 0.1  # first timeout of a `srvr` request during start: one sent too early may never get a response
+PROBE_TIMEOUT_MAX_S = 2.0
 TAIL_BYTES = 16 * 1024  # of the output, searched for `last_words`
 _PORTS = range(20_000, 32_000)  # below the kernel's ephemeral ports
 STOP_TIMEOUT_S = 5.0
@@ -249,7 +249,7 @@ class EmbeddedZooKeeper:
                 return self._begin(port)
         except OSError as error:
             kind = ConfigError if is_misuse(error) else ZooKeeperStartError
-            raise kind(f"{what_happened(error)}; {what_to_do(error)}") from error
+            raise kind(f"{describe_error(error)}; {remedy_for(error)}") from error
 
     def _begin(self, port: int) -> _Running:
         java, jars = find_java(), find_jars(self._jars)
@@ -311,7 +311,7 @@ class EmbeddedZooKeeper:
         )
 
     async def _wait_answer(self, running: _Running, port: int) -> None:
-        patience_s = ANSWER_MIN_S
+        patience_s = PROBE_TIMEOUT_MIN_S
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 while True:
@@ -320,7 +320,7 @@ class EmbeddedZooKeeper:
                             if await _answers(self.host, port):
                                 return
                     except TimeoutError:
-                        patience_s = min(2 * patience_s, ANSWER_MAX_S)
+                        patience_s = min(2 * patience_s, PROBE_TIMEOUT_MAX_S)
                     code = running.process.poll()
                     if code is not None:
                         raise ZooKeeperStartError(
@@ -421,8 +421,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not 0 <= options.port < 65536:
         parser.error(f"--port must be between 0 and 65535: {options.port}")
-    if options.heap_mib and options.heap_mib < HEAP_LEAST_MIB:
-        parser.error(f"--heap-mib must be 0 or at least {HEAP_LEAST_MIB}: {options.heap_mib}")
+    if options.heap_mib and options.heap_mib < HEAP_USABLE_MIN_MIB:
+        parser.error(f"--heap-mib must be 0 or at least {HEAP_USABLE_MIN_MIB}: {options.heap_mib}")
     from dlog.io import process  # here, so that importers of this module do not load it
 
     return process.run(lambda: _serve(options.dir, options.host, options.port, options.jars, options.heap_mib))

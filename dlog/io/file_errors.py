@@ -42,11 +42,11 @@ def names_file(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.filename is not None
 
 
-def what_happened(error: OSError) -> str:
+def describe_error(error: OSError) -> str:
     return f"{(error.strerror or str(error)).lower()}: file={error.filename}"
 
 
-def what_to_do(error: OSError) -> str:
+def remedy_for(error: OSError) -> str:
     number = error.errno or 0
     return _MISUSED.get(number) or _FAILED.get(number) or "check the disk and the system log (dmesg)"
 

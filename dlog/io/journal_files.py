@@ -23,10 +23,10 @@ from dlog.bookie.journal import (
     HEADER_BYTES,
     Damage,
     Group,
+    GroupAllocator,
     JournalDamaged,
     JournalFile,
-    JournalPlan,
-    Mark,
+    JournalMark,
     Record,
     file_header,
     replay,
@@ -70,19 +70,19 @@ class JournalFiles:
                     self._ids.add(int(named[2], 16))
                 else:
                     self._spares.append(name)
-        self._is_refused_here = False  # a failed write may have left a whole group after the mark: write over it
-        self._plan: JournalPlan | None = None
+        self._must_overwrite = False  # a failed write may have left a whole group after the mark: write over it
+        self._plan: GroupAllocator | None = None
         self._file: File | None = None
 
     @property
-    def mark(self) -> Mark:
+    def mark(self) -> JournalMark:
         """Position after the last durable group."""
         assert self._plan is not None
         return self._plan.mark
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
-    def replay(self, mark: Mark, on_damage: Callable[[Damage], None]) -> Iterator[Group]:
+    def replay(self, mark: JournalMark, on_damage: Callable[[Damage], None]) -> Iterator[Group]:
         """Groups after `mark`; see dlog/bookie/journal.py. A damaged header is damage of the whole file."""
         files: list[JournalFile] = []
         opened: list[File] = []
@@ -103,7 +103,7 @@ class JournalFiles:
 
     # ---- writing -----------------------------------------------------------------------------------------------------
 
-    def start(self, after: Mark) -> Mark:
+    def start(self, after: JournalMark) -> JournalMark:
         """Open a new file after all existing ones; return the mark at its beginning, where `write` continues.
 
         after: position after the last replayed group. The caller makes a checkpoint with the returned mark before the
@@ -112,11 +112,11 @@ class JournalFiles:
         self._next_id = max([after.file, *self._ids]) + 1
         with self._lock:
             file_id, seed, self._file = self._make()
-        mark = Mark(file_id, HEADER_BYTES, after.group, after.sequence)
-        self._plan = JournalPlan(mark, self._file_bytes, seed)
+        mark = JournalMark(file_id, HEADER_BYTES, after.group, after.sequence)
+        self._plan = GroupAllocator(mark, self._file_bytes, seed)
         return mark
 
-    def write(self, records: Sequence[Record]) -> Mark:
+    def write(self, records: Sequence[Record]) -> JournalMark:
         """Write one group: one write, one datasync. Returns the mark after it.
 
         Raises OSError. With NO_SPACE the group does not count and later calls may succeed; after any other error the
@@ -124,7 +124,7 @@ class JournalFiles:
         """
         plan = self._plan
         assert plan is not None and self._file is not None
-        if not self._is_refused_here and plan.must_roll(sum([len(r.payload) for r in records]), len(records)):
+        if not self._must_overwrite and plan.must_roll(sum([len(r.payload) for r in records]), len(records)):
             file_id, seed, file = self._take_next()
             self._file.close()
             self._file = file
@@ -135,10 +135,10 @@ class JournalFiles:
             self._file.pwritev(buffers, offset)
         except OSError:
             plan.mark = before  # the next group gets the same number and offset
-            self._is_refused_here = True
+            self._must_overwrite = True
             raise
         self._file.datasync()
-        self._is_refused_here = False
+        self._must_overwrite = False
         return plan.mark
 
     def _take_next(self) -> tuple[int, int, File]:
@@ -156,7 +156,7 @@ class JournalFiles:
                 if len(self._ready) < ahead:
                     self._ready.append(self._make())
 
-    def release(self, mark: Mark) -> None:
+    def release(self, mark: JournalMark) -> None:
         """Recycle the files before the mark's: all checkpointed."""
         with self._lock:  # `_make` adds ids
             checkpointed = sorted(file_id for file_id in self._ids if file_id < mark.file)

@@ -34,7 +34,7 @@ from dlog.bookie.entry_log import (
 from dlog.bookie.id_set import IdSet, decode_id_set
 from dlog.bookie.index import (
     CHUNK_ENTRIES,
-    PLACE_BYTES,
+    LOCATION_BYTES,
     TRAILER_BYTES,
     LedgerRow,
     MergeSource,
@@ -42,21 +42,21 @@ from dlog.bookie.index import (
     RunBuilder,
     RunTable,
     locate,
+    location_at,
     merge,
-    pack_place,
+    pack_location,
     parse_chunk,
     parse_footer,
     parse_trailer,
-    place_at,
     run_header,
     runs_to_merge,
 )
-from dlog.bookie.journal import Mark
+from dlog.bookie.journal import JournalMark
 from dlog.bookie.manifest import LogFile, Manifest, RunFile, decode, encode
 from dlog.errors import DamagedError
-from dlog.io.disk import BLOCK_BYTES, Disk, File, read_whole, write_whole
+from dlog.io.disk import BLOCK_BYTES, Disk, File, read_file, replace_file
 from dlog.io.open_logs import OpenLogs
-from dlog.io.reserve import Reserve
+from dlog.io.reserve import SpaceReserve
 from dlog.wire.framing import Buffer
 
 MANIFEST = "MANIFEST"
@@ -64,7 +64,7 @@ GONE = "GONE"
 _OURS = ("index-", "entries-")
 _WRITE_BYTES = 1 << 20
 _ALONE_BYTES = 32 << 10  # entries of this average size or more are read one by one
-_CHUNK_PLACES = CHUNK_ENTRIES * PLACE_BYTES
+_CHUNK_PLACES = CHUNK_ENTRIES * LOCATION_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Usage:
 
 
 @dataclass(slots=True)
-class _Victim:
+class _CompactedLog:
     """An entry log in compaction, with its ledgers not yet copied, in order. left_bytes: still to be copied at most."""
 
     log: LogFile
@@ -136,13 +136,13 @@ class LedgerDir:
     ) -> None:
         self._disk = disk
         self._directory = directory
-        self.reserve = Reserve(disk, directory, reserve_bytes)
+        self.reserve = SpaceReserve(disk, directory, reserve_bytes)
         self._entry_log_bytes = entry_log_bytes
         self._blocks: memoryview | None = None  # write buffer of `flush`
         self._runs: tuple[_Run, ...] = ()  # oldest first; replaced as a whole
         self._logs = OpenLogs(self._open_log, self._has_log, entry_logs_open_max)
-        self._victim: _Victim | None = None
-        self._unmovable: set[int] = set()  # damaged logs: never compacted
+        self._victim: _CompactedLog | None = None
+        self._damaged_logs: set[int] = set()  # damaged logs: never compacted
         self.gone = IdSet()  # buried ledgers; replaced as a whole
         self.manifest = Manifest()
 
@@ -151,7 +151,7 @@ class LedgerDir:
 
         Raises DamagedError if manifest, GONE or index are damaged.
         """
-        data = read_whole(self._disk, self._directory, MANIFEST)
+        data = read_file(self._disk, self._directory, MANIFEST)
         if data is not None:
             try:
                 self.manifest = decode(data)
@@ -162,7 +162,7 @@ class LedgerDir:
                 f"MANIFEST is missing in a directory that holds entries; put it back, or treat all directories of "
                 f"this bookie as lost: dir={self._directory}"
             )
-        gone = read_whole(self._disk, self._directory, GONE)
+        gone = read_file(self._disk, self._directory, GONE)
         if gone is not None:
             try:
                 self.gone = decode_id_set(gone)
@@ -237,7 +237,7 @@ class LedgerDir:
             file = self._disk.open(f"{self._directory}/{_log_name(number)}")
         except FileNotFoundError as error:
             raise DamagedError(f"an entry log is missing: dir={self._directory} log={number}") from error
-        file.read_as_asked()
+        file.disable_read_ahead()
         return file
 
     def _has_log(self, number: int) -> bool:
@@ -245,7 +245,7 @@ class LedgerDir:
 
     # ---- flushing ----------------------------------------------------------------------------------------------------
 
-    def flush(self, entries: Half, rows: Iterable[LedgerRow], mark: Mark, *, limbo: bool = False) -> None:
+    def flush(self, entries: Half, rows: Iterable[LedgerRow], mark: JournalMark, *, limbo: bool = False) -> None:
         """Make entries and ledger states durable and move the journal mark; then lookups find them.
 
         limbo: set the limbo flag for good. Raises OSError; after NO_SPACE nothing has changed: repeat the flush.
@@ -282,11 +282,11 @@ class LedgerDir:
             file = self._logs.get(log.log)
         else:
             file = self._create(_log_name(log.log))
-            file.read_as_asked()
+            file.disable_read_ahead()
             self._logs.add(log.log, file)
         if self._blocks is None:
             self._blocks = memoryview(mmap.mmap(-1, _WRITE_BYTES))
-        writer = _BlockAppender(file, log.length, self._blocks)
+        writer = _DirectWriter(file, log.length, self._blocks)
         file.reserve(sum(_entries_bytes(held) for held in entries.values()), log.length)
         if log.length == 0:
             writer.add(log_header(log.log))
@@ -328,9 +328,9 @@ class LedgerDir:
         """
         self._disk.sync_dir(self._directory)
         if frees:
-            self.reserve.write_whole(MANIFEST, encode(manifest))
+            self.reserve.replace_file(MANIFEST, encode(manifest))
         else:
-            write_whole(self._disk, self._directory, MANIFEST, encode(manifest))
+            replace_file(self._disk, self._directory, MANIFEST, encode(manifest))
         self.manifest = manifest
         self._runs = runs
 
@@ -378,7 +378,7 @@ class LedgerDir:
         """Record in GONE that these ledgers are deleted; durable on return. Without space the reserve is given up.
         Raises OSError; then nothing has changed."""
         gone = self.gone.union(ledgers)
-        self.reserve.write_whole(GONE, gone.encode())
+        self.reserve.replace_file(GONE, gone.encode())
         self.gone = gone
 
     def collect(self) -> Usage:
@@ -414,7 +414,7 @@ class LedgerDir:
             self._merge_newest(len(self._runs))
 
     def hold_reserve(self) -> None:
-        """See Reserve.hold. Raises OSError."""
+        """See SpaceReserve.hold. Raises OSError."""
         self.reserve.hold(len(self.gone.encode()) + len(encode(self.manifest)))
 
     def _live_bytes(self, log: LogFile) -> int:
@@ -457,7 +457,7 @@ class LedgerDir:
             with _unreadable_is_damaged():
                 entries, size = self._entries_to_move(victim, bytes_max)
         except DamagedError:
-            self._unmovable.add(victim.log.log)
+            self._damaged_logs.add(victim.log.log)
             raise
         if entries:
             self.flush(entries, (), self.manifest.mark)
@@ -467,26 +467,26 @@ class LedgerDir:
             self._drop_logs([victim.log])
         return size
 
-    def _choose_victim(self, below: float) -> _Victim | None:
+    def _choose_victim(self, below: float) -> _CompactedLog | None:
         """The full log with the smallest live share, if below `below`."""
         best, least = None, below
         for log in self.manifest.logs:
-            if log.log in self._unmovable or log.length < self._entry_log_bytes:
+            if log.log in self._damaged_logs or log.length < self._entry_log_bytes:
                 continue
             try:
                 with _unreadable_is_damaged():
                     contents = list(self._contents(log))
             except DamagedError:
-                self._unmovable.add(log.log)
+                self._damaged_logs.add(log.log)
                 continue
             total = sum(size for _, size in contents)
             live = sum(size for ledger, size in contents if ledger not in self.gone)
             share = live / max(1, total)
             if share < least:
-                best, least = _Victim(log, deque(sorted({ledger for ledger, _ in contents})), live), share
+                best, least = _CompactedLog(log, deque(sorted({ledger for ledger, _ in contents})), live), share
         return best
 
-    def _entries_to_move(self, victim: _Victim, bytes_max: int) -> tuple[Half, int]:
+    def _entries_to_move(self, victim: _CompactedLog, bytes_max: int) -> tuple[Half, int]:
         """Next entries indexed in this log, up to about bytes_max, at least one if any. Ledgers without more of them
         are removed from the victim. Raises DamagedError."""
         entries: Half = {}
@@ -494,7 +494,7 @@ class LedgerDir:
         while victim.ledgers:
             ledger = victim.ledgers[0]
             if ledger not in self.gone:
-                for place in self._places_in(victim.log.log, ledger):
+                for place in self._live_locations_in(victim.log.log, ledger):
                     (packet,) = self._read(ledger, [place])
                     entries.setdefault(ledger, {})[place.entry] = Stored(packet, crc32c(packet))
                     size += place.length
@@ -503,14 +503,14 @@ class LedgerDir:
             victim.ledgers.popleft()
         return entries, size
 
-    def _places_in(self, log: int, ledger: int) -> Iterator[Place]:
+    def _live_locations_in(self, log: int, ledger: int) -> Iterator[Place]:
         """Locations of the ledger's entries whose newest location is in this log."""
         for age, run in enumerate(self._runs):
             newer = [_ChunkFinder(later, ledger) for later in self._runs[age + 1 :]]
             for row in run.table.rows_of(ledger):
                 places = parse_chunk(run.read_chunk(row), ledger)
-                for number in range(len(places) // PLACE_BYTES):
-                    place = place_at(places, number)
+                for number in range(len(places) // LOCATION_BYTES):
+                    place = location_at(places, number)
                     if place.log == log and not any(finder.has(place.entry) for finder in newer):
                         yield place
 
@@ -597,7 +597,7 @@ class _Appender:
         self._buffers, self._gathered = [], 0
 
 
-class _BlockAppender:
+class _DirectWriter:
     """Copies buffers into whole blocks and writes them past the page cache.
 
     Flushed entries are in the bookie's caches or will hardly be read soon. Writing through the page cache would cost
@@ -648,14 +648,14 @@ def _entries_bytes(entries: dict[int, Stored]) -> int:
 
 
 def _append_ledger(
-    writer: _BlockAppender, log: int, ledger: int, entries: dict[int, Stored], builder: RunBuilder, chunks: list[bytes]
+    writer: _DirectWriter, log: int, ledger: int, entries: dict[int, Stored], builder: RunBuilder, chunks: list[bytes]
 ) -> tuple[int, int, int]:
     """Append one ledger's entries in order; returns its line of the table of contents."""
     begin = writer.offset
     places: list[bytes] = []
     for entry in sorted(entries):
         stored = entries[entry]
-        places.append(pack_place(entry, log, len(stored.packet), writer.offset))
+        places.append(pack_location(entry, log, len(stored.packet), writer.offset))
         writer.add(entry_head(stored))
         writer.add(stored.packet)
     packed = b"".join(places)
@@ -681,12 +681,12 @@ def _stored(log: File, places: Sequence[Place]) -> Iterator[tuple[bytes, bytes]]
 
 def _gather(run: _Run, row: int, places: bytes, number: int, entries_max: int, bytes_max: int) -> list[Place]:
     """Locations from `number` on, consecutive in entry id and on disk, within the limits, across chunks."""
-    found = [place_at(places, number)]
+    found = [location_at(places, number)]
     size = found[0].length
     ledger = run.table.ledger(row)
     while len(found) < entries_max:
         number += 1
-        if number * PLACE_BYTES == len(places):
+        if number * LOCATION_BYTES == len(places):
             if not run.table.goes_on(row):
                 break
             row, number = row + 1, 0
@@ -694,7 +694,7 @@ def _gather(run: _Run, row: int, places: bytes, number: int, entries_max: int, b
                 places = parse_chunk(run.read_chunk(row), ledger)
             except DamagedError:
                 break  # a lookup of an entry in this chunk reports it
-        before, place = found[-1], place_at(places, number)
+        before, place = found[-1], location_at(places, number)
         size += place.length
         if (
             place.entry != before.entry + 1

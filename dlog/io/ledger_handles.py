@@ -17,9 +17,9 @@ from dlog.errors import ClosedError, DLogError
 from dlog.io import metrics
 from dlog.io.driver import Driver, Sink
 from dlog.ledger.adding import Add, Close, Closed, LedgerAdder
-from dlog.ledger.reading import LedgerReader as ReadingMachine
-from dlog.ledger.reading import Read, ReadDone, UseMetadata
-from dlog.ledger.tailing import LacSeen, LearnLac, LearnMetadata, LedgerTailer, WaitLac
+from dlog.ledger.reading import EntryReader as ReadingMachine
+from dlog.ledger.reading import ReadDone, ReadLedger, UseMetadata
+from dlog.ledger.tailing import LearnLac, LearnMetadata, LedgerLac, LedgerTailer, WaitLac
 from dlog.machine import Machine
 from dlog.model.ids import NO_ENTRY, EntryId, LedgerId
 from dlog.model.ledger import LedgerMetadata
@@ -170,7 +170,7 @@ class LedgerReader:
         """`read` without copying: payloads are views of the receive buffer. They stay valid, but one that is kept
         keeps its whole buffer in memory."""
         assert 0 <= first <= self._lac, f"read above the LAC: first={first} lac={self._lac}"
-        done: ReadDone = await self._reading.ask(Read(first, EntryId(min(last, self._lac)), max_bytes))
+        done: ReadDone = await self._reading.ask(ReadLedger(first, EntryId(min(last, self._lac)), max_bytes))
         _count_read(len(done.entries))
         return [entry.payload for entry in done.entries]
 
@@ -243,7 +243,7 @@ class LedgerReader:
         self._following = True
         self._tailing.submit(WaitLac(self._lac), self._note_lac)
 
-    def _note_lac(self, result: LacSeen | DLogError) -> None:
+    def _note_lac(self, result: LedgerLac | DLogError) -> None:
         self._following = False
         if not self._open:
             return

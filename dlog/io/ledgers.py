@@ -36,7 +36,7 @@ from dlog.errors import (
     NotEnoughBookiesError,
 )
 from dlog.events import Event, LedgerHandleFailed, LedgerIdInUse, LedgerOpened
-from dlog.io.bookie_client import Asker, BookieClient, Resolve
+from dlog.io.bookie_client import BookieClient, BookieRequester, Resolve
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.driver import Driver
 from dlog.io.ledger_handles import LedgerReader, LedgerWriter
@@ -45,7 +45,7 @@ from dlog.ledger.adding import AddingOptions, LedgerAdder
 from dlog.ledger.finding import FindTail, TailFinder
 from dlog.ledger.placement import Placement, RandomPlacement
 from dlog.ledger.recovery import LedgerRecoverer, Recover, Recovered, RecoveryOptions
-from dlog.ledger.tailing import LacSeen, LedgerTailer, ReadLac
+from dlog.ledger.tailing import LedgerLac, LedgerTailer, ReadLac
 from dlog.ledger.verifying import LedgerVerifier, Verified, Verify
 from dlog.ledger.vetting import LedgerVetter, Vet, Vetted
 from dlog.machine import Conflict, Machine, Missing, OutcomeUnknown, Versioned
@@ -57,7 +57,7 @@ from dlog.wire.digest import Digest
 
 CREATE_ATTEMPTS = 64  # ids tried per ledger; ids are in use if the generator was restored from a backup
 AHEAD_MAX = 2048  # ids drawn at once to get past those in use
-_ASK_AGAIN_S = 0.2  # until bookies that did not confirm an unused id are asked again, if there are no others
+_VET_RETRY_S = 0.2  # until bookies that did not confirm an unused id are asked again, if there are no others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +110,9 @@ class Ledgers:
         self._clock = clock
         self._tasks = asyncio.TaskGroup()
         self._open = False
-        self._drivers: dict[Driver, tuple[Asker, LedgerId]] = {}
+        self._drivers: dict[Driver, tuple[BookieRequester, LedgerId]] = {}
         self._on_end = self._forget  # one bound method for all drivers
-        self._watches: dict[_Watch, None] = {}
+        self._watches: dict[_MetadataRefresher, None] = {}
 
     async def __aenter__(self) -> Ledgers:
         await self._tasks.__aenter__()
@@ -192,7 +192,7 @@ class Ledgers:
                     if not silent or self._clock.monotonic_s() >= give_up_s:
                         raise
                     silent.clear()
-                    await asyncio.sleep(_ASK_AGAIN_S)
+                    await asyncio.sleep(_VET_RETRY_S)
                     continue
                 vetted: Vetted = await vetter.ask(Vet(ensemble, self.options.vet_s))
                 if vetted.known_to:
@@ -246,7 +246,7 @@ class Ledgers:
         digest = self._digest(ledger, metadata, password)
         if metadata.is_closed or last_entry is not None:
             return LedgerReader(ledger, metadata, digest, self._start, last_entry, _nothing)
-        watch = _Watch(ledger, self._metadata, self._tasks, self._unwatch)
+        watch = _MetadataRefresher(ledger, self._metadata, self._tasks, self._unwatch)
         reader = LedgerReader(ledger, metadata, digest, self._start, None, watch.stop)
         self._watches[watch] = None
         watch.begin(reader)
@@ -273,7 +273,7 @@ class Ledgers:
             return metadata.last_entry
         machine = LedgerTailer(ledger, metadata, self._digest(ledger, metadata, password))
         async with self._visiting(machine, ledger, "prober") as driver:
-            seen: LacSeen = await driver.ask(ReadLac())
+            seen: LedgerLac = await driver.ask(ReadLac())
             return seen.lac
 
     async def find_tail(self, ledger: LedgerId, *, password: bytes | None = None) -> EntryId:
@@ -287,7 +287,7 @@ class Ledgers:
             return metadata.last_entry
         machine = TailFinder(ledger, self._digest(ledger, metadata, password))
         async with self._visiting(machine, ledger, "finder") as driver:
-            seen: LacSeen = await driver.ask(FindTail())
+            seen: LedgerLac = await driver.ask(FindTail())
             return seen.lac
 
     async def verify(self, ledger: LedgerId, *, password: bytes | None = None) -> Verified:
@@ -301,7 +301,7 @@ class Ledgers:
             verified: Verified = await driver.ask(Verify(last))
             return verified
 
-    def asker(self) -> Asker:
+    def asker(self) -> BookieRequester:
         """A sender of requests to single bookies, for reading replicas one by one. Close it."""
         return self._bookies.asker()
 
@@ -322,7 +322,7 @@ class Ledgers:
         """Delete its metadata; bookies collect the entries later. Idempotent."""
         await self._metadata.delete(LedgerKey(ledger))
 
-    async def who_knows(self, ledger: LedgerId, bookies: Collection[BookieId]) -> Vetted:
+    async def find_holders(self, ledger: LedgerId, bookies: Collection[BookieId]) -> Vetted:
         """Ask which of these bookies hold entries of the ledger, in metadata or not."""
         async with self._visiting(LedgerVetter(ledger), ledger, "vetter") as vetter:
             vetted: Vetted = await vetter.ask(Vet(tuple(sorted(bookies)), self.options.vet_all_s))
@@ -377,7 +377,7 @@ class Ledgers:
         driver.begin(self._on_end)
         return driver
 
-    def _unwatch(self, watch: _Watch) -> None:
+    def _unwatch(self, watch: _MetadataRefresher) -> None:
         self._watches.pop(watch, None)
 
     def _forget(self, driver: Driver, error: Exception | None) -> None:
@@ -394,11 +394,15 @@ class Ledgers:
         return sorted(self._metadata.known_members().writable.keys() - set(exclude))
 
 
-class _Watch:
+class _MetadataRefresher:
     """Reads metadata again for a reader when a watch fires. A lost watch only costs time: the tailer polls, too."""
 
     def __init__(
-        self, ledger: LedgerId, metadata: Metadata, tasks: asyncio.TaskGroup, on_end: Callable[[_Watch], None]
+        self,
+        ledger: LedgerId,
+        metadata: Metadata,
+        tasks: asyncio.TaskGroup,
+        on_end: Callable[[_MetadataRefresher], None],
     ) -> None:
         self._ledger = ledger
         self._metadata = metadata

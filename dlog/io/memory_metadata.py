@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from dlog.errors import CookieError
 from dlog.io.clock import SYSTEM_CLOCK, Clock
-from dlog.io.metadata import Absent, BookieInfo, Members, ProxyInfo, SessionState, StreamHead, Unsubscribe
+from dlog.io.metadata import AbsentStream, BookieInfo, Members, ProxyInfo, SessionState, StreamHead, Unsubscribe
 from dlog.machine import Conflict, Key, Missing, Outcome, OutcomeUnknown, Versioned
 from dlog.model.ids import BookieId, LedgerId, ProxyId, StreamName
 from dlog.model.ledger import LedgerKey
@@ -43,7 +43,7 @@ class MemoryMetadata:
         """Do nothing: the state never changes."""
         return _nothing
 
-    def silent_s(self) -> float:
+    def unresponsive_s(self) -> float:
         """Always 0."""
         return 0.0
 
@@ -57,7 +57,7 @@ class MemoryMetadata:
     async def compare_and_set(self, key: Key, value: object, version: object) -> Outcome:
         await asyncio.sleep(0)
         now = self._values.get(key)
-        if isinstance(version, Absent):
+        if isinstance(version, AbsentStream):
             if version.deletions != self._deletions:
                 return Missing()
             version = None
@@ -167,11 +167,11 @@ class MemoryMetadata:
         self._versions += 1
         self._cookies[bookie] = Versioned(text, self._versions)
 
-    async def read_mark(self, bookie: BookieId) -> Versioned | Missing:
+    async def read_gc_mark(self, bookie: BookieId) -> Versioned | Missing:
         await asyncio.sleep(0)
         return self._marks.get(bookie) or Missing()
 
-    async def write_mark(self, bookie: BookieId, text: str, version: object) -> Outcome:
+    async def write_gc_mark(self, bookie: BookieId, text: str, version: object) -> Outcome:
         await asyncio.sleep(0)
         now = self._marks.get(bookie)
         if (now.version if now is not None else None) != version:

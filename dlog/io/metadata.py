@@ -62,7 +62,7 @@ class Members:
     write_proxies: dict[ProxyId, ProxyInfo]
     read_proxies: dict[ProxyId, ProxyInfo]
 
-    def peer_of(self, address: str) -> str:
+    def peer_address_of(self, address: str) -> str:
         """The address at which other proxies reach the proxy identified by `address`."""
         for proxies in (self.write_proxies, self.read_proxies):
             for info in proxies.values():
@@ -72,7 +72,7 @@ class Members:
 
 
 @dataclass(frozen=True, slots=True)
-class Absent:
+class AbsentStream:
     """Version of a stream that does not exist. deletions: `Metadata.deletions`, read before the creation.
 
     A creation with it fails if any stream was deleted since, so a delayed one cannot create its stream a second time.
@@ -106,7 +106,7 @@ class Metadata(Protocol):
 
     def on_state(self, callback: Callable[[SessionState], None]) -> Unsubscribe: ...
 
-    def silent_s(self) -> float:
+    def unresponsive_s(self) -> float:
         """Seconds since the oldest pending request was sent or the connection was lost; 0: neither."""
         ...
 
@@ -193,11 +193,11 @@ class Metadata(Protocol):
         """Write a cookie; version None creates it. Raises CookieError on a conflict."""
         ...
 
-    async def read_mark(self, bookie: BookieId) -> Versioned | Missing:
-        """Read the text of a bookie's garbage collection mark (dlog/bookie/collecting.py), not from a cache."""
+    async def read_gc_mark(self, bookie: BookieId) -> Versioned | Missing:
+        """Read the text of a bookie's garbage collection mark (dlog/bookie/garbage_collection.py), not from a cache."""
         ...
 
-    async def write_mark(self, bookie: BookieId, text: str, version: object) -> Outcome:
+    async def write_gc_mark(self, bookie: BookieId, text: str, version: object) -> Outcome:
         """Write the mark; version None creates it. Returns OutcomeUnknown as `compare_and_set`."""
         ...
 

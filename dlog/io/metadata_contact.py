@@ -17,7 +17,7 @@ from dlog.io.metrics import METADATA_CONNECTED
 
 
 @contextmanager
-def contact_told(metadata: Metadata, tell: Callable[[Event], None]) -> Iterator[None]:
+def connection_events(metadata: Metadata, tell: Callable[[Event], None]) -> Iterator[None]:
     """Report each loss and return of the metadata connection in this context."""
     contact = _Contact(tell)
     unsubscribe = metadata.on_state(contact.hear)

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from types import TracebackType
 
+from dlog.stores.cold.locations import Location, parse_root
 from dlog.stores.cold.objects import Found, ObjectWriter
 from dlog.stores.cold.objects import Objects as Kind
 from dlog.stores.cold.options import ColdOptions
-from dlog.stores.cold.places import Location, parse_root
 
 
 class Objects:

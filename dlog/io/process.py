@@ -26,8 +26,8 @@ from dlog.hostport import bare_host, is_any_host
 from dlog.io import logs, metrics
 from dlog.io.children import on_signals
 from dlog.io.cycle_collector import THRESHOLDS, CycleCollector
-from dlog.io.file_errors import is_misuse, names_file, what_happened, what_to_do
-from dlog.io.late_timer import LateTimer
+from dlog.io.file_errors import describe_error, is_misuse, names_file, remedy_for
+from dlog.io.lateness_timer import LatenessTimer
 from dlog.io.settings import HELD
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -56,7 +56,7 @@ def run(main: Callable[[], Awaitable[int]]) -> int:
     _fill_standard_descriptors()
     keep_freed_memory()
     raise_file_limit()
-    if not _may_begin():
+    if not _wait_for_parent():
         return 1
     try:
         return _exit_code(main)
@@ -107,7 +107,7 @@ def _forget_unwritten() -> None:
                 os.dup2(nowhere.fileno(), stream.fileno())
 
 
-def _may_begin() -> bool:
+def _wait_for_parent() -> bool:
     """If the parent started us early (DLOG_HELD), wait for a byte on stdin before starting: modules are loaded while
     other processes are not ready yet. Return False if the parent has ended."""
     return not os.environ.pop(HELD, "") or (sys.stdin is not None and bool(sys.stdin.buffer.read(1)))
@@ -178,7 +178,7 @@ def keep_freed_memory() -> None:
     mallopt(_M_ARENA_MAX, 1)
 
 
-def give_way() -> None:
+def use_batch_scheduling() -> None:
     """Use Linux's scheduling policy SCHED_BATCH, so that this process does not preempt the process that wakes it.
 
     For a process that receives many small messages from processes on the same machine: a sender to three of us sends
@@ -203,7 +203,7 @@ class StallWatch:
 
     def __init__(self, on_stall: Callable[[float], None]) -> None:
         self._on_stall = on_stall
-        self._timer = LateTimer(_STALL_EVERY_S, self._look)
+        self._timer = LatenessTimer(_STALL_EVERY_S, self._look)
 
     def start(self) -> None:
         """Start on the running event loop."""
@@ -232,7 +232,7 @@ def _say(error: DLogError) -> int:
 
 def _say_file(error: BaseException) -> int:
     assert isinstance(error, OSError)
-    sys.stderr.write(f"{type(error).__name__}: {what_happened(error)}; {what_to_do(error)}\n")
+    sys.stderr.write(f"{type(error).__name__}: {describe_error(error)}; {remedy_for(error)}\n")
     return 2 if is_misuse(error) else 1
 
 

@@ -20,12 +20,12 @@ import contextlib
 import hashlib
 import threading
 
-from dlog.io.disk import NO_SPACE, Disk, write_whole
+from dlog.io.disk import NO_SPACE, Disk, replace_file
 
 RESERVE = "RESERVE"
 
 
-class Reserve:
+class SpaceReserve:
     """The reserve of one directory. size_bytes: its intended size; at least half is kept; 0: no reserve. Safe to use
     from several threads."""
 
@@ -84,11 +84,11 @@ class Reserve:
         self._disk.sync_dir(self._directory)  # some file systems reuse the blocks only after this
         return True
 
-    def write_whole(self, name: str, data: bytes) -> None:
-        """As dlog.io.disk.write_whole; without enough free space, delete the reserve and try again."""
+    def replace_file(self, name: str, data: bytes) -> None:
+        """As dlog.io.disk.replace_file; without enough free space, delete the reserve and try again."""
         try:
-            write_whole(self._disk, self._directory, name, data)
+            replace_file(self._disk, self._directory, name, data)
         except OSError as error:
             if error.errno not in NO_SPACE or not self.give_up():
                 raise
-            write_whole(self._disk, self._directory, name, data)
+            replace_file(self._disk, self._directory, name, data)

@@ -14,9 +14,9 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from dlog.options import MiB
+from dlog.stores.cold.locations import Location
 from dlog.stores.cold.objects import Buffer, Found
 from dlog.stores.cold.options import ColdOptions
-from dlog.stores.cold.places import Location
 from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreError, StoreUnavailableError
 
 PART_BYTES = 16 * MiB  # of one uploaded part; two of them are in memory while an object is written

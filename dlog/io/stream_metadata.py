@@ -44,7 +44,7 @@ class StreamVersion:
     life: str  # incarnation id; "": none was assigned
 
 
-def life_path(root: str, life: str) -> str:
+def incarnation_path(root: str, life: str) -> str:
     """Path of the znode that identifies one incarnation of the stream."""
     return f"{root}/life-{life}"
 
@@ -55,7 +55,7 @@ def plan_removal(root: str, life: str, owner_version: int, below: list[str], at_
     The znodes that identify the stream, `owner` and `life-*` among them, go together and last: until then a reader
     finds that it was deleted, and in which incarnation. Every multi checks both, so none touches the next stream.
     """
-    same: list[Op] = [Check(life_path(root, life), 0), Check(f"{root}/owner", owner_version)]
+    same: list[Op] = [Check(incarnation_path(root, life), 0), Check(f"{root}/owner", owner_version)]
     segments = f"{root}/ledgers/"
     first = sorted(path for path in below if path.startswith(segments))
     last = sorted((path for path in below if not path.startswith(segments)), key=lambda path: -path.count("/"))
@@ -74,16 +74,16 @@ def plan_creation(root: str, value: StreamMetadata, life: str) -> list[Op]:
         Create(f"{root}/ledgers", encode_number(value.max_segment)),
         Create(f"{root}/allocation", value.allocated.encode()),
         Create(f"{root}/owner", _encode_owner(value, life)),
-        Create(life_path(root, life)),
+        Create(incarnation_path(root, life)),
         Create(f"{root}/settings", encode_settings(value.settings)),
     ]
     return ops + [Create(_path(root, segment), encode_segment(segment)) for segment in value.listed]
 
 
-def plan_life(root: str, old: StreamVersion, life: str) -> list[Op]:
+def plan_incarnation(root: str, old: StreamVersion, life: str) -> list[Op]:
     """Give a stream without an incarnation id (Java created it) one, and change nothing else."""
     owner = _set_or_create(f"{root}/owner", _encode_owner(old.value, life), old.owner)
-    return [owner, Create(life_path(root, life)), Check(f"{root}/ledgers", old.ledgers)]
+    return [owner, Create(incarnation_path(root, life)), Check(f"{root}/ledgers", old.ledgers)]
 
 
 def plan_change(root: str, old: StreamVersion, new: StreamMetadata) -> list[Op]:
@@ -98,7 +98,7 @@ def plan_change(root: str, old: StreamVersion, new: StreamMetadata) -> list[Op]:
     assert old.life, "a stream is changed only after it has an incarnation id"
     assert old.owner is not None, "the incarnation id is written into the owner's znode"
     ops: list[Op] = [
-        Check(life_path(root, old.life), 0),
+        Check(incarnation_path(root, old.life), 0),
         Set(f"{root}/owner", _encode_owner(new, old.life), old.owner),
     ]
     segment_ops = _plan_segments(root, was, new)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from dlog.errors import DLogError, MetadataUnavailableError
-from dlog.io.stream_marks import Mark, StreamMarks
+from dlog.io.seen_versions import SeenVersion, SeenVersions
 from dlog.io.zookeeper import GET_AT_ONCE_MAX, Stat, ZooKeeper
 from dlog.io.zookeeper_layout import StreamPaths
 from dlog.io.zookeeper_protocol import ZnodeError
@@ -43,36 +43,36 @@ _Found = tuple[bytes, Stat]
 
 
 @dataclass(slots=True)
-class _Doubt:
-    """A stream that may have changed. heard_zxid: the last transaction up to which its watch reported every change; 0:
-    unknown. mark: the versions seen before contact was lost."""
+class _Recheck:
+    """A stream that may have changed. reported_zxid: the last transaction up to which its watch reported every change;
+    0: unknown. mark: the versions seen before contact was lost."""
 
-    heard_zxid: int
-    mark: Mark | None
+    reported_zxid: int
+    mark: SeenVersion | None
     watchers: dict[Watcher, None] = field(default_factory=dict)
 
 
 class StreamRechecks:
     """The streams of one process whose watches may have missed a change; `run` checks them."""
 
-    def __init__(self, zk: ZooKeeper, paths: StreamPaths, marks: StreamMarks, rng: random.Random) -> None:
+    def __init__(self, zk: ZooKeeper, paths: StreamPaths, marks: SeenVersions, rng: random.Random) -> None:
         self._zk = zk
         self._paths = paths
         self._marks = marks
         self._rng = rng
-        self._doubts: dict[StreamName, _Doubt] = {}
+        self._doubts: dict[StreamName, _Recheck] = {}
         self._due = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._doubts)
 
-    def doubt(self, stream: StreamName, heard_zxid: int, watcher: Watcher) -> None:
+    def doubt(self, stream: StreamName, reported_zxid: int, watcher: Watcher) -> None:
         """Have `watcher` called unless the stream is unchanged: its watch may have missed changes after this zxid."""
         old = self._doubts.pop(stream, None)
         if old is None:
-            new = _Doubt(heard_zxid, self._marks.seen(stream))
+            new = _Recheck(reported_zxid, self._marks.seen(stream))
         else:
-            new = _Doubt(min(old.heard_zxid, heard_zxid), old.mark, old.watchers)
+            new = _Recheck(min(old.reported_zxid, reported_zxid), old.mark, old.watchers)
         new.watchers[watcher] = None
         self._doubts[stream] = new
         self._due.set()
@@ -102,7 +102,7 @@ class StreamRechecks:
                 if self._doubts:
                     await asyncio.sleep(PAUSE_S * self._rng.uniform(0.0, 2.0))
 
-    async def _check(self, some: list[tuple[StreamName, _Doubt]]) -> None:
+    async def _check(self, some: list[tuple[StreamName, _Recheck]]) -> None:
         """Check these; notify watchers. Raises MetadataUnavailableError."""
         roots = [self._paths.root(stream) for stream, _ in some]
         asked = [f"{root}/{name}" for root in roots for name in _CHECKED]
@@ -122,14 +122,14 @@ class StreamRechecks:
                     loop.call_soon(watcher)
 
 
-def _is_unchanged(doubt: _Doubt, found: list[_Found | None]) -> bool:
+def _is_unchanged(doubt: _Recheck, found: list[_Found | None]) -> bool:
     """Whether the stream certainly has not changed."""
     owner, ledgers, max_txid = found
-    if owner is None or ledgers is None or max_txid is None or (doubt.mark is None and not doubt.heard_zxid):
+    if owner is None or ledgers is None or max_txid is None or (doubt.mark is None and not doubt.reported_zxid):
         return False
-    if doubt.heard_zxid:
+    if doubt.reported_zxid:
         newest = max(owner[1].mzxid, ledgers[1].mzxid, ledgers[1].pzxid, max_txid[1].mzxid)
-        if newest > doubt.heard_zxid:
+        if newest > doubt.reported_zxid:
             return False
     if doubt.mark is None:
         return True
@@ -138,4 +138,4 @@ def _is_unchanged(doubt: _Doubt, found: list[_Found | None]) -> bool:
     except DLogError:
         return False  # reading the stream reports what is wrong
     versions = owner[1].version, ledgers[1].version, max_txid[1].version
-    return doubt.mark == Mark(life, *versions, claim.epoch)
+    return doubt.mark == SeenVersion(life, *versions, claim.epoch)

@@ -19,7 +19,7 @@ Ts = TypeVarTuple("Ts")
 
 #: called with all items put since the last call; returns how many seconds to wait for more items before it is called
 #: with none (0: do not wait, it has work left; None: wait without limit)
-LineWork = Callable[[list[T]], float | None]
+SerialWork = Callable[[list[T]], float | None]
 OnFailed = Callable[[BaseException], None]
 
 
@@ -41,7 +41,7 @@ class Line(Worker, Protocol[T]):
     def put(self, items: list[T]) -> None: ...
 
 
-class Pool(Worker, Protocol):
+class WorkerPool(Worker, Protocol):
     """A few workers. `stop` drops work that has not started; an error ends only the work that raised it."""
 
     def submit(self, work: Callable[[*Ts], None], *args: *Ts) -> None: ...
@@ -50,9 +50,9 @@ class Pool(Worker, Protocol):
 class Threads(Protocol):
     """Makes workers. Belongs to one event loop."""
 
-    def line(self, name: str, work: LineWork[T], on_failed: OnFailed) -> Line[T]: ...
+    def line(self, name: str, work: SerialWork[T], on_failed: OnFailed) -> Line[T]: ...
 
-    def pool(self, name: str, count: int, on_failed: OnFailed) -> Pool: ...
+    def pool(self, name: str, count: int, on_failed: OnFailed) -> WorkerPool: ...
 
     async def run(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run `work` off the event loop and return its result. Cancelling stops the wait, not the work."""
@@ -69,10 +69,10 @@ class RealThreads:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
-    def line(self, name: str, work: LineWork[T], on_failed: OnFailed) -> Line[T]:
+    def line(self, name: str, work: SerialWork[T], on_failed: OnFailed) -> Line[T]:
         return _ThreadLine(name, work, on_failed)
 
-    def pool(self, name: str, count: int, on_failed: OnFailed) -> Pool:
+    def pool(self, name: str, count: int, on_failed: OnFailed) -> WorkerPool:
         return _ThreadPool(name, count, on_failed)
 
     async def run(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
@@ -86,7 +86,7 @@ class RealThreads:
 
 
 class _ThreadLine:
-    def __init__(self, name: str, work: LineWork[Any], on_failed: OnFailed) -> None:
+    def __init__(self, name: str, work: SerialWork[Any], on_failed: OnFailed) -> None:
         self._work = work
         self._on_failed = on_failed
         self._queue: SimpleQueue[list[Any] | None] = SimpleQueue()

@@ -17,9 +17,9 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from dlog.options import MiB
+from dlog.stores.cold.locations import Location
 from dlog.stores.cold.objects import Buffer, Found
 from dlog.stores.cold.options import ColdOptions
-from dlog.stores.cold.places import Location
 from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreError, StoreUnavailableError
 
 _PART = ".part"

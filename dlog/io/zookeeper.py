@@ -156,11 +156,11 @@ class ZooKeeper:
         return self._state
 
     @property
-    def silent_s(self) -> float:
+    def unresponsive_s(self) -> float:
         """How long the oldest request has waited, or there has been no contact; 0: nothing is pending."""
         connection = self._connection
         if connection is not None and not connection.is_closed:
-            return connection.silent_s
+            return connection.unresponsive_s
         return asyncio.get_running_loop().time() - self._contact_s
 
     def on_state(self, callback: Callable[[SessionState], None]) -> Unsubscribe:
@@ -285,10 +285,10 @@ class ZooKeeper:
         """Whether every change at or below `path` since the last `callback(None)` has been or will be reported."""
         return self._watches.tree_is_set(self._abs(path))
 
-    def tree_heard_zxid(self, path: str) -> int:
+    def tree_reported_zxid(self, path: str) -> int:
         """For `callback(None)` of a tree's watch: the zxid up to which every change at or below `path` was reported. 0:
         unknown, or of an earlier session."""
-        return self._watches.tree_heard_zxid(self._abs(path))
+        return self._watches.tree_reported_zxid(self._abs(path))
 
     async def close(self) -> None:
         """End the session (a reachable server removes its ephemerals at once) and fail waiting calls. Takes about a
@@ -322,7 +322,7 @@ class ZooKeeper:
             began_s = loop.time()
             connection = await self._attach()
             if connection is not None:
-                await self._converse(connection)
+                await self._keep_alive(connection)
                 self._detach(connection)
                 if loop.time() - began_s > BACKOFF_MAX_S:
                     pause_s, failures = BACKOFF_MIN_S, 0
@@ -382,19 +382,19 @@ class ZooKeeper:
         for scheme, credential in self._credentials:
             request = protocol.AuthRequest(type=0, scheme=scheme, auth=credential)
             connection.tell(request, decode_nothing, drop_if_refused(connection), scheme, xid=XID_AUTH)
-        self._watches.rejoin(connection, is_new_session=not same)
+        self._watches.set_all(connection, is_new_session=not same)
         self._enter(SessionState.CONNECTED)
         self._attached.set()
 
-    async def _converse(self, connection: Connection) -> None:
+    async def _keep_alive(self, connection: Connection) -> None:
         """Keep the session alive; return when the connection has ended or is useless."""
         loop = asyncio.get_running_loop()
         ping_s, silence_s = self.timeout_s / 3, self.timeout_s * 2 / 3
         next_ping_s = loop.time() + ping_s
         while not connection.is_closed:
             now_s = loop.time()
-            if now_s - connection.contact_s >= self.timeout_s:
-                self._contact_s = connection.contact_s
+            if now_s - connection.last_answered_s >= self.timeout_s:
+                self._contact_s = connection.last_answered_s
                 connection.drop("nothing answered for a whole session timeout")
                 self._lose("out of contact")
             elif now_s - connection.heard_s >= silence_s:
@@ -412,7 +412,7 @@ class ZooKeeper:
         self._watches.detached()
         if self.session_id:
             self._last_zxid = max(self._last_zxid, connection.last_zxid)
-            self._contact_s = connection.contact_s
+            self._contact_s = connection.last_answered_s
             self._enter(SessionState.SUSPENDED)
             at_s = self._contact_s + self.timeout_s
             self._expiry = asyncio.get_running_loop().call_at(at_s, self._lose, "out of contact")

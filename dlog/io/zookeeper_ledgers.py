@@ -43,7 +43,7 @@ _LOW_MAX = 2**31 - 1
 _LEFTOVERS_AT_ONCE = 1_000  # deleted in one multi
 
 
-class LedgerTree:
+class ZooKeeperLedgers:
     """The ledgers' part of the metadata port."""
 
     def __init__(self, zk: ZooKeeper, paths: LedgerPaths, rng: random.Random) -> None:

@@ -26,7 +26,7 @@ from dlog.io.zookeeper_protocol import (
     NoNodeError,
 )
 from dlog.model.ids import BookieId, ProxyId, bookie_id
-from dlog.options import at_least_one, check_address, option
+from dlog.options import check_address, check_positive, option
 from dlog.wire.bookie_info import address_of
 
 RETRY_S = 0.5
@@ -40,7 +40,7 @@ class MemberOptions:
     again_s: float = option(10.0, sim=(2.0, 20.0))  # longest time between two reads; the shortest is half of it
 
     def __post_init__(self) -> None:
-        at_least_one(self, "again_s")
+        check_positive(self, "again_s")
 
 
 MEMBERS = MemberOptions()

@@ -14,10 +14,10 @@ from dlog.io.metadata import BookieInfo, Members, ProxyInfo, SessionState, Strea
 from dlog.io.zookeeper import ZooKeeper, report_crash
 from dlog.io.zookeeper_cluster import check_layout, read_instance_id
 from dlog.io.zookeeper_layout import PROXY_ROLES, LedgerPaths, StreamPaths
-from dlog.io.zookeeper_ledgers import LedgerTree
+from dlog.io.zookeeper_ledgers import ZooKeeperLedgers
 from dlog.io.zookeeper_members import MEMBERS, MemberList, MemberOptions, Registrations, encode_proxy
 from dlog.io.zookeeper_protocol import BadVersionError, NodeExistsError, NoNodeError
-from dlog.io.zookeeper_streams import StreamTree
+from dlog.io.zookeeper_streams import ZooKeeperStreams
 from dlog.machine import Conflict, Key, Missing, Outcome, OutcomeUnknown, Versioned
 from dlog.model.ids import BookieId, LedgerId, ProxyId, StreamName
 from dlog.model.ledger import LedgerKey, LedgerMetadata
@@ -36,8 +36,8 @@ class ZooKeeperMetadata:
         self.zookeeper = zk
         self._paths = ledgers
         self._stream_paths = streams
-        self._ledgers = LedgerTree(zk, ledgers, rng)
-        self._streams = StreamTree(zk, streams, rng)
+        self._ledgers = ZooKeeperLedgers(zk, ledgers, rng)
+        self._streams = ZooKeeperStreams(zk, streams, rng)
         self._registrations = Registrations(zk)
         self._members = MemberList(zk, ledgers, streams, members, rng)
         self._life: asyncio.Task[None] | None = None
@@ -101,8 +101,8 @@ class ZooKeeperMetadata:
     def on_state(self, callback: Callable[[SessionState], None]) -> Unsubscribe:
         return self.zookeeper.on_state(callback)
 
-    def silent_s(self) -> float:
-        return self.zookeeper.silent_s
+    def unresponsive_s(self) -> float:
+        return self.zookeeper.unresponsive_s
 
     # ---- ledgers and streams ---------------------------------------------------------------------------------------
 
@@ -199,14 +199,14 @@ class ZooKeeperMetadata:
         except (NodeExistsError, BadVersionError, NoNodeError) as error:
             raise CookieError(f"another process changed the bookie's cookie; start again: bookie={bookie}") from error
 
-    async def read_mark(self, bookie: BookieId) -> Versioned | Missing:
+    async def read_gc_mark(self, bookie: BookieId) -> Versioned | Missing:
         try:
             data, stat = await self.zookeeper.get(self._stream_paths.mark(bookie), fresh=True)
         except NoNodeError:
             return Missing()
         return Versioned(data.decode(errors="replace"), stat.version)
 
-    async def write_mark(self, bookie: BookieId, text: str, version: object) -> Outcome:
+    async def write_gc_mark(self, bookie: BookieId, text: str, version: object) -> Outcome:
         path = self._stream_paths.mark(bookie)
         try:
             if version is None:

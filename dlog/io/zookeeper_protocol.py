@@ -410,7 +410,7 @@ class Connection(asyncio.Protocol):
         self.closed: asyncio.Future[str] = self._loop.create_future()
         self.last_zxid = 0
         self.heard_s = self._loop.time()
-        self.contact_s = 0.0  # send time of the newest request that has a reply
+        self.last_answered_s = 0.0  # send time of the newest request that has a reply
 
     @property
     def is_closed(self) -> bool:
@@ -421,7 +421,7 @@ class Connection(asyncio.Protocol):
         return len(self._pending)
 
     @property
-    def silent_s(self) -> float:
+    def unresponsive_s(self) -> float:
         """How long the oldest pending request has waited; 0: none is pending."""
         oldest = [next(iter(self._pending.values()), None), *(queue[0] for queue in self._special.values() if queue)]
         return max((self._loop.time() - call.sent_s for call in oldest if call is not None), default=0.0)
@@ -448,7 +448,7 @@ class Connection(asyncio.Protocol):
         )
         self._write(request.serialize())
         reply = await self._handshake
-        self.contact_s = sent_s
+        self.last_answered_s = sent_s
         return reply.session_id, reply.password or b"", reply.timeout / 1000
 
     def ask(self, request: Any, decode: Decode, path: str = "", *, xid: int = 0) -> asyncio.Future[Any]:
@@ -487,7 +487,7 @@ class Connection(asyncio.Protocol):
         self._write(frame)
 
     def ping(self) -> None:
-        """Send a ping; its reply moves `heard_s` and `contact_s`."""
+        """Send a ping; its reply moves `heard_s` and `last_answered_s`."""
 
         def done(_: Any, __: Exception | None) -> None:
             return None
@@ -579,7 +579,7 @@ class Connection(asyncio.Protocol):
         if call is None:
             self.drop(f"reply without a request: xid={xid}")
             return
-        self.contact_s = max(self.contact_s, call.sent_s)
+        self.last_answered_s = max(self.last_answered_s, call.sent_s)
         if code:
             call.done(None, error_of(code, call.path))
             return

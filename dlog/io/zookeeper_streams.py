@@ -29,8 +29,8 @@ from dataclasses import dataclass, field, replace
 
 from dlog.errors import DamagedError, InvalidStreamNameError, MetadataUnavailableError, UnsupportedVersionError
 from dlog.io import stream_metadata
-from dlog.io.metadata import Absent, SessionState, StreamHead, Unsubscribe
-from dlog.io.stream_marks import StreamMarks
+from dlog.io.metadata import AbsentStream, SessionState, StreamHead, Unsubscribe
+from dlog.io.seen_versions import SeenVersions
 from dlog.io.stream_metadata import StreamVersion
 from dlog.io.stream_rechecks import PAUSE_S, ZNODE_BYTES, StreamRechecks
 from dlog.io.zookeeper import ANY_VERSION, GET_AT_ONCE_MAX, Check, Create, Delete, Set, Stat, ZooKeeper
@@ -76,7 +76,7 @@ _HEADS = ("ledgers", "owner", "maxtxid", "allocation", "settings", "sinks")
 
 
 @dataclass(slots=True)
-class _Mirror:
+class _CachedSegments:
     """Cached segment list of one stream, and the changes reported since it was read. root: the stream's R."""
 
     root: str
@@ -121,7 +121,7 @@ class _Mirror:
         segment = _segment(name, *found)
         self.nodes[name] = known if known is not None and _given(known) == _given(segment) else segment
 
-    def take_up(self, names: list[str], *, all_of_them: bool) -> None:
+    def update_segments(self, names: list[str], *, all_of_them: bool) -> None:
         """Update `segments` from the znodes of these names, or from all. If a number exists twice, the completed
         segment counts: it is the later one."""
         if all_of_them:
@@ -149,7 +149,7 @@ class _Mirror:
 
 
 @dataclass(slots=True)
-class _Held:
+class _OwnClaim:
     """A claim that this process has, or may have, and the session of its lock member, which Java writers see."""
 
     owner: Owner
@@ -188,20 +188,20 @@ class _StreamWatch:
             if not path.startswith(("/lock/", "/readLock/"), len(self._root)):
                 self()
         elif self._unsubscribe is not _nothing:
-            self._rechecks.doubt(self._stream, self._zk.tree_heard_zxid(self._root), self)
+            self._rechecks.doubt(self._stream, self._zk.tree_reported_zxid(self._root), self)
 
 
-class StreamTree:
+class ZooKeeperStreams:
     """The streams' part of the metadata port."""
 
     def __init__(self, zk: ZooKeeper, paths: StreamPaths, rng: random.Random) -> None:
         self._zk = zk
         self._paths = paths
         self._rng = rng
-        self._mirrors: OrderedDict[StreamName, _Mirror] = OrderedDict()
-        self._marks = StreamMarks()
+        self._mirrors: OrderedDict[StreamName, _CachedSegments] = OrderedDict()
+        self._marks = SeenVersions()
         self._rechecks = StreamRechecks(zk, paths, self._marks, rng)
-        self._held: dict[StreamName, _Held] = {}
+        self._held: dict[StreamName, _OwnClaim] = {}
         self._new_session = asyncio.Event()
         self._unsubscribe = zk.on_state(self._heard_state)
 
@@ -237,7 +237,7 @@ class StreamTree:
         """Change a stream. Raises RequestTooLargeError if a multi cannot hold the changes (about 5,000 segments)."""
         assert value.name == stream
         try:
-            if version is None or isinstance(version, Absent):
+            if version is None or isinstance(version, AbsentStream):
                 return await self._create(stream, value, version)
             assert isinstance(version, StreamVersion)
             return await self._change(stream, value, version)
@@ -249,7 +249,7 @@ class StreamTree:
         root = self._paths.root(stream)
         for _ in range(DELETE_TRIES):
             below = await self._descendants(self._paths.stream(stream), fresh=True)
-            if stream_metadata.life_path(root, life) not in below:
+            if stream_metadata.incarnation_path(root, life) not in below:
                 return
             try:
                 data, stat = await self._zk.get(f"{root}/owner")
@@ -304,9 +304,9 @@ class StreamTree:
         """After a reconnect recheck watched streams; in a new session create lock members again. Never returns."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._rechecks.run(), name="stream rechecks")
-            tasks.create_task(self._show_claims(), name="stream locks")
+            tasks.create_task(self._restore_lock_members(), name="stream locks")
 
-    async def _show_claims(self) -> None:
+    async def _restore_lock_members(self) -> None:
         while True:
             await self._new_session.wait()
             self._new_session.clear()
@@ -315,19 +315,19 @@ class StreamTree:
             while behind:
                 some, behind = behind[:CLAIMS_AT_ONCE], behind[CLAIMS_AT_ONCE:]
                 try:
-                    alone = await self._show_many(some)
+                    alone = await self._restore_many(some)
                 except MetadataUnavailableError:
-                    await self._show_later(some)
+                    await self._retry_later(some)
                     continue
                 for stream, held in alone:
                     try:
-                        await self._show_again(stream)
+                        await self._restore_one(stream)
                     except (MetadataUnavailableError, DamagedError):
-                        await self._show_later([(stream, held)])
+                        await self._retry_later([(stream, held)])
                 if behind:
                     await asyncio.sleep(PAUSE_S * self._rng.uniform(0.0, 2.0))
 
-    async def _show_later(self, some: list[tuple[StreamName, _Held]]) -> None:
+    async def _retry_later(self, some: list[tuple[StreamName, _OwnClaim]]) -> None:
         for stream, held in some:
             self._held.setdefault(stream, held).generation = -1
         await asyncio.sleep(RETRY_S)
@@ -341,12 +341,12 @@ class StreamTree:
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
-    def _mirror(self, stream: StreamName) -> _Mirror:
+    def _mirror(self, stream: StreamName) -> _CachedSegments:
         mirror = self._mirrors.get(stream)
         if mirror is not None:
             self._mirrors.move_to_end(stream)
             return mirror
-        mirror = self._mirrors[stream] = _Mirror(self._paths.root(stream))
+        mirror = self._mirrors[stream] = _CachedSegments(self._paths.root(stream))
         mirror.unsubscribe = self._zk.watch_tree(mirror.root, mirror.changed)
         while len(self._mirrors) > CACHED_STREAMS_MAX:
             self._mirrors.popitem(last=False)[1].close()
@@ -357,7 +357,7 @@ class StreamTree:
         if mirror is not None:
             mirror.close()
 
-    async def _read_once(self, stream: StreamName, mirror: _Mirror) -> Versioned | Missing | None:
+    async def _read_once(self, stream: StreamName, mirror: _CachedSegments) -> Versioned | Missing | None:
         """None: it changed during the read."""
         root = self._paths.root(stream)
         epoch = mirror.epoch
@@ -386,7 +386,9 @@ class StreamTree:
         for name, item in zip(names, segments, strict=True):
             mirror.put(name, item, former.get(name))
         if listed or names:
-            mirror.take_up(names, all_of_them=listed)  # now: if this read is discarded, the next finds no change
+            mirror.update_segments(
+                names, all_of_them=listed
+            )  # now: if this read is discarded, the next finds no change
         mirror.moves += len(before ^ mirror.named(names))
         if first[0] is None:
             return Missing()
@@ -404,7 +406,7 @@ class StreamTree:
 
     # ---- changing --------------------------------------------------------------------------------------------------
 
-    async def _create(self, stream: StreamName, value: StreamMetadata, version: Absent | None) -> Outcome:
+    async def _create(self, stream: StreamName, value: StreamMetadata, version: AbsentStream | None) -> Outcome:
         root = self._paths.root(stream)
         claims = value.owner.epoch > 0 and not value.owner.released
         life = value.life or self._new_life()
@@ -473,7 +475,7 @@ class StreamTree:
         """Assign an incarnation id; return the stream as read before, with a version unique to the incarnation."""
         life = self._new_life()
         try:
-            await self._zk.multi(stream_metadata.plan_life(self._paths.root(stream), version, life))
+            await self._zk.multi(stream_metadata.plan_incarnation(self._paths.root(stream), version, life))
         except MultiFailedError as failed:
             return await self._refused(stream, failed)
         found = await self.read(stream)
@@ -512,22 +514,22 @@ class StreamTree:
 
     def _hold(self, stream: StreamName, owner: Owner) -> None:
         """Called before the multi: if its reply is lost, the claim may still be ours."""
-        self._held[stream] = _Held(owner, self._zk.generation)
+        self._held[stream] = _OwnClaim(owner, self._zk.generation)
 
     def _heard_state(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED:
             self._new_session.set()
 
-    async def _show_many(self, some: list[tuple[StreamName, _Held]]) -> list[tuple[StreamName, _Held]]:
-        """`_show_again` for many streams, with one read and one multi. Returns those to do one by one: if ZooKeeper
+    async def _restore_many(self, some: list[tuple[StreamName, _OwnClaim]]) -> list[tuple[StreamName, _OwnClaim]]:
+        """`_restore_one` for many streams, with one read and one multi. Returns those to do one by one: if ZooKeeper
         refuses one operation it refuses all."""
         roots = [self._paths.root(stream) for stream, _ in some]
         try:
             found = await self._zk.get_many([f"{root}/owner" for root in roots], like_bytes=ZNODE_BYTES)
         except ZnodeError:
             return some
-        alone: list[tuple[StreamName, _Held]] = []
-        shown: list[tuple[StreamName, _Held]] = []
+        alone: list[tuple[StreamName, _OwnClaim]] = []
+        shown: list[tuple[StreamName, _OwnClaim]] = []
         ops: list[Op] = []
         for (stream, held), root, item in zip(some, roots, found, strict=True):
             if self._held.get(stream) is not held:
@@ -549,7 +551,7 @@ class StreamTree:
             return alone + shown
         return alone
 
-    def _plan_member(self, stream: StreamName, root: str, held: _Held, item: tuple[bytes, Stat] | None) -> list[Op]:
+    def _plan_member(self, stream: StreamName, root: str, held: _OwnClaim, item: tuple[bytes, Stat] | None) -> list[Op]:
         """Operations that create a claim's lock member if the owner's znode is still as read; none if the claim is no
         longer ours. Raises DamagedError."""
         if item is None:
@@ -559,11 +561,11 @@ class StreamTree:
         if owner.released or owner.deleted or (owner.epoch, owner.claim) != (held.owner.epoch, held.owner.claim):
             return []
         life = decode_life(data)
-        same: list[Op] = [Check(stream_metadata.life_path(root, life), 0)] if life else []
+        same: list[Op] = [Check(stream_metadata.incarnation_path(root, life), 0)] if life else []
         value = StreamMetadata(name=stream, owner=owner)
         return [*same, Check(f"{root}/owner", stat.version), self._member(root, value)]
 
-    async def _show_again(self, stream: StreamName) -> None:
+    async def _restore_one(self, stream: StreamName) -> None:
         """Our lock member ended with the session; create another if the claim is still ours."""
         held = self._held.get(stream)
         if held is None:
@@ -639,7 +641,7 @@ def _allocated(data: bytes, stream: StreamName) -> str:
         raise DamagedError(f"R/allocation is not UTF-8: stream={stream}") from None
 
 
-def _versioned(stream: StreamName, heads: list[tuple[bytes, Stat] | None], mirror: _Mirror) -> Versioned:
+def _versioned(stream: StreamName, heads: list[tuple[bytes, Stat] | None], mirror: _CachedSegments) -> Versioned:
     ledgers, owner, max_txid, allocation, settings, sinks = heads
     assert ledgers is not None
     if max_txid is None:

@@ -53,7 +53,7 @@ class _Watched:
     children: dict[object, WatchCallback] = field(default_factory=dict)
     node_set: str = ""  # _DATA if the znode existed, _EXIST if not
     children_set: str = ""
-    is_deaf: bool = False  # a watch was refused: changes are missed
+    has_refused: bool = False  # a watch was refused: changes are missed
 
     @property
     def is_whole(self) -> bool:
@@ -66,7 +66,7 @@ class _Watched:
 class _Tree:
     subscriptions: list[_TreeSubscription] = field(default_factory=list)
     is_set: bool = False
-    heard_zxid: int = 0  # up to which every change was reported when contact was last lost in this session
+    reported_zxid: int = 0  # up to which every change was reported when contact was last lost in this session
 
 
 class _TreeSubscription:
@@ -137,10 +137,10 @@ class Watches:
         tree = self._trees.get(path)
         return tree is not None and tree.is_set
 
-    def tree_heard_zxid(self, path: str) -> int:
+    def tree_reported_zxid(self, path: str) -> int:
         """The zxid up to which changes below `path` were reported when contact was last lost; 0: unknown."""
         tree = self._trees.get(path)
-        return tree.heard_zxid if tree is not None else 0
+        return tree.reported_zxid if tree is not None else 0
 
     # ---- events of the session -------------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class Watches:
             self._heard_zxid = max(self._heard_zxid, connection.last_zxid)
         for tree in self._trees.values():
             if tree.is_set and connection is not None:
-                tree.heard_zxid = max(tree.heard_zxid, connection.last_zxid)
+                tree.reported_zxid = max(tree.reported_zxid, connection.last_zxid)
             tree.is_set = False
 
     def session_lost(self) -> None:
@@ -180,10 +180,10 @@ class Watches:
             _tell(watched.data)
             _tell(watched.children)
         for tree in self._trees.values():
-            tree.heard_zxid = 0
+            tree.reported_zxid = 0
             _tell_unseen(tree)
 
-    def rejoin(self, connection: Connection, *, is_new_session: bool) -> None:
+    def set_all(self, connection: Connection, *, is_new_session: bool) -> None:
         """Set all watches on a new connection; the server fires for changes after the reported zxid. In a new session
         all subscribers are notified instead."""
         self._connection = connection
@@ -283,9 +283,9 @@ class Watches:
     def _answered(self, watched: _Watched, connection: Connection, error: Exception | None) -> None:
         """A watch was set or refused. Notify subscribers once all are set after a refusal."""
         if error is not None:
-            watched.is_deaf = self._refused(connection)
-        elif watched.is_deaf and watched.is_whole:
-            watched.is_deaf = False
+            watched.has_refused = self._refused(connection)
+        elif watched.has_refused and watched.is_whole:
+            watched.has_refused = False
             _tell(watched.data)
             _tell(watched.children)
 

@@ -34,7 +34,7 @@ from dlog.errors import (
 )
 from dlog.events import BookieLost, EnsembleChanged, LedgerClosed, LedgerFenced
 from dlog.ledger.placement import Placement
-from dlog.ledger.vetting import is_known, vet_question
+from dlog.ledger.vetting import is_known, vet_request
 from dlog.ledger.window import Window
 from dlog.machine import (
     Answer,
@@ -118,7 +118,6 @@ class LedgerAdder:
         "_digest",
         "_effects",
         "_foreign",
-        "_mend_due",
         "_metadata",
         "_options",
         "_placement",
@@ -127,6 +126,7 @@ class LedgerAdder:
         "_question",
         "_questions",
         "_replaced",
+        "_replacement_due",
         "_timers",
         "_told_lost",
         "_version",
@@ -162,7 +162,7 @@ class LedgerAdder:
         self._questions = 0
         self._proposed: LedgerMetadata | None = None  # sent to metadata; its outcome is not known
         self._replaced: tuple[tuple[str, str], ...] = ()  # by the proposed value: (old bookie, new bookie)
-        self._mend_due = False  # something changed that makes a replacement worth trying
+        self._replacement_due = False  # something changed that makes a replacement worth trying
         self._again = False  # this try is a retry: quarantined bookies may be chosen, failed members readmitted
         self._quarantine: frozenset[BookieId] = _NONE
         self._candidates: tuple[tuple[int, BookieId], ...] = ()  # (bookie index to replace, bookie being vetted for it)
@@ -282,7 +282,7 @@ class LedgerAdder:
                 self._foreign |= {bookie}
             else:
                 self._quarantine |= {bookie}
-        self._mend_due = True
+        self._replacement_due = True
 
     def _note_timer(self, key: object) -> None:
         if key not in self._timers:
@@ -290,7 +290,7 @@ class LedgerAdder:
         self._timers = tuple(k for k in self._timers if k != key)
         match key:
             case "replace":
-                self._mend_due = self._again = True
+                self._replacement_due = self._again = True
             case "metadata":
                 self._read_metadata()
             case "give_up":
@@ -370,7 +370,7 @@ class LedgerAdder:
             self._told_lost -= set(old)
             self._effects += self._window.adopt(last.ensemble)
             self._effects.append(Tell(EnsembleChanged(self.ledger, last.first_entry, replaced)))
-        self._mend_due = True
+        self._replacement_due = True
 
     # ---- consequences ------------------------------------------------------------------------------------------------
 
@@ -405,8 +405,8 @@ class LedgerAdder:
         for bookie in news:
             self._told_lost |= {bookie}
             self._effects.append(Tell(BookieLost(bookie, window.failed[bookie])))
-        if self._mend_due or news:
-            again, self._mend_due, self._again = self._again, False, False
+        if self._replacement_due or news:
+            again, self._replacement_due, self._again = self._again, False, False
             value = self._replace(again)
             if value is not None:
                 if self.ensemble_changes >= self._options.ensemble_changes_max:
@@ -428,7 +428,7 @@ class LedgerAdder:
     def _replace(self, again: bool) -> LedgerMetadata | None:
         """Metadata with vetted replacements for as many failed members as possible; None if there is none yet."""
         window = self._window
-        failed = window.failed_places()
+        failed = window.failed_indices()
         asked = {b for _, b in self._candidates}
         chosen = {
             place: b
@@ -444,7 +444,7 @@ class LedgerAdder:
         self._candidates = tuple(chosen.items())
         for bookie in chosen.values():
             if bookie not in self._vetted and bookie not in asked:
-                self._effects.append(Send(bookie, vet_question(self.ledger)))
+                self._effects.append(Send(bookie, vet_request(self.ledger)))
         found = {place: b for place, b in chosen.items() if b in self._vetted}
         if not found:
             return None

@@ -33,7 +33,7 @@ from dlog.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from dlog.ledger.tailing import LacSeen
+from dlog.ledger.tailing import LedgerLac
 from dlog.machine import (
     Answer,
     Asked,
@@ -95,7 +95,7 @@ class _Stage(enum.Enum):
     DECIDING = "deciding"
 
 
-class _Sought:
+class _TailProbe:
     """Replies of one entry's write set. packet: as found. By bookie index: denied it, stored it, could not tell."""
 
     __slots__ = ("doubtful", "negatives", "packet", "stored")
@@ -127,7 +127,7 @@ class TailFinder:
         self._wanted: EntryId | None = None  # nothing above it was confirmed when the request came
         self._answered: set[int] = set()
         self._mute: set[int] = set()
-        self._sought: dict[int, _Sought] = {}
+        self._sought: dict[int, _TailProbe] = {}
         self._safe = NO_ENTRY  # every entry up to it is on Qa members
         self._asked = NO_ENTRY
         self._reason = "metadata was not read"
@@ -172,7 +172,7 @@ class TailFinder:
             case Missing():
                 self._answer(LedgerNotFoundError(f"the ledger was deleted: ledger={self.ledger}"))
             case Versioned() if self._stage is _Stage.DECIDING:
-                self._answer(LacSeen(self._safe, False))
+                self._answer(LedgerLac(self._safe, False))
             case Versioned(value, version):
                 self._begin(value, version)
             case Conflict():
@@ -188,7 +188,7 @@ class TailFinder:
         """Ask the bookies of the last ensemble for their last entries."""
         self._metadata, self._version = value, version
         if value.is_closed:
-            self._answer(LacSeen(value.last_entry, True))
+            self._answer(LedgerLac(value.last_entry, True))
             return
         self._stage = _Stage.LAST
         self._lac = max(self._lac, EntryId(value.fragments[-1].first_entry - 1))
@@ -237,7 +237,7 @@ class TailFinder:
             return False
         return True
 
-    def _store(self, entry: EntryId, sought: _Sought, packet: Buffer) -> None:
+    def _store(self, entry: EntryId, sought: _TailProbe, packet: Buffer) -> None:
         """The entry was found: write it to its whole write set, unchanged."""
         if sought.packet is None:
             sought.packet = bytes(packet)
@@ -286,7 +286,7 @@ class TailFinder:
                 self._effects.append(SetTimer("patience", self._options.patience_s))
                 return
         if self._lac >= self._wanted:
-            self._answer(LacSeen(self._lac, False))
+            self._answer(LedgerLac(self._lac, False))
             return
         self._stage = _Stage.SEARCHING
         self._sought = {}
@@ -305,7 +305,7 @@ class TailFinder:
                 self._safe = EntryId(self._safe + 1)
             elif self._asked < min(self._wanted, self._safe + self._options.ahead_entries_max):
                 self._asked = EntryId(self._asked + 1)
-                self._sought[self._asked] = _Sought()
+                self._sought[self._asked] = _TailProbe()
                 for place in quorum.write_set(self._asked):
                     self._effects.append(Send(self._ensemble[place], ReadEntry(self.ledger, self._asked)))
             else:
@@ -318,7 +318,7 @@ class TailFinder:
         """Record the tail: all up to `_safe` was found, nothing after it was confirmed."""
         self._sought = {}
         if self._safe == self._lac:
-            self._answer(LacSeen(self._lac, False))
+            self._answer(LedgerLac(self._lac, False))
             return
         assert self._safe >= self._metadata.fragments[-1].first_entry, "the search stays in the last fragment"
         self._stage = _Stage.DECIDING
@@ -343,7 +343,7 @@ class TailFinder:
         self._question += 1
         self._effects.append(ReadMetadata(self._question, LedgerKey(self.ledger)))
 
-    def _send_add(self, entry: EntryId, sought: _Sought, place: int) -> None:
+    def _send_add(self, entry: EntryId, sought: _TailProbe, place: int) -> None:
         assert sought.packet is not None
         key, parts = self._digest.master_key, (sought.packet,)
         message = AddEntry(self.ledger, entry, key, parts, recovery=True, high_priority=True)
@@ -379,7 +379,7 @@ class TailFinder:
         in_metadata = self._stage in (_Stage.METADATA, _Stage.DECIDING)
         self._answer(MetadataUnavailableError(why) if in_metadata else UnavailableError(why))
 
-    def _answer(self, result: LacSeen | DLogError) -> None:
+    def _answer(self, result: LedgerLac | DLogError) -> None:
         self._stage = _Stage.IDLE
         self._effects.append(Answer(self._ticket, result))
         self._effects += [CancelTimer(key) for key in ("deadline", "retry", "patience")]

@@ -41,14 +41,14 @@ from dlog.machine import (
 from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import LedgerKey, LedgerMetadata
 from dlog.options import KiB, MiB, option
-from dlog.wire.bookie import BatchDone, BatchRead, Code, EntryRead, ReadEntry
+from dlog.wire.bookie import BatchRead, BatchReadDone, Code, EntryRead, ReadEntry
 from dlog.wire.digest import Digest, DigestMismatch, Entry
 
 _ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadLedger:
     """Request: read entries first..last, both at or below the LAC. Reply: ReadDone, with at least the first of them."""
 
     first: EntryId
@@ -95,7 +95,7 @@ class _EntryRead:
 class _Range:
     """One Read request: entries from `first` on; `done` holds the contiguous ones received."""
 
-    def __init__(self, ticket: Ticket, request: Read) -> None:
+    def __init__(self, ticket: Ticket, request: ReadLedger) -> None:
         self.ticket = ticket
         self.request = request
         self.next = request.first  # first entry not in `done`
@@ -112,7 +112,7 @@ class _Range:
         return self.next > self.request.last or (bool(self.done) and self.bytes >= self.request.bytes_max)
 
     @property
-    def is_as_good_as_finished(self) -> bool:
+    def is_nearly_full(self) -> bool:
         """Whether nothing is in flight and another entry of average size would exceed `bytes_max`. The next Read
         fetches it together with later ones, instead of this one waiting for it alone.
         """
@@ -125,7 +125,7 @@ class _Range:
         )
 
 
-class LedgerReader:
+class EntryReader:
     """Reads one ledger, many ranges at once.
 
     metadata: as last read or set by `UseMetadata`. digest: of the ledger.
@@ -155,7 +155,7 @@ class LedgerReader:
         match fact:
             case Received(peer, EntryRead() as answer) if answer.ledger == self.ledger and not answer.fence:
                 self._note_read(cast(BookieId, peer), answer)
-            case Received(peer, BatchDone() as answer) if answer.ledger == self.ledger:
+            case Received(peer, BatchReadDone() as answer) if answer.ledger == self.ledger:
                 self._note_batch(cast(BookieId, peer), answer)
             case PeerLost(peer):
                 self._note_lost(cast(BookieId, peer))
@@ -163,7 +163,7 @@ class LedgerReader:
                 self._note_slow(ticket)
             case MetadataSeen(("refresh", int(ticket)), outcome):
                 self._note_metadata(ticket, outcome)
-            case Asked(ticket, Read() as request):
+            case Asked(ticket, ReadLedger() as request):
                 assert 0 <= request.first <= request.last, "a range has entries"
                 self._ranges[ticket] = _Range(ticket, request)
                 self._effects.append(SetTimer(("speculate", ticket), self._options.speculate_s))
@@ -198,7 +198,7 @@ class LedgerReader:
         if entry is None:
             self._faults[bookie] = self._faults.get(bookie, 0) + 1
 
-    def _note_batch(self, bookie: BookieId, answer: BatchDone) -> None:
+    def _note_batch(self, bookie: BookieId, answer: BatchReadDone) -> None:
         for waiting in self._ranges.values():
             if waiting.batches.get(answer.request) != bookie:
                 continue
@@ -217,7 +217,7 @@ class LedgerReader:
                 self._ask_singly(waiting, waiting.next)
             waiting.asked_to = max(waiting.asked_to, EntryId(waiting.next - 1))
 
-    def _verified(self, answer: BatchDone) -> list[Entry]:
+    def _verified(self, answer: BatchReadDone) -> list[Entry]:
         """Return the entries of a batch up to the first that does not verify."""
         entries: list[Entry] = []
         if answer.code is Code.OK:
@@ -283,7 +283,7 @@ class LedgerReader:
         while not waiting.is_finished and (read := waiting.reads.get(waiting.next)) and read.value is not None:
             del waiting.reads[waiting.next]
             self._collect(waiting, read.value)
-        if waiting.is_finished or waiting.is_as_good_as_finished:
+        if waiting.is_finished or waiting.is_nearly_full:
             self._answer(waiting, ReadDone(tuple(waiting.done)))
             return
         self._ask_more(waiting)

@@ -105,7 +105,7 @@ class _Stage(enum.Enum):
     CLOSING = "closing"
 
 
-class _Search:
+class _EntryProbe:
     """Replies for one entry: its packet and source bookie; indices of bookies that denied it or could not tell."""
 
     __slots__ = ("doubtful", "found", "holder", "negatives")
@@ -278,7 +278,7 @@ class LedgerRecoverer:
         self._effects.append(Tell(LedgerRecoveryFenced(self.ledger, self._lac, fenced)))
         self._stage = _Stage.SEARCHING
         self._attempts = 0
-        self._searches: dict[int, _Search] = {}
+        self._searches: dict[int, _EntryProbe] = {}
         self._asked = self._lac  # highest entry requested
         self._end: EntryId | None = None  # last entry of the ledger, once known
         self._readded = 0
@@ -302,7 +302,7 @@ class LedgerRecoverer:
         elif self._stage is _Stage.MEASURING and answer.entry == self._lac and not answer.fence:
             self._note_length(bookie, answer)
 
-    def _note_found(self, search: _Search, bookie: BookieId, answer: EntryRead) -> None:
+    def _note_found(self, search: _EntryProbe, bookie: BookieId, answer: EntryRead) -> None:
         place = self._places[bookie]
         if place not in self._metadata.quorum.write_set(answer.entry):
             return
@@ -381,7 +381,7 @@ class LedgerRecoverer:
                 self._searches.clear()
             elif self._asked - self._confirmed < self._options.ahead_entries_max:
                 self._asked = EntryId(self._asked + 1)
-                self._searches[self._asked] = _Search()
+                self._searches[self._asked] = _EntryProbe()
                 for bookie in self._members(self._asked):
                     self._ask_entry(bookie, self._asked)
             else:
@@ -447,7 +447,7 @@ class LedgerRecoverer:
             self._begin_again()
             return
         exclude = self._foreign if again else self._foreign | self._quarantine
-        found = self._placement.replace(window.quorum, window.ensemble, window.failed_places(), exclude)
+        found = self._placement.replace(window.quorum, window.ensemble, window.failed_indices(), exclude)
         if found:
             old = window.ensemble
             ensemble = tuple(found.get(i, bookie) for i, bookie in enumerate(old))

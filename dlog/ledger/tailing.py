@@ -79,7 +79,7 @@ class LearnMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class LacSeen:
+class LedgerLac:
     """The LAC; if `closed`, the last entry of the ledger, for ever."""
 
     lac: EntryId
@@ -236,7 +236,7 @@ class LedgerTailer:
     # ---- consequences ------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        seen = LacSeen(self.lac, self.closed)
+        seen = LedgerLac(self.lac, self.closed)
         for ticket, above in list(self._waiters.items()):
             if self.closed or self.lac > above:
                 del self._waiters[ticket]
@@ -268,7 +268,7 @@ class LedgerTailer:
         """Read metadata, since the last ensemble may have changed; then ask all of its bookies."""
         self._certain, self._later = self._later, []
         if self.closed:
-            self._end_round(LacSeen(self.lac, True))
+            self._end_round(LedgerLac(self.lac, True))
             return
         self._round = _Round.METADATA
         self._answered.clear()
@@ -276,7 +276,7 @@ class LedgerTailer:
         self._read_metadata()
         self._effects.append(SetTimer("certain", self._options.answer_s))
 
-    def _end_round(self, result: LacSeen | DLogError) -> None:
+    def _end_round(self, result: LedgerLac | DLogError) -> None:
         self._round = _Round.NONE
         self._effects += [Answer(ticket, result) for ticket in self._certain]
         self._effects.append(CancelTimer("certain"))

@@ -49,13 +49,13 @@ class Vetted:
     known_to: frozenset[BookieId]
 
 
-def vet_question(ledger: LedgerId) -> ReadEntry:
+def vet_request(ledger: LedgerId) -> ReadEntry:
     """The request sent to a bookie: read the last entry of the ledger, without fencing."""
     return ReadEntry(ledger, NO_ENTRY, high_priority=True)
 
 
 def is_known(answer: EntryRead) -> bool | None:
-    """Whether the sender of this reply to `vet_question` holds anything of the ledger; None: it could not tell."""
+    """Whether the sender of this reply to `vet_request` holds anything of the ledger; None: it could not tell."""
     if answer.code is Code.NO_LEDGER:
         return False
     return True if answer.code in (Code.OK, Code.NO_ENTRY) else None
@@ -82,7 +82,7 @@ class LedgerVetter:
                 for bookie in bookies:
                     if bookie not in self._asked | self._unknown_to | self._known_to:
                         self._asked.add(bookie)
-                        effects.append(Send(bookie, vet_question(self.ledger)))
+                        effects.append(Send(bookie, vet_request(self.ledger)))
             case Received(peer, EntryRead() as answer) if answer.ledger == self.ledger:
                 self._note(cast(BookieId, peer), is_known(answer))
             case PeerLost(peer):

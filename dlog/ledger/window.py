@@ -33,7 +33,7 @@ class Pending:
         self.places = 0
 
 
-class _Aim(NamedTuple):
+class _StripeTable(NamedTuple):
     """Which bookies store an entry, by entry id modulo ensemble size. Shared by all ledgers of the ensemble."""
 
     place: dict[BookieId, int]
@@ -42,9 +42,9 @@ class _Aim(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _aim(quorum: Quorum, ensemble: tuple[BookieId, ...]) -> _Aim:
+def _stripe_table(quorum: Quorum, ensemble: tuple[BookieId, ...]) -> _StripeTable:
     sets = [quorum.write_set(e) for e in range(quorum.ensemble)]
-    return _Aim(
+    return _StripeTable(
         {bookie: i for i, bookie in enumerate(ensemble)},
         tuple(tuple((i, ensemble[i]) for i in ws) for ws in sets),
         tuple(sum(1 << i for i in ws) for ws in sets),
@@ -85,7 +85,7 @@ class Window:
         self._lag_max = lag_max
         self._pending: dict[int, Pending] = {}  # by entry, in order
         self._unanswered = [0] * len(ensemble)  # by bookie index
-        self._place, self._targets, self._write_masks = _aim(quorum, ensemble)
+        self._place, self._targets, self._write_masks = _stripe_table(quorum, ensemble)
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -135,7 +135,7 @@ class Window:
         those entries were sent again.
         """
         place = self._place.get(bookie)
-        if place is not None and (self._unanswered[place] or self._owes(place)):
+        if place is not None and (self._unanswered[place] or self._has_unacknowledged(place)):
             self._unanswered[place] = 0
             self.lose(bookie, reason)
 
@@ -155,7 +155,7 @@ class Window:
         """The bookies of the entry's write set in the current ensemble."""
         return [bookie for _, bookie in self._targets[entry % self.quorum.ensemble]]
 
-    def failed_places(self) -> list[int]:
+    def failed_indices(self) -> list[int]:
         return [i for i, bookie in enumerate(self.ensemble) if bookie in self.failed]
 
     def confirm(self) -> list[Pending]:
@@ -185,7 +185,7 @@ class Window:
         changed = [i for i, (old, new) in enumerate(zip(self.ensemble, ensemble, strict=True)) if old != new]
         before = dict(zip(self.ensemble, self._unanswered, strict=True))
         self.ensemble = ensemble
-        self._place, self._targets, self._write_masks = _aim(self.quorum, ensemble)
+        self._place, self._targets, self._write_masks = _stripe_table(self.quorum, ensemble)
         self._unanswered = [before.get(bookie, 0) for bookie in ensemble]
         self.failed = {bookie: why for bookie, why in self.failed.items() if bookie in self._place}
         keep = ~sum(1 << i for i in changed)
@@ -209,7 +209,7 @@ class Window:
         self._unanswered[place] += len(sends)
         return sends
 
-    def _owes(self, place: int) -> bool:
+    def _has_unacknowledged(self, place: int) -> bool:
         bit, masks, size = 1 << place, self._write_masks, self.quorum.ensemble
         return any(bit & masks[pending.entry % size] & ~pending.places for pending in self._pending.values())
 

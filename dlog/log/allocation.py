@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlog.log.changes import Allocate, Change, Deallocate, allocated_name
-from dlog.log.disposal import Doomed
 from dlog.log.messages import STORE, CreateSegment
 from dlog.log.options import OwnerOptions
+from dlog.log.segment_deletion import PendingDeletion
 from dlog.machine import Effect, Send, SetTimer
 from dlog.model.ids import Epoch, SegmentNumber
 from dlog.model.segment import StreamSettings
@@ -22,7 +22,7 @@ TIMER = ("allocation",)
 
 
 @dataclass(slots=True)
-class Ahead:
+class AllocatedSegment:
     """A created segment that is not listed. recorded: `allocated` holds it."""
 
     number: int
@@ -36,7 +36,7 @@ class Ahead:
         return allocated_name(self.store, self.place)
 
 
-class Allocation:
+class SegmentAllocator:
     """Creates one segment in advance. is_due: now."""
 
     __slots__ = ("_ahead", "_asked", "_garbage", "_options", "_retry_after_s", "_waiting", "_wanted", "is_due")
@@ -46,8 +46,8 @@ class Allocation:
         self._options = options
         self._asked: CreateSegment | None = None
         self._wanted = 0
-        self._ahead: Ahead | None = None
-        self._garbage: list[Doomed] = []
+        self._ahead: AllocatedSegment | None = None
+        self._garbage: list[PendingDeletion] = []
         self._waiting = False  # for the retry timer
         self._retry_after_s = options.retry_after_s
 
@@ -59,15 +59,15 @@ class Allocation:
         self._asked = CreateSegment(SegmentNumber(number), epoch, settings.store, settings.quorum)
         return [Send(STORE, self._asked)]
 
-    def created(self, number: int, place: str) -> Doomed | None:
+    def created(self, number: int, place: str) -> PendingDeletion | None:
         """The store created it. Returns it for deletion if it is not needed any more."""
         asked, self._asked = self._asked, None
         self._retry_after_s = self._options.retry_after_s
         if asked is None:
             return None
         if number != self._wanted or self._ahead is not None:
-            return Doomed(asked.store, place, number, None)
-        self._ahead = Ahead(number, asked.store, place)
+            return PendingDeletion(asked.store, place, number, None)
+        self._ahead = AllocatedSegment(number, asked.store, place)
         return None
 
     def failed(self) -> list[Effect]:
@@ -79,23 +79,23 @@ class Allocation:
     def retry(self) -> None:
         self._waiting = False
 
-    def lost(self) -> Doomed | None:
+    def lost(self) -> PendingDeletion | None:
         """The store is lost, and with it the segment's writer. Returns the segment to delete."""
         self._asked = None
         return self._discard()
 
-    def discard_other(self, number: int) -> Doomed | None:
+    def discard_other(self, number: int) -> PendingDeletion | None:
         """Drop the created segment unless it is `number`. Returns the segment to delete."""
         return self._discard() if self._ahead is not None and self._ahead.number != number else None
 
-    def _discard(self) -> Doomed | None:
+    def _discard(self) -> PendingDeletion | None:
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return None
         then = Deallocate(ahead.name) if ahead.recording or ahead.recorded else None
-        return Doomed(ahead.store, ahead.place, ahead.number, then)
+        return PendingDeletion(ahead.store, ahead.place, ahead.number, then)
 
-    def take(self, number: int) -> Ahead | None:
+    def take(self, number: int) -> AllocatedSegment | None:
         """Hand out the created segment, recorded or not."""
         ahead = self._ahead
         if ahead is None or ahead.number != number:
@@ -103,7 +103,7 @@ class Allocation:
         self._ahead = None
         return ahead
 
-    def take_recorded(self, number: int, allocated: str) -> Ahead | None:
+    def take_recorded(self, number: int, allocated: str) -> AllocatedSegment | None:
         """`take` it once `allocated` names it, or if `allocated` holds another one, not deleted yet."""
         ahead = self._ahead
         if ahead is None or not (ahead.recorded or allocated not in ("", ahead.name)):

@@ -3,7 +3,7 @@
 Invariants:
 - a change is a function of the stream's current metadata and is idempotent: after an unknown outcome it is applied
   again to what a new read shows, and queued changes are written in one compare-and-set;
-- no change checks the claim: dlog/log/register.py does, before each write.
+- no change checks the claim: dlog/log/metadata_updater.py does, before each write.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class TruncateTo:
     def apply(self, value: StreamMetadata) -> StreamMetadata:
         holding = value.segment(self.dlsn.segment)
         is_behind = holding is not None and holding.completed and holding.last_dlsn < self.dlsn
-        value = value.trimmed(self.dlsn.segment + is_behind)
+        value = value.with_truncated_before(self.dlsn.segment + is_behind)
         if not value.segments:
             return value
         first = value.segments[0]
@@ -176,8 +176,8 @@ class Expire:
         for segment in value.segments:
             expires_ms = value.expires_unix_ms(segment)
             if expires_ms is None or self.now_unix_ms <= expires_ms:
-                return value.trimmed(segment.number)
-        return value.trimmed(value.segments[-1].number) if value.segments else value
+                return value.with_truncated_before(segment.number)
+        return value.with_truncated_before(value.segments[-1].number) if value.segments else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeSegmentsIn:
+class ListImportedSegments:
     """Import stages: add them to the end of the list as completed segments, and record the sink's batch.
 
     Changes nothing while a segment is in progress (another writer is active), if the stream is sealed, if a stage's
@@ -260,7 +260,7 @@ class TakeSegmentsIn:
 
 
 @dataclass(frozen=True, slots=True)
-class RememberSink:
+class RecordSinkBatch:
     """Record a sink's batch that is empty or about to be appended. Changes nothing if it is not the sink's next."""
 
     record: SinkRecord
@@ -339,8 +339,8 @@ Change = (
     | Expire
     | MarkTruncated
     | ForgetTruncated
-    | TakeSegmentsIn
-    | RememberSink
+    | ListImportedSegments
+    | RecordSinkBatch
     | Relocate
     | MarkReleased
     | MarkDeleted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlog.errors import DamagedError
-from dlog.log.note import Note, decode_note, is_note
+from dlog.log.dedup_trailer import DedupTrailer, decode_trailer, is_note
 from dlog.model.ids import NO_TXID
 from dlog.wire.entry import decode_entry, record_set_count
 
@@ -13,7 +13,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class EntryContents:
     """Contents of one entry.
 
     first_slots, txids, counts: of its user records (a record set is one), in order. position: records in the segment up
@@ -27,7 +27,7 @@ class Contents:
     last_txid: int
     last_slot: int
     end_of_stream: bool
-    note: Note | None
+    note: DedupTrailer | None
 
     @property
     def is_control_only(self) -> bool:
@@ -41,13 +41,13 @@ class Contents:
         return None
 
 
-def read_contents(payload: Buffer, *, enveloped: bool = True) -> Contents:
+def read_contents(payload: Buffer, *, enveloped: bool = True) -> EntryContents:
     """Decode an entry's payload. enveloped: False for segments below format version 4. Raises DamagedError."""
     slots: list[int] = []
     txids: list[int] = []
     counts: list[int] = []
     position, last_txid, next_slot, end_of_stream = 0, int(NO_TXID), 0, False
-    note: Note | None = None
+    note: DedupTrailer | None = None
     for record in decode_entry(payload, expand=False, enveloped=enveloped):
         count = record_set_count(record.payload) if record.is_set else 1
         last_txid, next_slot = record.txid, record.slot + count
@@ -60,7 +60,9 @@ def read_contents(payload: Buffer, *, enveloped: bool = True) -> Contents:
         position = max(position, record.position)
         end_of_stream = end_of_stream or record.is_end_of_stream
         if record.is_control and is_note(record.payload):
-            note = decode_note(record.payload)
+            note = decode_trailer(record.payload)
     if next_slot == 0:
         raise DamagedError("an entry holds at least one record")
-    return Contents(tuple(slots), tuple(txids), tuple(counts), position, last_txid, next_slot - 1, end_of_stream, note)
+    return EntryContents(
+        tuple(slots), tuple(txids), tuple(counts), position, last_txid, next_slot - 1, end_of_stream, note
+    )

@@ -23,8 +23,8 @@ Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
-class TakeStream:
-    """Claim the stream, recover it and serve it. Answered with StreamTaken once writes are served.
+class AcquireStream:
+    """Claim the stream, recover it and serve it. Answered with StreamAcquired once writes are served.
 
     if_epoch: claim only while the newest claim has this epoch, whose owner is known to be gone or to have released it;
     None: replace the claim found. Raises OwnedElsewhereError (another proxy was faster), StreamNotFoundError.
@@ -36,8 +36,8 @@ class TakeStream:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamTaken:
-    """Answer to TakeStream: this owner's claim has `epoch`, and it serves."""
+class StreamAcquired:
+    """Answer to AcquireStream: this owner's claim has `epoch`, and it serves."""
 
     epoch: Epoch
     segment: SegmentNumber
@@ -49,8 +49,8 @@ class WriteBatch:
 
     now_unix_ms: the wall clock at admission; a label of the records, correctness never depends on it. since: segment
     and entry below which the producer has written nothing; None: unknown. replaces: the sequence with which this
-    producer id begins, see dlog/log/dedupe.py. life: the incarnation of the stream that is meant, StreamNotFoundError
-    if the stream has another one; None: any.
+    producer id begins, see dlog/log/producer_table.py. life: the incarnation of the stream that is meant,
+    StreamNotFoundError if the stream has another one; None: any.
     """
 
     body: Buffer
@@ -91,7 +91,7 @@ class TruncateBefore:
 @dataclass(frozen=True, slots=True)
 class TakeIn:
     """Import stages (closed segments written elsewhere for this stream): add them to the end of the segment list, in
-    this order, by one change of metadata; no data is copied. Answered with TakenIn.
+    this order, by one change of metadata; no data is copied. Answered with SegmentsImported.
 
     parts: location and last entry of each stage; may be empty with a batch, which is then only recorded and shuts out
     earlier programs of its sink. batch: a repeated one is answered, not imported again; None: stages that are listed
@@ -110,7 +110,7 @@ class TakeIn:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenIn:
+class SegmentsImported:
     """Answer to TakeIn: the stages are segments from `first` on; duplicate: imported before, `first` is 0."""
 
     first: SegmentNumber
@@ -120,7 +120,7 @@ class TakenIn:
 
 
 @dataclass(frozen=True, slots=True)
-class AppendOnce:
+class AppendSinkBatch:
     """Append a sink's batch as one record set; a repeated one is answered and not written again. Answered with
     BatchWritten. write: the owner sets its producer and sequence; `since` as in TakeIn. Raises as WriteBatch does, and
     InvalidRequestError (another program writes under this name). life: see TruncateBefore."""
@@ -152,10 +152,10 @@ class SealStream:
 
 @dataclass(frozen=True, slots=True)
 class DeleteStream:
-    """Claim this incarnation of the stream, end its segments, and mark it as deleted (dlog/log/deleting.py). Answered
-    with None once metadata shows it deleted, or shows another incarnation or none.
+    """Claim this incarnation of the stream, end its segments, and mark it as deleted (dlog/log/stream_deletion.py).
+    Answered with None once metadata shows it deleted, or shows another incarnation or none.
 
-    if_epoch: see TakeStream. force: delete it even if a segment cannot be ended. Raises OwnedElsewhereError (another
+    if_epoch: see AcquireStream. force: delete it even if a segment cannot be ended. Raises OwnedElsewhereError (another
     proxy claimed it: ask there), SegmentNotEndedError.
     """
 

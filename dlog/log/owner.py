@@ -12,9 +12,10 @@ Invariants:
 - after the claim is lost no batch is answered as written.
 
 One StreamOwner serves one claim: a new claim is a new instance with a new nonce. The segment store is the peer STORE
-(dlog/log/messages.py). Facts: Asked with TakeStream first, then WriteBatch, TakeIn, AppendOnce, RelocateSegment,
-TruncateBefore, SealStream, ReleaseStream, StatStream; Received(STORE, ...); Received(HINTS, StreamChanged());
-PeerLost(STORE); MetadataSeen; TimerFired. Once `has_ended` is true, everything is answered: discard the instance.
+(dlog/log/messages.py). Facts: Asked with AcquireStream first, then WriteBatch, TakeIn, AppendSinkBatch,
+RelocateSegment, TruncateBefore, SealStream, ReleaseStream, StatStream; Received(STORE, ...); Received(HINTS,
+StreamChanged()); PeerLost(STORE); MetadataSeen; TimerFired. Once `has_ended` is true, everything is answered: discard
+the instance.
 
 Source: DistributedLog's write handler (docs/decisions: differences), architecture notes 3.2.
 """
@@ -35,7 +36,6 @@ from dlog.errors import (
     StreamUnavailableError,
 )
 from dlog.events import ChangeRefused, LacMoved, LeaseLost, SegmentCompleted, StreamOwned, StreamReleased, StreamSealed
-from dlog.lease.lease import Claimant, LeaseState
 from dlog.log import recovery
 from dlog.log.changes import (
     Allocate,
@@ -45,21 +45,21 @@ from dlog.log.changes import (
     DropEmptySegment,
     Expire,
     ForgetTruncated,
+    ListImportedSegments,
     MarkReleased,
     MarkTruncated,
+    RecordSinkBatch,
     Refresh,
     Relocate,
-    RememberSink,
     StartSegment,
-    TakeSegmentsIn,
     Touch,
     TruncateTo,
 )
-from dlog.log.confirming import Confirming
-from dlog.log.expiring import DUE_TIMER, RETENTION_TIMER, Expiring
+from dlog.log.deferred_refusals import DeferredRefusals
 from dlog.log.messages import (
+    AcquireStream,
     AppendEntry,
-    AppendOnce,
+    AppendSinkBatch,
     CreateSegment,
     DeleteSegment,
     EntriesRead,
@@ -78,21 +78,21 @@ from dlog.log.messages import (
     StageExamined,
     StatStream,
     StoreFailed,
+    StreamAcquired,
     StreamChanged,
     StreamStat,
-    StreamTaken,
     TakeIn,
-    TakeStream,
     TruncateBefore,
     WriteBatch,
 )
 from dlog.log.options import OwnerOptions
-from dlog.log.rolling import AGE_TIMER, Roll, Rolling
-from dlog.log.taking import MEND_TIMER, Taking
-from dlog.log.taking_in import TakingIn
-from dlog.log.tenure import Phase, Tenure
-from dlog.log.truncating import Truncating
-from dlog.log.writing import CONTROL_TIMER, tells_of_the_log
+from dlog.log.owner_context import OwnerContext, Phase
+from dlog.log.retention import DUE_TIMER, RETENTION_TIMER, RetentionChecker
+from dlog.log.rolling import AGE_TIMER, Roll, SegmentRoller
+from dlog.log.segment_import import SegmentImport
+from dlog.log.takeover import RECHECK_TIMER, Takeover
+from dlog.log.truncating import StreamTruncation
+from dlog.log.writing import CONTROL_TIMER, states_absence_from_log
 from dlog.machine import (
     Answer,
     Asked,
@@ -109,10 +109,11 @@ from dlog.machine import (
 from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber
 from dlog.model.segment import Segment, StreamKey, StreamMetadata
+from dlog.ownership.claim import Claimant, ClaimState
 from dlog.stores.contract import StoreTooSmallError
 
 
-class StreamOwner:
+class StreamOwnerMachine:
     """Owns one stream under one claim.
 
     claimant: this proxy, with a nonce never used before. final_stores: names of the stores where an entry that a reader
@@ -140,13 +141,13 @@ class StreamOwner:
         *,
         final_stores: frozenset[str] = frozenset(),
     ) -> None:
-        self._tenure = tenure = Tenure(key, claimant, options or OwnerOptions(), final_stores)
-        self._taking = Taking(tenure, self)
-        self._rolling = Rolling(tenure)
-        self._truncating = Truncating(tenure)
-        self._expiring = Expiring(tenure)
-        self._taking_in = TakingIn(tenure, self._taking, self)
-        self._confirming = Confirming(tenure, self)
+        self._tenure = tenure = OwnerContext(key, claimant, options or OwnerOptions(), final_stores)
+        self._taking = Takeover(tenure, self)
+        self._rolling = SegmentRoller(tenure)
+        self._truncating = StreamTruncation(tenure)
+        self._expiring = RetentionChecker(tenure)
+        self._taking_in = SegmentImport(tenure, self._taking, self)
+        self._confirming = DeferredRefusals(tenure, self)
         self._takers: tuple[Ticket, ...] = ()  # tuples: an empty list takes 72 B, and there are thousands of streams
         self._sealers: tuple[Ticket, ...] = ()
         self._releasers: tuple[Ticket, ...] = ()
@@ -231,7 +232,7 @@ class StreamOwner:
         match request:
             case StatStream():
                 t.out.append(Answer(ticket, self._stat()))
-            case TakeStream(if_epoch, now_unix_ms):
+            case AcquireStream(if_epoch, now_unix_ms):
                 t.saw_clock(now_unix_ms, now_s)
                 self._take(ticket, if_epoch)
             case _ if self.has_ended or t.phase is Phase.IDLE:
@@ -239,7 +240,7 @@ class StreamOwner:
             case _ if not self._is_of_this_life(request):
                 t.out.append(Answer(ticket, StreamUnavailableError("not owned here in this incarnation, ask again")))
                 self._check_claim()  # the owned incarnation may be the deleted one
-            case TakeIn() | AppendOnce():
+            case TakeIn() | AppendSinkBatch():
                 self._taking_in.ask(ticket, request)
             case RelocateSegment():
                 self._taking_in.relocate(ticket, request)
@@ -321,9 +322,9 @@ class StreamOwner:
         """Derive every consequence of the facts so far."""
         t = self._tenure
         lease = t.lease
-        if self.has_ended or t.phase is Phase.IDLE or lease.state is LeaseState.CLAIMING:
+        if self.has_ended or t.phase is Phase.IDLE or lease.state is ClaimState.CLAIMING:
             return
-        if not t.is_held and lease.state is LeaseState.HELD:
+        if not t.is_held and lease.state is ClaimState.HELD:
             self._hold()
         while lease.error is None:
             self._progress()
@@ -347,7 +348,7 @@ class StreamOwner:
         t.hold()
         t.out.append(Tell(StreamOwned(t.stream, t.lease.epoch, t.lease.previous.proxy)))
         if t.value.allocated:
-            self._truncating.doom_allocated(t.value.allocated, t.value.max_segment + 1)
+            self._truncating.delete_allocated(t.value.allocated, t.value.max_segment + 1)
         self._truncating.delete_next()
         self._taking.begin()
 
@@ -372,21 +373,21 @@ class StreamOwner:
                 self._taking.started(segment)
                 self._rolling.started(segment)
             case StartSegment(segment, name):
-                self._truncating.doom_allocated(name, segment.number)
+                self._truncating.delete_allocated(name, segment.number)
                 self._trouble()  # another writer took the number: recover the segment that it began
             case CompleteSegment(number, _, end):
                 t.out.append(Tell(SegmentCompleted(t.stream, number, end.last_entry, end.records)))
                 self._expiring.look()
             case DropEmptySegment(number, place, name):
                 if t.value.has_dropped(number, place):  # false if a Java writer completed the empty segment
-                    self._truncating.doom_allocated(name, number)
+                    self._truncating.delete_allocated(name, number)
             case MarkReleased():
                 self._end_released()
             case TruncateTo():
                 self._truncating.done(change)
-            case TakeSegmentsIn():
+            case ListImportedSegments():
                 self._taking_in.taken_in(change)
-            case RememberSink():
+            case RecordSinkBatch():
                 self._taking_in.remembered(change)
             case Relocate():
                 self._taking_in.relocated(change)
@@ -412,7 +413,7 @@ class StreamOwner:
         match change:
             case TruncateTo():
                 self._truncating.refused(change, error)
-            case TakeSegmentsIn() | RememberSink() | Relocate():
+            case ListImportedSegments() | RecordSinkBatch() | Relocate():
                 self._taking_in.refused(change, error)
             case Touch() | Expire() | MarkTruncated() | ForgetTruncated() | Allocate() | Deallocate():
                 t.out.append(Tell(ChangeRefused(t.stream, type(change).__name__, error.message)))
@@ -428,11 +429,11 @@ class StreamOwner:
         self._answer_takers(segment.number)
 
     def _answer_takers(self, number: SegmentNumber) -> None:
-        self._tenure.out.extend(Answer(ticket, StreamTaken(self.epoch, number)) for ticket in self._takers)
+        self._tenure.out.extend(Answer(ticket, StreamAcquired(self.epoch, number)) for ticket in self._takers)
         self._takers = ()
 
     def write(self, ticket: Ticket, request: WriteBatch, *, is_confirmed: bool = False) -> None:
-        """Admit a batch, queue it, or refuse it. is_confirmed: see dlog/log/confirming.py."""
+        """Admit a batch, queue it, or refuse it. is_confirmed: see dlog/log/deferred_refusals.py."""
         t, taking = self._tenure, self._taking
         refusal = self.refusal()
         if t.is_held and not self.has_ended and request.life not in (None, self.life):
@@ -440,7 +441,7 @@ class StreamOwner:
         elif taking.table_known and not t.is_holding and not self.has_ended:
             if not t.writing.admit(ticket, request, refusal, t.out, is_confirmed=is_confirmed):
                 self._confirming.hold(ticket, request)
-        elif refusal is not None and (self.has_ended or not tells_of_the_log(refusal, request)):
+        elif refusal is not None and (self.has_ended or not states_absence_from_log(refusal, request)):
             t.out.append(Answer(ticket, _not_taken(refusal) if self.has_ended else refusal))
         elif taking.early and taking.early_bytes + len(request.body) > t.options.pending_bytes_max:
             t.out.append(Answer(ticket, OverCapacityError("too many bytes wait for this stream's recovery, try later")))
@@ -482,7 +483,7 @@ class StreamOwner:
     def _is_of_this_life(self, request: Any) -> bool:
         """Whether the request names the owned incarnation of the stream, or none."""
         match request:
-            case TruncateBefore() | TakeIn() | AppendOnce() | RelocateSegment() | SealStream():
+            case TruncateBefore() | TakeIn() | AppendSinkBatch() | RelocateSegment() | SealStream():
                 return request.life is None or request.life == self.life
         return True
 
@@ -573,7 +574,7 @@ class StreamOwner:
         elif segment.end_of_stream and not segment.lac_is_carried:
             t.writing.append_control(t.out)
         else:
-            t.writing.is_cutting = False
+            t.writing.accepts_entries = False
             t.ask_seal()
 
     def _progress_sealed(self) -> None:
@@ -636,7 +637,7 @@ class StreamOwner:
         self._cancel_timers()
 
     def _cancel_timers(self) -> None:
-        keys = (AGE_TIMER, RETENTION_TIMER, DUE_TIMER, MEND_TIMER, CONTROL_TIMER, recovery.TIMER)
+        keys = (AGE_TIMER, RETENTION_TIMER, DUE_TIMER, RECHECK_TIMER, CONTROL_TIMER, recovery.TIMER)
         self._tenure.out.extend(CancelTimer(key) for key in keys)
 
     def _stat(self) -> StreamStat:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlog.log.dedupe import Batch, ProducerTable
-from dlog.log.note import Snapshot, encode_note, pack_snapshot
+from dlog.log.dedup_trailer import ProducerTableSnapshot, encode_trailer, pack_snapshot
 from dlog.log.options import OwnerOptions
+from dlog.log.producer_table import Batch, ProducerTable
 from dlog.model.ids import TXID_END_OF_STREAM
 from dlog.wire.entry import (
     CONTROL,
@@ -129,7 +129,7 @@ class Packer:
             segment.data_entry = entry
         if snapshot is not None:
             segment.snapshot_entry, segment.snapshot_bytes, segment.since_snapshot = entry, len(snapshot), 0
-        note = encode_note(self.unix_ms, segment.snapshot_entry, noted, snapshot)
+        note = encode_trailer(self.unix_ms, segment.snapshot_entry, noted, snapshot)
         records.append(Record(CONTROL, segment.records, segment.txid, note))
         return self._append(segment, records, slot, batches)
 
@@ -178,8 +178,8 @@ class Packer:
         return snapshot is None or size + len(snapshot) + _NOTE_BYTES <= ENTRY_BYTES_MAX
 
 
-def _thinned(snapshot: Snapshot, places_max: int) -> Snapshot:
-    return Snapshot(
+def _thinned(snapshot: ProducerTableSnapshot, places_max: int) -> ProducerTableSnapshot:
+    return ProducerTableSnapshot(
         snapshot.horizon,
         tuple(
             p._replace(places=p.places[len(p.places) - min(places_max, len(p.places)) :]) for p in snapshot.producers

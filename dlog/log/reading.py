@@ -12,7 +12,7 @@ Invariants:
   and a LAC that were read after the reader was opened;
 - damage is reported only if a list that was read after the store's error still has the segment at that location.
 
-Facts: Received(READER, proxy.Read | Credit | Cancel), Received(SOURCE, ...) (dlog/log/read_messages.py),
+Facts: Received(READER, proxy.Read | Credit | Cancel), Received(SOURCE, ...) (dlog/log/source_messages.py),
 PeerLost(SOURCE), TimerFired. Sends requests to SOURCE, proxy.Entries and ReaderEvent to READER. Once `has_ended`, it
 can be discarded.
 
@@ -25,20 +25,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlog.errors import DamagedError, DLogError, MetadataWentBackError, Remedy, StreamNotFoundError
-from dlog.log.contents import Contents, read_contents
-from dlog.log.read_messages import (
+from dlog.log.contents import EntryContents, read_contents
+from dlog.log.seeking import BinarySearch, SeekTarget
+from dlog.log.source_messages import (
     READER,
     SOURCE,
     EntriesGot,
     GetEntries,
     GetStream,
-    LacSeen,
+    SegmentLacSeen,
     SourceFailed,
     SourceQuestion,
     StreamSeen,
     WatchLac,
 )
-from dlog.log.seeking import Goal, Halving
 from dlog.machine import CancelTimer, Effect, Fact, PeerLost, Received, Send, SetTimer, TimerFired
 from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import NO_ENTRY, EntryId
@@ -65,7 +65,7 @@ def _may_pass(error: DLogError) -> bool:
     return error.remedy is Remedy.RETRY
 
 
-class StreamReader:
+class StreamReaderMachine:
     """Reads one stream for one reader.
 
     position: the next DLSN to read. Bytes delivered exceed the credit by at most one entry.
@@ -86,8 +86,8 @@ class StreamReader:
         self._has_taken = False  # entries of the current segment were received from its current location
         self._is_void = False  # the segment ended empty: its number will be reused at another location
         self._is_placed = False  # the start position is decided, STARTED was sent
-        self._goal: Goal | None = None  # drop records until one matches
-        self._halving: Halving | None = None
+        self._seek_target: SeekTarget | None = None  # drop records until one matches
+        self._halving: BinarySearch | None = None
         self._from_tail = False
         self._stop: tuple[int, int] | None = None  # segment and entry after which a reader that does not follow ends
         self._stop_segment = 0
@@ -118,7 +118,7 @@ class StreamReader:
         match fact:
             case Received(_, EntriesGot() as got):
                 self._note_entries(got)
-            case Received(_, LacSeen() as seen):
+            case Received(_, SegmentLacSeen() as seen):
                 self._note_lac(seen)
             case Received(_, Credit(_, more)):
                 self._credit += more
@@ -150,7 +150,7 @@ class StreamReader:
         self._read = read
         self._credit = read.credit
         if read.start in (Start.TXID, Start.TIME):
-            self._goal = Goal(read.start is Start.TIME, int(read.value))
+            self._seek_target = SeekTarget(read.start is Start.TIME, int(read.value))
         self._out.append(Send(SOURCE, GetStream()))
 
     # ---- metadata ---------------------------------------------------------------------------------------------------
@@ -201,8 +201,8 @@ class StreamReader:
             case Start.DLSN:
                 self._begin_at(stream, of(*self._read.value))
             case _:
-                assert self._goal is not None
-                found = self._goal.segment_of(stream)
+                assert self._seek_target is not None
+                found = self._seek_target.segment_of(stream)
                 if found is not None:
                     self._number, self._entry, self._slot = found.first_dlsn
                 elif segments:
@@ -315,7 +315,7 @@ class StreamReader:
 
     # ---- messages from the source -----------------------------------------------------------------------------------
 
-    def _note_lac(self, seen: LacSeen) -> None:
+    def _note_lac(self, seen: SegmentLacSeen) -> None:
         segment = self._segment
         if segment is None or (seen.number, seen.place) != (segment.number, segment.place):
             return
@@ -488,10 +488,10 @@ class StreamReader:
             self._entry, self._slot = self._lac + 1, 0
             if self.position < segment.first_dlsn:  # the LAC is older than the truncation
                 self._number, self._entry, self._slot = segment.first_dlsn
-        elif self._goal is not None:
+        elif self._seek_target is not None:
             if self._halving is None:
                 low = segment.min_entry if segment.truncation is Truncation.PARTIAL else 0
-                self._halving = Halving(self._goal, low, self._lac)
+                self._halving = BinarySearch(self._seek_target, low, self._lac)
             if not self._halving.is_done:
                 middle = EntryId(self._halving.middle)
                 self._asked = GetEntries(segment, middle, middle, 1)
@@ -508,7 +508,7 @@ class StreamReader:
     def _started(self) -> None:
         """The start position is decided: report it, or later if a txid or time is sought that is not written yet."""
         self._is_placed = True
-        if self._goal is None:
+        if self._seek_target is None:
             self._say(ReaderEventKind.STARTED, dlsn=list(self.position), life=self._life)
 
     @property
@@ -565,11 +565,11 @@ class StreamReader:
     def _deliver(self, got: EntriesGot) -> None:
         first = self._entry
         for payload in got.payloads:
-            if self._goal is None:
+            if self._seek_target is None:
                 break
-            slot = self._goal.slot_in(self._contents(payload))
+            slot = self._seek_target.slot_in(self._contents(payload))
             if slot is not None:
-                self._goal = None
+                self._seek_target = None
                 self._slot = max(slot, self._slot if self._entry == first else 0)
                 self._started()
                 break
@@ -596,7 +596,7 @@ class StreamReader:
             return False
         return self._contents(payload).is_control_only
 
-    def _contents(self, payload: Buffer) -> Contents:
+    def _contents(self, payload: Buffer) -> EntryContents:
         assert self._segment is not None
         return read_contents(payload, enveloped=self._segment.version >= 4)
 
@@ -615,8 +615,8 @@ class StreamReader:
         self._end()
 
     def _end_of_stream(self) -> None:
-        if not self._is_placed or self._goal is not None:
-            self._goal = None
+        if not self._is_placed or self._seek_target is not None:
+            self._seek_target = None
             self._started()
         self._say(ReaderEventKind.END_OF_STREAM)
         self._end()

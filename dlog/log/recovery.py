@@ -11,8 +11,8 @@ Invariants:
 
 A segment with entries but no dedup trailer in its last few was written by another implementation: it has no producers
 in the table, so the table is looked for one segment further back. If `recover_segments_max` segments have none, the
-table starts empty, with its horizon above all that is written. Imported segments (dlog/log/taking_in.py) are marked in
-their trailers and do not count.
+table starts empty, with its horizon above all that is written. Imported segments (dlog/log/segment_import.py) are
+marked in their trailers and do not count.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 
 from dlog.errors import DamagedError, DLogError, Remedy
 from dlog.log.changes import SegmentEnd
-from dlog.log.contents import Contents, read_contents
-from dlog.log.dedupe import ProducerTable
+from dlog.log.contents import EntryContents, read_contents
+from dlog.log.dedup_trailer import DedupTrailer
 from dlog.log.messages import (
     STORE,
     EntriesRead,
@@ -33,8 +33,8 @@ from dlog.log.messages import (
     StoreFailed,
     StoreQuestion,
 )
-from dlog.log.note import Note
 from dlog.log.options import OwnerOptions
+from dlog.log.producer_table import ProducerTable
 from dlog.machine import Effect, Send, SetTimer
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, Txid
 from dlog.model.segment import Segment, StreamMetadata
@@ -51,7 +51,7 @@ class _Ending:
     segment: Segment
     last_entry: EntryId | None = None
     end: SegmentEnd | None = None
-    note: Note | None = None  # of the last entry
+    note: DedupTrailer | None = None  # of the last entry
 
     @property
     def is_empty(self) -> bool:
@@ -63,7 +63,7 @@ class _Ending:
         return self.segment.completed and (self.is_empty or self.last_entry == self.segment.last_entry)
 
 
-class Recovery:
+class StreamRecovery:
     """Recovers one stream, after a take-over or after the owner's own segment failed.
 
     under_way: store and location, by number, of the segments with unconfirmed entries of this owner.
@@ -95,7 +95,7 @@ class Recovery:
         self._budget = options.recover_segments_max  # how many of them may still be searched
         self._sees_all = False  # the list goes back to the stream's beginning
         self._replaying: Segment | None = None
-        self._newest_note: Note | None = None  # of that segment
+        self._newest_note: DedupTrailer | None = None  # of that segment
         self._replay_from = -1  # the next entry to replay into the table; -1: the snapshot is not found yet
 
     @property
@@ -175,7 +175,7 @@ class Recovery:
             effects.append(Send(STORE, ReadEntries(segment, last_entry, last_entry)))
         return effects + self._learn()
 
-    def _ended(self, ending: _Ending, contents: Contents) -> None:
+    def _ended(self, ending: _Ending, contents: EntryContents) -> None:
         assert ending.last_entry is not None
         ending.note = contents.note
         ending.end = SegmentEnd(ending.last_entry, contents.last_slot, Txid(contents.last_txid), contents.position)
@@ -258,7 +258,7 @@ class Recovery:
         self.is_done = True
         return []
 
-    def _replay_since(self, note: Note) -> list[Effect]:
+    def _replay_since(self, note: DedupTrailer) -> list[Effect]:
         """Read from the snapshot that a trailer names to the segment's end; skip an imported segment."""
         assert self._replaying is not None
         if note.snapshot_entry == NO_ENTRY:
@@ -268,7 +268,7 @@ class Recovery:
         self.unix_ms = max(self.unix_ms, note.unix_ms)
         return [Send(STORE, ReadEntries(self._replaying, note.snapshot_entry, self._replaying.last_entry))]
 
-    def _learn_entry(self, segment: Segment, entry: int, contents: Contents) -> None:
+    def _learn_entry(self, segment: Segment, entry: int, contents: EntryContents) -> None:
         assert self._table is not None
         note = contents.note
         if note is None:
@@ -295,5 +295,5 @@ class Recovery:
         return []
 
 
-def _contents(segment: Segment, payload: bytes) -> Contents:
+def _contents(segment: Segment, payload: bytes) -> EntryContents:
     return read_contents(payload, enveloped=segment.version >= 4)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import enum
 
 from dlog.log.changes import SegmentEnd, StartSegment
+from dlog.log.owner_context import OwnerContext
 from dlog.log.packing import OpenSegment
-from dlog.log.tenure import Tenure
 from dlog.machine import SetTimer
 from dlog.model.segment import Segment
 
@@ -25,12 +25,12 @@ class Roll(enum.Enum):
     CLOSING = 2  # the next segment is listed; the current one drains and is sealed
 
 
-class Rolling:
+class SegmentRoller:
     """state: the stage of the current roll."""
 
     __slots__ = ("_age_due", "_starting", "_tenure", "state")
 
-    def __init__(self, tenure: Tenure) -> None:
+    def __init__(self, tenure: OwnerContext) -> None:
         self.state = Roll.NONE
         self._tenure = tenure
         self._starting: Segment | None = None
@@ -81,7 +81,7 @@ class Rolling:
         """The next segment is listed: the current one takes no new entries."""
         if self.state is Roll.LISTING and self._starting is not None and self._starting.place == segment.place:
             self.state = Roll.CLOSING
-            self._tenure.writing.is_cutting = False
+            self._tenure.writing.accepts_entries = False
 
     def closed(self, end: SegmentEnd) -> None:
         """The old segment is sealed: append to the next one from now on."""

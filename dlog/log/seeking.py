@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlog.log.contents import Contents
+from dlog.log.contents import EntryContents
 from dlog.model.segment import Segment, StreamMetadata
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class SeekTarget:
     """Search target: the first record whose txid, or time of writing (unix milliseconds), is at least `least`."""
 
     by_time: bool
@@ -24,7 +24,7 @@ class Goal:
         """The first readable segment that may hold the record; None: it is not written yet."""
         return stream.first_reaching(self.least, by_time=self.by_time)
 
-    def is_before(self, contents: Contents) -> bool:
+    def is_before(self, contents: EntryContents) -> bool:
         """Whether every record of this entry is certainly too early."""
         if not self.by_time:
             return contents.last_txid < self.least
@@ -32,7 +32,7 @@ class Goal:
             return contents.note.unix_ms < self.least
         return bool(contents.txids) and contents.txids[-1] < self.least
 
-    def slot_in(self, contents: Contents) -> int | None:
+    def slot_in(self, contents: EntryContents) -> int | None:
         """Slot of the first record of this entry that matches; None if there is none."""
         if self.by_time and contents.note is not None:
             late = contents.note.unix_ms >= self.least
@@ -40,10 +40,10 @@ class Goal:
         return contents.slot_of_txid(self.least)
 
 
-class Halving:
+class BinarySearch:
     """Binary search for the first entry of low..high that is not before the goal: read `middle`, pass it to `hear`."""
 
-    def __init__(self, goal: Goal, low: int, high: int) -> None:
+    def __init__(self, goal: SeekTarget, low: int, high: int) -> None:
         self._goal = goal
         self.low = low  # once `is_done`: the entry found, or high + 1
         self._end = high + 1
@@ -56,7 +56,7 @@ class Halving:
     def middle(self) -> int:
         return (self.low + self._end) // 2
 
-    def hear(self, contents: Contents) -> None:
+    def hear(self, contents: EntryContents) -> None:
         """Take the contents of the entry at `middle`."""
         if self._goal.is_before(contents):
             self.low = self.middle + 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dlog.log.note import encode_note
+from dlog.log.dedup_trailer import encode_trailer
 from dlog.model.ids import NO_ENTRY
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import CONTROL, RECORD_SET, Record, encode_entry
@@ -45,6 +45,6 @@ class StagePacker:
             noted.append((self._producer, self.position, count, crc32c(body), slot))
             slot += count
             self.position += count
-        note = encode_note(unix_ms, NO_ENTRY, noted, None)
+        note = encode_trailer(unix_ms, NO_ENTRY, noted, None)
         records.append(Record(CONTROL, self.position, sets[-1].txid, note))
         return encode_entry(records)

@@ -16,17 +16,17 @@ from __future__ import annotations
 from dlog.errors import DLogError, NotReadyError, PositionBeyondEndError
 from dlog.events import SegmentDeleted
 from dlog.log.changes import Deallocate, ForgetTruncated, MarkTruncated, TruncateTo, allocated_place
-from dlog.log.disposal import Doomed
-from dlog.log.tenure import Tenure
+from dlog.log.owner_context import OwnerContext
+from dlog.log.segment_deletion import PendingDeletion
 from dlog.machine import Answer, Tell, Ticket
 from dlog.model.dlsn import DLSN, of
 from dlog.model.segment import LEDGER, Segment
 
 
-class Truncating:
+class StreamTruncation:
     __slots__ = ("_deleting", "_portion", "_tenure", "_waiting")
 
-    def __init__(self, tenure: Tenure) -> None:
+    def __init__(self, tenure: OwnerContext) -> None:
         self._tenure = tenure
         self._waiting: tuple[tuple[Ticket, TruncateTo], ...] = ()
         self._portion: tuple[Segment, ...] = ()  # truncated segments being deleted, by number
@@ -86,9 +86,9 @@ class Truncating:
         for segment in self._portion:
             for store, place in _places(segment):
                 self._deleting[store, place] = None
-                self._tenure.disposal.add(Doomed(store, place, segment.number, None))
+                self._tenure.disposal.add(PendingDeletion(store, place, segment.number, None))
 
-    def deleted(self, doomed: Doomed | None) -> None:
+    def deleted(self, doomed: PendingDeletion | None) -> None:
         """A store deleted `doomed`; after the last one of the portion, remove the portion from metadata."""
         t = self._tenure
         if doomed is None:
@@ -108,10 +108,10 @@ class Truncating:
         t.out.extend(Tell(SegmentDeleted(t.stream, s.number, s.place)) for s in portion)
         self.delete_next()
 
-    def doom_allocated(self, name: str, number: int) -> None:
+    def delete_allocated(self, name: str, number: int) -> None:
         """Delete the segment that `allocated` names, and then clear `allocated`."""
         store, place = allocated_place(name)
-        self._tenure.disposal.add(Doomed(store, place, number, Deallocate(name)))
+        self._tenure.disposal.add(PendingDeletion(store, place, number, Deallocate(name)))
 
     def fail(self, error: DLogError) -> None:
         self._tenure.out.extend(Answer(ticket, error) for ticket, _ in self._waiting)

@@ -23,10 +23,10 @@ from dlog.errors import (
 )
 from dlog.events import LacMoved
 from dlog.log.changes import SegmentEnd
-from dlog.log.dedupe import Batch, Place, Producer, ProducerTable
 from dlog.log.messages import STORE, AppendEntry, BatchWritten, WriteBatch
 from dlog.log.options import OwnerOptions
 from dlog.log.packing import Buffer, OpenSegment, Packer, PendingEntry
+from dlog.log.producer_table import Batch, Place, Producer, ProducerTable
 from dlog.machine import Answer, Effect, Send, SetTimer, Tell, Ticket
 from dlog.model.dlsn import of
 from dlog.model.ids import TXID_MAX, EntryId, SegmentNumber, Txid
@@ -35,10 +35,10 @@ from dlog.wire.entry import RECORD_BYTES_MAX, record_set_count
 CONTROL_TIMER = ("control",)
 
 
-class Writing:
+class EntryWriter:
     """Batches of one owner, from admission to answer. Each call appends its effects to `out`.
 
-    current: the segment being appended to, None while there is none. is_cutting: whether it may take new entries.
+    current: the segment being appended to, None while there is none. accepts_entries: whether it may take new entries.
     """
 
     __slots__ = (
@@ -48,14 +48,14 @@ class Writing:
         "_options",
         "_waiting",
         "_waiting_bytes",
+        "accepts_entries",
         "current",
-        "is_cutting",
+        "next_entry_floor",
         "packer",
         "pending_bytes",
         "stream",
         "table",
         "txid",
-        "undecided",
         "written_bytes",
         "written_records",
     )
@@ -65,9 +65,12 @@ class Writing:
         self.table = table
         self.packer = Packer(table, options)
         self.current: OpenSegment | None = None
-        self.is_cutting = False
+        self.accepts_entries = False
         self.txid = 0  # the last one assigned
-        self.undecided: Place = (0, 0)  # (segment, entry): batches admitted from now on are written at or above this
+        self.next_entry_floor: Place = (
+            0,
+            0,
+        )  # (segment, entry): batches admitted from now on are written at or above this
         self.pending_bytes = 0  # of all unanswered batches
         self.written_records = 0
         self.written_bytes = 0
@@ -101,7 +104,7 @@ class Writing:
         """Admit a batch, or answer it at once. refusal: the error for a new batch; a repeated one is answered anyway.
 
         Returns False and does nothing if the answer would state that something is not in the log and not
-        `is_confirmed` (see dlog/log/confirming.py).
+        `is_confirmed` (see dlog/log/deferred_refusals.py).
         """
         verdict = self.table.judge(request)
         if type(verdict) is Producer:
@@ -117,7 +120,7 @@ class Writing:
             self._waiting.append(batch)
             self._waiting_bytes += size
             self.pending_bytes += size
-            if self.is_cutting:
+            if self.accepts_entries:
                 self.cut(out)
         elif type(verdict) is Batch:
             verdict.tickets.append(ticket)
@@ -127,7 +130,7 @@ class Writing:
             assert isinstance(verdict, DLogError)
             not_written = isinstance(verdict, SequenceGapError)  # so it is treated like a new batch
             if isinstance(verdict, ProducerUnknownError):
-                verdict.since = self.undecided
+                verdict.since = self.next_entry_floor
             error = refusal if refusal is not None and not_written else verdict
             return self._refuse(ticket, request, error, out, is_confirmed=is_confirmed)
         return True
@@ -135,7 +138,7 @@ class Writing:
     def _refuse(
         self, ticket: Ticket, request: WriteBatch, error: DLogError, out: list[Effect], *, is_confirmed: bool
     ) -> bool:
-        if not is_confirmed and tells_of_the_log(error, request):
+        if not is_confirmed and states_absence_from_log(error, request):
             return False
         out.append(Answer(ticket, error))
         return True
@@ -175,7 +178,7 @@ class Writing:
         """Append a control record with the LAC if no entry carries it and none is pending."""
         self._control_timer = False
         segment = self.current
-        if segment is not None and self.is_cutting and self.is_drained and not segment.lac_is_carried:
+        if segment is not None and self.accepts_entries and self.is_drained and not segment.lac_is_carried:
             self._append(self.packer.control(segment), out)
 
     def append_end_of_stream(self, out: list[Effect]) -> None:
@@ -200,9 +203,9 @@ class Writing:
             self._written(pending, out)
             confirmed.append(pending.parts)
         segment.lac = entry
-        self.undecided = (number, entry + 1)
+        self.next_entry_floor = (number, entry + 1)
         out.append(Tell(LacMoved(self.stream, number, entry, entries=tuple(confirmed))))
-        if self.is_cutting:
+        if self.accepts_entries:
             self.cut(out)
             self._watch_lac(segment, out)
 
@@ -233,8 +236,8 @@ class Writing:
         """Append to this segment from now on; the previous one has ended."""
         assert not self._inflight, "nothing is on its way to another segment"
         self.current = segment
-        self.undecided = (segment.number, 0)
-        self.is_cutting = True
+        self.next_entry_floor = (segment.number, 0)
+        self.accepts_entries = True
         self.cut(out)
 
     def end_of_current(self) -> SegmentEnd:
@@ -246,7 +249,7 @@ class Writing:
     def lose_segment(self) -> None:
         """The segment takes no more entries. Those in flight are decided by a recovery (see `resolve`)."""
         self.current = None
-        self.is_cutting = False
+        self.accepts_entries = False
         self._control_timer = False
 
     def resolve(
@@ -272,7 +275,7 @@ class Writing:
             self._waiting_bytes += len(batch.request.body)
         self._waiting[:0] = again
 
-    def turn_away(self, error: DLogError, out: list[Effect]) -> None:
+    def refuse_waiting(self, error: DLogError, out: list[Effect]) -> None:
         """Refuse the batches that are in no entry yet: they are not written and may be sent again."""
         for batch in reversed(self._waiting):
             self.table.withdraw(batch)
@@ -296,7 +299,7 @@ class Writing:
         self.lose_segment()
 
 
-def tells_of_the_log(error: DLogError, request: WriteBatch) -> bool:
+def states_absence_from_log(error: DLogError, request: WriteBatch) -> bool:
     """Whether this refusal states that something is not in the log.
 
     Every refusal states that this attempt was not taken. For a batch sent for the first time that is all, and true

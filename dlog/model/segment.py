@@ -258,7 +258,7 @@ class StreamMetadata:
         """Remove a readable segment."""
         return replace(self, segments=self._segments.updated({number: None}))
 
-    def trimmed(self, number: int) -> StreamMetadata:
+    def with_truncated_before(self, number: int) -> StreamMetadata:
         """Truncate the segments before this one. Stops at the first segment in progress, which may still be written,
         and at the last one, which the next one's number follows."""
         bounds = [number, *(s.number for s in self.in_progress[:1]), *(s.number for s in self.segments[-1:])]

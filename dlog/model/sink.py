@@ -144,7 +144,7 @@ class StreamLook:
     life: str = ""
 
 
-class Verdict(enum.Enum):
+class SweepDecision(enum.Enum):
     """What to do with a registered stage."""
 
     STAYS = 0  # it may still be imported, or is too young for a look
@@ -154,7 +154,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class StageSweepRule:
     """The rule of one sweeper. done: its own last decided batch. before_unix_ms: look at stages that others began
     earlier. is_numbered: streams record batches of this sink; otherwise the registration counts."""
 
@@ -162,7 +162,7 @@ class Sweep:
     before_unix_ms: float
     is_numbered: bool = True
 
-    def judge(self, stage: RegisteredStage, looks: Sequence[StreamLook]) -> Verdict:
+    def judge(self, stage: RegisteredStage, looks: Sequence[StreamLook]) -> SweepDecision:
         """Judge a stage by the looks at its stream so far, each begun after the previous one was complete.
 
         Every look must show that the stage is refused; the segment list of the last one counts. If the stage was
@@ -170,12 +170,12 @@ class Sweep:
         incarnation.
         """
         if not self._is_worth_a_look(stage):
-            return Verdict.STAYS
+            return SweepDecision.STAYS
         if not all(self._is_refused(stage, look) for look in looks):
-            return Verdict.STAYS
+            return SweepDecision.STAYS
         if len(looks) < 2:
-            return Verdict.LOOK
-        return Verdict.LISTED if stage.place in looks[-1].places else Verdict.GOES
+            return SweepDecision.LOOK
+        return SweepDecision.LISTED if stage.place in looks[-1].places else SweepDecision.GOES
 
     def _is_worth_a_look(self, stage: RegisteredStage) -> bool:
         if self._is_own(stage):

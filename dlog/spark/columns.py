@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dlog.errors import DamagedError
-from dlog.log.note import decode_sums, is_note
+from dlog.log.dedup_trailer import decode_batch_checksums, is_note
 from dlog.spark.planning import Range
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import Buffer, Record, decode_entry, open_record_set, parse_record_set
@@ -46,7 +46,7 @@ COLUMNS: dict[str, pa.DataType] = {
 }
 
 
-class Alike:
+class EqualLengthValues:
     """Values of equal length in a record set: a view of the set, each value after its length field, nothing copied."""
 
     __slots__ = ("_rows",)
@@ -55,7 +55,7 @@ class Alike:
         self._rows = rows  # each: LENGTH_BYTES and the value
 
     @classmethod
-    def of(cls, count: int, body: memoryview) -> Alike | None:
+    def of(cls, count: int, body: memoryview) -> EqualLengthValues | None:
         """None: there are few, or their lengths differ."""
         width = len(body) // count if count >= ALIKE_MIN else 0
         if not width or width * count != len(body):
@@ -68,8 +68,8 @@ class Alike:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, part: slice) -> Alike:
-        return Alike(self._rows[part])
+    def __getitem__(self, part: slice) -> EqualLengthValues:
+        return EqualLengthValues(self._rows[part])
 
     @property
     def length(self) -> int:
@@ -90,7 +90,7 @@ class Run:
     position: int
     txid: int
     unix_ms: int
-    values: list[bytes] | Alike
+    values: list[bytes] | EqualLengthValues
 
     def cut(self, first_slot: int, end_slot: int) -> Run | None:
         """The records from `first_slot` up to `end_slot` (exclusive; 0: to the end); None if there are none."""
@@ -115,7 +115,7 @@ def runs_of(payload: Buffer, entry: int, *, is_enveloped: bool = True, verify: s
             expected = sums.get(record.slot) if verify != "none" else None
             if expected is not None and crc32c(record.payload) != expected:
                 raise DamagedError(f"the producer's checksum does not match: slot={record.slot}")
-            values = Alike.of(*open_record_set(record.payload)) or parse_record_set(record.payload)
+            values = EqualLengthValues.of(*open_record_set(record.payload)) or parse_record_set(record.payload)
             if values:
                 runs.append(Run(entry, record.slot, record.position, record.txid, unix_ms, values))
             continue
@@ -134,7 +134,7 @@ def _noted(records: Sequence[Record]) -> tuple[int, dict[int, int]]:
     """Time of the entry and producers' checksums by slot, from the dedup trailer; 0 and {} without one."""
     for record in reversed(records):
         if record.is_control and is_note(record.payload):
-            return decode_sums(record.payload)
+            return decode_batch_checksums(record.payload)
     return 0, {}
 
 
@@ -210,9 +210,9 @@ class Joined:
         self._bytes = np.frombuffer(self._buffer, np.uint8)
         self.size, self._lengths = 0, []
 
-    def add(self, values: list[bytes] | Alike) -> None:
+    def add(self, values: list[bytes] | EqualLengthValues) -> None:
         begin = self.size
-        if isinstance(values, Alike):
+        if isinstance(values, EqualLengthValues):
             self.size += len(values) * values.length
             self._reserve()
             self._bytes[begin : self.size].reshape(len(values), values.length)[:] = values.values

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlog.errors import TruncatedError
-from dlog.spark.places import BEGINNING, Mark, Place
+from dlog.spark.offsets import BEGINNING, Place, StreamOffset
 from dlog.spark.planning import StreamView, Tally
 
 
@@ -41,7 +41,7 @@ class Loss:
 NOTHING, UNKNOWN = Loss(0, 0), Loss()
 
 
-def mark_of(view: StreamView, place: Place, before: Mark | None = None) -> Mark:
+def offset_at(view: StreamView, place: Place, before: StreamOffset | None = None) -> StreamOffset:
     """A position with what is known of it now. For the same position `before` is returned unchanged (Spark compares the
     text), except that the stream's incarnation and the end of its segment are added once: when the segment is gone,
     neither can be found out."""
@@ -52,28 +52,28 @@ def mark_of(view: StreamView, place: Place, before: Mark | None = None) -> Mark:
     if (before.life or not now.life) and (before.ended or not is_over):
         return before
     read, start = (old if old >= 0 else new for old, new in ((before.read, now.read), (before.start, now.start)))
-    return Mark(place, now.life or before.life, read, start, before.ended or is_over)
+    return StreamOffset(place, now.life or before.life, read, start, before.ended or is_over)
 
 
-def _known(view: StreamView, place: Place) -> Mark:
+def _known(view: StreamView, place: Place) -> StreamOffset:
     if place == BEGINNING:
-        return Mark(place)
+        return StreamOffset(place)
     segment = view.segment(place.segment)
     if segment is None:
-        return Mark(place, view.life)
+        return StreamOffset(place, view.life)
     is_certain = segment.is_completed or not segment.start_sequence_id
     start = segment.start_sequence_id if is_certain else -1
     if not Place(segment.number, segment.last + 1 - segment.idle) <= place <= segment.end:
-        return Mark(place, view.life, -1, start)
-    return Mark(place, view.life, segment.counted, start, segment.is_final)
+        return StreamOffset(place, view.life, -1, start)
+    return StreamOffset(place, view.life, segment.counted, start, segment.is_final)
 
 
-def is_another(view: StreamView, mark: Mark) -> bool:
+def is_another(view: StreamView, mark: StreamOffset) -> bool:
     """Whether the mark is of an earlier incarnation of the stream, if known."""
     return bool(mark.life and view.life and mark.life != view.life)
 
 
-def lost(view: StreamView, mark: Mark, to: Place | None = None, *, head: int = -1, read: int = -1) -> Loss:
+def lost(view: StreamView, mark: StreamOffset, to: Place | None = None, *, head: int = -1, read: int = -1) -> Loss:
     """What lay from `mark` up to the first record that may be read, or `to` (exclusive).
 
     head: records before the end position in its segment. read: records before the mark in its segment. Both -1 if the
@@ -100,9 +100,9 @@ def lost(view: StreamView, mark: Mark, to: Place | None = None, *, head: int = -
     return gone if gone.most is not None else Loss(max(gone.least, _sequences(view, mark, done, end) + before.least))
 
 
-def check_kept(view: StreamView, start: Place | Mark, loss: Loss | None = None) -> None:
+def check_kept(view: StreamView, start: Place | StreamOffset, loss: Loss | None = None) -> None:
     """Raises TruncatedError unless it is certain that nothing is gone after `start`. loss: if computed already."""
-    mark = start if isinstance(start, Mark) else Mark(start)
+    mark = start if isinstance(start, StreamOffset) else StreamOffset(start)
     loss = lost(view, mark) if loss is None else loss
     if loss.most != 0:
         raise TruncatedError(
@@ -115,14 +115,14 @@ def _tallies(view: StreamView) -> dict[int, Tally]:
     return {tally.number: tally for tally in view.tallies}
 
 
-def _is_over(view: StreamView, mark: Mark) -> bool:
+def _is_over(view: StreamView, mark: StreamOffset) -> bool:
     """Whether no record of the mark's segment lay after the mark."""
     past = dict(view.past)
     segment, entry, _ = mark.place
     return mark.ended or (segment in past and entry > past[segment])
 
 
-def _rest(view: StreamView, mark: Mark, done: int, tallies: dict[int, Tally]) -> Loss:
+def _rest(view: StreamView, mark: StreamOffset, done: int, tallies: dict[int, Tally]) -> Loss:
     """Loss in the mark's segment, after the mark."""
     if _is_over(view, mark):
         return NOTHING
@@ -154,7 +154,7 @@ def _before(view: StreamView, end: Place, tally: Tally | None) -> Loss:
     return Loss(tally.records, tally.records) if end == view.floor else Loss(0, tally.records)
 
 
-def _sequences(view: StreamView, mark: Mark, done: int, end: Place) -> int:
+def _sequences(view: StreamView, mark: StreamOffset, done: int, end: Place) -> int:
     """A lower bound of the records before the segment of `end`."""
     follows = _sequence_of(view, end.segment, _tallies(view))
     if follows <= 0 or mark.start < 0 or done < 0:

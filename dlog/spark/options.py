@@ -22,9 +22,9 @@ from dlog.errors import ConfigError, InvalidRequestError
 from dlog.io.settings import load
 from dlog.model.ids import TXID_MAX, stream_name
 from dlog.options import parse_bytes, parse_duration_s, parse_unix_ms
-from dlog.spark.places import Place, place_of
+from dlog.spark.offsets import Place, place_of
+from dlog.stores.cold.locations import parse_root
 from dlog.stores.cold.options import ColdOptions
-from dlog.stores.cold.places import parse_root
 
 NAMESPACE = "/dlog"
 _SPARK_UNITS = re.compile(r"(?i)\s*(\d{1,15})\s*(b|k|kb|m|mb|g|gb)?\s*\Z")  # as in Spark's own settings: powers of 1024

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dlog.spark.places import BEGINNING, Place
+from dlog.spark.offsets import BEGINNING, Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,15 +13,15 @@ from typing import TypeVar
 
 from dlog.errors import ConfigError, DLogError, StreamNotFoundError, TruncatedError
 from dlog.io.clock import unix_ms
-from dlog.spark.leavings import Line, check_place, leave, loss_name
+from dlog.spark.cluster_connection import Cluster, Work, reach
 from dlog.spark.losses import UNKNOWN, Loss, check_kept, lost
+from dlog.spark.offsets import Place, StreamOffset
 from dlog.spark.options import Bound, Kind, SourceOptions
-from dlog.spark.places import Mark, Place
 from dlog.spark.planning import Range, partitions, span
 from dlog.spark.pruning import Pruning
-from dlog.spark.reach import Cluster, Work, reach
+from dlog.spark.skipped_records import Line, check_place, leave, loss_name
 from dlog.spark.source_partitions import Task
-from dlog.spark.views import Seen, Views, records_before, resolve
+from dlog.spark.views import Seen, StreamViewer, records_before, resolve
 
 T = TypeVar("T")
 
@@ -46,13 +46,15 @@ def tasks(options: SourceOptions, ranges: Sequence[Range]) -> list[Task]:
 
 
 @dataclass(slots=True)
-class Losses:
+class LossReporter:
     """Raises losses, or with failOnDataLoss=false reports each once: in the driver's log, and in `leftOutTo` if set."""
 
     options: SourceOptions
     said: set[str] = field(default_factory=set)
 
-    async def hear(self, cluster: Cluster, error: DLogError, stream: str, mark: Mark, loss: Loss = UNKNOWN) -> None:
+    async def hear(
+        self, cluster: Cluster, error: DLogError, stream: str, mark: StreamOffset, loss: Loss = UNKNOWN
+    ) -> None:
         if self.options.fail_on_data_loss:
             raise error
         if error.message in self.said:
@@ -64,7 +66,9 @@ class Losses:
             await leave(cluster, self.options.left_out_to, loss_name(stream, mark), [line])
         self.said.add(error.message)
 
-    async def check_kept(self, cluster: Cluster, seen: Seen, mark: Mark, stop: Mark | None = None) -> None:
+    async def check_kept(
+        self, cluster: Cluster, seen: Seen, mark: StreamOffset, stop: StreamOffset | None = None
+    ) -> None:
         """Raise or report what is gone after `mark`, up to `stop` at most. What metadata does not tell is read from
         the entries at both ends, if they still exist."""
         view = seen.view
@@ -96,8 +100,8 @@ async def plan_batch(cluster: Cluster, *, options: SourceOptions, pruning: Pruni
     """
     if options.left_out_to:
         await check_place(cluster, options.left_out_to)
-    losses = Losses(options)
-    found = await Views().look(cluster, options)
+    losses = LossReporter(options)
+    found = await StreamViewer().look(cluster, options)
     check_named(options, found)
     if not found:
         raise ConfigError(f"no stream matches; `dlog ls` lists streams: streamsPattern={options.pattern[:60]!r}")
@@ -107,7 +111,7 @@ async def plan_batch(cluster: Cluster, *, options: SourceOptions, pruning: Pruni
             continue
         start = await starting_place(cluster, seen, options.starting.of(name), options.starting_strategy)
         end = await _end(cluster, seen, options.ending.of(name))
-        await losses.check_kept(cluster, seen, Mark(start), Mark(end))
+        await losses.check_kept(cluster, seen, StreamOffset(start), StreamOffset(end))
         ranges += [r for r in span(seen.view, start, end) if pruning.admits(r, seen.view.segment(r.segment))]
     return ranges
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlog.client.client import Client, connect
 from dlog.errors import UnavailableError
-from dlog.spark.reach import Cluster
+from dlog.spark.cluster_connection import Cluster
 
 
 async def proxies_of(cluster: Cluster, timeout_s: float) -> Client:
@@ -16,7 +16,7 @@ async def proxies_of(cluster: Cluster, timeout_s: float) -> Client:
     return connect(f"dlog://{','.join(sorted(addresses))}", request_deadline_s=timeout_s)
 
 
-async def have_owned(cluster: Cluster, stream: str, timeout_s: float) -> None:
+async def ensure_owned(cluster: Cluster, stream: str, timeout_s: float) -> None:
     """Get a stream owned; a new owner seals what the old one left open. Raises UnavailableError, and what the proxies
     reply."""
     async with await proxies_of(cluster, timeout_s) as client:

@@ -27,8 +27,8 @@ from dlog.log.contents import read_contents
 from dlog.model.ids import StreamName
 from dlog.model.segment import Segment
 from dlog.model.sink import SinkBatch
+from dlog.spark.cluster_connection import Cluster
 from dlog.spark.proxies import proxies_of
-from dlog.spark.reach import Cluster
 from dlog.spark.sink_options import SinkOptions
 from dlog.spark.sink_rows import Cutter, Row, uniform_txid
 from dlog.spark.stages import Staged, Stager, entries_of, offer, stream_of, sweep, write_again
@@ -42,7 +42,7 @@ _LEAD_MS = 500  # how far txids are first put ahead of those of other writers
 
 
 @dataclass(slots=True)
-class Piece:
+class TaskOutput:
     """What one task wrote. inline: rows by stream, if few; else stages. txid: for rows without one."""
 
     partition: int
@@ -52,7 +52,9 @@ class Piece:
     inline: dict[str, list[Row]] = field(default_factory=dict)
 
 
-async def publish(cluster: Cluster, options: SinkOptions, pieces: Sequence[Piece], *, once: bool) -> dict[str, int]:
+async def publish(
+    cluster: Cluster, options: SinkOptions, pieces: Sequence[TaskOutput], *, once: bool
+) -> dict[str, int]:
     """Write this batch to its streams; returns counts of records by stream, 0 where the stream had it before.
 
     once: the batch is numbered in its sink, and repeating is harmless; else it belongs to no sink and is never
@@ -103,7 +105,7 @@ class _Publishing:
         self._life = ""  # incarnation of the stream that the batch is for
         self._since: tuple[int, int] | None = None
 
-    async def run(self, pieces: Sequence[Piece]) -> int:
+    async def run(self, pieces: Sequence[TaskOutput]) -> int:
         self._life = await self._client.life(self._stream)
         rows = [row for piece in pieces for row in piece.inline.get(self._stream, ())]
         has_stages = any(s.stream == self._stream for piece in pieces for s in piece.staged)
@@ -163,7 +165,7 @@ class _Publishing:
 
     # ---- parts ------------------------------------------------------------------------------------------------------
 
-    async def _parts(self, pieces: Sequence[Piece]) -> list[Staged]:
+    async def _parts(self, pieces: Sequence[TaskOutput]) -> list[Staged]:
         """Stages in the order of partitions; rows that were not staged yet are staged, adjacent ones together."""
         parts: list[Staged] = []
         rows: list[Row] = []

@@ -15,8 +15,8 @@ from typing import Any
 
 from dlog.errors import ConfigError, DamagedError, MetadataUnavailableError
 from dlog.io.zookeeper_protocol import BadVersionError, NodeExistsError, NoNodeError, Stat
-from dlog.spark.places import Mark, Marks, Offsets, Place, marks_json, marks_of
-from dlog.spark.reach import Cluster
+from dlog.spark.cluster_connection import Cluster
+from dlog.spark.offsets import Marks, Offsets, Place, StreamOffset, offsets_as_json, parse_offsets
 
 _TRIES = 10
 
@@ -59,7 +59,7 @@ async def find(cluster: Cluster, namespace: str, reader: str) -> Reader | None:
         return None
     told, stat = kept
     try:
-        start, done = (marks_of(told.get(key, {}), f"{key} of reader {reader}") for key in ("start", "done"))
+        start, done = (parse_offsets(told.get(key, {}), f"{key} of reader {reader}") for key in ("start", "done"))
     except ConfigError as error:
         raise DamagedError(f"{error.message}; delete the znode to start over: path={path}") from None
     return Reader(reader, _places(start), _places(done), stat.mtime_ms, {**start, **done})
@@ -71,14 +71,14 @@ async def readers(cluster: Cluster, namespace: str) -> list[Reader]:
     return [reader for reader in found if reader is not None]
 
 
-async def begin(cluster: Cluster, namespace: str, reader: str, start: Marks) -> dict[str, Mark]:
+async def begin(cluster: Cluster, namespace: str, reader: str, start: Marks) -> dict[str, StreamOffset]:
     """Store `start` as where this reader began, unless something is stored; returns what is stored."""
     path = path_of(namespace, reader)
     for _ in range(_TRIES):
         kept = await _read(cluster, path)
         if kept is not None:
-            return marks_of(kept[0].get("start", {}), f"start of reader {reader}")
-        data = json.dumps({"start": marks_json(start)}, sort_keys=True).encode()
+            return parse_offsets(kept[0].get("start", {}), f"start of reader {reader}")
+        data = json.dumps({"start": offsets_as_json(start)}, sort_keys=True).encode()
         try:
             await cluster.metadata.zookeeper.create(path, data, parents=True)
         except NodeExistsError:
@@ -94,7 +94,7 @@ async def commit(cluster: Cluster, namespace: str, reader: str, done: Marks) -> 
         if kept is None:
             return
         told, stat = kept
-        told["done"] = marks_json(done)
+        told["done"] = offsets_as_json(done)
         try:
             await cluster.metadata.zookeeper.set(path, json.dumps(told, sort_keys=True).encode(), stat.version)
         except (BadVersionError, NoNodeError):

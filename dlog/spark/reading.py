@@ -21,18 +21,18 @@ from dlog.errors import DamagedError, DLogError, MetadataUnavailableError, Remed
 from dlog.machine import OutcomeUnknown, Versioned
 from dlog.model.ids import EntryId, SegmentNumber, StreamName
 from dlog.model.segment import StreamKey, StreamMetadata
+from dlog.spark.cluster_connection import Cluster, ClusterConnection, reach, with_retries
 from dlog.spark.columns import Batches, Run, runs_of
-from dlog.spark.leavings import LeftOut, attempt_name, leave
 from dlog.spark.options import SourceOptions
 from dlog.spark.planning import Range
-from dlog.spark.reach import Cluster, Reach, patiently, reach
-from dlog.spark.workers import settle_in
+from dlog.spark.skipped_records import SkippedEntries, attempt_name, leave
+from dlog.spark.workers import prepare_worker
 from dlog.stores.contract import Buffer, SegmentCorruptError, SegmentReader, SegmentRef
 
 EXTENT_BYTES = 8 << 20  # of one read from the store
 
 
-class Shelf(Protocol):
+class EntrySource(Protocol):
     """Source of a segment's entries."""
 
     async def read(self, first: int, last: int) -> Sequence[Buffer]:
@@ -63,8 +63,8 @@ def batches(
     Raises DamagedError; UnavailableError after `fetch_retries`; LedgerNotFoundError where a segment is gone;
     MisconfiguredError, StoreUnavailableError if the list of what was left out cannot be written.
     """
-    settle_in()
-    left = LeftOut()
+    prepare_worker()
+    left = SkippedEntries()
     of_cluster = reach(options.zookeeper, options.namespace, options.cold)
     try:
         yield from _batches(of_cluster, ranges, options, schema, left, tell)
@@ -75,7 +75,12 @@ def batches(
 
 
 def _batches(
-    of_cluster: Reach, ranges: Sequence[Range], options: SourceOptions, schema: pa.Schema, left: LeftOut, tell: Tell
+    of_cluster: ClusterConnection,
+    ranges: Sequence[Range],
+    options: SourceOptions,
+    schema: pa.Schema,
+    left: SkippedEntries,
+    tell: Tell,
 ) -> Iterator[pa.RecordBatch]:
     gathered = Batches(schema)
     for of, first, payloads in of_cluster.pump(lambda cluster: extents(cluster, ranges, options, tell=tell)):
@@ -92,7 +97,9 @@ def _batches(
         yield batch
 
 
-def _runs(of: Range, entry: int, payload: Buffer, options: SourceOptions, left: LeftOut, tell: Tell) -> Iterator[Run]:
+def _runs(
+    of: Range, entry: int, payload: Buffer, options: SourceOptions, left: SkippedEntries, tell: Tell
+) -> Iterator[Run]:
     try:
         runs = runs_of(payload, entry, is_enveloped=of.is_enveloped, verify=options.verify)
     except DamagedError as error:
@@ -116,7 +123,7 @@ def _damaged(of: Range, entry: int, error: DLogError, options: SourceOptions, te
     return Damaged(error.message)
 
 
-def _leave(of_cluster: Reach, options: SourceOptions, left: LeftOut) -> None:
+def _leave(of_cluster: ClusterConnection, options: SourceOptions, left: SkippedEntries) -> None:
     lines = left.finish()
     if not lines:
         return
@@ -134,7 +141,7 @@ async def extents(
 ) -> AsyncGenerator[Extent, None]:
     """Read these ranges from the store, in order. Raises as `batches` does."""
     for of in ranges:
-        async with _Shelf(cluster, of) as shelf:
+        async with _RangeReader(cluster, of) as shelf:
             entry = of.first
             while entry <= of.last:
                 payloads = await _read(shelf, of, entry, options, tell)
@@ -142,7 +149,7 @@ async def extents(
                 entry += len(payloads)
 
 
-class _Shelf:
+class _RangeReader:
     """Reads the segment of a range. After a failure it opens a new reader; if the segment was moved to another store
     since the plan was made, it continues there."""
 
@@ -151,7 +158,7 @@ class _Shelf:
         self._of = of
         self._reader: SegmentReader | None = None
 
-    async def __aenter__(self) -> _Shelf:
+    async def __aenter__(self) -> _RangeReader:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -202,7 +209,7 @@ class _Shelf:
 
 
 async def _read(
-    shelf: Shelf, of: Range, entry: int, options: SourceOptions, tell: Tell = _say
+    shelf: EntrySource, of: Range, entry: int, options: SourceOptions, tell: Tell = _say
 ) -> list[Buffer | Damaged]:
     """Read entries from `entry` on, at least one."""
 
@@ -211,10 +218,10 @@ async def _read(
             return await shelf.read(entry, last)
 
     try:
-        return list(await patiently(partial(once, of.last), options.fetch_retries))
+        return list(await with_retries(partial(once, of.last), options.fetch_retries))
     except SegmentCorruptError:
         pass  # one of several is damaged: read the first alone
     try:
-        return list(await patiently(partial(once, entry), options.fetch_retries))
+        return list(await with_retries(partial(once, entry), options.fetch_retries))
     except SegmentCorruptError as error:
         return [_damaged(of, entry, error, options, tell)]

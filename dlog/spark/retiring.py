@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from dlog.errors import DLogError, EndedError, StreamNotFoundError
 from dlog.io.zookeeper_protocol import NoNodeError, NotEmptyError
 from dlog.model.sink import RegisteredStage, SinkBatch
+from dlog.spark.cluster_connection import Cluster
 from dlog.spark.proxies import proxies_of
-from dlog.spark.reach import Cluster
 from dlog.spark.stages import UNNUMBERED, registered, sink_path, stream_of, sweep
 
 QUERY = "retired"  # name of the query of the empty batch
 
 
 @dataclass(frozen=True, slots=True)
-class Staging:
+class SinkStages:
     """What is staged under a sink's name. strange: number of registrations that cannot be parsed; they stay."""
 
     sink: str
@@ -51,7 +51,7 @@ class Retired:
     left: dict[str, str]
 
 
-async def sinks(cluster: Cluster, namespace: str) -> list[Staging]:
+async def sinks(cluster: Cluster, namespace: str) -> list[SinkStages]:
     """Sinks with registered stages, by name; not writes without a number."""
     try:
         names, _ = await cluster.metadata.zookeeper.children(f"{namespace}/.sinks", fresh=True)
@@ -60,17 +60,17 @@ async def sinks(cluster: Cluster, namespace: str) -> list[Staging]:
     return [await staging(cluster, namespace, name) for name in sorted(names) if name != UNNUMBERED]
 
 
-async def staging(cluster: Cluster, namespace: str, sink: str) -> Staging:
+async def staging(cluster: Cluster, namespace: str, sink: str) -> SinkStages:
     """What one sink has staged; empty without such a sink."""
     path = sink_path(namespace, sink)
     try:
         names, _ = await cluster.metadata.zookeeper.children(path, fresh=True)
     except NoNodeError:
-        return Staging(sink, (), 0)
+        return SinkStages(sink, (), 0)
     places = [name.removeprefix("stage-") for name in sorted(names) if name.startswith("stage-")]
     found = [await registered(cluster, f"{path}/stage-{place}", sink, place) for place in places]
     stages = tuple(stage for stage in found if stage is not None)
-    return Staging(sink, stages, len(found) - len(stages))
+    return SinkStages(sink, stages, len(found) - len(stages))
 
 
 async def retire(cluster: Cluster, namespace: str, sink: str, *, timeout_s: float = 30.0) -> Retired:

@@ -24,9 +24,9 @@ from dlog.errors import ConfigError
 from dlog.io.clock import unix_ms
 from dlog.log.staging import StagedSet
 from dlog.model.sink import SinkBatch
+from dlog.spark.cluster_connection import Cluster, Feed, reach
 from dlog.spark.proxies import proxies_of
-from dlog.spark.publishing import Piece, publish
-from dlog.spark.reach import Cluster, Feed, reach
+from dlog.spark.publishing import TaskOutput, publish
 from dlog.spark.sink_options import AT_LEAST_ONCE, SinkOptions
 from dlog.spark.sink_rows import ENTRY_BYTES, Cutter, Row, rows_of
 from dlog.spark.stages import UNNUMBERED, Staged, Stager, stream_of, txid_of
@@ -40,7 +40,7 @@ _UNDER_WAY_MAX = 8  # pending batches
 class Message(WriterCommitMessage):
     """A task's result."""
 
-    piece: Piece
+    piece: TaskOutput
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -106,7 +106,7 @@ def _write(
     options: SinkOptions, batch: SinkBatch, iterator: Iterator[pa.RecordBatch], txid: int | None
 ) -> WriterCommitMessage:
     context = TaskContext.get()
-    piece = Piece(context.partitionId() if context is not None else 0, batch)
+    piece = TaskOutput(context.partitionId() if context is not None else 0, batch)
     if options.guarantee == AT_LEAST_ONCE:
         _append_all(options, iterator)
         return Message(piece)
@@ -128,7 +128,7 @@ Entry = tuple[str, list[StagedSet], bool]  # stream, its sets, whether its rows 
 class _Gathered:
     """Rows of one task: kept in memory while they are few, then staged."""
 
-    def __init__(self, options: SinkOptions, piece: Piece, txid: int | None) -> None:
+    def __init__(self, options: SinkOptions, piece: TaskOutput, txid: int | None) -> None:
         self._options = options
         self._piece = piece
         self._given_txid = txid

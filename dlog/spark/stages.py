@@ -1,7 +1,7 @@
 """Stages rows for streams: tasks write ledgers, registered before the first byte, and swept if they are never imported.
 
 Invariants:
-- what is swept is in no stream's segment list and never will be; `Sweep` in dlog/model/sink.py decides.
+- what is swept is in no stream's segment list and never will be; `StageSweepRule` in dlog/model/sink.py decides.
 
 A sink's stages are registered in znodes below `<namespace>/.sinks/<sink>`, which Java tools skip.
 """
@@ -23,8 +23,8 @@ from dlog.log.staging import StagedSet, StagePacker
 from dlog.machine import Missing, Versioned
 from dlog.model.ids import EntryId, Epoch, StreamName
 from dlog.model.segment import StreamKey, StreamMetadata
-from dlog.model.sink import RegisteredStage, SinkBatch, StreamLook, Sweep, Verdict, registered_stage
-from dlog.spark.reach import Cluster
+from dlog.model.sink import RegisteredStage, SinkBatch, StageSweepRule, StreamLook, SweepDecision, registered_stage
+from dlog.spark.cluster_connection import Cluster
 from dlog.stores.contract import STAGE, SegmentRef, SegmentWriter
 from dlog.wire.entry import decode_entry
 
@@ -226,7 +226,7 @@ async def sweep(cluster: Cluster, namespace: str, done: SinkBatch, keep_s: float
         names, _ = await zookeeper.children(path, fresh=True)
     except NoNodeError:
         return 0
-    rule = Sweep(done, unix_ms() - keep_s * 1000, is_numbered=done.sink != UNNUMBERED)
+    rule = StageSweepRule(done, unix_ms() - keep_s * 1000, is_numbered=done.sink != UNNUMBERED)
     looks: dict[StreamName, list[StreamLook]] = {}
     swept = 0
     for name in names:
@@ -238,11 +238,11 @@ async def sweep(cluster: Cluster, namespace: str, done: SinkBatch, keep_s: float
             continue
         stage = found.stage
         seen = looks.setdefault(stage.stream, [])
-        while (verdict := rule.judge(stage, seen)) is Verdict.LOOK:
+        while (verdict := rule.judge(stage, seen)) is SweepDecision.LOOK:
             seen.append(await _look(cluster, stage.stream, done.sink))
-        if verdict is Verdict.STAYS:
+        if verdict is SweepDecision.STAYS:
             continue
-        if verdict is Verdict.GOES:
+        if verdict is SweepDecision.GOES:
             if not rule.is_numbered and not await _mark(cluster, f"{path}/{name}", found, "swept"):
                 continue  # it is being imported
             await cluster.stores[STORE].delete(SegmentRef(stage.stream, STAGE, stage.place))

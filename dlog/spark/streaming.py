@@ -27,16 +27,16 @@ from pyspark.sql.streaming.datasource import (
 
 from dlog.errors import ConfigError, DLogError, StreamNotFoundError, TruncatedError
 from dlog.spark import readers
-from dlog.spark.leavings import check_place
-from dlog.spark.losses import is_another, lost, mark_of
+from dlog.spark.cluster_connection import Cluster
+from dlog.spark.losses import is_another, lost, offset_at
+from dlog.spark.offsets import BEGINNING, Place, StreamOffset, offsets_as_json, parse_offsets
 from dlog.spark.options import Kind, SourceOptions
-from dlog.spark.places import BEGINNING, Mark, Place, marks_json, marks_of
 from dlog.spark.planning import Range, StreamView, advance, advance_segments, amount, span
-from dlog.spark.plans import Losses, ask, check_named, starting_place, tasks
-from dlog.spark.reach import Cluster
+from dlog.spark.plans import LossReporter, ask, check_named, starting_place, tasks
 from dlog.spark.reading import batches
+from dlog.spark.skipped_records import check_place
 from dlog.spark.source_partitions import Task
-from dlog.spark.views import Seen, Views
+from dlog.spark.views import Seen, StreamViewer
 
 
 class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -45,8 +45,8 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
-        self._views = Views()
-        self._losses = Losses(options)
+        self._views = StreamViewer()
+        self._losses = LossReporter(options)
         self._seen: dict[str, Seen] = {}
         self._seen_s = float("-inf")
         self._target: dict[str, Place] | None = None  # set by Trigger.AvailableNow
@@ -56,9 +56,9 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Called twice before the first batch, and again after a restart before it was done: always the same."""
-        return marks_json(ask(self._options, self._begin))
+        return offsets_as_json(ask(self._options, self._begin))
 
-    async def _begin(self, cluster: Cluster) -> dict[str, Mark]:
+    async def _begin(self, cluster: Cluster) -> dict[str, StreamOffset]:
         options = self._options
         if options.left_out_to:
             await check_place(cluster, options.left_out_to)
@@ -68,10 +68,10 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name, seen in found.items():
             bound = options.starting.of(name)
             if bound.kind is Kind.EARLIEST:
-                start[name] = Mark(BEGINNING)
+                start[name] = StreamOffset(BEGINNING)
             else:
                 place = await starting_place(cluster, seen, bound, options.starting_strategy)
-                start[name] = mark_of(seen.view, place)
+                start[name] = offset_at(seen.view, place)
         if not options.reader_id:
             return start
         kept = await readers.begin(cluster, options.namespace, options.reader_id, start)
@@ -101,7 +101,7 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch; `start` if there are no records, or not enough yet."""
-        begun = marks_of(start, "offsets of the batch before")
+        begun = parse_offsets(start, "offsets of the batch before")
         found = self._look()
         self._check_there(begun, found)
         starts = {name: _place_in(seen.view, begun.get(name)) for name, seen in found.items()}
@@ -110,16 +110,16 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is_told_how_much = not isinstance(limit, ReadAllAvailable) and self._target is None
         if is_told_how_much and self._is_too_little(found, starts, ends):
             return start
-        marks = {name: mark_of(found[name].view, end, begun.get(name)) for name, end in ends.items()}
+        marks = {name: offset_at(found[name].view, end, begun.get(name)) for name, end in ends.items()}
         new = {name: mark for name, mark in marks.items() if name in begun or mark.place != BEGINNING}
         end = {**begun, **new}
-        return start if end == begun else marks_json(end)
+        return start if end == begun else offsets_as_json(end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         views = {name: seen.view for name, seen in self._look().items()}
-        return marks_json({name: mark_of(view, view.latest) for name, view in views.items()})
+        return offsets_as_json({name: offset_at(view, view.latest) for name, view in views.items()})
 
-    def _latest(self, seen: Seen, begun: Place, mark: Mark | None) -> Place:
+    def _latest(self, seen: Seen, begun: Place, mark: StreamOffset | None) -> Place:
         """The latest position of a stream. Never before the end of the last batch, unless the stream was re-created;
         exactly there while nothing follows."""
         view = seen.view
@@ -170,7 +170,7 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- contents of a batch ----------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        begun, ended = marks_of(start, "start of a batch"), marks_of(end, "end of a batch")
+        begun, ended = parse_offsets(start, "start of a batch"), parse_offsets(end, "end of a batch")
         found = self._look()
         if any(name not in found or _is_beyond(found[name].view, mark) for name, mark in ended.items()):
             found = self._look(fresh=True)
@@ -179,17 +179,17 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name, stop in ended.items():
             if name not in found or is_another(found[name].view, stop):
                 continue  # reported as lost
-            ranges += self._span(found[name], begun.get(name, Mark(BEGINNING)), stop)
+            ranges += self._span(found[name], begun.get(name, StreamOffset(BEGINNING)), stop)
         return tasks(self._options, ranges)
 
-    def _span(self, seen: Seen, begun: Mark, stop: Mark) -> list[Range]:
+    def _span(self, seen: Seen, begun: StreamOffset, stop: StreamOffset) -> list[Range]:
         view = seen.view
         if is_another(view, begun):
             self._check_there({view.name: begun}, {view.name: seen})
-            begun = Mark(BEGINNING)
+            begun = StreamOffset(BEGINNING)
         if begun.place > stop.place:
             self._hear(_tell_order(view, begun, stop), view.name, begun)
-            begun = Mark(BEGINNING)
+            begun = StreamOffset(BEGINNING)
         if lost(view, begun).most != 0:
             ask(self._options, lambda cluster: self._losses.check_kept(cluster, seen, begun, stop))
         return span(view, begun.place, stop.place)
@@ -201,7 +201,7 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Record that everything before `end` was processed, to show the lag."""
         options = self._options
         if options.reader_id:
-            done = marks_of(end, "offsets that were committed")
+            done = parse_offsets(end, "offsets that were committed")
             ask(options, lambda cluster: readers.commit(cluster, options.namespace, options.reader_id, done))
 
     def stop(self) -> None:
@@ -216,22 +216,22 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._seen_s = time.monotonic()
         return self._seen
 
-    def _check_there(self, known: Mapping[str, Mark], found: Mapping[str, Seen]) -> None:
+    def _check_there(self, known: Mapping[str, StreamOffset], found: Mapping[str, Seen]) -> None:
         """Raise or report streams that were deleted or re-created since they were read."""
         for name, mark in known.items():
             error = _tell_gone(name) if name not in found else _tell_another(found[name].view, mark)
             if error is not None:
                 self._hear(error, name, mark)
 
-    def _hear(self, error: DLogError, stream: str, mark: Mark) -> None:
+    def _hear(self, error: DLogError, stream: str, mark: StreamOffset) -> None:
         ask(self._options, lambda cluster: self._losses.hear(cluster, error, stream, mark))
 
 
-def _place_in(view: StreamView, mark: Mark | None) -> Place:
+def _place_in(view: StreamView, mark: StreamOffset | None) -> Place:
     return BEGINNING if mark is None or is_another(view, mark) else mark.place
 
 
-def _is_beyond(view: StreamView, mark: Mark) -> bool:
+def _is_beyond(view: StreamView, mark: StreamOffset) -> bool:
     return view.latest < mark.place or is_another(view, mark)
 
 
@@ -241,7 +241,7 @@ def _tell_gone(name: str) -> DLogError:
     )
 
 
-def _tell_another(view: StreamView, mark: Mark) -> DLogError | None:
+def _tell_another(view: StreamView, mark: StreamOffset) -> DLogError | None:
     """The error if a stream was re-created: it has another incarnation, or ends before a position that was reached.
     Else None."""
     if not _is_beyond(view, mark):
@@ -257,7 +257,7 @@ def _tell_another(view: StreamView, mark: Mark) -> DLogError | None:
     return TruncatedError(f"the stream ends before the position already read, {what}: {place} {latest}; {borne}")
 
 
-def _tell_order(view: StreamView, start: Mark, stop: Mark) -> DLogError:
+def _tell_order(view: StreamView, start: StreamOffset, stop: StreamOffset) -> DLogError:
     return TruncatedError(
         f"a batch ends before it begins: stream={view.name} start={start.place} end={stop.place}; option "
         f"failOnDataLoss=false reads that stream from its first record"

@@ -10,12 +10,12 @@ import pyarrow as pa
 from dlog.errors import DamagedError
 from dlog.log.contents import read_contents
 from dlog.model.segment import Truncation
+from dlog.spark.cluster_connection import Cluster, reach
 from dlog.spark.options import SourceOptions
 from dlog.spark.planning import Range
 from dlog.spark.plans import check_named
-from dlog.spark.reach import Cluster, reach
 from dlog.spark.reading import Damaged, extents
-from dlog.spark.views import Views
+from dlog.spark.views import StreamViewer
 from dlog.wire.digest import crc32c
 
 _TIME = pa.timestamp("us", tz="UTC")
@@ -78,7 +78,7 @@ TABLES: dict[str, dict[str, pa.DataType]] = {
 async def rows(cluster: Cluster, *, options: SourceOptions) -> dict[str, list[Any]]:
     """The columns of a table other than `entries`. lag: the tail of each stream."""
     columns: dict[str, list[Any]] = {name: [] for name in TABLES[options.metadata]}
-    found = await Views().look(cluster, options)
+    found = await StreamViewer().look(cluster, options)
     check_named(options, found)
     for name, seen in found.items():
         value, view = seen.value, seen.view

@@ -15,18 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dlog.errors import DLogError, LedgerNotFoundError, MetadataUnavailableError, UnsupportedVersionError
-from dlog.log.contents import Contents, read_contents
-from dlog.log.seeking import Goal, Halving
+from dlog.log.contents import EntryContents, read_contents
+from dlog.log.seeking import BinarySearch, SeekTarget
 from dlog.machine import Missing, Versioned
 from dlog.model.ids import SEGMENT_FIRST, EntryId, LedgerId, StreamName, stream_name
 from dlog.model.segment import Segment, StreamKey, StreamMetadata
+from dlog.spark.cluster_connection import Cluster
+from dlog.spark.offsets import BEGINNING, Place
 from dlog.spark.options import Bound, Kind, SourceOptions
-from dlog.spark.places import BEGINNING, Place
 from dlog.spark.planning import SegmentView, StreamView, Tally, prefix
-from dlog.spark.proxies import have_owned
-from dlog.spark.reach import Cluster
+from dlog.spark.proxies import ensure_owned
 from dlog.stores.cold import store as cold
-from dlog.stores.cold.places import payload_bytes
+from dlog.stores.cold.locations import payload_bytes
 from dlog.stores.contract import SegmentNotFoundError, SegmentReader, SegmentRef, StoreUnavailableError
 
 _AT_ONCE = 16
@@ -55,7 +55,7 @@ class _End:
     idle: int = 0
 
 
-class Views:
+class StreamViewer:
     """Reads streams repeatedly, and asks only once for what cannot change."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class Views:
     async def _have_owned(self, cluster: Cluster, name: StreamName) -> None:
         """Get the stream owned: an owner that died between two segments left both open; the next owner seals them."""
         try:
-            await have_owned(cluster, name, _LOOKS * _LOOK_AGAIN_S)
+            await ensure_owned(cluster, name, _LOOKS * _LOOK_AGAIN_S)
         except DLogError as error:
             print(f"dlog: no proxy took over stream {name}: {error.message}", file=sys.stderr)  # noqa: T201 - Spark shows it in the driver's log
 
@@ -238,7 +238,7 @@ class _Opened:
     async def payload(self, entry: int) -> bytes:
         return (await self._reader.read(EntryId(entry), EntryId(entry), 1))[0]
 
-    async def contents(self, entry: int) -> Contents:
+    async def contents(self, entry: int) -> EntryContents:
         return read_contents(await self.payload(entry), enveloped=_is_enveloped(self._segment))
 
 
@@ -271,10 +271,10 @@ async def resolve(cluster: Cluster, seen: Seen, bound: Bound) -> Place | None:
         case Kind.PLACE:
             return bound.place
         case _:
-            return await _seek(cluster, seen, Goal(bound.kind is Kind.TIME, bound.value))
+            return await _seek(cluster, seen, SeekTarget(bound.kind is Kind.TIME, bound.value))
 
 
-async def _seek(cluster: Cluster, seen: Seen, goal: Goal) -> Place | None:
+async def _seek(cluster: Cluster, seen: Seen, goal: SeekTarget) -> Place | None:
     """Binary search in the first segment that may hold the goal, then entry by entry."""
     begin = goal.segment_of(seen.value)
     if begin is None:
@@ -285,7 +285,7 @@ async def _seek(cluster: Cluster, seen: Seen, goal: Goal) -> Place | None:
             continue
         ref = SegmentRef(seen.value.name, segment.number, segment.place)
         async with _Opened(cluster, ref, segment, view.last) as opened:
-            halving = Halving(goal, view.first, view.last)
+            halving = BinarySearch(goal, view.first, view.last)
             while not halving.is_done:
                 halving.hear(await opened.contents(halving.middle))
             for entry in range(halving.low, view.last + 1):

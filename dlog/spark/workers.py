@@ -8,7 +8,7 @@ from dlog.io.process import freeze, keep_freed_memory
 
 
 @cache
-def settle_in() -> None:
+def prepare_worker() -> None:
     """Exclude imported modules from the garbage collection that Spark runs after each task, and keep freed large
     buffers in the process: the kernel would return them page by page."""
     keep_freed_memory()

@@ -125,7 +125,7 @@ class EntryRead:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchDone:
+class BatchReadDone:
     """Response to BatchRead: packets of consecutive entries."""
 
     ledger: LedgerId
@@ -172,7 +172,7 @@ class CollectionReport:
     code: Code = Code.OK
 
 
-Response = EntryAdded | EntryRead | BatchDone | AuthDone | CollectionReport
+Response = EntryAdded | EntryRead | BatchReadDone | AuthDone | CollectionReport
 
 
 # ---- bytes ----------------------------------------------------------------------------------------------------------
@@ -235,12 +235,12 @@ def encode_response(response: Response) -> list[Buffer]:
             return [encode_added(response)]
         case EntryRead(ledger, entry, code, packet):
             if code is not Code.OK:
-                return [_RESPONSE_HEAD.pack(24, _VERSION, _READ, 0, _sayable(code), ledger, entry)]
+                return [_RESPONSE_HEAD.pack(24, _VERSION, _READ, 0, _v2_code(code), ledger, entry)]
             return [_RESPONSE_HEAD.pack(24 + len(packet), _VERSION, _READ, 0, 0, ledger, entry), packet]
-        case BatchDone(ledger, start, number, code, packets):
+        case BatchReadDone(ledger, start, number, code, packets):
             sent = packets if code is Code.OK else ()
             size = 32 + sum(map(len, sent)) + 4 * len(sent)
-            head = _RESPONSE_HEAD.pack(size, _VERSION, _BATCH_READ, 0, _sayable(code), ledger, start)
+            head = _RESPONSE_HEAD.pack(size, _VERSION, _BATCH_READ, 0, _v2_code(code), ledger, start)
             out: list[Buffer] = [head + _REQUEST_ID.pack(number)]
             for packet in sent:
                 out.append(_WORD.pack(len(packet)))
@@ -253,13 +253,13 @@ def encode_response(response: Response) -> list[Buffer]:
             if response.code is Code.OK:
                 counts = (response.removed, response.reclaimed_bytes, response.ledgers, response.unseen)
                 body = _REPORT_FIELDS.pack(*counts) + response.reason.encode()[:_REASON_BYTES_MAX]
-            told = (_sayable(response.code), response.number, response.state)
+            told = (_v2_code(response.code), response.number, response.state)
             return [_RESPONSE_HEAD.pack(24 + len(body), _VERSION, _COLLECT, 0, *told) + body]
 
 
 def encode_added(added: EntryAdded) -> bytes:
     """The frame of the most frequent response."""
-    return _RESPONSE_HEAD.pack(24, _VERSION, _ADD, 0, _sayable(added.code), added.ledger, added.entry)
+    return _RESPONSE_HEAD.pack(24, _VERSION, _ADD, 0, _v2_code(added.code), added.ledger, added.entry)
 
 
 class RequestDecoder(Decoder[list[Request]]):
@@ -351,7 +351,7 @@ def _decode_request(frame: memoryview) -> Request:
         return ReadEntry(ledger, entry, fence, key, bool(flags & _HIGH_PRIORITY))
     ledger, start, number, max_count, max_bytes = _BATCH_FIELDS.unpack_from(frame, 4)
     if version > _VERSION:
-        return _refused(BatchDone(ledger, start, number, Code.BAD_VERSION))
+        return _refused(BatchReadDone(ledger, start, number, Code.BAD_VERSION))
     return BatchRead(ledger, start, number, max_count, max_bytes, fence, key)
 
 
@@ -389,7 +389,7 @@ def _decode_response(frame: memoryview) -> Response:
         if size < 32:
             raise ProtocolError(f"response too short: op={op} bytes={size}")
         packets = _split_packets(frame[32:]) if code is Code.OK else ()
-        return BatchDone(ledger, entry, _REQUEST_ID.unpack_from(frame, 24)[0], code, packets)
+        return BatchReadDone(ledger, entry, _REQUEST_ID.unpack_from(frame, 24)[0], code, packets)
     if op == _COLLECT:
         return _decode_report(frame, code, ledger, entry)
     raise ProtocolError(f"unknown operation: op={op}")
@@ -427,7 +427,7 @@ def _refused(response: Response) -> Unsupported:
     return Unsupported(b"".join(encode_response(response)))
 
 
-def _sayable(code: Code) -> Code:
+def _v2_code(code: Code) -> Code:
     return Code.IO_ERROR if code is Code.UNKNOWN_LEDGER_STATE else code
 
 

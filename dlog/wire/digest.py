@@ -126,7 +126,7 @@ class Digest:
         return mac.digest()
 
 
-def is_copy(held: Buffer, offered: Buffer, *, recovery: bool) -> bool:
+def is_same_entry(held: Buffer, offered: Buffer, *, recovery: bool) -> bool:
     """Whether two packets are copies of one entry: ledger, entry id, length and payload are equal. Recovery and
     re-replication pack an entry again with another LAC, so LAC and digest may differ.
 

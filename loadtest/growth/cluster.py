@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import dlog
-from dlog.cli.discovery import Running, RunningPart
+from dlog.cli.discovery import RunningCluster, RunningPart
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from loadtest.checker import Checker
 from loadtest.faults import read_back
@@ -32,7 +32,7 @@ class Cluster:
         self.system = system
 
     @property
-    def running(self) -> Running:
+    def running(self) -> RunningCluster:
         """Raises CannotRunError if the `dlog up` has ended."""
         return self.system.running()
 

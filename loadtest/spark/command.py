@@ -16,7 +16,7 @@ from typing import Any
 
 from dlog.cli.discovery import read_run_file
 from dlog.errors import DLogError
-from loadtest import systems, weather
+from loadtest import host_conditions, systems
 from loadtest.processes import machine
 from loadtest.runner import commit
 from loadtest.spark import cpu, jars, jobs
@@ -138,7 +138,7 @@ class Run:
         self._warm_up = warm_up
         self._voids = voids
         self._wanted = wanted
-        self._bounds = weather.Thresholds(foreign_max=foreign)
+        self._bounds = host_conditions.Thresholds(foreign_max=foreign)
         self._told = [Told(cell) for cell in CELLS]
         self._systems: dict[str, System] = {}
         self._versions: dict[str, str] = {}
@@ -247,13 +247,13 @@ class Run:
 
     async def _round(self, bench: Bench, room: Path, number: int, *, counts: bool) -> list[str]:
         """What was wrong with the weather."""
-        turn = weather.Turn(await weather.look(room))
-        before, used = weather.cpu_times(), self._used()
+        turn = host_conditions.Turn(await host_conditions.look(room))
+        before, used = host_conditions.cpu_times(), self._used()
         shift = number % len(self._told)
         for told in self._told[shift:] + self._told[:shift]:  # no cell is always the first
             if not told.why_not:
                 await self._measure(bench, told, counts=counts)
-        now = weather.cpu_times()
+        now = host_conditions.cpu_times()
         mine = sum(cpu.since(self._used(), used).values())
         _, turn.steal = now.since(before)
         turn.foreign = max(0.0, now.busy_since(before) - mine) / max(1e-9, now.total - before.total)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import dlog
-from dlog.cli.discovery import Running, RunningPart, read_run_file
-from dlog.client.lifetime import Lifetime
+from dlog.cli.discovery import RunningCluster, RunningPart, read_run_file
+from dlog.client.background_tasks import BackgroundTasks
 from dlog.client.pipeline import Pipeline
 from dlog.errors import DLogError
 from dlog.hostport import split_host_port
@@ -209,7 +209,7 @@ class Dlog(System):
 
     # ---- looking at it ----------------------------------------------------------------------------------------------
 
-    def running(self) -> Running:
+    def running(self) -> RunningCluster:
         """The cluster as its run file tells it now. Raises CannotRunError."""
         running = read_run_file(self._room)
         if running is None:
@@ -273,7 +273,7 @@ def _is_alive(pid: int) -> bool:
 class DlogClient(Client):
     """The public client, as a program would use it."""
 
-    def __init__(self, client: dlog.Client, life: Lifetime) -> None:
+    def __init__(self, client: dlog.Client, life: BackgroundTasks) -> None:
         self._client = client
         self._life = life
 
@@ -285,7 +285,7 @@ class DlogClient(Client):
                 changes[key.removeprefix("client.")] = float(value) if "." in value else int(value)
         client = await dlog.connect(str(address["connect"]), **changes).__aenter__()
         await client.reach(PATIENCE_S)
-        life = Lifetime("loadtest writers", lambda error: print(f"generator: {error!r}", file=sys.stderr))
+        life = BackgroundTasks("loadtest writers", lambda error: print(f"generator: {error!r}", file=sys.stderr))
         await life.start()
         return cls(client, life)
 
@@ -313,7 +313,7 @@ class DlogWriter(Writer):
     What fails ends a pipeline; the next one begins behind it.
     """
 
-    def __init__(self, client: dlog.Client, life: Lifetime, log: str, tell: Tell) -> None:
+    def __init__(self, client: dlog.Client, life: BackgroundTasks, log: str, tell: Tell) -> None:
         self._client = client
         self._log = log
         self._tell = tell

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dlog.io import process
 from proxies import parts, serving
-from proxies.read import life
+from proxies.read import running
 from proxies.read.options import ReadOptions
 from proxies.read.server import ReadProxy
 
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             process.ready("read", proxy.id, proxy.address)
 
         async with serving.metrics_endpoint(options):
-            await life.live(options, stop, ready, tuning=tuning)
+            await running.live(options, stop, ready, tuning=tuning)
         return 0
 
     return process.run(live)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from actors.patience import Patience
+from actors.retrying import FreezeTolerantTimeout
 from dlog.errors import DLogError, MetadataUnavailableError, StreamNotFoundError
 from dlog.io.metadata import Metadata
 from dlog.model.ids import ProxyId
 from dlog.wire.proxy import Stat
 from proxies.dialling import Dialler
-from proxies.link import Link
+from proxies.proxy_connection import ProxyConnection
 
 _PAUSE_S = 0.1  # before a read that failed at once is repeated
 
@@ -52,7 +52,7 @@ class MetadataContact:
 
     async def _is_reached(self) -> bool:
         """Whether ZooKeeper replies within `patience_s`, not counting time in which this process was frozen."""
-        patience = Patience(self._patience_s)
+        patience = FreezeTolerantTimeout(self._patience_s)
         async with asyncio.TaskGroup() as tasks:
             asking = tasks.create_task(self._ask_until_answered(), name="read a znode")
             while not asking.done() and not patience.is_over:
@@ -84,10 +84,10 @@ class MetadataContact:
         return {other: others[other] for other, task in asked.items() if task.result()}
 
     async def _does_reach_it(self, address: str, stream: str) -> bool:
-        link: Link | None = None
+        link: ProxyConnection | None = None
         try:
             async with asyncio.timeout(self._patience_s):
-                link = await self._dialler.open(address, self._patience_s, Link)
+                link = await self._dialler.open(address, self._patience_s, ProxyConnection)
                 await link.ask(lambda request: Stat(request, stream))
             return True
         except StreamNotFoundError:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actors.tailer_options import TailerOptions
-from dlog.options import KiB, MiB, at_least_one, option
-from proxies.read.upstream import UpstreamOptions
+from actors.feed_options import FeedOptions
+from dlog.options import KiB, MiB, check_positive, option
+from proxies.read.owner_connections import UpstreamOptions
 from proxies.serving import ServingOptions
 
 
@@ -48,16 +48,16 @@ class ReadOptions(ServingOptions):
 
     def __post_init__(self) -> None:
         ServingOptions.__post_init__(self)
-        at_least_one(self, "fetch_bytes", "chunk_bytes", "fetches_max", "readers_max", "readers_per_connection_max")
-        at_least_one(self, "connection_bytes_max", "stream_bytes_max", "process_bytes_max")
-        at_least_one(self, "streams_max", "idle_s", "doubt_every_s", "doubts_per_s_max")
-        at_least_one(self, "contact_every_s", "contact_patience_s")
-        at_least_one(self, "connect_timeout_s", "ping_every_s", "ping_timeout_s")
+        check_positive(self, "fetch_bytes", "chunk_bytes", "fetches_max", "readers_max", "readers_per_connection_max")
+        check_positive(self, "connection_bytes_max", "stream_bytes_max", "process_bytes_max")
+        check_positive(self, "streams_max", "idle_s", "doubt_every_s", "doubts_per_s_max")
+        check_positive(self, "contact_every_s", "contact_patience_s")
+        check_positive(self, "connect_timeout_s", "ping_every_s", "ping_timeout_s")
 
     @property
-    def tailer(self) -> TailerOptions:
+    def tailer(self) -> FeedOptions:
         """A fetch takes at most a quarter of the cache; otherwise entries are evicted before use and fetched again."""
-        return TailerOptions(fetch_bytes=max(1, min(self.fetch_bytes, self.cache_bytes_max // 4)))
+        return FeedOptions(fetch_bytes=max(1, min(self.fetch_bytes, self.cache_bytes_max // 4)))
 
     @property
     def upstream(self) -> UpstreamOptions:

@@ -12,27 +12,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from actors.feed_subscription import FeedSubscription
 from actors.registry import Registry
-from actors.source_view import View
-from actors.stream_tailer import StreamTailer
+from actors.stream_feed import StreamFeed
 from dlog.errors import DLogError
 from dlog.io.driver import Driver
-from dlog.log.read_messages import READER, SOURCE
 from dlog.log.reading import ReadingOptions
-from dlog.log.reading import StreamReader as ReadingMachine
+from dlog.log.reading import StreamReaderMachine as ReadingMachine
+from dlog.log.source_messages import READER, SOURCE
 from dlog.machine import Fact, Peer, PeerLost, Received
 from dlog.wire.proxy import Message, Read, ReaderEvent, ReaderEventKind
 from proxies.connection import Connection
 
 
-class StreamReader:
+class ReaderActor:
     """One reader, open while `run` runs. on_end: called once, after its last message to the client."""
 
     def __init__(
         self,
         connection: Connection,
         read: Read,
-        tailers: Registry[StreamTailer],
+        tailers: Registry[StreamFeed],
         on_end: Callable[[], None],
         *,
         chunk_bytes: int,
@@ -44,7 +44,7 @@ class StreamReader:
         self._on_end = on_end
         self._machine = ReadingMachine(ReadingOptions(chunk_bytes=chunk_bytes))
         self._driver = Driver(self._machine, name=f"reader {read.stream}", send=self._send)
-        self._view: View | None = None
+        self._view: FeedSubscription | None = None
         self._is_held = False
         self._is_stopped = False
         self.hear(read)

@@ -16,10 +16,10 @@ from typing import Any
 from dlog.errors import ConnectionLostError, RequestTimeoutError, StreamUnavailableError, UnavailableError
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.metadata import Metadata
-from dlog.lease.ring import Ring
+from dlog.ownership.ring import Ring
 from dlog.wire.proxy import Create, Delete, GetOwner, Life, Release, Relocate, Seal, SinkWrite, TakeIn, Truncate
 from proxies.dialling import Dialler
-from proxies.link import Link
+from proxies.proxy_connection import ProxyConnection
 
 Handed = Create | Delete | GetOwner | Life | Release | Relocate | Seal | SinkWrite | TakeIn | Truncate
 
@@ -35,7 +35,7 @@ class Relay:
         self._dialler = dialler
         self._metadata = metadata
         self._clock = clock
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, ProxyConnection] = {}
         self._failed_s: dict[str, float] = {}
 
     async def ask(self, question: Handed) -> dict[str, Any]:
@@ -74,12 +74,12 @@ class Relay:
         for link in links.values():
             link.close()
 
-    async def _open(self, address: str) -> Link:
+    async def _open(self, address: str) -> ProxyConnection:
         link = self._links.get(address)
         if link is not None and not link.ended:
             return link
         try:
-            link = await self._dialler.open(address, CONNECT_S, Link)
+            link = await self._dialler.open(address, CONNECT_S, ProxyConnection)
         except UnavailableError:
             self._fail(address)
             raise

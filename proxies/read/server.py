@@ -15,8 +15,8 @@ from typing import Any
 
 from actors.entry_cache import EntryCache
 from actors.registry import Registry
-from actors.runtime import Lifetime
-from actors.stream_tailer import StreamTailer
+from actors.runtime import TaskScope
+from actors.stream_feed import StreamFeed
 from actors.supervisor import Supervisor
 from dlog.errors import DLogError, OverCapacityError
 from dlog.events import Event
@@ -28,17 +28,17 @@ from proxies import catalog, serving
 from proxies.admission import Admission
 from proxies.connection import Connection, Session
 from proxies.dialling import Dialler
-from proxies.forwarding import Carriage
+from proxies.forwarding import ForwardingPool
 from proxies.health import Health
 from proxies.meters import Meters
 from proxies.preference import Preference
 from proxies.read.contact import MetadataContact
-from proxies.read.doubts import doubt_in_turn
 from proxies.read.options import ReadOptions
-from proxies.read.reader import StreamReader
+from proxies.read.owner_connections import OwnerConnections
+from proxies.read.reader import ReaderActor
+from proxies.read.rechecks import recheck_periodically
 from proxies.read.relay import Relay
 from proxies.read.session import ReadSession
-from proxies.read.upstream import OwnerLinks
 from proxies.streams import read_stream
 
 UNREGISTER_S = 2.0
@@ -63,10 +63,10 @@ class ReadProxy:
         self.id = ProxyId(options.id)
         self.cache = EntryCache(options.cache_bytes_max)
         self.readers_per_connection_max = options.readers_per_connection_max
-        self._readers: dict[StreamReader, None] = {}
-        self.tasks: Lifetime
+        self._readers: dict[ReaderActor, None] = {}
+        self.tasks: TaskScope
         self.relay: Relay
-        self.carriage: Carriage
+        self.carriage: ForwardingPool
         self.admission = Admission(
             process_bytes_max=options.process_bytes_max, stream_bytes_max=options.stream_bytes_max
         )
@@ -80,8 +80,8 @@ class ReadProxy:
         self._tell = tell
         self._rng = rng or serving.seeded()
         self._fetches = asyncio.Semaphore(options.fetches_max)
-        self._upstream: OwnerLinks
-        self._tailers: Registry[StreamTailer]
+        self._upstream: OwnerConnections
+        self._tailers: Registry[StreamFeed]
         self._readers_ring = Preference()
         self._contact: MetadataContact
 
@@ -100,16 +100,16 @@ class ReadProxy:
         self.listener.name = self.id
         supervisor = Supervisor("tailers", rng=self._rng, on_event=self._tell, drain_s=TAILERS_END_S)
         try:
-            async with supervisor, Lifetime(drain_s=0.0, on_failure=serving.failed(self._tell)) as self.tasks:
+            async with supervisor, TaskScope(drain_s=0.0, on_failure=serving.failed(self._tell)) as self.tasks:
                 dialler = Dialler("read-proxy", self.id, self._metadata, says_preamble=options.preambles().of_everybody)
-                self.carriage = Carriage(dialler, self.tasks)
+                self.carriage = ForwardingPool(dialler, self.tasks)
                 self.relay = Relay(dialler, self._metadata)
-                self._upstream = OwnerLinks(dialler, options.upstream, self.tasks, self._find_owner)
+                self._upstream = OwnerConnections(dialler, options.upstream, self.tasks, self._find_owner)
                 self._tailers = Registry(
                     supervisor, self._build_tailer, idle_s=options.idle_s, count_max=options.streams_max
                 )
                 self.tasks.start(self._tailers.run(), name="retire idle tailers")
-                doubting = doubt_in_turn(
+                doubting = recheck_periodically(
                     self._tailers, every_s=options.doubt_every_s, per_s_max=options.doubts_per_s_max, rng=self._rng
                 )
                 self.tasks.start(doubting, name="recheck metadata of quiet streams")
@@ -156,7 +156,7 @@ class ReadProxy:
         chosen = self._readers_ring.choose(members, stream)
         return None if chosen is None or chosen == self.id else members[chosen]
 
-    def open_reader(self, connection: Connection, read: Read, on_end: Callable[[], None]) -> StreamReader:
+    def open_reader(self, connection: Connection, read: Read, on_end: Callable[[], None]) -> ReaderActor:
         """Start a reader. Raises OverCapacityError."""
         if self.readers >= self.options.readers_max:
             raise OverCapacityError(f"too many readers on this proxy, use another one: readers={self.readers}")
@@ -165,7 +165,7 @@ class ReadProxy:
             self._readers.pop(reader, None)
             on_end()
 
-        reader = StreamReader(connection, read, self._tailers, end, chunk_bytes=self.options.chunk_bytes)
+        reader = ReaderActor(connection, read, self._tailers, end, chunk_bytes=self.options.chunk_bytes)
         self._readers[reader] = None
         self.tasks.start_alone(reader.run(), name=f"reader {read.request} of {connection.peer}", stop=reader.stop)
         return reader
@@ -204,7 +204,7 @@ class ReadProxy:
         return ReadSession(self, connection, hello)
 
     async def _find_owner(self, stream: StreamName, lost: str) -> str:
-        """See OwnerLinks."""
+        """See OwnerConnections."""
         told = await self.relay.ask(GetOwner(0, stream, lost))
         return str(told.get("location") or "")
 
@@ -220,8 +220,8 @@ class ReadProxy:
             if location is not None:
                 reader.move(location)
 
-    def _build_tailer(self, stream: str) -> StreamTailer:
-        return StreamTailer(
+    def _build_tailer(self, stream: str) -> StreamFeed:
+        return StreamFeed(
             StreamName(stream),
             metadata=self._metadata,
             stores=self._stores,

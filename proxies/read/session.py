@@ -42,11 +42,11 @@ from proxies import catalog, dispatch
 from proxies.connection import Connection
 from proxies.dispatch import Dispatch, kept
 from proxies.forwarding import Forwarding
-from proxies.read.reader import StreamReader
+from proxies.read.reader import ReaderActor
 from proxies.read.relay import Handed, Relay
 
 
-class House(dispatch.House, Protocol):
+class ReadServerContext(dispatch.ServerContext, Protocol):
     """State of the process that read sessions use."""
 
     readers_per_connection_max: int
@@ -56,7 +56,7 @@ class House(dispatch.House, Protocol):
         """Address of the read proxy that the ring prefers for a stream; None: it is this one."""
         ...
 
-    def open_reader(self, connection: Connection, read: Read, on_end: Callable[[], None]) -> StreamReader:
+    def open_reader(self, connection: Connection, read: Read, on_end: Callable[[], None]) -> ReaderActor:
         """Start a reader. Raises OverCapacityError."""
         ...
 
@@ -64,10 +64,10 @@ class House(dispatch.House, Protocol):
 class ReadSession(Dispatch):
     """Session of one connection."""
 
-    def __init__(self, house: House, connection: Connection, hello: Hello) -> None:
+    def __init__(self, house: ReadServerContext, connection: Connection, hello: Hello) -> None:
         super().__init__(house, connection, hello)
         self._house = house
-        self._readers: dict[int, StreamReader] = {}
+        self._readers: dict[int, ReaderActor] = {}
         self._seeking: dict[str, deque[tuple[Write, int]]] = {}  # stream without a known owner -> batches, costs
         self._handlers |= {
             Read: self._read,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dlog.io import process
 from proxies import parts, serving
-from proxies.write import life
+from proxies.write import running
 from proxies.write.options import WriteOptions
 from proxies.write.server import WriteProxy
 
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             process.ready("write", proxy.id, proxy.address)
 
         async with serving.metrics_endpoint(options):
-            await life.live(options, stop, ready, tuning=tuning)
+            await running.live(options, stop, ready, tuning=tuning)
         return 0
 
     return process.run(live)

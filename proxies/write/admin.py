@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from actors.runtime import Lifetime
+from actors.runtime import TaskScope
 from dlog.errors import (
     DLogError,
     InvalidRequestError,
@@ -29,7 +29,7 @@ from dlog.errors import (
     StreamUnavailableError,
 )
 from dlog.events import Event, SegmentDeleted, SegmentLeftBehind
-from dlog.io.metadata import Absent, Metadata
+from dlog.io.metadata import AbsentStream, Metadata
 from dlog.log.changes import allocated_place
 from dlog.log.messages import DeleteStream, StatStream, StreamStat
 from dlog.machine import Conflict, Missing, OutcomeUnknown, Versioned
@@ -38,9 +38,9 @@ from dlog.model.segment import LEDGER, StreamKey, StreamMetadata, StreamSettings
 from dlog.stores.contract import SegmentRef, SegmentStore, StoreUnavailableError
 from dlog.wire.stream_metadata import settings_from_map, settings_to_map
 from proxies import catalog
-from proxies.streams import check_life, read_stream, which_life
-from proxies.write.holdings import Holdings, Placement
-from proxies.write.placing import Ours, Theirs
+from proxies.streams import check_incarnation, current_incarnation, read_stream
+from proxies.write.owned_streams import Advisor, OwnedStreams
+from proxies.write.ownership_advisor import ClaimHere, GoElsewhere
 
 SEGMENT_BYTES_MIN = 64 * 1024
 SEGMENT_AGE_S_MIN = 1
@@ -59,7 +59,7 @@ class Removed:
     left: int = 0
 
 
-class _Fate(enum.Enum):
+class _DeleteResult(enum.Enum):
     """Result of deleting one segment."""
 
     DELETED = 1
@@ -74,9 +74,9 @@ class Admin:
         self,
         metadata: Metadata,
         stores: Mapping[str, SegmentStore],
-        holdings: Holdings,
-        placement: Placement,
-        tasks: Lifetime,
+        holdings: OwnedStreams,
+        placement: Advisor,
+        tasks: TaskScope,
         *,
         tell: Any,
     ) -> None:
@@ -92,11 +92,11 @@ class Admin:
 
     async def life(self, name: str) -> dict[str, Any]:
         """The stream's current incarnation. Raises InvalidStreamNameError, MetadataUnavailableError."""
-        return await which_life(self._metadata, stream_name(name))
+        return await current_incarnation(self._metadata, stream_name(name))
 
-    async def check_life(self, name: str, life: str) -> None:
+    async def check_incarnation(self, name: str, life: str) -> None:
         """Raises StreamNotFoundError if this incarnation of the stream is gone, MetadataUnavailableError."""
-        await check_life(self._metadata, stream_name(name), life)
+        await check_incarnation(self._metadata, stream_name(name), life)
 
     async def create(self, name: str, settings: Mapping[str, Any], life: str, deletions: int) -> dict[str, Any]:
         """Create a stream with this incarnation. Idempotent. deletions: the count of deletions when it was requested.
@@ -122,7 +122,7 @@ class Admin:
                 f"storage do not respond: try again, or if they are lost for good run `dlog delete --force`: "
                 f"stream={stream}"
             )
-        outcome = await self._metadata.compare_and_set(StreamKey(stream), made, Absent(deletions))
+        outcome = await self._metadata.compare_and_set(StreamKey(stream), made, AbsentStream(deletions))
         match outcome:
             case Versioned():
                 return done
@@ -158,7 +158,7 @@ class Admin:
 
         The stream is claimed and its segments in progress are fenced and ended before metadata marks it as deleted.
         After that nothing is written to it and the deletion cannot be lost, so a long stream is removed after the
-        reply. Raises OwnedElsewhereError while another proxy owns it, and the errors of Holdings.delete.
+        reply. Raises OwnedElsewhereError while another proxy owns it, and the errors of OwnedStreams.delete.
         """
         stream = stream_name(name)
         found = await self._metadata.read(StreamKey(stream))
@@ -175,9 +175,9 @@ class Admin:
             advice = await self._placement.judge(stream)
         except StreamNotFoundError:
             return
-        if isinstance(advice, Theirs) and advice.is_owner:
+        if isinstance(advice, GoElsewhere) and advice.is_owner:
             raise OwnedElsewhereError(f"another proxy owns the stream: stream={stream}", location=advice.address)
-        if_epoch = advice.if_epoch if isinstance(advice, Ours) else advice.epoch
+        if_epoch = advice.if_epoch if isinstance(advice, ClaimHere) else advice.epoch
         await self._holdings.delete(stream, DeleteStream(life, if_epoch, force))
 
     async def finish_deletion(self, stream: StreamName, life: str | None = None, *, force: bool = False) -> Removed:
@@ -222,7 +222,7 @@ class Admin:
 
     async def _remove(self, value: StreamMetadata, *, force: bool) -> Removed:
         places = _places(value)
-        fates: list[_Fate] = []
+        fates: list[_DeleteResult] = []
         left = iter(places)
 
         async def delete_next() -> None:
@@ -232,10 +232,10 @@ class Admin:
         async with asyncio.TaskGroup() as group:
             for _ in range(min(DELETES_AT_ONCE, len(places))):
                 group.create_task(delete_next(), name="delete segments")
-        is_removed = force or _Fate.LATER not in fates
+        is_removed = force or _DeleteResult.LATER not in fates
         if is_removed:
             await self._metadata.remove(value.name, value.life)
-        return Removed(fates.count(_Fate.DELETED), is_removed)
+        return Removed(fates.count(_DeleteResult.DELETED), is_removed)
 
     async def stat(self, name: str) -> dict[str, Any]:
         """What this proxy knows of a stream. Raises StreamNotFoundError, MetadataUnavailableError."""
@@ -267,19 +267,19 @@ class Admin:
             raise InvalidRequestError(f"segment_age_s must be at least {SEGMENT_AGE_S_MIN}: {settings.segment_age_s}")
         return settings
 
-    async def _delete_segment(self, store: str, ref: SegmentRef) -> _Fate:
+    async def _delete_segment(self, store: str, ref: SegmentRef) -> _DeleteResult:
         try:
             if store not in self._stores:
                 raise StoreUnavailableError(f"this proxy is not configured with the store: store={store}")
             await self._stores[store].delete(ref)
         except DLogError as error:
             if error.remedy is Remedy.STOP:
-                return _Fate.GONE
+                return _DeleteResult.GONE
             left: Event = SegmentLeftBehind(ref.stream, ref.number, ref.place, error.message)
             self._tell(left)
-            return _Fate.GONE if error.remedy is Remedy.REPORT else _Fate.LATER
+            return _DeleteResult.GONE if error.remedy is Remedy.REPORT else _DeleteResult.LATER
         self._tell(SegmentDeleted(ref.stream, ref.number, ref.place))
-        return _Fate.DELETED
+        return _DeleteResult.DELETED
 
 
 def _places(value: StreamMetadata) -> list[tuple[str, SegmentRef]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlog.log.options import PRODUCERS_MAX, OwnerOptions
-from dlog.options import KiB, MiB, at_least_one, option
+from dlog.options import KiB, MiB, check_positive, option
 from proxies.detector import DetectorOptions
 from proxies.serving import ServingOptions
 
@@ -57,10 +57,12 @@ class WriteOptions(ServingOptions):
 
     def __post_init__(self) -> None:
         ServingOptions.__post_init__(self)
-        at_least_one(self, "connection_bytes_max", "stream_bytes_max", "process_bytes_max", "requests_max", "takes_max")
-        at_least_one(self, "takes_at_once", "take_slow_s", "idle_s", "streams_max")
-        at_least_one(self, "ping_every_s", "ping_timeout_s", "inflight_entries_max", "cut_bytes", "producers_max")
-        at_least_one(self, "control_records_per_s")
+        check_positive(
+            self, "connection_bytes_max", "stream_bytes_max", "process_bytes_max", "requests_max", "takes_max"
+        )
+        check_positive(self, "takes_at_once", "take_slow_s", "idle_s", "streams_max")
+        check_positive(self, "ping_every_s", "ping_timeout_s", "inflight_entries_max", "cut_bytes", "producers_max")
+        check_positive(self, "control_records_per_s")
         if self.producers_max > PRODUCERS_MAX:
             raise ValueError(f"producers_max is at most {PRODUCERS_MAX}: {self.producers_max}")
 

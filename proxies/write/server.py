@@ -11,17 +11,17 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from actors.runtime import Lifetime
-from actors.stream_deletion import StreamDeletion
-from actors.stream_owner import StreamOwner
+from actors.runtime import TaskScope
+from actors.stream_deletion import StreamDeletionActor
+from actors.stream_owner import StreamOwnerActor
 from actors.supervisor import Supervisor
 from dlog.errors import DLogError
 from dlog.events import Event, LacMoved, LeaseLost, ProxyDrained, ProxyDraining, StreamReady, StreamStalled
-from dlog.io.clock import SteadyClock
+from dlog.io.clock import NeverAheadClock
 from dlog.io.metadata import Metadata, ProxyInfo, SessionState
 from dlog.io.shared_timers import ProcessTimers, SharedTimers
-from dlog.lease.lease import Claimant
 from dlog.model.ids import NO_ENTRY, ProxyId, StreamName, stream_name
+from dlog.ownership.claim import Claimant
 from dlog.stores.contract import SegmentStore
 from dlog.wire.proxy import Hello
 from proxies import serving
@@ -29,18 +29,18 @@ from proxies.admission import Admission
 from proxies.connection import Connection, Session
 from proxies.detector import Detector
 from proxies.dialling import Dialler
-from proxies.forwarding import Carriage
+from proxies.forwarding import ForwardingPool
 from proxies.health import Health
 from proxies.meters import Meters
 from proxies.preference import Preference
 from proxies.write.admin import Admin
-from proxies.write.fitness import Fitness
-from proxies.write.holdings import Holdings
+from proxies.write.dependency_check import DependencyCheck
+from proxies.write.lac_subscriptions import LacSubscriptions
 from proxies.write.options import WriteOptions
-from proxies.write.placing import Placing
+from proxies.write.owned_streams import OwnedStreams
+from proxies.write.ownership_advisor import OwnershipAdvisor
 from proxies.write.session import WriteSession
-from proxies.write.tails import Tails
-from proxies.write.takes import Takes
+from proxies.write.takeover_queue import TakeoverQueue
 from proxies.write.upkeep import Upkeep
 
 RELEASES_AT_ONCE = 32
@@ -64,18 +64,18 @@ class WriteProxy:
         self.role = "write"
         self.address = ""
         self.id = ProxyId(options.id)
-        self.tails = Tails()
+        self.tails = LacSubscriptions()
         self.admission = Admission(
             process_bytes_max=options.process_bytes_max, stream_bytes_max=options.stream_bytes_max
         )
         self.connection_bytes_max = options.connection_bytes_max
         self.batch_bytes_max = options.batch_bytes_max
-        self.tasks: Lifetime
-        self.holdings: Holdings
-        self.fitness: Fitness
-        self.placing: Placing
+        self.tasks: TaskScope
+        self.holdings: OwnedStreams
+        self.fitness: DependencyCheck
+        self.placing: OwnershipAdvisor
         self.admin: Admin
-        self.carriage: Carriage
+        self.carriage: ForwardingPool
         self.health = Health(metadata, patience_s=options.unready_after_s, needs_bookies="ledger" in stores)
         self.listener: serving.Listener
         self._metadata = metadata
@@ -83,7 +83,7 @@ class WriteProxy:
         self._tell = tell
         self._rng = rng or serving.seeded()
         self._owner_options = options.owner  # shared by all streams
-        self._clock = SteadyClock()
+        self._clock = NeverAheadClock()
         self._timers = ProcessTimers(SharedTimers(), SharedTimers(options.control_records_per_s))
         self._on_lac = self._moved  # one bound method for all streams
         self._on_told = self._hear
@@ -104,7 +104,7 @@ class WriteProxy:
         self.listener.name = self.id
         supervisor = Supervisor("owners", rng=self._rng, on_event=self._tell, drain_s=OWNERS_END_S)
         try:
-            async with supervisor, Lifetime(drain_s=0.0, on_failure=serving.failed(self._tell)) as self.tasks:
+            async with supervisor, TaskScope(drain_s=0.0, on_failure=serving.failed(self._tell)) as self.tasks:
                 self._compose(supervisor)
                 self.tasks.start(self._detector.run(), name="detector")
                 self.tasks.start(self.fitness.run(), name="fitness")
@@ -148,9 +148,9 @@ class WriteProxy:
         return sorted(p.address for p in members if p.proxy != self.id and not self._detector.suspects(p.address))
 
     async def release(self, stream: str, life: str) -> dict[str, Any]:
-        """Hand a stream over; see Holdings.hand_back."""
-        await self.admin.check_life(stream, life)
-        await self.holdings.hand_back(stream_name(stream), life)
+        """Hand a stream over; see OwnedStreams.hand_over_on_request."""
+        await self.admin.check_incarnation(stream, life)
+        await self.holdings.hand_over_on_request(stream_name(stream), life)
         return {}
 
     async def stat(self, stream: str) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class WriteProxy:
         options = self.options
         says_preamble = options.preambles().of_everybody
         dialler = Dialler("write-proxy", self.id, self._metadata, says_preamble=says_preamble)
-        self.carriage = Carriage(dialler, self.tasks)
+        self.carriage = ForwardingPool(dialler, self.tasks)
         self._detector = Detector(
             self.id,
             self.address,
@@ -203,20 +203,20 @@ class WriteProxy:
             reaches=lambda what: self.fitness.reaches(what),
             tell=self._tell,
         )
-        self.placing = Placing(
+        self.placing = OwnershipAdvisor(
             self.id,
             self.address,
             self._metadata,
             self._detector,
             drains=lambda: self.holdings.draining or bool(self.fitness.lacks),
         )
-        self.holdings = Holdings(
+        self.holdings = OwnedStreams(
             supervisor,
             self.tasks,
             self.placing,
             self._build,
             build_deletion=self._build_deletion,
-            takes=Takes(
+            takes=TakeoverQueue(
                 self.tasks,
                 at_once=options.takes_at_once,
                 waiting_max=options.takes_max,
@@ -230,7 +230,7 @@ class WriteProxy:
             may_retire=lambda: self._metadata.state is SessionState.CONNECTED,
             is_unfit=lambda: bool(self.fitness.lacks),
         )
-        self.fitness = Fitness(self._metadata, self.holdings, has_peer=lambda: bool(self.other_writers()))
+        self.fitness = DependencyCheck(self._metadata, self.holdings, has_peer=lambda: bool(self.other_writers()))
         self.admin = Admin(self._metadata, self._stores, self.holdings, self.placing, self.tasks, tell=self._tell)
         self._upkeep = Upkeep(
             self.id,
@@ -249,8 +249,8 @@ class WriteProxy:
     def _claimant(self) -> Claimant:
         return Claimant(proxy=self.id, address=self.address, nonce=os.urandom(8).hex())
 
-    def _build_deletion(self, stream: StreamName) -> StreamDeletion:
-        return StreamDeletion(
+    def _build_deletion(self, stream: StreamName) -> StreamDeletionActor:
+        return StreamDeletionActor(
             stream,
             self._claimant(),
             metadata=self._metadata,
@@ -258,8 +258,8 @@ class WriteProxy:
             options=self._owner_options,
         )
 
-    def _build(self, stream: StreamName, on_end: Callable[[StreamOwner], None]) -> StreamOwner:
-        return StreamOwner(
+    def _build(self, stream: StreamName, on_end: Callable[[StreamOwnerActor], None]) -> StreamOwnerActor:
+        return StreamOwnerActor(
             stream,
             self._claimant(),
             metadata=self._metadata,
@@ -273,7 +273,7 @@ class WriteProxy:
             clock=self._clock,
         )
 
-    def _hear(self, owner: StreamOwner, event: Event) -> None:
+    def _hear(self, owner: StreamOwnerActor, event: Event) -> None:
         """Handle an event of an owner."""
         self._tell(event)
         if isinstance(event, LeaseLost):

@@ -23,7 +23,7 @@ from dlog.errors import (
 )
 from dlog.io.clock import unix_ms
 from dlog.log import messages as asked
-from dlog.log.messages import AppendOnce, BatchWritten, RelocateSegment, SealStream, TruncateBefore, WriteBatch
+from dlog.log.messages import AppendSinkBatch, BatchWritten, RelocateSegment, SealStream, TruncateBefore, WriteBatch
 from dlog.model.dlsn import of
 from dlog.model.ids import EntryId, SegmentNumber, Txid, stream_name
 from dlog.model.sink import SinkBatch, sink_name
@@ -56,23 +56,23 @@ from proxies import catalog, dispatch
 from proxies.connection import Connection
 from proxies.dispatch import Dispatch, kept
 from proxies.forwarding import Forwarding
-from proxies.write import tails as lac
+from proxies.write import lac_subscriptions as lac
 from proxies.write.admin import Admin
-from proxies.write.fitness import Fitness
-from proxies.write.holdings import Holding, Holdings
-from proxies.write.placing import Ours, Placing
+from proxies.write.dependency_check import DependencyCheck
+from proxies.write.owned_streams import OwnedStream, OwnedStreams
+from proxies.write.ownership_advisor import ClaimHere, OwnershipAdvisor
 
 TAILS_MAX = 10_000  # on one connection
 
 
-class House(dispatch.House, Protocol):
+class WriteServerContext(dispatch.ServerContext, Protocol):
     """State of the process that write sessions use."""
 
     admin: Admin
-    holdings: Holdings
-    placing: Placing
-    fitness: Fitness
-    tails: lac.Tails
+    holdings: OwnedStreams
+    placing: OwnershipAdvisor
+    fitness: DependencyCheck
+    tails: lac.LacSubscriptions
 
     def read_proxy(self, stream: str) -> str | None:
         """Address of the read proxy that the ring prefers for a stream."""
@@ -94,11 +94,11 @@ class House(dispatch.House, Protocol):
 class WriteSession(Dispatch):
     """Session of one connection."""
 
-    def __init__(self, house: House, connection: Connection, hello: Hello) -> None:
+    def __init__(self, house: WriteServerContext, connection: Connection, hello: Hello) -> None:
         super().__init__(house, connection, hello)
         self._house = house
-        self._tails: dict[int, lac.Tail] = {}
-        self._moved: dict[lac.Tail, None] = {}
+        self._tails: dict[int, lac.LacSubscription] = {}
+        self._moved: dict[lac.LacSubscription, None] = {}
         self._handlers |= {
             Write: self._write,
             Tail: self._tail,
@@ -195,7 +195,7 @@ class WriteSession(Dispatch):
                 m.request, self._owner_of(m.stream, None)
             )  # replies 302, 515 or 510; a tail causes no take-over
             return
-        tail = self._tails[m.request] = lac.Tail(self, m.request, m.stream)
+        tail = self._tails[m.request] = lac.LacSubscription(self, m.request, m.stream)
         self._house.tails.add(tail)
 
     def _cancel(self, m: Cancel) -> None:
@@ -210,11 +210,11 @@ class WriteSession(Dispatch):
     def keeps_up(self) -> bool:
         return self._is_writable
 
-    def lac_moved(self, tail: lac.Tail) -> None:
+    def lac_moved(self, tail: lac.LacSubscription) -> None:
         self._moved[tail] = None
         self._connection.plan_flush()
 
-    def tail_ended(self, tail: lac.Tail, error: DLogError) -> None:
+    def tail_ended(self, tail: lac.LacSubscription, error: DLogError) -> None:
         del self._tails[tail.request]
         self._moved.pop(tail, None)
         for told in tail.take():
@@ -249,11 +249,11 @@ class WriteSession(Dispatch):
         holding = house.holdings.find(stream)
         if holding is None and suspect is None:
             advice = await house.placing.judge(stream_name(stream))
-            if isinstance(advice, Ours):  # without an owner: the first write takes it over
+            if isinstance(advice, ClaimHere):  # without an owner: the first write takes it over
                 return self._location(house.address, advice.if_epoch, advice.life)
             return self._location(advice.address, advice.epoch, advice.life)
         holding = await house.holdings.ask(stream, None, suspect)
-        assert isinstance(holding, Holding)
+        assert isinstance(holding, OwnedStream)
         place = house.tails.place(stream)
         life = (holding.owner.life if holding.owner is not None else None) or ""
         told = self._location(house.address, holding.epoch, life)
@@ -262,7 +262,7 @@ class WriteSession(Dispatch):
     async def _owner_of(self, stream: str, suspect: str | None) -> dict[str, Any]:
         """For a Tail of a stream not owned here: raises an error that names the owner, if any."""
         advice = await self._house.placing.judge(stream_name(stream))
-        if isinstance(advice, Ours) or not advice.is_owner:
+        if isinstance(advice, ClaimHere) or not advice.is_owner:
             raise StreamUnavailableError(f"no proxy owns the stream now, try again: stream={stream}")
         raise OwnedElsewhereError(f"another proxy owns the stream: stream={stream}", location=advice.address)
 
@@ -320,7 +320,7 @@ class WriteSession(Dispatch):
 
     async def _ask_owner(self, m: Truncate | Seal | TakeIn | SinkWrite | Relocate, request: Any) -> Any:
         """Send a request to the owner, after checking its incarnation against metadata read now."""
-        await self._house.admin.check_life(m.stream, m.life)
+        await self._house.admin.check_incarnation(m.stream, m.life)
         return await self._house.holdings.ask(stream_name(m.stream), request)
 
     async def _truncate_before(self, m: Truncate) -> dict[str, Any]:
@@ -345,7 +345,7 @@ class WriteSession(Dispatch):
             txid = None if m.txid is None else Txid(m.txid)
             since = None if m.since is None else m.since[:2]
             write = WriteBatch(kept(m.body), m.count, txid, batch.producer, 0, m.crc, True, unix_ms(), since)
-            written = await self._ask_owner(m, AppendOnce(batch, write, m.life))
+            written = await self._ask_owner(m, AppendSinkBatch(batch, write, m.life))
         finally:
             house.admission.give_back(stream, cost)
         place = list(written.dlsn) if written.dlsn.segment else None

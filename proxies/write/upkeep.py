@@ -33,7 +33,7 @@ TAKE_S = 10.0  # for one take-over
 
 
 class Owners(Protocol):
-    """The streams owned by this process (proxies/write/holdings.py)."""
+    """The streams owned by this process (proxies/write/owned_streams.py)."""
 
     def find(self, stream: str) -> object | None: ...
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from dlog.cli.parts import Part, ProcessPart, State, ZooKeeperPart, last_words
+from dlog.cli.parts import ProcessPart, State, SupervisedProcess, ZooKeeperPart, last_words
 from dlog.io.children import die_with_parent
 from tests.chaos.disks import Disk
 from tests.chaos.links import Links
@@ -61,7 +61,7 @@ class Cluster:
         self.logs = directory / "logs"
         self.links = Links(self.pids, tasks)
         self.links.first_reply = self._on_first_reply
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, SupervisedProcess] = {}
         self.disks: dict[str, Disk] = {}
         self.sessions: dict[str, Session] = {}
         self.addresses: dict[str, str] = {}  # name -> address of its link
@@ -126,14 +126,14 @@ class Cluster:
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    async def _launch(self, parts: list[tuple[str, Part]]) -> None:
+    async def _launch(self, parts: list[tuple[str, SupervisedProcess]]) -> None:
         for name, part in parts:
             self.parts[name] = part
             self._running.append(self._tasks.create_task(part.run(), name=name))
         for _, part in parts:
             await part.wait_ready()
 
-    def _part(self, role: str, name: str, port: int) -> Part:
+    def _part(self, role: str, name: str, port: int) -> SupervisedProcess:
         flags = ["--zookeeper", self.addresses["zookeeper"], "--namespace", NAMESPACE, "--host", HOST]
         flags += ["--port", str(port), "--advertise", self.addresses[name], "--log-format", "json"]
         module = f"proxies.{role}"
@@ -175,4 +175,4 @@ class Cluster:
 _COUNTS = {"bookie": BOOKIES, "write": WRITERS, "read": READERS}
 
 
-_ignore: Callable[[Part], None] = lambda part: None  # noqa: E731 - nobody watches a screen here
+_ignore: Callable[[SupervisedProcess], None] = lambda part: None  # noqa: E731 - nobody watches a screen here

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, TypeVarTuple, cast
 from dlog.bookie.options import BookieOptions
 from dlog.events import Event
 from dlog.io.bookie_dirs import check_cookies, lock_dirs, paths_of
-from dlog.io.bookie_store import Opened, open_storage
+from dlog.io.bookie_store import OpenedStorage, open_storage
 from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.threads import Threads
 from dlog.model.ids import BookieId
@@ -58,7 +58,7 @@ def begin(
     try:
         stepped(check_cookies(dirs, bookie, metadata, cast(Threads, _Here())))
         events: list[Event] = []
-        opened: Opened = open_storage(disk, options, dirs.paths, bookie, events.append)
+        opened: OpenedStorage = open_storage(disk, options, dirs.paths, bookie, events.append)
         return Station(disk, options, opened, events)
     finally:
         dirs.close()

@@ -13,15 +13,15 @@ import pytest
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.cache import Half
 from dlog.bookie.index import LedgerRow, MergeSource
-from dlog.bookie.journal import Mark, Record
+from dlog.bookie.journal import JournalMark, Record
+from dlog.bookie.journal_replay import Restored
 from dlog.bookie.manifest import LogFile
 from dlog.bookie.messages import PersistRefused
-from dlog.bookie.restoring import Restored
 from dlog.io.bookie_store import LedgerDirs
-from dlog.io.disk import Disk, write_whole
+from dlog.io.disk import Disk, replace_file
 from dlog.io.journal_files import JournalFiles
 from dlog.io.ledger_dir import LedgerDir
-from dlog.io.reserve import Reserve
+from dlog.io.reserve import SpaceReserve
 from dlog.machine import Peer, Send
 from dlog.wire.bookie import Code, EntryAdded, EntryRead, ReadEntry
 from tests.crashpoints.station import Station
@@ -50,7 +50,7 @@ def _names_are_not_synced(patch: Patch) -> None:
 
 
 def _manifest_is_renamed_without_a_sync_of_the_directory(patch: Patch) -> None:
-    def write_whole(disk: Disk, directory: str, name: str, data: bytes) -> None:
+    def replace_file(disk: Disk, directory: str, name: str, data: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             disk.unlink(f"{directory}/{name}.new")
         file = disk.create(f"{directory}/{name}.new")
@@ -58,22 +58,22 @@ def _manifest_is_renamed_without_a_sync_of_the_directory(patch: Patch) -> None:
         file.datasync()
         disk.rename(f"{directory}/{name}.new", f"{directory}/{name}")
 
-    patch.setattr("dlog.io.ledger_dir.write_whole", write_whole)
+    patch.setattr("dlog.io.ledger_dir.replace_file", replace_file)
 
 
 def _manifest_is_written_over_in_place(patch: Patch) -> None:
-    def write_whole(disk: Disk, directory: str, name: str, data: bytes) -> None:
+    def replace_file(disk: Disk, directory: str, name: str, data: bytes) -> None:
         there = name in disk.names(directory)
         file = disk.open(f"{directory}/{name}") if there else disk.create(f"{directory}/{name}")
         file.pwritev([data.ljust(file.size(), b" ")], 0)
         file.datasync()
         disk.sync_dir(directory)
 
-    patch.setattr("dlog.io.ledger_dir.write_whole", write_whole)
+    patch.setattr("dlog.io.ledger_dir.replace_file", replace_file)
 
 
 def _manifest_is_renamed_before_it_is_synced(patch: Patch) -> None:
-    def write_whole(disk: Disk, directory: str, name: str, data: bytes) -> None:
+    def replace_file(disk: Disk, directory: str, name: str, data: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             disk.unlink(f"{directory}/{name}.new")
         file = disk.create(f"{directory}/{name}.new")
@@ -81,7 +81,7 @@ def _manifest_is_renamed_before_it_is_synced(patch: Patch) -> None:
         disk.rename(f"{directory}/{name}.new", f"{directory}/{name}")
         disk.sync_dir(directory)
 
-    patch.setattr("dlog.io.ledger_dir.write_whole", write_whole)
+    patch.setattr("dlog.io.ledger_dir.replace_file", replace_file)
 
 
 def _fence_is_answered_at_once(patch: Patch) -> None:
@@ -100,7 +100,7 @@ def _checkpoint_forgets_fences(patch: Patch) -> None:
     flush = LedgerDirs.flush
 
     def forgetful(
-        dirs: LedgerDirs, entries: Half, rows: Iterable[LedgerRow], mark: Mark, *, limbo: bool = False
+        dirs: LedgerDirs, entries: Half, rows: Iterable[LedgerRow], mark: JournalMark, *, limbo: bool = False
     ) -> None:
         flush(dirs, entries, [row._replace(fenced=False) for row in rows], mark, limbo=limbo)
 
@@ -111,7 +111,7 @@ def _checkpoint_forgets_keys(patch: Patch) -> None:
     flush = LedgerDirs.flush
 
     def forgetful(
-        dirs: LedgerDirs, entries: Half, rows: Iterable[LedgerRow], mark: Mark, *, limbo: bool = False
+        dirs: LedgerDirs, entries: Half, rows: Iterable[LedgerRow], mark: JournalMark, *, limbo: bool = False
     ) -> None:
         flush(dirs, entries, [row._replace(master_key=b"") for row in rows], mark, limbo=limbo)
 
@@ -149,7 +149,7 @@ def _restart_writes_behind_a_torn_tail(patch: Patch) -> None:
 _start = JournalFiles.start
 
 
-def _start_without_a_new_mark(files: JournalFiles, after: Mark) -> Mark:
+def _start_without_a_new_mark(files: JournalFiles, after: JournalMark) -> JournalMark:
     _start(files, after)
     return after
 
@@ -158,7 +158,9 @@ def _mark_runs_ahead(patch: Patch) -> None:
     """The mark of a flush is durable before its entries are."""
     flush = LedgerDirs.flush
 
-    def early(dirs: LedgerDirs, entries: Half, rows: Iterable[LedgerRow], mark: Mark, *, limbo: bool = False) -> None:
+    def early(
+        dirs: LedgerDirs, entries: Half, rows: Iterable[LedgerRow], mark: JournalMark, *, limbo: bool = False
+    ) -> None:
         flush(dirs, {}, [], mark, limbo=limbo)
         flush(dirs, entries, rows, mark, limbo=limbo)
 
@@ -252,14 +254,14 @@ def _refused_group_is_left_behind(patch: Patch) -> None:
     """The number goes on though its group is torn."""
     write = JournalFiles.write
 
-    def careless(files: JournalFiles, records: Sequence[Record]) -> Mark:
+    def careless(files: JournalFiles, records: Sequence[Record]) -> JournalMark:
         try:
             return write(files, records)
         except OSError:
             plan = files._plan
             assert plan is not None
             file, offset, group, sequence = plan.mark
-            plan.mark = Mark(file, offset + 4096, group + 1, sequence + len(records))
+            plan.mark = JournalMark(file, offset + 4096, group + 1, sequence + len(records))
             raise
 
     patch.setattr(JournalFiles, "write", careless)
@@ -287,9 +289,9 @@ def _a_full_disk_buries_without_a_word(patch: Patch) -> None:
 def _the_reserve_is_written_over_in_place(patch: Patch) -> None:
     """GONE itself, where a new file does not fit: a crash leaves neither the old list nor the new one."""
 
-    def write(reserve: Reserve, name: str, data: bytes) -> None:
+    def write(reserve: SpaceReserve, name: str, data: bytes) -> None:
         try:
-            write_whole(reserve._disk, reserve._directory, name, data)
+            replace_file(reserve._disk, reserve._directory, name, data)
         except OSError:
             assert reserve.give_up()
             path = f"{reserve._directory}/{name}"
@@ -299,24 +301,24 @@ def _the_reserve_is_written_over_in_place(patch: Patch) -> None:
             file.datasync()
             reserve._disk.sync_dir(reserve._directory)
 
-    patch.setattr(Reserve, "write_whole", write)
+    patch.setattr(SpaceReserve, "replace_file", write)
 
 
 def _the_reserve_is_given_up_for_good(patch: Patch) -> None:
-    hold = Reserve.hold
+    hold = SpaceReserve.hold
     given_up: set[str] = set()
 
-    def give_up(reserve: Reserve) -> bool:
+    def give_up(reserve: SpaceReserve) -> bool:
         given_up.add(reserve._directory)
         return give_up_of(reserve)
 
-    def hold_once(reserve: Reserve, small_files_bytes: int) -> None:
+    def hold_once(reserve: SpaceReserve, small_files_bytes: int) -> None:
         if reserve._directory not in given_up:
             hold(reserve, small_files_bytes)
 
-    give_up_of = Reserve.give_up
-    patch.setattr(Reserve, "give_up", give_up)
-    patch.setattr(Reserve, "hold", hold_once)
+    give_up_of = SpaceReserve.give_up
+    patch.setattr(SpaceReserve, "give_up", give_up)
+    patch.setattr(SpaceReserve, "hold", hold_once)
 
 
 def _replay_brings_back_what_is_gone(patch: Patch) -> None:

@@ -8,11 +8,21 @@ from typing import Any
 
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.journal import Record
-from dlog.bookie.messages import Buried, Bury, BuryDue, CheckpointDue, Fetch, Fetched, Flush, Flushed, PersistRefused
+from dlog.bookie.messages import (
+    CheckpointDue,
+    Fetch,
+    Fetched,
+    Flush,
+    Flushed,
+    LedgersMarkedDeleted,
+    LedgersToDelete,
+    MarkLedgersDeleted,
+    PersistRefused,
+)
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DamagedError
 from dlog.events import Event
-from dlog.io.bookie_store import Opened, StoragePaths, open_storage
+from dlog.io.bookie_store import OpenedStorage, StoragePaths, open_storage
 from dlog.io.disk import NO_SPACE
 from dlog.machine import Persist, Persisted, Received, Send, Tell
 from dlog.model.ids import EntryId, LedgerId
@@ -50,7 +60,7 @@ class Station:
         self,
         disk: SimulatedDisk,
         options: BookieOptions,
-        opened: Opened | None = None,
+        opened: OpenedStorage | None = None,
         events: list[Event] | None = None,
     ) -> None:
         """opened: what somebody else opened already, telling `events`."""
@@ -60,7 +70,7 @@ class Station:
         self.machine = Bookie(options, self.opened.rows, limbo=self.opened.limbo, gone=self.opened.dirs.gone())
         self.answers: list[tuple[Any, Any]] = []
         self.waiting: list[tuple[int, tuple[Record, ...]]] = []
-        self.flushes: list[tuple[Flush | Bury, Any]] = []
+        self.flushes: list[tuple[Flush | MarkLedgersDeleted, Any]] = []
         self._mark = self._flush_mark = self.opened.journal.mark
         self._flush_number = 0
 
@@ -76,7 +86,7 @@ class Station:
                 if effect.number != self._flush_number:
                     self._flush_number, self._flush_mark = effect.number, self._mark
                 self.flushes.append((effect, self._flush_mark))
-            elif isinstance(effect, Bury):
+            elif isinstance(effect, MarkLedgersDeleted):
                 self.flushes.append((effect, None))
             elif isinstance(effect, Tell):
                 self.events.append(effect.event)
@@ -111,7 +121,7 @@ class Station:
 
     def bury(self, *ledgers: int) -> None:
         """Metadata says that these ledgers are gone."""
-        self.handle(BuryDue(frozenset(ledgers)))
+        self.handle(LedgersToDelete(frozenset(ledgers)))
         self.flush()
 
     def compact_some(self, below: float, bytes_max: int) -> bool:
@@ -144,7 +154,7 @@ class Station:
 
     def _flush_one(self) -> bool:
         flush, mark = self.flushes.pop(0)
-        if isinstance(flush, Bury):
+        if isinstance(flush, MarkLedgersDeleted):
             return self._bury(flush)
         try:
             self.opened.dirs.flush(flush.entries, flush.rows, mark)
@@ -156,9 +166,9 @@ class Station:
         self.handle(Flushed())
         return True
 
-    def _bury(self, bury: Bury) -> bool:
+    def _bury(self, bury: MarkLedgersDeleted) -> bool:
         failed = self.opened.dirs.bury(bury.ledgers)
-        self.handle(Buried(bury.ledgers, frozenset(failed)))
+        self.handle(LedgersMarkedDeleted(bury.ledgers, frozenset(failed)))
         try:
             self.opened.dirs.collect()
         except OSError as error:

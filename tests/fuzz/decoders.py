@@ -17,7 +17,7 @@ import msgpack
 from dlog.bookie import index, manifest
 from dlog.errors import CookieError, DamagedError, DLogError, ProtocolError, UnsupportedVersionError
 from dlog.io import zookeeper_layout, zookeeper_members
-from dlog.log.note import decode_note
+from dlog.log.dedup_trailer import decode_trailer
 from dlog.model.ids import BookieId, EntryId, LedgerId, SegmentNumber, Txid
 from dlog.model.ledger import DigestType, Fragment, LedgerMetadata
 from dlog.model.quorum import Quorum
@@ -112,7 +112,7 @@ def _answer_seeds() -> tuple[bytes, ...]:
     answers: list[bookie.Response] = [
         bookie.EntryAdded(LedgerId(7), EntryId(0), bookie.Code.OK),
         bookie.EntryRead(LedgerId(7), EntryId(0), bookie.Code.OK, packet),
-        bookie.BatchDone(LedgerId(7), EntryId(0), 5, bookie.Code.OK, (packet, packet)),
+        bookie.BatchReadDone(LedgerId(7), EntryId(0), 5, bookie.Code.OK, (packet, packet)),
         bookie.CollectionReport(3, bookie.CollectionState.FAILED, 1, 2, 3, 4, "metadata is unreachable"),
     ]
     return tuple(_joined(bookie.encode_response(answer)) for answer in answers)
@@ -170,7 +170,7 @@ TARGETS = (
     ),
     Target("entries", lambda data: entry.decode_entry(data), (DamagedError,), _entry_seeds()),
     Target("record sets", entry.parse_record_set, (DamagedError,), (build_record_set([b"a", b"b"]),)),
-    Target("notes", lambda data: decode_note(data), (DamagedError,), (_note,)),
+    Target("notes", lambda data: decode_trailer(data), (DamagedError,), (_note,)),
     Target("ledger metadata", ledger_metadata.decode, STORED, _metadata_seeds()),
     Target(
         "segments",

@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
-from dlog.log.note import is_note
+from dlog.log.dedup_trailer import is_note
 from dlog.wire.entry import CONTROL_PAYLOAD, END_OF_STREAM_PAYLOAD
 from tests.history.master import Join, Master, master_of
 from tests.history.notes import (

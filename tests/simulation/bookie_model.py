@@ -12,8 +12,8 @@ import random
 from typing import Any
 
 from dlog.machine import Effect, Fact, PeerLost, Persist, Persisted, Received, Send
-from dlog.wire.bookie import AddEntry, BatchDone, BatchRead, Code, EntryAdded, EntryRead, ReadEntry
-from dlog.wire.digest import is_copy
+from dlog.wire.bookie import AddEntry, BatchRead, BatchReadDone, Code, EntryAdded, EntryRead, ReadEntry
+from dlog.wire.digest import is_same_entry
 
 
 class Ailments:
@@ -82,7 +82,7 @@ class BookieModel:
             return [Send(peer, EntryAdded(add.ledger, add.entry, Code.IO_ERROR))]
         packet = b"".join(bytes(part) for part in add.parts)
         held = self.entries.get((add.ledger, add.entry))
-        if held is not None and not is_copy(held, packet, recovery=add.recovery):
+        if held is not None and not is_same_entry(held, packet, recovery=add.recovery):
             return [Send(peer, EntryAdded(add.ledger, add.entry, Code.UNAUTHORIZED))]
         self.store(add.ledger, add.entry, packet)
         return self.persist(peer, add, ("add", add.ledger, add.entry, packet))
@@ -116,7 +116,7 @@ class BookieModel:
             return EntryRead(read.ledger, read.entry, Code.NO_ENTRY if known else Code.NO_LEDGER, b"", read.fence)
         return EntryRead(read.ledger, read.entry, Code.OK, self.ailments.perhaps_damaged(packet), read.fence)
 
-    def read_batch(self, read: BatchRead) -> BatchDone:
+    def read_batch(self, read: BatchRead) -> BatchReadDone:
         packets: list[bytes] = []
         size = 36
         while read.max_count <= 0 or len(packets) < read.max_count:
@@ -126,4 +126,4 @@ class BookieModel:
             size += 4 + len(packet)
             packets.append(self.ailments.perhaps_damaged(packet))
         code = Code.IO_ERROR if self.ailments.is_ill() else Code.OK if packets else Code.NO_ENTRY
-        return BatchDone(read.ledger, read.start, read.request, code, tuple(packets) if code is Code.OK else ())
+        return BatchReadDone(read.ledger, read.start, read.request, code, tuple(packets) if code is Code.OK else ())

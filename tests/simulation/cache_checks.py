@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from actors.entry_cache import EntryCache
-from dlog.log.read_messages import LacSeen
+from dlog.log.source_messages import SegmentLacSeen
 from dlog.model.dlsn import DLSN, of
 from dlog.model.segment import StreamMetadata
 from dlog.wire.entry import decode_entry
@@ -55,7 +55,7 @@ class CacheChecks:
 
     # ---- what readers are told ---------------------------------------------------------------------------------------
 
-    def lac_said(self, seen: LacSeen) -> None:
+    def lac_said(self, seen: SegmentLacSeen) -> None:
         """R2: an end that is told is one; R1: nothing above what is confirmed is told to be."""
         place = self.stream.places.get(seen.place)
         if place is None:

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from actors.upstream import Ear
+from actors.owner_feed import OwnerListener
 from dlog.errors import ConnectionLostError, OwnedElsewhereError, StreamUnavailableError
 from dlog.io.metadata import SessionState, Unsubscribe
 from dlog.machine import Missing, Outcome, OutcomeUnknown, Versioned
@@ -206,14 +206,14 @@ class ReaderPort:
 
 
 class OwnersPort:
-    """An Upstream: links to owners, which may be cut, frozen, deposed or gone."""
+    """An OwnerSubscriptions: links to owners, which may be cut, frozen, deposed or gone."""
 
     def __init__(self, world: CacheWorld, process: Process) -> None:
         self._world = world
         self._process = process
-        self._open: dict[Ear, tuple[str, _Followed]] = {}
+        self._open: dict[OwnerListener, tuple[str, _Followed]] = {}
 
-    async def follow(self, address: str, stream: StreamName, ear: Ear, on_open: Callable[[], None]) -> None:
+    async def follow(self, address: str, stream: StreamName, ear: OwnerListener, on_open: Callable[[], None]) -> None:
         world = self._world
         await self._reach()
         owner = world.stream.owners.get(address)
@@ -270,7 +270,7 @@ class OwnersPort:
         await asyncio.sleep(world.rng.choice((0.0, 0.0, 0.05, 0.5)))  # others are asked who owns the stream now
         raise ConnectionLostError(f"lost the owner: address={address}")
 
-    async def sync(self, ear: Ear) -> None:
+    async def sync(self, ear: OwnerListener) -> None:
         """A ping, answered after all that was said before."""
         await self._reach()
         address, followed = self._open.get(ear, ("", None))
@@ -305,7 +305,7 @@ class _Followed:
         self.is_over = False
         self._wake = asyncio.Event()
 
-    def deliver(self, ear: Ear, word: Word) -> None:
+    def deliver(self, ear: OwnerListener, word: Word) -> None:
         self.flying -= 1
         if not self.is_lost and not self.is_over:
             word(ear)

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from actors.upstream import Ear
+from actors.owner_feed import OwnerListener
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Owner, Segment, StreamMetadata, Truncation
 from dlog.wire.entry import Record, control_record, encode_entry
@@ -49,7 +49,7 @@ class Place:
         return self.carried if self.end is None else self.end
 
 
-Word = Callable[[Ear], None]
+Word = Callable[[OwnerListener], None]
 
 
 def lac_word(number: int, lac: int, ended: bool) -> Word:
@@ -337,7 +337,7 @@ class StreamModel:
         if not done:
             return
         victim = self.rng.choice(done)
-        value = value.trimmed(victim.number)
+        value = value.with_truncated_before(victim.number)
         for segment in done:
             if value.has_lost(segment.number):
                 self.after(self.rng.choice((0.3, 0.6, 4.0)), self._drop, segment)

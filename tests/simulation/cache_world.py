@@ -1,6 +1,6 @@
 """The world of a read proxy's cache: the source of one stream as it ships, its readers, and a stream that never rests.
 
-Everything between a reader's machine and the ports is the real code (actors/stream_tailer.py with its views, segment
+Everything between a reader's machine and the ports is the real code (actors/stream_feed.py with its views, segment
 readers, upstream and cache; dlog/log/reading.py under its driver), on the virtual loop of tests/simulation/service. The
 stream, its owners, store and metadata are models (cache_stream.py, cache_ports.py).
 
@@ -20,21 +20,21 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from actors.entry_cache import EntryCache
+from actors.feed_options import FeedOptions
 from actors.segment_readers import segment_key
-from actors.stream_tailer import StreamTailer
-from actors.tailer_options import TailerOptions
+from actors.stream_feed import StreamFeed
 from dlog.io.driver import Driver
-from dlog.log.read_messages import (
+from dlog.log.reading import ReadingOptions, StreamReaderMachine
+from dlog.log.source_messages import (
     READER,
     SOURCE,
     EntriesGot,
     GetEntries,
-    LacSeen,
+    SegmentLacSeen,
     SourceFailed,
     StreamSeen,
     WatchLac,
 )
-from dlog.log.reading import ReadingOptions, StreamReader
 from dlog.machine import Fact, PeerLost, Received
 from dlog.model.dlsn import of
 from dlog.model.segment import StreamMetadata, Truncation
@@ -92,7 +92,7 @@ Op = tuple[float, str]
 class ReaderHost:
     """One reader in the proxy's process: its machine under its driver, its door to the source, its client's credit."""
 
-    def __init__(self, world: CacheWorld, read: Read, machine: StreamReader, watched: Watched) -> None:
+    def __init__(self, world: CacheWorld, read: Read, machine: StreamReaderMachine, watched: Watched) -> None:
         self.world = world
         self.watched = watched
         self.machine = machine
@@ -113,7 +113,7 @@ class ReaderHost:
     def _heard(self, fact: Fact) -> None:
         assert isinstance(fact, Received)
         self.world.tell(self.watched.name, "hears", fact.message)
-        if isinstance(fact.message, LacSeen):
+        if isinstance(fact.message, SegmentLacSeen):
             self.world.checks.lac_said(fact.message)
         elif type(fact.message).__name__ == "SourceFailed":
             self.world.reach("source_failed")
@@ -287,9 +287,9 @@ class CacheWorld:
         process = self.loop.spawn("r")
         self.metadata = MetadataPort(self, process)
         self.cache = EntryCache(self.config["cache_bytes"])
-        options = draw(TailerOptions, random.Random(self.rng.random()))
-        self.tailer: StreamTailer
-        tailer = StreamTailer(
+        options = draw(FeedOptions, random.Random(self.rng.random()))
+        self.tailer: StreamFeed
+        tailer = StreamFeed(
             STREAM,
             metadata=self.metadata,  # type: ignore[arg-type]  # as far as a source asks one
             stores={"ledger": self.store, "cold": self.store},  # type: ignore[dict-item]  # the same
@@ -340,7 +340,7 @@ class CacheWorld:
         watched.life, watched.saved_in, watched.is_beyond = life, saved_in, value == BEYOND
         credit = self.rng.choice((1, 200, 10**6))
         read = Read(self.opened, STREAM, start, value, credit, follow, life=life or None)
-        machine = StreamReader(draw(ReadingOptions, random.Random(self.rng.random())))
+        machine = StreamReaderMachine(draw(ReadingOptions, random.Random(self.rng.random())))
         host = ReaderHost(self, read, machine, watched)
         self.readers.append(host)
         self._live(host.run(), watched.name)

@@ -441,7 +441,7 @@ class SimulatedFile:
             self._mount.look()
         return self._disk.read(self.inode, length, offset)
 
-    def read_as_asked(self) -> None:
+    def disable_read_ahead(self) -> None:
         """Nothing that could be seen."""
 
     def datasync(self) -> None:

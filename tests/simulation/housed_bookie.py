@@ -13,13 +13,13 @@ from typing import Any
 
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.journal import Kind, Record, parse_ledger_record
+from dlog.bookie.journal_replay import Restored
 from dlog.bookie.messages import Fetch, Fetched, Flush, Flushed, LedgersNew
 from dlog.bookie.options import BookieOptions
-from dlog.bookie.restoring import Restored
 from dlog.machine import Effect, Fact, Received, Send, SetTimer, TimerFired
 from dlog.model.ids import EntryId, LedgerId
 from dlog.options import draw
-from dlog.wire.bookie import AddEntry, BatchDone, BatchRead, Code, EntryAdded, EntryRead, ReadEntry
+from dlog.wire.bookie import AddEntry, BatchRead, BatchReadDone, Code, EntryAdded, EntryRead, ReadEntry
 from dlog.wire.digest import ENTRY_HEAD
 from tests.simulation.bookie_model import Ailments
 
@@ -75,7 +75,7 @@ class HousedBookie:
         elif isinstance(message, ReadEntry) and self.ailments.is_ill():
             return EntryRead(message.ledger, message.entry, Code.IO_ERROR, b"", message.fence)
         elif isinstance(message, BatchRead) and self.ailments.is_ill():
-            return BatchDone(message.ledger, message.start, message.request, Code.IO_ERROR)
+            return BatchReadDone(message.ledger, message.start, message.request, Code.IO_ERROR)
         return None
 
     def performed(self, effects: list[Any]) -> list[Effect]:
@@ -89,7 +89,7 @@ class HousedBookie:
             elif isinstance(effect, Send) and isinstance(effect.message, EntryRead) and effect.message.packet:
                 packet = self.ailments.perhaps_damaged(bytes(effect.message.packet))
                 done.append(Send(effect.peer, dataclasses.replace(effect.message, packet=packet)))
-            elif isinstance(effect, Send) and isinstance(effect.message, BatchDone):
+            elif isinstance(effect, Send) and isinstance(effect.message, BatchReadDone):
                 packets = tuple(self.ailments.perhaps_damaged(bytes(p)) for p in effect.message.packets)
                 done.append(Send(effect.peer, dataclasses.replace(effect.message, packets=packets)))
             elif not isinstance(effect, LedgersNew):  # it has no metadata to ask

@@ -12,7 +12,7 @@ from typing import Any
 
 from dlog.errors import DLogError, EntryMissingError
 from dlog.events import BookieLost, EnsembleChanged, LedgerFenced, LedgerRecoveryFenced, LedgerRecoveryStarted
-from dlog.ledger.tailing import LacSeen
+from dlog.ledger.tailing import LedgerLac
 from dlog.machine import CompareAndSet, Effect, Fact, MetadataSeen, OutcomeUnknown, Received, Send, Tell, Versioned
 from dlog.model.ids import BookieId, EntryId
 from dlog.model.ledger import LedgerKey, LedgerMetadata, LedgerState
@@ -248,7 +248,7 @@ class LedgerChecks:
     def new_session(self) -> None:
         self.session_lac = -1
 
-    def visible(self, seen: LacSeen) -> None:
+    def visible(self, seen: LedgerLac) -> None:
         """A tail was told a LAC."""
         if seen.lac < self.session_lac:
             raise Violation("L5", f"the LAC of a reader went from {self.session_lac} to {seen.lac}")
@@ -258,7 +258,7 @@ class LedgerChecks:
         self.session_lac = seen.lac
         self.visible_max = max(self.visible_max, seen.lac)
 
-    def found(self, seen: LacSeen, acked: int) -> None:
+    def found(self, seen: LedgerLac, acked: int) -> None:
         """A tail was found without the writer, asked for when `acked` was the last entry acknowledged."""
         if seen.lac < acked:
             raise Violation(

@@ -18,14 +18,14 @@ from dlog.errors import DLogError
 from dlog.ledger.adding import Add, AddingOptions, Close, Closed, LedgerAdder
 from dlog.ledger.finding import FindingOptions, FindTail, TailFinder
 from dlog.ledger.placement import RandomPlacement
-from dlog.ledger.reading import LedgerReader, Read, ReadDone, ReadingOptions
+from dlog.ledger.reading import EntryReader, ReadDone, ReadingOptions, ReadLedger
 from dlog.ledger.recovery import LedgerRecoverer, Recover, Recovered, RecoveryOptions
-from dlog.ledger.tailing import LacSeen, LedgerTailer, ReadLac, TailingOptions, WaitLac
+from dlog.ledger.tailing import LedgerLac, LedgerTailer, ReadLac, TailingOptions, WaitLac
 from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import DigestType, Fragment, LedgerKey, LedgerMetadata
 from dlog.model.quorum import Quorum
 from dlog.options import draw
-from dlog.wire.bookie import AddEntry, BatchDone, BatchRead, EntryAdded, EntryRead, ReadEntry
+from dlog.wire.bookie import AddEntry, BatchRead, BatchReadDone, EntryAdded, EntryRead, ReadEntry
 from dlog.wire.digest import Digest
 from tests.simulation.bookie_model import Ailments, BookieModel
 from tests.simulation.housed_bookie import HousedBookie
@@ -86,7 +86,7 @@ class BookieTransport:
             return ("add", message.ledger, message.entry)
         if isinstance(message, EntryRead):
             return ("read", message.ledger, message.entry, message.fence)
-        if isinstance(message, BatchDone):
+        if isinstance(message, BatchReadDone):
             return ("batch", message.request)
         return None
 
@@ -167,7 +167,7 @@ class LedgerWorld:
             LEDGER, metadata, self.digest, draw(TailingOptions, self.options)
         )
         self.sim.place(TAIL, "t/tailer", tailer)
-        reader = self.parts.get("reader", LedgerReader)(
+        reader = self.parts.get("reader", EntryReader)(
             LEDGER, metadata, self.digest, draw(ReadingOptions, self.options)
         )
         self.sim.place(TAIL, "t/reader", reader)
@@ -250,7 +250,7 @@ class LedgerWorld:
         request = ReadLac() if self.sim.rng.random() < 0.1 else WaitLac(above)
         self.sim.ask("t/tailer", request, self.saw_lac)
 
-    def saw_lac(self, seen: LacSeen | DLogError) -> None:
+    def saw_lac(self, seen: LedgerLac | DLogError) -> None:
         if isinstance(seen, DLogError):
             self.sim.call_in(0.05, self.wait_lac, node=TAIL)
             return
@@ -258,7 +258,7 @@ class LedgerWorld:
         if seen.lac >= self.next_read:
             last = EntryId(min(seen.lac, self.next_read + 20))
             limit = self.sim.rng.choice((100, 1000, 1 << 20))
-            self.sim.ask("t/reader", Read(EntryId(self.next_read), last, limit), self.saw_entries)
+            self.sim.ask("t/reader", ReadLedger(EntryId(self.next_read), last, limit), self.saw_entries)
         elif seen.closed:
             self.tail_closed = True
         else:
@@ -273,7 +273,7 @@ class LedgerWorld:
         self.sim.place(FINDER, address, made(LEDGER, self.digest, draw(FindingOptions, self.options)))
         self.sim.ask(address, FindTail(), lambda result: self.found(address, acked, result))
 
-    def found(self, address: str, acked: int, result: LacSeen | DLogError) -> None:
+    def found(self, address: str, acked: int, result: LedgerLac | DLogError) -> None:
         self.finding -= 1
         self.sim.remove(address)
         if isinstance(result, DLogError):

@@ -17,17 +17,17 @@ from typing import Any
 
 from dlog.errors import DLogError
 from dlog.events import SegmentStarted
-from dlog.lease.lease import Claimant
-from dlog.log.dedupe import NAME_BYTES
-from dlog.log.deleting import StreamDeletion
-from dlog.log.messages import BatchWritten, DeleteStream, SealStream, TakeStream, TruncateBefore, WriteBatch
+from dlog.log.messages import AcquireStream, BatchWritten, DeleteStream, SealStream, TruncateBefore, WriteBatch
 from dlog.log.options import OwnerOptions
-from dlog.log.owner import StreamOwner
+from dlog.log.owner import StreamOwnerMachine
+from dlog.log.producer_table import NAME_BYTES
+from dlog.log.stream_deletion import StreamDeletion
 from dlog.machine import Missing, Versioned
 from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import Epoch, ProxyId, StreamName
 from dlog.model.segment import StreamKey, StreamMetadata, StreamSettings, Truncation
 from dlog.options import draw
+from dlog.ownership.claim import Claimant
 from dlog.wire.entry import build_record_set
 from tests.simulation.kernel import Simulation, Violation
 from tests.simulation.network import Node
@@ -84,8 +84,8 @@ class Proxy:
         self.claims = 0
 
     @property
-    def machine(self) -> StreamOwner | StreamDeletion | None:
-        machine: StreamOwner | StreamDeletion | None = self.world.sim.machine(self.address)
+    def machine(self) -> StreamOwnerMachine | StreamDeletion | None:
+        machine: StreamOwnerMachine | StreamDeletion | None = self.world.sim.machine(self.address)
         return None if machine is None or machine.has_ended else machine
 
     def receive(self, request: Any, life: str) -> None:
@@ -108,7 +108,7 @@ class Proxy:
             owner = world.sim.machine(self.address)
             world.sim.ask(self.address, request, lambda result: self._answered(owner, request, life, result))
 
-    def _answered(self, owner: StreamOwner, request: Any, life: str, result: Any) -> None:
+    def _answered(self, owner: StreamOwnerMachine, request: Any, life: str, result: Any) -> None:
         if isinstance(request, WriteBatch):
             self.world.written(owner, request, result)
         else:
@@ -119,9 +119,9 @@ class Proxy:
         sim = self.world.sim
         if value is None or (value.owner.epoch and value.owner.proxy != self.name and sim.rng.random() < 0.7):
             return False
-        machine = StreamOwner(KEY, self._claimant("owner"), self.world.options)
+        machine = StreamOwnerMachine(KEY, self._claimant("owner"), self.world.options)
         sim.place(self.name, self.address, machine, on_event=self._heard)
-        sim.ask(self.address, TakeStream(self._epoch(value), 4_000_000))
+        sim.ask(self.address, AcquireStream(self._epoch(value), 4_000_000))
         return True
 
     def _delete(self, request: DeleteStream, life: str) -> None:
@@ -253,7 +253,7 @@ class LivesWorld:
         elif isinstance(result, DLogError):
             self.sim.reach("segment_not_ended" if result.code == 556 else "life_refused")
 
-    def written(self, owner: StreamOwner, request: WriteBatch, result: Any) -> None:
+    def written(self, owner: StreamOwnerMachine, request: WriteBatch, result: Any) -> None:
         if not isinstance(result, BatchWritten):
             return
         life = owner.life or ""

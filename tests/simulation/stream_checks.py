@@ -14,10 +14,10 @@ from typing import Any
 
 from dlog.errors import Remedy, SequenceGapError
 from dlog.log.contents import read_contents
-from dlog.log.dedupe import NAME_BYTES
 from dlog.log.messages import BatchWritten, WriteBatch
-from dlog.log.owner import StreamOwner
-from dlog.log.tenure import Phase
+from dlog.log.owner import StreamOwnerMachine
+from dlog.log.owner_context import Phase
+from dlog.log.producer_table import NAME_BYTES
 from dlog.model.dlsn import DLSN, of
 from dlog.model.segment import Segment, StreamMetadata, Truncation
 from dlog.wire.entry import Record, decode_entry
@@ -164,7 +164,7 @@ class StreamChecks:
         if (epoch, nonce) not in self.claims:
             self.fail("T3", f"epoch {epoch} is believed to be held by {nonce}, metadata never said so")
 
-    def answered(self, owner: StreamOwner, result: Any, place: StoredSegment | None) -> None:
+    def answered(self, owner: StreamOwnerMachine, result: Any, place: StoredSegment | None) -> None:
         """An owner said that a batch is written: T2."""
         if not isinstance(result, BatchWritten) or result.duplicate:
             return

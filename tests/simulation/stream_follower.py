@@ -1,10 +1,10 @@
 """A read proxy's ear in the world of one stream: it follows whoever owns it, over a link that is slow now and then.
 
-What the owner tells goes through the tails of its proxy (proxies/write/tails.py) and is believed as the reading side
-believes it (actors/upstream.py); both are the real code. Metadata is read in order, each read a while after it was
-asked for. T6: a word of one place is never taken for another, and at the end the follower has heard of all that was
-acknowledged, also where the number of an empty segment came again while it listened. What is sent along is what lies
-at that place, and is confirmed.
+What the owner tells goes through the tails of its proxy (proxies/write/lac_subscriptions.py) and is believed as the
+reading side believes it (actors/owner_feed.py); both are the real code. Metadata is read in order, each read a while
+after it was asked for. T6: a word of one place is never taken for another, and at the end the follower has heard of all
+that was acknowledged, also where the number of an empty segment came again while it listened. What is sent along is
+what lies at that place, and is confirmed.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from actors.upstream import Heard
+from actors.owner_feed import OwnerFeed
 from dlog.errors import DLogError
 from dlog.model.segment import Segment
 from dlog.wire.proxy import Entries, Lac
-from proxies.write.tails import Tail, Tails
+from proxies.write.lac_subscriptions import LacSubscription, LacSubscriptions
 from tests.simulation.stream_stranger import STRANGER
 
 if TYPE_CHECKING:
-    from dlog.log.owner import StreamOwner
+    from dlog.log.owner import StreamOwnerMachine
     from tests.simulation.stream_parts import Proxy
     from tests.simulation.stream_world import StreamWorld
 
@@ -75,18 +75,18 @@ class Follower:
 
     # ---- what is heard (a Listener of Heard) -------------------------------------------------------------------------
 
-    def believe(self, heard: Heard, number: int) -> None:
+    def believe(self, heard: OwnerFeed, number: int) -> None:
         sim = self.world.sim
         self._read_s = max(self._read_s, sim.now_s + self.later(self.metadata_s))
         sim.call_in(self._read_s - sim.now_s, self._read, heard, number, self.life, node=NODE)
 
-    def _read(self, heard: Heard, number: int, life: int) -> None:
+    def _read(self, heard: OwnerFeed, number: int, life: int) -> None:
         sim = self.world.sim
         self._told_s = max(self._told_s, sim.now_s + self.later(self.metadata_s))
         segment = self.world.value.segment(number)
         sim.call_in(self._told_s - sim.now_s, self._told, heard, number, segment, life, node=NODE)
 
-    def _told(self, heard: Heard, number: int, segment: Segment | None, life: int) -> None:
+    def _told(self, heard: OwnerFeed, number: int, segment: Segment | None, life: int) -> None:
         if life == self.life:
             heard.place(number, segment)
 
@@ -110,7 +110,7 @@ class Follower:
         if last > held.confirmed or list(payloads) != held.payloads[first : last + 1]:
             world.checks.fail("T6", f"{segment.place}:{first}..{last} was sent along, and is not what lies there")
 
-    def unheard(self, heard: Heard) -> None:
+    def unheard(self, heard: OwnerFeed) -> None:
         """The link knows that it is over."""
 
     # ---- whom it listens to ------------------------------------------------------------------------------------------
@@ -143,10 +143,10 @@ class Link:
         assert proxy.owner is not None
         self._follower = follower
         self._proxy = proxy
-        self._owner: StreamOwner = proxy.owner
-        self._tails: Tails = proxy.tails
-        self._heard = Heard(follower, proxy.name, "")
-        self._tail = Tail(self, 1, follower.world.stream)
+        self._owner: StreamOwnerMachine = proxy.owner
+        self._tails: LacSubscriptions = proxy.tails
+        self._heard = OwnerFeed(follower, proxy.name, "")
+        self._tail = LacSubscription(self, 1, follower.world.stream)
         self._flush_due = False
         self._arrives_s = 0.0
         self._tails.add(self._tail)
@@ -171,14 +171,14 @@ class Link:
     def keeps_up(self) -> bool:
         return self._follower.is_link_writable()
 
-    def lac_moved(self, tail: Tail) -> None:
+    def lac_moved(self, tail: LacSubscription) -> None:
         if not self._flush_due:
             self._flush_due = True
             self._follower.world.sim.call_in(
                 self._follower.later(self._follower.flush_s), self._flush, node=self._proxy.name
             )
 
-    def tail_ended(self, tail: Tail, error: DLogError) -> None:
+    def tail_ended(self, tail: LacSubscription, error: DLogError) -> None:
         self._flush()
         self._arrive(self._follower.lost, self)
 

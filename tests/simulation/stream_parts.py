@@ -29,32 +29,32 @@ from dlog.events import (
     StreamReleased,
     StreamStalled,
 )
-from dlog.lease.evidence import Advice, Probe, judge
-from dlog.lease.lease import Claimant
-from dlog.log.dedupe import NAME_BYTES
-from dlog.log.messages import BatchWritten, StreamTaken, TakeStream, WriteBatch
-from dlog.log.owner import StreamOwner
-from dlog.log.read_messages import (
+from dlog.log.messages import AcquireStream, BatchWritten, StreamAcquired, WriteBatch
+from dlog.log.owner import StreamOwnerMachine
+from dlog.log.producer_table import NAME_BYTES
+from dlog.log.reading import ReadingOptions, StreamReaderMachine
+from dlog.log.source_messages import (
     READER,
     SOURCE,
     EntriesGot,
     GetEntries,
     GetStream,
-    LacSeen,
+    SegmentLacSeen,
     SourceFailed,
     StreamSeen,
     WatchLac,
 )
-from dlog.log.reading import ReadingOptions, StreamReader
 from dlog.machine import Effect, Fact, Received, Send, SetTimer, TimerFired
 from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import NO_ENTRY, EntryId, ProxyId, Txid
 from dlog.model.segment import StreamMetadata
 from dlog.options import draw
+from dlog.ownership.claim import Claimant
+from dlog.ownership.evidence import Advice, Probe, judge
 from dlog.stores.contract import SegmentNotFoundError, StoreUnavailableError
 from dlog.wire.entry import build_record_set
 from dlog.wire.proxy import Credit, Entries, Read, ReaderEvent, ReaderEventKind, Start
-from proxies.write.tails import Tails
+from proxies.write.lac_subscriptions import LacSubscriptions
 from tests.simulation.kernel import S
 from tests.simulation.stream_checks import Delivered, Written, first_readable
 from tests.simulation.stream_retention import EPOCH_MS
@@ -74,15 +74,15 @@ class Proxy:
         self.name = name
         self.address = ""  # of the newest owner machine
         self.claims = 0
-        self.tails = Tails()  # of that machine
+        self.tails = LacSubscriptions()  # of that machine
         self.is_ready = False  # it has served
         self.skew_ms = world.sim.rng.randint(-50, 50)
         if world.config.get("clocks") == "metadata":
             self.skew_ms = 0  # it is they who are right
 
     @property
-    def owner(self) -> StreamOwner | None:
-        machine: StreamOwner | None = self.world.sim.machine(self.address)
+    def owner(self) -> StreamOwnerMachine | None:
+        machine: StreamOwnerMachine | None = self.world.sim.machine(self.address)
         return machine
 
     @property
@@ -114,7 +114,7 @@ class Proxy:
         )
 
     def _answer(
-        self, machine: StreamOwner, request: Any, confirmed: int, result: Any, reply: Callable[[Any, int], None]
+        self, machine: StreamOwnerMachine, request: Any, confirmed: int, result: Any, reply: Callable[[Any, int], None]
     ) -> None:
         world = self.world
         world.checks.said(request, confirmed, result)
@@ -124,7 +124,7 @@ class Proxy:
             world.sim.call_in(0.0, self._check_told, machine, result, node=self.name)
         reply(result, machine.epoch)
 
-    def _check_told(self, machine: StreamOwner, result: BatchWritten) -> None:
+    def _check_told(self, machine: StreamOwnerMachine, result: BatchWritten) -> None:
         """At the end of the turn in which a batch was answered whoever asks this owner for the tail is told of it."""
         place = self.tails.place(self.world.stream)
         if machine is self.owner and not machine.has_ended and place is not None and place <= result.dlsn:
@@ -165,21 +165,21 @@ class Proxy:
         self.claims += 1
         nonce = f"{self.name}/{sim.nodes[self.name].incarnation}/{self.claims}"
         self.address = f"{self.name}/owner-{sim.nodes[self.name].incarnation}-{self.claims}"
-        machine = world.parts.get("owner", StreamOwner)(
+        machine = world.parts.get("owner", StreamOwnerMachine)(
             world.key,
             Claimant(proxy=ProxyId(self.name), address=self.name, nonce=nonce),
             world.owner_options,
             final_stores=frozenset({"ledger"}) if world.config["final"] else frozenset(),
         )
         self.is_ready = False
-        self.tails = tails = Tails()
+        self.tails = tails = LacSubscriptions()
         sim.place(self.name, self.address, machine, on_event=lambda event: self.told(machine, tails, event))
-        sim.ask(self.address, TakeStream(if_epoch, self.unix_ms()), self.taken)
+        sim.ask(self.address, AcquireStream(if_epoch, self.unix_ms()), self.taken)
 
     def taken(self, result: Any) -> None:
-        self.world.sim.reach("taken" if isinstance(result, StreamTaken) else "claim_failed")
+        self.world.sim.reach("taken" if isinstance(result, StreamAcquired) else "claim_failed")
 
-    def told(self, machine: StreamOwner, tails: Tails, event: Any) -> None:
+    def told(self, machine: StreamOwnerMachine, tails: LacSubscriptions, event: Any) -> None:
         world, sim = self.world, self.world.sim
         self._tell_tails(tails, event)
         match event:
@@ -202,7 +202,7 @@ class Proxy:
             case _:
                 world.on_lac(event)
 
-    def _tell_tails(self, tails: Tails, event: Any) -> None:
+    def _tell_tails(self, tails: LacSubscriptions, event: Any) -> None:
         """As proxies/write/server.py does."""
         match event:
             case LacMoved():
@@ -484,7 +484,7 @@ class ReaderHost:
     The source tells metadata (which may be old), the store's entries, and LACs by asking the store now and then.
     """
 
-    def __init__(self, world: StreamWorld, reader: Reader, machine: StreamReader) -> None:
+    def __init__(self, world: StreamWorld, reader: Reader, machine: StreamReaderMachine) -> None:
         self.world = world
         self.reader = reader
         self.machine = machine
@@ -553,7 +553,7 @@ class ReaderHost:
         lac = self._lac(watch) if watch is not None else None
         if watch is not None and lac is not None and (lac[0] > watch.known or lac[1]):
             self._watch = None
-            self._post(LacSeen(watch.segment.number, watch.segment.place, EntryId(lac[0]), lac[1]))
+            self._post(SegmentLacSeen(watch.segment.number, watch.segment.place, EntryId(lac[0]), lac[1]))
 
     def _lac(self, watch: WatchLac) -> tuple[int, bool] | None:
         hinted = self.world.hints.get(watch.segment.place)
@@ -575,7 +575,7 @@ class Reader:
         self.ended = ""
         self.next: DLSN | None = None
         self.delivered = Delivered(None, [], value if start is Start.TXID else None)
-        self.machine: StreamReader | None = None
+        self.machine: StreamReaderMachine | None = None
         world.checks.readers.append(self.delivered)
         self._opened = 0
         self._owed = 0  # the last segment with a record that was acknowledged when we opened
@@ -588,7 +588,7 @@ class Reader:
         acked = [batch.result.dlsn.segment for batch in world.checks.batches if batch.result is not None]
         self._owed = max(acked, default=0)
         address = f"r/reader-{self.number}-{self._opened}"
-        machine = self.machine = world.parts.get("reader", StreamReader)(
+        machine = self.machine = world.parts.get("reader", StreamReaderMachine)(
             draw(ReadingOptions, random.Random(world.sim.rng.random()))
         )
         shell = ReaderHost(world, self, machine)

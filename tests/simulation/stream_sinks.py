@@ -28,7 +28,7 @@ from dlog.errors import (
 from dlog.log.messages import (
     STORE,
     AppendEntry,
-    AppendOnce,
+    AppendSinkBatch,
     BatchWritten,
     CreateSegment,
     DeleteSegment,
@@ -37,8 +37,8 @@ from dlog.log.messages import (
     SegmentCreated,
     SegmentDeleted,
     SegmentSealed,
+    SegmentsImported,
     TakeIn,
-    TakenIn,
     WriteBatch,
 )
 from dlog.log.staging import StagedSet, StagePacker
@@ -58,7 +58,7 @@ from dlog.machine import (
 )
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, Txid
 from dlog.model.segment import StreamMetadata
-from dlog.model.sink import RegisteredStage, SinkBatch, StreamLook, Sweep, Verdict
+from dlog.model.sink import RegisteredStage, SinkBatch, StageSweepRule, StreamLook, SweepDecision
 from dlog.stores.contract import STAGE
 from dlog.wire.entry import build_record_set, decode_entry
 from dlog.wire.proxy_codec import PARTS_MAX
@@ -120,7 +120,7 @@ class Stager:
 class Sweeper:
     """Sweeps once; what it gets no answer to it leaves to the next. Between its steps it may stand still."""
 
-    def __init__(self, world: StreamWorld, rule: Sweep, rng: random.Random) -> None:
+    def __init__(self, world: StreamWorld, rule: StageSweepRule, rng: random.Random) -> None:
         self._world = world
         self._rule = rule
         self._rng = rng
@@ -147,16 +147,16 @@ class Sweeper:
         world = self._world
         while self._left:
             stage = world.stages.get(self._left[0])
-            verdict = Verdict.STAYS if stage is None else self._rule.judge(stage, self._looks)
-            if verdict is Verdict.LOOK:
+            verdict = SweepDecision.STAYS if stage is None else self._rule.judge(stage, self._looks)
+            if verdict is SweepDecision.LOOK:
                 return [ReadMetadata("look", world.key)]
             place = self._left.pop(0)
-            if verdict is Verdict.GOES:
+            if verdict is SweepDecision.GOES:
                 return [Send(STORE, DeleteSegment("ledger", place, STAGE))]
-            if verdict is Verdict.LISTED:
+            if verdict is SweepDecision.LISTED:
                 world.sim.reach("stage_listed")
                 del world.stages[place]
-            elif stage is not None and self._rule.judge(stage, ()) is Verdict.LOOK:
+            elif stage is not None and self._rule.judge(stage, ()) is SweepDecision.LOOK:
                 world.sim.reach("stage_kept")
         return []
 
@@ -268,7 +268,7 @@ class SinkProgram:
             body = build_record_set(self._payloads)
             given = None if txid is None else Txid(txid)
             write = WriteBatch(body, len(self._payloads), given, b"", 0, 0, True, proxy.unix_ms(), self._since)
-            request = AppendOnce(batch, write)
+            request = AppendSinkBatch(batch, write)
         else:
             request = TakeIn(batch, tuple(self._parts), since=self._since)
         world.sim.call_in(world.config["client_timeout_s"] * 2, self._overdue, this)
@@ -328,7 +328,7 @@ class SinkProgram:
             return
         world = self.world
         match result:
-            case TakenIn() | BatchWritten():
+            case SegmentsImported() | BatchWritten():
                 self._try += 1
                 self._decided()
                 kind = {"append": "sink_appended", "stage": "taken_in", "nothing": "sink_nothing"}[self._kind]
@@ -375,7 +375,7 @@ class SinkProgram:
     def _sweep(self, done: SinkBatch) -> None:
         sim = self.world.sim
         self._sweeps += 1
-        rule = Sweep(done, (sim.now_s - self.world.config["stage_keep_s"]) * 1000)
+        rule = StageSweepRule(done, (sim.now_s - self.world.config["stage_keep_s"]) * 1000)
         address = f"{SINK_NODE}/{self.name}-sweep-{self._sweeps}"
         sim.place(SINK_NODE, address, Sweeper(self.world, rule, self._sweep_rng))
         sim.ask(address, "sweep")

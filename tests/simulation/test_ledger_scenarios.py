@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlog.ledger.adding import LedgerAdder
-from dlog.ledger.recovery import LedgerRecoverer, _Search
+from dlog.ledger.recovery import LedgerRecoverer, _EntryProbe
 from tests.simulation.ledger_world import KEY, LedgerWorld, run_plan
 from tests.simulation.mutants import edited
 from tests.simulation.mutants.ledger import (
@@ -167,8 +167,8 @@ def test_bookkeeper_1067_one_hung_bookie_does_not_block_a_recovery() -> None:
     world.after_recovery = note  # type: ignore[method-assign]
     world.run()
     assert done[0] < 1.0
-    patient = edited(LedgerRecoverer, ("_settle_search", "_Search()", "_PATIENT()"))
-    all_of_them = edited(_Search, ("is_absent", "quorum.negatives_needed", "quorum.write"))
+    patient = edited(LedgerRecoverer, ("_settle_search", "_EntryProbe()", "_PATIENT()"))
+    all_of_them = edited(_EntryProbe, ("is_absent", "quorum.negatives_needed", "quorum.write"))
     patient._settle_search.__globals__["_PATIENT"] = all_of_them  # type: ignore[attr-defined]
     done.clear()
     world = LedgerWorld(scenario, {"recoverer": patient})

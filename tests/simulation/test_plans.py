@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dlog.log.reading import StreamReader
+from dlog.log.reading import StreamReaderMachine
 from tests.simulation import rooms
 from tests.simulation.mutants import edited
 from tests.simulation.plan import Plan
@@ -26,11 +26,11 @@ RARE = (
     (
         "s9-stranger-810020268",
         "S9",
-        StreamReader,
+        StreamReaderMachine,
         ("_follow_segment", " and not (is_told_later and self._is_untouched)", ""),
     ),
-    ("r4-trim-900110068", "R4", StreamReader, ("_is_cut_off", "if self._has_no_position", "if False")),
-    ("r2-tail-900110440", "R2", StreamReader, ("_settle", " or self._number > self._stop_segment", "")),
+    ("r4-trim-900110068", "R4", StreamReaderMachine, ("_is_cut_off", "if self._has_no_position", "if False")),
+    ("r2-tail-900110440", "R2", StreamReaderMachine, ("_settle", " or self._number > self._stop_segment", "")),
 )
 
 

@@ -16,7 +16,7 @@ import pytest
 
 import dlog
 from dlog import errors
-from dlog.client.producer import Filler
+from dlog.client.producer import BatchBorrower
 
 _WORD = re.compile(r"(?<![\w.])(?:dlog\.)?([A-Z][a-z]+(?:[A-Z][a-z]*)*|DLSN|DLogError)\b")
 
@@ -36,14 +36,15 @@ def _classes(module: Any) -> dict[str, type]:
 
 
 def public() -> Iterator[tuple[str, Any]]:
-    """Every public object, and every public member of it; what a pipeline says to its producer (Filler) is inside."""
+    """Every public object, and every public member of it; what a pipeline says to its producer (BatchBorrower) is
+    inside."""
     for name in dlog.__all__:
         thing = getattr(dlog, name)
         yield name, thing
         if isinstance(thing, type):
             for member, value in vars(thing).items():
                 function = value.fget if isinstance(value, property) else value
-                if not member.startswith("_") and inspect.isfunction(function) and not hasattr(Filler, member):
+                if not member.startswith("_") and inspect.isfunction(function) and not hasattr(BatchBorrower, member):
                     yield f"{name}.{member}", function
 
 

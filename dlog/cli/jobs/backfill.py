@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dlog.cli.output import size_text
 from dlog.cli.pipeline import job_options, run
-from dlog.cli.telling import size_text
 from dlog.errors import ConfigError
 from dlog.options import parse_bytes
 

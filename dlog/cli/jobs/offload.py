@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlog.cli.discovery import find_cluster
+from dlog.cli.output import size_text
 from dlog.cli.pipeline import job_options, run
-from dlog.cli.telling import size_text
 from dlog.options import parse_duration_s
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dlog.cli.output import size_text
 from dlog.cli.pipeline import job_options, run
-from dlog.cli.telling import size_text
 from dlog.errors import ConfigError
 from dlog.options import parse_bytes
 
@@ -50,9 +50,9 @@ def replay(
     A record is DLW1, table u64, sequence u64 (little-endian), payload. Flushed records are left out. A table whose
     sequence has a gap or goes back fails alone. After a kill, run it again: it continues. All workers must reach DIR.
     """
+    from dlog.spark.jobs.flushed_sequences import Marks, read_marks
     from dlog.spark.jobs.replay import ReplayOptions
     from dlog.spark.jobs.replay import replay as job
-    from dlog.spark.jobs.replay_marks import Marks, read_marks
 
     options = ReplayOptions(
         marks=read_marks(Path(marks)) if marks is not None else Marks(),

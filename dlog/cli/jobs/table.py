@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dlog.cli.output import note, size_text
 from dlog.cli.pipeline import job_options, run
-from dlog.cli.telling import note, size_text
 from dlog.errors import ConfigError
-from dlog.io.children import heard_signals
+from dlog.io.children import unignored_signals
 from dlog.options import parse_bytes, parse_duration_s
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ _STOP = (signal.SIGINT, signal.SIGTERM)
 def _stopped_by_signals() -> Iterator[threading.Event]:
     """An event set by Ctrl-C and SIGTERM, to end the query in order."""
     stop = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in heard_signals(_STOP)}
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in unignored_signals(_STOP)}
     try:
         yield stop
     finally:

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 from dlog.errors import ConfigError, DLogError
 from dlog.model.ids import stream_name
 from dlog.options import MiB
-from dlog.spark.jobs.audit_entries import Piece
+from dlog.spark.cluster_connection import Cluster, ClusterConnection, reach
+from dlog.spark.jobs.audit_entries import RangeResult
 from dlog.spark.jobs.audit_findings import Finding, Kind, rows
 from dlog.spark.jobs.audit_orphans import find_orphans
 from dlog.spark.jobs.audit_plan import StreamFacts, look, read_stream
 from dlog.spark.jobs.audit_replicas import LEDGER
 from dlog.spark.jobs.audit_segments import judge, state_of
-from dlog.spark.jobs.audit_work import Errand, examine
+from dlog.spark.jobs.audit_work import AuditParameters, examine
 from dlog.spark.jobs.frame import Place, Progress, Report, Silent, reporting, scatter
 from dlog.spark.options import SourceOptions, parse
 from dlog.spark.planning import partitions
 from dlog.spark.plans import check_named
-from dlog.spark.reach import Cluster, Reach, reach
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,7 +92,7 @@ def audit(spark: SparkSession, place: Place, options: AuditOptions, *, progress:
         if options.dry_run:
             _tell_plan(report, streams, options)
         else:
-            errand = Errand(
+            errand = AuditParameters(
                 zookeeper=chosen.zookeeper,
                 namespace=chosen.namespace,
                 all_replicas=options.all_replicas,
@@ -112,7 +112,7 @@ def audit(spark: SparkSession, place: Place, options: AuditOptions, *, progress:
 
 
 def _look(
-    of_cluster: Reach, chosen: SourceOptions, is_whole: bool, options: AuditOptions, progress: Progress
+    of_cluster: ClusterConnection, chosen: SourceOptions, is_whole: bool, options: AuditOptions, progress: Progress
 ) -> list[StreamFacts]:
     """Plan the selected streams, some at a time; sorted by name."""
     names: Sequence[str] = chosen.streams
@@ -175,13 +175,13 @@ def _tell_plan(report: Report, streams: Sequence[StreamFacts], options: AuditOpt
 
 def _judge(
     report: Report,
-    of_cluster: Reach,
+    of_cluster: ClusterConnection,
     streams: Sequence[StreamFacts],
-    pieces: Sequence[Piece],
+    pieces: Sequence[RangeResult],
     options: AuditOptions,
 ) -> list[Finding]:
     """Compare results of tasks with metadata; adds items and failures."""
-    by_stream: dict[str, dict[int, list[Piece]]] = {}
+    by_stream: dict[str, dict[int, list[RangeResult]]] = {}
     for piece in pieces:
         by_stream.setdefault(piece.of.stream, {}).setdefault(piece.of.segment, []).append(piece)
     findings: list[Finding] = []
@@ -199,7 +199,7 @@ def _judge(
     return findings
 
 
-def _gone(of_cluster: Reach, facts: StreamFacts, gone: set[int], options: AuditOptions) -> list[Finding]:
+def _gone(of_cluster: ClusterConnection, facts: StreamFacts, gone: set[int], options: AuditOptions) -> list[Finding]:
     """Findings for segments that went before they were read: none if they were truncated or moved meanwhile, one if
     metadata still names them. Nothing else is reported of these segments."""
 
@@ -229,7 +229,7 @@ def _gone(of_cluster: Reach, facts: StreamFacts, gone: set[int], options: AuditO
 
 
 def _orphans(
-    report: Report, of_cluster: Reach, chosen: SourceOptions, options: AuditOptions, progress: Progress
+    report: Report, of_cluster: ClusterConnection, chosen: SourceOptions, options: AuditOptions, progress: Progress
 ) -> list[Finding]:
     """Findings for ledgers that nothing names."""
     progress.step("orphans", 0, 1)

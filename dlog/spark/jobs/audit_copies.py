@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dlog.errors import ConnectionLostError, UnavailableError
-from dlog.io.bookie_client import Asker
+from dlog.io.bookie_client import BookieRequester
 from dlog.io.clock import SYSTEM_CLOCK
 from dlog.machine import Fact, PeerLost, Received
 from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.options import MiB
+from dlog.spark.cluster_connection import PAUSE_FIRST_S, PAUSE_MAX_S
 from dlog.spark.jobs.audit_findings import Kind
 from dlog.spark.planning import Range
-from dlog.spark.reach import PAUSE_FIRST_S, PAUSE_MAX_S
-from dlog.wire.bookie import BatchDone, BatchRead, Code, EntryRead, ReadEntry
+from dlog.wire.bookie import BatchRead, BatchReadDone, Code, EntryRead, ReadEntry
 from dlog.wire.digest import Buffer, Digest, DigestMismatch, Entry
 
 EXTENT_BYTES = 4 * MiB  # of one request, where one copy is read
@@ -36,7 +36,7 @@ _ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
 _SAYS = (Code.OK, *_ABSENT, Code.IO_ERROR)  # replies about a copy; other codes are temporary, or concern the request
 _NO_BATCHES = (Code.BAD_REQUEST, Code.BAD_VERSION, Code.UNAUTHORIZED)
 
-_lately: dict[BookieId, float] = {}  # unreachable bookies, and when that was noticed
+_unreachable_since_s: dict[BookieId, float] = {}  # unreachable bookies, and when that was noticed
 
 
 class Fault(NamedTuple):
@@ -59,7 +59,7 @@ class Lost(NamedTuple):
 
 
 @dataclass(slots=True)
-class Reading:
+class TaskReading:
     """How one task reads, and what it noticed. rate_bytes_s: 0: no limit. patience_s: how long an entry is requested
     again from a bookie that replies that it does not have it."""
 
@@ -81,14 +81,14 @@ class Reading:
             await asyncio.sleep(max(0.0, due_s - SYSTEM_CLOCK.monotonic_s()))
 
 
-class AwayError(UnavailableError):
+class BookieUnreachableError(UnavailableError):
     """A bookie cannot be reached."""
 
 
 class Replica:
     """Reads one bookie's copies of a ledger, in order. An unreachable bookie is not tried again in the same task."""
 
-    def __init__(self, door: Door, bookie: BookieId, digest: Digest, reading: Reading) -> None:
+    def __init__(self, door: BookieReads, bookie: BookieId, digest: Digest, reading: TaskReading) -> None:
         self.bookie = bookie
         self.copies: deque[Copy] = deque()
         self.is_told = False
@@ -112,7 +112,7 @@ class Replica:
             return
         try:
             self.copies += await self._read(entry, last)
-        except AwayError as error:
+        except BookieUnreachableError as error:
             self._reading.away[self.bookie] = error.message
 
     def take(self, count: int) -> list[Copy]:
@@ -124,12 +124,12 @@ class Replica:
             return None
         try:
             return (await self._read(entry, entry))[0]
-        except AwayError as error:
+        except BookieUnreachableError as error:
             self._reading.away[self.bookie] = error.message
             return None
 
     async def _read(self, entry: int, last: int) -> list[Copy]:
-        """Copies from `entry` on, at least one. Raises AwayError."""
+        """Copies from `entry` on, at least one. Raises BookieUnreachableError."""
         code, packets = await self._ask(entry, last)
         waited_s, left_s = self._reading.waited_s, self._reading.patience_s
         left_s = min(left_s, ASKED_AGAIN * left_s - waited_s.get(self.bookie, 0.0))
@@ -152,9 +152,9 @@ class Replica:
             return Fault(Kind.DIGEST, error.message)
 
     async def _ask(self, entry: int, last: int) -> tuple[Code, Sequence[Buffer]]:
-        """The bookie's reply for the copy of `entry`, and following ones. Raises AwayError."""
+        """The bookie's reply for the copy of `entry`, and following ones. Raises BookieUnreachableError."""
         pause_s, reason = PAUSE_FIRST_S, ""
-        is_doubtful = SYSTEM_CLOCK.monotonic_s() < _lately.get(self.bookie, -AWAY_S) + AWAY_S
+        is_doubtful = SYSTEM_CLOCK.monotonic_s() < _unreachable_since_s.get(self.bookie, -AWAY_S) + AWAY_S
         for number in range(min(self._reading.retries, 1 if is_doubtful else self._reading.retries) + 1):
             if number:
                 await asyncio.sleep(pause_s)
@@ -176,35 +176,35 @@ class Replica:
                     self._batches = False  # a bookie without batch reads closes the connection
                 continue
             if code in _SAYS:
-                _lately.pop(self.bookie, None)
+                _unreachable_since_s.pop(self.bookie, None)
                 self._batches = self._batches or (True if is_batch else self._batches)
                 return code, packets
             reason = f"it replies {code.name.lower()}"
             if is_batch and code in _NO_BATCHES:
                 self._batches = False
-        _lately[self.bookie] = SYSTEM_CLOCK.monotonic_s()
-        raise AwayError(reason)
+        _unreachable_since_s[self.bookie] = SYSTEM_CLOCK.monotonic_s()
+        raise BookieUnreachableError(reason)
 
 
-class Door:
+class BookieReads:
     """Sends read requests to bookies and passes each response to its caller."""
 
-    def __init__(self, asker: Asker) -> None:
+    def __init__(self, asker: BookieRequester) -> None:
         self._asker = asker
         self._asker.post = self._hear
-        self._waiting: dict[tuple[str, int, int], asyncio.Future[BatchDone | EntryRead]] = {}
+        self._waiting: dict[tuple[str, int, int], asyncio.Future[BatchReadDone | EntryRead]] = {}
         self._batches = 0
 
     def close(self) -> None:
         self._asker.close()
 
-    async def batch(self, bookie: BookieId, ledger: LedgerId, first: int, count: int, size: int) -> BatchDone:
+    async def batch(self, bookie: BookieId, ledger: LedgerId, first: int, count: int, size: int) -> BatchReadDone:
         """Raises ConnectionLostError."""
         self._batches += 1
         number = self._batches
         request = BatchRead(ledger, EntryId(first), number, count, size)
         answer = await self._ask((bookie, -1, number), lambda: self._asker.send(bookie, request))
-        assert isinstance(answer, BatchDone)
+        assert isinstance(answer, BatchReadDone)
         return answer
 
     async def single(self, bookie: BookieId, ledger: LedgerId, entry: int) -> EntryRead:
@@ -214,19 +214,19 @@ class Door:
         assert isinstance(answer, EntryRead)
         return answer
 
-    async def _ask(self, key: tuple[str, int, int], send: Callable[[], None]) -> BatchDone | EntryRead:
+    async def _ask(self, key: tuple[str, int, int], send: Callable[[], None]) -> BatchReadDone | EntryRead:
         assert key not in self._waiting, "a copy is requested once at a time"
         future = self._waiting[key] = asyncio.get_running_loop().create_future()
         try:
             send()
-            answer: BatchDone | EntryRead = await future
+            answer: BatchReadDone | EntryRead = await future
             return answer
         finally:
             self._waiting.pop(key, None)
 
     def _hear(self, fact: Fact) -> None:
         match fact:
-            case Received(bookie, BatchDone() as answer):
+            case Received(bookie, BatchReadDone() as answer):
                 self._tell((str(bookie), -1, answer.request), answer)
             case Received(bookie, EntryRead() as answer):
                 self._tell((str(bookie), answer.ledger, answer.entry), answer)
@@ -235,7 +235,7 @@ class Door:
                     if key[0] == bookie and not future.done():
                         future.set_exception(ConnectionLostError(reason or "the connection was lost"))
 
-    def _tell(self, key: tuple[str, int, int], answer: BatchDone | EntryRead) -> None:
+    def _tell(self, key: tuple[str, int, int], answer: BatchReadDone | EntryRead) -> None:
         future = self._waiting.get(key)
         if future is not None and not future.done():
             future.set_result(answer)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dlog.errors import DamagedError
-from dlog.log.note import Note, decode_note, is_note
+from dlog.log.dedup_trailer import DedupTrailer, decode_trailer, is_note
 from dlog.spark.jobs.audit_findings import FINDINGS_MAX, Finding, Kind
 from dlog.spark.planning import Range
 from dlog.wire.digest import crc32c
@@ -33,7 +33,7 @@ from dlog.wire.entry import (
 _CODEC_MASK = 0x3
 
 
-class At(NamedTuple):
+class EntryValue(NamedTuple):
     """A number, and the entry that contains it."""
 
     entry: int
@@ -59,7 +59,7 @@ class End(NamedTuple):
 
 
 @dataclass(slots=True)
-class Piece:
+class RangeResult:
     """Contents of one range of entries.
 
     payload_bytes: of one copy; read_bytes: of all copies read; replicas: maximum for one entry. held_*: what the first
@@ -75,10 +75,10 @@ class Piece:
     payload_bytes: int = 0
     read_bytes: int = 0
     replicas: int = 0
-    held_position: At | None = None
-    held_length: At | None = None
-    first_txid: At | None = None
-    first_time: At | None = None
+    held_position: EntryValue | None = None
+    held_length: EntryValue | None = None
+    first_txid: EntryValue | None = None
+    first_time: EntryValue | None = None
     last_position: int | None = None
     last_length: int | None = None
     last_txid: int | None = None
@@ -136,17 +136,17 @@ def _longer(finding: Finding, entries: int) -> Finding:
     return replace(finding, entries=finding.entries + entries)
 
 
-class Proof:
+class EntryVerifier:
     """Verifies the entries of one range. verify: `full`; `crc` does not open record sets; `none` decodes nothing."""
 
     def __init__(self, of: Range, *, verify: str = "full") -> None:
-        self.piece = Piece(of, is_blank=verify != "none")
+        self.piece = RangeResult(of, is_blank=verify != "none")
         self._verify = verify
         self._is_first = True  # neither an entry nor a hole was seen
         self._position: int | None = 0 if of.first == 0 else None  # records so far; None: unknown, or not counted
         self._length: int | None = 0 if of.first == 0 else None  # of the ledger so far
         if of.first == 0:
-            self.piece.held_position, self.piece.held_length = At(0, 0), At(0, 0)
+            self.piece.held_position, self.piece.held_length = EntryValue(0, 0), EntryValue(0, 0)
 
     # ---- input ------------------------------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class Proof:
             if before != self._length:
                 piece.find(Kind.LENGTH, entry, f"{self._length} before it", str(before))
         elif self._is_first:
-            piece.held_length = At(entry, before)
+            piece.held_length = EntryValue(entry, before)
         self._length = piece.last_length = length
 
     def _follow_position(self, entry: int, record: Record, noted: bool) -> None:
@@ -192,7 +192,7 @@ class Proof:
             return
         if self._position is None:
             if self._is_first:
-                self.piece.held_position = At(entry, before)
+                self.piece.held_position = EntryValue(entry, before)
         elif before != self._position:
             self.piece.find(Kind.POSITION, entry, f"{self._position} before it", str(before))
         self._is_first = False
@@ -201,7 +201,7 @@ class Proof:
     def _follow_txid(self, entry: int, record: Record) -> None:
         piece = self.piece
         if piece.last_txid is None:
-            piece.first_txid = At(entry, record.txid)
+            piece.first_txid = EntryValue(entry, record.txid)
         elif record.txid < piece.last_txid:
             piece.find(Kind.TXID, entry, f"at least {piece.last_txid}", str(record.txid))
         piece.last_txid = record.txid
@@ -209,7 +209,7 @@ class Proof:
     def _follow_time(self, entry: int, unix_ms: int) -> None:
         piece = self.piece
         if piece.last_time is None:
-            piece.first_time = At(entry, unix_ms)
+            piece.first_time = EntryValue(entry, unix_ms)
         elif unix_ms < piece.last_time:
             piece.find(Kind.TIME, entry, f"at least {piece.last_time}", str(unix_ms))
         piece.last_time = unix_ms
@@ -221,16 +221,16 @@ class Proof:
 
     # ---- contents of an entry ---------------------------------------------------------------------------------------
 
-    def _decoded(self, payload: Buffer) -> tuple[list[Record], Note | None]:
+    def _decoded(self, payload: Buffer) -> tuple[list[Record], DedupTrailer | None]:
         records = decode_entry(payload, expand=False, enveloped=self.piece.of.is_enveloped)
         if not records:
             raise DamagedError("an entry holds at least one record")
         for record in reversed(records):
             if record.is_control and is_note(record.payload):
-                return records, decode_note(record.payload)
+                return records, decode_trailer(record.payload)
         return records, None
 
-    def _prove(self, entry: int, records: list[Record], note: Note | None) -> None:
+    def _prove(self, entry: int, records: list[Record], note: DedupTrailer | None) -> None:
         piece = self.piece
         crcs = self._compare_with_note(entry, records, note)
         if note is not None:
@@ -254,7 +254,7 @@ class Proof:
         if not all(record.is_control for record in records):
             piece.data_end, piece.is_blank = piece.end, False
 
-    def _compare_with_note(self, entry: int, records: list[Record], note: Note | None) -> list[int]:
+    def _compare_with_note(self, entry: int, records: list[Record], note: DedupTrailer | None) -> list[int]:
         """The producers' checksums of its record sets, in order; empty if its dedup trailer lists other batches."""
         if note is None:
             return []

@@ -27,8 +27,8 @@ from dlog.machine import Missing, Versioned
 from dlog.model.ids import LedgerId
 from dlog.model.ledger import LedgerMetadata
 from dlog.model.segment import StreamKey, StreamMetadata
+from dlog.spark.cluster_connection import Cluster
 from dlog.spark.jobs.audit_findings import Finding, Kind
-from dlog.spark.reach import Cluster
 from dlog.wire.stream_metadata import decode_binding
 
 DEPTH_MAX = 3  # of a namespace's znode

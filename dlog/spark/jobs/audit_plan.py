@@ -19,12 +19,12 @@ from dlog.model.ids import EntryId, LedgerId, StreamName, stream_name
 from dlog.model.ledger import LedgerMetadata
 from dlog.model.segment import Segment, StreamKey, StreamMetadata
 from dlog.options import KiB
-from dlog.spark.jobs.audit_copies import Reading
+from dlog.spark.cluster_connection import Cluster
+from dlog.spark.jobs.audit_copies import TaskReading
 from dlog.spark.jobs.audit_findings import Finding, Kind
 from dlog.spark.jobs.audit_replicas import LEDGER, entry_length
 from dlog.spark.planning import Range
-from dlog.spark.reach import Cluster
-from dlog.stores.cold.places import payload_bytes
+from dlog.stores.cold.locations import payload_bytes
 
 LOOK_AGAIN_S = 0.25  # interval between reads of what may be in progress
 STREAMS_AT_ONCE, LEDGERS_AT_ONCE = 16, 32
@@ -86,11 +86,11 @@ Suspicion = tuple[Kind, int, str]  # kind, segment, location: a fault that may b
 
 
 @dataclass(frozen=True, slots=True)
-class _How:
+class _PlanParameters:
     """Parameters. turns: limits concurrent requests for ledgers."""
 
     dry_run: bool
-    reading: Reading
+    reading: TaskReading
     turns: asyncio.Semaphore
 
 
@@ -107,7 +107,9 @@ async def look(
 
     patience_s: how long faults that may be changes in progress are examined again.
     """
-    how = _How(dry_run, Reading(retries=retries, patience_s=patience_s), asyncio.Semaphore(LEDGERS_AT_ONCE))
+    how = _PlanParameters(
+        dry_run, TaskReading(retries=retries, patience_s=patience_s), asyncio.Semaphore(LEDGERS_AT_ONCE)
+    )
     turns = asyncio.Semaphore(STREAMS_AT_ONCE)
 
     async def one(name: str) -> StreamFacts | None:
@@ -117,12 +119,12 @@ async def look(
             finally:
                 on_done()
 
-    async with _plainly(), asyncio.TaskGroup() as group:
+    async with _raise_first(), asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(name), name=f"audit {name}") for name in names]
     return [facts for task in tasks if (facts := task.result()) is not None]
 
 
-async def _settled(cluster: Cluster, name: StreamName, how: _How) -> StreamFacts | None:
+async def _settled(cluster: Cluster, name: StreamName, how: _PlanParameters) -> StreamFacts | None:
     """The stream, with faults that persisted as findings. None if it does not exist."""
     lasting: dict[Suspicion, Finding] | None = None
     left_s = how.reading.patience_s
@@ -162,7 +164,7 @@ async def read_stream(cluster: Cluster, name: StreamName) -> StreamMetadata | No
 
 
 async def _look_at_segments(
-    cluster: Cluster, facts: StreamFacts, value: StreamMetadata, how: _How
+    cluster: Cluster, facts: StreamFacts, value: StreamMetadata, how: _PlanParameters
 ) -> dict[Suspicion, Finding]:
     """Fill in the segments; returns faults that may be changes in progress."""
     suspicions: dict[Suspicion, Finding] = {}
@@ -176,7 +178,7 @@ async def _look_at_segments(
         async with how.turns:
             return await _segment(cluster, facts, segment, suspect, how)
 
-    async with _plainly(), asyncio.TaskGroup() as group:
+    async with _raise_first(), asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(s), name=f"audit {facts.name} {s.number}") for s in value.segments]
     facts.segments = tuple(task.result() for task in tasks)
     for segment in value.in_progress:
@@ -191,7 +193,7 @@ async def _segment(
     facts: StreamFacts,
     segment: Segment,
     suspect: Callable[[Kind, Segment, str, str], None],
-    how: _How,
+    how: _PlanParameters,
 ) -> SegmentFacts:
     if segment.store != LEDGER:
         return _elsewhere(cluster, facts, segment)
@@ -245,7 +247,7 @@ async def _tail(cluster: Cluster, segment: Segment, dry_run: bool) -> EntryId:
 
 
 @contextlib.asynccontextmanager
-async def _plainly() -> AsyncIterator[None]:
+async def _raise_first() -> AsyncIterator[None]:
     """Raise the first failure of a task group as it is."""
     try:
         yield

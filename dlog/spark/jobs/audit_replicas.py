@@ -18,10 +18,10 @@ from dlog.errors import UnavailableError, UnsupportedVersionError
 from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId, SegmentNumber, StreamName
 from dlog.model.ledger import LedgerMetadata
 from dlog.options import MiB
-from dlog.spark.jobs.audit_copies import EXTENT_BYTES, Copy, Door, Fault, Lost, Reading, Replica
+from dlog.spark.cluster_connection import Cluster, with_retries
+from dlog.spark.jobs.audit_copies import EXTENT_BYTES, BookieReads, Copy, Fault, Lost, Replica, TaskReading
 from dlog.spark.jobs.audit_findings import Kind
 from dlog.spark.planning import Range
-from dlog.spark.reach import Cluster, patiently
 from dlog.stores.cold.store import ColdStore
 from dlog.stores.contract import SegmentCorruptError, SegmentReader, SegmentRef, SegmentStore
 from dlog.wire.digest import Digest, Entry
@@ -50,7 +50,7 @@ class _MovedError(UnavailableError):
     """The copies are on other bookies now."""
 
 
-async def extents(cluster: Cluster, of: Range, reading: Reading) -> AsyncGenerator[Extent, None]:
+async def extents(cluster: Cluster, of: Range, reading: TaskReading) -> AsyncGenerator[Extent, None]:
     """All entries of a range, in order; ends early where no bookie can be reached. Lost bookies: reading.lost.
 
     Raises LedgerNotFoundError, SegmentNotFoundError, UnavailableError, DamagedError, UnsupportedVersionError.
@@ -75,11 +75,11 @@ async def extents(cluster: Cluster, of: Range, reading: Reading) -> AsyncGenerat
                 raise
 
 
-async def _kept_elsewhere(cluster: Cluster, of: Range, reading: Reading) -> AsyncGenerator[Extent, None]:
+async def _kept_elsewhere(cluster: Cluster, of: Range, reading: TaskReading) -> AsyncGenerator[Extent, None]:
     """One copy of each entry, from a store that replicates by itself."""
     ref = SegmentRef(StreamName(of.stream), SegmentNumber(of.segment), of.place)
     async with _fresh(cluster, of.store) as store:
-        reader = await patiently(lambda: store.open_reader(ref, sealed_at=EntryId(of.last)), reading.retries)
+        reader = await with_retries(lambda: store.open_reader(ref, sealed_at=EntryId(of.last)), reading.retries)
         try:
             reader.learn_lac(EntryId(of.last))
             entry = of.first
@@ -109,7 +109,9 @@ async def _shown(reader: SegmentReader, entry: int, last: int, retries: int) -> 
     """Copies from `entry` on, at least one."""
     for end in (last, entry):
         try:
-            payloads = await patiently(partial(reader.read_views, EntryId(entry), EntryId(end), EXTENT_BYTES), retries)
+            payloads = await with_retries(
+                partial(reader.read_views, EntryId(entry), EntryId(end), EXTENT_BYTES), retries
+            )
             return [Entry(EntryId(number), NO_ENTRY, -1, memoryview(p)) for number, p in enumerate(payloads, entry)]
         except SegmentCorruptError as error:
             fault = Fault(Kind.DIGEST, error.message)
@@ -117,13 +119,13 @@ async def _shown(reader: SegmentReader, entry: int, last: int, retries: int) -> 
 
 
 async def entry_length(
-    cluster: Cluster, ledger: LedgerId, metadata: LedgerMetadata, entry: int, reading: Reading
+    cluster: Cluster, ledger: LedgerId, metadata: LedgerMetadata, entry: int, reading: TaskReading
 ) -> int | None:
     """The ledger's length up to this entry, from its first good copy; None if there is none."""
     if entry < 0:
         return 0
     digest = Digest(ledger, metadata.digest, metadata.password)
-    door = Door(cluster.ledgers.asker())
+    door = BookieReads(cluster.ledgers.asker())
     try:
         for bookie in metadata.bookies_of(entry):
             copy = await Replica(door, bookie, digest, reading).single(entry)
@@ -135,11 +137,11 @@ async def entry_length(
 
 
 async def _extents(
-    cluster: Cluster, metadata: LedgerMetadata, of: Range, entry: int, reading: Reading
+    cluster: Cluster, metadata: LedgerMetadata, of: Range, entry: int, reading: TaskReading
 ) -> AsyncGenerator[Extent, None]:
     ledger = LedgerId(int(of.place))
     digest = Digest(ledger, metadata.digest, metadata.password)
-    door = Door(cluster.ledgers.asker())
+    door = BookieReads(cluster.ledgers.asker())
     try:
         while entry <= of.last:
             later = [f.first_entry for f in metadata.fragments if f.first_entry > entry]
@@ -163,7 +165,7 @@ async def _extents(
 
 
 async def _whole(
-    replicas: list[Replica], metadata: LedgerMetadata, of: Range, entry: int, last: int, reading: Reading
+    replicas: list[Replica], metadata: LedgerMetadata, of: Range, entry: int, last: int, reading: TaskReading
 ) -> AsyncGenerator[Extent, None]:
     """Read side by side where each bookie has each entry. Ends early if all bookies are lost."""
     while entry <= last:
@@ -189,7 +191,7 @@ async def _whole(
 
 
 async def _striped(
-    replicas: list[Replica], metadata: LedgerMetadata, of: Range, entry: int, last: int, reading: Reading
+    replicas: list[Replica], metadata: LedgerMetadata, of: Range, entry: int, last: int, reading: TaskReading
 ) -> AsyncGenerator[Extent, None]:
     """Read one by one, a few at a time, where entries are striped over the bookies."""
     by_id = {replica.bookie: replica for replica in replicas}
@@ -232,7 +234,7 @@ def _is_known(copies: Iterable[Copy]) -> bool:
     return any(isinstance(copy, Entry) for copy in copies)
 
 
-def _note_lost(of: Range, entry: int, replicas: Iterable[Replica], reading: Reading) -> None:
+def _note_lost(of: Range, entry: int, replicas: Iterable[Replica], reading: TaskReading) -> None:
     """Report lost bookies. To be called where their copies were to be read, but not where one good copy suffices and
     there is one."""
     for replica in replicas:

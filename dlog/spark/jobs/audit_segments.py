@@ -15,7 +15,7 @@ from typing import Any
 
 from dlog.model.ids import SEGMENT_FIRST
 from dlog.model.segment import Segment, StreamMetadata, Truncation
-from dlog.spark.jobs.audit_entries import At, End, Piece, Unread, joined
+from dlog.spark.jobs.audit_entries import End, EntryValue, RangeResult, Unread, joined
 from dlog.spark.jobs.audit_findings import Finding, Kind
 from dlog.spark.jobs.audit_plan import SegmentFacts, StreamFacts
 
@@ -38,7 +38,7 @@ class _Held:
     sequence_id: int | None = None  # of the next record; None: unknown
 
 
-def judge(facts: StreamFacts, pieces: Mapping[int, Sequence[Piece]]) -> Judged:
+def judge(facts: StreamFacts, pieces: Mapping[int, Sequence[RangeResult]]) -> Judged:
     """Compare a stream with its segments' ranges, by number and in order."""
     judged = Judged(findings=list(facts.findings), failures=list(facts.failures))
     if facts.value is None:
@@ -86,7 +86,7 @@ def _judge_max_txid(value: StreamMetadata, ends: Sequence[End]) -> list[Finding]
 
 
 def _judge_segment(
-    stream: str, segment: SegmentFacts, pieces: Sequence[Piece], held: _Held
+    stream: str, segment: SegmentFacts, pieces: Sequence[RangeResult], held: _Held
 ) -> tuple[list[Finding], list[dict[str, Any]], End | None]:
     """Findings, failures, and the end of a completed segment, if known."""
     listed, number = segment.listed, segment.listed.number
@@ -114,7 +114,7 @@ def _judge_segment(
     return found, failed, end
 
 
-def _listed_end(segment: SegmentFacts, pieces: Sequence[Piece]) -> tuple[End | None, bool]:
+def _listed_end(segment: SegmentFacts, pieces: Sequence[RangeResult]) -> tuple[End | None, bool]:
     """The end that the list should state, and whether its position is known.
 
     It is that of the last entry or, with Java's writers, of the last one with more than control records.
@@ -156,7 +156,7 @@ def _failures(stream: str, number: int, told: Sequence[Unread]) -> list[dict[str
     ]
 
 
-def _of_piece(piece: Piece) -> list[Finding]:
+def _of_piece(piece: RangeResult) -> list[Finding]:
     if not piece.findings_left_out:
         return piece.findings
     more = Finding(
@@ -170,10 +170,10 @@ def _of_piece(piece: Piece) -> list[Finding]:
     return [*piece.findings, more]
 
 
-def _join(stream: str, number: int, before: Piece, after: Piece) -> list[Finding]:
+def _join(stream: str, number: int, before: RangeResult, after: RangeResult) -> list[Finding]:
     """Check where one range ends and the next begins."""
     found = []
-    pairs: tuple[tuple[Kind, int | None, At | None], ...] = (
+    pairs: tuple[tuple[Kind, int | None, EntryValue | None], ...] = (
         (Kind.POSITION, before.last_position, after.held_position),
         (Kind.LENGTH, before.last_length, after.held_length),
     )
@@ -183,7 +183,7 @@ def _join(stream: str, number: int, before: Piece, after: Piece) -> list[Finding
     return found
 
 
-def _follow(stream: str, number: int, piece: Piece, held: _Held) -> list[Finding]:
+def _follow(stream: str, number: int, piece: RangeResult, held: _Held) -> list[Finding]:
     """Check what must not decrease: txids along the stream, times along a segment."""
     found = []
     for kind, known, first in ((Kind.TXID, held.txid, piece.first_txid), (Kind.TIME, held.time, piece.first_time)):
@@ -194,7 +194,7 @@ def _follow(stream: str, number: int, piece: Piece, held: _Held) -> list[Finding
     return found
 
 
-def _judge_length(stream: str, segment: SegmentFacts, pieces: Sequence[Piece]) -> list[Finding]:
+def _judge_length(stream: str, segment: SegmentFacts, pieces: Sequence[RangeResult]) -> list[Finding]:
     """Check the ledger's own length."""
     assert segment.ledger is not None
     length = 0 if segment.last < 0 else pieces[-1].last_length if pieces else None
@@ -231,7 +231,9 @@ def _judge_completed(stream: str, segment: SegmentFacts, end: End | None, is_kno
     ]
 
 
-def _item(stream: str, segment: SegmentFacts, pieces: Sequence[Piece], held: _Held, findings: int) -> dict[str, Any]:
+def _item(
+    stream: str, segment: SegmentFacts, pieces: Sequence[RangeResult], held: _Held, findings: int
+) -> dict[str, Any]:
     listed = segment.listed
     txids = [piece.first_txid.value for piece in pieces if piece.first_txid is not None]
     last_txids = [piece.last_txid for piece in pieces if piece.last_txid is not None]

@@ -14,20 +14,20 @@ from dataclasses import dataclass
 
 from dlog.errors import DLogError, LedgerNotFoundError
 from dlog.model.ids import BookieId
-from dlog.spark.jobs.audit_copies import Copy, Fault, Reading
-from dlog.spark.jobs.audit_entries import Piece, Proof, Unread
+from dlog.spark.cluster_connection import Cluster, reach
+from dlog.spark.jobs.audit_copies import Copy, Fault, TaskReading
+from dlog.spark.jobs.audit_entries import EntryVerifier, RangeResult, Unread
 from dlog.spark.jobs.audit_findings import Kind
 from dlog.spark.jobs.audit_replicas import Extent, extents
 from dlog.spark.planning import Range
-from dlog.spark.reach import Cluster, reach
-from dlog.spark.workers import settle_in
+from dlog.spark.workers import prepare_worker
 from dlog.stores.cold.options import ColdOptions
 from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError
 from dlog.wire.digest import Entry
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class AuditParameters:
     """Parameters of all tasks of an audit. rate_bytes_s: for each task; 0: no limit."""
 
     zookeeper: str
@@ -48,16 +48,16 @@ class _Failed:
     error: DLogError | TimeoutError
 
 
-def examine(ranges: Sequence[Range], errand: Errand) -> list[Piece]:
+def examine(ranges: Sequence[Range], errand: AuditParameters) -> list[RangeResult]:
     """Verify each of these ranges, in order."""
-    settle_in()
-    reading = Reading(
+    prepare_worker()
+    reading = TaskReading(
         all_replicas=errand.all_replicas,
         retries=errand.retries,
         rate_bytes_s=errand.rate_bytes_s,
         patience_s=errand.patience_s,
     )
-    proofs = {of: Proof(of, verify=errand.verify) for of in ranges}
+    proofs = {of: EntryVerifier(of, verify=errand.verify) for of in ranges}
     of_cluster = reach(errand.zookeeper, errand.namespace, errand.cold)
     try:
         for item in of_cluster.pump(lambda cluster: _read(cluster, ranges, reading)):
@@ -76,7 +76,9 @@ def examine(ranges: Sequence[Range], errand: Errand) -> list[Piece]:
     return [proof.piece for proof in proofs.values()]
 
 
-async def _read(cluster: Cluster, ranges: Sequence[Range], reading: Reading) -> AsyncGenerator[Extent | _Failed, None]:
+async def _read(
+    cluster: Cluster, ranges: Sequence[Range], reading: TaskReading
+) -> AsyncGenerator[Extent | _Failed, None]:
     for of in ranges:
         try:
             async for extent in extents(cluster, of, reading):
@@ -85,7 +87,7 @@ async def _read(cluster: Cluster, ranges: Sequence[Range], reading: Reading) -> 
             yield _Failed(of, error)
 
 
-def _note_failed(piece: Piece, error: DLogError | TimeoutError) -> None:
+def _note_failed(piece: RangeResult, error: DLogError | TimeoutError) -> None:
     if isinstance(error, LedgerNotFoundError | SegmentNotFoundError):
         piece.is_gone = True
         return
@@ -99,7 +101,7 @@ def _note_failed(piece: Piece, error: DLogError | TimeoutError) -> None:
 # ---- copies of one entry --------------------------------------------------------------------------------------------
 
 
-def _prove(proof: Proof, extent: Extent) -> None:
+def _prove(proof: EntryVerifier, extent: Extent) -> None:
     for entry, copies in enumerate(zip(*extent.copies, strict=True), extent.first):
         good = [copy for copy in copies if isinstance(copy, Entry)]
         proof.piece.replicas = max(proof.piece.replicas, sum(copy is not None for copy in copies))
@@ -114,7 +116,7 @@ def _prove(proof: Proof, extent: Extent) -> None:
             proof.hole()
 
 
-def _note_faults(piece: Piece, entry: int, bookies: Sequence[BookieId], copies: Sequence[Copy]) -> None:
+def _note_faults(piece: RangeResult, entry: int, bookies: Sequence[BookieId], copies: Sequence[Copy]) -> None:
     """Report the fault of each copy; a single row if no bookie has the entry."""
     there = [(bookie, copy) for bookie, copy in zip(bookies, copies, strict=True) if copy is not None]
     faults = [(bookie, copy) for bookie, copy in there if isinstance(copy, Fault)]
@@ -126,7 +128,7 @@ def _note_faults(piece: Piece, entry: int, bookies: Sequence[BookieId], copies: 
         piece.find(fault.kind, entry, expected, fault.found, bookie)
 
 
-def _agreed(piece: Piece, entry: int, bookies: Sequence[BookieId], copies: Sequence[Copy]) -> list[Entry]:
+def _agreed(piece: RangeResult, entry: int, bookies: Sequence[BookieId], copies: Sequence[Copy]) -> list[Entry]:
     """The copy that most bookies have; the others are reported."""
     there = [(bookie, copy) for bookie, copy in zip(bookies, copies, strict=True) if isinstance(copy, Entry)]
     first = there[0][1]

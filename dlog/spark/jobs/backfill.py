@@ -21,12 +21,12 @@ from dlog.io.zookeeper_protocol import NodeExistsError, NoNodeError
 from dlog.model.ids import stream_name
 from dlog.model.sink import SinkBatch, Standing, sink_name, standing
 from dlog.options import MiB
+from dlog.spark.cluster_connection import Cluster
 from dlog.spark.jobs.frame import Place, Progress, Report, Silent, reporting
 from dlog.spark.options import SourceOptions, parse
 from dlog.spark.planning import Range, partitions
 from dlog.spark.plans import ask, plan_batch
 from dlog.spark.pruning import Pruning
-from dlog.spark.reach import Cluster
 from dlog.spark.sink import BATCH
 from dlog.spark.stages import sink_path, stream_of
 

@@ -23,17 +23,17 @@ from dlog.io.settings import load
 from dlog.model.ids import LedgerId, StreamName, stream_name
 from dlog.model.offloading import Record
 from dlog.model.segment import Segment
+from dlog.spark.cluster_connection import Cluster, reach
 from dlog.spark.jobs.frame import Place, Progress, Report, reporting, scatter
-from dlog.spark.jobs.offload_copy import Copied, Errand, Source, cold_store, copy_segments
+from dlog.spark.jobs.offload_copy import Copied, CopyTask, Source, cold_store, copy_segments
 from dlog.spark.jobs.offload_plan import candidates, packed, parquet_place, source_of
-from dlog.spark.jobs.offload_records import Kept
+from dlog.spark.jobs.offload_records import StoredRecord
 from dlog.spark.jobs.offload_settle import publish, retire, settle
 from dlog.spark.jobs.offload_sweep import sweep
 from dlog.spark.jobs.offload_work import Job, OffloadOptions, StreamNow, read_stream
-from dlog.spark.reach import Cluster, reach
 from dlog.stores.cold import store as cold
+from dlog.stores.cold.locations import parse_root, payload_bytes
 from dlog.stores.cold.options import ColdOptions
-from dlog.stores.cold.places import parse_root, payload_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,7 +100,7 @@ async def _plan(cluster: Cluster, *, job: Job) -> list[Source]:
 async def _plan_stream(cluster: Cluster, job: Job, stream: StreamNow) -> list[Source]:
     options, value = job.options, stream.value
     assert value is not None
-    on_their_way = {kept.record.number for kept in stream.kept} - stream.recopy.keys()
+    being_moved = {kept.record.number for kept in stream.kept} - stream.recopy.keys()
     now_unix_ms = unix_ms()
     found: list[Source] = []
     written: set[str] = set()
@@ -108,7 +108,7 @@ async def _plan_stream(cluster: Cluster, job: Job, stream: StreamNow) -> list[So
         folder = job.folder(stream.name, root=options.parquet)
         written = {file.place async for file in cold_store(cluster).objects.list(folder)}
     for segment in candidates(
-        value, on_their_way, now_unix_ms=now_unix_ms, older_than_s=options.older_than_s, keep=options.keep
+        value, being_moved, now_unix_ms=now_unix_ms, older_than_s=options.older_than_s, keep=options.keep
     ):
         parquet = ""
         if options.parquet:
@@ -152,7 +152,7 @@ def _copy(job: Job, sources: Sequence[Source]) -> None:
     wave = _TASKS_A_WAVE * job.spark.sparkContext.defaultParallelism
     for at in range(0, len(tasks), wave):
         errands = [
-            Errand(zookeeper=job.place.zookeeper, namespace=job.place.namespace, cold=job.settings, sources=task)
+            CopyTask(zookeeper=job.place.zookeeper, namespace=job.place.namespace, cold=job.settings, sources=task)
             for task in tasks[at : at + wave]
         ]
         done = scatter(job.spark, errands, copy_segments, what="copy", progress=job.progress)
@@ -164,9 +164,9 @@ def _copy(job: Job, sources: Sequence[Source]) -> None:
         _take(job, told, recopy)
 
 
-def _take(job: Job, done: Sequence[tuple[Source, Copied]], recopy: dict[tuple[StreamName, int], Kept]) -> None:
+def _take(job: Job, done: Sequence[tuple[Source, Copied]], recopy: dict[tuple[StreamName, int], StoredRecord]) -> None:
     """Report the results of tasks, and publish what was copied."""
-    ready: list[tuple[Copied, Record, Kept | None]] = []
+    ready: list[tuple[Copied, Record, StoredRecord | None]] = []
     for source, copied in done:
         record = _record_of(source)
         if copied.finding:

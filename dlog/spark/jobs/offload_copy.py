@@ -18,21 +18,21 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from dlog.errors import DamagedError, DLogError
-from dlog.log.note import decode_note, is_note
+from dlog.log.dedup_trailer import decode_trailer, is_note
 from dlog.model.ids import NO_TXID, EntryId, SegmentNumber, StreamName
-from dlog.spark.reach import Cluster, patiently, reach
-from dlog.spark.workers import settle_in
+from dlog.spark.cluster_connection import Cluster, reach, with_retries
+from dlog.spark.workers import prepare_worker
 from dlog.stores.cold import store as cold
 from dlog.stores.cold.format import Builder, Contents, Head
+from dlog.stores.cold.locations import ObjectName, parse_root
 from dlog.stores.cold.options import ColdOptions
-from dlog.stores.cold.places import ObjectName, parse_root
 from dlog.stores.cold.store import ColdStore, Scanned
 from dlog.stores.contract import Buffer, SegmentCorruptError, SegmentNotFoundError, SegmentReader, SegmentRef
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import decode_entry, record_set_count
 
 if TYPE_CHECKING:
-    from dlog.spark.reach import Reach
+    from dlog.spark.cluster_connection import ClusterConnection
 
 EXTENT_BYTES = 4 << 20
 FETCH_S = 60.0
@@ -59,7 +59,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errand:
+class CopyTask:
     """The segments that one task copies, one after another."""
 
     zookeeper: str
@@ -101,7 +101,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckErrand:
+class CheckTask:
     """Objects to read completely: stream, segment and location of each."""
 
     zookeeper: str
@@ -110,16 +110,16 @@ class CheckErrand:
     objects: tuple[tuple[str, int, str], ...]
 
 
-def copy_segments(errand: Errand) -> list[Copied]:
+def copy_segments(errand: CopyTask) -> list[Copied]:
     """Copy in a Spark worker."""
-    settle_in()
+    prepare_worker()
     of_cluster = reach(errand.zookeeper, errand.namespace, errand.cold)
     return [_copied(of_cluster, source) for source in errand.sources]
 
 
-def check_objects(errand: CheckErrand) -> list[Checked]:
+def check_objects(errand: CheckTask) -> list[Checked]:
     """Check in a Spark worker: read every byte."""
-    settle_in()
+    prepare_worker()
     of_cluster = reach(errand.zookeeper, errand.namespace, errand.cold)
     return [_checked(of_cluster, *told) for told in errand.objects]
 
@@ -131,7 +131,7 @@ def cold_store(cluster: Cluster) -> ColdStore:
 # ---- one segment ----------------------------------------------------------------------------------------------------
 
 
-def _copied(of_cluster: Reach, source: Source) -> Copied:
+def _copied(of_cluster: ClusterConnection, source: Source) -> Copied:
     nothing = Copied(stream=source.head.stream, number=source.head.number)
     told = replace(nothing, object=source.ref.place)
     try:
@@ -150,7 +150,7 @@ def _copied(of_cluster: Reach, source: Source) -> Copied:
         return replace(nothing, failure=_words(error))
 
 
-def _read_back(of_cluster: Reach, source: Source, told: Copied) -> Copied:
+def _read_back(of_cluster: ClusterConnection, source: Source, told: Copied) -> Copied:
     """Read every byte of the object, and make Parquet of it on request."""
     ref = replace(source.ref, place=told.object)
     if source.parquet:
@@ -165,7 +165,7 @@ def _read_back(of_cluster: Reach, source: Source, told: Copied) -> Copied:
     return told
 
 
-def _drop(of_cluster: Reach, source: Source, told: Copied) -> None:
+def _drop(of_cluster: ClusterConnection, source: Source, told: Copied) -> None:
     """Delete an object that is not recorded."""
     if source.folder and told.object:
         ref = replace(source.ref, place=told.object)
@@ -173,7 +173,7 @@ def _drop(of_cluster: Reach, source: Source, told: Copied) -> None:
             of_cluster.ask(lambda cluster: cold_store(cluster).delete(ref))
 
 
-def _checked(of_cluster: Reach, stream: str, number: int, place: str) -> Checked:
+def _checked(of_cluster: ClusterConnection, stream: str, number: int, place: str) -> Checked:
     ref = SegmentRef(StreamName(stream), SegmentNumber(number), place)
     told = Checked(stream=stream, number=number, place=place)
     try:
@@ -193,7 +193,7 @@ async def _copy(cluster: Cluster, *, source: Source) -> Copied:
     place = parse_root(source.folder).below(str(name))
     store = cluster.stores[head.source_store]
     try:
-        reader = await patiently(lambda: store.open_reader(source.ref, sealed_at=EntryId(head.last_entry)), RETRIES)
+        reader = await with_retries(lambda: store.open_reader(source.ref, sealed_at=EntryId(head.last_entry)), RETRIES)
     except SegmentNotFoundError:
         return Copied(stream=head.stream, number=head.number, is_gone=True)
     try:
@@ -252,7 +252,7 @@ async def _fetch(reader: SegmentReader, first: int, last: int) -> Sequence[Buffe
         async with asyncio.timeout(FETCH_S):
             return await reader.read_views(EntryId(first), EntryId(last), EXTENT_BYTES)
 
-    return await patiently(once, RETRIES)
+    return await with_retries(once, RETRIES)
 
 
 async def read_back(cluster: Cluster, *, ref: SegmentRef) -> Scanned:
@@ -283,7 +283,7 @@ def examine(payload: Buffer, entry: int, *, is_enveloped: bool) -> Contents:
         sums: dict[int, int] = {}
         for record in reversed(records):
             if record.is_control and is_note(record.payload):
-                note = decode_note(record.payload)
+                note = decode_trailer(record.payload)
                 unix_ms, sums = note.unix_ms, {batch.slot: batch.crc for batch in note.batches}
                 break
         for record in records:

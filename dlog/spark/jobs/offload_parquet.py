@@ -23,18 +23,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dlog.errors import ConfigError, DamagedError
+from dlog.spark.cluster_connection import Cluster
 from dlog.spark.columns import COLUMNS, Batches, runs_of
 from dlog.spark.jobs.offload_copy import WHOLE_S, Source, cold_store
 from dlog.spark.planning import Range
-from dlog.spark.reach import Cluster
+from dlog.stores.cold.locations import Location, parse_root
 from dlog.stores.cold.objects import ObjectWriter
-from dlog.stores.cold.places import Location, parse_root
 from dlog.stores.cold.store import Scanned
 from dlog.stores.contract import SegmentCorruptError, SegmentRef
 from dlog.wire.digest import crc32c
 
 if TYPE_CHECKING:
-    from dlog.spark.reach import Reach
+    from dlog.spark.cluster_connection import ClusterConnection
 
 ROWS = 128 * 1024  # at most, of a row group
 GROUP_BYTES = 64 << 20  # about, of values in a row group
@@ -77,7 +77,7 @@ class Sums:
         return json.dumps(self._sums, sort_keys=True)
 
 
-def write_parquet(of_cluster: Reach, ref: SegmentRef, source: Source) -> tuple[Scanned, int]:
+def write_parquet(of_cluster: ClusterConnection, ref: SegmentRef, source: Source) -> tuple[Scanned, int]:
     """Read an object and write its records; returns what was found in the object, and the size of the file.
 
     Raises SegmentCorruptError, DamagedError for records that cannot be read (no file is left then), StoreError,
@@ -95,7 +95,7 @@ def write_parquet(of_cluster: Reach, ref: SegmentRef, source: Source) -> tuple[S
     return scanned, size
 
 
-def _written(of_cluster: Reach, ref: SegmentRef, source: Source, sink: _Sink) -> tuple[Scanned, Sums, int]:
+def _written(of_cluster: ClusterConnection, ref: SegmentRef, source: Source, sink: _Sink) -> tuple[Scanned, Sums, int]:
     scanned, extents = of_cluster.ask(lambda cluster: cold_store(cluster).scan(ref))
     head, sums, gathered = source.head, Sums(), Batches(_SCHEMA)
     of = Range(
@@ -151,7 +151,7 @@ def _keys(source: Source, scanned: Scanned, sums: Sums) -> dict[str, Any]:
     }
 
 
-def _check(of_cluster: Reach, place: Location, wrote: Sums) -> None:
+def _check(of_cluster: ClusterConnection, place: Location, wrote: Sums) -> None:
     """Read the file back. Raises SegmentCorruptError."""
     found = Sums()
     try:
@@ -193,7 +193,7 @@ class _Group:
 class _Sink(io.RawIOBase):
     """A file for Arrow to write, sent to the object store in pieces."""
 
-    def __init__(self, of_cluster: Reach, writer: ObjectWriter) -> None:
+    def __init__(self, of_cluster: ClusterConnection, writer: ObjectWriter) -> None:
         super().__init__()
         self._of_cluster = of_cluster
         self._writer = writer
@@ -229,7 +229,7 @@ async def _send(cluster: Cluster, *, writer: ObjectWriter, parts: Sequence[bytes
 class _File(io.RawIOBase):
     """An object for Arrow to read, with read-ahead."""
 
-    def __init__(self, of_cluster: Reach, place: Location) -> None:
+    def __init__(self, of_cluster: ClusterConnection, place: Location) -> None:
         super().__init__()
         self._of_cluster = of_cluster
         self._place = place

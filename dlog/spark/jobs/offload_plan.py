@@ -12,7 +12,7 @@ from dlog.model.segment import Segment, StreamMetadata
 from dlog.spark.jobs.offload_copy import Source
 from dlog.stores.cold import store as cold
 from dlog.stores.cold.format import Head
-from dlog.stores.cold.places import Location
+from dlog.stores.cold.locations import Location
 
 TASK_BYTES = 64 << 20  # small segments share a task up to here
 TASK_SEGMENTS = 64
@@ -28,7 +28,7 @@ def named(value: StreamMetadata | None) -> set[tuple[str, str]]:
 
 def candidates(
     value: StreamMetadata,
-    on_their_way: Collection[int],
+    being_moved: Collection[int],
     *,
     now_unix_ms: int,
     older_than_s: float,
@@ -43,7 +43,7 @@ def candidates(
         for s in sealed[: max(0, len(sealed) - keep)]
         if s.last_entry >= 0
         and s.completed_unix_ms <= before_unix_ms
-        and (s.store == cold.NAME or s.number not in on_their_way)
+        and (s.store == cold.NAME or s.number not in being_moved)
     ]
 
 

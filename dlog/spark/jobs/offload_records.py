@@ -33,15 +33,15 @@ from dlog.io.zookeeper_protocol import (
 )
 from dlog.model.ids import StreamName, stream_name
 from dlog.model.offloading import Record
-from dlog.spark.reach import Cluster
-from dlog.stores.cold.places import parse_object
+from dlog.spark.cluster_connection import Cluster
+from dlog.stores.cold.locations import parse_object
 
 _SWEPT = "swept-"
 _AT_ONCE = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredRecord:
     """A record as it was read. version: of its znode."""
 
     record: Record
@@ -52,7 +52,7 @@ class SweptError(MetadataUnavailableError):
     """The object is being swept as unnamed: its segment must be copied again."""
 
 
-class Records:
+class OffloadRecords:
     """The records of one namespace."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
@@ -63,15 +63,15 @@ class Records:
         """Streams with records or marks, sorted."""
         return [stream_name(name) for name in sorted(await self._children(self._root))]
 
-    async def of(self, stream: str) -> list[Kept]:
+    async def of(self, stream: str) -> list[StoredRecord]:
         """All records of a stream, by number. Raises DamagedError."""
         names = sorted(name for name in await self._children(f"{self._root}/{stream}") if not name.startswith(_SWEPT))
-        kept: list[Kept] = []
+        kept: list[StoredRecord] = []
         for at in range(0, len(names), _AT_ONCE):
             paths = [f"{self._root}/{stream}/{name}" for name in names[at : at + _AT_ONCE]]
             for path, found in zip(paths, await self._zk.get_many(paths, fresh=True), strict=True):
                 if found is not None:
-                    kept.append(Kept(_decoded(path, found[0]), found[1].version))
+                    kept.append(StoredRecord(_decoded(path, found[0]), found[1].version))
         return kept
 
     async def swept(self, stream: str) -> list[str]:
@@ -88,7 +88,7 @@ class Records:
 
     # ---- records of a segment ---------------------------------------------------------------------------------------
 
-    async def begin(self, record: Record, was: Kept | None = None) -> Kept:
+    async def begin(self, record: Record, was: StoredRecord | None = None) -> StoredRecord:
         """Create a record, or replace `was`. Raises SweptError; BadVersionError, NodeExistsError if another run changed
         this segment's record meanwhile; MetadataUnavailableError."""
         path, marker = self._path(record), self._marker(record.stream, record.object)
@@ -102,13 +102,13 @@ class Records:
             if failed.index == 0:
                 raise SweptError(f"the object was swept before it was recorded, run again: {record.object}") from failed
             raise failed.error from failed
-        return Kept(record, 0 if was is None else results[2].version)
+        return StoredRecord(record, 0 if was is None else results[2].version)
 
-    async def change(self, kept: Kept, record: Record) -> Kept:
+    async def change(self, kept: StoredRecord, record: Record) -> StoredRecord:
         """Replace a record that was read. Raises BadVersionError, NoNodeError."""
-        return Kept(record, (await self._zk.set(self._path(record), _encoded(record), kept.version)).version)
+        return StoredRecord(record, (await self._zk.set(self._path(record), _encoded(record), kept.version)).version)
 
-    async def forget(self, kept: Kept) -> None:
+    async def forget(self, kept: StoredRecord) -> None:
         """Delete a record; nothing is left to do for it. Raises BadVersionError."""
         try:
             await self._zk.delete(self._path(kept.record), kept.version)
@@ -132,7 +132,7 @@ class Records:
         except NodeExistsError:
             return
 
-    async def unclaim(self, stream: str, place: str) -> None:
+    async def unmark_swept(self, stream: str, place: str) -> None:
         """Remove the mark: the object is deleted, or was found to be named."""
         try:
             await self._zk.delete(self._marker(stream, place), ANY_VERSION)
@@ -153,7 +153,7 @@ class Records:
         return f"{self._root}/{stream}/{_SWEPT}{place.rpartition('/')[2]}"
 
 
-def named_objects(kept: Iterable[Kept]) -> set[str]:
+def named_objects(kept: Iterable[StoredRecord]) -> set[str]:
     """Locations of all objects that these records name."""
     return {place for one in kept for place in one.record.objects}
 

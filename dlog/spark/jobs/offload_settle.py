@@ -24,14 +24,14 @@ from dlog.io.zookeeper_protocol import BadVersionError, NodeExistsError, NoNodeE
 from dlog.model.dlsn import of
 from dlog.model.offloading import Record, Step, decide
 from dlog.options import SECONDS_MAX
+from dlog.spark.cluster_connection import Cluster
 from dlog.spark.jobs.frame import scatter
-from dlog.spark.jobs.offload_copy import CheckErrand, Copied, check_objects, cold_store
+from dlog.spark.jobs.offload_copy import CheckTask, Copied, check_objects, cold_store
 from dlog.spark.jobs.offload_plan import named, packed
-from dlog.spark.jobs.offload_records import Kept
+from dlog.spark.jobs.offload_records import StoredRecord
 from dlog.spark.jobs.offload_work import Job, StreamNow, read_stream, ref_of
-from dlog.spark.reach import Cluster
 from dlog.stores.cold import store as cold
-from dlog.stores.cold.places import payload_bytes
+from dlog.stores.cold.locations import payload_bytes
 from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError
 
 TRY_AFTER_S = 0.1
@@ -47,22 +47,22 @@ _WOULD = {
 
 
 @dataclass(slots=True)
-class Retiring:
+class ExpiredRecord:
     """A record after its grace period. lies_at: the object that metadata names."""
 
-    kept: Kept
+    kept: StoredRecord
     lies_at: str
 
 
-async def settle(cluster: Cluster, *, job: Job) -> list[Retiring]:
+async def settle(cluster: Cluster, *, job: Job) -> list[ExpiredRecord]:
     """Continue with every record; returns those whose grace period is over."""
-    retiring: list[Retiring] = []
-    on_their_way = [(stream, kept) for stream in job.streams for kept in stream.kept]
-    if not on_their_way:
+    retiring: list[ExpiredRecord] = []
+    being_moved = [(stream, kept) for stream in job.streams for kept in stream.kept]
+    if not being_moved:
         return retiring
     async with await job.client(cluster) as client:
 
-        async def one(told: tuple[StreamNow, Kept]) -> None:
+        async def one(told: tuple[StreamNow, StoredRecord]) -> None:
             stream, kept = told
             decision = decide(kept.record, stream.value, now_unix_ms=unix_ms(), grace_s=job.options.grace_s)
             if decision.step is Step.WAIT:
@@ -77,17 +77,17 @@ async def settle(cluster: Cluster, *, job: Job) -> list[Retiring]:
                 case Step.NOTE:
                     await _note(cluster, job, kept)
                 case Step.RETIRE:
-                    retiring.append(Retiring(kept, decision.lies_at))
+                    retiring.append(ExpiredRecord(kept, decision.lies_at))
                 case Step.TAKE_BACK:
-                    await _take_back(client, job, kept.record, decision.lies_at)
+                    await _move_back(client, job, kept.record, decision.lies_at)
                 case Step.DROP | Step.CLEAR:
                     await _delete(cluster, job, kept, decision.lies_at)
 
-        await job.each(on_their_way, one, "go on")
+        await job.each(being_moved, one, "go on")
     return retiring
 
 
-async def _tell_again(cluster: Cluster, client: Client, job: Job, stream: StreamNow, kept: Kept) -> None:
+async def _tell_again(cluster: Cluster, client: Client, job: Job, stream: StreamNow, kept: StoredRecord) -> None:
     """Repeat what a killed run left undone; copy again if the object is unusable."""
     if not kept.record.needs_copy and await _is_there(cluster, kept.record):
         await _tell(cluster, client, job, kept)
@@ -105,7 +105,7 @@ async def _is_there(cluster: Cluster, record: Record) -> bool:
     return True
 
 
-async def _tell(cluster: Cluster, client: Client, job: Job, kept: Kept) -> None:
+async def _tell(cluster: Cluster, client: Client, job: Job, kept: StoredRecord) -> None:
     """Move the segment to its object. Raises MisconfiguredError if proxies cannot read it there."""
     if not job.trial.is_over:
         async with job.trial.turn:
@@ -113,13 +113,13 @@ async def _tell(cluster: Cluster, client: Client, job: Job, kept: Kept) -> None:
                 await _tell_first(cluster, client, job, kept)
                 return
     job.trial.check()
-    if await _relocate(cluster, client, job, kept):
+    if await _move_segment(cluster, client, job, kept):
         await _moved(cluster, job, kept)
 
 
-async def _tell_first(cluster: Cluster, client: Client, job: Job, kept: Kept) -> None:
+async def _tell_first(cluster: Cluster, client: Client, job: Job, kept: StoredRecord) -> None:
     """Move the first segment of a run, and try whether a proxy reads it there; if not, move it back."""
-    if not await _relocate(cluster, client, job, kept):
+    if not await _move_segment(cluster, client, job, kept):
         return
     await _try(client, job, kept.record)
     if job.trial.refusal:
@@ -147,7 +147,7 @@ async def _try_out(client: Client, record: Record) -> str:
     return ""
 
 
-async def _relocate(cluster: Cluster, client: Client, job: Job, kept: Kept) -> bool:
+async def _move_segment(cluster: Cluster, client: Client, job: Job, kept: StoredRecord) -> bool:
     """Tell the stream's owner to move the segment; False: the segment does not exist any more."""
     record = kept.record
     try:
@@ -169,7 +169,9 @@ async def _relocate(cluster: Cluster, client: Client, job: Job, kept: Kept) -> b
     return True
 
 
-async def _go_back(cluster: Cluster, client: Client, job: Job, kept: Kept, lies_at: str, *, is_damaged: bool) -> None:
+async def _go_back(
+    cluster: Cluster, client: Client, job: Job, kept: StoredRecord, lies_at: str, *, is_damaged: bool
+) -> None:
     """Record the move back, then move the segment, unless the deletion of its hot copy was announced."""
     record = kept.record.returning(lies_at, is_damaged=is_damaged)
     if record is None:
@@ -182,10 +184,10 @@ async def _go_back(cluster: Cluster, client: Client, job: Job, kept: Kept, lies_
     except BadVersionError:
         job.report.add("done_by_another_run")
         return
-    await _take_back(client, job, record, lies_at)
+    await _move_back(client, job, record, lies_at)
 
 
-async def _take_back(client: Client, job: Job, record: Record, lies_at: str) -> None:
+async def _move_back(client: Client, job: Job, record: Record, lies_at: str) -> None:
     """Move the segment back to its hot copy, if it still exists."""
     try:
         await client.relocate(
@@ -202,7 +204,7 @@ async def _take_back(client: Client, job: Job, record: Record, lies_at: str) -> 
     job.item(record, "taken back")
 
 
-async def _moved(cluster: Cluster, job: Job, kept: Kept) -> None:
+async def _moved(cluster: Cluster, job: Job, kept: StoredRecord) -> None:
     """Report the move, and begin the grace period."""
     record = kept.record
     job.report.add("segments_offloaded")
@@ -211,7 +213,7 @@ async def _moved(cluster: Cluster, job: Job, kept: Kept) -> None:
     await _note(cluster, job, kept)
 
 
-async def _note(cluster: Cluster, job: Job, kept: Kept) -> None:
+async def _note(cluster: Cluster, job: Job, kept: StoredRecord) -> None:
     """Record the beginning of the grace period."""
     try:
         await job.records(cluster).change(kept, replace(kept.record, moved_unix_ms=unix_ms()))
@@ -219,7 +221,7 @@ async def _note(cluster: Cluster, job: Job, kept: Kept) -> None:
         return  # another run recorded it
 
 
-async def _delete(cluster: Cluster, job: Job, kept: Kept, lies_at: str) -> None:
+async def _delete(cluster: Cluster, job: Job, kept: StoredRecord, lies_at: str) -> None:
     """Announce the deletion, then delete every copy but the object `lies_at`, if any."""
     try:
         kept = await job.records(cluster).change(kept, kept.record.deleting())
@@ -229,7 +231,7 @@ async def _delete(cluster: Cluster, job: Job, kept: Kept, lies_at: str) -> None:
     await _forget(cluster, job, kept, lies_at)
 
 
-async def _forget(cluster: Cluster, job: Job, kept: Kept, lies_at: str) -> None:
+async def _forget(cluster: Cluster, job: Job, kept: StoredRecord, lies_at: str) -> None:
     """Delete the hot copy, objects but `lies_at`, and the record, unless metadata names the hot copy; keep named
     objects."""
     record = kept.record
@@ -248,11 +250,11 @@ async def _forget(cluster: Cluster, job: Job, kept: Kept, lies_at: str) -> None:
 # ---- new copies -----------------------------------------------------------------------------------------------------
 
 
-async def publish(cluster: Cluster, *, job: Job, done: Sequence[tuple[Copied, Record, Kept | None]]) -> None:
+async def publish(cluster: Cluster, *, job: Job, done: Sequence[tuple[Copied, Record, StoredRecord | None]]) -> None:
     """Record both locations of each, and tell its stream. Third element: its earlier record."""
     async with await job.client(cluster) as client:
 
-        async def one(told: tuple[Copied, Record, Kept | None]) -> None:
+        async def one(told: tuple[Copied, Record, StoredRecord | None]) -> None:
             copied, record, was = told
             if job.trial.refusal:
                 await cold_store(cluster).delete(ref_of(record.stream, record.number, copied.object))
@@ -271,7 +273,7 @@ async def publish(cluster: Cluster, *, job: Job, done: Sequence[tuple[Copied, Re
         await job.each(done, one, "tell its stream")
 
 
-async def _begin(cluster: Cluster, job: Job, record: Record, was: Kept | None) -> Kept | None:
+async def _begin(cluster: Cluster, job: Job, record: Record, was: StoredRecord | None) -> StoredRecord | None:
     """Create the record; None: another run changed it meanwhile."""
     try:
         return await job.records(cluster).begin(record, was)
@@ -282,10 +284,10 @@ async def _begin(cluster: Cluster, job: Job, record: Record, was: Kept | None) -
 # ---- the end of the grace period ------------------------------------------------------------------------------------
 
 
-def retire(job: Job, retiring: Sequence[Retiring]) -> None:
+def retire(job: Job, retiring: Sequence[ExpiredRecord]) -> None:
     """Read the objects completely, in tasks; then delete the hot copies, or move back to them."""
     errands = [
-        CheckErrand(
+        CheckTask(
             zookeeper=job.place.zookeeper,
             namespace=job.place.namespace,
             cold=job.settings,
@@ -307,10 +309,12 @@ def retire(job: Job, retiring: Sequence[Retiring]) -> None:
         job.ask(partial(_finish, job=job, sound=sound, damaged=damaged))
 
 
-async def _finish(cluster: Cluster, *, job: Job, sound: Sequence[Retiring], damaged: Sequence[Retiring]) -> None:
+async def _finish(
+    cluster: Cluster, *, job: Job, sound: Sequence[ExpiredRecord], damaged: Sequence[ExpiredRecord]
+) -> None:
     async with await job.client(cluster) as client:
 
-        async def delete(one: Retiring) -> None:
+        async def delete(one: ExpiredRecord) -> None:
             async with job.trial.turn:  # the run that told the stream may have been killed before it tried
                 if not job.trial.is_over:
                     await _try(client, job, one.kept.record)
@@ -319,7 +323,7 @@ async def _finish(cluster: Cluster, *, job: Job, sound: Sequence[Retiring], dama
             job.trial.check()
             await _delete(cluster, job, one.kept, one.lies_at)
 
-        async def go_back(one: Retiring) -> None:
+        async def go_back(one: ExpiredRecord) -> None:
             await _go_back(cluster, client, job, one.kept, one.lies_at, is_damaged=True)
 
         await job.each(sound, delete, "delete the hot copy")

@@ -15,14 +15,14 @@ from functools import partial
 from dlog.errors import InvalidStreamNameError
 from dlog.io.clock import unix_ms
 from dlog.model.ids import StreamName, stream_name
+from dlog.spark.cluster_connection import Cluster
 from dlog.spark.jobs.offload_copy import cold_store
 from dlog.spark.jobs.offload_plan import named
 from dlog.spark.jobs.offload_records import named_objects
 from dlog.spark.jobs.offload_work import Job, StreamNow, read_stream, ref_of
-from dlog.spark.reach import Cluster
 from dlog.stores.cold import store as cold
+from dlog.stores.cold.locations import parse_object
 from dlog.stores.cold.objects import Found
-from dlog.stores.cold.places import parse_object
 
 
 async def sweep(cluster: Cluster, *, job: Job) -> None:
@@ -88,7 +88,7 @@ async def _sweep_object(cluster: Cluster, job: Job, stream: StreamName, place: s
         await cold_store(cluster).delete(ref_of(stream, told[1].number, place))
         job.report.add("objects_swept")
         job.report.items.append({"stream": stream, "did": "swept", "to": place})
-    await records.unclaim(stream, place)
+    await records.unmark_swept(stream, place)
 
 
 async def _discard(cluster: Cluster, job: Job, left: Found) -> None:

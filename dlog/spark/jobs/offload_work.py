@@ -20,11 +20,11 @@ from dlog.model.ids import SegmentNumber, StreamName, stream_name
 from dlog.model.offloading import Record
 from dlog.model.segment import StreamKey, StreamMetadata
 from dlog.options import SECONDS_MAX
+from dlog.spark.cluster_connection import Cluster, ClusterConnection
 from dlog.spark.jobs.frame import Place, Progress, Report
-from dlog.spark.jobs.offload_records import Kept, Records
-from dlog.spark.reach import Cluster, Reach
+from dlog.spark.jobs.offload_records import OffloadRecords, StoredRecord
+from dlog.stores.cold.locations import Location, folder_of, parse_root, payload_bytes
 from dlog.stores.cold.options import ColdOptions
-from dlog.stores.cold.places import Location, folder_of, parse_root, payload_bytes
 from dlog.stores.contract import MisconfiguredError, SegmentRef
 
 if TYPE_CHECKING:
@@ -78,12 +78,12 @@ class StreamNow:
 
     name: StreamName
     value: StreamMetadata | None
-    kept: list[Kept]
-    recopy: dict[int, Kept] = field(default_factory=dict)
+    kept: list[StoredRecord]
+    recopy: dict[int, StoredRecord] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class Trial:
+class ColdReadTrial:
     """Whether proxies can read a moved segment: tried with the first segment of a run. refusal: why they cannot."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -104,7 +104,7 @@ class Job:
     """One run of `offload`."""
 
     spark: SparkSession
-    of_cluster: Reach
+    of_cluster: ClusterConnection
     settings: ColdOptions
     place: Place
     options: OffloadOptions
@@ -113,7 +113,7 @@ class Job:
     cluster_id: str = ""
     streams: list[StreamNow] = field(default_factory=list)
     unread: frozenset[StreamName] = frozenset()  # selected streams of which nothing is known in this run
-    trial: Trial = field(default_factory=Trial)
+    trial: ColdReadTrial = field(default_factory=ColdReadTrial)
 
     def is_meant(self, name: str) -> bool:
         """Whether the job selects a stream of this name. Raises ConfigError."""
@@ -132,8 +132,8 @@ class Job:
         """The folder for the objects of this namespace, or of one of its streams."""
         return folder_of(parse_root(root or self.options.to), self.cluster_id, self.place.namespace, stream)
 
-    def records(self, cluster: Cluster) -> Records:
-        return Records(cluster, self.place.namespace)
+    def records(self, cluster: Cluster) -> OffloadRecords:
+        return OffloadRecords(cluster, self.place.namespace)
 
     async def client(self, cluster: Cluster) -> AbstractAsyncContextManager[Client]:
         """A client of the cluster's proxies. Raises UnavailableError if none is registered."""

@@ -19,13 +19,13 @@ from typing import IO, TYPE_CHECKING, Any
 from uuid import uuid4
 
 from dlog.errors import ConfigError, DLogError
+from dlog.spark.jobs.flushed_sequences import Marks
 from dlog.spark.jobs.frame import Place, Progress, Report, reporting, scatter
-from dlog.spark.jobs.replay_marks import Marks
 from dlog.spark.jobs.replay_merge import FORMATS, Merge, function_of
 from dlog.spark.jobs.replay_runs import Split, Splitter, write_split
 from dlog.spark.jobs.replay_tables import Part, TableRuns, broken, packed, parts_of, tables_of
 from dlog.spark.jobs.replay_work import Work
-from dlog.spark.jobs.wal import NUMBER_MAX, Piece, StreamWal, Wal
+from dlog.spark.jobs.wal import NUMBER_MAX, RegionPiece, StreamWal, Wal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -158,7 +158,7 @@ def _replay(job: _Job, wal: Wal, work: Work) -> None:
 # ---- pieces into runs -----------------------------------------------------------------------------------------------
 
 
-def _split(piece: Piece, *, wal: Wal, options: ReplayOptions, directory: Path | None) -> Split | str:
+def _split(piece: RegionPiece, *, wal: Wal, options: ReplayOptions, directory: Path | None) -> Split | str:
     """In a task: the runs of a piece, or an error message."""
     into = Split(piece.region, piece.number)
 
@@ -183,13 +183,13 @@ def _split(piece: Piece, *, wal: Wal, options: ReplayOptions, directory: Path | 
         return f"{type(error).__name__}: {error}"
 
 
-def _split_in(piece: Piece, *, wal: Wal, options: ReplayOptions, work: Path) -> str:
+def _split_in(piece: RegionPiece, *, wal: Wal, options: ReplayOptions, work: Path) -> str:
     """In a task: write the runs of a piece, for the driver to read; returns an error message, or ""."""
     done = _split(piece, wal=wal, options=options, directory=work)
     return done if isinstance(done, str) else ""
 
 
-def _found(work: Work, piece: Piece, why: str) -> Split | str:
+def _found(work: Work, piece: RegionPiece, why: str) -> Split | str:
     if why:
         return why
     split = work.split_of(piece)
@@ -199,7 +199,7 @@ def _found(work: Work, piece: Piece, why: str) -> Split | str:
 # ---- runs into tables -----------------------------------------------------------------------------------------------
 
 
-def _tables(job: _Job, pieces: Sequence[Piece], done: Sequence[Split | str]) -> list[TableRuns]:
+def _tables(job: _Job, pieces: Sequence[RegionPiece], done: Sequence[Split | str]) -> list[TableRuns]:
     """Complete tables of readable regions; the others are reported."""
     report = job.report
     report.counts |= dict.fromkeys(("records", "flushed", "others", "tables", "parts", "bytes"), 0)

@@ -25,7 +25,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dlog.errors import DamagedError
-from dlog.spark.jobs.replay_marks import Marks
+from dlog.spark.jobs.flushed_sequences import Marks
 from dlog.spark.jobs.wal import SCHEMA, Numbers
 from dlog.wire.digest import crc32c
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dlog.spark.jobs.replay_marks import Marks
+from dlog.spark.jobs.flushed_sequences import Marks
 from dlog.spark.jobs.replay_runs import ROW, RUN, Split, Structured
 
 

@@ -30,7 +30,7 @@ from typing import IO, Any, cast
 from dlog.errors import ConfigError, DamagedError
 from dlog.spark.jobs.replay_merge import empty_table
 from dlog.spark.jobs.replay_runs import Split, publish
-from dlog.spark.jobs.wal import Piece
+from dlog.spark.jobs.wal import RegionPiece
 
 _VERSION = 1
 _MANIFEST = "_manifest.json"
@@ -72,7 +72,9 @@ class Work:
         if self._lock is not None:
             self._lock.close()
 
-    def plan(self, identity: Mapping[str, Any], pieces: Callable[[], list[Piece]], token: str) -> list[Piece]:
+    def plan(
+        self, identity: Mapping[str, Any], pieces: Callable[[], list[RegionPiece]], token: str
+    ) -> list[RegionPiece]:
         """The pieces, as planned by the first run. Raises ConfigError if that was another replay."""
         path = self._root / "plan.json"
         if not path.exists():
@@ -81,7 +83,7 @@ class Work:
         data = path.read_bytes()
         try:
             kept = json.loads(data)
-            found = [Piece(**{**piece, "told": tuple(piece["told"])}) for piece in kept["pieces"]]
+            found = [RegionPiece(**{**piece, "told": tuple(piece["told"])}) for piece in kept["pieces"]]
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedError(f"the plan of a replay cannot be read; remove it to start over: file={path}") from error
         for name in sorted({*identity, *kept["identity"]}):
@@ -93,7 +95,7 @@ class Work:
         self.id = hashlib.sha256(data).hexdigest()[:16]
         return found
 
-    def split_of(self, piece: Piece) -> Split | None:
+    def split_of(self, piece: RegionPiece) -> Split | None:
         """The index of a piece; None if it is not split yet. Raises DamagedError."""
         path = self.runs / f"{piece.region}-{piece.number:06d}.index"
         return Split.load(path) if path.exists() else None

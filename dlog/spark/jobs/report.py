@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 from dlog.errors import ConfigError, DLogError
 from dlog.io.clock import SYSTEM_CLOCK
 from dlog.io.metadata import Members
+from dlog.spark.cluster_connection import Cluster, ClusterConnection, reach
 from dlog.spark.jobs.frame import Place, Progress, Report, Silent, reporting
 from dlog.spark.jobs.report_page import page
 from dlog.spark.losses import is_another, lost
+from dlog.spark.offsets import Place as At
+from dlog.spark.offsets import StreamOffset
 from dlog.spark.options import SourceOptions, parse
-from dlog.spark.places import Mark
-from dlog.spark.places import Place as At
 from dlog.spark.planning import StreamView, amount, span
 from dlog.spark.plans import check_named
-from dlog.spark.reach import Cluster, Reach, reach
 from dlog.spark.readers import Reader, find, names
-from dlog.spark.views import Seen, Views
+from dlog.spark.views import Seen, StreamViewer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -98,7 +98,7 @@ def report(spark: SparkSession, place: Place, options: ReportOptions, *, progres
 
 def _look(
     told: Report,
-    of_cluster: Reach,
+    of_cluster: ClusterConnection,
     chosen: SourceOptions,
     is_whole: bool,
     options: ReportOptions,
@@ -111,7 +111,7 @@ def _look(
         found = sorted(name for name in there if chosen.selects(name))
         if not found and not is_whole:
             raise ConfigError(f"no stream matches; `dlog ls` lists streams: pattern={chosen.pattern[:60]!r}")
-    views = Views()
+    views = StreamViewer()
     seen: dict[str, Seen] = {}
     failed: list[str] = []
     done = 0
@@ -134,7 +134,7 @@ def _look(
 
 
 async def _look_at(
-    cluster: Cluster, *, views: Views, chosen: SourceOptions, found: Sequence[str], on_done: Callable[[], None]
+    cluster: Cluster, *, views: StreamViewer, chosen: SourceOptions, found: Sequence[str], on_done: Callable[[], None]
 ) -> list[tuple[str, Seen | DLogError | None]]:
     turns = asyncio.Semaphore(STREAMS_AT_ONCE)
 
@@ -152,7 +152,9 @@ async def _look_at(
     return [task.result() for task in tasks]
 
 
-def _readers(told: Report, of_cluster: Reach, chosen: SourceOptions, options: ReportOptions) -> list[Reader]:
+def _readers(
+    told: Report, of_cluster: ClusterConnection, chosen: SourceOptions, options: ReportOptions
+) -> list[Reader]:
     """All readers with stored state; one that cannot be read is a failure."""
 
     async def work(cluster: Cluster) -> list[tuple[str, Reader | DLogError | None]]:
@@ -259,11 +261,11 @@ def _reader_row(reader: Reader, stream: str, place: At, seen: Seen | None) -> Ro
     behind = amount(view, begun, view.latest)
     row["behind_entries"] = sum(part.entries for part in span(view, begun, view.latest))
     row["behind_records"], row["behind_bytes"] = behind.records, behind.bytes
-    row["state"] = _state(view, reader.marks.get(stream, Mark(place)), is_told=stream in reader.done)
+    row["state"] = _state(view, reader.marks.get(stream, StreamOffset(place)), is_told=stream in reader.done)
     return row
 
 
-def _state(view: StreamView, mark: Mark, *, is_told: bool) -> str:
+def _state(view: StreamView, mark: StreamOffset, *, is_told: bool) -> str:
     if mark.place > view.latest or is_another(view, mark):
         return "beyond"
     if lost(view, mark).most != 0:

@@ -15,14 +15,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dlog.errors import ConfigError, UnsupportedVersionError
+from dlog.spark.cluster_connection import Cluster
 from dlog.spark.jobs.frame import Place, Progress, Report, Silent, reporting
 from dlog.spark.jobs.table_home import Files, claim, done_up_to
+from dlog.spark.offsets import BEGINNING, Offsets
 from dlog.spark.options import SourceOptions, parse
-from dlog.spark.places import BEGINNING, Offsets
 from dlog.spark.planning import amount
 from dlog.spark.plans import ask, check_named
-from dlog.spark.reach import Cluster
-from dlog.spark.views import Seen, Views
+from dlog.spark.views import Seen, StreamViewer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -203,7 +203,7 @@ def _said(error: str) -> str:
 
 def _look(source: SourceOptions) -> dict[str, Seen]:
     async def look(cluster: Cluster) -> dict[str, Seen]:
-        return await Views().look(cluster, source)
+        return await StreamViewer().look(cluster, source)
 
     return ask(source, partial(look))
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 from dlog.errors import ConfigError, DamagedError
-from dlog.spark.places import Place, offsets_of
+from dlog.spark.offsets import Place, parse_positions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -143,7 +143,7 @@ def done_up_to(checkpoint: Files) -> tuple[int, dict[str, Place]]:
     lines = (data or b"").decode(errors="replace").splitlines()
     if len(lines) < 3:  # a version, Spark's settings, then the offset of each source
         raise DamagedError(f"offsets of a checkpoint cannot be read: checkpoint={checkpoint.path} batch={last}")
-    return last, offsets_of(lines[2], f"offsets of batch {last}")
+    return last, parse_positions(lines[2], f"offsets of batch {last}")
 
 
 def _short(error: Exception) -> str:

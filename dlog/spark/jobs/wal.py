@@ -86,7 +86,7 @@ def _numbers_at(data: pa.Buffer, kind: str, places: Numbers) -> NDArray[Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class RegionPiece:
     """A part of a region that one task reads. told: what its `Wal` needs to find it again, as JSON. bytes, records:
     about."""
 
@@ -104,14 +104,14 @@ class Wal(Protocol):
         """What is read, as JSON: equal for two that read the same."""
         ...
 
-    def pieces(self, piece_bytes: int) -> list[Piece]:
+    def pieces(self, piece_bytes: int) -> list[RegionPiece]:
         """All there is now, in pieces of about `piece_bytes`, region after region. Called on the driver.
 
         Raises DLogError.
         """
         ...
 
-    def read(self, piece: Piece, tell: Tell) -> Iterator[pa.RecordBatch]:
+    def read(self, piece: RegionPiece, tell: Tell) -> Iterator[pa.RecordBatch]:
         """Batches of `SCHEMA`. Called in a task. tell: called with what was left out, where that is allowed.
 
         Raises DamagedError with the position of a value that is not a record of a region; what the store raises.
@@ -135,13 +135,13 @@ class StreamWal:
     def identity(self) -> dict[str, Any]:
         return dict(self._identity)
 
-    def pieces(self, piece_bytes: int) -> list[Piece]:
+    def pieces(self, piece_bytes: int) -> list[RegionPiece]:
         options = self._options
         by_region: dict[str, list[Range]] = {}
         for of in ask(options, partial(plan_batch, options=options, pruning=Pruning())):
             by_region.setdefault(of.stream, []).append(of)
         return [
-            Piece(
+            RegionPiece(
                 region=region,
                 number=number,
                 bytes=sum(of.bytes for of in packed),
@@ -154,7 +154,7 @@ class StreamWal:
             )
         ]
 
-    def read(self, piece: Piece, tell: Tell) -> Iterator[pa.RecordBatch]:
+    def read(self, piece: RegionPiece, tell: Tell) -> Iterator[pa.RecordBatch]:
         ranges = [Range(**told) for told in piece.told]
         for batch in batches(ranges, self._options, _READ, tell=tell):
             opened = self._opened(piece.region, batch, tell)

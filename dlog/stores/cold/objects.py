@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dlog.stores.cold.places import Location
+from dlog.stores.cold.locations import Location
 
 Buffer = bytes | bytearray | memoryview
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlog.options import MiB, at_least_one, option
-from dlog.stores.cold.places import Location, parse_root
+from dlog.options import MiB, check_positive, option
+from dlog.stores.cold.locations import Location, parse_root
 
 S3_ADDRESSING = ("auto", "path", "virtual")
 
@@ -42,7 +42,7 @@ class ColdOptions:
     webhdfs_replication: int = option(0, "copies of each object; 0: the cluster's own number")
 
     def __post_init__(self) -> None:
-        at_least_one(self, "extent_bytes", "cache_bytes_max", "fetches_max", "timeout_s")
+        check_positive(self, "extent_bytes", "cache_bytes_max", "fetches_max", "timeout_s")
         if self.s3_addressing not in S3_ADDRESSING:
             raise ValueError(f"s3_addressing must be one of {', '.join(S3_ADDRESSING)}: {self.s3_addressing!r}")
         if bool(self.s3_access_key) != bool(self.s3_secret_key):

@@ -19,6 +19,7 @@ from functools import partial
 from dlog.errors import DamagedError
 from dlog.model.ids import EntryId
 from dlog.options import KiB
+from dlog.stores.cold.async_lru_cache import AsyncLruCache
 from dlog.stores.cold.format import (
     BLOCK_ENTRIES,
     FOOTER_BYTES,
@@ -31,10 +32,9 @@ from dlog.stores.cold.format import (
     parse_summary,
     rows_from,
 )
-from dlog.stores.cold.keeping import Keeping
+from dlog.stores.cold.locations import Location
 from dlog.stores.cold.objects import Objects
 from dlog.stores.cold.options import ColdOptions
-from dlog.stores.cold.places import Location
 from dlog.stores.contract import ReaderClosedError, SegmentCorruptError
 
 END_BYTES = 64 * KiB  # read first: footer, summary, and often the whole index
@@ -70,10 +70,10 @@ class Rows:
 Key = tuple[str, str, int]  # location, kind, number
 
 
-class Opened:
+class OpenObject:
     """An object whose end and header were read and checked."""
 
-    def __init__(self, shelves: Shelves, place: Location, summary: Summary, header: bytes) -> None:
+    def __init__(self, shelves: ObjectReads, place: Location, summary: Summary, header: bytes) -> None:
         self.summary = summary
         self.place = place
         self.header = header
@@ -124,10 +124,10 @@ class Opened:
         return Rows(data)
 
 
-class Shelves:
+class ObjectReads:
     """State shared by a process's readers: the cache, and the limit of concurrent reads."""
 
-    def __init__(self, objects: Objects, options: ColdOptions, keeping: Keeping[Key, Extent | Rows]) -> None:
+    def __init__(self, objects: Objects, options: ColdOptions, keeping: AsyncLruCache[Key, Extent | Rows]) -> None:
         self.objects = objects
         self.options = options
         self.keeping = keeping
@@ -137,7 +137,7 @@ class Shelves:
         async with self._turns:
             return await self.objects.read(place, offset, size)
 
-    async def open(self, place: Location) -> Opened:
+    async def open(self, place: Location) -> OpenObject:
         """Read the end and the header. Raises SegmentNotFoundError, SegmentCorruptError, StoreUnavailableError."""
         async with self._turns:
             end, size = await self.objects.read_end(place, END_BYTES)
@@ -153,13 +153,13 @@ class Shelves:
             parse_header(header, summary)
         except DamagedError as error:
             raise SegmentCorruptError(f"{error.message}: location={place}") from error
-        return Opened(self, place, summary, header)
+        return OpenObject(self, place, summary, header)
 
 
 class ColdSegmentReader:
     """A SegmentReader on an object: its end is known and final."""
 
-    def __init__(self, opened: Opened, shelves: Shelves) -> None:
+    def __init__(self, opened: OpenObject, shelves: ObjectReads) -> None:
         self._opened = opened
         self._shelves = shelves
         self._awaited: OrderedDict[int, None] = OrderedDict()  # entries that a sequential reader requests next

@@ -18,12 +18,12 @@ from types import TracebackType
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.offloading import COLD
 from dlog.model.quorum import Quorum
+from dlog.stores.cold.async_lru_cache import AsyncLruCache
 from dlog.stores.cold.format import ENTRY_BYTES_MAX, Row, Summary, next_entry
-from dlog.stores.cold.keeping import Keeping
+from dlog.stores.cold.locations import Location, parse_object
 from dlog.stores.cold.objects import Objects
 from dlog.stores.cold.options import ColdOptions
-from dlog.stores.cold.places import Location, parse_object
-from dlog.stores.cold.reader import ColdSegmentReader, Extent, Key, Opened, Rows, Shelves
+from dlog.stores.cold.reader import ColdSegmentReader, Extent, Key, ObjectReads, OpenObject, Rows
 from dlog.stores.contract import (
     Capabilities,
     MisconfiguredError,
@@ -74,8 +74,8 @@ class ColdStore:
         self.objects = objects
         self.options = options or ColdOptions()
         self._roots = self.options.allowed()
-        self._keeping: Keeping[Key, Extent | Rows] = Keeping(self.options.cache_bytes_max)
-        self._shelves = Shelves(objects, self.options, self._keeping)
+        self._keeping: AsyncLruCache[Key, Extent | Rows] = AsyncLruCache(self.options.cache_bytes_max)
+        self._shelves = ObjectReads(objects, self.options, self._keeping)
 
     async def __aenter__(self) -> ColdStore:
         await self._keeping.__aenter__()
@@ -143,7 +143,7 @@ class ColdStore:
 
     # ---- internal ---------------------------------------------------------------------------------------------------
 
-    async def _open(self, ref: SegmentRef) -> Opened:
+    async def _open(self, ref: SegmentRef) -> OpenObject:
         opened = await self._shelves.open(self._location(ref.place))
         head = opened.summary.head
         if (head.stream, head.number) != (ref.stream, ref.number):
@@ -166,7 +166,7 @@ class ColdStore:
             )
         return found[0]
 
-    async def _scan(self, opened: Opened, scanned: Scanned) -> AsyncGenerator[Extent, None]:
+    async def _scan(self, opened: OpenObject, scanned: Scanned) -> AsyncGenerator[Extent, None]:
         summary = opened.summary
         crc = crc32c(opened.header)
         size, first = self.options.extent_bytes, 0
@@ -198,7 +198,7 @@ class ColdStore:
         _check_whole(opened, scanned, crc)
 
 
-def _check_whole(opened: Opened, scanned: Scanned, crc: int) -> None:
+def _check_whole(opened: OpenObject, scanned: Scanned, crc: int) -> None:
     """Compare the totals with the footer, if no entry is damaged. Raises SegmentCorruptError."""
     footer = opened.summary.footer
     if scanned.damaged:

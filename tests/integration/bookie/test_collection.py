@@ -55,7 +55,7 @@ def with_metadata(hosts: str, work: Callable[[ZooKeeperMetadata], Awaitable[T]])
 
 def mark(hosts: str, bookie: str) -> int:
     """The version of the bookie's mark, -1 if it has none."""
-    found = with_metadata(hosts, lambda metadata: metadata.read_mark(BookieId(bookie)))
+    found = with_metadata(hosts, lambda metadata: metadata.read_gc_mark(BookieId(bookie)))
     return int(found.version) if isinstance(found, Versioned) else -1
 
 
@@ -311,13 +311,13 @@ def test_metadata_that_was_restored_costs_no_ledger(make_bookie: Make, cluster: 
             await client.delete(path, -1)
             await client.create(path, old_mark)
 
-    async def read_mark() -> bytes:
+    async def read_gc_mark() -> bytes:
         async with await ZooKeeper.connect(cluster) as client:
             return (await client.get(f"/dlog/.bookies/{bookie.id}"))[0]
 
     with bookie.connect() as raw:
         begin(bookie, raw, cluster, 1)
-        old_mark = asyncio.run(read_mark())
+        old_mark = asyncio.run(read_gc_mark())
         begin(bookie, raw, cluster, 2)
         bookie.terminate()
         delete(cluster, 2)

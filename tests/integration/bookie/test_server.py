@@ -52,8 +52,8 @@ class FailingFile:
     def pread(self, length: int, offset: int) -> bytes:
         return self._file.pread(length, offset)
 
-    def read_as_asked(self) -> None:
-        self._file.read_as_asked()
+    def disable_read_ahead(self) -> None:
+        self._file.disable_read_ahead()
 
     def datasync(self) -> None:
         if self._disk.failing:

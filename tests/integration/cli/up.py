@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dlog.cli.discovery import Running, RunningPart, read_run_file
+from dlog.cli.discovery import RunningCluster, RunningPart, read_run_file
 from dlog.io.children import die_with_parent, module_environment, python_module
 from tests.integration.leftovers import remove_data
 
@@ -41,7 +41,7 @@ class Up:
             )
 
     @property
-    def running(self) -> Running:
+    def running(self) -> RunningCluster:
         running = read_run_file(self.directory)
         assert running is not None, self.printed.read_text()
         return running

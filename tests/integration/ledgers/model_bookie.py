@@ -14,8 +14,8 @@ from typing import Self, cast
 
 from dlog.wire.bookie import (
     AddEntry,
-    BatchDone,
     BatchRead,
+    BatchReadDone,
     Code,
     EntryAdded,
     EntryRead,
@@ -114,7 +114,7 @@ class ModelBookie(asyncio.Protocol):
                 packets: list[bytes] = []
                 while (packet := self.entries.get((ledger, start + len(packets)))) is not None:
                     packets.append(packet)
-                return BatchDone(ledger, start, number, Code.OK if packets else Code.NO_ENTRY, tuple(packets))
+                return BatchReadDone(ledger, start, number, Code.OK if packets else Code.NO_ENTRY, tuple(packets))
         raise AssertionError(f"not modelled: {request}")
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from dlog.errors import ConnectionLostError
 from dlog.events import BookieLost, Event
-from dlog.io.bookie_client import Asker, BookieClient, BookieClientOptions
+from dlog.io.bookie_client import BookieClient, BookieClientOptions, BookieRequester
 from dlog.machine import Fact, PeerLost, Received
 from dlog.model.ids import BookieId, EntryId, LedgerId
-from dlog.wire.bookie import AddEntry, BatchDone, BatchRead, Code, EntryAdded, EntryRead, ReadEntry
+from dlog.wire.bookie import AddEntry, BatchRead, BatchReadDone, Code, EntryAdded, EntryRead, ReadEntry
 from tests.integration.ledgers.model_bookie import ModelBookie
 
 KEY = b"k" * 20
@@ -37,7 +37,7 @@ class Listener:
     def __init__(self, client: BookieClient) -> None:
         self.facts: list[Fact] = []
         self._more = asyncio.Event()
-        self.door: Asker = client.asker()
+        self.door: BookieRequester = client.asker()
         self.door.post = self._hear
 
     def _hear(self, fact: Fact) -> None:
@@ -98,7 +98,7 @@ async def test_adds_and_reads_are_answered_to_who_asked() -> None:
         last = two.facts[-1]
         assert isinstance(last, Received) and bytes(last.message.packet) == add(1).parts[0]
         assert bookie.connections == 1
-        assert client.lag_bytes(A) == 0
+        assert client.unanswered_bytes(A) == 0
 
 
 async def test_a_fence_and_a_plain_read_of_one_entry_are_never_in_flight_together() -> None:
@@ -197,7 +197,7 @@ async def test_batch_reads_of_two_askers_keep_their_own_numbers() -> None:
         await two.heard(1)
         for listener, count in ((one, 3), (two, 2)):
             [fact] = listener.facts
-            assert isinstance(fact, Received) and isinstance(fact.message, BatchDone)
+            assert isinstance(fact, Received) and isinstance(fact.message, BatchReadDone)
             assert (fact.message.request, len(fact.message.packets)) == (1, count)
 
 

@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from actors.entry_cache import EntryCache
-from actors.source_view import View
-from actors.stream_tailer import StreamTailer
-from actors.tailer_options import TailerOptions
-from actors.upstream import Ear
+from actors.feed_options import FeedOptions
+from actors.feed_subscription import FeedSubscription
+from actors.owner_feed import OwnerListener
+from actors.stream_feed import StreamFeed
 from dlog.errors import ConnectionLostError
 from dlog.io.memory_metadata import MemoryMetadata
-from dlog.log.read_messages import EntriesGot, GetStream, LacSeen, SourceFailed, StreamSeen
+from dlog.log.source_messages import EntriesGot, GetStream, SegmentLacSeen, SourceFailed, StreamSeen
 from dlog.machine import Fact, Received, Versioned
 from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.quorum import Quorum
@@ -24,8 +24,8 @@ from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
 from dlog.stores.contract import SegmentWriter
 from dlog.stores.memory import MemoryStore
 
-R = TypeVar("R", StreamSeen, LacSeen, EntriesGot, SourceFailed)
-SHORT = TailerOptions(metadata_wait_s=0.05, owner_wait_s=0.05, store_wait_s=0.05)
+R = TypeVar("R", StreamSeen, SegmentLacSeen, EntriesGot, SourceFailed)
+SHORT = FeedOptions(metadata_wait_s=0.05, owner_wait_s=0.05, store_wait_s=0.05)
 STREAM = StreamName("orders")
 KEY = StreamKey(STREAM)
 
@@ -34,13 +34,13 @@ class Words:
     """An owner that says what the test says. `open` is set once it was asked."""
 
     def __init__(self) -> None:
-        self.hear: Ear | None = None
+        self.hear: OwnerListener | None = None
         self.first: tuple[int, int, bool] | None = None  # said as soon as it is asked
         self.asked = asyncio.Event()
         self.lost = asyncio.Event()
         self.frozen = False  # pings are not answered
 
-    async def follow(self, address: str, stream: StreamName, ear: Ear, on_open: Callable[[], None]) -> None:
+    async def follow(self, address: str, stream: StreamName, ear: OwnerListener, on_open: Callable[[], None]) -> None:
         self.hear = ear
         on_open()
         if self.first is not None:
@@ -49,7 +49,7 @@ class Words:
         await self.lost.wait()
         raise ConnectionLostError("lost")
 
-    async def sync(self, ear: Ear) -> None:
+    async def sync(self, ear: OwnerListener) -> None:
         if self.lost.is_set():
             raise ConnectionLostError("lost")
         if self.frozen:
@@ -59,9 +59,9 @@ class Words:
 class Asker:
     """A reader's machine, in the hands of the test."""
 
-    def __init__(self, source: StreamTailer) -> None:
+    def __init__(self, source: StreamFeed) -> None:
         self._said: asyncio.Queue[Any] = asyncio.Queue()
-        self.view: View = source.attach(self._post, lambda: None)
+        self.view: FeedSubscription = source.attach(self._post, lambda: None)
 
     def _post(self, fact: Fact) -> None:
         assert isinstance(fact, Received)
@@ -87,13 +87,13 @@ class Asker:
 class Stage:
     """One stream in memory, its source, its owner's words."""
 
-    def __init__(self, options: TailerOptions = SHORT) -> None:
+    def __init__(self, options: FeedOptions = SHORT) -> None:
         self.metadata = MemoryMetadata()
         self.store = MemoryStore()
         self.writer: SegmentWriter  # of the segment that was written last
         self.words = Words()
         self.cache = EntryCache(1 << 20)
-        self.source = StreamTailer(
+        self.source = StreamFeed(
             STREAM,
             metadata=self.metadata,
             stores={"memory": self.store},
@@ -132,11 +132,11 @@ class Stage:
         """Move the trim point to this segment."""
         seen = await self.metadata.read(KEY)
         assert isinstance(seen, Versioned)
-        await self.metadata.compare_and_set(KEY, seen.value.trimmed(number), seen.version)
+        await self.metadata.compare_and_set(KEY, seen.value.with_truncated_before(number), seen.version)
 
 
 @asynccontextmanager
-async def stage(options: TailerOptions = SHORT) -> AsyncIterator[Stage]:
+async def stage(options: FeedOptions = SHORT) -> AsyncIterator[Stage]:
     built = Stage(options)
     async with asyncio.TaskGroup() as tasks:
         life = tasks.create_task(built.source.run())

@@ -37,7 +37,7 @@ from dlog.wire.proxy import (
 )
 from proxies import forwarding
 from proxies.connection import Pause
-from proxies.pipe import OUTPUT_HIGH_BYTES
+from proxies.forwarding_connection import OUTPUT_HIGH_BYTES
 from proxies.write.server import WriteProxy
 from tests.integration.proxies.house import House, Running
 from tests.integration.proxies.load import Load
@@ -76,7 +76,7 @@ class Hidden:
 
     def bound(self, running: Running) -> str:
         """Where a proxy can be reached."""
-        return self.house.metadata.known_members().peer_of(running.address)
+        return self.house.metadata.known_members().peer_address_of(running.address)
 
     async def owner_of(self, stream: str) -> tuple[Running, Running]:
         """The owner, and the other one."""
@@ -413,7 +413,7 @@ async def test_who_can_reach_the_owner_goes_there_and_leaves_the_one_between(hou
             if (await client.stat(stream))["owner"]["location"] == address:
                 break
         assert forwarded(seen) > 0
-        host, _, port = members.peer_of(address).rpartition(":")
+        host, _, port = members.peer_address_of(address).rpartition(":")
         listening = asyncio.Event()
 
         async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

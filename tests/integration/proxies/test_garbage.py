@@ -15,7 +15,7 @@ import dlog
 from dlog.client.connection import Connection
 from dlog.client.options import ClientOptions
 from dlog.wire.proxy import Create, Ping
-from proxies.link import Link
+from proxies.proxy_connection import ProxyConnection
 from proxies.read.server import ReadProxy
 from tests.integration.proxies.house import House, Running
 from tests.integration.proxies.raw import Raw, RawProducer
@@ -60,7 +60,7 @@ async def test_connections_links_and_clients_leave_no_garbage(house: House) -> N
             connection = await Connection.open(proxy.address, ClientOptions())
             await connection.ask(Ping)
             connection.close()
-            link = await Link.open(proxy.address, role="tool", name="t", timeout_s=60.0)
+            link = await ProxyConnection.open(proxy.address, role="tool", name="t", timeout_s=60.0)
             await link.ask(Ping)
             link.close()
             async with dlog.connect(f"dlog://{proxy.address}") as client:

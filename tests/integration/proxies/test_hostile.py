@@ -168,6 +168,6 @@ async def test_half_frames_are_kept_up_to_a_bound_for_all_connections_together(h
                 raw.transport.write(half)
                 assert await bystander.ask(Ping) == {}
             await three.closed.wait()
-        assert 0 < proxy.proxy.listener.half_bytes <= 2 << 20
+        assert 0 < proxy.proxy.listener.incomplete_bytes <= 2 << 20
         assert not one.closed.is_set()
         assert not two.closed.is_set()

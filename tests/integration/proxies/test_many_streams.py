@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 import dlog
-from actors.stream_owner import StreamOwner
+from actors.stream_owner import StreamOwnerActor
 from dlog.events import ProxyDrained, StreamReleased
 from dlog.machine import Versioned
 from dlog.model.ids import StreamName
 from dlog.model.segment import StreamKey
-from proxies.write.holdings import RETIRES_AT_ONCE
 from proxies.write.options import WriteOptions
+from proxies.write.owned_streams import RETIRES_AT_ONCE
 from proxies.write.server import WriteProxy
 from tests.integration.proxies.house import House
 from tests.integration.proxies.processes import ProxyCluster
@@ -109,7 +109,7 @@ async def test_an_owner_that_ended_leaves_nothing_for_the_collector(house: House
     built: list[weakref.ref[object]] = []
     build = server.holdings._build
 
-    def remember(stream: StreamName, on_end: Callable[[StreamOwner], None]) -> StreamOwner:
+    def remember(stream: StreamName, on_end: Callable[[StreamOwnerActor], None]) -> StreamOwnerActor:
         owner = build(stream, on_end)
         built.extend((weakref.ref(owner), weakref.ref(owner._driver)))
         return owner

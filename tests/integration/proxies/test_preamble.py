@@ -76,14 +76,14 @@ async def test_a_header_that_is_false_or_not_allowed_is_told_and_the_connection_
     assert (await raw.hear(Failed, request=0)).code == code
     await raw.closed.wait()
     assert len(await proxy.events.of(ConnectionRefused)) == 1
-    assert proxy.proxy.listener.half_bytes == 0
+    assert proxy.proxy.listener.incomplete_bytes == 0
 
 
 async def test_a_header_that_does_not_end_is_cut_with_the_hello_that_does_not_come(house: House) -> None:
     proxy = await house.write_proxy(proxy_protocol="optional", hello_s=0.2)
     raw = await begin(proxy.address, V2[:20])
     await raw.closed.wait()
-    assert proxy.proxy.listener.half_bytes == 0
+    assert proxy.proxy.listener.incomplete_bytes == 0
 
 
 async def test_connections_are_counted_by_the_host_that_the_balancer_names(house: House) -> None:

@@ -27,7 +27,7 @@ from dlog.wire.proxy import (
     Truncate,
 )
 from dlog.wire.proxy import ReaderEventKind as Kind
-from proxies.write.tails import ENTRIES_BYTES_MAX
+from proxies.write.lac_subscriptions import ENTRIES_BYTES_MAX
 from tests.integration.proxies.house import House
 from tests.integration.proxies.raw import ANYTHING, Raw, RawProducer
 

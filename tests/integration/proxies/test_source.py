@@ -12,7 +12,15 @@ import dlog
 from actors.segment_readers import segment_key
 from dlog.errors import DamagedError, DLogError, OwnedElsewhereError, Remedy, UnsupportedVersionError
 from dlog.io.metadata import SessionState
-from dlog.log.read_messages import EntriesGot, GetEntries, GetStream, LacSeen, SourceFailed, StreamSeen, WatchLac
+from dlog.log.source_messages import (
+    EntriesGot,
+    GetEntries,
+    GetStream,
+    SegmentLacSeen,
+    SourceFailed,
+    StreamSeen,
+    WatchLac,
+)
 from dlog.machine import Key, Outcome, OutcomeUnknown, Versioned
 from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
@@ -66,10 +74,10 @@ async def test_a_lac_is_not_believed_for_a_place_that_the_number_had_before() ->
         new = await on_new_place(on, read)
         on.words.hear(1, 2, False)
         gate.set()
-        told = await asker.hear(LacSeen)
+        told = await asker.hear(SegmentLacSeen)
         assert (told.place, told.lac, told.ended) == (old.place, -1, True)
         asker.view.ask(WatchLac(new, EntryId(-1)))
-        assert await asker.hear(LacSeen) == LacSeen(new.number, new.place, EntryId(2))
+        assert await asker.hear(SegmentLacSeen) == SegmentLacSeen(new.number, new.place, EntryId(2))
 
 
 async def test_a_lac_of_a_stream_that_was_deleted_is_not_believed_for_one_made_again(
@@ -96,14 +104,14 @@ async def test_a_lac_of_a_stream_that_was_deleted_is_not_believed_for_one_made_a
             await delete_stream(on.metadata, STREAM, read)
             new = await on_new_place(on, read)
             may_read.set()
-            told = await asker.hear(LacSeen)
+            told = await asker.hear(SegmentLacSeen)
             assert (told.place, told.lac, told.ended) == (old.place, 7, True)
         asker.view.ask(WatchLac(new, EntryId(-1)))
-        assert await asker.hear(LacSeen) == LacSeen(new.number, new.place, EntryId(2))
+        assert await asker.hear(SegmentLacSeen) == SegmentLacSeen(new.number, new.place, EntryId(2))
         asker.view.ask(WatchLac(new, EntryId(2)))
         await on.words.asked.wait()  # the owner is asked again, as of this stream
         on.words.hear(1, 3, False)
-        assert await asker.hear(LacSeen) == LacSeen(new.number, new.place, EntryId(3))
+        assert await asker.hear(SegmentLacSeen) == SegmentLacSeen(new.number, new.place, EntryId(3))
 
 
 @pytest.mark.parametrize("is_claimed", [False, True])
@@ -146,12 +154,12 @@ async def test_a_follower_goes_on_at_the_place_that_the_number_of_an_empty_segme
         looking = Asker(on.source)
         await looking.look()  # what was heard is placed by now
         new = await on.write(3)
-        told = await asker.hear(LacSeen)
+        told = await asker.hear(SegmentLacSeen)
         assert (told.place, told.lac, told.ended) == (old.place, -1, True)
         assert on.words.hear is not None
         asker.view.ask(WatchLac(new, EntryId(2)))
         on.words.hear(1, 5, False)
-        assert await asker.hear(LacSeen) == LacSeen(new.number, new.place, EntryId(5))
+        assert await asker.hear(SegmentLacSeen) == SegmentLacSeen(new.number, new.place, EntryId(5))
 
 
 async def on_new_place(on: Stage, read: Any) -> Segment:
@@ -168,12 +176,12 @@ async def test_the_tail_is_the_owners_word_and_without_one_the_stores() -> None:
         await asker.look()
         on.words.first = (1, 3, False)
         asker.view.ask(WatchLac(segment, EntryId(-2)))
-        assert (await asker.hear(LacSeen)).lac == 3
+        assert (await asker.hear(SegmentLacSeen)).lac == 3
         on.words.lost.set()
         late = Asker(on.source)
         await late.look()
         late.view.ask(WatchLac(segment, EntryId(3)))
-        assert (await late.hear(LacSeen)).lac == 4, "the store knows more than the owner said"
+        assert (await late.hear(SegmentLacSeen)).lac == 4, "the store knows more than the owner said"
 
 
 async def test_an_owner_that_answers_and_has_not_taken_the_stream_yet_has_said_nothing() -> None:
@@ -184,19 +192,19 @@ async def test_an_owner_that_answers_and_has_not_taken_the_stream_yet_has_said_n
         early = Asker(on.source)
         await early.look()
         early.view.ask(WatchLac(segment, EntryId(-2)))
-        assert (await early.hear(LacSeen)).lac == 0, "the store's word, for the owner says nothing"
+        assert (await early.hear(SegmentLacSeen)).lac == 0, "the store's word, for the owner says nothing"
         await on.more(1, 4)
         late = Asker(on.source)
         await late.look()
         late.view.ask(WatchLac(segment, EntryId(-2)))
-        assert (await late.hear(LacSeen)).lac == 3
+        assert (await late.hear(SegmentLacSeen)).lac == 3
         on.source._options = replace(on.source._options, owner_wait_s=10.0)
         last = Asker(on.source)
         await last.look()
         last.view.ask(WatchLac(segment, EntryId(-2)))
         assert on.words.hear is not None
         on.words.hear(1, 9, False)  # as soon as it serves
-        assert (await last.hear(LacSeen)).lac == 9
+        assert (await last.hear(SegmentLacSeen)).lac == 9
 
 
 async def test_a_failed_fetch_is_told_to_those_who_asked_and_asked_again(monkeypatch: Any) -> None:
@@ -287,7 +295,7 @@ async def at_the_tail(on: Stage, segment: Segment, lac: int) -> Asker:
     asker = Asker(on.source)
     await asker.look()
     asker.view.ask(WatchLac(segment, EntryId(-2)))
-    assert (await asker.hear(LacSeen)).lac == lac
+    assert (await asker.hear(SegmentLacSeen)).lac == lac
     asker.view.ask(WatchLac(segment, EntryId(lac)))
     return asker
 
@@ -319,7 +327,7 @@ async def test_an_owner_that_was_deposed_while_we_were_frozen_does_not_tell_the_
         await on.metadata.compare_and_set(KEY, replace(seen.value, owner=claim), seen.version)
         assert (await late.hear(StreamSeen)).fresh
         late.view.ask(WatchLac(segment, EntryId(-2)))
-        assert (await late.hear(LacSeen)).lac == 4, "the store's word"
+        assert (await late.hear(SegmentLacSeen)).lac == 4, "the store's word"
 
 
 async def test_nothing_is_asked_for_a_reader_that_left_before_its_first_look() -> None:
@@ -385,7 +393,7 @@ async def test_what_a_silent_owner_said_before_is_not_taken_for_the_tail() -> No
         late = Asker(on.source)
         await late.look()
         late.view.ask(WatchLac(segment, EntryId(-2)))
-        assert (await late.hear(LacSeen)).lac == 4
+        assert (await late.hear(SegmentLacSeen)).lac == 4
 
 
 def ended(segment: Segment, last: int) -> Segment:
@@ -424,12 +432,12 @@ async def test_readers_at_the_tail_are_told_in_their_turn_and_of_an_end_at_once(
         for asker in askers:
             await asker.look()
             asker.view.ask(WatchLac(segment, EntryId(-2)))
-            assert (await asker.hear(LacSeen)).lac == 0
+            assert (await asker.hear(SegmentLacSeen)).lac == 0
             asker.view.ask(WatchLac(segment, EntryId(0)))
         assert on.words.hear is not None
         on.words.hear(1, 1, False)
         for asker in askers:
-            assert (await asker.hear(LacSeen)).lac == 1
+            assert (await asker.hear(SegmentLacSeen)).lac == 1
         askers[0].view.ask(WatchLac(segment, EntryId(1)))
         for lac in range(2, 5):
             on.words.hear(1, lac, False)
@@ -439,10 +447,10 @@ async def test_readers_at_the_tail_are_told_in_their_turn_and_of_an_end_at_once(
         newcomer = Asker(on.source)
         await newcomer.look()
         newcomer.view.ask(WatchLac(segment, EntryId(-2)))
-        assert (await newcomer.hear(LacSeen)).lac == 4
+        assert (await newcomer.hear(SegmentLacSeen)).lac == 4
         on.words.hear(1, 5, True)
         for asker in askers:
-            assert (await asker.hear(LacSeen)) == LacSeen(segment.number, segment.place, EntryId(5), True)
+            assert (await asker.hear(SegmentLacSeen)) == SegmentLacSeen(segment.number, segment.place, EntryId(5), True)
 
 
 async def test_who_waits_for_its_turn_is_told_when_it_comes() -> None:
@@ -452,12 +460,12 @@ async def test_who_waits_for_its_turn_is_told_when_it_comes() -> None:
         await asker.look()
         on.words.first = (1, 0, False)
         asker.view.ask(WatchLac(segment, EntryId(-2)))
-        assert (await asker.hear(LacSeen)).lac == 0
+        assert (await asker.hear(SegmentLacSeen)).lac == 0
         assert on.words.hear is not None
         for lac in range(4):
             asker.view.ask(WatchLac(segment, EntryId(lac)))
             on.words.hear(1, lac + 1, False)
-            assert (await asker.hear(LacSeen)).lac == lac + 1
+            assert (await asker.hear(SegmentLacSeen)).lac == lac + 1
 
 
 async def in_blocks_of_two(on: Stage, count: int) -> tuple[Segment, Asker]:
@@ -469,7 +477,7 @@ async def in_blocks_of_two(on: Stage, count: int) -> tuple[Segment, Asker]:
     await asker.look()
     on.words.first = (1, count - 1, False)
     asker.view.ask(WatchLac(segment, EntryId(-2)))
-    assert (await asker.hear(LacSeen)).lac == count - 1
+    assert (await asker.hear(SegmentLacSeen)).lac == count - 1
     return segment, asker
 
 
@@ -545,7 +553,7 @@ async def test_what_an_owner_sends_along_is_served_unless_it_is_truncated_by_the
         assert on.words.hear is not None
         on.words.hear.entries(1, 1, [b"1", b"2"])
         on.words.hear(1, 2, False)
-        assert (await asker.hear(LacSeen)).lac == 2
+        assert (await asker.hear(SegmentLacSeen)).lac == 2
         asker.view.ask(GetEntries(segment, EntryId(1), EntryId(2), 1000))
         assert (await asker.hear(EntriesGot)).payloads == (b"1", b"2")
         await on.change(replace(segment, number=SegmentNumber(2), place="next"))

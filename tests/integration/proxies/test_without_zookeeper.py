@@ -21,10 +21,10 @@ from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.machine import Versioned
 from dlog.model.ids import StreamName
 from dlog.model.segment import StreamKey, StreamMetadata
-from proxies.parts import Tuning
-from proxies.read import life as read_life
+from proxies.parts import BackendLimits
+from proxies.read import running as read_life
 from proxies.read.options import ReadOptions
-from proxies.write import life as write_life
+from proxies.write import running as write_life
 from proxies.write.options import WriteOptions
 from tests.integration.cluster import BookieCluster
 from tests.integration.proxies.load import PATIENCE_S, Load
@@ -44,7 +44,7 @@ class Living:
         self.address = ""
         self._ready = asyncio.Event()
         work = life.live(
-            options, asyncio.Event(), self._is_ready, tell=_ignore, tuning=Tuning(session_timeout_s=SESSION_S)
+            options, asyncio.Event(), self._is_ready, tell=_ignore, tuning=BackendLimits(session_timeout_s=SESSION_S)
         )
         self.task = tasks.create_task(work, name="proxy under test")
 

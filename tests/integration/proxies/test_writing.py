@@ -34,7 +34,7 @@ from dlog.wire.proxy import (
     Write,
     Written,
 )
-from proxies.link import Link
+from proxies.proxy_connection import ProxyConnection
 from tests.integration.proxies.house import House, Running
 from tests.integration.proxies.raw import ANYTHING, Raw, RawProducer
 
@@ -290,7 +290,7 @@ async def test_many_connections_at_once_are_served_and_those_beyond_the_cap_are_
     with pytest.raises(OverCapacityError, match=f"connections_max.*address={proxy.address}"):
         await Connection.open(proxy.address, ClientOptions())
     with pytest.raises(UnavailableError, match="connections_max"):
-        await Link.open(proxy.address, role="tool", name="t", timeout_s=60.0)
+        await ProxyConnection.open(proxy.address, role="tool", name="t", timeout_s=60.0)
     async with dlog.connect(f"dlog://{proxy.address}") as client:
         with pytest.raises(OverCapacityError, match="connections_max"):
             await client.reach(0.0)

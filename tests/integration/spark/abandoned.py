@@ -11,8 +11,8 @@ from dlog.errors import LedgerNotFoundError
 from dlog.log.staging import StagedSet
 from dlog.model.ids import LedgerId
 from dlog.model.sink import SinkBatch
+from dlog.spark.cluster_connection import Cluster, Work, reach
 from dlog.spark.proxies import proxies_of
-from dlog.spark.reach import Cluster, Work, reach
 from dlog.spark.stages import Staged, Stager
 from dlog.wire.entry import build_record_set
 from tests.integration.cli.up import Up, dlog

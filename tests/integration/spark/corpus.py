@@ -20,7 +20,7 @@ from dlog.model.ids import BookieId, EntryId, LedgerId, SegmentNumber, StreamNam
 from dlog.model.ledger import DigestType, Fragment, LedgerKey, LedgerMetadata
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Segment, StreamKey, StreamMetadata
-from dlog.spark.reach import Cluster
+from dlog.spark.cluster_connection import Cluster
 from dlog.wire.bookie import AddEntry, Code, EntryAdded
 from dlog.wire.digest import Digest
 from dlog.wire.stream_metadata import segment_name

@@ -18,14 +18,14 @@ from dlog.io.settings import load
 from dlog.io.zookeeper_protocol import NoNodeError
 from dlog.model.ids import LedgerId, stream_name
 from dlog.model.segment import Segment, StreamKey, StreamMetadata
+from dlog.spark.cluster_connection import Cluster, reach
 from dlog.spark.jobs.frame import Place, Report
 from dlog.spark.jobs.offload import offload
 from dlog.spark.jobs.offload_copy import cold_store
-from dlog.spark.jobs.offload_records import Kept, Records
+from dlog.spark.jobs.offload_records import OffloadRecords, StoredRecord
 from dlog.spark.jobs.offload_work import OffloadOptions, read_stream
-from dlog.spark.reach import Cluster, reach
+from dlog.stores.cold.locations import parse_root
 from dlog.stores.cold.options import ColdOptions
-from dlog.stores.cold.places import parse_root
 from tests.integration.cli.up import Up
 from tests.integration.storage import Storage, need_storage
 
@@ -107,13 +107,13 @@ class Yard:
 
         return bool(self.ask(look))
 
-    def records(self, stream: str) -> list[Kept]:
+    def records(self, stream: str) -> list[StoredRecord]:
         """What is remembered of segments on their way."""
 
-        async def look(cluster: Cluster) -> list[Kept]:
-            return await Records(cluster, self.namespace).of(stream)
+        async def look(cluster: Cluster) -> list[StoredRecord]:
+            return await OffloadRecords(cluster, self.namespace).of(stream)
 
-        found: list[Kept] = self.ask(look)
+        found: list[StoredRecord] = self.ask(look)
         return found
 
     def znodes(self, stream: str) -> list[str]:

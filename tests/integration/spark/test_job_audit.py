@@ -16,10 +16,10 @@ import pytest
 import dlog
 from dlog.errors import ConfigError, StreamNotFoundError
 from dlog.model.ids import LedgerId
+from dlog.spark.cluster_connection import reach
 from dlog.spark.jobs.audit_findings import Kind
 from dlog.spark.jobs.audit_orphans import find_orphans
 from dlog.spark.jobs.frame import Place, Report, Verdict
-from dlog.spark.reach import reach
 from tests.deleting import delete_stream
 from tests.integration.cli.up import Up, is_alive, up_for_many, wait_until
 from tests.integration.cli.up import dlog as command

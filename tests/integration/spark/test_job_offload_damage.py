@@ -12,7 +12,7 @@ import pytest
 
 import dlog
 from dlog.errors import ConfigError, DamagedError, InvalidRequestError, StreamNotFoundError
-from dlog.log.note import encode_note
+from dlog.log.dedup_trailer import encode_trailer
 from dlog.model.ids import EntryId
 from dlog.model.quorum import Quorum
 from dlog.spark.jobs import offload_settle
@@ -23,7 +23,7 @@ from tests.integration.cli.up import up, wait_until
 from tests.integration.spark.offloading import Yard, yard_of
 
 if TYPE_CHECKING:
-    from dlog.spark.reach import Cluster
+    from dlog.spark.cluster_connection import Cluster
 
 
 # ---- what is wrong is told ------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_a_segment_that_is_damaged_stays_where_it_is_and_the_others_go(files: Ya
     async def write(cluster: Cluster) -> str:
         ledger = await cluster.ledgers.create(Quorum(ensemble=3, write=3, ack=2))
         batch = build_record_set([b"x" * 100] * victim.record_count)
-        note = encode_note(1, -1, [(b"p" * 16, 0, victim.record_count, 12345, 0)], None)
+        note = encode_trailer(1, -1, [(b"p" * 16, 0, victim.record_count, 12345, 0)], None)
         records = [
             Record(RECORD_SET, 1, victim.last_txid, batch),
             Record(CONTROL, victim.record_count, victim.last_txid, note),

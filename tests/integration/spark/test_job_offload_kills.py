@@ -21,8 +21,8 @@ from dlog.client.sync import SyncClient
 from dlog.io.children import die_with_parent
 from dlog.spark.jobs import offload_settle
 from dlog.spark.jobs.frame import Verdict
-from dlog.spark.jobs.offload_records import Records
-from dlog.stores.cold.places import ObjectName, parse_root
+from dlog.spark.jobs.offload_records import OffloadRecords
+from dlog.stores.cold.locations import ObjectName, parse_root
 from dlog.stores.ledger import LedgerStore
 from tests.integration.cli.up import Up
 from tests.integration.spark.deaths import ROOT, environment
@@ -75,7 +75,7 @@ def finished(yard: Yard, name: str) -> None:
 @pytest.mark.parametrize(
     ("where", "what"),
     [
-        (Records, "begin"),  # the object is there, nobody knows
+        (OffloadRecords, "begin"),  # the object is there, nobody knows
         (offload_settle, "_is_there"),  # remembered, its stream was not told
         (Client, "relocate"),
         (offload_settle, "_note"),  # its stream was told, the grace period has not begun
@@ -92,7 +92,7 @@ def test_a_run_that_dies_while_it_moves_segments(yard: Yard, where: Any, what: s
 
 
 @pytest.mark.parametrize("after", [0, 2])
-@pytest.mark.parametrize(("where", "what"), [(LedgerStore, "delete"), (Records, "forget")])
+@pytest.mark.parametrize(("where", "what"), [(LedgerStore, "delete"), (OffloadRecords, "forget")])
 def test_a_run_that_dies_while_it_deletes_ledgers(yard: Yard, where: Any, what: str, after: int) -> None:
     name = yard.written()
     rows, hot = yard.rows(name), yard.hot(name)
@@ -121,14 +121,14 @@ def test_a_run_that_dies_while_it_takes_a_segment_back(yard: Yard) -> None:
     yard.check_over(name, rows, hot)
 
 
-@pytest.mark.parametrize("what", ["claim", "unclaim"])
+@pytest.mark.parametrize("what", ["claim", "unmark_swept"])
 def test_a_run_that_dies_while_it_sweeps(yard: Yard, what: str) -> None:
     name = yard.written()
     rows, hot = yard.rows(name), yard.hot(name)
     yard.offload(name)
     left = parse_root(yard.objects(name)[0]).parent.below(str(ObjectName(1, os.urandom(8).hex(), 7)))
     yard.kept.file_of(str(left)).write_bytes(b"of a run that was killed")
-    with dying(Records, what):
+    with dying(OffloadRecords, what):
         yard.offload(name, orphan_age_s=0.0)
     assert yard.rows(name) == rows
     finished(yard, name)

@@ -14,13 +14,13 @@ from dlog.model.dlsn import of
 from dlog.model.offloading import Record as Moving
 from dlog.spark.jobs.frame import Verdict
 from dlog.spark.jobs.offload_copy import cold_store
-from dlog.spark.jobs.offload_records import Records, SweptError
+from dlog.spark.jobs.offload_records import OffloadRecords, SweptError
+from dlog.stores.cold.locations import ObjectName, parse_root
 from dlog.stores.cold.objects import ObjectWriter
-from dlog.stores.cold.places import ObjectName, parse_root
 from tests.integration.spark.offloading import HOUR_S, Yard, yard_of
 
 if TYPE_CHECKING:
-    from dlog.spark.reach import Cluster
+    from dlog.spark.cluster_connection import Cluster
 
 
 # ---- Parquet --------------------------------------------------------------------------------------------------------
@@ -141,12 +141,12 @@ def test_an_object_is_either_swept_or_remembered(files: Yard) -> None:
     record = Moving(stream=name, number=1, store="ledger", place="1", objects=(place,))
 
     async def contend(cluster: Cluster) -> None:
-        records = Records(cluster, files.namespace)
+        records = OffloadRecords(cluster, files.namespace)
         await records.claim(name, place)
         with pytest.raises(SweptError):
             await records.begin(record)
         assert await records.swept(name) == [place]
-        await records.unclaim(name, place)
+        await records.unmark_swept(name, place)
         kept = await records.begin(record)
         assert [one.record for one in await records.of(name)] == [record]
         later = await records.change(kept, replace(kept.record, moved_unix_ms=7))

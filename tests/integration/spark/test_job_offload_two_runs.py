@@ -14,7 +14,7 @@ from dlog.client.client import Client
 from dlog.errors import InvalidRequestError, UnavailableError
 from dlog.spark.jobs import offload_settle
 from dlog.spark.jobs.frame import Report, Verdict
-from dlog.spark.jobs.offload_records import Records
+from dlog.spark.jobs.offload_records import OffloadRecords
 from dlog.stores.ledger import LedgerStore
 from tests.integration.spark.offloading import Yard
 
@@ -91,7 +91,7 @@ def test_a_run_that_has_noted_that_it_takes_segments_back_keeps_their_hot_copies
     rows, hot = files.rows(name), files.hot(name)
     files.offload(name)
     with monkeypatch.context() as patch:
-        gate = Gate(patch, Records, "change")
+        gate = Gate(patch, OffloadRecords, "change")
         deleting: Future[Report] = aside.submit(files.offload, name, grace_s=0.0)
         gate.wait_reached()
         patch.setattr(offload_settle, "_try_out", _refused)

@@ -73,8 +73,8 @@ def place(cluster: Up, region: Region) -> Place:
 
 
 def options(region: Region, **given: Any) -> Any:
+    from dlog.spark.jobs.flushed_sequences import Marks
     from dlog.spark.jobs.replay import ReplayOptions
-    from dlog.spark.jobs.replay_marks import Marks
 
     return ReplayOptions(**{"marks": Marks.of(region.marks), **SIZES, **given})
 

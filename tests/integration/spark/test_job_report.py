@@ -10,9 +10,9 @@ import pytest
 
 from dlog.errors import ConfigError, StreamNotFoundError
 from dlog.model.ids import StreamName
+from dlog.spark.cluster_connection import Cluster, reach
 from dlog.spark.jobs.frame import Place, Report, Verdict
 from dlog.spark.jobs.report import ReportOptions, report
-from dlog.spark.reach import Cluster, reach
 from dlog.spark.readers import find, path_of, readers
 from tests.deleting import delete_stream
 from tests.integration.cli.up import Up, wait_until

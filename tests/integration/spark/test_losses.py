@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from dlog.log.note import encode_note
+from dlog.log.dedup_trailer import encode_trailer
 from dlog.model.ids import EntryId, stream_name
 from dlog.model.quorum import Quorum
 from dlog.model.segment import StreamKey, StreamMetadata
-from dlog.spark.reach import Cluster, reach
+from dlog.spark.cluster_connection import Cluster, reach
 from dlog.wire.entry import CONTROL, RECORD_SET, Record, build_record_set, encode_entry
 from tests.integration.cli.up import wait_until
 from tests.integration.spark.lake import Lake
@@ -47,7 +47,7 @@ def plant(lake: Lake, name: str, batches: list[list[bytes]], bad: int) -> None:
             noted = [(b"p" * 16, number, len(values), crc, 0)] if crc else []
             records = [
                 Record(RECORD_SET, position, 1, body),
-                Record(CONTROL, position + len(values) - 1, 1, encode_note(1, -1, noted, None)),
+                Record(CONTROL, position + len(values) - 1, 1, encode_trailer(1, -1, noted, None)),
             ]
             position += len(values)
             await ledger.append(encode_entry(records))

@@ -8,8 +8,8 @@ import pytest
 
 from dlog.client.sync import SyncClient
 from dlog.errors import InvalidRequestError
+from dlog.spark.cluster_connection import Cluster
 from dlog.spark.proxies import proxies_of
-from dlog.spark.reach import Cluster
 from dlog.spark.stages import sink_path
 from tests.integration.cli.up import Up
 from tests.integration.spark.abandoned import Abandoned

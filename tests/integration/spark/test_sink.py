@@ -48,7 +48,7 @@ def segments(lake: Lake, stream: str) -> list[dict[str, Any]]:
 
 def stages(lake: Lake, *streams: str) -> list[str]:
     """Ledgers that were written ahead for these streams and are in no list."""
-    from dlog.spark.reach import Cluster, reach
+    from dlog.spark.cluster_connection import Cluster, reach
     from dlog.spark.stages import stream_of
 
     async def look(cluster: Cluster) -> list[str]:
@@ -96,7 +96,7 @@ def test_a_numbered_write_is_done_once(lake: Lake) -> None:
 
 def test_what_a_query_may_still_have_taken_in_is_not_swept_however_old(lake: Lake) -> None:
     """Until its stream remembers a later program: then it is refused for ever."""
-    from dlog.spark.reach import Cluster, reach
+    from dlog.spark.cluster_connection import Cluster, reach
     from dlog.spark.stages import Staged, Stager
 
     name, other, sink = lake.create(), lake.create(), f"old-{uuid.uuid4().hex[:8]}"
@@ -216,15 +216,15 @@ def test_a_new_checkpoint_is_refused_until_a_person_says_that_it_counts_anew(lak
 
 def test_what_the_owner_has_forgotten_is_read_in_the_log(lake: Lake, tmp_path: Path) -> None:
     """A batch of which only the beginning is known: it was appended, and its owner's memory is gone."""
-    from dlog.spark.publishing import Piece, publish
-    from dlog.spark.reach import reach
+    from dlog.spark.cluster_connection import reach
+    from dlog.spark.publishing import TaskOutput, publish
     from dlog.spark.sink_options import parse_sink
     from dlog.spark.sink_rows import Row
 
     to = lake.create()
     options = parse_sink({"zookeeper": lake.zookeeper, "namespace": lake.namespace, "sinkId": "s"}, streaming=True)
     batch = SinkBatch("s", 0, "q", 0)
-    piece = Piece(0, batch, inline={to: [Row(None, b"once")]})
+    piece = TaskOutput(0, batch, inline={to: [Row(None, b"once")]})
     of_cluster = reach(lake.zookeeper, lake.namespace)
     for number in range(3):
         if number == 2:
@@ -232,7 +232,7 @@ def test_what_the_owner_has_forgotten_is_read_in_the_log(lake: Lake, tmp_path: P
         told = of_cluster.ask(lambda cluster: publish(cluster, options, [piece], once=True))
         assert told == {to: 0 if number else 1}
     assert [v for v in values(lake, to) if v == b"once"] == [b"once"]
-    later = Piece(0, SinkBatch("s", 0, "q", 1), inline={to: [Row(None, b"later")]})
+    later = TaskOutput(0, SinkBatch("s", 0, "q", 1), inline={to: [Row(None, b"later")]})
     assert of_cluster.ask(lambda cluster: publish(cluster, options, [later], once=True)) == {to: 1}
 
 

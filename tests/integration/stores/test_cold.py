@@ -19,8 +19,8 @@ from dlog.io.settings import load
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.quorum import Quorum
 from dlog.stores.cold.format import Builder, Contents, Head
+from dlog.stores.cold.locations import Location, ObjectName, folder_of, parse_root
 from dlog.stores.cold.options import ColdOptions
-from dlog.stores.cold.places import Location, ObjectName, folder_of, parse_root
 from dlog.stores.cold.store import ColdStore
 from dlog.stores.contract import (
     AppendSink,

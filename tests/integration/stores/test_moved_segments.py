@@ -12,12 +12,12 @@ import pytest
 from dlog.io.objects import Objects
 from dlog.model.ids import EntryId, StreamName
 from dlog.model.segment import Segment, StreamKey, StreamMetadata
+from dlog.spark.cluster_connection import Cluster
 from dlog.spark.options import SourceOptions
 from dlog.spark.planning import Range
-from dlog.spark.reach import Cluster
 from dlog.spark.reading import extents
+from dlog.stores.cold.locations import ObjectName, folder_of, parse_root
 from dlog.stores.cold.options import ColdOptions
-from dlog.stores.cold.places import ObjectName, folder_of, parse_root
 from dlog.stores.cold.store import ColdStore
 from dlog.stores.contract import SegmentNotFoundError, SegmentRef
 from dlog.stores.memory import MemoryStore

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dlog.cli.parts import Part, State, ZooKeeperPart
+from dlog.cli.parts import State, SupervisedProcess, ZooKeeperPart
 from dlog.cli.screen import LineScreen
 from dlog.errors import ConfigError
 from dlog.io import embedded_zookeeper
@@ -166,7 +166,7 @@ async def test_the_console_of_a_cluster_tells_why_its_zookeeper_died(
     deaths: list[str] = []
     died = asyncio.Event()
 
-    def changed(part: Part) -> None:
+    def changed(part: SupervisedProcess) -> None:
         screen.changed(part)
         if part.state is State.WAITING:
             deaths.append(part.death())

@@ -14,7 +14,7 @@ import pytest
 from dlog.errors import CookieError
 from dlog.io.clock import unix_ms
 from dlog.io.memory_metadata import MemoryMetadata
-from dlog.io.metadata import Absent, BookieInfo, Metadata, ProxyInfo, SessionState
+from dlog.io.metadata import AbsentStream, BookieInfo, Metadata, ProxyInfo, SessionState
 from dlog.io.zookeeper_cluster import cluster_init
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.machine import Conflict, Missing, Versioned
@@ -147,7 +147,7 @@ async def test_a_stream_lives_from_creation_to_deletion(pair: Pair) -> None:
             replace(value.segments[0], truncation=Truncation.PARTIAL, min_entry=EntryId(12), min_slot=1)
         ),
         lambda value: replace(value.with_segment(completed(value.segments[1], 3, 950)), max_txid=Txid(950)),
-        lambda value: value.trimmed(2),
+        lambda value: value.with_truncated_before(2),
         lambda value: value.with_marks(1),
         lambda value: value.without_truncated(1),
         lambda value: replace(value, owner=replace(OWNER, released=True)),
@@ -233,22 +233,22 @@ async def test_a_stream_is_deleted_by_one_change_and_what_is_left_is_removed_und
 
 async def test_a_creation_names_the_life_it_makes(pair: Pair) -> None:
     one, two = pair
-    made = await change(one, replace(FRESH, life="a1"), Absent(await two.deletions()))
+    made = await change(one, replace(FRESH, life="a1"), AbsentStream(await two.deletions()))
     assert made.value.life == (await seen(two, KEY)).value.life == "a1"
-    assert await two.compare_and_set(KEY, replace(FRESH, life="a1"), Absent(await two.deletions())) == Conflict()
+    assert await two.compare_and_set(KEY, replace(FRESH, life="a1"), AbsentStream(await two.deletions())) == Conflict()
 
 
 async def test_a_creation_that_comes_late_makes_no_second_life(pair: Pair) -> None:
     one, two = pair
     before = await one.deletions()
-    await change(one, replace(FRESH, life="a1"), Absent(before))
+    await change(one, replace(FRESH, life="a1"), AbsentStream(before))
     await delete_stream(two, KEY.stream)
-    assert await one.compare_and_set(KEY, replace(FRESH, life="a1"), Absent(before)) == Missing()
+    assert await one.compare_and_set(KEY, replace(FRESH, life="a1"), AbsentStream(before)) == Missing()
     assert await two.read(KEY) == Missing()
     after = await two.deletions()
     assert after == await one.deletions() == before + 1
-    assert (await change(one, replace(FRESH, life="b2"), Absent(after))).value.life == "b2"
-    assert await two.compare_and_set(KEY, replace(FRESH, life="a1"), Absent(before)) in (Missing(), Conflict())
+    assert (await change(one, replace(FRESH, life="b2"), AbsentStream(after))).value.life == "b2"
+    assert await two.compare_and_set(KEY, replace(FRESH, life="a1"), AbsentStream(before)) in (Missing(), Conflict())
 
 
 async def test_of_two_changes_from_one_read_only_one_takes_place(pair: Pair) -> None:
@@ -261,7 +261,7 @@ async def test_of_two_changes_from_one_read_only_one_takes_place(pair: Pair) -> 
         replace(base.value, settings=replace(base.value.settings, retention_s=1.0)),
         replace(base.value, max_txid=Txid(5000)),
         base.value.with_segment(started(2, "18")),
-        base.value.with_segment(started(2, "18")).trimmed(2),
+        base.value.with_segment(started(2, "18")).with_truncated_before(2),
         base.value.without_segment(1),
         base.value,
         replace(base.value, owner=replace(OWNER, epoch=Epoch(2), claim="c2")),

@@ -108,7 +108,7 @@ def changed(value: Any, draw: tuple[float, int]) -> Any:
         )
         return replace(value.with_segment(ended), max_txid=ended.last_txid)
     if segments and chance < 0.6:
-        return value.trimmed(segments[0].number + number)
+        return value.with_truncated_before(segments[0].number + number)
     if value.truncated and chance < 0.7:
         return value.with_marks(value.truncated[0].number + number)
     if value.truncated and chance < 0.8:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from actors.block_fetcher import BlockFetcher
 from actors.entry_cache import EntryCache
-from actors.fetches import Fetches
-from actors.patience import Patience, Stale
-from actors.stream_tailer import StreamTailer
-from actors.turns import Turns
-from actors.upstream import Heard
-from dlog.log.reading import StreamReader
+from actors.fanout_pacer import FanoutPacer
+from actors.owner_feed import OwnerFeed
+from actors.retrying import FreezeTolerantTimeout, RefreshSignal
+from actors.stream_feed import StreamFeed
+from dlog.log.reading import StreamReaderMachine
 from tests.simulation.cache_ports import MetadataPort, StorePort
 from tests.simulation.mutants import edited
 from tests.simulation.worlds import Mutant
@@ -31,7 +31,7 @@ COHERENCE = (
         invariants=("R1", "R2"),
         style="roll",
         parts=planted(
-            Heard,
+            OwnerFeed,
             (
                 "__call__",
                 "self._listener.believe(self, number)",
@@ -43,7 +43,7 @@ COHERENCE = (
         name="what is sent along is kept for the place that the number has in the list as it is known",
         invariants=("R1",),
         style="roll",
-        parts=planted(Heard, ("entries", "self._placed.get(number)", "self._listener.listed(number)")),
+        parts=planted(OwnerFeed, ("entries", "self._placed.get(number)", "self._listener.listed(number)")),
     ),
     Mutant(
         name="reads of metadata may be older than the question",
@@ -56,7 +56,7 @@ COHERENCE = (
         invariants=("R1",),
         style="trim",
         parts=planted(
-            Fetches,
+            BlockFetcher,
             ("answer", "key = segment_key(segment)", "key = str(segment.number)"),
             ("keep", "key = segment_key(segment)", "key = str(segment.number)"),
             ("keep", " or segment_key(now) != key", ""),
@@ -65,7 +65,7 @@ COHERENCE = (
     Mutant(
         name="entries are asked for as far as the reader's list says, whatever is confirmed",
         invariants=("R1", "S4", "assert"),
-        parts=planted(StreamTailer, ("_lac_seen", "asked.place, end, True", "asked.place, EntryId(end + 1), True")),
+        parts=planted(StreamFeed, ("_lac_seen", "asked.place, end, True", "asked.place, EntryId(end + 1), True")),
     ),
 )
 
@@ -74,15 +74,15 @@ STALENESS = (
         name="what an owner said before it fell silent counts as the tail",
         invariants=("R2",),
         style="tail",
-        parts=planted(StreamTailer, ("_find_tail", "not (told and key in self._lacs)", "key not in self._lacs")),
+        parts=planted(StreamFeed, ("_find_tail", "not (told and key in self._lacs)", "key not in self._lacs")),
     ),
     Mutant(
         name="an owner counts that metadata names no more",
         invariants=("R2",),
         style="tail",
         parts=planted(
-            StreamTailer,
-            ("_is_to_be_asked", "following is None or not view.is_sure", "True"),
+            StreamFeed,
+            ("_is_to_be_asked", "following is None or not view.has_fresh_metadata", "True"),
             (
                 "_follow",
                 "self._owner is not None and self._epoch != heard.epoch",
@@ -95,21 +95,21 @@ STALENESS = (
         invariants=("R2", "R4"),
         style="tail",
         parts=planted(
-            StreamTailer,
-            ("_show_first", "patience.is_over and not view.is_sure", "not view.is_sure"),
+            StreamFeed,
+            ("_show_first", "patience.is_over and not view.has_fresh_metadata", "not view.has_fresh_metadata"),
         ),
     ),
     Mutant(
         name="time in which the proxy was frozen counts as waiting for metadata",
         invariants=("R2", "R3", "R4"),
         style="frozen",
-        parts=planted(Patience, ("wait", "took_s > 2 * step_s", "False")),
+        parts=planted(FreezeTolerantTimeout, ("wait", "took_s > 2 * step_s", "False")),
     ),
     Mutant(
         name="that contact with metadata is back is heard when the pause after a failure is over",
         invariants=("R2", "R3", "R4"),
         style="frozen",
-        parts=planted(Stale, ("hint", "self._hinted.set()", "pass"), ("wake", "self._hinted.set()", "pass")),
+        parts=planted(RefreshSignal, ("hint", "self._hinted.set()", "pass"), ("wake", "self._hinted.set()", "pass")),
     ),
     Mutant(
         name="without an owner the tail is what the store shows by itself",
@@ -121,20 +121,20 @@ STALENESS = (
     Mutant(
         name="the LAC moves and nobody is told",
         invariants=("R2",),
-        parts=planted(StreamTailer, ("_learn", "self._turns.ask(at_once=ended)", "pass")),
+        parts=planted(StreamFeed, ("_learn", "self._turns.ask(at_once=ended)", "pass")),
     ),
     Mutant(
         name="the turn of who was told of the tail a moment ago never comes",
         invariants=("R2",),
         style="frozen",
         seeds=1000,
-        parts=planted(Turns, ("ask", "call_later(wait_s,", "call_later(1e6,")),
+        parts=planted(FanoutPacer, ("ask", "call_later(wait_s,", "call_later(1e6,")),
     ),
     Mutant(
         name="one segment's end is told of another",
         invariants=("R2",),
         parts=planted(
-            StreamTailer,
+            StreamFeed,
             (
                 "_lac_seen",
                 "EntryId(max(lac, question.known)), end is not None",
@@ -145,7 +145,7 @@ STALENESS = (
     Mutant(
         name="a new reader is served from the list as it is remembered",
         invariants=("R2", "R3", "R4"),
-        parts=planted(StreamTailer, ("_get_stream", "and (view.has_seen or self._is_cut_off)", "")),
+        parts=planted(StreamFeed, ("_get_stream", "and (view.has_metadata or self._is_cut_off)", "")),
     ),
 )
 
@@ -154,7 +154,7 @@ NEGATIVES = (
         name="a fetch that failed is joined by those who ask again",
         invariants=("R3",),
         parts=planted(
-            Fetches,
+            BlockFetcher,
             (
                 "_fetch",
                 "finally:\n        self._land(key, flight)",
@@ -166,7 +166,7 @@ NEGATIVES = (
         name="that entries could not be had is remembered",
         invariants=("R3",),
         parts=planted(
-            Fetches,
+            BlockFetcher,
             ("_fetch", "error = failure", "error = failure\n        self._ways['!' + key] = None"),
             (
                 "answer",
@@ -183,8 +183,8 @@ NEGATIVES = (
         invariants=("R3",),
         style="trim",
         parts=planted(
-            StreamTailer,
-            ("_get_stream", "(view.has_seen or self._is_cut_off)", "(view.has_seen or self._value is None)"),
+            StreamFeed,
+            ("_get_stream", "(view.has_metadata or self._is_cut_off)", "(view.has_metadata or self._value is None)"),
         ),
     ),
 )
@@ -194,14 +194,14 @@ FORGETTING = (
         name="truncated segments stay in the cache until they leave the list",
         invariants=("R4",),
         style="trim",
-        parts=planted(StreamTailer, ("_forget", "now.readable_changes_since(before)", "now.changes_since(before)")),
+        parts=planted(StreamFeed, ("_forget", "now.readable_changes_since(before)", "now.changes_since(before)")),
     ),
     Mutant(
         name="what was truncated while it was fetched is kept",
         invariants=("R4",),
         style="trim",
         parts=planted(
-            Fetches,
+            BlockFetcher,
             ("keep", "now is None or segment_key(now) != key", "False"),
             ("keep", "max(0, now.min_entry - first)", "0"),
         ),
@@ -212,7 +212,7 @@ FORGETTING = (
         style="trim",
         seeds=2000,
         parts=planted(
-            StreamTailer, ("_forget", "if new.min_entry > old.min_entry", "elif new.min_entry > old.min_entry")
+            StreamFeed, ("_forget", "if new.min_entry > old.min_entry", "elif new.min_entry > old.min_entry")
         ),
     ),
     Mutant(
@@ -228,7 +228,7 @@ MOVING = (
         name="a segment that was moved while it was read is damaged",
         invariants=("R3",),
         style="moved",
-        parts=planted(StreamReader, ("_follow_segment", " and not segment.is_move_of(known)", "")),
+        parts=planted(StreamReaderMachine, ("_follow_segment", " and not segment.is_move_of(known)", "")),
     ),
 )
 
@@ -237,40 +237,40 @@ POSITIONS = (
         name="a reader that waits for the tail is cut off by a truncation within the segment",
         invariants=("R4",),
         style="trim",
-        parts=planted(StreamReader, ("_is_cut_off", "self._from_tail or ", "")),
+        parts=planted(StreamReaderMachine, ("_is_cut_off", "self._from_tail or ", "")),
     ),
     Mutant(
         name="a position of an earlier stream of the name is read in the next",
         invariants=("R6",),
         style="lives",
-        parts=planted(StreamReader, ("_is_another", "else self._read.life", 'else ""')),
+        parts=planted(StreamReaderMachine, ("_is_another", "else self._read.life", 'else ""')),
     ),
     Mutant(
         name="a position that the stream does not reach is waited for",
         invariants=("R6", "R2"),
         style="lives",
-        parts=planted(StreamReader, ("_is_reached", "end is None or wanted <= end", "True")),
+        parts=planted(StreamReaderMachine, ("_is_reached", "end is None or wanted <= end", "True")),
     ),
     Mutant(
         name="a list that is only remembered says where the stream ends",
         invariants=("R6",),
         style="lives",
         seeds=2000,
-        parts=planted(StreamReader, ("_is_reached", "if self._is_sure:", "if True:")),
+        parts=planted(StreamReaderMachine, ("_is_reached", "if self._is_sure:", "if True:")),
     ),
     Mutant(
         name="a stream that is only remembered says that the position is of another",
         invariants=("R6",),
         style="lives",
         seeds=2000,
-        parts=planted(StreamReader, ("_note_stream", "self._stream is not None or fresh", "True")),
+        parts=planted(StreamReaderMachine, ("_note_stream", "self._stream is not None or fresh", "True")),
     ),
     Mutant(
         name="what was heard of the tail before metadata could be read says where the stream ends",
         invariants=("R6",),
         style="lives",
         seeds=2000,
-        parts=planted(StreamReader, ("_note_stream", "self._wanted is not None and not is_first", "False")),
+        parts=planted(StreamReaderMachine, ("_note_stream", "self._wanted is not None and not is_first", "False")),
     ),
 )
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from dlog.bookie.bookie import Bookie
 from dlog.ledger.adding import LedgerAdder
-from dlog.ledger.finding import TailFinder, _Sought
-from dlog.ledger.reading import LedgerReader
-from dlog.ledger.recovery import LedgerRecoverer, _Search
+from dlog.ledger.finding import TailFinder, _TailProbe
+from dlog.ledger.reading import EntryReader
+from dlog.ledger.recovery import LedgerRecoverer, _EntryProbe
 from dlog.ledger.tailing import LedgerTailer
 from dlog.ledger.window import Window
 from tests.simulation.bookie_model import BookieModel
@@ -49,8 +49,8 @@ def recoverer(*edits: Edit, mute: tuple[str, ...] = ()) -> dict[str, Any]:
 
 def search(*edits: Edit, also: tuple[Edit, ...] = (), mute: tuple[str, ...] = ()) -> dict[str, Any]:
     """A recoverer that judges the answers for one entry by an edited rule."""
-    changed = edited(_Search, *edits)
-    made = edited(LedgerRecoverer, *also, ("_settle_search", "_Search()", "_EDITED()"))
+    changed = edited(_EntryProbe, *edits)
+    made = edited(LedgerRecoverer, *also, ("_settle_search", "_EntryProbe()", "_EDITED()"))
     made._settle_search.__globals__["_EDITED"] = changed  # type: ignore[attr-defined]
     return {"recoverer": made, "mute": mute}
 
@@ -61,8 +61,8 @@ def finder(*edits: Edit) -> dict[str, Any]:
 
 def sought(*edits: Edit) -> dict[str, Any]:
     """A finder that judges the answers for one entry by an edited rule."""
-    made = edited(TailFinder, ("_search", "_Sought()", "_EDITED()"))
-    made._search.__globals__["_EDITED"] = edited(_Sought, *edits)  # type: ignore[attr-defined]
+    made = edited(TailFinder, ("_search", "_TailProbe()", "_EDITED()"))
+    made._search.__globals__["_EDITED"] = edited(_TailProbe, *edits)  # type: ignore[attr-defined]
     return {"finder": made}
 
 
@@ -378,7 +378,7 @@ READERS = (
         seeds=1500,
         parts={
             "reader": edited(
-                LedgerReader,
+                EntryReader,
                 (
                     "_note_read",
                     "self._digest.verify(answer.packet, answer.entry)",
@@ -439,7 +439,7 @@ FINDERS = (
 WHO_DENIED = Mutant(
     name="who denied an entry counts, whether it is one of its bookies or not",
     invariants=("L5",),
-    parts={"reader": edited(LedgerReader, ("_note_metadata", "read.failed &= set(value.bookies_of(entry))", "pass"))},
+    parts={"reader": edited(EntryReader, ("_note_metadata", "read.failed &= set(value.bookies_of(entry))", "pass"))},
 )
 
 OLDER_LEDGERS = (

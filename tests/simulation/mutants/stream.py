@@ -8,26 +8,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.upstream import Heard
-from dlog.lease.lease import Lease
-from dlog.log.changes import MarkDeleted, Relocate, RememberSink, StartSegment, TakeSegmentsIn, TruncateTo
-from dlog.log.dedupe import Producer, ProducerTable
-from dlog.log.deleting import StreamDeletion
-from dlog.log.expiring import Expiring
-from dlog.log.owner import StreamOwner
-from dlog.log.reading import StreamReader
-from dlog.log.recovery import Recovery
-from dlog.log.register import Register
-from dlog.log.rolling import Rolling
-from dlog.log.seeking import Goal
-from dlog.log.taking import Taking
-from dlog.log.taking_in import TakingIn
-from dlog.log.truncating import Truncating
-from dlog.log.writing import Writing
+from actors.owner_feed import OwnerFeed
+from dlog.log.changes import ListImportedSegments, MarkDeleted, RecordSinkBatch, Relocate, StartSegment, TruncateTo
+from dlog.log.metadata_updater import StreamMetadataUpdater
+from dlog.log.owner import StreamOwnerMachine
+from dlog.log.producer_table import Producer, ProducerTable
+from dlog.log.reading import StreamReaderMachine
+from dlog.log.recovery import StreamRecovery
+from dlog.log.retention import RetentionChecker
+from dlog.log.rolling import SegmentRoller
+from dlog.log.seeking import SeekTarget
+from dlog.log.segment_import import SegmentImport
+from dlog.log.stream_deletion import StreamDeletion
+from dlog.log.takeover import Takeover
+from dlog.log.truncating import StreamTruncation
+from dlog.log.writing import EntryWriter
 from dlog.model.offloading import Record
 from dlog.model.segment import StreamMetadata
-from dlog.model.sink import Sweep
-from proxies.write.tails import Run, Tail
+from dlog.model.sink import StageSweepRule
+from dlog.ownership.claim import Claim
+from proxies.write.lac_subscriptions import ConsecutiveEntries, LacSubscription
 from tests.simulation.mutants import edited
 from tests.simulation.store_model import StoreModel
 from tests.simulation.worlds import Mutant
@@ -64,17 +64,21 @@ SAYING = (
     Mutant(
         name="an owner refuses before its claim is confirmed",
         invariants=("S14",),
-        parts=planted(Writing, ("_refuse", "not is_confirmed and tells_of_the_log(error, request)", "False")),
+        parts=planted(
+            EntryWriter, ("_refuse", "not is_confirmed and states_absence_from_log(error, request)", "False")
+        ),
     ),
     Mutant(
         name="a read of metadata that was over before a batch came confirms the claim",
         invariants=("S14",),
-        parts=planted(Register, ("request_read", "self._reads + 1", "max(1, self._reads)")),
+        parts=planted(StreamMetadataUpdater, ("request_read", "self._reads + 1", "max(1, self._reads)")),
     ),
     Mutant(
         name="an owner that does not know the log yet says that the stream ends",
         invariants=("S14",),
-        parts=planted(StreamOwner, ("write", "self.has_ended or not tells_of_the_log(refusal, request)", "True")),
+        parts=planted(
+            StreamOwnerMachine, ("write", "self.has_ended or not states_absence_from_log(refusal, request)", "True")
+        ),
     ),
     Mutant(
         name="a producer's next generation does not end the older ones",
@@ -104,8 +108,11 @@ SAYING = (
         parts={
             "planted": (
                 (
-                    Writing,
-                    edited(Writing, ("_refuse", "not is_confirmed and tells_of_the_log(error, request)", "False")),
+                    EntryWriter,
+                    edited(
+                        EntryWriter,
+                        ("_refuse", "not is_confirmed and states_absence_from_log(error, request)", "False"),
+                    ),
                 ),
                 (ProducerTable, edited(ProducerTable, ("_judge_generation", "first < known.next", "False"))),
             ),
@@ -119,24 +126,24 @@ LEASE = (
         name="an answer to another claim is taken for ours",
         invariants=("T3",),
         parts=planted(
-            Lease, ("_saw", "self._is_ours(value)", "self._base is not None and value.owner.epoch == self._base + 1")
+            Claim, ("_saw", "self._is_ours(value)", "self._base is not None and value.owner.epoch == self._base + 1")
         ),
     ),
     Mutant(
         name="the list is written without compare-and-set",
         invariants=("T3", "S9", "S1", "S7"),
-        parts=planted(Register, ("_write", "value, self._version)", f"value, {ANY_VERSION})")),
+        parts=planted(StreamMetadataUpdater, ("_write", "value, self._version)", f"value, {ANY_VERSION})")),
     ),
     Mutant(
         name="the list is written after a re-read that does not look at the owner",
         invariants=("S2", "S6", "T4", "S1", "S9", "T1"),
-        parts=planted(Register, ("_heard", "not self._lease.observe(value)", "False")),
+        parts=planted(StreamMetadataUpdater, ("_heard", "not self._lease.observe(value)", "False")),
     ),
     Mutant(
         name="pending batches are acknowledged when the claim is lost",
         invariants=("T2",),
         parts=planted(
-            Writing,
+            EntryWriter,
             (
                 "fail_all",
                 "out.extend(Answer(ticket, unknown) for ticket in batch.tickets)",
@@ -150,7 +157,7 @@ LEASE = (
         name="pending batches are acknowledged when the claim is lost, by its history",
         invariants=("S2",),
         parts=planted(
-            Writing,
+            EntryWriter,
             (
                 "fail_all",
                 "out.extend(Answer(ticket, unknown) for ticket in batch.tickets)",
@@ -173,18 +180,18 @@ TAKING = (
     Mutant(
         name="served before recovery",
         invariants=("S6", "T4"),
-        parts=planted(Recovery, ("_to_recover", "return [", "return [] and [")),
+        parts=planted(StreamRecovery, ("_to_recover", "return [", "return [] and [")),
     ),
     Mutant(
         name="only the last of two segments is fenced",
         invariants=("S6", "T4"),
         style="roll",
-        parts=planted(Recovery, ("_to_recover", "in value.in_progress}", "in value.in_progress[-1:]}")),
+        parts=planted(StreamRecovery, ("_to_recover", "in value.in_progress}", "in value.in_progress[-1:]}")),
     ),
     Mutant(
         name="nothing is fenced, by the order of the take-over",
         invariants=("T4",),
-        parts=planted(Recovery, ("_to_recover", "return [", "return [] and ["), mute=("S6",)),
+        parts=planted(StreamRecovery, ("_to_recover", "return [", "return [] and ["), mute=("S6",)),
     ),
     *(
         Mutant(
@@ -198,7 +205,7 @@ TAKING = (
     Mutant(
         name="the producer table is not recovered",
         invariants=("S2",),
-        parts=planted(Taking, ("begin", "None if self.table_known else t.table", "None")),
+        parts=planted(Takeover, ("begin", "None if self.table_known else t.table", "None")),
     ),
     Mutant(
         name="the table of the segment before is taken when the last entry has no note",
@@ -206,19 +213,19 @@ TAKING = (
         style="roll",
         seeds=1500,
         parts=planted(
-            Recovery, ("_replay", "notes[-1] if notes else self._newest_note", "notes[-1] if notes else None")
+            StreamRecovery, ("_replay", "notes[-1] if notes else self._newest_note", "notes[-1] if notes else None")
         ),
     ),
     Mutant(
         name="the txid floor is not recovered",
         invariants=("S7",),
-        parts=planted(Taking, ("_learn", "self._txid_floor(recovery))", "0)")),
+        parts=planted(Takeover, ("_learn", "self._txid_floor(recovery))", "0)")),
     ),
     Mutant(
         name="the number of an empty segment is not used again",
         invariants=("S1",),
         parts=planted(
-            Taking,
+            Takeover,
             (
                 "progress",
                 "recovery.next_number, ahead.place, ahead.store",
@@ -229,7 +236,7 @@ TAKING = (
     Mutant(
         name="a recovered segment counts the records of its last entry only",
         invariants=("S10",),
-        parts=planted(Recovery, ("_ended", "contents.position", "sum(contents.counts)")),
+        parts=planted(StreamRecovery, ("_ended", "contents.position", "sum(contents.counts)")),
     ),
 )
 
@@ -238,7 +245,7 @@ WRITING = (
         name="acknowledged before the append is confirmed",
         invariants=("S2",),
         parts=planted(
-            Writing,
+            EntryWriter,
             (
                 "cut",
                 "self._append(pending, out)",
@@ -251,7 +258,7 @@ WRITING = (
         name="a repetition is answered before the original is confirmed",
         invariants=("S2",),
         parts=planted(
-            Writing,
+            EntryWriter,
             (
                 "admit",
                 "verdict.tickets.append(ticket)",
@@ -307,21 +314,23 @@ WRITING = (
         style="forget",
         seeds=2000,
         parts=planted(
-            Writing, ("admit", "verdict.since = self.undecided", "verdict.since = (self.undecided[0] + 2, 0)")
+            EntryWriter, ("admit", "verdict.since = self.next_entry_floor", "verdict.since = (self.next_entry_floor[0] + 2, 0)")
         ),
     ),
     Mutant(
         name="what survived one's own recovery is written again",
         invariants=("S2",),
         parts=planted(
-            Writing, ("resolve", "end is not None and pending.entry <= end.last_entry", "end is None and not lost")
+            EntryWriter, ("resolve", "end is not None and pending.entry <= end.last_entry", "end is None and not lost")
         ),
     ),
     Mutant(
         name="what survived in a segment that somebody else completed is written again",
         invariants=("S2",),
         style="stranger",
-        parts=planted(Recovery, ("_to_recover", "sorted(found)]", "sorted(found) if not found[number].completed]")),
+        parts=planted(
+            StreamRecovery, ("_to_recover", "sorted(found)]", "sorted(found) if not found[number].completed]")
+        ),
     ),
     Mutant(
         name="what is turned away keeps its place in its producer's order",
@@ -333,14 +342,14 @@ WRITING = (
     Mutant(
         name="the LAC is left where it is when nothing follows",
         invariants=("T5",),
-        parts=planted(Writing, ("_watch_lac", "not self._control_timer", "False")),
+        parts=planted(EntryWriter, ("_watch_lac", "not self._control_timer", "False")),
     ),
     Mutant(
         name="the next segment is written before the old one is closed",
         invariants=("S6",),
         style="roll",
         parts=planted(
-            Rolling,
+            SegmentRoller,
             (
                 "progress",
                 "t.ask_seal()",
@@ -371,14 +380,15 @@ TRUNCATED = (
         name="truncated segments are deleted before Java readers can know",
         invariants=("S9",),
         parts=planted(
-            Truncating, ("delete_next", "t.register.want(MarkTruncated(self._portion[-1].number))", "self.marked()")
+            StreamTruncation,
+            ("delete_next", "t.register.want(MarkTruncated(self._portion[-1].number))", "self.marked()"),
         ),
     ),
     Mutant(
         name="truncated segments are forgotten while they are being deleted",
         invariants=("S9",),
         parts=planted(
-            Truncating,
+            StreamTruncation,
             (
                 "marked",
                 "self._deleting[store, place] = None",
@@ -389,24 +399,24 @@ TRUNCATED = (
     Mutant(
         name="the truncated segments of a former owner are left",
         invariants=("T5",),
-        parts=planted(StreamOwner, ("_hold", "self._truncating.delete_next()", "pass")),
+        parts=planted(StreamOwnerMachine, ("_hold", "self._truncating.delete_next()", "pass")),
     ),
     Mutant(
         name="all truncated segments are marked at once",
         invariants=("T5",),
         style="clocks",
-        parts=planted(Truncating, ("delete_next", "[: t.options.truncate_portion]", "[:]")),
+        parts=planted(StreamTruncation, ("delete_next", "[: t.options.truncate_portion]", "[:]")),
     ),
     Mutant(
         name="what waits together with a change that is refused is given up with it",
         invariants=("T5", "T6"),
         style="clocks",
-        parts=planted(Register, ("_hear_refusal", "len(question.changes) > 1", "False")),
+        parts=planted(StreamMetadataUpdater, ("_hear_refusal", "len(question.changes) > 1", "False")),
     ),
     Mutant(
         name="one portion of the truncated segments is deleted",
         invariants=("T5",),
-        parts=planted(Truncating, ("forgotten", "self.delete_next()", "pass")),
+        parts=planted(StreamTruncation, ("forgotten", "self.delete_next()", "pass")),
     ),
 )
 
@@ -420,18 +430,18 @@ READING = (
     Mutant(
         name="a control record reaches a reader",
         invariants=("S8",),
-        parts=planted(StreamReader, ("_push", "not all(map(self._is_control_only, payloads))", "payloads")),
+        parts=planted(StreamReaderMachine, ("_push", "not all(map(self._is_control_only, payloads))", "payloads")),
     ),
     Mutant(
         name="read past the LAC",
         invariants=("S8",),
-        parts=planted(StreamReader, *PAST_THE_LAC),
+        parts=planted(StreamReaderMachine, *PAST_THE_LAC),
     ),
     Mutant(
         name="read past the LAC, by its history",
         invariants=("S3", "S4"),
         seeds=1500,
-        parts=planted(StreamReader, *PAST_THE_LAC, mute=("S8",)),
+        parts=planted(StreamReaderMachine, *PAST_THE_LAC, mute=("S8",)),
     ),
     Mutant(
         name="a completed segment ends where the list says",
@@ -439,7 +449,7 @@ READING = (
         style="stranger",
         seeds=1000,
         parts=planted(
-            StreamReader,
+            StreamReaderMachine,
             (
                 "_follow_segment",
                 "self._segment = segment\n",
@@ -452,7 +462,7 @@ READING = (
     Mutant(
         name="an empty segment that ended counts as read",
         invariants=("S4",),
-        parts=planted(StreamReader, ("_note_lac", "seen.ended and self._lac == NO_ENTRY", "False")),
+        parts=planted(StreamReaderMachine, ("_note_lac", "seen.ended and self._lac == NO_ENTRY", "False")),
     ),
     Mutant(
         name="a segment that ended empty is waited out though the list has it as completed",
@@ -460,7 +470,7 @@ READING = (
         style="stranger",
         seeds=3000,
         parts=planted(
-            StreamReader,
+            StreamReaderMachine,
             ("_follow_segment", "self._watched, self._is_void = None, False", "self._watched = None"),
         ),
     ),
@@ -468,23 +478,27 @@ READING = (
         name="a remembered list says where a read ends",
         invariants=("S4",),
         seeds=1000,
-        parts=planted(StreamReader, ("_is_stop_in_doubt", "return is_there and", "return False and is_there and")),
+        parts=planted(
+            StreamReaderMachine, ("_is_stop_in_doubt", "return is_there and", "return False and is_there and")
+        ),
     ),
     Mutant(
         name="a reader that goes on begins an entry before its position",
         invariants=("S12",),
-        parts=planted(StreamReader, ("_begin_at", "max(0, dlsn.entry)", "max(0, dlsn.entry - 1)")),
+        parts=planted(StreamReaderMachine, ("_begin_at", "max(0, dlsn.entry)", "max(0, dlsn.entry - 1)")),
     ),
     Mutant(
         name="a reader that goes on begins an entry after its position",
         invariants=("S12",),
         seeds=1000,
-        parts=planted(StreamReader, ("_begin_at", "max(0, dlsn.entry)", "dlsn.entry + (self._read.credit == 500)")),
+        parts=planted(
+            StreamReaderMachine, ("_begin_at", "max(0, dlsn.entry)", "dlsn.entry + (self._read.credit == 500)")
+        ),
     ),
     Mutant(
         name="a seek goes to the first record after the one it looks for",
         invariants=("S11",),
-        parts=planted(Goal, ("is_before", "contents.last_txid < self.least", "contents.last_txid <= self.least")),
+        parts=planted(SeekTarget, ("is_before", "contents.last_txid < self.least", "contents.last_txid <= self.least")),
     ),
 )
 
@@ -493,7 +507,7 @@ FOLLOWING = (
         name="what survived is answered before who follows is told",
         invariants=("T6",),
         parts=planted(
-            Taking,
+            Takeover,
             ("_learn", "if end is not None:", "if False:"),
             (
                 "_complete",
@@ -505,20 +519,20 @@ FOLLOWING = (
     Mutant(
         name="an owner that mends its empty segment does not tell who follows",
         invariants=("T6",),
-        parts=planted(Taking, ("_complete", "t.out.append(Tell(", "end is None or t.out.append(Tell(")),
+        parts=planted(Takeover, ("_complete", "t.out.append(Tell(", "end is None or t.out.append(Tell(")),
     ),
     Mutant(
         name="an owner whose empty segment somebody else dropped does not tell who follows",
         invariants=("T6",),
         style="stranger",
         seeds=1000,
-        parts=planted(Taking, ("begin", "t.tell_dropped()", "pass")),
+        parts=planted(Takeover, ("begin", "t.tell_dropped()", "pass")),
     ),
     Mutant(
         name="entries that were left out are not missed in what is sent along",
         invariants=("T6",),
         parts=planted(
-            Run,
+            ConsecutiveEntries,
             ("followed_by", "(self.segment, self.first + len(self.payloads)) != (other.segment, other.first)", "False"),
         ),
     ),
@@ -526,7 +540,7 @@ FOLLOWING = (
         name="what is sent along is all that was on its way when the LAC moved",
         invariants=("T6",),
         parts=planted(
-            Writing,
+            EntryWriter,
             (
                 "appended",
                 "entries=tuple(confirmed)",
@@ -540,7 +554,7 @@ FOLLOWING = (
         style="stranger",
         seeds=1000,
         parts=planted(
-            Heard,
+            OwnerFeed,
             (
                 "_forget",
                 "self._placed.pop(number, None)",
@@ -553,13 +567,13 @@ FOLLOWING = (
         invariants=("T6",),
         style="roll",
         seeds=1500,
-        parts=planted(Tail, ("note", "if _ended_empty(event):", "if False:")),
+        parts=planted(LacSubscription, ("note", "if _ended_empty(event):", "if False:")),
     ),
     Mutant(
         name="that a segment ended empty is taken to be said of the next place of its number",
         invariants=("T6",),
         parts=planted(
-            Heard,
+            OwnerFeed,
             (
                 "__call__",
                 "if ended and lac == NO_ENTRY:",
@@ -573,8 +587,8 @@ FOLLOWING = (
         style="stranger",
         seeds=1500,
         parts=planted(
-            Heard,
-            ("_forget", "self._overtaken.get(number, 0) + 1", "0"),
+            OwnerFeed,
+            ("_forget", "self._outdated_reads.get(number, 0) + 1", "0"),
             ("place", "self._waiting.pop(number)", "self._waiting.pop(number, (NO_ENTRY, False))"),
         ),
     ),
@@ -587,11 +601,14 @@ SINKS = (
         style="sink",
         parts={
             "planted": (
-                (TakingIn, edited(TakingIn, ("_is_dealt_with", "verdict is Standing.DONE or (", "False or ("))),
                 (
-                    TakeSegmentsIn,
+                    SegmentImport,
+                    edited(SegmentImport, ("_is_dealt_with", "verdict is Standing.DONE or (", "False or (")),
+                ),
+                (
+                    ListImportedSegments,
                     edited(
-                        TakeSegmentsIn,
+                        ListImportedSegments,
                         ("apply", "not may_remember(value, record, or_repeated=True)", "False"),
                         ("took_place", "self.record is not None", "False"),
                     ),
@@ -603,13 +620,13 @@ SINKS = (
         name="a batch of a sink is appended under another producer each time",
         invariants=("S13",),
         style="sink",
-        parts=planted(TakingIn, ("_append", "producer=record.last.producer", "producer=b'%016d' % head.ticket")),
+        parts=planted(SegmentImport, ("_append", "producer=record.last.producer", "producer=b'%016d' % head.ticket")),
     ),
     Mutant(
         name="a batch that was to be appended is taken in whatever became of it",
         invariants=("S13",),
         style="sink",
-        parts=planted(TakingIn, ("_doubt", "record.since is None", "True")),
+        parts=planted(SegmentImport, ("_doubt", "record.since is None", "True")),
     ),
     Mutant(
         name="a program that was shut out goes on",
@@ -618,13 +635,13 @@ SINKS = (
         parts={
             "planted": (
                 (
-                    TakingIn,
+                    SegmentImport,
                     edited(
-                        TakingIn,
+                        SegmentImport,
                         ("_judge", "verdict = standing(record, batch)", "verdict = standing(None, batch)"),
                     ),
                 ),
-                (RememberSink, edited(RememberSink, ("apply", "if may_remember(value, self.record)", "if True"))),
+                (RecordSinkBatch, edited(RecordSinkBatch, ("apply", "if may_remember(value, self.record)", "if True"))),
             ),
         },
     ),
@@ -632,30 +649,30 @@ SINKS = (
         name="writes go on while segments are taken in",
         invariants=("S7",),
         style="sink",
-        parts=planted(StreamOwner, ("write", " and not t.is_holding", "")),
+        parts=planted(StreamOwnerMachine, ("write", " and not t.is_holding", "")),
     ),
     Mutant(
         name="segments are taken in whatever their txids",
         invariants=("S7",),
         style="sink",
-        parts=planted(TakingIn, ("_is_taken_in", "error = self._order(head)", "error = None")),
+        parts=planted(SegmentImport, ("_is_taken_in", "error = self._order(head)", "error = None")),
     ),
     Mutant(
         name="txids go on from before what was taken in",
         invariants=("S7",),
         style="sink",
-        parts=planted(TakingIn, ("taken_in", "t.writing.txid = max(", "t.writing.txid = min(")),
+        parts=planted(SegmentImport, ("taken_in", "t.writing.txid = max(", "t.writing.txid = min(")),
     ),
     Mutant(
         name="a batch of nothing is said to be done and not remembered",
         invariants=("T7",),
         style="sink",
         parts=planted(
-            TakingIn,
+            SegmentImport,
             (
                 "_is_empty",
-                "head.change = RememberSink(SinkRecord(batch))",
-                "return self._drop(TakenIn(batch.epoch, 0, 0))",
+                "head.change = RecordSinkBatch(SinkRecord(batch))",
+                "return self._drop(SegmentsImported(batch.epoch, 0, 0))",
             ),
         ),
     ),
@@ -664,7 +681,7 @@ SINKS = (
         invariants=("S13", "E2"),
         style="sink",
         seeds=1000,
-        parts=planted(Sweep, ("judge", "self._is_refused(stage, look)", "True")),
+        parts=planted(StageSweepRule, ("judge", "self._is_refused(stage, look)", "True")),
     ),
     Mutant(
         name="a stage is swept by a list that was read before it was refused",
@@ -672,7 +689,9 @@ SINKS = (
         style="sink",
         seeds=2000,
         parts=planted(
-            Sweep, ("judge", "for look in looks)", "for look in looks[1:])"), ("judge", "looks[-1]", "looks[0]")
+            StageSweepRule,
+            ("judge", "for look in looks)", "for look in looks[1:])"),
+            ("judge", "looks[-1]", "looks[0]"),
         ),
     ),
 )
@@ -686,7 +705,7 @@ def _by_clock(now: str, completed: str) -> dict[str, Any]:
     """A segment's age is told by these two."""
     return {
         "planted": (
-            (Expiring, edited(Expiring, _ALWAYS, ("judge", _AGE, f"Expire({now})"))),
+            (RetentionChecker, edited(RetentionChecker, _ALWAYS, ("judge", _AGE, f"Expire({now})"))),
             (StreamMetadata, edited(StreamMetadata, ("expires_unix_ms", _COMPLETED, completed))),
         ),
     }
@@ -740,7 +759,7 @@ RETENTION = (
         invariants=("E1",),
         style="clocks",
         seeds=1500,
-        parts=planted(StreamOwner, ("_note", "if now_s:", "if False:")),
+        parts=planted(StreamOwnerMachine, ("_note", "if now_s:", "if False:")),
     ),
 )
 
@@ -749,13 +768,13 @@ LIVES = (
         name="a deletion claims whatever stream has the name",
         invariants=("D1",),
         style="lives",
-        parts=planted(Lease, ("claim", "self.life = life", "self.life = None")),
+        parts=planted(Claim, ("claim", "self.life = life", "self.life = None")),
     ),
     Mutant(
         name="an owner seals and truncates for whatever life is named",
         invariants=("D1",),
         style="lives",
-        parts=planted(StreamOwner, ("_is_of_this_life", "request.life == self.life", "True")),
+        parts=planted(StreamOwnerMachine, ("_is_of_this_life", "request.life == self.life", "True")),
     ),
     Mutant(
         name="a stream is deleted without a fence",

@@ -23,7 +23,7 @@ from unittest import mock
 from actors.bookie.connection import Connection
 from dlog.errors import DLogError, StreamNotFoundError
 from dlog.io.bookie_disk import BookieDisk
-from dlog.io.bookie_store import Opened
+from dlog.io.bookie_store import OpenedStorage
 from dlog.io.ledger_dir import LedgerDir, Usage
 from dlog.model.ids import LedgerId
 from dlog.wire.bookie import Code, EntryAdded, EntryRead
@@ -256,7 +256,7 @@ class Collections:
         """Whether this bookie (by its id) may have lost the ledger's entries: it buried the ledger, rightly."""
         return ledger in self._lawful.get(bookie.partition(":")[0], ())
 
-    def judge(self, bookie: BookieNode, opened: Opened) -> None:
+    def judge(self, bookie: BookieNode, opened: OpenedStorage) -> None:
         """What lies on the disk of a bookie that has ended. Raises Violation."""
         if not self.is_on:
             return

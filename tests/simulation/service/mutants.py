@@ -15,8 +15,8 @@ from typing import Any
 from unittest import mock
 from unittest.mock import Mock
 
-from actors.stream_tailer import StreamTailer
-from actors.upstream import Ear, Heard
+from actors.owner_feed import OwnerFeed, OwnerListener
+from actors.stream_feed import StreamFeed
 from dlog.bookie.bookie import Bookie
 from dlog.client.batch import Batch
 from dlog.client.connection import Connection
@@ -28,23 +28,23 @@ from dlog.io.bookie_disk import JournalWriter
 from dlog.io.journal_files import JournalFiles
 from dlog.io.ledgers import Ledgers
 from dlog.io.zookeeper_hosts import Servers
-from dlog.io.zookeeper_ledgers import LedgerTree
+from dlog.io.zookeeper_ledgers import ZooKeeperLedgers
 from dlog.io.zookeeper_members import MemberList, Registrations
 from dlog.io.zookeeper_watches import Watches
-from dlog.lease.lease import Lease
 from dlog.machine import OutcomeUnknown, Versioned
 from dlog.model.ids import Epoch, LedgerId, StreamName
 from dlog.model.quorum import Quorum
 from dlog.model.segment import StreamMetadata
+from dlog.ownership.claim import Claim
 from dlog.wire import proxy
 from dlog.wire.bookie import Code
 from dlog.wire.proxy import Ping
 from proxies.detector import Detector
-from proxies.link import Link
-from proxies.read.upstream import OwnerLinks
+from proxies.proxy_connection import ProxyConnection
+from proxies.read.owner_connections import OwnerConnections
 from proxies.write.admin import Admin
-from proxies.write.fitness import Fitness
-from proxies.write.holdings import Holdings
+from proxies.write.dependency_check import DependencyCheck
+from proxies.write.owned_streams import OwnedStreams
 from tests.simulation.disk import SimulatedFile
 from tests.simulation.service.mutants_deletion import COLLECTION, UPKEEP
 from tests.simulation.service.planting import both, instead, mutant
@@ -77,7 +77,7 @@ def _believes(compare_and_set: Any) -> Any:
     """A metadata write whose reply was lost is taken for done. One in ten is lost here, on its way, beside those that
     the plan loses: that alone does no harm."""
 
-    async def wrong(self: LedgerTree, ledger: Any, value: Any, version: Any) -> Any:
+    async def wrong(self: ZooKeeperLedgers, ledger: Any, value: Any, version: Any) -> Any:
         if version is not None and self._rng.random() < 0.1:
             outcome: Any = OutcomeUnknown("lost on its way")
         else:
@@ -140,7 +140,7 @@ def _forgets_itself(renew: Any) -> Any:
 def _early(hear: Any) -> Any:
     """A read proxy serves one entry more than the owner has confirmed."""
 
-    def wrong(self: Heard, number: int, lac: int, ended: bool) -> None:
+    def wrong(self: OwnerFeed, number: int, lac: int, ended: bool) -> None:
         hear(self, number, lac if ended else lac + 1, ended)
 
     return wrong
@@ -159,7 +159,7 @@ def _once(heard_state: Any) -> Any:
 def _kept(close: Any) -> Any:
     """A link that was given up is no longer used, and stays open."""
 
-    def wrong(self: Link) -> None:
+    def wrong(self: ProxyConnection) -> None:
         self._end("closed by this process")
 
     return wrong
@@ -168,7 +168,7 @@ def _kept(close: Any) -> Any:
 def _same_epoch(write: Any) -> Any:
     """A claim replaces another without raising the epoch."""
 
-    def wrong(self: Lease, value: StreamMetadata) -> Any:
+    def wrong(self: Claim, value: StreamMetadata) -> Any:
         (question, *rest) = write(self, value)
         owner = replace(question.value.owner, epoch=max(value.owner.epoch, Epoch(1)))
         return [replace(question, value=replace(question.value, owner=owner)), *rest]
@@ -234,7 +234,7 @@ def _one_address(following: Any) -> Any:
 def _silent(look: Any) -> Any:
     """A proxy that is cut off does not say so."""
 
-    async def wrong(self: Fitness) -> str:
+    async def wrong(self: DependencyCheck) -> str:
         return ""
 
     return wrong
@@ -249,10 +249,10 @@ def _keeps(give_up_stuck: Any) -> Any:
 def _by_the_clock() -> Iterator[None]:
     """A proxy that does not answer for a fixed time is given up, whatever its answers took so far."""
 
-    async def opens(self: Detector, address: str) -> Link:
-        return await self._dialler.open(address, self._options.ping_timeout_s, Link)
+    async def opens(self: Detector, address: str) -> ProxyConnection:
+        return await self._dialler.open(address, self._options.ping_timeout_s, ProxyConnection)
 
-    async def pongs(self: Detector, address: str, link: Link) -> bool:
+    async def pongs(self: Detector, address: str, link: ProxyConnection) -> bool:
         return await link.ping(self._options.ping_timeout_s)
 
     async def answers(self: Detector, address: str) -> bool:
@@ -322,27 +322,29 @@ def _vouched() -> Iterator[None]:
     """A ping over any connection to an owner vouches for a stream whose own connection to it is lost, until it is known
     who owns the stream now. Here each ping has a connection of its own, as another stream's would be; connections of
     streams are lost after a second, and an owner is found late: that alone does no harm."""
-    listen = OwnerLinks._listen
+    listen = OwnerConnections._listen
 
-    async def follow(self: OwnerLinks, address: str, stream: StreamName, ear: Ear, on_open: Callable[[], None]) -> None:
+    async def follow(
+        self: OwnerConnections, address: str, stream: StreamName, ear: OwnerListener, on_open: Callable[[], None]
+    ) -> None:
         try:
             await self._follow(address, stream, ear, on_open)
         except UnavailableError as lost:
             await asyncio.sleep(_chance(stream).random())
             raise await self._replacement(address, stream, lost) from lost
 
-    async def sync(self: OwnerLinks, ear: Heard) -> None:
-        link = await self._dialler.open(ear.address, self._options.connect_timeout_s, Link)
+    async def sync(self: OwnerConnections, ear: OwnerFeed) -> None:
+        link = await self._dialler.open(ear.address, self._options.connect_timeout_s, ProxyConnection)
         try:
             await link.ask(Ping)
         finally:
             link.close()
 
-    async def losing(self: OwnerLinks, link: Link, stream: StreamName, *args: Any) -> None:
+    async def losing(self: OwnerConnections, link: ProxyConnection, stream: StreamName, *args: Any) -> None:
         asyncio.get_running_loop().call_later(_chance(stream).uniform(0.5, 1.5), link.close)
         await listen(self, link, stream, *args)
 
-    with mock.patch.multiple(OwnerLinks, follow=follow, sync=sync, _listen=losing):
+    with mock.patch.multiple(OwnerConnections, follow=follow, sync=sync, _listen=losing):
         yield
 
 
@@ -390,7 +392,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "believes a lost reply",
         ("L4", "S2", "V1", "V3", "L2"),
-        instead(LedgerTree, "compare_and_set", _believes),
+        instead(ZooKeeperLedgers, "compare_and_set", _believes),
         style="metadata",
         seeds=40,
     ),
@@ -423,7 +425,11 @@ MUTANTS: tuple[Mutant, ...] = (
         seeds=60,
     ),
     mutant(
-        "serves beyond the LAC", ("S8", "S9", "V1", "V3"), instead(Heard, "__call__", _early), style="swarm", seeds=30
+        "serves beyond the LAC",
+        ("S8", "S9", "V1", "V3"),
+        instead(OwnerFeed, "__call__", _early),
+        style="swarm",
+        seeds=30,
     ),
     mutant(
         "forgets its journal",
@@ -432,8 +438,14 @@ MUTANTS: tuple[Mutant, ...] = (
         style="power",
         seeds=20,
     ),
-    mutant("a link that is given up stays open", ("V3",), instead(Link, "close", _kept), style="hand-over", seeds=20),
-    mutant("claims at the epoch that was", ("T3",), instead(Lease, "_write", _same_epoch), style="hand-over", seeds=10),
+    mutant(
+        "a link that is given up stays open",
+        ("V3",),
+        instead(ProxyConnection, "close", _kept),
+        style="hand-over",
+        seeds=20,
+    ),
+    mutant("claims at the epoch that was", ("T3",), instead(Claim, "_write", _same_epoch), style="hand-over", seeds=10),
     mutant("registers once", ("V1",), instead(Registrations, "_heard_state", _once), style="metadata", seeds=20),
     mutant(
         "members are read on an event only",
@@ -480,14 +492,14 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "a proxy that is cut off does not say so",
         ("V4",),
-        instead(Fitness, "_look", _silent),
+        instead(DependencyCheck, "_look", _silent),
         style="cut-off",
         seeds=20,
     ),
     mutant(
         "a take-over waits for ZooKeeper however long",
         ("V4",),
-        instead(Holdings, "give_up_stuck", _keeps),
+        instead(OwnedStreams, "give_up_stuck", _keeps),
         style="cut-off",
         seeds=40,
     ),
@@ -495,7 +507,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "a quiet stream is not looked at again",
         ("V1",),
-        instead(StreamTailer, "doubt", _sure),
+        instead(StreamFeed, "doubt", _sure),
         style="hints",
         seeds=20,
     ),

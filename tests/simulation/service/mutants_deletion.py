@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from actors.bookie.collection import Collection
+from actors.bookie.collection import GarbageCollection
 from dlog.bookie.bookie import Bookie
-from dlog.bookie.collecting import Collector, ContactLost, LedgersListed, LedgersRead, RoundDue
+from dlog.bookie.garbage_collection import ContactLost, GarbageCollector, LedgersListed, LedgersRead, RoundDue
 from dlog.bookie.id_set import IdSet
 from dlog.bookie.index import LedgerRow, RunBuilder
 from dlog.bookie.manifest import LogFile
@@ -27,7 +27,7 @@ from dlog.machine import Missing, Versioned
 from dlog.model.ids import StreamName
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
 from dlog.stores.contract import SegmentRef
-from proxies.write.admin import Admin, Removed, _Fate
+from proxies.write.admin import Admin, Removed, _DeleteResult
 from proxies.write.upkeep import Upkeep
 from tests.simulation.service.planting import Plant, both, instead, mutant
 from tests.simulation.worlds import Mutant
@@ -36,7 +36,7 @@ from tests.simulation.worlds import Mutant
 def _half_listed(listed: Any) -> Any:
     """A listing that failed on the way counts as complete. One in five fails here after half of its ledgers."""
 
-    async def wrong(self: Collection, known: frozenset[int]) -> LedgersListed:
+    async def wrong(self: GarbageCollection, known: frozenset[int]) -> LedgersListed:
         present: set[int] = set()
         names: list[int] = []
         with contextlib.suppress(MetadataUnavailableError):
@@ -53,7 +53,7 @@ def _half_listed(listed: Any) -> Any:
 def _unread(read: Any) -> Any:
     """What the listing lacks is not read once more."""
 
-    async def wrong(self: Collection, ledgers: Any) -> LedgersRead:
+    async def wrong(self: GarbageCollection, ledgers: Any) -> LedgersRead:
         if not self._is_collecting:
             found: LedgersRead = await read(self, ledgers)
             return found
@@ -65,7 +65,7 @@ def _unread(read: Any) -> Any:
 def _known_late(listed: Any) -> Any:
     """A ledger that is new to the bookie when the listing has ended is looked for in it, and counts as seen."""
 
-    async def wrong(self: Collection, known: frozenset[int]) -> LedgersListed:
+    async def wrong(self: GarbageCollection, known: frozenset[int]) -> LedgersListed:
         found: LedgersListed = await listed(self, known)
         collector, now = self._collector, self._machine.known()
         assert collector._round is not None
@@ -79,7 +79,7 @@ def _known_late(listed: Any) -> Any:
 def _judged_late(listed: Any) -> Any:
     """See above."""
 
-    def wrong(self: Collector, due: RoundDue, present: frozenset[int]) -> Any:
+    def wrong(self: GarbageCollector, due: RoundDue, present: frozenset[int]) -> Any:
         assert self._round is not None
         return listed(self, self._round, present)
 
@@ -89,7 +89,7 @@ def _judged_late(listed: Any) -> Any:
 def _any_mark(begin: Any) -> Any:
     """Whatever mark metadata holds, or none, is taken for the bookie's last one."""
 
-    def wrong(self: Collector, due: RoundDue) -> Any:
+    def wrong(self: GarbageCollector, due: RoundDue) -> Any:
         first = self._first
         self._first = Versioned(self._record.mark, None) if first is None else replace(first, value=self._record.mark)
         effects = begin(self, due)
@@ -102,7 +102,7 @@ def _any_mark(begin: Any) -> Any:
 def _found_for_good(handle: Any) -> Any:
     """What was found in metadata counts although contact with it was lost since."""
 
-    def wrong(self: Collector, fact: Any) -> Any:
+    def wrong(self: GarbageCollector, fact: Any) -> Any:
         found = set(self._found)
         effects = handle(self, fact)
         if isinstance(fact, ContactLost):
@@ -115,7 +115,7 @@ def _found_for_good(handle: Any) -> Any:
 def _nothing(collect: Any) -> Any:
     """A collection looks at nothing, and says that it is done."""
 
-    async def wrong(self: Collection) -> None:
+    async def wrong(self: GarbageCollection) -> None:
         self._collected.set()
 
     return wrong
@@ -171,7 +171,7 @@ def _unburied(bury: Any) -> Any:
 
     def wrong(self: LedgerDir, ledgers: Any) -> None:
         buried = tuple(ledgers)
-        with mock.patch.object(self.reserve, "write_whole", lambda *_: None):
+        with mock.patch.object(self.reserve, "replace_file", lambda *_: None):
             bury(self, buried)
 
     return wrong
@@ -224,7 +224,7 @@ COLLECTION: tuple[Mutant, ...] = (
     mutant(
         "a listing that failed on the way counts as complete",
         ("J12",),
-        lambda: both(instead(Collection, "_list", _half_listed), instead(Collection, "_read", _unread)),
+        lambda: both(instead(GarbageCollection, "_list", _half_listed), instead(GarbageCollection, "_read", _unread)),
         style="deletion",
         seeds=40,
     ),
@@ -232,8 +232,8 @@ COLLECTION: tuple[Mutant, ...] = (
         "a ledger that was made while metadata was listed counts as gone",
         ("J12",),
         lambda: both(
-            *(instead(Collection, "_list", _known_late), instead(Collection, "_read", _unread)),
-            instead(Collector, "_listed", _judged_late),
+            *(instead(GarbageCollection, "_list", _known_late), instead(GarbageCollection, "_read", _unread)),
+            instead(GarbageCollector, "_listed", _judged_late),
         ),
         style="deletion",
         seeds=60,
@@ -241,18 +241,20 @@ COLLECTION: tuple[Mutant, ...] = (
     mutant(
         "ledgers are collected though metadata went back",
         ("J12",),
-        instead(Collector, "_begin", _any_mark),
+        instead(GarbageCollector, "_begin", _any_mark),
         style="deletion",
         seeds=60,
     ),
     mutant(
         "what was found in metadata counts though contact was lost",
         ("J12",),
-        instead(Collector, "handle", _found_for_good),
+        instead(GarbageCollector, "handle", _found_for_good),
         style="deletion",
         seeds=200,
     ),
-    mutant("nothing is ever collected", ("V5",), instead(Collection, "collect", _nothing), style="deletion", seeds=5),
+    mutant(
+        "nothing is ever collected", ("V5",), instead(GarbageCollection, "collect", _nothing), style="deletion", seeds=5
+    ),
     mutant("no entry log is compacted", ("V5",), instead(LedgerDir, "compact", _in_place), style="deletion", seeds=40),
     mutant(
         "what was flushed during a compaction is forgotten",
@@ -349,7 +351,7 @@ def _unstable(delete_segment: Any) -> Any:
     turns = itertools.count()
 
     async def wrong(self: Admin, store: str, ref: SegmentRef) -> Any:
-        return _Fate.LATER if next(turns) % 3 == 0 else await delete_segment(self, store, ref)
+        return _DeleteResult.LATER if next(turns) % 3 == 0 else await delete_segment(self, store, ref)
 
     return wrong
 
@@ -380,7 +382,7 @@ def _all_but_the_last(look_after: Any) -> Any:
     async def wrong(self: Upkeep, name: StreamName, head: StreamHead) -> None:
         found = await self._metadata.read(StreamKey(name))
         if head.retention_s > 0 and isinstance(found, Versioned) and found.value.owner.released:
-            trimmed = found.value.trimmed(found.value.max_segment)
+            trimmed = found.value.with_truncated_before(found.value.max_segment)
             await self._metadata.compare_and_set(StreamKey(name), trimmed, found.version)
         await look_after(self, name, head)
 

@@ -1,6 +1,6 @@
 """The machines of a simulated cluster, each with one process at a time: what production's own composition makes of it.
 
-The law of this room: nothing of the service is put together here. A bookie is `actors/bookie/life.py`, a proxy is
+The law of this room: nothing of the service is put together here. A bookie is `actors/bookie/running.py`, a proxy is
 `proxies/*/life.py`, a client is `dlog.connect`; a node only gives them a host, a disk, a stop event, and ends and
 begins their process as an operating system and a supervisor would.
 """
@@ -13,16 +13,16 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from actors.bookie import life as bookie_life
+from actors.bookie import running as bookie_life
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DLogError
 from dlog.events import Event
 from dlog.io.metadata import Metadata
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from proxies import parts
-from proxies.read import life as read_life
+from proxies.read import running as read_life
 from proxies.read.options import ReadOptions
-from proxies.write import life as write_life
+from proxies.write import running as write_life
 from proxies.write.options import WriteOptions
 from tests.simulation.disk import SimulatedDisk, coin
 from tests.simulation.service.loop import Process, SimulatedLoop
@@ -221,7 +221,7 @@ class BookieNode(Node):
             ) as metadata:
                 yield metadata
 
-        ground = bookie_life.Ground(
+        ground = bookie_life.BookieEnvironment(
             disk=mount, threads=threads, connect=connect, listen=listen, address=f"{self.name}:{options.port}"
         )
         assert self.stopping is not None
@@ -257,7 +257,7 @@ class BookieNode(Node):
 class WriteProxyNode(Node):
     """A write proxy."""
 
-    def __init__(self, *args: Any, proxy_options: WriteOptions, tuning: parts.Tuning, **options: Any) -> None:
+    def __init__(self, *args: Any, proxy_options: WriteOptions, tuning: parts.BackendLimits, **options: Any) -> None:
         super().__init__(*args, **options)
         self.options = proxy_options
         self._tuning = tuning
@@ -281,7 +281,7 @@ class WriteProxyNode(Node):
 class ReadProxyNode(Node):
     """A read proxy."""
 
-    def __init__(self, *args: Any, proxy_options: ReadOptions, tuning: parts.Tuning, **options: Any) -> None:
+    def __init__(self, *args: Any, proxy_options: ReadOptions, tuning: parts.BackendLimits, **options: Any) -> None:
         super().__init__(*args, **options)
         self.options = proxy_options
         self._tuning = tuning

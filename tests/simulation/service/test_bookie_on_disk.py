@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from actors.bookie.connection import Connection
-from actors.bookie.life import Ground, live
+from actors.bookie.running import BookieEnvironment, live
 from actors.bookie.server import DiskFailedError
 from dlog.bookie.options import BookieOptions
 from dlog.errors import CookieError
@@ -77,7 +77,7 @@ class Rig:
         def on_ready(_: object) -> None:
             self.ready = True
 
-        ground = Ground(
+        ground = BookieEnvironment(
             disk=self.mount,
             threads=self.threads,
             connect=connect,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxies.write.holdings import Holdings
+from proxies.write.owned_streams import OwnedStreams
 from tests.simulation.mutants import edited, planting
 from tests.simulation.plan import Fault, FaultKind, Plan
 from tests.simulation.service import drawing, world
@@ -61,7 +61,9 @@ def test_an_owner_that_loses_zookeeper_while_it_rolls_is_kept_by_this_defect() -
     """The stored plan cuts ZooKeeper off between listing a segment and sealing the one before: random plans do so too
     rarely for a hunt of a minute."""
     plan = Plan.from_json((PLANS / "v4-cut-off-970000019.json").read_text())
-    with planting([(Holdings, edited(Holdings, ("_still_s", 'holding.state == "serving" and ', "False and ")))]):
+    with planting(
+        [(OwnedStreams, edited(OwnedStreams, ("_still_s", 'holding.state == "serving" and ', "False and ")))]
+    ):
         outcome = world.run(plan)
     assert outcome.violation == "V4", outcome.text
 

@@ -16,7 +16,7 @@ import dlog
 from dlog.client.client import Client
 from dlog.errors import BY_CODE, DLogError, MetadataWentBackError
 from dlog.events import MetadataWentBack
-from dlog.io.stream_marks import Mark
+from dlog.io.seen_versions import SeenVersion
 from tests.simulation.kernel import Violation
 from tests.simulation.service import drawing, entropy
 from tests.simulation.service.loop import Process
@@ -125,7 +125,7 @@ def test_zookeeper_2832_who_believes_metadata_that_went_back_gives_an_epoch_twic
         restore()
         cluster.append(b"after")
 
-    with mock.patch.object(Mark, "is_older_than", lambda *_: False):
+    with mock.patch.object(SeenVersion, "is_older_than", lambda *_: False):
         assert play(story).startswith("T3")
 
 

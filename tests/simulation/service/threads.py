@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, TypeVarTuple
 
-from dlog.io.threads import Line, LineWork, OnFailed, Pool
+from dlog.io.threads import Line, OnFailed, SerialWork, WorkerPool
 from tests.simulation.disk import Died, Mount
 
 T = TypeVar("T")
@@ -53,10 +53,10 @@ class SimulatedThreads:
         self._dead = False
         self._running: list[_Job] = []  # in the order they began
 
-    def line(self, name: str, work: LineWork[T], on_failed: OnFailed) -> Line[T]:
+    def line(self, name: str, work: SerialWork[T], on_failed: OnFailed) -> Line[T]:
         return _SimulatedLine(self, name, work, on_failed)
 
-    def pool(self, name: str, count: int, on_failed: OnFailed) -> Pool:
+    def pool(self, name: str, count: int, on_failed: OnFailed) -> WorkerPool:
         return _SimulatedPool(self, name, count, on_failed)
 
     async def run(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
@@ -125,7 +125,7 @@ def _perform_dying(job: _Job) -> None:
 
 
 class _SimulatedLine:
-    def __init__(self, threads: SimulatedThreads, name: str, work: LineWork[Any], on_failed: OnFailed) -> None:
+    def __init__(self, threads: SimulatedThreads, name: str, work: SerialWork[Any], on_failed: OnFailed) -> None:
         self._threads = threads
         self._name = name
         self._work = work

@@ -139,7 +139,7 @@ class World:
             return dataclasses.replace(chosen, **fixed)  # type: ignore[type-var]
 
         session_s = config["session_s"]
-        tuning = parts.Tuning(
+        tuning = parts.BackendLimits(
             session_timeout_s=session_s,
             bookies=options(BookieClientOptions),
             ledgers=LedgersOptions(adding=options(AddingOptions), recovery=options(RecoveryOptions)),

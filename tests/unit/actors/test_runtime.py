@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from actors.runtime import Lifetime
+from actors.runtime import TaskScope
 from dlog.errors import UnavailableError
 
 
@@ -25,7 +25,7 @@ async def test_leaving_a_lifetime_stops_by_message_and_cancels_what_has_none() -
         finally:
             ends.append("endless released")
 
-    async with Lifetime() as lifetime:
+    async with TaskScope() as lifetime:
         lifetime.start(polite(), name="polite", stop=stop.set)
         task = lifetime.start(endless(), name="endless")
         await asyncio.sleep(0)
@@ -45,7 +45,7 @@ async def test_who_does_not_end_when_asked_is_cancelled_after_the_drain_time() -
             released = True
 
     async with asyncio.timeout(90):
-        async with Lifetime(drain_s=0.0) as lifetime:
+        async with TaskScope(drain_s=0.0) as lifetime:
             lifetime.start(deaf(), name="deaf", stop=lambda: None)
             await asyncio.sleep(0)
     assert released
@@ -56,7 +56,7 @@ async def test_an_error_ends_all_and_leaves_through_the_scope() -> None:
         raise RuntimeError("told to break")
 
     with pytest.raises(ExceptionGroup) as caught:
-        async with Lifetime() as lifetime:
+        async with TaskScope() as lifetime:
             other = lifetime.start(asyncio.Event().wait(), name="sibling")
             lifetime.start(break_down(), name="broken")
             await asyncio.Event().wait()
@@ -66,7 +66,7 @@ async def test_an_error_ends_all_and_leaves_through_the_scope() -> None:
 
 async def test_a_cancelled_scope_cancels_its_tasks_and_says_so() -> None:
     async def owner() -> None:
-        async with Lifetime() as lifetime:
+        async with TaskScope() as lifetime:
             lifetime.start(asyncio.Event().wait(), name="child")
             await asyncio.Event().wait()
 
@@ -84,7 +84,7 @@ async def test_work_that_comes_after_the_end_is_refused_and_not_left_lying() -> 
     async def work() -> None:
         """Never begun."""
 
-    async with Lifetime() as lifetime:
+    async with TaskScope() as lifetime:
         pass
     with pytest.raises(UnavailableError) as refused:
         lifetime.start(work(), name="late")
@@ -97,7 +97,7 @@ async def test_what_was_started_alone_fails_alone_and_is_told_of() -> None:
     async def break_down() -> None:
         raise UnicodeError("label empty")
 
-    async with Lifetime(on_failure=lambda work, error: told.append((work, repr(error)))) as lifetime:
+    async with TaskScope(on_failure=lambda work, error: told.append((work, repr(error)))) as lifetime:
         sibling = lifetime.start(asyncio.Event().wait(), name="sibling")
         await lifetime.start_alone(break_down(), name="reader 1")
         assert not sibling.done()

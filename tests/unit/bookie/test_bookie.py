@@ -13,15 +13,15 @@ from dlog.bookie.bookie import Bookie
 from dlog.bookie.events import BookieReadOnly, BookieWritable, CheckpointFailed, EntryConflict, EntryDamaged
 from dlog.bookie.index import LedgerRow
 from dlog.bookie.messages import (
-    Buried,
-    Bury,
-    BuryDue,
     CheckpointDue,
     CollectAsked,
     CollectDue,
     Fetch,
     Fetched,
+    LedgersMarkedDeleted,
     LedgersNew,
+    LedgersToDelete,
+    MarkLedgersDeleted,
     PersistRefused,
     SeenInMetadata,
     SpaceSeen,
@@ -34,8 +34,8 @@ from dlog.wire.bookie import (
     AddEntry,
     Auth,
     AuthDone,
-    BatchDone,
     BatchRead,
+    BatchReadDone,
     Code,
     Collect,
     EntryAdded,
@@ -390,9 +390,9 @@ class TestReads:
 
 
 class TestBatchReads:
-    def done(self, station: Station, request: BatchRead) -> BatchDone:
+    def done(self, station: Station, request: BatchRead) -> BatchReadDone:
         answer = station.answer(request)
-        assert isinstance(answer, BatchDone) and answer.request == request.request
+        assert isinstance(answer, BatchReadDone) and answer.request == request.request
         return answer
 
     @pytest.mark.parametrize("flushed", [False, True])
@@ -664,13 +664,13 @@ class TestBuried:
 
     def buried(self, *facts: Any) -> Bookie:
         machine = Bookie(OPTIONS, [LedgerRow(1, KEY, False, -1, 3), LedgerRow(2, KEY, False, -1, 3)])
-        assert machine.handle(BuryDue(frozenset({1, 77}))) == [Bury((1,))]
+        assert machine.handle(LedgersToDelete(frozenset({1, 77}))) == [MarkLedgersDeleted((1,))]
         for fact in facts:
             machine.handle(fact)
         return machine
 
     def test_takes_no_add_from_the_instant_it_is_to_be_buried(self) -> None:
-        for machine in (self.buried(), self.buried(Buried((1,))), Bookie(OPTIONS, gone=[1])):
+        for machine in (self.buried(), self.buried(LedgersMarkedDeleted((1,))), Bookie(OPTIONS, gone=[1])):
             for key in (KEY, b"other"):
                 for recovery, code in ((False, Code.FENCED), (True, Code.NO_LEDGER)):
                     (sent,) = machine.handle(Received("c", add(1, 4, key=key, recovery=recovery)))
@@ -689,17 +689,17 @@ class TestBuried:
         assert machine.take_new() == {4}
 
     def test_is_read_as_no_ledger_and_its_id_as_one_in_use(self) -> None:
-        machine = self.buried(Buried((1,)))
+        machine = self.buried(LedgersMarkedDeleted((1,)))
         for entry, code in ((0, Code.NO_LEDGER), (-1, Code.NO_ENTRY)):
             (sent,) = machine.handle(Received("c", read(1, entry)))
             assert sent.message.code is code
 
     def test_leaves_the_count_of_ledgers(self) -> None:
-        machine = self.buried(Buried((1,)))
+        machine = self.buried(LedgersMarkedDeleted((1,)))
         assert machine.ledgers == 1 and machine.known() == {2: 0}
 
     def test_is_there_again_where_the_disk_has_no_room_to_say_so(self) -> None:
-        machine = self.buried(Buried((1,), frozenset({1})))
+        machine = self.buried(LedgersMarkedDeleted((1,), frozenset({1})))
         assert machine.ledgers == 2
         (sent,) = machine.handle(Received("c", read(1, 9)))
         assert sent.message.code is Code.NO_ENTRY
@@ -708,9 +708,9 @@ class TestBuried:
         machine = Bookie(OPTIONS, [LedgerRow(1, KEY, False, -1, -1), LedgerRow(2, KEY, False, -1, -1)])
         machine.handle(Received("c", add(1, 0)))
         machine.handle(Received("c", fence(2, -1)))
-        assert machine.handle(BuryDue(frozenset({1, 2}))) == [Bury(())]
+        assert machine.handle(LedgersToDelete(frozenset({1, 2}))) == [MarkLedgersDeleted(())]
         machine.handle(Persisted(2))
-        (bury,) = machine.handle(BuryDue(frozenset({1, 2})))
+        (bury,) = machine.handle(LedgersToDelete(frozenset({1, 2})))
         assert sorted(bury.ledgers) == [1, 2]
 
     def test_what_metadata_showed_goes_to_the_index_with_the_next_checkpoint(self) -> None:

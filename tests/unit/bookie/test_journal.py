@@ -15,11 +15,11 @@ from dlog.bookie.journal import (
     FIRST_MARK,
     HEADER_BYTES,
     Damage,
+    GroupAllocator,
     JournalDamaged,
     JournalFile,
-    JournalPlan,
+    JournalMark,
     Kind,
-    Mark,
     Record,
     encode_group,
     file_header,
@@ -49,14 +49,14 @@ class Tape:
     def __init__(self, file_bytes: int = 16 * BLOCK) -> None:
         self.files: dict[int, bytearray] = {}
         self._file_bytes = file_bytes
-        self.plan = JournalPlan(Mark(1, HEADER_BYTES, 0, 0), file_bytes, self._make(1))
+        self.plan = GroupAllocator(JournalMark(1, HEADER_BYTES, 0, 0), file_bytes, self._make(1))
 
     def _make(self, file_id: int) -> int:
         header = file_header(file_id, 5, 1000 + file_id, self._file_bytes)
         self.files[file_id] = bytearray(header.ljust(self._file_bytes, b"\0"))
         return seed_of(header, file_id, 5, self._file_bytes)
 
-    def write(self, *payloads: bytes) -> Mark:
+    def write(self, *payloads: bytes) -> JournalMark:
         if self.plan.must_roll(sum(map(len, payloads)), len(payloads)):
             file_id = self.plan.mark.file + 1
             self.plan.rolled(file_id, self._make(file_id))
@@ -67,7 +67,7 @@ class Tape:
         self.files[before.file][offset : offset + len(data)] = data
         return self.plan.mark
 
-    def read(self, mark: Mark = FIRST_MARK, damages: list[Damage] | None = None) -> list[bytes]:
+    def read(self, mark: JournalMark = FIRST_MARK, damages: list[Damage] | None = None) -> list[bytes]:
         def on_damage(damage: Damage) -> None:
             if damages is None:
                 raise JournalDamaged(str(damage))
@@ -150,13 +150,13 @@ def test_a_missing_file_is_damage() -> None:
         tape.write(bytes(3000))
     for missing in (1, 2, 3):
         kept = tape.files.pop(missing)
-        mark = Mark(1, HEADER_BYTES, 0, 0)
+        mark = JournalMark(1, HEADER_BYTES, 0, 0)
         with pytest.raises(JournalDamaged):
             tape.read(mark)
         tape.files[missing] = kept
     tape.files = {}
     with pytest.raises(JournalDamaged):
-        tape.read(Mark(1, HEADER_BYTES, 0, 0))
+        tape.read(JournalMark(1, HEADER_BYTES, 0, 0))
 
 
 def test_a_missing_file_is_damage_though_nothing_follows() -> None:
@@ -166,7 +166,7 @@ def test_a_missing_file_is_damage_though_nothing_follows() -> None:
     tape.files[3] = tape.files[1].copy()
     tape.files[3][:HEADER_BYTES] = file_header(3, 5, 1003, 16 * BLOCK)
     with pytest.raises(JournalDamaged):
-        tape.read(Mark(1, HEADER_BYTES, 0, 0))
+        tape.read(JournalMark(1, HEADER_BYTES, 0, 0))
 
 
 def test_who_goes_on_after_damage_gets_what_is_behind_it() -> None:

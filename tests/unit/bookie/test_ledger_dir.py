@@ -12,7 +12,7 @@ import pytest
 from dlog.bookie.cache import Half, ReadCache, Stored
 from dlog.bookie.entry_log import parse_section_end
 from dlog.bookie.index import CHUNK_ENTRIES, LedgerRow, runs_to_merge
-from dlog.bookie.journal import FIRST_MARK, Mark
+from dlog.bookie.journal import FIRST_MARK, JournalMark
 from dlog.bookie.manifest import LogFile, Manifest, RunFile, decode, encode
 from dlog.bookie.messages import CheckpointDue
 from dlog.bookie.options import BookieOptions
@@ -77,7 +77,7 @@ def test_a_log_is_whole_blocks_whatever_the_sizes_of_entries(body: int) -> None:
 def test_entry_logs_are_read_as_asked_whoever_opened_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the system reads ahead of a catch-up, the journal's syncs wait behind; runs are looked up at random."""
     asked: list[int] = []
-    monkeypatch.setattr(SimulatedFile, "read_as_asked", lambda file: asked.append(file.inode))
+    monkeypatch.setattr(SimulatedFile, "disable_read_ahead", lambda file: asked.append(file.inode))
     disk = SimulatedDisk()
     made = directory(disk)
     made.flush(half((1, 0)), [row(1, 0)], FIRST_MARK)
@@ -245,12 +245,12 @@ def test_an_older_checkpoint_that_finishes_after_a_newer_one_moves_no_mark_back(
     disk = SimulatedDisk()
     dirs = LedgerDirs(disk, [DIR], 1 << 30)
     dirs.load(lambda _: None)
-    dirs.flush(half((1, 1)), [row(1, 1)], Mark(5, 4096, 50, 500))
-    dirs.flush(half((1, 0)), [row(1, 1)], Mark(3, 4096, 30, 300))
-    assert dirs.mark == Mark(5, 4096, 50, 500)
+    dirs.flush(half((1, 1)), [row(1, 1)], JournalMark(5, 4096, 50, 500))
+    dirs.flush(half((1, 0)), [row(1, 1)], JournalMark(3, 4096, 30, 300))
+    assert dirs.mark == JournalMark(5, 4096, 50, 500)
     again = LedgerDirs(disk, [DIR], 1 << 30)
     again.load(lambda _: None)
-    assert again.mark == Mark(5, 4096, 50, 500)
+    assert again.mark == JournalMark(5, 4096, 50, 500)
     assert again.lookup(1, 0, 1, 100) and again.lookup(1, 1, 1, 100)
 
 

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from dlog.cli.main import dlog, main
-from dlog.cli.telling import Changing, next_step
+from dlog.cli.output import MutatingCommand, next_step
 from dlog.errors import (
     ConnectionLostError,
     DLogError,
@@ -98,8 +98,8 @@ def test_an_unknown_outcome_is_explained_by_the_command(
     monkeypatch.setattr(command, "callback", fail)
     assert main([*name.split(), *WORDS.get(name, ())]) == 1
     said = capsys.readouterr().err
-    assert isinstance(command, Changing) != (name in OTHERS), "does it change something?"
-    if isinstance(command, Changing):
+    assert isinstance(command, MutatingCommand) != (name in OTHERS), "does it change something?"
+    if isinstance(command, MutatingCommand):
         assert command.when_unknown in said
     assert ("written" in said or "record" in said) == (name == "append"), said
 
@@ -114,7 +114,7 @@ def test_what_was_stopped_says_what_is_left_open(
     monkeypatch.setattr(command, "callback", stop)
     assert main([*name.split(), *WORDS.get(name, ())]) == 1
     said = capsys.readouterr().err
-    if isinstance(command, Changing):
+    if isinstance(command, MutatingCommand):
         assert "stopped before the reply came" in said and command.when_unknown in said
     else:
         assert said.strip() == "stopped"

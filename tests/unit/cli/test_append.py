@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dlog.cli import append
 from dlog.cli.append import framed_batches, line_batches
-from dlog.cli.telling import CommandError
+from dlog.cli.output import CommandError
 from dlog.client.options import RECORD_BYTES_MAX
 from dlog.errors import DLogError, NotEnoughBookiesError, RecordTooLargeError
 

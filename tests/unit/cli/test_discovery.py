@@ -4,17 +4,26 @@ from pathlib import Path
 
 import pytest
 
-from dlog.cli.discovery import LOCK_FILE, RUN_FILE, Running, RunningPart, find_running, read_run_file, target, zookeeper
-from dlog.cli.telling import CommandError
+from dlog.cli.discovery import (
+    LOCK_FILE,
+    RUN_FILE,
+    RunningCluster,
+    RunningPart,
+    find_running,
+    read_run_file,
+    target,
+    zookeeper,
+)
+from dlog.cli.output import CommandError
 
 
-def running(directory: Path) -> Running:
+def running(directory: Path) -> RunningCluster:
     parts = [
         RunningPart("read", "r1", "h:3", 12),
         RunningPart("bookie", "b1", "h:1", 10),
         RunningPart("write", "w1", "h:2", 11),
     ]
-    return Running(directory=str(directory), pid=1, zookeeper="h:9", namespace="/dlog", parts=parts)
+    return RunningCluster(directory=str(directory), pid=1, zookeeper="h:9", namespace="/dlog", parts=parts)
 
 
 def test_a_run_file_counts_while_its_lock_is_held(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dlog.cli.main import main
-from dlog.cli.telling import EXIT_FAILED, EXIT_MISUSED, next_step
+from dlog.cli.output import EXIT_FAILED, EXIT_MISUSED, next_step
 from dlog.errors import (
     DLogError,
     InvalidRequestError,

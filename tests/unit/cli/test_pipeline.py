@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dlog.cli import pipeline
-from dlog.cli.telling import CommandError
+from dlog.cli.output import CommandError
 
 pytest.importorskip("pyspark")
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from dlog.cli.output import CommandError
 from dlog.cli.plan import Plan, UpOptions, check_ports, make_plan, read_plan, write_plan
-from dlog.cli.telling import CommandError
 from dlog.errors import ConfigError
 
 

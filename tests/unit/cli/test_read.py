@@ -3,8 +3,8 @@ import json
 
 import pytest
 
+from dlog.cli.output import CommandError
 from dlog.cli.read import _SHAPES, parse_time
-from dlog.cli.telling import CommandError
 from dlog.client.record import RecordBatch
 from dlog.model.dlsn import of
 from dlog.wire.proxy import Start

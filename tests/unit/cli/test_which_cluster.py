@@ -11,9 +11,9 @@ from typing import Any
 import click
 import pytest
 
-from dlog.cli.discovery import LOCK_FILE, NAMESPACE, Running, RunningPart, find_cluster
+from dlog.cli.discovery import LOCK_FILE, NAMESPACE, RunningCluster, RunningPart, find_cluster
 from dlog.cli.main import dlog, main
-from dlog.cli.telling import CommandError
+from dlog.cli.output import CommandError
 
 PROXIES, ZOOKEEPER, BOTH = "--connect", "--zookeeper", "both"
 ELSEWHERE = "127.0.0.1:1"
@@ -76,12 +76,12 @@ def nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[Running]:
+def running(tmp_path: Path) -> Iterator[RunningCluster]:
     """What a living `dlog up` leaves in the working directory's `.dlog`."""
     directory = tmp_path / "here" / ".dlog"
     directory.mkdir()
     parts = [RunningPart("write", "w", "h:2", 11), RunningPart("read", "r", "h:3", 12)]
-    told = Running(directory=str(directory), pid=1, zookeeper="h:9,i:9", namespace="/mine", parts=parts)
+    told = RunningCluster(directory=str(directory), pid=1, zookeeper="h:9,i:9", namespace="/mine", parts=parts)
     told.write()
     with (directory / LOCK_FILE).open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -109,7 +109,7 @@ def test_a_directory_named_by_a_flag_beats_the_environment(
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_flags_that_name_two_clusters_are_refused(
-    name: str, running: Running, capsys: pytest.CaptureFixture[str]
+    name: str, running: RunningCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for flag in ("--connect", "--zookeeper") if COMMANDS[name][1] == BOTH else (COMMANDS[name][1],):
         said = misused(["--dir", running.directory, flag, ELSEWHERE], name, capsys)
@@ -119,7 +119,7 @@ def test_flags_that_name_two_clusters_are_refused(
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_environment_is_not_completed_from_another_cluster(
-    name: str, running: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, running: RunningCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for said, other, needed_by in (
         ("DLOG_CONNECT", "DLOG_ZOOKEEPER", (ZOOKEEPER, BOTH)),
@@ -131,7 +131,7 @@ def test_the_environment_is_not_completed_from_another_cluster(
             monkeypatch.delenv(said)
 
 
-def test_what_is_said_nearest_wins(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_said_nearest_wins(running: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(**given: str) -> tuple[str, str, str]:
         cluster = find_cluster(**given, need_proxies=True, need_zookeeper=True)
         return cluster.connect, cluster.zookeeper, cluster.namespace
@@ -154,7 +154,9 @@ def test_what_is_said_nearest_wins(running: Running, monkeypatch: pytest.MonkeyP
     assert found(connect="f:1", hosts="f:2") == ("f:1", "f:2", NAMESPACE)
 
 
-def test_the_same_cluster_said_twice_is_no_contradiction(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_cluster_said_twice_is_no_contradiction(
+    running: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     both: dict[str, Any] = {"need_proxies": True, "need_zookeeper": True}
     assert find_cluster(connect="h:3", directory=running.directory, **both).zookeeper == "h:9,i:9"
     assert find_cluster(hosts="i:9,h:9", directory=running.directory, **both).connect == running.connect

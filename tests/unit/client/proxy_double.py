@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dlog.client.decoding import decode_one
-from dlog.log.note import encode_note
+from dlog.log.dedup_trailer import encode_trailer
 from dlog.model.dlsn import DLSN
 from dlog.wire import proxy
 from dlog.wire.digest import crc32c
@@ -32,7 +32,7 @@ def entry_of(batches: list[tuple[bytes, bytes, int]], *, txid: int = 1, unix_ms:
         records.append(Record(SET_FLAG, slot + 1, txid, body))
         noted.append((producer, sequence, count, crc32c(body), slot))
         slot += count
-    note = control_record(slot, txid, encode_note(unix_ms, 0, noted, None))
+    note = control_record(slot, txid, encode_trailer(unix_ms, 0, noted, None))
     return b"".join(encode_entry([*records, note]))
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import dlog
-from dlog.client.feeding import HANDED_BYTES_MAX
 from dlog.client.sync import SyncClient
+from dlog.client.thread_feed import HANDED_BYTES_MAX
 from dlog.errors import ClosedError, InvalidRequestError, RecordTooLargeError
 from dlog.model.dlsn import of
 from dlog.model.sink import SinkBatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlog.io.clock import SteadyClock
+from dlog.io.clock import NeverAheadClock
 
 DAY_MS = 86_400_000
 
@@ -26,7 +26,7 @@ class Wall:
 @pytest.mark.parametrize(("ahead_ms", "seen_ms"), [(0, 160_000), (4 * DAY_MS, 160_000), (-30_000, 130_000)])
 def test_a_clock_that_is_set_ahead_is_not_followed_and_one_that_is_set_back_is(ahead_ms: int, seen_ms: int) -> None:
     wall = Wall()
-    steady = SteadyClock(wall)
+    steady = NeverAheadClock(wall)
     assert steady.unix_ms() == 100_000
     wall.now_s, wall.ahead_ms = 160.0, ahead_ms
     assert steady.unix_ms() == seen_ms

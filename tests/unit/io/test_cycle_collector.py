@@ -12,7 +12,15 @@ from typing import Any, cast
 import pytest
 
 from dlog.io import process
-from dlog.io.cycle_collector import IDLE_LATE_S, IDLE_LOOKS, KEPT_MAX, LOOK_S, THRESHOLDS, YOUNG_MAX, CycleCollector
+from dlog.io.cycle_collector import (
+    IDLE_LATE_S,
+    IDLE_LOOKS,
+    LOOK_S,
+    MIDDLE_GENERATION_MAX,
+    OLD_GENERATION_MAX,
+    THRESHOLDS,
+    CycleCollector,
+)
 
 BUSY_S = 2 * IDLE_LATE_S
 VISITED_MAX = 70_000  # objects
@@ -72,7 +80,7 @@ def test_no_collection_looks_at_more_than_a_bound_while_two_million_objects_come
         heap.make(each_look)
         collector.look(BUSY_S)
     assert max(heap.visited) <= VISITED_MAX
-    assert len(heap.visited) <= 2_000_000 // YOUNG_MAX, "not more often than worth it"
+    assert len(heap.visited) <= 2_000_000 // MIDDLE_GENERATION_MAX, "not more often than worth it"
     assert heap.frozen >= 2_000_000 - VISITED_MAX
 
 
@@ -87,7 +95,7 @@ def test_a_process_whose_objects_die_at_once_is_not_collected_while_it_is_busy()
 
 def test_an_idle_process_collects_once_a_minute_and_freezes_nothing() -> None:
     heap = Heap()
-    heap.make(KEPT_MAX)
+    heap.make(OLD_GENERATION_MAX)
     collector = CycleCollector(heap)
     for _ in range(10 * IDLE_LOOKS):
         collector.look(0.0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dlog.io.directory_objects import DirectoryObjects
-from dlog.stores.cold.places import parse_root
+from dlog.stores.cold.locations import parse_root
 from dlog.stores.contract import StoreUnavailableError
 
 MiB = 1 << 20

@@ -106,7 +106,7 @@ def test_a_system_is_asked_to_read_nothing_ahead_and_may_refuse(
         advised.append((told[0], told[1], told[2]))
 
     monkeypatch.setattr(os, "posix_fadvise", advise)
-    file.read_as_asked()
+    file.disable_read_ahead()
     assert file.pread(5, 0) == b"there"
     assert advised == ([] if refusal else [(0, 0, os.POSIX_FADV_RANDOM)])
 

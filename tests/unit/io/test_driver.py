@@ -348,7 +348,7 @@ async def test_what_breaks_a_life_without_a_task_is_told_with_the_story(where: s
 
 
 async def test_far_timers_are_fired_and_cancelled_as_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlog.io.driver.FAR_S", 0.001)
+    monkeypatch.setattr("dlog.io.driver.SHARED_TIMER_MIN_S", 0.001)
     machine = Scripted(
         lambda fact: (
             [SetTimer("a", 3600.0), SetTimer("a", 0.001), SetTimer("b", 0.002), CancelTimer("b"), SetTimer("c", 3600.0)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dlog.io import embedded_zookeeper
-from dlog.io.embedded_zookeeper import HEAP_LEAST_MIB, OUTPUT, EmbeddedZooKeeper, heap_mib_for, main
+from dlog.io.embedded_zookeeper import HEAP_USABLE_MIN_MIB, OUTPUT, EmbeddedZooKeeper, heap_mib_for, main
 
 MiB = 1024 * 1024
 
@@ -69,6 +69,6 @@ def test_a_full_heap_is_told_with_its_size_and_the_way_to_a_larger_one(tmp_path:
 
 def test_a_heap_with_which_no_server_starts_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
-        main(["--dir", str(tmp_path), "--heap-mib", str(HEAP_LEAST_MIB - 1)])
+        main(["--dir", str(tmp_path), "--heap-mib", str(HEAP_USABLE_MIN_MIB - 1)])
     assert exit_.value.code == 2
     assert "at least 16" in capsys.readouterr().err

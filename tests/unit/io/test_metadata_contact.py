@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dlog.events import Event, MetadataLost, MetadataRegained
 from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import SessionState, Unsubscribe
-from dlog.io.metadata_contact import contact_told
+from dlog.io.metadata_contact import connection_events
 from dlog.io.metrics import METADATA_CONNECTED
 
 CONNECTED, SUSPENDED, LOST = SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.LOST
@@ -33,7 +33,7 @@ class Changing(MemoryMetadata):
 
 async def test_each_loss_is_told_once_and_so_is_its_end() -> None:
     metadata, told = Changing(), list[Event]()
-    with contact_told(metadata, told.append):
+    with connection_events(metadata, told.append):
         assert (told, METADATA_CONNECTED.value) == ([], 1)
         metadata.enter(SUSPENDED)
         assert (told, METADATA_CONNECTED.value) == ([MetadataLost()], 0)
@@ -49,6 +49,6 @@ async def test_each_loss_is_told_once_and_so_is_its_end() -> None:
 async def test_contact_that_is_lost_already_is_told_at_once() -> None:
     metadata, told = Changing(), list[Event]()
     metadata.state = SUSPENDED
-    with contact_told(metadata, told.append):
+    with connection_events(metadata, told.append):
         await asyncio.sleep(0)
     assert told == [MetadataLost()]

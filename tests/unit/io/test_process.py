@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
-_POLICY = "import os; from dlog.io import process; {first}; process.give_way(); print(os.sched_getscheduler(0))"
+_POLICY = (
+    "import os; from dlog.io import process; {first}; process.use_batch_scheduling(); print(os.sched_getscheduler(0))"
+)
 
 
 def _policy_after(first: str) -> int:

@@ -10,10 +10,10 @@ import pytest
 
 from dlog.io.stream_metadata import (
     StreamVersion,
-    life_path,
+    incarnation_path,
     plan_change,
     plan_creation,
-    plan_life,
+    plan_incarnation,
     plan_removal,
     version_after,
     version_of_creation,
@@ -104,7 +104,7 @@ def test_what_a_sink_has_written_is_changed_under_its_version() -> None:
 
 def test_znodes_java_does_not_make_are_made_with_the_first_change() -> None:
     java = replace(READ, owner=None, settings=None, allocation=None, life="")
-    assert shape(plan_life(R, java, "2e")) == [
+    assert shape(plan_incarnation(R, java, "2e")) == [
         ("Create", "owner", None),
         ("Create", "life-2e", None),
         ("Check", "ledgers", 11),
@@ -187,12 +187,12 @@ def test_a_removal_names_every_znode_once_and_looks_at_each_a_few_times() -> Non
     for count in (3, 1000):
         CountedPath.looks = 0
         segments = [f"{root}/ledgers/inprogress_{number:019}" for number in range(count)]
-        others = ["/dlog/s", root, f"{root}/ledgers", f"{root}/owner", life_path(root, "a1"), f"{root}/lock"]
+        others = ["/dlog/s", root, f"{root}/ledgers", f"{root}/owner", incarnation_path(root, "a1"), f"{root}/lock"]
         below: list[str] = [CountedPath(path) for path in (*others, *segments)]
         plan = plan_removal(root, "a1", 7, below, 100)
         assert CountedPath.looks <= 4 * len(below)
         deleted = [op.path for ops in plan for op in ops if isinstance(op, Delete)]
         assert sorted(deleted) == sorted(map(str, below)) and deleted[:count] == segments
         assert deleted[-2:] == [root, "/dlog/s"], "what is above goes behind what is below it"
-        assert all(ops[:2] == [Check(life_path(root, "a1"), 0), Check(f"{root}/owner", 7)] for ops in plan)
+        assert all(ops[:2] == [Check(incarnation_path(root, "a1"), 0), Check(f"{root}/owner", 7)] for ops in plan)
         assert max(len(ops) for ops in plan) <= 102 and set(deleted[count:]) == set(others)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from dlog.io import stream_rechecks
-from dlog.io.stream_marks import StreamMarks
+from dlog.io.seen_versions import SeenVersions
 from dlog.io.stream_metadata import StreamVersion
 from dlog.io.stream_rechecks import STREAMS_AT_ONCE, StreamRechecks
 from dlog.io.zookeeper import Stat, ZooKeeper
@@ -61,7 +61,7 @@ class Server:
 class Rig:
     def __init__(self, count: int = 1) -> None:
         self.server = Server()
-        self.marks = StreamMarks()
+        self.marks = SeenVersions()
         self.rechecks = StreamRechecks(cast(ZooKeeper, self.server), PATHS, self.marks, random.Random(1))
         self.streams = [StreamName(f"s{number}") for number in range(count)]
         self.told: list[StreamName] = []
@@ -82,9 +82,9 @@ class Rig:
         seen: dict[str, Any] = {"ledgers": 0, "max_txid": 0, "allocation": None, "settings": None, "sinks": None}
         self.marks.saw(stream, StreamVersion(value=value, owner=version, life=LIFE, **seen))
 
-    def doubt(self, heard_zxid: int = HEARD) -> None:
+    def doubt(self, reported_zxid: int = HEARD) -> None:
         for stream in self.streams:
-            self.rechecks.doubt(stream, heard_zxid, self.watchers[stream])
+            self.rechecks.doubt(stream, reported_zxid, self.watchers[stream])
 
     async def settle(self) -> None:
         """Let everything be checked."""
@@ -101,16 +101,16 @@ class Rig:
             running.cancel()
 
 
-async def told_of(rig: Rig, heard_zxid: int = HEARD) -> bool:
-    rig.doubt(heard_zxid)
+async def told_of(rig: Rig, reported_zxid: int = HEARD) -> bool:
+    rig.doubt(reported_zxid)
     async with rig.running():
         await rig.settle()
     return rig.told == rig.streams
 
 
-@pytest.mark.parametrize("heard_zxid", [0, HEARD])
-async def test_a_stream_that_is_what_it_was_is_not_told_of(heard_zxid: int) -> None:
-    assert not await told_of(Rig(), heard_zxid)
+@pytest.mark.parametrize("reported_zxid", [0, HEARD])
+async def test_a_stream_that_is_what_it_was_is_not_told_of(reported_zxid: int) -> None:
+    assert not await told_of(Rig(), reported_zxid)
 
 
 @pytest.mark.parametrize("name", ["owner", "ledgers", "maxtxid"])
@@ -136,15 +136,15 @@ async def test_a_stream_of_which_a_znode_is_missing_is_told_of(name: str) -> Non
     assert await told_of(rig)
 
 
-@pytest.mark.parametrize("heard_zxid", [0, HEARD])
+@pytest.mark.parametrize("reported_zxid", [0, HEARD])
 @pytest.mark.parametrize("name", ["owner", "ledgers", "maxtxid"])
 async def test_another_version_than_was_seen_is_told_of_though_its_transaction_was_heard(
-    heard_zxid: int, name: str
+    reported_zxid: int, name: str
 ) -> None:
     """An event was lost; or metadata was restored, and numbers transactions anew."""
     rig = Rig()
     rig.server.write(rig.path(name), rig.server.nodes[rig.path(name)][0], version=1)
-    assert await told_of(rig, heard_zxid)
+    assert await told_of(rig, reported_zxid)
 
 
 @pytest.mark.parametrize("found", [(2, LIFE), (1, "b2")])

@@ -12,7 +12,7 @@ import pytest
 from dlog.io import zookeeper_ledgers
 from dlog.io.zookeeper import ConnectionLossError, Created, Delete, Stat, ZooKeeper
 from dlog.io.zookeeper_layout import LedgerPaths
-from dlog.io.zookeeper_ledgers import LedgerTree
+from dlog.io.zookeeper_ledgers import ZooKeeperLedgers
 from dlog.io.zookeeper_protocol import MultiFailedError, NoNodeError, Op
 
 ROUNDS = 1000
@@ -78,11 +78,11 @@ class Session:
         return found
 
 
-def tree_of(session: Session) -> LedgerTree:
-    return LedgerTree(cast(ZooKeeper, session), LedgerPaths(), random.Random(1))
+def tree_of(session: Session) -> ZooKeeperLedgers:
+    return ZooKeeperLedgers(cast(ZooKeeper, session), LedgerPaths(), random.Random(1))
 
 
-async def cancelled(tree: LedgerTree, ahead: int = 1, *, turns: int = 1, calls: int = 1) -> None:
+async def cancelled(tree: ZooKeeperLedgers, ahead: int = 1, *, turns: int = 1, calls: int = 1) -> None:
     """Ask for ids so many times at once, and cancel it after so many turns of the loop."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(tree.new_id(ahead), name="new id") for _ in range(calls)]

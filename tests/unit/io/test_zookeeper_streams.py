@@ -13,7 +13,7 @@ from dlog.io import zookeeper_streams
 from dlog.io.metadata import Unsubscribe
 from dlog.io.zookeeper import Stat, ZooKeeper
 from dlog.io.zookeeper_layout import StreamPaths
-from dlog.io.zookeeper_streams import StreamTree
+from dlog.io.zookeeper_streams import ZooKeeperStreams
 from dlog.io.zookeeper_watches import TreeCallback, Watches
 from dlog.machine import Versioned
 from dlog.model.ids import Epoch, ProxyId, SegmentNumber, StreamName, Txid
@@ -42,7 +42,7 @@ def test_a_thousand_mirrors_leave_no_garbage_when_they_are_evicted_forgotten_or_
 ) -> None:
     monkeypatch.setattr(zookeeper_streams, "CACHED_STREAMS_MAX", max(1, cached))
     zk = NoServer()
-    tree = StreamTree(cast(ZooKeeper, zk), StreamPaths("/dlog"), random.Random(1))
+    tree = ZooKeeperStreams(cast(ZooKeeper, zk), StreamPaths("/dlog"), random.Random(1))
     gc.collect()
     gc.disable()
     try:
@@ -54,7 +54,7 @@ def test_a_thousand_mirrors_leave_no_garbage_when_they_are_evicted_forgotten_or_
         assert not zk.watches._trees
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        assert not [value for value in gc.garbage if isinstance(value, zookeeper_streams._Mirror)]
+        assert not [value for value in gc.garbage if isinstance(value, zookeeper_streams._CachedSegments)]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
@@ -63,7 +63,7 @@ def test_a_thousand_mirrors_leave_no_garbage_when_they_are_evicted_forgotten_or_
 
 def test_a_thousand_watches_leave_no_garbage() -> None:
     zk = NoServer()
-    tree = StreamTree(cast(ZooKeeper, zk), StreamPaths("/dlog"), random.Random(1))
+    tree = ZooKeeperStreams(cast(ZooKeeper, zk), StreamPaths("/dlog"), random.Random(1))
     gc.collect()
     gc.disable()
     try:
@@ -139,7 +139,7 @@ class OneStream(NoServer):
         return (self.nodes[path][0], self.stat(path)) if path in self.nodes else None
 
 
-async def places(tree: StreamTree) -> list[str]:
+async def places(tree: ZooKeeperStreams) -> list[str]:
     seen = await tree.read(S)
     assert isinstance(seen, Versioned)
     return [segment.place for segment in seen.value.segments]
@@ -148,7 +148,7 @@ async def places(tree: StreamTree) -> list[str]:
 async def test_a_segment_that_changed_in_a_reading_that_is_thrown_away_is_told_by_the_next() -> None:
     """The reading is thrown away because the owner's znode changes while it lasts."""
     server = OneStream()
-    tree = StreamTree(cast(ZooKeeper, server), StreamPaths("/dlog"), random.Random(1))
+    tree = ZooKeeperStreams(cast(ZooKeeper, server), StreamPaths("/dlog"), random.Random(1))
     server.change(1, "a1", "7")
     assert await places(tree) == ["7"]
     path = server.change(2, "a1", "8")
@@ -167,7 +167,7 @@ async def test_a_segment_that_changed_in_a_reading_that_is_thrown_away_is_told_b
 async def test_the_list_of_a_deleted_stream_is_not_told_of_the_next_one_though_counts_are_the_same() -> None:
     """Every event of the watch was lost; versions and counts begin anew with each life."""
     server = OneStream()
-    tree = StreamTree(cast(ZooKeeper, server), StreamPaths("/dlog"), random.Random(1))
+    tree = ZooKeeperStreams(cast(ZooKeeper, server), StreamPaths("/dlog"), random.Random(1))
     path = server.change(1, "a1", "7")
     assert await places(tree) == ["7"]
     for gone in (path, OWNER):
@@ -192,7 +192,7 @@ def write_segment(server: OneStream, number: int, *, completed: bool) -> str:
 
 async def test_a_reading_after_a_roll_looks_at_the_segments_that_changed() -> None:
     server = OneStream()
-    tree = StreamTree(cast(ZooKeeper, server), StreamPaths("/dlog"), random.Random(1))
+    tree = ZooKeeperStreams(cast(ZooKeeper, server), StreamPaths("/dlog"), random.Random(1))
     long_list(server, 300)
     seen = await tree.read(S)
     assert isinstance(seen, Versioned)
@@ -209,7 +209,7 @@ async def test_a_reading_after_a_roll_looks_at_the_segments_that_changed() -> No
 async def test_a_whole_reading_keeps_the_segments_that_have_not_changed() -> None:
     """Lists are compared by reference."""
     server = OneStream()
-    tree = StreamTree(cast(ZooKeeper, server), StreamPaths("/dlog"), random.Random(1))
+    tree = ZooKeeperStreams(cast(ZooKeeper, server), StreamPaths("/dlog"), random.Random(1))
     long_list(server, 40)
     seen = await tree.read(S)
     tree._mirrors[S].invalidate()
@@ -220,7 +220,7 @@ async def test_a_whole_reading_keeps_the_segments_that_have_not_changed() -> Non
 
 async def test_a_claim_that_was_lost_to_another_is_not_held() -> None:
     server = OneStream()
-    tree = StreamTree(cast(ZooKeeper, server), StreamPaths("/dlog"), random.Random(1))
+    tree = ZooKeeperStreams(cast(ZooKeeper, server), StreamPaths("/dlog"), random.Random(1))
     server.change(1, "a1", "7")
     tree._hold(S, owned(1))
     await tree.read(S)

@@ -43,7 +43,7 @@ class Session:
         self.subscriptions = [self.watches.add_tree(path, self.told.append) for path in self.paths]
 
     def join(self, link: Link, *, is_new_session: bool = False) -> None:
-        self.watches.rejoin(cast(Connection, link), is_new_session=is_new_session)
+        self.watches.set_all(cast(Connection, link), is_new_session=is_new_session)
 
     async def heard(self) -> list[str | None]:
         await asyncio.sleep(0)
@@ -104,11 +104,11 @@ async def test_what_a_tree_has_told_of_is_known_by_the_connection_on_which_it_wa
     for zxid, answers, heard in ((50, True, 50), (80, False, 50), (90, True, 90), (70, True, 90)):
         link = Link(zxid)
         session.join(link)
-        assert session.watches.tree_heard_zxid(path) <= heard
+        assert session.watches.tree_reported_zxid(path) <= heard
         if answers:
             link.answer()
         session.watches.detached()
-        assert session.watches.tree_heard_zxid(path) == heard, "without an answer no more is known than before"
+        assert session.watches.tree_reported_zxid(path) == heard, "without an answer no more is known than before"
     session.watches.session_lost()
-    assert session.watches.tree_heard_zxid(path) == 0
-    assert session.watches.tree_heard_zxid("/base/unknown") == 0
+    assert session.watches.tree_reported_zxid(path) == 0
+    assert session.watches.tree_reported_zxid("/base/unknown") == 0

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from dlog.ledger.reading import LedgerReader, Read, ReadDone, ReadingOptions, UseMetadata
+from dlog.ledger.reading import EntryReader, ReadDone, ReadingOptions, ReadLedger, UseMetadata
 from dlog.machine import Answer, Received
 from dlog.model.ids import EntryId
 from dlog.model.ledger import LedgerMetadata
 from dlog.model.quorum import Quorum
-from dlog.wire.bookie import BatchDone, Code
+from dlog.wire.bookie import BatchReadDone, Code
 from tests.unit.ledger.story import DIGEST, LEDGER, Story, ledger, only, packet
 
 
 def reader(metadata: LedgerMetadata | None = None, *, batch: bool = False, parallel: int = 16) -> Story:
     options = ReadingOptions(batch=batch, parallel_entries_max=parallel)
-    return Story(LedgerReader(LEDGER, metadata or ledger(), DIGEST, options))
+    return Story(EntryReader(LEDGER, metadata or ledger(), DIGEST, options))
 
 
 def read(story: Story, first: int, last: int, bytes_max: int = 1 << 20) -> list[str]:
-    return story.ask(Read(EntryId(first), EntryId(last), bytes_max))
+    return story.ask(ReadLedger(EntryId(first), EntryId(last), bytes_max))
 
 
 def batch(story: Story, bookie: str, start: int, request: int, *packets: bytes, code: Code = Code.OK) -> list[str]:
-    return story.hear(Received(bookie, BatchDone(LEDGER, EntryId(start), request, code, packets)))
+    return story.hear(Received(bookie, BatchReadDone(LEDGER, EntryId(start), request, code, packets)))
 
 
 def got(story: Story) -> list[bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlog.ledger.tailing import LacSeen, LearnLac, LearnMetadata, LedgerTailer, ReadLac, TailingOptions, WaitLac
+from dlog.ledger.tailing import LearnLac, LearnMetadata, LedgerLac, LedgerTailer, ReadLac, TailingOptions, WaitLac
 from dlog.machine import Answer
 from dlog.model.ids import EntryId
 from dlog.model.ledger import LedgerMetadata, LedgerState
@@ -108,4 +108,4 @@ def test_news_of_metadata_may_come_from_a_watch() -> None:
     wait(story, -1)
     lines = story.ask(LearnMetadata(ledger(state=LedgerState.CLOSED, last=2, length=3)))
     assert "answer 1 LacSeen(lac=2, closed=True)" in lines
-    assert any(isinstance(e, Answer) and e.result == LacSeen(EntryId(2), True) for e in story.effects)
+    assert any(isinstance(e, Answer) and e.result == LedgerLac(EntryId(2), True) for e in story.effects)

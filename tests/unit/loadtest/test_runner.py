@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from loadtest import command, runfile, spec, systems
+from loadtest.host_conditions import Thresholds, Weather
 from loadtest.report import figures
 from loadtest.runfile import Run
 from loadtest.runner import Plan, PlanError, Runner
 from loadtest.systems.base import Variant
-from loadtest.weather import Thresholds, Weather
-from tests.unit.loadtest.test_weather import GOOD
+from tests.unit.loadtest.test_host_conditions import GOOD
 from tests.unit.loadtest.toy import BREACHES, VARIANTS
 
 CHANGES = {"seconds": "0.4", "warmup_s": "0.1", "patience_s": "60"}

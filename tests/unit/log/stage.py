@@ -11,10 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from dlog.errors import DLogError
-from dlog.lease.lease import Claimant
-from dlog.log.deleting import StreamDeletion
 from dlog.log.messages import (
     STORE,
+    AcquireStream,
     AppendEntry,
     CreateSegment,
     DeleteSegment,
@@ -30,12 +29,12 @@ from dlog.log.messages import (
     SegmentSealed,
     StageExamined,
     StoreFailed,
-    TakeStream,
     WriteBatch,
 )
 from dlog.log.options import OwnerOptions
-from dlog.log.owner import StreamOwner
+from dlog.log.owner import StreamOwnerMachine
 from dlog.log.staging import StagedSet, StagePacker
+from dlog.log.stream_deletion import StreamDeletion
 from dlog.machine import (
     Answer,
     Asked,
@@ -57,6 +56,7 @@ from dlog.machine import (
 )
 from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.segment import StreamKey, StreamMetadata, StreamSettings
+from dlog.ownership.claim import Claimant
 from dlog.stores.contract import SegmentFencedError, SegmentNotFoundError, StoreTooSmallError
 from dlog.wire.entry import build_record_set
 
@@ -110,7 +110,7 @@ class Stage:
     def owner(self, name: str, options: OwnerOptions | None = None, **kw: Any) -> Actor:
         """A proxy's owner, not yet claiming."""
         claimant = Claimant(proxy=ProxyId(name), address=f"{name}:1", nonce=f"{name}-{len(self.actors)}")
-        actor = Actor(self, StreamOwner(KEY, claimant, options or OwnerOptions(), **kw))
+        actor = Actor(self, StreamOwnerMachine(KEY, claimant, options or OwnerOptions(), **kw))
         self.actors.append(actor)
         return actor
 
@@ -257,7 +257,7 @@ class Actor:
         return self.answers.get(self._tickets)
 
     def take(self, if_epoch: int | None = None, now_unix_ms: int = 1000) -> Any:
-        return self.ask(TakeStream(None if if_epoch is None else Epoch(if_epoch), now_unix_ms))
+        return self.ask(AcquireStream(None if if_epoch is None else Epoch(if_epoch), now_unix_ms))
 
     def fire(self, *key: Any) -> None:
         """The timer comes due."""

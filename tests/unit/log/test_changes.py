@@ -17,12 +17,12 @@ from dlog.log.changes import (
     DropEmptySegment,
     Expire,
     ForgetTruncated,
+    ListImportedSegments,
     MarkReleased,
     MarkTruncated,
     SegmentEnd,
     Stage,
     StartSegment,
-    TakeSegmentsIn,
     TruncateTo,
     allocated_name,
     allocated_place,
@@ -125,7 +125,9 @@ def test_completing_says_nothing_of_another_place_with_the_number() -> None:
 
 
 def test_nothing_is_taken_in_by_a_sealed_stream() -> None:
-    change = TakeSegmentsIn((Stage("ledger", "x", Txid(500), END),), SinkRecord(SinkBatch("sink", 0, "q", 0)), 9000)
+    change = ListImportedSegments(
+        (Stage("ledger", "x", Txid(500), END),), SinkRecord(SinkBatch("sink", 0, "q", 0)), 9000
+    )
     before = stream(3, 0)
     assert [s.place for s in change.apply(before).segments] == ["1a", "2a", "3a", "x"]
     sealed = replace(before, max_txid=TXID_END_OF_STREAM)

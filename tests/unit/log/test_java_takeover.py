@@ -17,7 +17,7 @@ from dlog.log.messages import (
     StoreFailed,
 )
 from dlog.log.options import OwnerOptions
-from dlog.log.tenure import Phase
+from dlog.log.owner_context import Phase
 from dlog.machine import Received
 from dlog.model.dlsn import of
 from dlog.model.ids import EntryId, SegmentNumber, Txid

@@ -31,12 +31,12 @@ from dlog.log.messages import (
     SealSegment,
     SealStream,
     StatStream,
-    StreamTaken,
+    StreamAcquired,
     TruncateBefore,
     WriteBatch,
 )
 from dlog.log.options import OwnerOptions
-from dlog.log.tenure import Phase
+from dlog.log.owner_context import Phase
 from dlog.machine import CompareAndSet
 from dlog.model.dlsn import of
 from dlog.model.ids import TXID_END_OF_STREAM
@@ -48,7 +48,7 @@ from tests.unit.log.stage import ALICE, BOB, Stage, batch, numbers
 def test_a_new_stream_is_claimed_its_first_segment_started_and_served() -> None:
     stage = Stage()
     owner = stage.owner("p1")
-    assert owner.take() == StreamTaken(owner.machine.epoch, stage.value.segments[0].number)
+    assert owner.take() == StreamAcquired(owner.machine.epoch, stage.value.segments[0].number)
     assert stage.value.owner.epoch == 1
     assert stage.value.owner.address == "p1:1"
     assert numbers(stage.value) == [(1, False)]
@@ -322,7 +322,7 @@ def test_a_released_stream_is_taken_only_at_the_epoch_that_was_judged() -> None:
     assert isinstance(late.take(if_epoch=0), OwnedElsewhereError)
     assert late.answers[1].location == "p1:1"
     assert late.machine.has_ended
-    assert stage.owner("p3").take(if_epoch=1) == StreamTaken(2, 1)  # type: ignore[arg-type]
+    assert stage.owner("p3").take(if_epoch=1) == StreamAcquired(2, 1)  # type: ignore[arg-type]
 
 
 def test_before_the_claim_there_is_nothing_to_write_to() -> None:

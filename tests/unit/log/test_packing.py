@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dlog.log.dedupe import ProducerTable
-from dlog.log.note import NotedPlace, NotedProducer, Snapshot, decode_note
+from dlog.log.dedup_trailer import BatchPosition, ProducerSnapshot, ProducerTableSnapshot, decode_trailer
 from dlog.log.options import PRODUCERS_MAX, OwnerOptions
 from dlog.log.packing import OpenSegment, Packer
+from dlog.log.producer_table import ProducerTable
 from dlog.wire.entry import ENTRY_BYTES_MAX, decode_entry
 
 LARGEST = 2**63 - 1
@@ -16,17 +16,17 @@ LARGEST = 2**63 - 1
 @pytest.mark.parametrize(("count", "kept"), [(1_000, 5), (4_000, 1), (PRODUCERS_MAX, 0)])
 def test_the_snapshot_of_a_full_table_fits_into_an_entry(count: int, kept: int) -> None:
     """With the largest numbers there are; places are left out first, producers never."""
-    place = NotedPlace(*[LARGEST] * 6)
+    place = BatchPosition(*[LARGEST] * 6)
     producers = tuple(
-        NotedProducer(n.to_bytes(12, "big") + bytes(4), LARGEST, LARGEST, (place,) * 5) for n in range(count)
+        ProducerSnapshot(n.to_bytes(12, "big") + bytes(4), LARGEST, LARGEST, (place,) * 5) for n in range(count)
     )
     options = OwnerOptions(producers_max=count)
     table = ProducerTable(options.producers_max, options.places_max)
-    table.restore(Snapshot((0, -1), producers), (1, 0))
+    table.restore(ProducerTableSnapshot((0, -1), producers), (1, 0))
     pending = Packer(table, options).cut([], OpenSegment(1, "1", "memory", 0, True))
     data = b"".join(pending.parts)
     assert len(data) <= ENTRY_BYTES_MAX
-    note = decode_note(decode_entry(data)[-1].payload)
+    note = decode_trailer(decode_entry(data)[-1].payload)
     assert note.snapshot is not None
     assert [p.producer for p in note.snapshot.producers] == [p.producer for p in producers]
     assert {len(p.places) for p in note.snapshot.producers} == {kept}

@@ -17,18 +17,18 @@ from dlog.errors import (
 )
 from dlog.log.changes import CompleteSegment, Relocate, SegmentEnd, TruncateTo
 from dlog.log.messages import AppendEntry, ReleaseStream, SealStream
-from dlog.log.read_messages import (
+from dlog.log.reading import StreamReaderMachine
+from dlog.log.source_messages import (
     READER,
     SOURCE,
     EntriesGot,
     GetEntries,
     GetStream,
-    LacSeen,
+    SegmentLacSeen,
     SourceFailed,
     StreamSeen,
     WatchLac,
 )
-from dlog.log.reading import StreamReader
 from dlog.machine import PeerLost, Received, Send, SetTimer, TimerFired
 from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import NO_ENTRY, EntryId, SegmentNumber, Txid
@@ -61,7 +61,7 @@ class Desk:
         self.stage = stage
         self.losing = losing  # said when it is asked where a completed segment ends
         self.remembered = remembered  # told instead of what is, unless the question insists
-        self.machine = StreamReader()
+        self.machine = StreamReaderMachine()
         self.entries: list[Entries] = []
         self.events: list[ReaderEvent] = []
         self.questions: list[Any] = []
@@ -110,14 +110,14 @@ class Desk:
                 stored = len(self.stage.places[segment.place].payloads) - 1
                 lac, ended = self.lacs.get(segment.place, (stored, now is not None and now.completed))
                 known_already = lac <= known and not ended
-                return [] if known_already else [LacSeen(segment.number, segment.place, EntryId(lac), ended)]
+                return [] if known_already else [SegmentLacSeen(segment.number, segment.place, EntryId(lac), ended)]
         raise AssertionError(question)
 
     def confirmed(self, dlsn: DLSN) -> None:
         """The source hears that the LAC has reached this entry."""
         segment = self.stage.value.segment(dlsn.segment)
         assert segment is not None
-        self.post(Received(SOURCE, LacSeen(segment.number, segment.place, dlsn.entry)))
+        self.post(Received(SOURCE, SegmentLacSeen(segment.number, segment.place, dlsn.entry)))
 
     def refresh(self) -> None:
         self.post(Received(SOURCE, StreamSeen(self.stage.value)))
@@ -317,7 +317,7 @@ def test_a_reader_of_the_tail_that_was_moved_on_by_a_truncation_is_moved_on_by_t
         desk.refresh()
         assert desk.events == []
     desk.lacs.clear()
-    desk.post(Received(SOURCE, LacSeen(later.number, later.place, later.last_entry, True)))
+    desk.post(Received(SOURCE, SegmentLacSeen(later.number, later.place, later.last_entry, True)))
     assert desk.kinds[0] is ReaderEventKind.STARTED
     assert desk.seen[0] == second and desk.seen[-1] == places[-1]
 
@@ -372,13 +372,13 @@ def test_an_empty_segment_that_ended_is_waited_out_because_its_number_comes_agai
     stage.taken("p1")
     desk = Desk(stage, Start.START)
     segment = stage.value.segments[0]
-    desk.post(Received(SOURCE, LacSeen(segment.number, segment.place, EntryId(-1), ended=True)))
+    desk.post(Received(SOURCE, SegmentLacSeen(segment.number, segment.place, EntryId(-1), ended=True)))
     owner = stage.taken("p2")
     desk.refresh()
     first = owner.ask(batch(0)).dlsn
     place = stage.value.segments[0].place
     assert place != segment.place
-    desk.post(Received(SOURCE, LacSeen(segment.number, place, first.entry)))
+    desk.post(Received(SOURCE, SegmentLacSeen(segment.number, place, first.entry)))
     assert desk.seen == [of(1, 0, 0)]
 
 
@@ -405,7 +405,7 @@ def completed_empty_after_it_was_heard_to_end_empty() -> Desk:
     stage.taken("p1")
     desk = Desk(stage, Start.START)
     segment = stage.value.segments[0]
-    desk.post(Received(SOURCE, LacSeen(segment.number, segment.place, NO_ENTRY, ended=True)))
+    desk.post(Received(SOURCE, SegmentLacSeen(segment.number, segment.place, NO_ENTRY, ended=True)))
     end = SegmentEnd(NO_ENTRY, 0, Txid(0), 1)
     stage.value = CompleteSegment(segment.number, segment.place, end, 1).apply(stage.value)
     stage.version += 1
@@ -418,7 +418,7 @@ def completed_empty_after_it_was_heard_to_end_empty() -> Desk:
 def test_a_segment_that_ended_empty_and_is_completed_all_the_same_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert completed_empty_after_it_was_heard_to_end_empty().seen == [of(2, 0, 0)]
     still_void = ("_follow_segment", "self._watched, self._is_void = None, False", "self._watched = None")
-    monkeypatch.setitem(globals(), "StreamReader", edited(StreamReader, still_void))
+    monkeypatch.setitem(globals(), "StreamReaderMachine", edited(StreamReaderMachine, still_void))
     assert completed_empty_after_it_was_heard_to_end_empty().seen == []
 
 

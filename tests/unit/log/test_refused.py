@@ -6,9 +6,9 @@ import pytest
 
 from dlog.errors import InvalidRequestError
 from dlog.events import ChangeRefused
-from dlog.log.messages import BatchWritten, RelocateSegment, TakeIn, TakenIn, TruncateBefore
+from dlog.log.messages import BatchWritten, RelocateSegment, SegmentsImported, TakeIn, TruncateBefore
 from dlog.log.options import OwnerOptions
-from dlog.log.tenure import Phase
+from dlog.log.owner_context import Phase
 from dlog.model.segment import StreamMetadata
 from tests.unit.log.stage import Actor, Stage, batch
 
@@ -84,7 +84,7 @@ def test_segments_that_cannot_be_taken_in_are_refused_and_writing_goes_on() -> N
     refuse_more_than(stage, 3)
     assert owner.ask(TakeIn(None, tuple(stages))) is TOO_LARGE
     assert isinstance(owner.ask(batch(1, txid=40)), BatchWritten)
-    assert isinstance(owner.ask(TakeIn(None, (stage.staged("fits", 50),))), TakenIn)
+    assert isinstance(owner.ask(TakeIn(None, (stage.staged("fits", 50),))), SegmentsImported)
 
 
 def test_a_relocation_that_is_refused_is_told_to_who_asked() -> None:

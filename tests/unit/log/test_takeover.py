@@ -32,8 +32,8 @@ from dlog.log.messages import (
     StreamChanged,
 )
 from dlog.log.options import OwnerOptions
-from dlog.log.recovery import Recovery
-from dlog.log.tenure import Phase
+from dlog.log.owner_context import Phase
+from dlog.log.recovery import StreamRecovery
 from dlog.machine import CompareAndSet, MetadataSeen, OutcomeUnknown, PeerLost, ReadMetadata, Received
 from dlog.model.dlsn import of
 from dlog.model.ids import NO_ENTRY, TXID_END_OF_STREAM, EntryId, Epoch, SegmentNumber
@@ -350,7 +350,7 @@ def test_a_table_that_went_with_truncated_segments_is_not_taken_for_that_of_a_ne
     stage = Stage(retention_s=0.001, segment_bytes=1)
     first = stage.taken("p1")
     first.ask(batch(0, now=5000))
-    stage.value = stage.value.trimmed(2)
+    stage.value = stage.value.with_truncated_before(2)
     assert numbers(stage.value) == [(2, False)]
     second = stage.taken("p2")
     refused = second.ask(batch(0, retry=True))
@@ -486,7 +486,7 @@ def test_an_answer_about_the_place_that_a_number_had_before_ends_nothing() -> No
     stage = Stage()
     stage.taken("p1")
     (segment,) = stage.value.segments
-    recovery = Recovery(stage.value, Epoch(2), OwnerOptions(), None)
+    recovery = StreamRecovery(stage.value, Epoch(2), OwnerOptions(), None)
     recovery.begin()
     done: list[bool] = []
     for place in ("before", segment.place):

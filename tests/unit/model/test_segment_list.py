@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from dlog.log.changes import (
     CompleteSegment,
     ForgetTruncated,
+    ListImportedSegments,
     MarkTruncated,
     SegmentEnd,
     Stage,
     StartSegment,
-    TakeSegmentsIn,
     TruncateTo,
 )
 from dlog.model.dlsn import of
@@ -190,7 +190,7 @@ def seek(value: StreamMetadata) -> StreamMetadata:
 
 def take_in(value: StreamMetadata) -> StreamMetadata:
     end = SegmentEnd(EntryId(5), 0, Txid(10**6), 6)
-    change = TakeSegmentsIn(tuple(Stage("ledger", f"x{n}", Txid(10**6), end) for n in range(3)), None, 1000)
+    change = ListImportedSegments(tuple(Stage("ledger", f"x{n}", Txid(10**6), end) for n in range(3)), None, 1000)
     taken = change.apply(value)
     assert change.took_place(taken) and not change.took_place(value) and change.apply(taken) is taken
     assert [s.number for s in taken.segments[-3:]] == [taken.max_segment - 2, taken.max_segment - 1, taken.max_segment]

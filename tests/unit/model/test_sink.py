@@ -16,10 +16,10 @@ from dlog.model.sink import (
     RegisteredStage,
     SinkBatch,
     SinkRecord,
+    StageSweepRule,
     Standing,
     StreamLook,
-    Sweep,
-    Verdict,
+    SweepDecision,
     registered_stage,
     standing,
 )
@@ -27,7 +27,7 @@ from dlog.model.sink import (
 DONE = SinkBatch("sink", 1, "q", 5)
 STAGE = RegisteredStage("7", StreamName("s"), DONE, 1000)
 OTHER = replace(STAGE, batch=SinkBatch("sink", 0, "other", 9))
-RULE = Sweep(DONE, 2000)
+RULE = StageSweepRule(DONE, 2000)
 NOW_DONE = StreamLook(SinkRecord(DONE))
 LISTED = StreamLook(SinkRecord(DONE), frozenset({"7"}))
 NOBODY = StreamLook()
@@ -36,46 +36,46 @@ GONE = StreamLook(is_open=False)
 
 def test_a_stage_goes_once_it_was_refused_and_a_later_look_does_not_list_it() -> None:
     for stage in (STAGE, OTHER):
-        assert RULE.judge(stage, ()) is RULE.judge(stage, (NOW_DONE,)) is Verdict.LOOK
-        assert RULE.judge(stage, (NOW_DONE, NOW_DONE)) is Verdict.GOES
-        assert RULE.judge(stage, (NOW_DONE, LISTED)) is Verdict.LISTED
+        assert RULE.judge(stage, ()) is RULE.judge(stage, (NOW_DONE,)) is SweepDecision.LOOK
+        assert RULE.judge(stage, (NOW_DONE, NOW_DONE)) is SweepDecision.GOES
+        assert RULE.judge(stage, (NOW_DONE, LISTED)) is SweepDecision.LISTED
 
 
 def test_a_list_that_was_read_before_it_was_refused_counts_for_nothing() -> None:
     """It was taken in between the two looks, and then its query was shut out."""
-    assert RULE.judge(OTHER, (NOBODY,)) is Verdict.STAYS
-    assert RULE.judge(OTHER, (NOBODY, LISTED)) is Verdict.STAYS
+    assert RULE.judge(OTHER, (NOBODY,)) is SweepDecision.STAYS
+    assert RULE.judge(OTHER, (NOBODY, LISTED)) is SweepDecision.STAYS
 
 
 def test_age_says_only_what_is_worth_a_look() -> None:
-    assert RULE.judge(replace(OTHER, unix_ms=0), (NOBODY,)) is Verdict.STAYS, "however old"
+    assert RULE.judge(replace(OTHER, unix_ms=0), (NOBODY,)) is SweepDecision.STAYS, "however old"
     young = replace(OTHER, unix_ms=2000)
-    assert RULE.judge(young, ()) is RULE.judge(young, (NOW_DONE, NOW_DONE)) is Verdict.STAYS
-    assert RULE.judge(replace(STAGE, unix_ms=9000), ()) is Verdict.LOOK, "ours is worth one at once"
+    assert RULE.judge(young, ()) is RULE.judge(young, (NOW_DONE, NOW_DONE)) is SweepDecision.STAYS
+    assert RULE.judge(replace(STAGE, unix_ms=9000), ()) is SweepDecision.LOOK, "ours is worth one at once"
 
 
 def test_of_our_own_only_what_was_decided_goes_and_where_its_stream_knows_it() -> None:
     next_one = replace(STAGE, batch=replace(DONE, batch=6))
-    assert RULE.judge(next_one, ()) is Verdict.STAYS
+    assert RULE.judge(next_one, ()) is SweepDecision.STAYS
     appended = StreamLook(SinkRecord(DONE, (1, 0)))
-    assert RULE.judge(STAGE, (appended, appended)) is Verdict.GOES
-    assert RULE.judge(STAGE, (NOBODY,)) is Verdict.STAYS, "a twin of ours may have it taken in there"
+    assert RULE.judge(STAGE, (appended, appended)) is SweepDecision.GOES
+    assert RULE.judge(STAGE, (NOBODY,)) is SweepDecision.STAYS, "a twin of ours may have it taken in there"
 
 
 def test_what_another_program_was_to_append_it_may_have_taken_in() -> None:
     begun = StreamLook(SinkRecord(OTHER.batch, (1, 0)))
-    assert RULE.judge(OTHER, (begun,)) is Verdict.STAYS
+    assert RULE.judge(OTHER, (begun,)) is SweepDecision.STAYS
 
 
 def test_a_stream_that_is_gone_refuses_and_one_that_was_made_anew_may_not() -> None:
-    assert RULE.judge(OTHER, (GONE, GONE)) is Verdict.GOES
-    assert RULE.judge(OTHER, (GONE, NOBODY)) is Verdict.STAYS
+    assert RULE.judge(OTHER, (GONE, GONE)) is SweepDecision.GOES
+    assert RULE.judge(OTHER, (GONE, NOBODY)) is SweepDecision.STAYS
 
 
 def test_of_writes_without_a_number_only_age_is_known() -> None:
     rule = replace(RULE, is_numbered=False)
-    assert rule.judge(OTHER, (NOBODY, NOBODY)) is Verdict.GOES
-    assert rule.judge(OTHER, (NOBODY, StreamLook(places=frozenset({"7"})))) is Verdict.LISTED
+    assert rule.judge(OTHER, (NOBODY, NOBODY)) is SweepDecision.GOES
+    assert rule.judge(OTHER, (NOBODY, StreamLook(places=frozenset({"7"})))) is SweepDecision.LISTED
 
 
 batches = st.builds(SinkBatch, st.just("sink"), st.integers(0, 2), st.sampled_from("qr"), st.integers(0, 2))
@@ -88,11 +88,11 @@ looks = st.builds(StreamLook, records, st.sampled_from((frozenset[str](), frozen
 def test_nothing_goes_that_is_listed_or_may_be_taken_in(
     done: SinkBatch, batch: SinkBatch, unix_ms: int, seen: list[StreamLook]
 ) -> None:
-    verdict = Sweep(done, 5).judge(RegisteredStage("7", StreamName("s"), batch, unix_ms), seen)
-    if verdict is Verdict.GOES:
+    verdict = StageSweepRule(done, 5).judge(RegisteredStage("7", StreamName("s"), batch, unix_ms), seen)
+    if verdict is SweepDecision.GOES:
         assert len(seen) > 1 and "7" not in seen[-1].places
         assert all(standing(look.record, batch) is not Standing.NEW for look in seen)
-    assert verdict is not Verdict.LOOK or len(seen) < 2, "it comes to an end"
+    assert verdict is not SweepDecision.LOOK or len(seen) < 2, "it comes to an end"
 
 
 TOLD = {"stream": "s", "query": "q", "batch": 5, "epoch": 1, "unix_ms": 1000}
@@ -129,12 +129,12 @@ def test_a_place_is_a_ledger_id(place: str) -> None:
 
 def test_a_stage_of_a_stream_that_was_deleted_goes_though_the_next_of_its_name_remembers_nothing() -> None:
     """A stream takes in only what names its own life, so nobody takes this one any more."""
-    rule, stage = Sweep(DONE, 5000), replace(OTHER, life="a1")
+    rule, stage = StageSweepRule(DONE, 5000), replace(OTHER, life="a1")
     same, another = StreamLook(life="a1"), StreamLook(life="b2")
-    assert rule.judge(stage, (same,)) is Verdict.STAYS
-    assert rule.judge(stage, (another,)) is Verdict.LOOK
-    assert rule.judge(stage, (another, another)) is Verdict.GOES
-    assert rule.judge(replace(stage, life=""), (another,)) is Verdict.STAYS, "registered before lives were"
+    assert rule.judge(stage, (same,)) is SweepDecision.STAYS
+    assert rule.judge(stage, (another,)) is SweepDecision.LOOK
+    assert rule.judge(stage, (another, another)) is SweepDecision.GOES
+    assert rule.judge(replace(stage, life=""), (another,)) is SweepDecision.STAYS, "registered before lives were"
 
 
 def test_a_registration_tells_the_life_that_its_stage_was_written_for() -> None:

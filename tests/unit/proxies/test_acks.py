@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dlog.log.messages import BatchWritten
 from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import Txid
-from proxies.acks import AckRuns
+from proxies.acks import AckJoiner
 
 
 def written(segment: int, entry: int, slot: int, count: int, txid: int = 7, duplicate: bool = False) -> BatchWritten:
@@ -16,7 +16,7 @@ def written(segment: int, entry: int, slot: int, count: int, txid: int = 7, dupl
 
 
 def test_batches_back_to_back_in_one_entry_are_one_frame() -> None:
-    runs = AckRuns()
+    runs = AckJoiner()
     runs.add(10, written(1, 5, 0, 3))
     runs.add(11, written(1, 5, 3, 1))
     runs.add(12, written(1, 5, 4, 9))
@@ -26,7 +26,7 @@ def test_batches_back_to_back_in_one_entry_are_one_frame() -> None:
 
 
 def test_another_entry_a_gap_in_requests_or_slots_and_another_txid_begin_a_new_range() -> None:
-    runs = AckRuns()
+    runs = AckJoiner()
     runs.add(1, written(1, 5, 0, 1))
     runs.add(2, written(1, 6, 1, 1))  # another entry
     runs.add(4, written(1, 6, 2, 1))  # request 3 is somebody else's
@@ -37,7 +37,7 @@ def test_another_entry_a_gap_in_requests_or_slots_and_another_txid_begin_a_new_r
 
 
 def test_a_duplicate_stands_alone() -> None:
-    runs = AckRuns()
+    runs = AckJoiner()
     runs.add(1, written(1, 5, 0, 1))
     runs.add(2, written(1, 2, 0, 1, duplicate=True))
     runs.add(3, written(1, 5, 1, 1))
@@ -67,7 +67,7 @@ answers = st.lists(
 def test_a_client_that_opens_the_ranges_finds_every_answer(
     steps: list[tuple[int, int, int, int, int, bool, bool]],
 ) -> None:
-    runs = AckRuns()
+    runs = AckJoiner()
     said: dict[int, tuple[DLSN, int, bool]] = {}
     counts: dict[int, int] = {}
     heard: dict[int, tuple[DLSN, int, bool]] = {}

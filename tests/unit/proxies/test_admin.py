@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from actors.runtime import Lifetime
+from actors.runtime import TaskScope
 from dlog.errors import StreamUnavailableError
 from dlog.events import SegmentDeleted, SegmentLeftBehind
 from dlog.io.memory_metadata import MemoryMetadata
@@ -56,7 +56,7 @@ class Store:
 class Proxy:
     """An Admin over metadata and one store."""
 
-    def __init__(self, metadata: MemoryMetadata, *stores: str, tasks: Lifetime | None = None) -> None:
+    def __init__(self, metadata: MemoryMetadata, *stores: str, tasks: TaskScope | None = None) -> None:
         """tasks: for long streams."""
         self.store = Store()
         self.events: list[Any] = []
@@ -166,7 +166,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_a_long_stream_is_removed_behind_the_answer_and_its_name_is_taken_until_then() -> None:
     metadata = MemoryMetadata()
     life = await long_stream(metadata)
-    async with Lifetime() as tasks:
+    async with TaskScope() as tasks:
         proxy = Proxy(metadata, "ledger", "memory", tasks=tasks)
         proxy.store.is_open.clear()
         for _ in range(3):  # the answer may be lost, and the request repeated
@@ -186,7 +186,7 @@ async def test_a_long_stream_is_removed_behind_the_answer_and_its_name_is_taken_
 async def test_a_proxy_that_ends_leaves_the_rest_of_a_long_stream_to_another_one() -> None:
     metadata = MemoryMetadata()
     life = await long_stream(metadata)
-    async with Lifetime(drain_s=0.0) as tasks:
+    async with TaskScope(drain_s=0.0) as tasks:
         first = Proxy(metadata, tasks=tasks)
         assert (await first.admin.delete(NAME, life, force=False))["left"] == LONG
         await until(lambda: len(first.store.deleted) > 100)
@@ -200,7 +200,7 @@ async def test_a_proxy_that_ends_leaves_the_rest_of_a_long_stream_to_another_one
 async def test_what_keeps_a_long_stream_from_being_removed_is_tried_again_when_somebody_asks() -> None:
     metadata = MemoryMetadata()
     life = await long_stream(metadata)
-    async with Lifetime() as tasks:
+    async with TaskScope() as tasks:
         proxy = Proxy(metadata, tasks=tasks)
         proxy.store.errors["7"] = StoreUnavailableError("away")
         assert (await proxy.admin.delete(NAME, life, force=False))["left"] == LONG
@@ -214,7 +214,7 @@ async def test_what_keeps_a_long_stream_from_being_removed_is_tried_again_when_s
 
 async def test_few_long_streams_are_removed_at_a_time_and_the_others_keep_their_marks() -> None:
     metadata = MemoryMetadata()
-    async with Lifetime(drain_s=0.0) as tasks:
+    async with TaskScope(drain_s=0.0) as tasks:
         proxy = Proxy(metadata, tasks=tasks)
         proxy.store.is_open.clear()
         segments = tuple(segment(number) for number in range(1, LONG + 1))

@@ -7,13 +7,21 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from actors.source_view import View
-from dlog.log.read_messages import EntriesGot, GetEntries, GetStream, LacSeen, SourceQuestion, StreamSeen, WatchLac
+from actors.feed_subscription import FeedSubscription
+from dlog.log.source_messages import (
+    EntriesGot,
+    GetEntries,
+    GetStream,
+    SegmentLacSeen,
+    SourceQuestion,
+    StreamSeen,
+    WatchLac,
+)
 from dlog.model.ids import EntryId, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Segment, StreamMetadata
 from dlog.wire.entry import Record, encode_entry
 from dlog.wire.proxy import Entries, Message, Read, Start
-from proxies.read.reader import StreamReader
+from proxies.read.reader import ReaderActor
 
 ENTRY = b"".join(bytes(part) for part in encode_entry([Record(0, 1, 1, bytes(1000))]))
 SEGMENT = Segment(number=SegmentNumber(1), place="a", first_txid=Txid(0))
@@ -24,28 +32,28 @@ class Source:
 
     def __init__(self) -> None:
         self.asked: list[SourceQuestion] = []
-        self.views: list[View] = []
+        self.views: list[FeedSubscription] = []
 
     @contextlib.asynccontextmanager
     async def hold(self, name: str) -> AsyncIterator[Source]:
         yield self
 
-    def attach(self, post: Callable[[Any], None], on_lost: Callable[[], None]) -> View:
-        view = View(self, post, on_lost)
+    def attach(self, post: Callable[[Any], None], on_lost: Callable[[], None]) -> FeedSubscription:
+        view = FeedSubscription(self, post, on_lost)
         self.views.append(view)
         return view
 
-    def detach(self, view: View) -> None:
+    def detach(self, view: FeedSubscription) -> None:
         if view in self.views:
             self.views.remove(view)
 
-    def answer(self, view: View, question: SourceQuestion) -> None:
+    def answer(self, view: FeedSubscription, question: SourceQuestion) -> None:
         self.asked.append(question)
         match question:
             case GetStream():
                 view.say(StreamSeen(StreamMetadata(name=StreamName("s"), segments=(SEGMENT,)), fresh=True))
             case WatchLac():
-                view.say(LacSeen(SEGMENT.number, SEGMENT.place, EntryId(999), False))
+                view.say(SegmentLacSeen(SEGMENT.number, SEGMENT.place, EntryId(999), False))
             case GetEntries(_, first):
                 view.say(EntriesGot(SEGMENT.number, SEGMENT.place, first, (ENTRY,)))
 
@@ -63,9 +71,9 @@ class Client:
             self._on_entries(self.sent)
 
 
-def reading(source: Source, client: Client, credit: int) -> StreamReader:
+def reading(source: Source, client: Client, credit: int) -> ReaderActor:
     read = Read(1, "s", Start.START, None, credit, True)
-    return StreamReader(client, read, source, lambda: None, chunk_bytes=1)  # type: ignore[arg-type]
+    return ReaderActor(client, read, source, lambda: None, chunk_bytes=1)  # type: ignore[arg-type]
 
 
 async def test_a_reader_that_is_cancelled_sends_nothing_of_the_credit_it_has_left() -> None:

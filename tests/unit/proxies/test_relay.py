@@ -14,7 +14,7 @@ from dlog.io.metadata import ProxyInfo
 from dlog.model.ids import ProxyId
 from dlog.wire.proxy import GetOwner, Question
 from proxies.dialling import Dialler
-from proxies.link import Link
+from proxies.proxy_connection import ProxyConnection
 from proxies.read.relay import Relay
 
 ADDRESS = "writer:1"
@@ -45,7 +45,7 @@ class Writer:
         self.has_opened = asyncio.Event()
         self.attempts: asyncio.Queue[asyncio.Future[bool]] = asyncio.Queue()
 
-    async def open(self, address: str, timeout_s: float, kind: type[Link]) -> Any:
+    async def open(self, address: str, timeout_s: float, kind: type[ProxyConnection]) -> Any:
         attempt: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.attempts.put_nowait(attempt)
         if not await attempt:

@@ -105,7 +105,9 @@ async def test_expired_and_truncated_segments_and_deleted_streams_are_seen_to() 
         await on.make(name, retention_s=retention_s)
     seen = await on.metadata.read(StreamKey(StreamName("truncated")))
     assert isinstance(seen, Versioned)
-    await on.metadata.compare_and_set(StreamKey(StreamName("truncated")), seen.value.trimmed(2), seen.version)
+    await on.metadata.compare_and_set(
+        StreamKey(StreamName("truncated")), seen.value.with_truncated_before(2), seen.version
+    )
     await on.make("deleted")
     await on.change("deleted", owner=Owner(epoch=Epoch(1), deleted=True))
     assert isinstance(await on.metadata.read(StreamKey(StreamName("deleted"))), Missing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dlog.log.note import encode_note
+from dlog.log.dedup_trailer import encode_trailer
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import CONTROL, RECORD_SET, Codec, Record, build_record_set, encode_entry
 
@@ -44,7 +44,7 @@ class Packed:
             records.append(Record(RECORD_SET, position, txid, body))
             slot += len(values)
             position += len(values)
-        note = encode_note(self.unix_ms, -1, noted, None)
+        note = encode_trailer(self.unix_ms, -1, noted, None)
         records.append(Record(CONTROL, position - 1, self.last_txid, note))
         return b"".join(map(bytes, encode_entry(records)))
 

@@ -13,7 +13,7 @@ from dlog.model.ids import BookieId, EntryId, LedgerId, SegmentNumber, StreamNam
 from dlog.model.ledger import Fragment, LedgerMetadata
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Segment, StreamMetadata
-from dlog.spark.jobs.audit_entries import Piece, Proof, joined
+from dlog.spark.jobs.audit_entries import EntryVerifier, RangeResult, joined
 from dlog.spark.jobs.audit_findings import FINDINGS_MAX, Finding, Kind, rows
 from dlog.spark.jobs.audit_plan import SegmentFacts, StreamFacts
 from dlog.spark.jobs.audit_segments import Judged, judge
@@ -29,12 +29,14 @@ def whole(last: int) -> Range:
     return Range(stream=NAME, segment=1, place=str(LEDGER), store="ledger", first=0, last=last)
 
 
-def prove(laid: Laid, cuts: tuple[int, ...] = (), holes: tuple[int, ...] = (), verify: str = "full") -> list[Piece]:
+def prove(
+    laid: Laid, cuts: tuple[int, ...] = (), holes: tuple[int, ...] = (), verify: str = "full"
+) -> list[RangeResult]:
     """Each range between the cuts in a task of its own."""
     borders = [0, *sorted(set(cuts) & set(range(1, len(laid.payloads)))), len(laid.payloads)]
     pieces = []
     for first, end in itertools.pairwise(borders):
-        proof = Proof(replace(whole(0), first=first, last=end - 1), verify=verify)
+        proof = EntryVerifier(replace(whole(0), first=first, last=end - 1), verify=verify)
         for entry in range(first, end):
             if entry in holes:
                 proof.hole()
@@ -64,7 +66,7 @@ def facts_of(laid: Laid) -> StreamFacts:
     return StreamFacts(NAME, value, (segment,))
 
 
-def judged(laid: Laid, pieces: list[Piece]) -> Judged:
+def judged(laid: Laid, pieces: list[RangeResult]) -> Judged:
     return judge(facts_of(laid), {1: pieces})
 
 
@@ -206,13 +208,13 @@ def test_java_lists_the_last_entry_that_is_more_than_control(cuts: tuple[int, ..
 
 
 def test_what_goes_on_is_one_finding_and_what_is_too_much_is_counted() -> None:
-    piece = Piece(whole(10_000))
+    piece = RangeResult(whole(10_000))
     for entry in range(5):
         piece.find(Kind.MISSING, entry, "a copy", "no_entry", "b1")
         piece.find(Kind.MISSING, entry, "a copy", "no_entry", "b2")
     assert [(f.entry, f.entries, f.bookie) for f in piece.findings] == [(0, 5, "b1"), (0, 5, "b2")]
     assert rows(piece.findings)[0]["found"] == "no_entry; so are entries 0..4"
-    other = Piece(replace(whole(0), first=5, last=9))
+    other = RangeResult(replace(whole(0), first=5, last=9))
     other.find(Kind.MISSING, 5, "a copy", "no_entry", "b1")
     assert [(f.entry, f.entries) for f in joined([*piece.findings, *other.findings])] == [(0, 6), (0, 5)]
     for entry in range(0, 2 * FINDINGS_MAX + 20, 2):

@@ -15,13 +15,13 @@ from dlog.machine import Fact, PeerLost, Received
 from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import DigestType, Fragment, LedgerMetadata
 from dlog.model.quorum import Quorum
-from dlog.spark.jobs.audit_copies import Copy, Fault, Reading
+from dlog.spark.cluster_connection import Cluster
+from dlog.spark.jobs.audit_copies import Copy, Fault, TaskReading
 from dlog.spark.jobs.audit_findings import Kind
 from dlog.spark.jobs.audit_replicas import Extent, entry_length, extents
-from dlog.spark.jobs.audit_work import Errand, examine
+from dlog.spark.jobs.audit_work import AuditParameters, examine
 from dlog.spark.planning import Range
-from dlog.spark.reach import Cluster
-from dlog.wire.bookie import BatchDone, BatchRead, Code, EntryRead, ReadEntry
+from dlog.wire.bookie import BatchRead, BatchReadDone, Code, EntryRead, ReadEntry
 from dlog.wire.digest import Digest, Entry
 from tests.unit.spark.audit_parts import lay, packed
 
@@ -88,7 +88,7 @@ class _Asker:
         else:
             loop.call_soon(lambda: self.post(Received(bookie, self.answer(bookie, message))))
 
-    def answer(self, bookie: BookieId, message: BatchRead | ReadEntry) -> BatchDone | EntryRead:
+    def answer(self, bookie: BookieId, message: BatchRead | ReadEntry) -> BatchReadDone | EntryRead:
         held = self.bookies.held[bookie]
         if isinstance(message, ReadEntry):
             found = held.get(message.entry, Code.NO_ENTRY)
@@ -103,13 +103,13 @@ class _Asker:
                 code = found if isinstance(found, Code) and not packets else code
                 break
             packets.append(found)
-        return BatchDone(message.ledger, message.start, message.request, code, tuple(packets))
+        return BatchReadDone(message.ledger, message.start, message.request, code, tuple(packets))
 
     def close(self) -> None: ...
 
 
-async def read(bookies: Bookies, of: Range = WHOLE, **given: Any) -> tuple[list[Extent], Reading]:
-    reading = Reading(**{"retries": 1, "patience_s": 0.15, **given})
+async def read(bookies: Bookies, of: Range = WHOLE, **given: Any) -> tuple[list[Extent], TaskReading]:
+    reading = TaskReading(**{"retries": 1, "patience_s": 0.15, **given})
     return [extent async for extent in extents(bookies.cluster, of, reading)], reading
 
 
@@ -272,7 +272,7 @@ async def test_the_length_of_an_open_ledger_is_what_a_copy_of_its_last_entry_say
     bookies = Bookies(down={A})
     del bookies.held[B][9]
     metadata = await bookies.metadata_of(LEDGER)
-    reading = Reading(retries=0, patience_s=0.1)
+    reading = TaskReading(retries=0, patience_s=0.1)
     assert await entry_length(bookies.cluster, LEDGER, metadata, 9, reading) == LAID.lengths[9]
     assert await entry_length(bookies.cluster, LEDGER, metadata, -1, reading) == 0
     bookies.down = {A, B, C}
@@ -281,7 +281,7 @@ async def test_the_length_of_an_open_ledger_is_what_a_copy_of_its_last_entry_say
 
 # ---- what a task makes of them --------------------------------------------------------------------------------------
 
-ERRAND = Errand(
+ERRAND = AuditParameters(
     zookeeper="h:1", namespace="/d", all_replicas=True, verify="full", rate_bytes_s=0, retries=0, patience_s=0.1
 )
 

@@ -11,7 +11,7 @@ from dlog.model.ids import BookieId, EntryId, SegmentNumber, StreamName, Txid
 from dlog.model.ledger import Fragment, LedgerMetadata
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Segment, StreamMetadata, Truncation
-from dlog.spark.jobs.audit_entries import Piece, Proof, Unread
+from dlog.spark.jobs.audit_entries import EntryVerifier, RangeResult, Unread
 from dlog.spark.jobs.audit_findings import Kind
 from dlog.spark.jobs.audit_plan import SegmentFacts, StreamFacts
 from dlog.spark.jobs.audit_segments import judge
@@ -56,11 +56,13 @@ class Sound:
     def drop(self, number: int) -> None:
         self.segments = [facts for facts in self.segments if facts.listed.number != number]
 
-    def pieces(self) -> dict[int, list[Piece]]:
+    def pieces(self) -> dict[int, list[RangeResult]]:
         found = {}
         for facts in self.segments:
             number = facts.listed.number
-            proof = Proof(Range(stream=NAME, segment=number, place=str(number), store="ledger", first=0, last=1))
+            proof = EntryVerifier(
+                Range(stream=NAME, segment=number, place=str(number), store="ledger", first=0, last=1)
+            )
             laid = self.laid[number - 1]
             for entry, (payload, length) in enumerate(zip(laid.payloads, laid.lengths, strict=True)):
                 proof.entry(entry, payload, length)
@@ -158,7 +160,7 @@ def test_of_a_segment_that_was_not_read_to_its_end_no_count_is_judged() -> None:
     sound = Sound()
     sound.change(2, record_count=1, last_slot=0, last_txid=Txid(0))
     pieces = sound.pieces()
-    proof = Proof(Range(stream=NAME, segment=2, place="2", store="ledger", first=0, last=1))
+    proof = EntryVerifier(Range(stream=NAME, segment=2, place="2", store="ledger", first=0, last=1))
     proof.entry(0, sound.laid[1].payloads[0], sound.laid[1].lengths[0])
     proof.hole()
     pieces[2] = [proof.piece]

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from dlog.errors import InvalidRequestError
-from dlog.spark.reach import Cluster, Feed, Reach
+from dlog.spark.cluster_connection import Cluster, ClusterConnection, Feed
 from dlog.stores.cold.options import ColdOptions
 
 WITHIN_S = 60.0
 
 
-class Unopened(Reach):
+class Unopened(ClusterConnection):
     """There is no cluster: what is asked for waits."""
 
     async def _open(self) -> Cluster:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlog.errors import DamagedError
-from dlog.log.note import encode_note
-from dlog.spark.columns import COLUMNS, Alike, Batches, Run, runs_of
+from dlog.log.dedup_trailer import encode_trailer
+from dlog.spark.columns import COLUMNS, Batches, EqualLengthValues, Run, runs_of
 from dlog.spark.planning import Range
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import CONTROL, RECORD_SET, Record, build_record_set, encode_entry
@@ -29,7 +29,7 @@ def entry_of(sets: list[tuple[int, list[bytes]]], *, unix_ms: int = 5000, crc: i
         noted.append((b"p" * 16, slot, len(values), crc32c(body) if crc is None else crc, slot))
         slot += len(values)
         position += len(values)
-    records.append(Record(CONTROL, position - 1, 9, encode_note(unix_ms, -1, noted, None)))
+    records.append(Record(CONTROL, position - 1, 9, encode_trailer(unix_ms, -1, noted, None)))
     return b"".join(map(bytes, encode_entry(records)))
 
 
@@ -90,7 +90,7 @@ def test_a_run_is_cut_at_slots() -> None:
 def test_values_of_one_length_are_not_taken_apart() -> None:
     values = [b"%03d" % n for n in range(40)]
     (run,) = runs_of(entry_of([(7, values)]), 0)
-    assert isinstance(run.values, Alike) and (len(run.values), run.values.length) == (40, 3)
+    assert isinstance(run.values, EqualLengthValues) and (len(run.values), run.values.length) == (40, 3)
     part = run.cut(10, 13)
     assert part is not None and (part.slot, part.position, len(part.values)) == (10, 11, 3)
     gathered = Batches(pa.schema([("value", pa.binary()), ("slot", pa.int32())]))
@@ -107,7 +107,7 @@ def test_sets_of_records_of_one_length_each_come_to_lie_behind_one_another(lengt
     sets = [[b"%0*d" % (length, n) if length else b"" for n in range(20)] for length in lengths]
     gathered = Batches(pa.schema([("value", pa.binary())]))
     for run in runs_of(entry_of([(7, values) for values in sets]), 0):
-        assert isinstance(run.values, Alike)
+        assert isinstance(run.values, EqualLengthValues)
         gathered.add(PART, run)
     batch = gathered.take()
     assert batch is not None

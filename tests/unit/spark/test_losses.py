@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlog.errors import TruncatedError
-from dlog.spark.losses import NOTHING, Loss, check_kept, lost, mark_of
-from dlog.spark.places import BEGINNING, Mark, Place
+from dlog.spark.losses import NOTHING, Loss, check_kept, lost, offset_at
+from dlog.spark.offsets import BEGINNING, Place, StreamOffset
 from dlog.spark.planning import SegmentView, StreamView, Tally
 
 
@@ -31,59 +31,61 @@ def view(*segments: SegmentView, **given: Any) -> StreamView:
 
 def test_a_mark_at_the_end_knows_what_was_read_and_whether_more_may_come() -> None:
     ended = segment(3, 9, counted=70, start_sequence_id=30)
-    assert mark_of(view(ended), Place(3, 10)) == Mark(Place(3, 10), "a", 70, 30, True)
+    assert offset_at(view(ended), Place(3, 10)) == StreamOffset(Place(3, 10), "a", 70, 30, True)
     grows = replace(ended, is_final=False, is_completed=False)
-    assert mark_of(view(grows), Place(3, 10)) == Mark(Place(3, 10), "a", 70, -1, False), "the list may count anew"
+    assert offset_at(view(grows), Place(3, 10)) == StreamOffset(Place(3, 10), "a", 70, -1, False), (
+        "the list may count anew"
+    )
     first = replace(grows, start_sequence_id=0)
-    assert mark_of(view(first), Place(3, 10)) == Mark(Place(3, 10), "a", 70, 0, False)
+    assert offset_at(view(first), Place(3, 10)) == StreamOffset(Place(3, 10), "a", 70, 0, False)
     idle = replace(ended, idle=2)
-    assert mark_of(view(idle), Place(3, 8)) == Mark(Place(3, 8), "a", 70, 30, True)
-    assert mark_of(view(idle), Place(3, 7)) == Mark(Place(3, 7), "a", -1, 30, False)
-    assert mark_of(view(ended), BEGINNING) == Mark(BEGINNING), "nothing was read of whichever stream it was"
+    assert offset_at(view(idle), Place(3, 8)) == StreamOffset(Place(3, 8), "a", 70, 30, True)
+    assert offset_at(view(idle), Place(3, 7)) == StreamOffset(Place(3, 7), "a", -1, 30, False)
+    assert offset_at(view(ended), BEGINNING) == StreamOffset(BEGINNING), "nothing was read of whichever stream it was"
 
 
 def test_a_mark_stays_letter_by_letter_where_it_is() -> None:
     """Trap 20: what is known later of the same place is a batch without records."""
     grows = segment(3, 9, is_final=False, is_completed=False)
-    mark = Mark(Place(3, 10), "a", 70)
-    assert mark_of(view(replace(grows, counted=71, start_sequence_id=0)), mark.place, mark) is mark
+    mark = StreamOffset(Place(3, 10), "a", 70)
+    assert offset_at(view(replace(grows, counted=71, start_sequence_id=0)), mark.place, mark) is mark
     for now in (view(replace(grows, is_final=True, counted=70)), view(OPEN, past=((3, 9),))):
-        over = mark_of(now, mark.place, mark)
+        over = offset_at(now, mark.place, mark)
         assert over == mark._replace(ended=True), "this is known once and for all, and not for long"
-        assert mark_of(now, mark.place, over) is over
-    bare = Mark(Place(3, 10))
-    assert mark_of(view(grows), bare.place, bare).life == "a", "offsets of before did not say"
-    of_another = Mark(Place(3, 10), "b", 70)
-    assert mark_of(view(grows), of_another.place, of_another) == Mark(Place(3, 10), "a")
+        assert offset_at(now, mark.place, over) is over
+    bare = StreamOffset(Place(3, 10))
+    assert offset_at(view(grows), bare.place, bare).life == "a", "offsets of before did not say"
+    of_another = StreamOffset(Place(3, 10), "b", 70)
+    assert offset_at(view(grows), of_another.place, of_another) == StreamOffset(Place(3, 10), "a")
 
 
 # ---- nothing is gone ------------------------------------------------------------------------------------------------
 
 
 def test_who_stood_at_the_end_of_what_is_gone_has_lost_nothing() -> None:
-    check_kept(view(OPEN), Mark(Place(3, 10), "a", 70, 30, True))
+    check_kept(view(OPEN), StreamOffset(Place(3, 10), "a", 70, 30, True))
     counted = view(OPEN, tallies=(Tally(3, 30, 70),))
-    check_kept(counted, Mark(Place(3, 10), "a", 70))
-    check_kept(counted, Mark(Place(3, 8), "a", 70))
+    check_kept(counted, StreamOffset(Place(3, 10), "a", 70))
+    check_kept(counted, StreamOffset(Place(3, 8), "a", 70))
     by_sequence = view(segment(4, 5, start_sequence_id=100))
-    check_kept(by_sequence, Mark(Place(3, 10), "a", 70, 30))
+    check_kept(by_sequence, StreamOffset(Place(3, 10), "a", 70, 30))
     empty_between = view(segment(6, 0), past=((4, -1),), tallies=(Tally(5, 100, 0),))
-    check_kept(empty_between, Mark(Place(3, 10), "a", 70, 30, True))
+    check_kept(empty_between, StreamOffset(Place(3, 10), "a", 70, 30, True))
 
 
 @pytest.mark.parametrize(
     ("now", "mark", "loss"),
     [
-        (view(OPEN), Mark(Place(3, 10)), Loss()),
-        (view(OPEN), Mark(Place(3, 10), "a", 70, 30), Loss()),
-        (view(segment(4, 5, start_sequence_id=0)), Mark(Place(3, 10), "a", 70, 0), Loss()),
-        (view(segment(5, 5, start_sequence_id=70)), Mark(Place(3, 10), "a", 70, 0, True), Loss()),
-        (view(segment(4, 5, start_sequence_id=100)), Mark(Place(3, 10), "a", 70), Loss(0, 30)),
-        (view(segment(4, 5, first=1, counted=9)), Mark(Place(3, 10), "a", 70, 30, True), Loss(0, 9)),
+        (view(OPEN), StreamOffset(Place(3, 10)), Loss()),
+        (view(OPEN), StreamOffset(Place(3, 10), "a", 70, 30), Loss()),
+        (view(segment(4, 5, start_sequence_id=0)), StreamOffset(Place(3, 10), "a", 70, 0), Loss()),
+        (view(segment(5, 5, start_sequence_id=70)), StreamOffset(Place(3, 10), "a", 70, 0, True), Loss()),
+        (view(segment(4, 5, start_sequence_id=100)), StreamOffset(Place(3, 10), "a", 70), Loss(0, 30)),
+        (view(segment(4, 5, first=1, counted=9)), StreamOffset(Place(3, 10), "a", 70, 30, True), Loss(0, 9)),
     ],
     ids=["nothing is known", "the next is open", "counted anew", "one is missing", "start unknown", "cut"],
 )
-def test_what_cannot_be_proved_is_a_loss(now: StreamView, mark: Mark, loss: Loss) -> None:
+def test_what_cannot_be_proved_is_a_loss(now: StreamView, mark: StreamOffset, loss: Loss) -> None:
     assert lost(now, mark) == loss
     with pytest.raises(TruncatedError, match=r"stream=s wanted=\[3,10\]"):
         check_kept(now, mark)
@@ -93,7 +95,7 @@ def test_what_cannot_be_proved_is_a_loss(now: StreamView, mark: Mark, loss: Loss
 
 
 def test_losses_are_exact_where_they_are_counted() -> None:
-    mark = Mark(Place(3, 10), "a", 70, 30)
+    mark = StreamOffset(Place(3, 10), "a", 70, 30)
     assert lost(view(segment(4, 5, start_sequence_id=130)), mark) == Loss(30, 30)
     assert lost(view(OPEN, tallies=(Tally(3, 30, 75),)), mark) == Loss(5, 5)
     several = view(segment(6, 5), tallies=(Tally(3, 30, 75), Tally(4, 105, 10), Tally(5, 0, 20)))
@@ -101,22 +103,22 @@ def test_losses_are_exact_where_they_are_counted() -> None:
     cut = view(segment(3, 50, first=20, counted=200))
     assert lost(cut, mark) == Loss(0, 130)
     assert lost(cut, mark, head=90) == Loss(20, 20)
-    assert lost(cut, Mark(Place(3, 10)), head=90, read=60) == Loss(30, 30)
-    assert lost(cut, Mark(Place(3, 10)), head=90) == Loss(0, 90)
+    assert lost(cut, StreamOffset(Place(3, 10)), head=90, read=60) == Loss(30, 30)
+    assert lost(cut, StreamOffset(Place(3, 10)), head=90) == Loss(0, 90)
 
 
 def test_losses_have_bounds_where_they_are_not() -> None:
     gap = view(segment(6, 5, start_sequence_id=150))
-    assert lost(gap, Mark(Place(3, 10), "a", 70, 30)) == Loss(50, None)
+    assert lost(gap, StreamOffset(Place(3, 10), "a", 70, 30)) == Loss(50, None)
     again = view(segment(6, 5, start_sequence_id=90))
-    assert lost(again, Mark(Place(3, 10), "a", 70, 30)) == Loss(90, None), "counted anew on the way"
-    assert lost(view(OPEN, tallies=(Tally(3, 30, 75),)), Mark(Place(3, 4), "a")) == Loss(0, 75)
+    assert lost(again, StreamOffset(Place(3, 10), "a", 70, 30)) == Loss(90, None), "counted anew on the way"
+    assert lost(view(OPEN, tallies=(Tally(3, 30, 75),)), StreamOffset(Place(3, 4), "a")) == Loss(0, 75)
 
 
 def test_a_loss_ends_where_the_batch_does() -> None:
     """The next batch counts what follows; together they count all of it once."""
     now = view(segment(6, 5), tallies=(Tally(3, 0, 75), Tally(4, 75, 10), Tally(5, 85, 20)))
-    begun, stop = Mark(Place(3, 10), "a", 70, 0), Mark(Place(5, 3), "a", 8, 85)
+    begun, stop = StreamOffset(Place(3, 10), "a", 70, 0), StreamOffset(Place(5, 3), "a", 8, 85)
     first = lost(now, begun, stop.place, head=8)
     assert (first, lost(now, stop)) == (Loss(23, 23), Loss(12, 12))
     assert lost(now, begun) == Loss(35, 35)
@@ -131,7 +133,7 @@ def test_what_is_said_of_it() -> None:
 
 
 @st.composite
-def lives(draw: st.DrawFn) -> tuple[StreamView, Mark, int]:
+def lives(draw: st.DrawFn) -> tuple[StreamView, StreamOffset, int]:
     """A stream as it is seen later, a mark of earlier, and how many records between are truly gone.
 
     Segments are listed until they are truncated, the list counts as it does: anew behind what has left it.
@@ -155,7 +157,7 @@ def lives(draw: st.DrawFn) -> tuple[StreamView, Mark, int]:
         is_completed=was_over,
         start_sequence_id=starts[at] if was_over else predicted,
     )
-    mark = mark_of(view(old), Place(at + 1, then))
+    mark = offset_at(view(old), Place(at + 1, then))
     begin = draw(st.integers(at + 1, len(sizes) - 1))
     is_open = draw(st.booleans())
     shown = [
@@ -171,7 +173,7 @@ def lives(draw: st.DrawFn) -> tuple[StreamView, Mark, int]:
 
 @settings(max_examples=1500)
 @given(lives())
-def test_bounds_hold_whatever_the_list_has_forgotten(life: tuple[StreamView, Mark, int]) -> None:
+def test_bounds_hold_whatever_the_list_has_forgotten(life: tuple[StreamView, StreamOffset, int]) -> None:
     now, mark, gone = life
     loss = lost(now, mark)
     assert loss.least <= gone and (loss.most is None or gone <= loss.most)

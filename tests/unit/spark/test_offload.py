@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from dlog.errors import ConfigError, DamagedError
-from dlog.log.note import encode_note
+from dlog.log.dedup_trailer import encode_trailer
 from dlog.model.ids import EntryId, SegmentNumber, StreamName, Txid
 from dlog.model.offloading import Record, Step, decide
 from dlog.model.segment import Segment, StreamMetadata, Truncation
 from dlog.spark.jobs.offload_copy import examine
 from dlog.spark.jobs.offload_plan import candidates, named, packed, parquet_place, source_of
-from dlog.spark.jobs.offload_records import Kept, _decoded, _encoded, named_objects
+from dlog.spark.jobs.offload_records import StoredRecord, _decoded, _encoded, named_objects
 from dlog.spark.jobs.offload_work import OffloadOptions
 from dlog.stores.cold.format import Contents
-from dlog.stores.cold.places import parse_root
+from dlog.stores.cold.locations import parse_root
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import CONTROL, RECORD_SET, build_record_set, encode_entry
 from dlog.wire.entry import Record as LogRecord
@@ -45,12 +45,12 @@ def stream(*segments: Segment) -> StreamMetadata:
     return StreamMetadata(name=StreamName("s"), segments=segments, max_segment=SegmentNumber(9), life="abc")
 
 
-def record(**changes: object) -> Kept:
+def record(**changes: object) -> StoredRecord:
     made = Record(stream="s", number=1, store="ledger", place="101", objects=OBJECTS)
-    return Kept(replace(made, **changes), 0)  # type: ignore[arg-type]
+    return StoredRecord(replace(made, **changes), 0)  # type: ignore[arg-type]
 
 
-def step(kept: Kept, value: StreamMetadata | None, grace_s: float = 3600.0) -> tuple[Step, str]:
+def step(kept: StoredRecord, value: StreamMetadata | None, grace_s: float = 3600.0) -> tuple[Step, str]:
     decision = decide(kept.record, value, now_unix_ms=NOW, grace_s=grace_s)
     return decision.step, decision.lies_at
 
@@ -58,7 +58,7 @@ def step(kept: Kept, value: StreamMetadata | None, grace_s: float = 3600.0) -> t
 def test_a_segment_that_lies_where_it_lay_is_to_be_told_of() -> None:
     assert step(record(), stream(segment(1))) == (Step.TELL, "")
     assert step(record(moved_unix_ms=5), stream(segment(1))) == (Step.TELL, ""), "it was taken back"
-    truncated = stream(segment(1), segment(2)).trimmed(2)
+    truncated = stream(segment(1), segment(2)).with_truncated_before(2)
     assert step(record(), truncated) == (Step.WAIT, ""), "its stream deletes what it names"
 
 
@@ -69,7 +69,7 @@ def test_a_segment_in_one_of_its_objects_waits_for_the_grace_period(place: str) 
     assert step(record(moved_unix_ms=NOW - HOUR_MS + 1), moved) == (Step.WAIT, place)
     assert step(record(moved_unix_ms=NOW - HOUR_MS), moved) == (Step.RETIRE, place)
     assert step(record(moved_unix_ms=NOW + HOUR_MS), moved, grace_s=0.0) == (Step.WAIT, place), "clocks may differ"
-    gone = stream(segment(1, store="cold", place=place), segment(2)).trimmed(2)
+    gone = stream(segment(1, store="cold", place=place), segment(2)).with_truncated_before(2)
     assert step(record(), gone) == (Step.DROP, place)
 
 
@@ -99,8 +99,8 @@ def test_what_metadata_does_not_name_is_cleared(value: StreamMetadata | None) ->
 def test_old_segments_go_but_for_the_newest() -> None:
     value = stream(*(segment(number, completed_unix_ms=NOW - (9 - number) * HOUR_MS) for number in range(1, 7)))
 
-    def chosen(older_than_s: float, keep: int, on_their_way: set[int] = set()) -> list[int]:  # noqa: B006
-        found = candidates(value, on_their_way, now_unix_ms=NOW, older_than_s=older_than_s, keep=keep)
+    def chosen(older_than_s: float, keep: int, being_moved: set[int] = set()) -> list[int]:  # noqa: B006
+        found = candidates(value, being_moved, now_unix_ms=NOW, older_than_s=older_than_s, keep=keep)
         return [int(one.number) for one in found]
 
     assert chosen(0.0, 0) == [1, 2, 3, 4, 5, 6]
@@ -118,7 +118,7 @@ def test_open_truncated_and_empty_segments_stay() -> None:
         segment(3, truncation=Truncation.PARTIAL, min_entry=EntryId(1), min_slot=2),
         segment(4, store="cold", place=OBJECTS[0]),
         segment(5, completed=False),
-    ).trimmed(2)
+    ).with_truncated_before(2)
     found = candidates(value, {4}, now_unix_ms=NOW, older_than_s=0.0, keep=0)
     assert [int(one.number) for one in found] == [3, 4], "a cold one may still want its Parquet"
     source = source_of(value, found[0], folder="file:///cold/x", payload_bytes=7, parquet="", compression="snappy")
@@ -194,7 +194,7 @@ def test_options_that_mean_nothing_are_refused(changes: dict[str, object]) -> No
 def entry(crc: int | None = None) -> bytes:
     batch = build_record_set([b"one", b"two", b"three"])
     crc = crc32c(batch) if crc is None else crc
-    note = encode_note(777, -1, [(b"p" * 16, 0, 3, crc, 1)], None)
+    note = encode_trailer(777, -1, [(b"p" * 16, 0, 3, crc, 1)], None)
     records = [LogRecord(0, 1, 5, b"single"), LogRecord(RECORD_SET, 2, 6, batch), LogRecord(CONTROL, 4, 6, note)]
     return b"".join(map(bytes, encode_entry(records)))
 

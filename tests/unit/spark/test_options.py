@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dlog.errors import ConfigError
+from dlog.spark.offsets import Place
 from dlog.spark.options import EARLIEST, LATEST, Kind, SourceOptions, parse
-from dlog.spark.places import Place
 
 HERE = {"zookeeper": "h1:2181,h2:2181/chroot", "stream": "s"}
 

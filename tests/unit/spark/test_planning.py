@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dlog.errors import TruncatedError
 from dlog.spark.losses import check_kept
-from dlog.spark.places import BEGINNING, Place
+from dlog.spark.offsets import BEGINNING, Place
 from dlog.spark.planning import (
     Range,
     SegmentView,

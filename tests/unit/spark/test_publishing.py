@@ -13,8 +13,8 @@ from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName, Txid
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Segment, StreamKey, StreamMetadata
 from dlog.model.sink import SinkBatch, SinkRecord
+from dlog.spark.cluster_connection import Cluster
 from dlog.spark.publishing import _Publishing
-from dlog.spark.reach import Cluster
 from dlog.stores.contract import SegmentRef
 from dlog.stores.memory import MemoryStore
 from dlog.wire.entry import build_record_set

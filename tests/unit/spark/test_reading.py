@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 
 from dlog.errors import DamagedError, EntryUnreadableError, MetadataUnavailableError
-from dlog.spark import reach, reading
+from dlog.spark import cluster_connection, reading
 from dlog.spark.columns import COLUMNS
-from dlog.spark.leavings import Line
 from dlog.spark.losses import Loss
 from dlog.spark.options import SourceOptions
 from dlog.spark.planning import Range
+from dlog.spark.skipped_records import Line
 from dlog.stores.contract import Buffer, SegmentCorruptError, StoreUnavailableError
 from tests.unit.spark.test_columns import entry_of
 
@@ -77,7 +77,7 @@ def test_what_is_left_out_is_written_once_the_task_is_through(
     assert len(written) == 1
 
 
-class Shelf:
+class EntrySource:
     """A segment reader with faults: what `faults` yields is raised first, then entries follow."""
 
     def __init__(self, faults: list[Exception], corrupt: int | None = None) -> None:
@@ -92,23 +92,23 @@ class Shelf:
         return [b"%d" % n for n in range(first, last + 1)]
 
 
-async def read(shelf: Shelf, entry: int, **given: Any) -> list[Buffer | reading.Damaged]:
+async def read(shelf: EntrySource, entry: int, **given: Any) -> list[Buffer | reading.Damaged]:
     return await reading._read(shelf, PART, entry, options(**given))
 
 
 async def test_what_may_be_there_later_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trap 23: Spark itself does not try again."""
-    monkeypatch.setattr(reach, "PAUSE_FIRST_S", 0.001)
+    monkeypatch.setattr(cluster_connection, "PAUSE_FIRST_S", 0.001)
     faults: list[Exception] = [StoreUnavailableError("away"), EntryUnreadableError("away"), TimeoutError()]
-    assert await read(Shelf(list(faults)), 3) == [b"3", b"4"]
+    assert await read(EntrySource(list(faults)), 3) == [b"3", b"4"]
     with pytest.raises(MetadataUnavailableError):
-        await read(Shelf([MetadataUnavailableError("away")] * 5), 3, fetch_retries=4)
+        await read(EntrySource([MetadataUnavailableError("away")] * 5), 3, fetch_retries=4)
 
 
 async def test_one_damaged_entry_costs_itself_only(capsys: pytest.CaptureFixture[str]) -> None:
     got: list[Buffer | reading.Damaged] = []
     while len(got) < 5:
-        got += await read(Shelf([], corrupt=1), len(got), on_corruption="skip-entry")
+        got += await read(EntrySource([], corrupt=1), len(got), on_corruption="skip-entry")
     assert got == [b"0", reading.Damaged("does not verify"), b"2", b"3", b"4"]
     with pytest.raises(DamagedError, match="entry=1"):
-        await read(Shelf([], corrupt=1), 1)
+        await read(EntrySource([], corrupt=1), 1)

@@ -20,12 +20,12 @@ from pyarrow.dataset import dataset
 
 from dlog.errors import ConfigError, DamagedError
 from dlog.spark.jobs import replay as job
+from dlog.spark.jobs.flushed_sequences import Marks, read_marks
 from dlog.spark.jobs.replay import ReplayOptions, replay
-from dlog.spark.jobs.replay_marks import Marks, read_marks
 from dlog.spark.jobs.replay_merge import Merge, TablePart
 from dlog.spark.jobs.replay_runs import OUTPUT
 from dlog.spark.jobs.replay_work import Work, joined_crc32c
-from dlog.spark.jobs.wal import SCHEMA, Piece, Tell
+from dlog.spark.jobs.wal import SCHEMA, RegionPiece, Tell
 from dlog.wire.digest import crc32c
 
 Region = list[tuple[int, int, bytes]]  # table, sequence, payload
@@ -42,14 +42,14 @@ class Regions:
     def identity(self) -> dict[str, Any]:
         return {"regions": sorted(self.regions)}
 
-    def pieces(self, piece_bytes: int) -> list[Piece]:
+    def pieces(self, piece_bytes: int) -> list[RegionPiece]:
         return [
-            Piece(region=name, number=number, bytes=1, records=self.per_piece, told=({"from": at},))
+            RegionPiece(region=name, number=number, bytes=1, records=self.per_piece, told=({"from": at},))
             for name, region in self.regions.items()
             for number, at in enumerate(range(0, len(region), self.per_piece))
         ]
 
-    def read(self, piece: Piece, tell: Tell) -> Iterator[pa.RecordBatch]:
+    def read(self, piece: RegionPiece, tell: Tell) -> Iterator[pa.RecordBatch]:
         begin = piece.told[0]["from"]
         rows = list(enumerate(self.regions[piece.region]))[begin : begin + self.per_piece]
         for at in range(0, len(rows), self.per_batch):
@@ -480,4 +480,4 @@ def test_an_index_that_cannot_be_read_is_damage(tmp_path: Path) -> None:
     with Work(tmp_path, tmp_path / "to") as work:
         (work.runs / "r-000000.index").write_bytes(b'{"region": "r"}\n')
         with pytest.raises(DamagedError, match="an index of runs cannot be read"):
-            work.split_of(Piece(region="r", number=0, bytes=1, records=1, told=()))
+            work.split_of(RegionPiece(region="r", number=0, bytes=1, records=1, told=()))

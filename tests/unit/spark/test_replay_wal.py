@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from dlog.errors import ConfigError, DamagedError, InvalidRequestError
 from dlog.spark.jobs import wal
 from dlog.spark.jobs.frame import Place
-from dlog.spark.jobs.wal import MAGIC, NUMBER_MAX, SCHEMA, Piece, StreamWal, decode, encode
+from dlog.spark.jobs.wal import MAGIC, NUMBER_MAX, SCHEMA, RegionPiece, StreamWal, decode, encode
 
 number = st.one_of(st.integers(0, 9), st.integers(0, NUMBER_MAX))
-PIECE = Piece(region="r", number=0, bytes=1, records=1, told=())
+PIECE = RegionPiece(region="r", number=0, bytes=1, records=1, told=())
 
 
 @given(st.lists(st.one_of(st.tuples(number, number, st.binary(max_size=9)), st.binary(max_size=40))), st.integers(0, 3))

@@ -30,8 +30,8 @@ from dlog.spark.jobs.report import (
 )
 from dlog.spark.jobs.report_page import page
 from dlog.spark.jobs.report_plots import Bar, Series, Stripe, bars, growth, spark, stripes
+from dlog.spark.offsets import Place, StreamOffset
 from dlog.spark.options import SourceOptions
-from dlog.spark.places import Mark, Place
 from dlog.spark.planning import SegmentView, StreamView
 from dlog.spark.readers import Reader
 from dlog.spark.views import Seen
@@ -115,11 +115,11 @@ def test_what_befell_a_reader() -> None:
     assert (row["state"], row["behind_entries"]) == ("truncated", 30)
     (row,) = reader_rows(reader(t=(2, 5)), streams, CHOSEN, True)
     assert (row["state"], row["behind_records"]) == ("gone", None)
-    ended = Mark(Place(3, 10), ended=True)
+    ended = StreamOffset(Place(3, 10), ended=True)
     read = Reader("r", {}, {"s": ended.place}, NOW_MS, {"s": ended})
     assert reader_rows(read, streams, CHOSEN, True)[0]["state"] == "reads", "what was truncated had been read"
     view = replace(streams["s"].view, life="b")
-    other = Reader("r", {}, {"s": Place(4, 0)}, NOW_MS, {"s": Mark(Place(4, 0), "a")})
+    other = Reader("r", {}, {"s": Place(4, 0)}, NOW_MS, {"s": StreamOffset(Place(4, 0), "a")})
     assert reader_rows(other, {"s": replace(streams["s"], view=view)}, CHOSEN, True)[0]["state"] == "beyond"
     begun = Reader("r", {"s": Place(4, 0)}, {}, NOW_MS)
     assert reader_rows(begun, streams, CHOSEN, True)[0]["state"] == "begun"

@@ -16,7 +16,7 @@ from dlog.machine import Missing, Outcome, Versioned
 from dlog.model.ids import SegmentNumber, StreamName, Txid
 from dlog.model.segment import Segment, StreamKey, StreamMetadata
 from dlog.model.sink import SinkBatch, SinkRecord
-from dlog.spark.reach import Cluster
+from dlog.spark.cluster_connection import Cluster
 from dlog.spark.stages import UNNUMBERED, Staged, offer, sweep
 from dlog.stores.contract import SegmentRef
 

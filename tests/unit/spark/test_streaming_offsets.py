@@ -12,11 +12,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from dlog.errors import StreamNotFoundError, TruncatedError
 from dlog.spark import plans, streaming
-from dlog.spark.leavings import Line
 from dlog.spark.losses import Loss
+from dlog.spark.offsets import Place
 from dlog.spark.options import SourceOptions
-from dlog.spark.places import Place
 from dlog.spark.planning import SegmentView, StreamView, Tally
+from dlog.spark.skipped_records import Line
 from dlog.spark.source_partitions import Task
 from dlog.spark.views import Seen
 

@@ -11,7 +11,7 @@ from dlog.errors import ConfigError, DamagedError
 from dlog.spark.jobs import table
 from dlog.spark.jobs.frame import Place
 from dlog.spark.jobs.table_home import OF_CHECKPOINT, OF_TABLE, Files, claim, done_up_to
-from dlog.spark.places import Place as At
+from dlog.spark.offsets import Place as At
 
 WHAT = {"namespace": "/dlog", "streams": "s", "start": {}, "format": "parquet", "partition_by": ""}
 

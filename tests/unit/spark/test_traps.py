@@ -29,7 +29,7 @@ TESTED: dict[int, str] = {
     16: f"{UNIT}/test_planning.py::test_a_great_segment_is_split_and_small_ones_share",
     18: f"{UNIT}/test_workers.py::test_pandas_is_not_needed",
     19: f"{WHOLE}/test_streaming.py::test_the_latest_place_is_pinned_under_the_name_of_the_reader",
-    20: f"{UNIT}/test_places.py::test_offsets_have_one_spelling",
+    20: f"{UNIT}/test_offsets.py::test_offsets_have_one_spelling",
     21: f"{UNIT}/test_planning.py::test_a_stream_stays_behind_the_last_entry_until_there_is_another",
     22: f"{UNIT}/test_polling.py::test_an_idle_query_looks_as_often_as_it_was_told",
     23: f"{UNIT}/test_reading.py::test_what_may_be_there_later_is_asked_for_again",

@@ -14,9 +14,9 @@ from dlog.model.ledger import Fragment, LedgerMetadata
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Segment, StreamMetadata
 from dlog.spark import views
+from dlog.spark.cluster_connection import Cluster
+from dlog.spark.offsets import Place
 from dlog.spark.options import SourceOptions
-from dlog.spark.places import Place
-from dlog.spark.reach import Cluster
 from dlog.stores.contract import SegmentRef, StoreUnavailableError
 from tests.unit.spark.test_columns import entry_of
 
@@ -73,9 +73,9 @@ class World:
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> _Entries:
         return _Entries(self.idle)
 
-    async def look(self, kept: views.Views | None = None) -> views.Seen:
+    async def look(self, kept: views.StreamViewer | None = None) -> views.Seen:
         cluster = Cluster(cast(Any, self), cast(Any, self), {"ledger": cast(Any, self)})
-        return (await (kept or views.Views()).look(cluster, OPTIONS))[NAME]
+        return (await (kept or views.StreamViewer()).look(cluster, OPTIONS))[NAME]
 
 
 @pytest.fixture(autouse=True)
@@ -102,10 +102,10 @@ async def test_the_next_segment_is_shown_once_the_one_before_has_ended() -> None
 async def test_a_stream_whose_owner_died_between_two_segments_is_given_another(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World((segment(1), segment(2)), tails={1: 4, 2: 0})
 
-    async def have_owned(cluster: Cluster, stream: str, timeout_s: float) -> None:
+    async def ensure_owned(cluster: Cluster, stream: str, timeout_s: float) -> None:
         world.ends |= {1: 5, 2: 3}
 
-    monkeypatch.setattr(views, "have_owned", have_owned)
+    monkeypatch.setattr(views, "ensure_owned", ensure_owned)
     assert (await world.look()).view.latest == Place(2, 4)
 
 
@@ -113,7 +113,7 @@ async def test_a_segment_that_nobody_ends_is_said(monkeypatch: pytest.MonkeyPatc
     async def nobody(cluster: Cluster, stream: str, timeout_s: float) -> None:
         raise UnavailableError("no write proxy is registered")
 
-    monkeypatch.setattr(views, "have_owned", nobody)
+    monkeypatch.setattr(views, "ensure_owned", nobody)
     world = World((segment(1), segment(2)), tails={1: 4, 2: 0})
     with pytest.raises(StoreUnavailableError, match="a segment is not sealed although the next one has entries"):
         await world.look()
@@ -137,7 +137,7 @@ async def test_what_is_truncated_meanwhile_is_looked_at_again() -> None:
 
 async def test_ends_are_asked_for_once_and_known_when_the_segment_has_left() -> None:
     world = World((segment(1, completed=True, last_entry=EntryId(6), record_count=70), segment(2)), {2: -1}, {1: 6})
-    kept = views.Views()
+    kept = views.StreamViewer()
     first = await world.look(kept)
     await world.look(kept)
     assert world.asked.count(1) == 1
@@ -154,7 +154,7 @@ async def test_ends_are_asked_for_once_and_known_when_the_segment_has_left() -> 
 
 async def test_what_an_idle_owner_wrote_is_told_from_records_also_once_it_has_ended_and_gone() -> None:
     world = World((segment(1),), tails={1: 6}, idle={5, 6})
-    kept = views.Views()
+    kept = views.StreamViewer()
     assert (await world.look(kept)).view.segments[0].idle == 2
     del world.tails[1]
     world.ends[1] = 6

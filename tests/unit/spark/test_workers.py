@@ -21,9 +21,9 @@ def collector() -> Iterator[None]:
     thresholds = gc.get_threshold()
     gc.unfreeze()
     gc.set_threshold(*THRESHOLDS)
-    workers.settle_in.cache_clear()
+    workers.prepare_worker.cache_clear()
     yield
-    workers.settle_in.cache_clear()
+    workers.prepare_worker.cache_clear()
     gc.set_threshold(*thresholds)
     gc.unfreeze()
 
@@ -41,11 +41,11 @@ def test_what_is_imported_is_no_garbage_to_be_looked_for_after_each_task(
     monkeypatch.setattr(workers, "keep_freed_memory", lambda: kept.append(True))
     imported: list[object] = []
     assert is_looked_at(imported)
-    workers.settle_in()
+    workers.prepare_worker()
     assert not is_looked_at(imported)
     assert all(now > was for now, was in zip(gc.get_threshold(), THRESHOLDS, strict=True))
     made_by_a_task: list[object] = []
-    workers.settle_in()
+    workers.prepare_worker()
     assert is_looked_at(made_by_a_task) and kept == [True], "once a process"
 
 

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from dlog.model.ids import SegmentNumber, StreamName
 from dlog.stores.cold.format import Builder, Contents, Head
+from dlog.stores.cold.locations import Location, ObjectName, folder_of, parse_root
 from dlog.stores.cold.objects import Found
-from dlog.stores.cold.places import Location, ObjectName, folder_of, parse_root
 from dlog.stores.contract import SegmentNotFoundError, SegmentRef
 
 Buffer = bytes | bytearray | memoryview

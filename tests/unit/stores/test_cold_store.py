@@ -12,8 +12,8 @@ import pytest
 from dlog.errors import DamagedError
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.quorum import Quorum
+from dlog.stores.cold.async_lru_cache import AsyncLruCache
 from dlog.stores.cold.format import parse_footer
-from dlog.stores.cold.keeping import Keeping
 from dlog.stores.cold.options import ColdOptions
 from dlog.stores.cold.reader import Extent
 from dlog.stores.cold.store import ColdStore
@@ -267,7 +267,7 @@ async def test_a_failure_is_told_to_all_who_wait_and_kept_for_nobody() -> None:
             raise StoreUnavailableError("not now")
         return Extent(0, [b"x"], 1)
 
-    async with Keeping[str, Extent](10) as keeping:
+    async with AsyncLruCache[str, Extent](10) as keeping:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_outcome(keeping.get("k", load)), name="get") for _ in range(3)]
         assert [type(task.result()) for task in tasks] == [StoreUnavailableError] * 3
@@ -289,7 +289,7 @@ async def test_who_stops_waiting_stops_nothing_and_who_waits_at_the_end_is_told(
         await go.wait()
         return Extent(0, [b"x"], 1)
 
-    async with asyncio.TaskGroup() as group, Keeping[str, Extent](10) as keeping:
+    async with asyncio.TaskGroup() as group, AsyncLruCache[str, Extent](10) as keeping:
         one = group.create_task(_outcome(keeping.get("k", load)), name="one")
         await asyncio.sleep(0)
         one.cancel()

@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 
 from dlog.errors import DLogError
-from dlog.log.note import NotedBatch, NotedPlace, NotedProducer, Snapshot, encode_note
+from dlog.log.dedup_trailer import BatchPosition, ProducerSnapshot, ProducerTableSnapshot, TrailerBatch, encode_trailer
 from dlog.model.ids import SegmentNumber, StreamName, Txid
 from dlog.model.segment import Segment, StreamMetadata, StreamSettings
 from dlog.wire import bookie, proxy_codec
@@ -120,9 +120,9 @@ def test_settings_and_their_defaults() -> None:
 
 def test_the_note_of_an_entry() -> None:
     producer = bytes(range(16))
-    place = NotedPlace(0, 5, 1, 2, 3, 77)
-    snapshot = Snapshot((1, 2), (NotedProducer(producer, 0, 5, (place,)),))
-    payload = encode_note(1234, -1, [NotedBatch(producer, 5, 2, 99, 0)], snapshot)
+    place = BatchPosition(0, 5, 1, 2, 3, 77)
+    snapshot = ProducerTableSnapshot((1, 2), (ProducerSnapshot(producer, 0, 5, (place,)),))
+    payload = encode_trailer(1234, -1, [TrailerBatch(producer, 5, 2, 99, 0)], snapshot)
     assert payload[:5] == b"dlog1"
     written: Any = msgpack.unpackb(payload[5:])
     assert written == [

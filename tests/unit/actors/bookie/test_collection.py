@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from actors.bookie.collection import Collection
+from actors.bookie.collection import GarbageCollection
 from dlog.bookie.bookie import Bookie
-from dlog.bookie.collecting import Collector, MarkRecord
+from dlog.bookie.garbage_collection import GarbageCollector, MarkRecord
 from dlog.bookie.index import LedgerRow
-from dlog.bookie.messages import Buried, Bury, Freed, LedgersNew
+from dlog.bookie.messages import CollectionResult, LedgersMarkedDeleted, LedgersNew, MarkLedgersDeleted
 from dlog.bookie.options import BookieOptions
 from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import SessionState, Unsubscribe
@@ -50,8 +50,8 @@ class Listed(MemoryMetadata):
         self.reads += 1
         return OutcomeUnknown("no contact") if self.is_mute else await super().read(key)
 
-    async def read_mark(self, bookie: BookieId) -> Any:
-        return OutcomeUnknown("no contact") if self.is_away else await super().read_mark(bookie)
+    async def read_gc_mark(self, bookie: BookieId) -> Any:
+        return OutcomeUnknown("no contact") if self.is_away else await super().read_gc_mark(bookie)
 
     async def ledgers(self) -> AsyncIterator[LedgerId]:
         self.listings += 1
@@ -69,14 +69,14 @@ class Scene:
         self.machine = Bookie(HOURLY, [LedgerRow(1, KEY, False, -1, 3)])
         self.due = asyncio.Event()
         self.new = asyncio.Event()
-        self.freed = Freed(0, 0)
+        self.freed = CollectionResult(0, 0)
         numbers = count(1)
-        self.collection = Collection(
+        self.collection = GarbageCollection(
             HOURLY,
             self.metadata,
             BookieId("bookie:1"),
             self.machine,
-            Collector(INSTANCE, MarkRecord(), lambda: f"mark{next(numbers)}"),
+            GarbageCollector(INSTANCE, MarkRecord(), lambda: f"mark{next(numbers)}"),
             self.due,
             self.new,
             perform=self.perform,
@@ -88,13 +88,13 @@ class Scene:
     def perform(self, fact: Any) -> None:
         """What is to be buried is at once."""
         for effect in self.machine.handle(fact):
-            if isinstance(effect, Bury):
-                self.machine.handle(Buried(effect.ledgers))
+            if isinstance(effect, MarkLedgersDeleted):
+                self.machine.handle(LedgersMarkedDeleted(effect.ledgers))
 
     async def keep(self, record: MarkRecord) -> str:
         return ""
 
-    async def free(self) -> Freed:
+    async def free(self) -> CollectionResult:
         return self.freed
 
     async def compact(self, below: float, bytes_max: int) -> int | None:
@@ -152,7 +152,7 @@ async def test_collects_again_when_it_became_due_during_a_collection(scene: Scen
 
 
 async def test_who_asks_starts_a_collection_and_hears_what_came_of_it(scene: Scene) -> None:
-    scene.freed = Freed(3, 4096)
+    scene.freed = CollectionResult(3, 4096)
     scene.metadata.gate.clear()
     assert scene.collection.asked(0) == CollectionReport(1, CollectionState.STARTED)
     assert scene.collection.asked(1).state is CollectionState.RUNNING, "it is due"
@@ -176,12 +176,12 @@ async def test_who_asks_while_one_is_due_or_runs_joins_it(scene: Scene) -> None:
 
 
 async def test_a_collection_that_failed_says_why(scene: Scene) -> None:
-    scene.freed = Freed(0, 0, "no space to record which ledgers are deleted")
+    scene.freed = CollectionResult(0, 0, "no space to record which ledgers are deleted")
     scene.collection.asked(0)
     await settled()
     report = scene.collection.asked(1)
     assert report.state is CollectionState.FAILED and "no space" in report.reason
-    scene.freed = Freed(0, 0)
+    scene.freed = CollectionResult(0, 0)
     scene.metadata.is_away = True
     scene.collection.asked(0)
     await settled()

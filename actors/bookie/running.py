@@ -1,0 +1,102 @@
+"""Runs a bookie on a given environment, from locking its directories to its last checkpoint.
+
+In this order: lock the directories, check their cookies against ZooKeeper, replay the journal, listen, register,
+report ready. Nothing is kept afterwards. Flags, signals and logs of the process are in __main__.py, so that the
+simulation can run the same code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from actors.bookie.server import BookieServer, DiskFailedError, Listen
+from dlog.bookie.events import BookieStarted
+from dlog.bookie.garbage_collection import GarbageCollector
+from dlog.bookie.options import BookieOptions
+from dlog.events import Event
+from dlog.hostport import split_host_port
+from dlog.io.bookie_dirs import LockedDirs, check_cookies, lock_dirs, paths_of, stored_id
+from dlog.io.bookie_store import OpenedStorage, open_storage
+from dlog.io.disk import Disk
+from dlog.io.gc_mark_file import read_mark_record
+from dlog.io.metadata import BookieInfo, Metadata
+from dlog.io.metadata_contact import connection_events
+from dlog.io.threads import Threads
+from dlog.model.ids import BookieId, bookie_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookieEnvironment:
+    """Environment of a bookie: disk, threads, metadata and network.
+
+    connect: opens the metadata store, after the directories are locked. listen: see server.py; address: its host:port
+    as advertised.
+    """
+
+    disk: Disk
+    threads: Threads
+    connect: Callable[[], AbstractAsyncContextManager[Metadata]]
+    listen: Listen
+    address: str
+    random_bits: Callable[[int], int] = secrets.randbits
+
+
+async def live(
+    options: BookieOptions,
+    ground: BookieEnvironment,
+    stopping: asyncio.Event,
+    *,
+    tell: Callable[[Event], None],
+    on_ready: Callable[[BookieInfo], None],
+) -> None:
+    """Run until `stopping` is set. Raises ConfigError, CookieError, DamagedError, MetadataUnavailableError,
+    UnavailableError before it serves; DiskFailedError when it must stop. Cancelling ends it without a checkpoint.
+    """
+    paths = paths_of(options, ground.disk)
+    dirs = await ground.threads.run(lock_dirs, paths, ground.disk)
+    try:
+        bookie = await ground.threads.run(_id, options, dirs, ground.address)
+        async with ground.connect() as metadata:
+            await check_cookies(dirs, bookie, metadata, ground.threads, may_have_moved=options.dirs_moved)
+            opened = await ground.threads.run(_open, options, ground, dirs, bookie, tell)
+            collector = None
+            if options.gc_s:
+                record = await ground.threads.run(read_mark_record, ground.disk, dirs.all[-1])
+                collector = GarbageCollector(
+                    await metadata.instance_id(), record, lambda: f"{ground.random_bits(128):032x}"
+                )
+            server = BookieServer(options, ground.disk, opened, dirs.all, ground.threads, tell=tell)
+            info = BookieInfo(bookie, *split_host_port(ground.address))
+
+            def ready() -> None:
+                tell(BookieStarted(bookie, ground.address, server.machine.ledgers))
+                on_ready(info)
+
+            with connection_events(metadata, tell):
+                await server.run(
+                    ground.listen, stopping, metadata=metadata, info=info, collector=collector, on_ready=ready
+                )
+    finally:
+        dirs.close()
+
+
+def _open(
+    options: BookieOptions, ground: BookieEnvironment, dirs: LockedDirs, bookie: BookieId, tell: Callable[[Event], None]
+) -> OpenedStorage:
+    try:
+        return open_storage(ground.disk, options, dirs.paths, bookie, tell, ground.random_bits)
+    except OSError as error:
+        raise DiskFailedError(f"storage cannot be opened: {error.strerror or error}: file={error.filename}") from error
+
+
+def _id(options: BookieOptions, dirs: LockedDirs, address: str) -> BookieId:
+    """The configured id; else, if the kernel chose the port, the id stored in the directories; else the address."""
+    if options.bookie_id:
+        return bookie_id(options.bookie_id)
+    known = stored_id(dirs) if options.port == 0 else None
+    host, port = split_host_port(address)
+    return known or bookie_id(f"{host}:{port}")  # BookKeeper's syntax has no brackets

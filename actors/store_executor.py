@@ -1,0 +1,229 @@
+"""Executes the requests that a stream owner's state machine sends to its peer STORE, and posts the replies.
+
+Invariants:
+- every request gets one reply, which names it;
+- appends go to their writer in the order they were sent, and are confirmed in that order;
+- everything else runs in a named task that ends with the actor;
+- a writer that failed is not replaced here: its appends fail, and the state machine decides what follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any, Protocol, assert_never
+
+from dlog.errors import DLogError
+from dlog.io.clock import SYSTEM_CLOCK, Clock
+from dlog.log.messages import (
+    STORE,
+    AppendEntry,
+    CreateSegment,
+    DeleteSegment,
+    EntriesRead,
+    EntryAppended,
+    ExamineStage,
+    ReadEntries,
+    RecoverSegment,
+    SealSegment,
+    SegmentCreated,
+    SegmentDeleted,
+    SegmentRecovered,
+    SegmentSealed,
+    StageExamined,
+    StoreFailed,
+    StoreQuestion,
+    StoreReply,
+)
+from dlog.machine import Fact, Peer, Received
+from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
+from dlog.model.segment import Segment
+from dlog.stores.contract import (
+    STAGE,
+    MisconfiguredError,
+    SegmentCorruptError,
+    SegmentNotFoundError,
+    SegmentReader,
+    SegmentRef,
+    SegmentStore,
+    SegmentWriter,
+    StoreError,
+    StoreUnavailableError,
+)
+
+SlowQuestion = CreateSegment | RecoverSegment | ReadEntries | SealSegment | ExamineStage | DeleteSegment
+READ_BYTES_MAX = 4 * 1024 * 1024  # of one read while an owner reads back its predecessor's segment
+
+
+class Start(Protocol):
+    """Starts a task, see `Driver.start`."""
+
+    def __call__(self, work: Coroutine[Any, Any, None], *, name: str) -> None: ...
+
+
+class StoreExecutor:
+    """Store access of one stream, for the lifetime of one owner's state machine."""
+
+    __slots__ = ("_begin", "_clock", "_post", "_stores", "_stream", "_writers")
+
+    def __init__(
+        self,
+        stream: StreamName,
+        stores: Mapping[str, SegmentStore],
+        post: Callable[[Fact], None],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._stream = stream
+        self._stores = stores
+        self._post = post
+        self._clock = clock
+        self._writers: tuple[tuple[SegmentNumber, SegmentWriter], ...] = ()  # one or two
+        self._begin: Start | None = None
+
+    def send(self, peer: Peer, question: StoreQuestion) -> None:
+        """Take a request of the state machine; the `send` of its Driver."""
+        assert peer == STORE, f"an owner sends to its store only: peer={peer}"
+        if isinstance(question, AppendEntry):
+            self._append(question)
+            return
+        assert self._begin is not None, "`open` comes before the first `send`"
+        self._begin(self._answer(question), name=f"{type(question).__name__} {self._stream}")
+
+    def open(self, start: Start) -> None:
+        """Run work in tasks made by `start`; its provider ends them. Must come before the first `send`."""
+        self._begin = start
+
+    async def close(self) -> None:
+        """Abandon the open writers without sealing their segments. Call it when no task is left."""
+        writers, self._writers = self._writers, ()
+        for _, writer in writers:
+            await writer.abandon()
+
+    def let_go(self) -> None:
+        """After `close`: break reference cycles, see Driver."""
+        self._begin = None
+        self._post = _drop
+
+    # ---- appends: no task, strictly in order ------------------------------------------------------------------------
+
+    def _append(self, question: AppendEntry) -> None:
+        writer = self._find(question.number)
+        if writer is None:
+            self._say(
+                StoreFailed(
+                    question, SegmentNotFoundError(f"the segment is not open for writing: segment={question.number}")
+                )
+            )
+            return
+        writer.submit(question.entry, question.parts, partial(self._appended, question))
+
+    def _appended(self, question: AppendEntry, error: StoreError | None) -> None:
+        if error is None:
+            self._say(EntryAppended(question.number, question.entry))
+        else:
+            self._say(StoreFailed(question, error))
+
+    # ---- everything else: a task each -------------------------------------------------------------------------------
+
+    async def _answer(self, question: SlowQuestion) -> None:
+        try:
+            reply = await self._perform(question)
+        except DLogError as error:
+            reply = StoreFailed(question, error)
+        except OSError as error:
+            reply = StoreFailed(question, StoreUnavailableError(str(error)))
+        self._post(Received(STORE, reply, self._clock.monotonic_s()))
+
+    async def _perform(self, question: SlowQuestion) -> StoreReply:
+        match question:
+            case CreateSegment(number, epoch, store, quorum):
+                writer = await self._store(store).create(self._stream, number, epoch, quorum)
+                former = self._find(number)
+                self._writers = (*self._without(former), (number, writer))
+                if former is not None:
+                    await former.abandon()
+                return SegmentCreated(number, writer.place)
+            case RecoverSegment(segment, epoch):
+                last = await self._store(segment.store).recover(self._ref(segment), epoch)
+                return SegmentRecovered(segment.number, segment.place, last)
+            case ReadEntries():
+                return await self._read(question.segment, question)
+            case SealSegment(number):
+                writer = self._open_writer(number)
+                last = await writer.seal()
+                self._writers = self._without(writer)
+                return SegmentSealed(number, last)
+            case ExamineStage(store, place):
+                return await self._examine(store, place)
+            case DeleteSegment(store, place, number):
+                await self._abandon(place)
+                await self._store(store).delete(SegmentRef(self._stream, number, place))
+                return SegmentDeleted(place)
+        assert_never(question)
+
+    async def _read(self, segment: Segment, question: ReadEntries) -> EntriesRead:
+        store = self._store(segment.store)
+        reader: SegmentReader = await store.open_reader(self._ref(segment), sealed_at=question.last)
+        try:
+            if question.first > reader.last_confirmed:
+                text = f"the store lacks entries that the list has: segment={segment.number} first={question.first}"
+                raise SegmentCorruptError(f"{text} last={reader.last_confirmed}")
+            payloads = await reader.read(question.first, question.last, READ_BYTES_MAX)
+        finally:
+            await reader.close()
+        return EntriesRead(segment.number, segment.place, question.first, tuple(payloads))
+
+    async def _examine(self, name: str, place: str) -> StageExamined:
+        """Fence a staged segment and read its ends. Raises SegmentNotFoundError if it is not of this stream."""
+        store = self._store(name)
+        if await store.stage_of(place) != self._stream:
+            raise SegmentNotFoundError(f"not a staged segment of this stream: stream={self._stream} location={place}")
+        ref = SegmentRef(self._stream, STAGE, place)
+        last = await store.recover(ref, Epoch(0))
+        if last == NO_ENTRY:
+            return StageExamined(name, place, last, ())
+        reader: SegmentReader = await store.open_reader(ref, sealed_at=last)
+        try:
+            ends = [(await reader.read(entry, entry, 1))[0] for entry in (EntryId(0), last)]
+        finally:
+            await reader.close()
+        return StageExamined(name, place, last, tuple(ends))
+
+    async def _abandon(self, place: str) -> None:
+        for _, writer in self._writers:
+            if writer.place == place:
+                self._writers = self._without(writer)
+                await writer.abandon()
+
+    def _find(self, number: SegmentNumber) -> SegmentWriter | None:
+        for known, writer in self._writers:
+            if known == number:
+                return writer
+        return None
+
+    def _without(self, former: SegmentWriter | None) -> tuple[tuple[SegmentNumber, SegmentWriter], ...]:
+        return tuple(kept for kept in self._writers if kept[1] is not former)
+
+    def _store(self, name: str) -> SegmentStore:
+        store = self._stores.get(name)
+        if store is None:
+            raise MisconfiguredError(
+                f"this proxy is not configured with the store: store={name} known={sorted(self._stores)}"
+            )
+        return store
+
+    def _ref(self, segment: Segment) -> SegmentRef:
+        return SegmentRef(self._stream, segment.number, segment.place)
+
+    def _open_writer(self, number: SegmentNumber) -> SegmentWriter:
+        writer = self._find(number)
+        if writer is None:
+            raise SegmentNotFoundError(f"the segment is not open for writing: segment={number}")
+        return writer
+
+    def _say(self, reply: StoreReply) -> None:
+        self._post(Received(STORE, reply))
+
+
+def _drop(_: Fact) -> None:
+    """Drop a fact."""

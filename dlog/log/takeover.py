@@ -1,0 +1,251 @@
+"""Take-over of a stream, and of the owner's own segment after it failed: recover, complete, start the next, serve.
+
+Invariants:
+- nothing is served before every segment in progress is fenced and ended, the last txid and the producer table are
+  known, and one compare-and-set has completed these segments and listed the next one;
+- after a failure, entries in flight that recovery found are answered as written; the other batches are appended again
+  in their old order.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dlog.errors import DLogError, LeaseLostError, NotEnoughBookiesError
+from dlog.events import LacMoved, StreamReady, StreamStalled
+from dlog.log.changes import CompleteSegment, DropEmptySegment, Refresh, StartSegment, allocated_name
+from dlog.log.messages import EntriesRead, SegmentRecovered, StoreFailed, WriteBatch
+from dlog.log.owner_context import OwnerContext, Phase
+from dlog.log.recovery import StreamRecovery
+from dlog.machine import Answer, SetTimer, Tell, Ticket
+from dlog.model.ids import NO_ENTRY, TXID_END_OF_STREAM
+from dlog.model.segment import Segment
+
+RECHECK_TIMER = ("mend",)
+
+
+class Writer(Protocol):
+    """The StreamOwner, as its components call it."""
+
+    def serving(self, segment: Segment) -> None:
+        """The segment takes entries from now on."""
+
+    def refusal(self) -> DLogError | None:
+        """The error for new writes; None while they are admitted."""
+
+    def write(self, ticket: Ticket, request: WriteBatch, *, is_confirmed: bool = False) -> None:
+        """Admit a batch, or refuse it."""
+
+
+class _Nobody:
+    def serving(self, segment: Segment) -> None:
+        """Do nothing."""
+
+    def refusal(self) -> DLogError | None:
+        return None
+
+    def write(self, ticket: Ticket, request: WriteBatch, *, is_confirmed: bool = False) -> None:
+        """Do nothing."""
+
+
+NO_OWNER = _Nobody()  # in the place of the owner after `let_go`
+
+
+class Takeover:
+    """Recovers the stream and starts its next segment. writer: the owner."""
+
+    __slots__ = (
+        "_mend_after_s",
+        "_recovery",
+        "_starting",
+        "_tenure",
+        "_writer",
+        "early",
+        "early_bytes",
+        "obstacle",
+        "table_known",
+    )
+
+    def __init__(self, tenure: OwnerContext, writer: Writer) -> None:
+        self.table_known = False
+        self.early: list[tuple[Ticket, WriteBatch]] = []  # batches that wait for the producer table
+        self.early_bytes = 0
+        self.obstacle: NotEnoughBookiesError | None = None  # why there is no segment, if an operator must act
+        self._tenure = tenure
+        self._writer: Writer = writer
+        self._recovery: StreamRecovery | None = None
+        self._starting: Segment | None = None  # the segment that the recovery starts at its end
+        self._mend_after_s = 0.0
+
+    def let_go(self) -> None:
+        """Drop the reference to the owner."""
+        self._writer = NO_OWNER
+
+    # ---- recovering -------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Recover the stream as metadata now shows it."""
+        t = self._tenure
+        t.phase = Phase.RECOVERING
+        self._starting = None
+        t.tell_dropped()
+        pending = t.writing.under_way
+        if pending is not None and t.value.has_lost(pending.segment):
+            t.lease.lose(LeaseLostError(f"segment truncated while entries were in flight: segment={pending.segment}"))
+            return
+        table = None if self.table_known else t.table
+        places = {} if pending is None else {pending.segment: pending.place}
+        self._recovery = StreamRecovery(t.value, t.lease.epoch, t.options, table, places)
+        t.out += self._recovery.begin()
+
+    def restart(self) -> None:
+        """The current segment is completed, stages are listed: start the next one, unless recovering."""
+        t = self._tenure
+        if t.phase is Phase.SERVING:
+            t.lose_segment()
+            self.stop()
+            self.begin()
+
+    def hear(self, message: SegmentRecovered | EntriesRead | StoreFailed) -> None:
+        if self._recovery is not None:
+            self._tenure.out += self._recovery.handle(message)
+
+    def ask_again(self) -> None:
+        """The recovery's timer fired: repeat failed requests."""
+        if self._recovery is not None:
+            self._tenure.out += self._recovery.retry()
+
+    def stall(self, error: DLogError) -> None:
+        """The store has too few bookies for recovery or for a new segment. Refuse waiting batches, which may be sent
+        again, and keep trying. While serving, do nothing: the current segment grows beyond its size."""
+        t = self._tenure
+        if t.phase is not Phase.RECOVERING:
+            return
+        t.out.append(Tell(StreamStalled(t.stream, error.message)))
+        self.obstacle = NotEnoughBookiesError(f"not written, no segment to write to: {error.message}")
+        t.writing.refuse_waiting(self.obstacle, t.out)
+        t.out.extend(Answer(ticket, self.obstacle) for ticket, _ in self.early)
+        self.early.clear()
+        self.early_bytes = 0
+
+    def progress(self) -> None:
+        """When recovered: complete the open segments and start the next, in one change."""
+        t, recovery = self._tenure, self._recovery
+        if recovery is None or self._starting is not None or t.is_closing:
+            return
+        if recovery.error is not None:
+            t.lease.lose(recovery.error)
+            return
+        if not recovery.are_ends_known:
+            return
+        is_sealed = self._txid_floor(recovery) == TXID_END_OF_STREAM
+        if not is_sealed:
+            self._have_next_created(recovery)
+        if not recovery.is_done:
+            return
+        self._learn(recovery, is_sealed)
+        if is_sealed:
+            self._complete(recovery)
+            t.is_closing = True
+            t.register.want(Refresh())
+            return
+        ahead = t.allocation.take(recovery.next_number)
+        if ahead is not None:
+            self._complete(recovery)
+            floor = self._txid_floor(recovery)
+            self._starting = t.in_progress(recovery.next_number, ahead.place, ahead.store, floor)
+            t.register.want(StartSegment(self._starting, ahead.name))
+
+    def started(self, segment: Segment) -> None:
+        """The segment is listed; if this recovery started it, serve."""
+        t, recovery = self._tenure, self._recovery
+        if recovery is None or self._starting is None or self._starting.place != segment.place:
+            return  # the store failed meanwhile: the next recovery finds the segment in the list
+        self._recovery = self._starting = None
+        t.phase = Phase.SERVING
+        t.open(segment, segment.first_txid)
+        t.out.append(Tell(StreamReady(t.stream, t.lease.epoch, segment.number, recovery.recovered)))
+        self._writer.serving(segment)
+
+    def stop(self) -> None:
+        self._recovery = self._starting = None
+        self.obstacle = None
+
+    def _have_next_created(self, recovery: StreamRecovery) -> None:
+        """Create the next segment as soon as its number is known, while the log is being read."""
+        t = self._tenure
+        other = t.allocation.discard_other(recovery.next_number)
+        if other is not None:
+            t.disposal.add(other)
+        t.out += t.allocation.want(recovery.next_number, t.lease.epoch, t.value.settings)
+
+    def _learn(self, recovery: StreamRecovery, is_sealed: bool) -> None:
+        """Use the result: report segments' ends, answer batches in flight that survived, admit early ones.
+
+        Followers are notified before that: a reader that starts after an answer must see the batch.
+        """
+        t = self._tenure
+        self.table_known = True
+        for number, end in recovery.ends.items():
+            if end is not None:
+                t.out.append(Tell(LacMoved(t.stream, number, end.last_entry, True)))
+        t.writing.packer.saw_time(recovery.unix_ms)
+        t.writing.resolve(recovery.ends, recovery.places(), t.out)
+        t.writing.next_entry_floor = (recovery.next_number, 0)
+        if not is_sealed:
+            t.writing.txid = max(t.writing.txid, self._txid_floor(recovery))
+            self.admit_early()
+
+    def admit_early(self) -> None:
+        """Admit the batches that waited for the producer table, in order."""
+        early, self.early, self.early_bytes = self.early, [], 0
+        for ticket, request in early:
+            self._writer.write(ticket, request)
+
+    def _txid_floor(self, recovery: StreamRecovery) -> int:
+        """The lowest txid that may be assigned: the last of completed segments or of the log."""
+        found = (end.last_txid for end in recovery.ends.values() if end is not None)
+        return max(self._tenure.value.max_txid, 0, *found)
+
+    def _complete(self, recovery: StreamRecovery) -> None:
+        t = self._tenure
+        ends, places = recovery.ends, recovery.places()
+        for number in recovery.misstated:
+            end, (store, place) = ends[number], places[number]
+            if end is not None:
+                t.register.want(CompleteSegment(number, place, end, t.unix_ms))
+                continue
+            t.register.want(DropEmptySegment(number, place, allocated_name(store, place)))
+            # Before its number is reported again: followers identify a segment by its number.
+            t.out.append(Tell(LacMoved(t.stream, number, NO_ENTRY, True)))
+
+    # ---- own segment failed -----------------------------------------------------------------------------------------
+
+    def trouble(self) -> None:
+        """The current segment failed: read the claim, after a back-off if repeated, and recover if it still stands."""
+        t = self._tenure
+        t.phase = Phase.RECOVERING
+        t.is_closing = False
+        t.lose_segment()
+        self.stop()
+        if self._mend_after_s:
+            t.out.append(SetTimer(RECHECK_TIMER, self._mend_after_s))
+        else:
+            self.look_again()
+        least, most = t.options.retry_after_s, t.options.retry_after_max_s
+        self._mend_after_s = min(max(least, self._mend_after_s * 2), most)
+
+    def calm(self) -> None:
+        """The store confirms entries: reset the back-off."""
+        self._mend_after_s = 0.0
+
+    def look_again(self) -> None:
+        """Read the stream again; `refreshed` goes on if the claim still stands."""
+        if self._tenure.phase is Phase.RECOVERING and self._recovery is None:
+            self._tenure.register.want(Refresh())
+
+    def refreshed(self) -> None:
+        """Start recovery, unless a StartSegment is queued: the Refresh after it comes here again."""
+        t = self._tenure
+        if t.phase is Phase.RECOVERING and self._recovery is None and not t.register.wants(StartSegment):
+            self.begin()

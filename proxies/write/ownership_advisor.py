@@ -1,0 +1,98 @@
+"""Advises which proxy should own a stream now, from metadata, the owner's health and the ring.
+
+Invariants:
+- a live owner keeps its stream, whatever the ring says; without one the ring chooses among the live proxies, so that
+  all proxies give the same advice;
+- it only advises: the claim that may follow names the epoch that was read, and fails if another proxy was faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from dlog.io.metadata import Metadata
+from dlog.model.ids import Epoch, ProxyId, StreamName
+from dlog.model.segment import Owner, StreamMetadata
+from dlog.ownership.evidence import Advice, Probe, judge
+from proxies.detector import Detector
+from proxies.preference import Preference
+from proxies.streams import read_stream
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimHere:
+    """This proxy should claim the stream, if the newest claim still has this epoch.
+
+    held_by: address of that claim's owner, "" if it was released. life: incarnation of the stream that was read."""
+
+    if_epoch: Epoch
+    held_by: str = ""
+    life: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GoElsewhere:
+    """The proxy at `address` owns the stream (is_owner), or should, by the ring.
+
+    epoch: of the newest claim. life: incarnation of the stream that was read."""
+
+    address: str
+    epoch: Epoch
+    is_owner: bool
+    life: str = ""
+
+
+class OwnershipAdvisor:
+    """Ownership advice for one proxy. drains: whether it takes no more streams."""
+
+    def __init__(
+        self, me: ProxyId, address: str, metadata: Metadata, detector: Detector, drains: Callable[[], bool]
+    ) -> None:
+        self._me = me
+        self._address = address
+        self._metadata = metadata
+        self._detector = detector
+        self._drains = drains
+        self._ring = Preference()
+
+    async def judge(self, stream: StreamName, doubted: Collection[str] = ()) -> ClaimHere | GoElsewhere:
+        """Read the stream's metadata and advise. doubted: addresses that failed a client, to be probed first.
+
+        Raises StreamNotFoundError, MetadataUnavailableError.
+        """
+        seen = await read_stream(self._metadata, stream)
+        assert isinstance(seen.value, StreamMetadata)
+        owner, life = seen.value.owner, seen.value.life
+        if not await self._may_claim(owner, doubted):
+            return GoElsewhere(owner.address, owner.epoch, True, life)
+        if owner.proxy == self._me and owner.epoch and not owner.released and not self._drains():
+            # no other proxy may claim it: to them this proxy is the registered, live owner
+            return ClaimHere(owner.epoch, owner.address, life)
+        preferred = self.preferred(stream)
+        while preferred is not None and preferred in doubted and await self._detector.is_gone(preferred):
+            preferred = self.preferred(stream)
+        if preferred is None or preferred in doubted:
+            return ClaimHere(owner.epoch, owner.address if owner.epoch and not owner.released else "", life)
+        return GoElsewhere(preferred, owner.epoch, False, life)
+
+    def preferred(self, stream: str) -> str | None:
+        """Address of the proxy that the ring prefers for a stream; None: this one, or no other."""
+        proxies = self._metadata.known_members().write_proxies.values()
+        members = {p.proxy: p.address for p in proxies if not self._detector.suspects(p.address)}
+        members.pop(self._me, None)
+        if not self._drains():
+            members[self._me] = self._address
+        chosen = self._ring.choose(members, stream)
+        return None if chosen is None or chosen == self._me else members[chosen]
+
+    async def _may_claim(self, owner: Owner, doubted: Collection[str]) -> bool:
+        """Whether evidence allows to replace this claim; probes the owner if unclear."""
+        registered = {p.proxy: p.address for p in self._metadata.known_members().write_proxies.values()}
+        suspected = owner.address in doubted
+        probe = Probe.NO_ANSWER if self._detector.suspects(owner.address) else Probe.NOT_ASKED
+        advice = judge(owner, me=self._me, registered=registered, suspected=suspected, probe=probe).advice
+        if advice is Advice.ASK:
+            probe = Probe.NO_ANSWER if await self._detector.is_gone(owner.address) else Probe.OWNS
+            advice = judge(owner, me=self._me, registered=registered, suspected=suspected, probe=probe).advice
+        return advice is Advice.CLAIM

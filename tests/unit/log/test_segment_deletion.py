@@ -1,0 +1,89 @@
+"""Disposal deletes each place once, oldest first, and adding a place costs the same however many wait."""
+
+from __future__ import annotations
+
+from dlog.errors import LedgerNotFoundError, UnavailableError
+from dlog.log.messages import DeleteSegment
+from dlog.log.options import OwnerOptions
+from dlog.log.segment_deletion import TIMER, PendingDeletion, SegmentDeleter
+from dlog.machine import Effect, Send, SetTimer
+
+
+class CountedPlace(str):
+    """A place that counts how often it is hashed or compared."""
+
+    __slots__ = ()
+    operations = 0
+
+    def __hash__(self) -> int:
+        CountedPlace.operations += 1
+        return str.__hash__(self)
+
+    def __eq__(self, other: object) -> bool:
+        CountedPlace.operations += 1
+        return str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        CountedPlace.operations += 1
+        return str.__ne__(self, other)
+
+
+def doomed(place: str, store: str = "ledger") -> PendingDeletion:
+    return PendingDeletion(store, place, 1, None)
+
+
+def questions(effects: list[Effect]) -> list[DeleteSegment]:
+    return [effect.message for effect in effects if isinstance(effect, Send)]
+
+
+def test_adding_a_place_costs_the_same_however_many_wait() -> None:
+    disposal = SegmentDeleter(OwnerOptions(deletes_max=2))
+    CountedPlace.operations = 0
+    for n in range(2000):
+        disposal.add(doomed(CountedPlace(n)))
+    for n in range(2000):  # the next change of the list hands all of them in again
+        disposal.add(doomed(CountedPlace(n)))
+    assert CountedPlace.operations <= 6 * 4000
+
+
+def test_each_place_is_deleted_once_and_oldest_first() -> None:
+    disposal = SegmentDeleter(OwnerOptions(deletes_max=2))
+    for place in ("1", "2", "1", "3"):
+        disposal.add(doomed(place))
+    assert [q.place for q in questions(disposal.effects())] == ["1", "2"]
+    disposal.add(doomed("2"))
+    assert disposal.effects() == []
+    assert disposal.deleted("1") == doomed("1") and disposal.deleted("1") is None
+    assert [q.place for q in questions(disposal.effects())] == ["3"]
+
+
+def test_the_same_place_in_another_store_is_another() -> None:
+    disposal = SegmentDeleter(OwnerOptions(deletes_max=1))
+    disposal.add(doomed("1"))
+    disposal.add(doomed("1", "cold"))
+    assert [q.store for q in questions(disposal.effects())] == ["ledger"]
+    disposal.deleted("1")
+    assert [q.store for q in questions(disposal.effects())] == ["cold"]
+
+
+def test_what_failed_is_asked_again_after_the_timer_and_not_before() -> None:
+    disposal = SegmentDeleter(OwnerOptions(deletes_max=1))
+    disposal.add(doomed("1"))
+    [question] = questions(disposal.effects())
+    assert disposal.failed(question, UnavailableError("away")) is None
+    assert [effect.key for effect in disposal.later() if isinstance(effect, SetTimer)] == [TIMER]
+    disposal.add(doomed("1"))
+    assert disposal.effects() == []
+    disposal.retry()
+    assert questions(disposal.effects()) == [question]
+    disposal.lost()
+    disposal.retry()
+    assert questions(disposal.effects()) == [question]
+
+
+def test_a_place_that_is_gone_or_deleted_may_be_handed_in_again() -> None:
+    disposal = SegmentDeleter(OwnerOptions(deletes_max=1))
+    for _ in range(2):
+        disposal.add(doomed("1"))
+        [question] = questions(disposal.effects())
+        assert disposal.failed(question, LedgerNotFoundError("gone")) == doomed("1")

@@ -1,0 +1,320 @@
+"""Handing a stream back: in bounded time, and whatever its owner is just doing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from dlog.errors import (
+    DLogError,
+    OwnedElsewhereError,
+    RequestTimeoutError,
+    SegmentNotEndedError,
+    StreamUnavailableError,
+)
+from dlog.log.messages import DeleteStream, StreamAcquired
+from dlog.model.ids import Epoch, SegmentNumber, StreamName
+from proxies.write.owned_streams import OwnedStreams
+from proxies.write.ownership_advisor import ClaimHere, GoElsewhere
+from proxies.write.takeover_queue import TakeoverQueue
+from tests.operations import operations
+
+S = StreamName("s")
+LIFE = "a1"
+DELETE = DeleteStream(LIFE, Epoch(1))
+
+
+class Owner:
+    """Taken when `may_take` is set, released when `may_release` is."""
+
+    def __init__(self) -> None:
+        self.may_take = asyncio.Event()
+        self.may_release = asyncio.Event()
+        self.life = LIFE
+        self.waiting = 0
+        self.releases = 0
+        self.is_stopped = False
+
+    async def take(self, if_epoch: Epoch | None) -> StreamAcquired:
+        await self.may_take.wait()
+        return StreamAcquired(Epoch(1), SegmentNumber(1))
+
+    async def release(self) -> None:
+        self.releases += 1
+        try:
+            await self.may_release.wait()
+        finally:
+            self.stop()
+
+    def submit(self, request: Any, sink: Callable[[Any], None]) -> None:
+        self.waiting += 1
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+class Deletion:
+    """Done when `may_end` is set, or fails with what is put there."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+        self.asked: list[DeleteStream] = []
+        self.error: DLogError | None = None
+        self.is_stopped = False
+
+    async def delete(self, request: DeleteStream) -> None:
+        self.asked.append(request)
+        await self.may_end.wait()
+        if self.error is not None:
+            raise self.error
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+class Tasks:
+    def __init__(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+
+    def start_alone(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._group.create_task(work, name=name)
+
+
+class Stage:
+    """Is placement and supervisor too."""
+
+    def __init__(self, group: asyncio.TaskGroup, advice: ClaimHere | GoElsewhere, release_s: float = 30.0) -> None:
+        tasks: Any = Tasks(group)
+        everybody: Any = self
+        self.advice = advice
+        self.owner = Owner()
+        self.deletion: Any = Deletion()
+        self.gone: list[str] = []
+        self.holdings = OwnedStreams(
+            everybody,
+            tasks,
+            everybody,
+            self.build,
+            build_deletion=lambda _: self.deletion,
+            takes=TakeoverQueue(tasks, at_once=4, waiting_max=10, slow_s=30.0),
+            waiting_max=10,
+            idle_s=100.0,
+            streams_max=10,
+            on_gone=self.gone.append,
+            is_followed=lambda _: False,
+            may_retire=lambda: True,
+            release_s=release_s,
+        )
+
+    async def judge(self, stream: str, doubted: object = ()) -> ClaimHere | GoElsewhere:
+        return self.advice
+
+    def preferred(self, stream: str) -> str | None:
+        return None
+
+    def start(self, owner: Owner) -> None:
+        """Supervise it."""
+
+    def build(self, stream: StreamName, on_end: Callable[[Any], None]) -> Any:
+        return self.owner
+
+
+async def test_a_release_that_metadata_does_not_answer_ends_with_an_error_that_says_what_may_be() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, ClaimHere(Epoch(0)), release_s=0.05)
+        stage.owner.may_take.set()
+        await stage.holdings.ask(S, None)
+        with pytest.raises(RequestTimeoutError, match="may or may not be released") as told:
+            await stage.holdings.hand_over_on_request(S, LIFE)
+    assert told.value.outcome_unknown
+    assert stage.owner.is_stopped
+    assert stage.gone == [S]
+    assert not stage.holdings.all
+
+
+async def test_a_stream_that_is_being_taken_is_handed_back_once_it_is_taken() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, ClaimHere(Epoch(0)))
+        stage.owner.may_release.set()
+        taking = group.create_task(stage.holdings.ask(S, None), name="take")
+        await asyncio.sleep(0)
+        assert stage.holdings.find(S) is not None
+        handing = group.create_task(stage.holdings.hand_over_on_request(S, LIFE), name="hand back")
+        await asyncio.sleep(0)
+        assert not handing.done()
+        stage.owner.may_take.set()
+        await taking
+        await handing
+    assert stage.owner.releases == 1
+
+
+async def test_a_stream_whose_owner_is_gone_is_taken_and_handed_back() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, ClaimHere(Epoch(3), "dead:1"))
+        stage.owner.may_take.set()
+        stage.owner.may_release.set()
+        await stage.holdings.hand_over_on_request(S, LIFE)
+    assert stage.owner.releases == 1
+
+
+async def test_what_is_anothers_is_answered_with_where_and_of_what_is_nobodys_there_is_nothing_to_do() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        for is_owner in (True, False):
+            with pytest.raises(OwnedElsewhereError) as told:
+                await Stage(group, GoElsewhere("other:1", Epoch(2), is_owner)).holdings.hand_over_on_request(S, LIFE)
+            assert told.value.location == "other:1"
+        stage = Stage(group, ClaimHere(Epoch(2)))
+        await stage.holdings.hand_over_on_request(S, LIFE)
+    assert stage.owner.releases == 0
+
+
+async def test_streams_with_requests_that_wait_are_given_up_and_the_others_kept() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, ClaimHere(Epoch(0)))
+        stage.owner.may_take.set()
+        await stage.holdings.ask(S, None)
+        stage.holdings.give_up_stuck(0.0)
+        assert stage.gone == [], "nobody waits"
+        stage.owner.waiting = 1
+        stage.holdings.give_up_stuck(0.0)
+        assert stage.gone == [S]
+        assert stage.owner.is_stopped
+        stage.owner.may_take.clear()
+
+        async def ask_in_vain() -> None:
+            with pytest.raises(StreamUnavailableError):
+                await stage.holdings.ask(S, None)
+
+        group.create_task(ask_in_vain(), name="ask")
+        await asyncio.sleep(0)
+        stage.holdings.give_up_stuck(0.0)
+        stage.owner.may_take.set()
+
+
+async def test_only_streams_without_progress_for_a_while_are_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, ClaimHere(Epoch(0)))
+        now_s = 0.0
+        monkeypatch.setattr(stage.holdings, "_now_s", lambda: now_s)
+        stage.owner.may_take.set()
+        await stage.holdings.ask(S, None)
+        assert not stage.holdings.has_stuck(1.0), "no request is pending"
+        stage.owner.waiting = 1
+        stage.holdings._asked[stage.holdings.all[0]] = None
+        for _ in range(3):
+            assert not stage.holdings.has_stuck(1.0)
+            now_s += 0.9
+            stage.holdings.moved(S)
+        assert not stage.holdings.has_stuck(1.0)
+        now_s += 0.9
+        assert not stage.holdings.has_stuck(1.0)
+        stage.holdings.give_up_stuck(1.0)
+        assert stage.gone == []
+        now_s += 0.1
+        assert stage.holdings.has_stuck(1.0)
+        stage.holdings.give_up_stuck(1.0)
+        assert stage.gone == [S]
+
+
+async def test_what_is_owned_in_another_life_is_not_handed_back() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, ClaimHere(Epoch(0)))
+        stage.owner.may_take.set()
+        stage.owner.may_release.set()
+        await stage.holdings.ask(S, None)
+        with pytest.raises(StreamUnavailableError):
+            await stage.holdings.hand_over_on_request(S, "of the stream before")
+        holding = stage.holdings.find(S)
+        assert holding is not None
+        assert holding.serving
+        assert (stage.owner.releases, stage.owner.is_stopped, stage.gone) == (0, False, [])
+
+
+async def test_a_deletion_stops_the_owner_first_and_keeps_everybody_else_out_until_it_is_over() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, ClaimHere(Epoch(0)))
+        stage.owner.may_take.set()
+        await stage.holdings.ask(S, None)
+        deleting = group.create_task(stage.holdings.delete(S, DELETE), name="delete")
+        await asyncio.sleep(0)
+        assert stage.owner.is_stopped
+        assert stage.deletion.asked == [DELETE]
+        writing = group.create_task(_refused(stage), name="write")
+        with pytest.raises(StreamUnavailableError):
+            await stage.holdings.delete(S, DELETE)
+        assert not writing.done()
+        stage.deletion.may_end.set()
+        await deleting
+        await writing
+        assert stage.deletion.is_stopped
+        assert not stage.holdings.all
+
+
+async def test_a_deletion_that_fails_lets_the_stream_be_taken_again() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, ClaimHere(Epoch(0)))
+        stage.deletion.error = SegmentNotEndedError("bookies are gone")
+        stage.deletion.may_end.set()
+        with pytest.raises(SegmentNotEndedError):
+            await stage.holdings.delete(S, DELETE)
+        stage.owner.may_take.set()
+        holding = await stage.holdings.ask(S, None)
+        assert holding.serving
+
+
+async def test_a_deletion_that_metadata_does_not_answer_ends_with_an_error_that_says_what_may_be() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, ClaimHere(Epoch(0)), release_s=0.05)
+        with pytest.raises(RequestTimeoutError, match="the stream may be deleted later") as told:
+            await stage.holdings.delete(S, DELETE)
+    assert told.value.outcome_unknown
+    assert stage.deletion.is_stopped
+    assert not stage.holdings.all
+
+
+async def _refused(stage: Stage) -> None:
+    with pytest.raises(StreamUnavailableError):
+        await stage.holdings.ask(S, None)
+
+
+async def test_whether_something_waits_is_told_without_a_look_at_every_stream() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, ClaimHere(Epoch(0)))
+        holdings = stage.holdings
+        assert not holdings.has_waiting()
+        taken = group.create_task(holdings.ask(S, None), name="take")
+        await asyncio.sleep(0)
+        assert holdings.has_waiting(), "it is being taken"
+        stage.owner.may_take.set()
+        await taken
+        assert not holdings.has_waiting()
+        cost = {0: operations(holdings.has_waiting)}
+        for number in range(1, 1001):
+            await holdings.ask(f"quiet-{number}", None)
+        assert not holdings.has_waiting(), "those that nobody asks are looked at once"
+        cost[1000] = operations(holdings.has_waiting)
+        assert cost[1000] == cost[0]
+        holdings.submit(S, "a batch", lambda _: None)
+        assert holdings.has_waiting() and holdings.has_waiting()
+        stage.owner.waiting = 0
+        assert not holdings.has_waiting()
+        stage.owner.waiting = 1
+        holdings.submit("quiet-7", "a batch", lambda _: None)
+        owner: Any = stage.owner
+        holdings.lost("quiet-7", owner)
+        assert not holdings.has_waiting(), "what is not owned any more does not count"
+
+
+async def test_a_stream_that_is_handed_over_waits() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, ClaimHere(Epoch(0)))
+        stage.owner.may_take.set()
+        await stage.holdings.ask(S, None)
+        assert not stage.holdings.has_waiting()
+        group.create_task(stage.holdings.release(S), name="release")
+        await asyncio.sleep(0)
+        assert stage.holdings.has_waiting()
+        stage.owner.may_release.set()
