@@ -1,5 +1,7 @@
-"""What is asked of the service: workloads that a client like any other runs, and the checker that judges each of them.
+"""Load tests of dlog and of comparable systems, with a checker that verifies every record.
 
-The law of this room: it measures from outside, through the public client only; every record is self-describing; a run
-whose checker is not green prints no figure.
+Invariants:
+- load goes through the public client only;
+- every record carries its producer, its sequence number and a CRC;
+- a run that its checker does not pass prints no figures.
 """

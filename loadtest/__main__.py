@@ -1,4 +1,4 @@
-"""`python -m loadtest`: workloads on systems, in rounds; or a report of a run; or the peers' installation.
+"""`python -m loadtest`: runs workloads on systems, reports on a run, or installs other systems.
 
 python -m loadtest W1,W3 --system dlog,kafka --quick --out RUN.json
 python -m loadtest --plan loadtest/plans/main.toml --out RUN.json
@@ -17,18 +17,18 @@ from loadtest import attached, command
 from loadtest.report import main as report
 
 USAGE = f"""usage: python -m loadtest WORKLOAD[,WORKLOAD...]|all [options]     run workloads (--help says more)
-       python -m loadtest --plan PLAN.toml --out RUN.json         many such commands into one file, resumed
-       python -m loadtest report RUN.json [options]               tables, plots and a page of a run
-       python -m loadtest peers install|start NAME                the systems that are compared with
-       python -m loadtest spark [--gb N] [--rounds R]             W18: reading in Spark, beside Kafka and Parquet
-       python -m loadtest growth [CURVE ...] [--sizes N,N,N]      what operations cost at three sizes, and the exponent
+       python -m loadtest --plan PLAN.toml --out RUN.json         run a list of such commands into one file; resumable
+       python -m loadtest report RUN.json [options]               make tables, plots and a page from a run
+       python -m loadtest peers install|start NAME                install or start a system to compare with
+       python -m loadtest spark [--gb N] [--rounds R]             W18: read with Spark; compare with Kafka and Parquet
+       python -m loadtest growth [CURVE ...] [--sizes N,N,N]      cost of operations at three sizes, and its exponent
        python -m loadtest {"|".join(attached.NAMES)}
-                                                                  a quick look at a cluster that runs already
+                                                                  quick measurement of a cluster that already runs
 """
 
 
 def main(arguments: list[str]) -> int:
-    """Exit 0: green; 1: not green, or something failed; 2: misused."""
+    """Exit 0: green; 1: not green, or something failed; 2: wrong usage."""
     match arguments:
         case ["report", *rest]:
             return report(rest)

@@ -1,8 +1,10 @@
-"""`python -m loadtest append|await|fan|failover|freeze|handover|away|starved|heirs`: a quick look at one cluster.
+"""`python -m loadtest append|await|fan|failover|freeze|handover|away|starved|heirs`: quick measurement of one cluster.
 
-The law of this file: judge first, and only then say how fast it was. The cluster is one that runs already, but for
-`heirs`. No weather, no peers: what is published comes from the instrument, `python -m loadtest W1,W2,...`, and what
-befalls the owners of streams from here.
+`heirs` starts its own cluster. Host conditions are not checked: published figures come from `python -m loadtest
+W1,W2,...`, except those of owner failures.
+
+Invariants:
+- figures are printed only after the checker has passed every record.
 """
 
 from __future__ import annotations
@@ -26,25 +28,27 @@ NAMES = (*(path.stem for path in sorted(WORKLOADS.glob("[a-z]*.toml"))), *faults
 
 
 def main(arguments: list[str]) -> int:
-    """Exit 0: green; 1: the checker found something, or the cluster failed; 2: misused."""
+    """Exit 0: green; 1: the checker found an error, or the cluster failed; 2: wrong usage."""
     parser = argparse.ArgumentParser(prog="python -m loadtest", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "workload",
-        help="a name in loadtest/workloads, a TOML file, or what befalls the owner of a stream: failover (kill -9), "
-        "freeze (SIGSTOP, SIGCONT), handover; or the whole: away (ZooKeeper is frozen), starved (each process has 5 %% "
-        "of a CPU); these need the `dlog up` of this directory (or --dir); or heirs: a proxy with many streams dies, "
-        "in a cluster of its own",
+        help="a workload (append, await, fan or a TOML file); or a fault of a stream's owner: failover (kill -9), "
+        "freeze (SIGSTOP, then SIGCONT), handover; or a fault of the whole cluster: away (ZooKeeper is frozen), "
+        "starved (each process gets 5 %% of a CPU); faults need the `dlog up` of this directory (or --dir); or heirs: "
+        "a write proxy that owns many streams dies, in a temporary cluster",
     )
-    parser.add_argument("--stream", help="the stream to use; default: a new one, deleted at the end")
+    parser.add_argument("--stream", help="stream to use; default: a new one, deleted at the end")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change an option of the workload"
     )
-    parser.add_argument("--rounds", "--kills", type=int, help="of failover, freeze, handover")
-    parser.add_argument("--streams", type=int, default=outages.STREAMS, help="of heirs: how many the dead one owned")
-    parser.add_argument("--seconds", type=float, default=outages.AWAY_S, help="of away and starved: how long")
-    parser.add_argument("--dir", help="directory of the `dlog up` that all of these but heirs hurt")
+    parser.add_argument("--rounds", "--kills", type=int, help="failover, freeze, handover: number of faults")
+    parser.add_argument(
+        "--streams", type=int, default=outages.STREAMS, help="heirs: number of streams that the killed proxy owns"
+    )
+    parser.add_argument("--seconds", type=float, default=outages.AWAY_S, help="away, starved: duration of the fault")
+    parser.add_argument("--dir", help="directory of the `dlog up` whose processes are killed or frozen")
     parser.add_argument("--strict", action="store_true", help="exit 1 also when a goal is missed")
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output")
     given = parser.parse_args(arguments)
     if given.workload in faults.KINDS:
         return hurt(given)
@@ -71,7 +75,11 @@ def hurt(given: argparse.Namespace) -> int:
     """Run failover, freeze or handover."""
     running = find_running(given.dir)
     if running is None or (given.rounds is not None and given.rounds < 1):
-        why = "it needs a `dlog up` on this machine, found by --dir" if running is None else "--rounds is at least 1"
+        why = (
+            "no `dlog up` found on this machine; start one, or name its directory with --dir"
+            if running is None
+            else "--rounds must be at least 1"
+        )
         print(f"loadtest: {given.workload}: {why}", file=sys.stderr)
         return 2
     kind = faults.KINDS[given.workload]
@@ -93,10 +101,14 @@ def break_off(given: argparse.Namespace) -> int:
     """Run heirs, away or starved."""
     running = find_running(given.dir) if given.workload != "heirs" else None
     if given.streams < 1 or given.seconds <= 0:
-        print(f"loadtest: {given.workload}: --streams is at least 1, --seconds above 0", file=sys.stderr)
+        print(f"loadtest: {given.workload}: --streams must be at least 1, --seconds above 0", file=sys.stderr)
         return 2
     if given.workload != "heirs" and running is None:
-        print(f"loadtest: {given.workload}: it needs a `dlog up` on this machine, found by --dir", file=sys.stderr)
+        print(
+            f"loadtest: {given.workload}: no `dlog up` found on this machine; start one, or name its directory with "
+            "--dir",
+            file=sys.stderr,
+        )
         return 2
     tell = partial(print, file=sys.stderr) if sys.stderr.isatty() else lambda _: None
     stream = given.stream or f"loadtest-{uuid.uuid4().hex[:8]}"
@@ -121,12 +133,12 @@ def break_off(given: argparse.Namespace) -> int:
 def _pair(change: str) -> tuple[str, str]:
     key, equals, value = change.partition("=")
     if not equals:
-        raise InvalidRequestError(f"a change is written KEY=VALUE, as in records=1000: --set {change[:60]}")
+        raise InvalidRequestError(f"expected KEY=VALUE, as in records=1000: --set {change[:60]}")
     return key, value
 
 
 async def go(workload: Workload, stream: str | None) -> dict[str, Any]:
-    """Run it; the cluster is the one `dlog` finds (DLOG_CONNECT, or the `dlog up` of this directory)."""
+    """Run the workload on the cluster that `dlog` finds (DLOG_CONNECT, or the `dlog up` of this directory)."""
     name = stream or f"loadtest-{uuid.uuid4().hex[:8]}"
     async with dlog.connect() as client:
         if stream is None:
@@ -149,7 +161,7 @@ async def go(workload: Workload, stream: str | None) -> dict[str, Any]:
 
 
 def first_of(errors: BaseExceptionGroup[Any]) -> BaseException:
-    """The first error of a group, however deep."""
+    """The first error in an exception group, however deeply nested."""
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -1,7 +1,8 @@
-"""One cell of one system: its logs, its generators, what its processes used, and the judgement of all that was noted.
+"""Runs one cell on one system: logs, generators, resource usage, and the check of all histories.
 
-The law of this file: no figure leaves a cell whose verdict is not green. The judge hears every producer, every reader
-that followed, and a reader that reads all of it back from the start in the end.
+Invariants:
+- a cell whose verdict is not green reports no figure;
+- the judge checks the history of every producer, of every follower, and of a reader that reads all logs at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from loadtest.processes import Watch
 from loadtest.spec import Shape
 from loadtest.systems.base import CannotRunError, Flavour, System
 
-LEAD_S = 0.3  # between telling generators to go and the instant at which they do
+LEAD_S = 0.3  # from the order to start until the instant at which generators start
 LOOK_S = 0.25
 READ_BACK_S = 600.0
 STOP_S = 30.0
@@ -33,7 +34,7 @@ PERCENTS = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a cell."""
+    """Result of one cell."""
 
     verdict: Verdict
     figures: dict[str, Any] = field(default_factory=dict)
@@ -44,7 +45,7 @@ class Outcome:
     errors: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """Without any figure if it is not green."""
+        """As JSON; without figures if the verdict is not green."""
         told: dict[str, Any] = {
             "green": self.verdict.is_green,
             "verdict": self.verdict.as_json(),
@@ -62,7 +63,7 @@ class Outcome:
 
 
 class Bench:
-    """Where a cell takes place."""
+    """One cell while it runs."""
 
     def __init__(self, system: System, shape: Shape, room: Path, options: Mapping[str, str], seed: int) -> None:
         self.system = system
@@ -71,26 +72,26 @@ class Bench:
         self.watch = Watch()
         self.producers: list[Generator] = []
         self.readers: list[tuple[Generator, list[Path]]] = []
-        self._unjudged: list[Generator] = []  # readers too
+        self._unjudged: list[Generator] = []  # readers whose histories the judge does not check
         self._room = room
         self._options = dict(options)
         self._seed = seed
         self._histories: list[Path] = []
         self._stack = AsyncExitStack()
-        self.steal = self.foreign = 0.0  # shares of all CPUs in the measured time
+        self.steal = self.foreign = 0.0  # shares of all CPUs during the measured time
 
     async def close(self) -> None:
-        """End every generator."""
+        """Stop every generator."""
         await self._stack.aclose()
 
     async def make_logs(self, count: int) -> None:
-        """Fresh ones."""
+        """Create `count` new logs."""
         stem = f"lt-{uuid.uuid4().hex[:8]}"
         self.logs = [f"{stem}-{i}" for i in range(count)]
         await self.system.create_all(self.logs)
 
     async def producer(self, number: int, **changes: Any) -> Generator:
-        """A producer that is ready. changes: over the shape's job."""
+        """Start a producer. changes: replace values of its job."""
         shape = self.shape
         job = {
             **self._job("produce"),
@@ -109,7 +110,7 @@ class Bench:
         return generator
 
     async def follower(self, number: int, copies: int) -> Generator:
-        """Readers from the start on that follow; ready."""
+        """Start a process of `copies` readers that follow from the start."""
         job = {**self._job("read"), "start": "start", "follow": True, "copies": copies}
         generator, path = await self._start(f"reader-{number}", job, wait=True)
         paths = [path] if copies == 1 else [path.with_name(f"{path.name}.{i}") for i in range(copies)]
@@ -117,7 +118,7 @@ class Bench:
         return generator
 
     async def reader(self, name: str, *, wait: bool = True, judged: bool = True) -> Generator:
-        """A reader from the start to the end as it is when asked; reads from `go` on. judged: that is the very end."""
+        """Start a reader that reads from the start to the end and stops. judged: it starts after all appends."""
         job = {**self._job("read"), "start": "start", "follow": False, "copies": 1}
         generator, path = await self._start(name, job, wait=wait)
         if judged:
@@ -153,19 +154,19 @@ class Bench:
     # ---- while it runs ----------------------------------------------------------------------------------------------
 
     def processes(self) -> dict[str, Sequence[int]]:
-        """Of the system by role, and our generators."""
+        """Process ids of the system by role, and of the generators."""
         mine = [g.pid for g in (*self.producers, *(reader for reader, _ in self.readers), *self._unjudged)]
         return {**self.system.processes(), "generator": mine}
 
     def go(self, generators: Sequence[Generator]) -> int:
-        """Let the load begin; the instant."""
+        """Start the load after LEAD_S; returns that instant."""
         start_ns = time.monotonic_ns() + int(LEAD_S * 1e9)
         for generator in generators:
             generator.go(start_ns)
         return start_ns
 
     async def measure(self, start_ns: int) -> None:
-        """Wait for the measured time, and look at what processes use in it."""
+        """Wait for the end of the measured time; sample resource usage during it."""
         shape = self.shape
         await until_ns(start_ns + int(shape.warmup_s * 1e9))
         self.watch.begin(self.processes())
@@ -181,7 +182,7 @@ class Bench:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Look at what processes use for as long as this is entered."""
+        """Sample resource usage inside this context."""
         self.watch.begin(self.processes())
 
         async def look() -> None:
@@ -200,7 +201,7 @@ class Bench:
     # ---- in the end -------------------------------------------------------------------------------------------------
 
     async def finish(self) -> tuple[Verdict, list[dict[str, Any]], list[dict[str, Any]]]:
-        """Read everything back, let followers come to the end, judge; results of producers and of followers."""
+        """Read everything back, let followers reach the end, judge; results of producers and of followers."""
         produced = [await g.result(self._result_s) for g in self.producers]
         back = await self.reader("read-back")
         back.go(time.monotonic_ns())
@@ -213,7 +214,7 @@ class Bench:
         for generator, _ in followers:
             try:
                 followed.append(await generator.result(self.shape.patience_s))
-            except CannotRunError:  # it did not come to the end: what it lacks, the judge calls lost
+            except CannotRunError:  # it did not reach the end: the judge counts what it lacks as lost
                 generator.stop()
                 followed.append(await generator.result(STOP_S))
         verdict = await asyncio.to_thread(
@@ -228,7 +229,7 @@ class Bench:
         )
         if not read_back["ended"]:
             verdict.lost += 1
-            verdict.examples.append(f"read-back did not come to the end: {read_back['errors']}")
+            verdict.examples.append(f"read-back did not reach the end: {read_back['errors']}")
         self._forget()
         return verdict, produced, followed
 
@@ -237,13 +238,13 @@ class Bench:
         return self.shape.warmup_s + self.shape.seconds + self.shape.patience_s + 30
 
     def _forget(self) -> None:
-        """Histories are large, and the next cell needs the disk as it was."""
+        """Delete histories, which are large."""
         for path in (*self._histories, *(path for _, paths in self.readers for path in paths)):
             path.unlink(missing_ok=True)
 
 
 def counts_of(history: Path, logs: Sequence[str]) -> dict[str, int]:
-    """How many records of each log a reader noted."""
+    """Number of records of each log in a reader's history."""
     counts = dict.fromkeys(logs, 0)
     for note in notes(history):
         count = getattr(note, "count", 0 if not hasattr(note, "text") else 1)
@@ -252,19 +253,19 @@ def counts_of(history: Path, logs: Sequence[str]) -> dict[str, int]:
 
 
 async def until_ns(instant: int) -> None:
-    """Of CLOCK_MONOTONIC."""
+    """Sleep until an instant of CLOCK_MONOTONIC."""
     await asyncio.sleep(max(0.0, (instant - time.monotonic_ns()) / 1e9))
 
 
 def latencies(histogram: Histogram) -> dict[str, float]:
-    """Milliseconds at the percents that are told; nothing of nothing."""
+    """Latencies in ms at the reported percentiles; empty if nothing was recorded."""
     if not histogram.count:
         return {}
     return {name: round(histogram.percentile(percent) / 1000, 3) for name, percent in PERCENTS.items()}
 
 
 def produced_figures(shape: Shape, produced: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What producers reached in the measured time."""
+    """Figures of the measured time."""
     records = sum(float(one["measured"]) / float(one["measured_s"]) for one in produced)
     gaps = [(end - begin) / 1e6 for one in produced for begin, end in one["gaps"]]
     return {
@@ -281,7 +282,7 @@ def produced_figures(shape: Shape, produced: Sequence[Mapping[str, Any]]) -> dic
 def cost_figures(
     shape: Shape, usage: Mapping[str, Mapping[str, Any]], produced: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """CPU seconds a GB of payload, and memory, over all parts but the generators; beside them with the generators."""
+    """CPU seconds per GB of payload, and memory, without the generators; CPU also with them."""
     gigabytes = sum(int(one["measured"]) for one in produced) * shape.record_bytes / 1e9
     parts = {role: used for role, used in usage.items() if role != "generator"}
     cpu_s = sum(float(used["cpu_s"]) for used in parts.values())
@@ -297,7 +298,7 @@ def cost_figures(
 
 
 def lacking(system: System, shape: Shape) -> str | None:
-    """Why this cell cannot be had of this system, if it cannot."""
+    """Why this system cannot run this cell; None if it can."""
     for feature in shape.needs():
         reason = system.lacks(feature)
         if reason is not None:

@@ -1,6 +1,6 @@
-"""Judges a run of one stream inside one process: payloads in, verdict out. The judging is judge.py's.
+"""Checks a run of one stream within one process: decodes payloads and passes all events to judge.py.
 
-The law of this file: every record that was sent, every answer, and every record that a reader was given is noted.
+Every record sent, every acknowledgement and every record read must be reported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Checker", "Verdict"]
 
 
 class Checker:
-    """Notes what happens to one stream. Sequences of a producer are dense from 0, sent in order."""
+    """Records the events of one stream. Sequences of a producer are dense from 0, sent in order."""
 
     def __init__(self) -> None:
         self._judge = Judge()
@@ -28,11 +28,11 @@ class Checker:
         self._judge.sent(producer, first + count)
 
     def acknowledged(self, producer: int, first: int, count: int, dlsn: DLSN) -> None:
-        """The service said that they lie at `dlsn` and the slots after it."""
+        """These records were acknowledged at `dlsn` and the slots after it."""
         self._judge.acknowledged(producer, first, count, (*dlsn,))
 
     def given(self, name: str, dlsn: DLSN, payloads: Sequence[bytes]) -> None:
-        """A reader was given these records, at `dlsn` and the slots after it."""
+        """A reader received these records, at `dlsn` and the slots after it."""
         for slot, payload in enumerate(payloads):
             place = (*dlsn.next_slot(slot),)
             said = read(payload)
@@ -42,9 +42,9 @@ class Checker:
                 self._judge.given(name, said.producer, said.sequence, 1, place)
 
     def left(self, name: str) -> None:
-        """This reader left: it does not answer for what lies behind the last place that it was given."""
+        """This reader stopped: it need not have received records after the last one that it got."""
         self._judge.left(name)
 
     def finish(self) -> Verdict:
-        """The verdict, once everything sent is answered or given up and each reader has come to the tail."""
+        """The verdict. Call when no append is pending and each reader has reached the tail."""
         return self._judge.finish()

@@ -1,4 +1,4 @@
-"""`python -m loadtest WORKLOAD...`: what a person asks for becomes a plan; it is run; the run is kept and told."""
+"""`python -m loadtest WORKLOAD...`: turns arguments into a plan, runs and saves it, prints tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OUT = "loadtest.run.json"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit 0: every verdict is green; 1: one is not, or something failed; 2: misused."""
+    """Exit 0: every verdict is green; 1: one is not, or something failed; 2: wrong usage."""
     if any(word.partition("=")[0] == "--plan" for word in arguments):
         return plan_main(arguments)
     given = _parser().parse_args(arguments)
@@ -46,16 +46,17 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def plan_main(arguments: Sequence[str]) -> int:
-    """Each piece of a plan that the run's file does not have yet. Exit as of `main`, of all that is in the file."""
+    """Run the pieces that the run file lacks. Exit as `main`, of the whole file."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtest",
-        description="Run the pieces of a plan. What else is given goes to each piece, as --rounds 1 --seconds 2.",
+        description="Run every piece of a plan that RUN.json does not hold yet. Any other option (such as --rounds 1 "
+        "--seconds 2) is passed on to each piece.",
         allow_abbrev=False,
     )
     parser.add_argument("--plan", type=Path, required=True, metavar="PLAN.toml")
-    parser.add_argument("--out", type=Path, default=Path(OUT), metavar="RUN.json", help="made, or gone on with")
-    parser.add_argument("--estimate", action="store_true", help="say how long what is left will take, and do nothing")
-    parser.add_argument("--quiet", action="store_true", help="say nothing while it runs")
+    parser.add_argument("--out", type=Path, default=Path(OUT), metavar="RUN.json", help="created, or continued")
+    parser.add_argument("--estimate", action="store_true", help="print how long the rest will take; run nothing")
+    parser.add_argument("--quiet", action="store_true", help="print no progress")
     given, more = parser.parse_known_args(arguments)
     try:
         _check_writable(given.out)
@@ -74,7 +75,7 @@ def plan_main(arguments: Sequence[str]) -> int:
     try:
         for plan in todo:
             if plan.is_done:
-                print(f"{plan.piece}: there already", file=sys.stderr)
+                print(f"{plan.piece}: already done", file=sys.stderr)
                 continue
             print(f"{plan.piece}: {plan.asked}", file=sys.stderr, flush=True)
             code = _carried_out(plan, given.out, _there(given.out), given.quiet)
@@ -87,7 +88,7 @@ def plan_main(arguments: Sequence[str]) -> int:
 
 
 def plan_command(path: Path, more: Sequence[str]) -> str:
-    """How a plan is run again, on any machine."""
+    """The command that runs this plan again, on any machine."""
     root = Path(__file__).resolve().parents[1]
     whole = path.resolve()
     told = whole.relative_to(root) if whole.is_relative_to(root) else Path(path.name)
@@ -95,7 +96,7 @@ def plan_command(path: Path, more: Sequence[str]) -> str:
 
 
 def _planned(piece: Piece, run: Run) -> Plan:
-    """What is left of a piece. Raises ValueError, ConfigError, InvalidRequestError."""
+    """The rest of a piece. Raises ValueError, ConfigError, InvalidRequestError."""
     given = _parser().parse_args(piece.arguments)
     command = f"python -m loadtest {piece.asked}"
     plan = replace(plan_of(given, piece.arguments), piece=piece.name, asked=piece.asked, command=command)
@@ -103,7 +104,7 @@ def _planned(piece: Piece, run: Run) -> Plan:
 
 
 def _check_together(pieces: Sequence[Plan]) -> None:
-    """That what all pieces measure can stand in one file. Raises RunFileError."""
+    """Check that all pieces fit into one run file. Raises RunFileError."""
     whole = Run()
     for plan in pieces:
         _check_fits(plan, whole)
@@ -112,24 +113,24 @@ def _check_together(pieces: Sequence[Plan]) -> None:
 
 
 def _check_fits(plan: Plan, earlier: Run | None) -> None:
-    """Before hours are spent. Raises RunFileError."""
+    """Check that results fit into `earlier`. Raises RunFileError."""
     if earlier is not None:
         earlier.check_cells({workload.id: told_of(workload) for workload in plan.workloads})
         earlier.check_systems({name: plan.options_of(name) for name in plan.systems})
 
 
 def _there(path: Path) -> Run | None:
-    """The run of this file if there is one. Raises RunFileError."""
+    """None if there is no such file. Raises RunFileError."""
     return runfile.read(path) if path.exists() else None
 
 
 def _ended(out: Path) -> int:
-    print(f"loadtest: ended; the rounds that were done are in {out}", file=sys.stderr)
+    print(f"loadtest: interrupted; completed rounds are saved in {out}", file=sys.stderr)
     return 1
 
 
 def _carried_out(plan: Plan, out: Path, earlier: Run | None, quiet: bool) -> int:
-    """Run it and tell it."""
+    """Run, print tables; the exit code."""
     try:
         run = asyncio.run(_run(plan, out, earlier, quiet))
     except (PlanError, RunFileError) as error:
@@ -149,41 +150,56 @@ def _parser() -> argparse.ArgumentParser:
     named = "\n".join(f"  {name:20} {variant.says}" for name, variant in systems.everything().items())
     parser = argparse.ArgumentParser(
         prog="python -m loadtest",
-        description="Run workloads on systems, in rounds. Every record is checked; what is not green has no figure.",
+        description="Run workloads on systems, in rounds. Every record is checked.\n"
+        "A result with a lost, repeated or otherwise wrong record is not green and has no figures.",
         epilog=f"workloads:\n{workloads}\n\nsystems:\n{named}\n\nAlso: --plan FILE, report FILE, peers install NAME.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("workloads", metavar="WORKLOAD[,WORKLOAD...]|all", help="by id, by name, or a TOML file")
+    parser.add_argument("workloads", metavar="WORKLOAD[,WORKLOAD...]|all", help="ids, names or TOML files")
     parser.add_argument("--system", default="dlog", metavar="NAME[,NAME...]", help="default: dlog")
     scale = parser.add_mutually_exclusive_group()
-    scale.add_argument("--quick", action="store_const", const="quick", dest="scale", help="5 s a load (default)")
-    scale.add_argument("--full", action="store_const", const="full", dest="scale", help="up to 60 s a load")
+    scale.add_argument("--quick", action="store_const", const="quick", dest="scale", help="5 s per load (default)")
+    scale.add_argument("--full", action="store_const", const="full", dest="scale", help="up to 60 s per load")
     parser.add_argument("--rounds", type=_at_least(1), default=5, metavar="N", help="default: 5")
-    parser.add_argument("--seconds", metavar="S", help="of each load, in the place of what the scale says")
+    parser.add_argument("--seconds", metavar="S", help="measured seconds of each load, instead of the scale's")
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="change every workload's shape; VALUE,VALUE of a list of cells",
+        help="change an option of every workload; VALUE,VALUE where the workload has several values",
     )
-    parser.add_argument("--option", action="append", default=[], metavar="NAME.KEY=VALUE", help="change a system")
-    parser.add_argument("--weather", action="append", default=[], metavar="KEY=VALUE", help="change a threshold")
-    parser.add_argument("--voids", type=_at_least(0), default=3, metavar="N", help="rounds done again, a workload")
-    parser.add_argument("--wait", type=float, default=30.0, metavar="S", help="for good weather, a turn; default: 30")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME.KEY=VALUE", help="configure a system")
+    parser.add_argument(
+        "--weather", action="append", default=[], metavar="KEY=VALUE", help="change a threshold for host conditions"
+    )
+    parser.add_argument(
+        "--voids",
+        type=_at_least(0),
+        default=3,
+        metavar="N",
+        help="repeat at most N rounds per workload that bad host conditions made void; default: 3",
+    )
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="wait at most S seconds before each turn for good host conditions; default: 30",
+    )
     parser.add_argument("--seed", type=int, default=1)
     out = parser.add_mutually_exclusive_group()
     out.add_argument("--out", type=Path, default=Path(OUT), metavar="RUN.json", help=f"default: {OUT}")
-    out.add_argument("--append", type=Path, metavar="RUN.json", help="add to a run that there is")
-    parser.add_argument("--estimate", action="store_true", help="say how long it will take, and do nothing")
-    parser.add_argument("--quiet", action="store_true", help="say nothing while it runs")
+    out.add_argument("--append", type=Path, metavar="RUN.json", help="add to an existing run")
+    parser.add_argument("--estimate", action="store_true", help="print how long it will take; run nothing")
+    parser.add_argument("--quiet", action="store_true", help="print no progress")
     parser.set_defaults(scale="quick")
     return parser
 
 
 def plan_of(given: argparse.Namespace, arguments: Sequence[str]) -> Plan:
-    """What was asked for. Raises ValueError, ConfigError, InvalidRequestError."""
+    """The plan of these arguments. Raises ValueError, ConfigError, InvalidRequestError."""
     changes = dict(pair(change, "--set") for change in given.set)
     if given.seconds is not None:
         changes["seconds"] = given.seconds
@@ -196,7 +212,9 @@ def plan_of(given: argparse.Namespace, arguments: Sequence[str]) -> Plan:
         name, dot, key = key.partition(".")
         mine = [system for system in found if name in (system, system.partition("-")[0])]
         if not (dot and key and mine):
-            raise InvalidRequestError(f"an option is NAME.KEY=VALUE, NAME a system of this run: --option {change[:60]}")
+            raise InvalidRequestError(
+                f"--option takes NAME.KEY=VALUE, NAME being a system of this run: --option {change[:60]}"
+            )
         for system in mine:
             options.setdefault(system, {})[key] = value
     bounds = {key: _number(value) for key, value in (pair(change, "--weather") for change in given.weather)}
@@ -215,20 +233,20 @@ def plan_of(given: argparse.Namespace, arguments: Sequence[str]) -> Plan:
 
 
 def estimate(plan: Plan) -> str:
-    """A line a workload, and the sum."""
+    """One line per workload, and the sum."""
     lines = [f"{w.id:4} {w.name:14} {len(w.cells):2} cells  {_minutes(plan.workload_s(w)):>8}" for w in plan.workloads]
-    about = f"{plan.rounds} rounds of {', '.join(plan.systems)}, in good weather"
+    about = f"{plan.rounds} rounds of {', '.join(plan.systems)}, in good host conditions"
     return "\n".join([*lines, f"about {_minutes(plan.estimate_s())}: {about}"])
 
 
 def estimate_all(pieces: Sequence[Plan]) -> str:
-    """A line a piece, and the sum, of what is left."""
+    """One line per remaining piece, and the sum."""
     lines = [
         f"{plan.piece:16} {_minutes(plan.estimate_s()):>8}  {', '.join(w.id for w in plan.workloads)}: "
         f"{plan.rounds} rounds of {', '.join(plan.systems)}"
         for plan in pieces
     ]
-    return "\n".join([*lines, f"about {_minutes(sum(plan.estimate_s() for plan in pieces))} in good weather"])
+    return "\n".join([*lines, f"about {_minutes(sum(plan.estimate_s() for plan in pieces))} in good host conditions"])
 
 
 async def _run(plan: Plan, out: Path, earlier: Run | None, quiet: bool) -> Run:
@@ -253,24 +271,24 @@ async def _run(plan: Plan, out: Path, earlier: Run | None, quiet: bool) -> Run:
 
 
 def _joined(whole: Run, run: Run) -> Run:
-    """A copy of `whole` with `run` behind it."""
+    """A copy of `whole` with `run` appended."""
     joined = Run(list(whole.parts), dict(whole.systems), dict(whole.workloads), list(whole.turns), list(whole.results))
     joined.append(run)
     return joined
 
 
 def pair(change: str, flag: str) -> tuple[str, str]:
-    """KEY=VALUE. Raises InvalidRequestError."""
+    """Split KEY=VALUE. Raises InvalidRequestError."""
     key, equals, value = change.partition("=")
     if not (equals and key.strip()):
-        raise InvalidRequestError(f"a change is written KEY=VALUE: {flag} {change[:60]}")
+        raise InvalidRequestError(f"expected KEY=VALUE: {flag} {change[:60]}")
     return key.strip(), value
 
 
 def _check_writable(path: Path) -> None:
-    """Raises ValueError before hours are spent."""
+    """Raises ValueError before the run starts."""
     if not path.absolute().parent.is_dir():
-        raise ValueError(f"no such directory: {path.parent}")
+        raise ValueError(f"no such directory: {path.parent}; create it or choose another --out")
 
 
 def _number(text: str) -> float:

@@ -1,8 +1,10 @@
-"""What happens in a cell where something is hurt: killed, frozen, restarted, all at once, handed over.
+"""Scripts of cells with faults: kill, freeze, restart, kill of everything, hand-over.
 
-The law of this file: a fault is done while a steady open loop writes; its gap is the longest time without an
-acknowledgement that begins before it is healed, counted to the next acknowledgement; below 20 ms it is told as 0. No
-fault begins before the one before it is over: every node runs again, and the writer is answered.
+Invariants:
+- a fault happens while a producer appends in a steady open loop;
+- its gap is the longest time without an acknowledgement that overlaps the time from fault to recovery, counted to the
+  next acknowledgement; below 20 ms it is reported as 0;
+- a fault begins after the last one is over: every node runs and the producer gets acknowledgements.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from loadtest.systems.base import CannotRunError, NotApplicable
 
 LOAD_S = 3600.0  # the load lasts until it is stopped
 HEAL_S = 180.0
-ACKED_S = 0.3  # seconds of the load that must be acknowledged before it counts as going on
+ACKED_S = 0.3  # the load has recovered once the records of so many seconds are acknowledged
 
 
 async def fault(bench: Bench) -> Outcome:
-    """Kill or freeze the owner, or a node that stores, again and again."""
+    """Kill or freeze the owner, or a storage node, repeatedly."""
     shape, system = bench.shape, bench.system
     await bench.make_logs(1)
     producer = await _begin(bench)
@@ -54,7 +56,7 @@ async def fault(bench: Bench) -> Outcome:
 
 
 async def hand_over(bench: Bench) -> Outcome:
-    """Ask the owner to hand over, again and again."""
+    """Have the owner hand over, repeatedly."""
     shape, system = bench.shape, bench.system
     await bench.make_logs(1)
     producer = await _begin(bench)
@@ -90,7 +92,7 @@ async def roll(bench: Bench) -> Outcome:
 
 
 async def kill_all(bench: Bench) -> Outcome:
-    """Kill everything under load, start it again: how long until an append is acknowledged, and a record is read."""
+    """Kill and restart everything under load; time until an append is acknowledged and a record is read."""
     shape, system = bench.shape, bench.system
     await bench.make_logs(1)
     await write_backlog(bench, 0, shape.backlog_mb * 1_000_000 // shape.record_bytes)
@@ -121,7 +123,7 @@ async def kill_all(bench: Bench) -> Outcome:
 
 
 async def _begin(bench: Bench) -> Generator:
-    """A producer whose load goes on steadily."""
+    """Start a producer; wait for steady acknowledgements."""
     producer = await bench.producer(len(bench.producers), seconds=LOAD_S, warmup_s=0.5)
     start_ns = bench.go([producer])
     await producer.acknowledged(int(bench.shape.rate * ACKED_S), start_ns, bench.shape.patience_s)
@@ -129,8 +131,8 @@ async def _begin(bench: Bench) -> Generator:
 
 
 async def _answered(bench: Bench, producer: Generator, since_ns: int) -> None:
-    """Until the load goes on after that instant."""
-    await asyncio.sleep(0.1)  # answers that were on their way
+    """Wait for steady acknowledgements after `since_ns`."""
+    await asyncio.sleep(0.1)  # let acknowledgements in flight arrive
     await producer.acknowledged(int(bench.shape.rate * ACKED_S), since_ns, HEAL_S)
 
 
@@ -142,7 +144,7 @@ async def _target(bench: Bench) -> str:
     for node in system.nodes():
         if node.role == system.storage_role and node.name != owner and node.pid:
             return node.name
-    raise NotApplicable("there is no node that stores and does not own the log")
+    raise NotApplicable("no storage node that does not also own the log")
 
 
 async def _end(bench: Bench, marks: Sequence[tuple[int, int]]) -> Outcome:
@@ -151,7 +153,7 @@ async def _end(bench: Bench, marks: Sequence[tuple[int, int]]) -> Outcome:
 
 
 async def _stop(bench: Bench) -> tuple[Verdict, dict[str, Any]]:
-    """Stop the load and judge; what the last producer says."""
+    """Stop the load and check; the last producer's result."""
     for producer in bench.producers:
         producer.stop()
     verdict, produced, _ = await bench.finish()
@@ -159,7 +161,7 @@ async def _stop(bench: Bench) -> tuple[Verdict, dict[str, Any]]:
 
 
 def _outcome(bench: Bench, verdict: Verdict, load: dict[str, Any], marks: Sequence[tuple[int, int]]) -> Outcome:
-    """The gap of each fault."""
+    """The figures of all faults."""
     gaps = gaps_at(load["gaps"], marks)
     steady = [
         (end - begin) / 1e6
@@ -187,9 +189,9 @@ def _outcome(bench: Bench, verdict: Verdict, load: dict[str, Any], marks: Sequen
 
 
 def gaps_at(gaps: Sequence[Sequence[int]], marks: Sequence[tuple[int, int]]) -> list[float]:
-    """The gap of each fault in ms: the longest that overlaps the time from the fault until it was healed."""
+    """The gap of each fault in ms: the longest that overlaps the time from fault to recovery."""
     if not marks:
-        raise CannotRunError("no fault was done")
+        raise CannotRunError("no fault happened, so there is no gap to report")
     found = []
     for began_ns, healed_ns in marks:
         overlapping = [(end - begin) / 1e6 for begin, end in gaps if begin < healed_ns and end > began_ns]

@@ -1,8 +1,11 @@
-"""What clients see of a change of owner: killed, frozen, told to hand over; round after round under load.
+"""Measures what clients see when a stream's owner is killed, is frozen or hands over, in rounds under load.
 
-The law of this file: the gap of a round is the longest time in which one writer heard of no acknowledgement, taken over
-all writers, from the fault until each of them has been acknowledged again and again. A round begins when the cluster
-is whole: every part runs, and every writer is being answered. An append that fails is counted, and none may.
+Invariants:
+- the gap of a round is the longest time without an acknowledgement to one writer, over all writers, from the fault
+  until each writer has had ACKS_BETWEEN more acknowledgements;
+- a round begins when every proxy accepts connections and every writer gets acknowledgements;
+- a failed append makes the run not green.
+
 Source of the goals: the reliability notes, "Owners".
 """
 
@@ -29,12 +32,12 @@ from loadtest.records import RecordMaker
 
 ACKS_BETWEEN = 50  # of each writer, before a fault and after it
 PATIENCE_S = 90.0
-STEP_S = 0.02  # between two looks at what only looking tells: the run file, who owns the stream
+STEP_S = 0.02  # interval of polling the run file
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A bound for one figure of all rounds."""
+    """Upper bound for one figure over all rounds."""
 
     figure: str  # "p50_ms" or "max_ms"
     at_most: float
@@ -42,7 +45,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A way to take a stream from its owner."""
+    """A way to change the owner of a stream."""
 
     name: str
     rounds: int
@@ -61,11 +64,11 @@ KINDS = {
 
 @dataclass(slots=True)
 class Figures:
-    """What came of it."""
+    """Result of all rounds."""
 
     verdict: Verdict
     gaps_ms: list[float]
-    steady_ms: list[float]  # the longest time without an answer while nothing was done to the owner, before each round
+    steady_ms: list[float]  # longest time without an acknowledgement before each round's fault
     failed: list[str]
 
     @property
@@ -100,16 +103,16 @@ class Figures:
 
 
 async def read_back(client: dlog.Client, stream: str, checker: Checker) -> None:
-    """Give the checker all that the stream holds."""
+    """Pass all records of the stream to the checker."""
     async with aclosing(client.read_batches(stream, start=dlog.START, follow=False)) as batches:
         async for batch in batches:
             checker.given("read-back", batch.dlsn, batch.payloads)
 
 
 class Writer:
-    """Some tasks that each wait for every record, on a client of their own.
+    """A client with some tasks, each of which awaits every append.
 
-    pause_s: how long a task waits between an answer and its next append. longest_s: of one append, ever.
+    pause_s: pause of a task between two appends. longest_s: the longest append so far.
     """
 
     def __init__(
@@ -146,12 +149,12 @@ class Writer:
         self._stopping = True
 
     def mark(self) -> float:
-        """Begin to look for the longest gap anew; returns the one so far."""
+        """Return the longest gap since the last call, and start anew."""
         gap_s, self.gap_s = self.gap_s, 0.0
         return gap_s
 
     async def acknowledged(self, more: int) -> None:
-        """Until so many more were acknowledged."""
+        """Wait for `more` acknowledgements."""
         wanted = self.acks + more
         async with asyncio.timeout(PATIENCE_S):
             while self.acks < wanted:
@@ -181,9 +184,9 @@ class Writer:
 
 @dataclass(slots=True, kw_only=True)
 class Ordeal:
-    """Rounds of one kind against the `dlog up` that runs on a directory and starts again what is killed.
+    """Rounds of one kind against a `dlog up`, which restarts killed processes.
 
-    frozen_s: how much longer than until somebody else serves an owner stays frozen. tell: hears of each round.
+    frozen_s: how long a frozen owner stays frozen after another has taken over. tell: called after each round.
     """
 
     kind: Kind
@@ -199,7 +202,7 @@ class Ordeal:
     _steady_ms: list[float] = field(default_factory=list)
 
     async def go(self, stream: str) -> Figures:
-        """Take a new stream from its owners again and again. Raises DLogError, TimeoutError if nothing heals."""
+        """Create a stream and change its owner in each round. Raises DLogError, TimeoutError without recovery."""
         async with AsyncExitStack() as clients:
             client = await clients.enter_async_context(dlog.connect(self.running.connect))
             await client.create(stream)
@@ -263,12 +266,12 @@ class Ordeal:
                 await answered()
 
     async def _whole(self) -> None:
-        """Until every proxy runs and greets."""
+        """Wait until every proxy accepts connections."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 now = read_run_file(Path(self.running.directory))
                 if now is None:
-                    raise ClosedError(f"the `dlog up` has ended: dir={self.running.directory}")
+                    raise ClosedError(f"the `dlog up` under test has ended: dir={self.running.directory}")
                 self.running = now
                 if all(part.pid and _greets(part) for part in now.parts if part.role in ("write", "read")):
                     return
@@ -279,7 +282,7 @@ class Ordeal:
 
 
 def _greets(part: RunningPart) -> bool:
-    """Whether somebody listens there."""
+    """Whether this process accepts connections."""
     host, port = split_host_port(part.address)
     try:
         with socket.create_connection((host, port), timeout=1.0):
@@ -289,7 +292,7 @@ def _greets(part: RunningPart) -> bool:
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """For people: the verdict, then each figure beside its goal."""
+    """As text: the verdict, then each figure beside its goal."""
     counts = " ".join(f"{k}={v}" for k, v in result["verdict"].items() if k != "examples")
     if not result["green"]:
         return "\n".join([f"NOT GREEN, so no figures: {counts}", *result["verdict"]["examples"], *result["failed"]])

@@ -1,6 +1,6 @@
-"""`python -m loadtest.generator`: a process that produces or reads for a runner; loadtest/systems/base.py says how.
+"""`python -m loadtest.generator`: a process that produces or reads for a runner (protocol: loadtest/systems/base.py).
 
-The law of this file: it lives as long as its runner's end of the pipe; what fails is told on stderr and ends it with 1.
+It ends when the runner closes the pipe. Errors are printed on stderr; the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from loadtest.systems.base import CannotRunError, Client
 
 
 def client_class(name: str) -> type[Client]:
-    """The class that "module:Class" names. Raises CannotRunError."""
+    """Import the class "module:Class". Raises CannotRunError."""
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise CannotRunError(f"no such client: {name}: {error}") from error
+        raise CannotRunError(f"client class cannot be imported: {name}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Client)):
-        raise CannotRunError(f"not a client: {name}")
+        raise CannotRunError(f"not a subclass of loadtest.systems.base.Client: {name}")
     return found
 
 
 async def generate() -> None:
-    """One job, from the first line of the input to the result."""
+    """Read one job from standard input, run it, print the result."""
     lines = await standard_input()
     job = job_from(await lines.readline())
     orders = Orders()

@@ -1,7 +1,8 @@
-"""Generator processes as the runner sees them: started with a job, told to go, heard until their result.
+"""Generator processes, the runner's side: starts one with a job and reads its lines.
 
-The law of this file: a generator that dies, falls silent or says nonsense is an error with its last words; none
-outlives the runner.
+Invariants:
+- a generator that dies, is silent or sends an invalid line raises an error with the end of its stderr;
+- no generator outlives the runner.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from loadtest.lines import LINE_BYTES_MAX
 from loadtest.systems.base import CannotRunError
 
 READY_S = 120.0
-READY_A_LOG_S = 0.1  # more: each log is opened by a first record before a producer is ready
+READY_A_LOG_S = 0.1  # added for each log: a producer appends one record to each before it is ready
 
 
 class Generator:
@@ -44,7 +45,7 @@ class Generator:
         return self._process.pid
 
     async def start(self, command: Sequence[str], job: Mapping[str, Any], stderr: Path, *, wait: bool = True) -> None:
-        """Raises CannotRunError. wait: until it is ready."""
+        """Start. wait: until ready. Raises CannotRunError."""
         self._stderr = stderr
         with stderr.open("wb") as errors:
             self._process = await asyncio.create_subprocess_exec(
@@ -77,20 +78,20 @@ class Generator:
         self._tell({"do": "until", "counts": counts})
 
     async def acknowledged(self, more: int, since_ns: int, patience_s: float) -> None:
-        """Until so many more were, the last of them after that instant. Raises CannotRunError."""
+        """Wait for `more` acknowledgements, the last after `since_ns`. Raises CannotRunError."""
         wanted = self.acked + more
         await self._until(
             lambda: self.acked >= wanted and self.last_ack_ns > since_ns, patience_s, "was not acknowledged again"
         )
 
     async def result(self, patience_s: float) -> dict[str, Any]:
-        """What it says in the end. Raises CannotRunError."""
+        """Wait for its result. Raises CannotRunError."""
         await self._until(lambda: self._result is not None, patience_s, "gave no result")
         assert self._result is not None, "waited for"
         return self._result
 
     async def end(self) -> None:
-        """Kill it if it lives. Idempotent."""
+        """Kill it if it runs. Idempotent."""
         process, listening = self._process, self._listening
         if process is not None and process.returncode is None:
             process.kill()
@@ -127,7 +128,7 @@ class Generator:
             if self._result is None:
                 self._failure = f"ended with {code}"
         except (ValueError, KeyError, TypeError) as error:
-            self._failure = f"said what cannot be understood: {error!r}"
+            self._failure = f"sent an invalid line: {error!r}"
         self._news.set()
 
     def _hear(self, line: bytes) -> None:
@@ -144,6 +145,6 @@ class Generator:
 
     def _last_words(self) -> str:
         try:
-            return self._stderr.read_text(errors="replace")[-800:].strip() or "it said nothing"
+            return self._stderr.read_text(errors="replace")[-800:].strip() or "its stderr is empty"
         except OSError:
-            return "it said nothing"
+            return "its stderr is empty"

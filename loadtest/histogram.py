@@ -1,8 +1,9 @@
-"""Counts of durations in buckets whose width grows with the value, as HdrHistogram has them: no value is off by 1/1024.
+"""Histogram of durations in microseconds, with the bucket layout of HdrHistogram: relative error below 1/1024.
 
-The law of this file: recording is an addition, joining is addition, and a percentile is told as the greatest value of
-its bucket, so that none is told better than it was. Microseconds; a value below 0 counts as 0.
-Source of the layout: HdrHistogram. Ours, since it is the sparse counts that generators in other languages hand over.
+A value below 0 counts as 0. Our own, because generators in other languages send these sparse counts.
+
+Invariants:
+- a percentile is the greatest value of its bucket, so that it is never reported too low.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ _FINE = 1 << _FINE_BITS
 
 
 class Histogram:
-    """Of microseconds."""
+    """Counts by bucket."""
 
     __slots__ = ("_counts", "count")
 
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}  # greatest value of a bucket -> how many
+        self._counts: dict[int, int] = {}  # greatest value of a bucket -> count
         self.count = 0
 
     def record(self, value_us: float, count: int = 1) -> None:
@@ -33,12 +34,12 @@ class Histogram:
         self.count += count
 
     def add(self, other: Histogram) -> None:
-        """Take in all that another one has."""
+        """Add the counts of another one."""
         for value, count in other._counts.items():
             self.record(value, count)
 
     def percentile(self, percent: float) -> float:
-        """The value, in us, at or below which so many percent lie; 0 if there is none. Greatest for 100."""
+        """The value, in us, at or below which `percent` of the values lie; 0 if empty."""
         if not self.count:
             return 0.0
         wanted = max(1, -(-self.count * percent // 100))
@@ -61,23 +62,23 @@ class Histogram:
 
 
 def from_json(told: Any) -> Histogram:
-    """Read `as_json`, or what a generator in another language says. Raises ValueError."""
+    """Decode `as_json`, also of a generator in another language. Raises ValueError."""
     histogram = Histogram()
     if not isinstance(told, Mapping) or told.get("unit") != "us" or not isinstance(told.get("counts"), list):
-        raise ValueError('a histogram is {"unit": "us", "counts": [[value, count], ...]}')
+        raise ValueError('a histogram must be {"unit": "us", "counts": [[value, count], ...]}')
     for pair in told["counts"]:
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(n, int | float) for n in pair)):
-            raise ValueError(f"a histogram counts [value, count]: {pair!r:.60}")
+            raise ValueError(f"a histogram's counts must be pairs [value, count]: {pair!r:.60}")
         value, count = pair
         if not (0 <= value < 1e15 and 0 <= count < 1e15 and count == int(count)):
-            raise ValueError(f"a histogram counts [value, count], both 0 or more: {pair!r:.60}")
+            raise ValueError(f"a histogram's [value, count] must both be 0 or more: {pair!r:.60}")
         if count:
             histogram.record(value, int(count))
     return histogram
 
 
 def joined(told: Iterable[Any]) -> Histogram:
-    """One of many. Raises ValueError."""
+    """Sum of histograms. Raises ValueError."""
     whole = Histogram()
     for one in told:
         whole.add(from_json(one))

@@ -1,7 +1,9 @@
-"""What a generator noted of its records, as lines of text: see loadtest/systems/base.py for their form.
+"""Histories of what a generator sent, had acknowledged or read, as text (format: loadtest/systems/base.py).
 
-The law of this file: notes are runs, so that a million records cost little; runs are written in the order in which they
-happened; a line that cannot be read is an error, never left out.
+Invariants:
+- one line covers a run of consecutive records, so that a million records cost little;
+- runs of a log are in order of time;
+- an unreadable line is an error.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class ReadRun:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A record that does not verify."""
+    """A record whose CRC does not match."""
 
     log: int
     position: Position
@@ -63,7 +65,7 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The reader came to the end of this log."""
+    """The reader reached the end of this log."""
 
     log: int
 
@@ -72,10 +74,10 @@ Note = Sent | AckedRun | RefusedRun | ReadRun | Broken | End
 
 
 class HistoryWriter:
-    """Joins what is dense and writes the rest. `close` writes what is open."""
+    """Joins consecutive records into runs and writes them. `close` writes the open runs."""
 
     def __init__(self, path: str) -> None:
-        # the file lives as long as this object, see `close`
+        # `close` closes the file
         self._file: TextIO = open(path, "w", encoding="ascii", errors="replace", buffering=1 << 16)  # noqa: SIM115
         self._open: dict[tuple[str, int], tuple[int, int, int, Position | None, int]] = {}
 
@@ -128,12 +130,12 @@ class HistoryWriter:
 
 
 def after(position: Position, count: int) -> Position:
-    """The place `count` records further on, where they lie densely."""
+    """The position `count` records further on in a run."""
     return position if not count else (*position[:-1], position[-1] + count)
 
 
 def _follows(position: Position, count: int, then: Position) -> bool:
-    """Whether `then` is `count` records further on."""
+    """Whether `then` is `count` records after `position`."""
     return position[-1] + count == then[-1] and position[:-1] == then[:-1]
 
 
@@ -144,7 +146,7 @@ def notes(path: Path) -> Iterator[Note]:
             try:
                 yield _note(line.split())
             except (ValueError, IndexError) as error:
-                raise ValueError(f"a history that cannot be read: {path.name}:{number}: {line[:80]!r}") from error
+                raise ValueError(f"history with an unreadable line: {path.name}:{number}: {line[:80]!r}") from error
 
 
 def _note(words: list[str]) -> Note:

@@ -1,7 +1,9 @@
-"""What the machine was like: fdatasync, CPU taken by others, wake-up latency, memory copies. Bad weather voids a round.
+"""Host conditions: fdatasync latency, CPU used by others, wake-up latency, memory copies. Bad ones void a round.
 
-The law of this file: a threshold decides, never an opinion; thresholds stand in the run's JSON and in every report.
-What a virtual machine's neighbours take shows as steal; what other processes here take, as busy time that is not ours.
+CPU taken by other virtual machines shows as steal; that of other processes here as busy time of no process of ours.
+
+Invariants:
+- thresholds alone decide; they are stored in the run's JSON and printed in every report.
 """
 
 from __future__ import annotations
@@ -25,18 +27,18 @@ _COPY_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """Beyond these a round is void."""
+    """Bounds beyond which a round is void."""
 
-    idle_min: float = 0.85  # of all CPUs, just before a turn, while nothing of ours runs
-    steal_max: float = 0.05  # of all CPUs, before a turn and while it runs
-    foreign_max: float = 0.10  # of all CPUs, taken by processes that are not ours while a turn runs
+    idle_min: float = 0.85  # share of all CPUs, just before a turn, before the system starts
+    steal_max: float = 0.05  # share of all CPUs, before a turn and while it runs
+    foreign_max: float = 0.10  # share of all CPUs, used during a turn by processes of neither system nor load test
     fdatasync_p99_max_ms: float = 5.0
     wake_p99_max_ms: float = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weather:
-    """One look. Shares are of all CPUs together."""
+    """One measurement. Shares are of all CPUs together."""
 
     idle: float
     steal: float
@@ -48,7 +50,7 @@ class Weather:
     load_average: float
 
     def faults(self, bounds: Thresholds) -> list[str]:
-        """Why this is bad weather; nothing if it is good."""
+        """The exceeded thresholds; empty if conditions are good."""
         found = []
         if self.idle < bounds.idle_min:
             found.append(f"idle {self.idle:.0%} < {bounds.idle_min:.0%}")
@@ -73,25 +75,25 @@ class CpuTimes:
     steal: float
 
     def since(self, before: CpuTimes) -> tuple[float, float]:
-        """Shares of idle and steal between the two."""
+        """Shares of idle and steal since `before`."""
         total = max(1e-9, self.total - before.total)
         idle, steal = self.idle - before.idle, self.steal - before.steal
-        return min(1.0, idle / total), min(1.0, steal / total)  # sums of fractions: not quite one where all is one
+        return min(1.0, idle / total), min(1.0, steal / total)  # rounding may give a little over 1
 
     def busy_since(self, before: CpuTimes) -> float:
-        """CPU seconds that somebody used here, steal left out."""
+        """CPU seconds used on this machine, without steal."""
         return (self.total - self.idle - self.steal) - (before.total - before.idle - before.steal)
 
 
 def cpu_times() -> CpuTimes:
-    """Now. Idle counts waiting for a disk."""
+    """The present times. Idle includes waiting for a disk."""
     ticks = os.sysconf("SC_CLK_TCK")
     numbers = [int(word) / ticks for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     return CpuTimes(total=sum(numbers), idle=numbers[3] + numbers[4], steal=numbers[7])
 
 
 async def look(directory: Path) -> Weather:
-    """About a second. The disk is looked at in `directory`, where the systems' data will lie."""
+    """Measure for about a second. directory: on the disk that the system will use."""
     before = cpu_times()
     await asyncio.sleep(PROBE_S)
     idle, steal = cpu_times().since(before)
@@ -111,7 +113,7 @@ async def look(directory: Path) -> Weather:
 
 
 def probe_disk(directory: Path, seconds: float = PROBE_S) -> Histogram:
-    """fdatasync of 4 KiB written over zeroes, as often as goes."""
+    """fdatasync after overwriting 4 KiB of a file, repeated for `seconds`."""
     histogram = Histogram()
     with tempfile.TemporaryFile(dir=directory) as file:
         number = file.fileno()
@@ -130,7 +132,7 @@ def probe_disk(directory: Path, seconds: float = PROBE_S) -> Histogram:
 
 
 def probe_wake(seconds: float = PROBE_S) -> Histogram:
-    """How much later than asked for a sleep of a millisecond ends."""
+    """How much too late a sleep of one millisecond ends."""
     histogram = Histogram()
     end_s = time.monotonic() + seconds
     while (begin_s := time.monotonic()) < end_s:
@@ -140,7 +142,7 @@ def probe_wake(seconds: float = PROBE_S) -> Histogram:
 
 
 def probe_copy(times: int = 5) -> float:
-    """GB/s of copying memory, the middle one of some."""
+    """GB/s of copying memory: the median of `times` copies."""
     source = bytearray(_COPY_BYTES)
     speeds = []
     for _ in range(times):
@@ -152,15 +154,15 @@ def probe_copy(times: int = 5) -> float:
 
 @dataclass(slots=True)
 class Turn:
-    """The weather before a system's turn and what others took while it ran."""
+    """Conditions before and during a turn."""
 
     before: Weather
     steal: float = 0.0
-    foreign: float = 0.0  # CPU that was neither idle nor ours, as a share of all
+    foreign: float = 0.0  # CPU used by processes that are not ours, as a share of all CPUs
     faults: list[str] = field(default_factory=list)
 
     def judge(self, bounds: Thresholds) -> None:
-        """Say what was wrong with it."""
+        """Set `faults` to the exceeded thresholds."""
         self.faults = self.before.faults(bounds)
         if self.steal > bounds.steal_max:
             self.faults.append(f"steal during the turn {self.steal:.0%} > {bounds.steal_max:.0%}")
@@ -173,8 +175,8 @@ class Turn:
 
 
 def thresholds(changes: Mapping[str, float]) -> Thresholds:
-    """With some of them changed. Raises ValueError."""
+    """The defaults with `changes`. Raises ValueError."""
     try:
         return Thresholds(**{key: float(value) for key, value in changes.items()})
     except TypeError as error:
-        raise ValueError(f"no such threshold of the weather: {', '.join(changes)}") from error
+        raise ValueError(f"no such threshold of host conditions: {', '.join(changes)}") from error

@@ -1,8 +1,10 @@
-"""Judges what happened to one log: what was promised to producers against what each reader was given.
+"""Checks one log: compares what producers were told with what each reader received, and counts every breach.
 
-The law of this file: nothing is assumed of the system. The verdict counts what does not fit, of every kind that there
-is. An append without an answer, or refused with unknown outcome, may be in the log once or not at all. Notes are runs
-of records that lie back to back, so a run of a million records costs little memory.
+An append without an answer, or refused with unknown outcome, may be in the log once or not at all. Events are runs of
+consecutive records, so a million records cost little memory.
+
+Invariants:
+- the judge assumes nothing about the system.
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ class Verdict:
     acknowledged: int = 0
     unanswered: int = 0
     read: int = 0
-    lost: int = 0  # acknowledged, and a reader that came past its place was not given it
-    duplicated: int = 0  # given twice to one reader
-    reordered: int = 0  # given out of the log's order, or a producer's records out of its order
-    misplaced: int = 0  # given at another place than the producer was told
-    early: int = 0  # given before its append began, or given at the tail and then not in the log
-    invented: int = 0  # damaged, never sent, or certainly refused
-    diverged: int = 0  # two readers were given a record at different places, or one of them was not given it
+    lost: int = 0  # acknowledged, but a reader that read past its position did not receive it
+    duplicated: int = 0  # received twice by one reader
+    reordered: int = 0  # received out of the log's order, or a producer's records out of its order
+    misplaced: int = 0  # received at another position than the producer was told
+    early: int = 0  # received before its append began, or received at the tail and then not in the log
+    invented: int = 0  # damaged, never sent, or refused with known outcome
+    diverged: int = 0  # two readers received a record at different positions, or only one of them received it
     examples: list[str] = field(default_factory=list)
 
     @property
@@ -40,7 +42,7 @@ class Verdict:
         return not any(getattr(self, name) for name in BREACHES)
 
     def add(self, other: Verdict) -> None:
-        """Take in the verdict of another log."""
+        """Add the verdict of another log."""
         for f in fields(self):
             if f.name != "examples":
                 setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
@@ -51,7 +53,7 @@ class Verdict:
 
 
 class _Run:
-    """Sequences first..first+count-1 of one producer, at consecutive places from `position` on."""
+    """Sequences first..first+count-1 of one producer, at consecutive positions from `position` on."""
 
     __slots__ = ("count", "first", "ns", "position")
 
@@ -66,7 +68,7 @@ class _Run:
 
 
 class _Reader:
-    """What one reader was given. Runs of a producer are in its order, without overlap."""
+    """Runs that one reader received; those of a producer are in its order, without overlap."""
 
     def __init__(self) -> None:
         self.begin: Position | None = None
@@ -76,7 +78,7 @@ class _Reader:
         self.runs: dict[int, list[_Run]] = {}
 
     def note(self, producer: int, first: int, count: int, position: Position, ns: int) -> tuple[str, int] | None:
-        """Note a run; what is wrong with it and with how many of its records, if anything."""
+        """Add a run; returns its breach and the number of records concerned, or None."""
         in_order = self.last is None or position > self.last
         self.begin = position if self.begin is None else self.begin
         self.last = after(position, count - 1)
@@ -97,11 +99,11 @@ class _Reader:
         return None
 
     def is_beyond(self, place: Position | None) -> bool:
-        """Whether the reader had left when it would have come there."""
+        """Whether the reader stopped before this position."""
         return self.has_left and (self.last is None or (place is not None and place > self.last))
 
     def seen_of(self, runs: list[_Run]) -> list[_Run]:
-        """Those of the runs for which the reader answers; of one that left they are few of many."""
+        """The runs that the reader must have received; a stopped reader: only those it may have reached."""
         begin, last = self.begin, self.last
         if not self.has_left:
             return runs
@@ -120,7 +122,7 @@ class _Reader:
 
 
 class Judge:
-    """Notes what happens to one log. A producer's sequences are dense from 0, handed over in order."""
+    """Records the events of one log. A producer's sequences are dense from 0, handed over in order."""
 
     def __init__(self, log: str = "") -> None:
         self._log = f"{log} " if log else ""
@@ -138,21 +140,21 @@ class Judge:
         self._verdict.sent += self._sent[producer] - before
 
     def acknowledged(self, producer: int, first: int, count: int, position: Position | None, sent_ns: int = 0) -> None:
-        """The system said that they lie there and behind, or that they lie somewhere (None)."""
+        """The system acknowledged a run, from `position` on, or without naming a position (None)."""
         self._told.setdefault(producer, []).append(_Run(first, count, position, sent_ns))
         self._verdict.acknowledged += count
 
     def refused(self, producer: int, first: int, count: int, *, unknown: bool) -> None:
-        """The system said that they are not in the log; or, unknown, that they may be."""
+        """The system refused a run: it is not in the log; or, if unknown, it may be."""
         if not unknown:
             self._refused.setdefault(producer, []).append(_Run(first, count, None, 0))
 
     def began(self, reader: str) -> None:
-        """There is such a reader; it answers for what it is given, and for being given nothing."""
+        """Register a reader, so that one that receives nothing is also checked."""
         self._readers.setdefault(reader, _Reader())
 
     def given(self, reader: str, producer: int, first: int, count: int, position: Position, at_ns: int = 0) -> None:
-        """A reader was given a run. Tell these in the order of delivery."""
+        """A reader received a run. Call in the order of delivery."""
         self.began(reader)
         reads = self._reads.setdefault(reader, [])
         self._verdict.read += count
@@ -164,26 +166,25 @@ class Judge:
         reads.append((producer, first, count, position, at_ns))
 
     def broken(self, reader: str, position: Position, text: str) -> None:
-        """A reader was given something that does not verify."""
+        """A reader received a record whose CRC does not match."""
         self.began(reader)
         self._verdict.read += 1
-        self._count("invented", 1, f"{reader}: does not verify, at {position}: {text}")
+        self._count("invented", 1, f"{reader}: damaged record at {position}: {text}")
 
     def ended(self, reader: str) -> None:
-        """This reader came to the end of the log, after all appends."""
+        """This reader reached the end of the log, after all appends."""
         self.began(reader)
         self._readers[reader].came_to_the_end = True
 
     def left(self, reader: str) -> None:
-        """This reader left of its own accord: it does not answer for what lies behind the last place it was given."""
+        """This reader stopped by itself: it need not have received records after the last one that it got."""
         self.began(reader)
         self._readers[reader].has_left = True
 
     def finish(self) -> Verdict:
-        """The verdict, once everything sent is answered or given up and each reader has come to the tail.
+        """The verdict. Call when no append is pending and each reader has reached the tail.
 
-        A reader answers for what lies from the first place on that it was given; whoever read from the start to the
-        tail answers for all.
+        A reader must have received all records from its first position on.
         """
         verdict = self._verdict
         verdict.unanswered = verdict.sent - verdict.acknowledged
@@ -193,7 +194,7 @@ class Judge:
             for read in reads:
                 self._note(name, *read)
         if not self._readers and verdict.acknowledged:
-            self._count("lost", verdict.acknowledged, "nobody read anything")
+            self._count("lost", verdict.acknowledged, "no reader received anything")
         for name, reader in self._readers.items():
             self._compare_with_told(name, reader)
         self._compare_readers()
@@ -248,7 +249,7 @@ class Judge:
         self, mine: _Run, theirs: _Run | None, sequence: int, count: int, begin: Position, producer: int, is_back: bool
     ) -> None:
         place = mine.place(sequence)
-        assert place is not None, "what was read lies somewhere"
+        assert place is not None, "a record that was read has a position"
         if theirs is not None:
             if theirs.place(sequence) != place and is_back:
                 where = theirs.place(sequence)
@@ -274,7 +275,7 @@ def _walk(ones: list[_Run], others: list[_Run]) -> Iterator[tuple[_Run, _Run | N
     for one in ones:
         sequence, end = one.first, one.first + one.count
         while at and others[at - 1].first + others[at - 1].count > sequence:
-            at -= 1  # runs of acknowledgements may overlap: a producer was told twice
+            at -= 1  # acknowledged runs may overlap: a producer was acknowledged twice
         while sequence < end:
             while at < len(others) and others[at].first + others[at].count <= sequence:
                 at += 1
@@ -290,7 +291,7 @@ def _walk(ones: list[_Run], others: list[_Run]) -> Iterator[tuple[_Run, _Run | N
 def judge(
     logs: list[str], producers: Iterable[Iterable[Note]], readers: Iterable[tuple[str, Iterable[Note]]]
 ) -> Verdict:
-    """The verdict of all logs together, from the histories of generators. Every reader read every log."""
+    """The verdict of all logs together, from histories. Every reader reads every log."""
     judges = [Judge(log if len(logs) > 1 else "") for log in logs]
     for history in producers:
         for note in history:
@@ -302,7 +303,7 @@ def judge(
                 case RefusedRun(log, producer, first, count, unknown):
                     judges[log].refused(producer, first, count, unknown=unknown)
                 case _:
-                    raise ValueError(f"not a note of a producer: {note}")
+                    raise ValueError(f"not an event of a producer: {note}")
     for name, history in readers:
         for one in judges:
             one.began(name)
@@ -315,7 +316,7 @@ def judge(
                 case End(log):
                     judges[log].ended(name)
                 case _:
-                    raise ValueError(f"not a note of a reader: {note}")
+                    raise ValueError(f"not an event of a reader: {note}")
     verdict = Verdict()
     for one in judges:
         verdict.add(one.finish())

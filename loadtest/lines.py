@@ -1,6 +1,9 @@
-"""JSON lines between the runner and a generator: the generator's end, and what both mean by them.
+"""JSON lines between the runner and a generator: the generator's side.
 
-The law of this file: one object a line; what comes in is looked at before it is believed; end of input is a stop.
+Invariants:
+- one JSON object per line;
+- input is validated before it is used;
+- end of input means stop.
 """
 
 from __future__ import annotations
@@ -17,33 +20,33 @@ LINE_BYTES_MAX = 64 * 1024 * 1024
 
 
 def say(event: str, **values: Any) -> None:
-    """One line to the runner."""
+    """Write a line to the runner."""
     sys.stdout.write(json.dumps({"event": event, **values}, separators=(",", ":")) + "\n")
     sys.stdout.flush()
 
 
 def job_from(line: bytes) -> dict[str, Any]:
-    """The job that a generator is given. Raises CannotRunError."""
+    """Decode a generator's job. Raises CannotRunError."""
     try:
         job = json.loads(line)
     except ValueError as error:
-        raise CannotRunError(f"a job is one JSON object on one line: {line[:80]!r}") from error
+        raise CannotRunError(f"the first input line must be a job, one JSON object: {line[:80]!r}") from error
     if not isinstance(job, dict) or job.get("kind") not in ("produce", "read"):
-        raise CannotRunError(f"a job is one JSON object of kind produce or read: {line[:80]!r}")
+        raise CannotRunError(f"a job must be a JSON object of kind produce or read: {line[:80]!r}")
     return job
 
 
 class Orders:
-    """What the runner says while a generator works."""
+    """The runner's orders to a working generator."""
 
     def __init__(self) -> None:
         self.start_ns: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.stop = asyncio.Event()
         self.until: dict[str, int] | None = None
-        self.news = asyncio.Event()  # `until` has come
+        self.news = asyncio.Event()  # set when `until` was received
 
     async def listen(self, lines: asyncio.StreamReader) -> None:
-        """Until the end of the input."""
+        """Read orders until the end of the input."""
         try:
             while line := await lines.readline():
                 self.hear(line)
@@ -71,7 +74,7 @@ class Orders:
                 case _:
                     raise ValueError("no such order")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CannotRunError(f"an order that cannot be understood: {line[:80]!r}") from error
+            raise CannotRunError(f"invalid order from the runner: {line[:80]!r}") from error
 
 
 async def standard_input() -> asyncio.StreamReader:

@@ -1,10 +1,12 @@
-"""What clients hear when a proxy dies that owned many streams, and while ZooKeeper is away.
+"""Measures what clients see when a write proxy with many streams dies (`heirs`) and while ZooKeeper is away (`away`).
 
-The law of this file: every stream, or every writer, has somebody who waits for it; a figure is told only when each of
-them was answered without an error and every record that was acknowledged is read back once. `heirs` has a cluster of
-its own, since the dead must stay dead and the heir is asked for its numbers; `away` freezes the ZooKeeper of a
-`dlog up`, so that connections hang instead of closing.
-Source of the goals: the reliability notes, "Levels"; without ZooKeeper an owner goes on in the segments that it has.
+`heirs` starts its own cluster: nothing may restart the dead proxy, and the surviving one needs a metrics port. `away`
+freezes the ZooKeeper of a `dlog up`, so that connections hang instead of closing.
+
+Invariants:
+- figures are reported only if every append succeeded and every acknowledged record is read back exactly once.
+
+Source of the goals: the reliability notes, "Levels"; without ZooKeeper an owner continues in its present segments.
 """
 
 from __future__ import annotations
@@ -41,19 +43,19 @@ GOALS = {
 }
 NAMES = tuple(GOALS)
 STREAMS, AWAY_S = 1000, 60.0
-AFTER_S = 15.0  # sessions end up to ten seconds after ZooKeeper is back, and owners show themselves anew
+AFTER_S = 15.0  # sessions expire up to ten seconds after ZooKeeper is back; owners then register again
 CLIENTS = 4
-AT_ONCE = 4  # streams that are made: fewer than an heir takes at once, so that its peak is that of the deaths
+AT_ONCE = 4  # streams created at once: fewer than concurrent take-overs, so that their peak is after the kill
 PATIENCE_S = 600.0
 PATIENCE_A_STREAM_S = 0.1
 _BEFORE, _AFTER = b"before", b"after"
 
 
 class Heirs:
-    """Two write proxies with streams; one is killed and stays dead. streams: how many that one owned.
+    """Two write proxies with streams; one is killed and not restarted. streams: number that the killed one owns.
 
-    waiting: at how many of them somebody waits; None: at all. clients: how many share the waiting. tell: hears what is
-    being done.
+    waiting: to how many of them a client appends after the kill; None: all. clients: number of clients that append.
+    tell: called with progress messages.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Heirs:
         self._waited_ms: list[float] = []
 
     async def go(self) -> dict[str, Any]:
-        """The report. Raises CannotRunError, DLogError, TimeoutError; what was started ends in any case."""
+        """Run; the report. Raises CannotRunError, DLogError, TimeoutError. Stops the cluster in any case."""
         async with asyncio.timeout(PATIENCE_S + self._streams * PATIENCE_A_STREAM_S), AsyncExitStack() as stack:
             room = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dlog-heirs-")))
             (port,) = stack.enter_context(Ports()).take(1)
@@ -91,7 +93,7 @@ class Heirs:
 
             clients = await connect(min(CLIENTS, self._clients))
             inherited, others = await self._make(clients, dying.address)
-            self._tell(f"{len(inherited)} streams of the one that dies, {others} of the other")
+            self._tell(f"{len(inherited)} streams of the proxy to be killed, {others} of the other")
             clients += await connect(self._clients - len(clients))
             for client in clients:
                 await client.reach()
@@ -106,7 +108,7 @@ class Heirs:
         return self._report(figures | {"other_streams": others})
 
     async def _make(self, clients: Sequence[dlog.Client], address: str) -> tuple[list[str], int]:
-        """Streams until enough of them are owned at this address: those, and how many others there are."""
+        """Create streams until enough are owned at this address; returns those, and the number of others."""
         owned: list[str] = []
         counts = Counter[str]()
 
@@ -135,7 +137,7 @@ class Heirs:
         zookeeper: str,
         port: int,
     ) -> dict[str, Any]:
-        """Until somebody else has answered for each of the streams."""
+        """Kill the proxy; wait until an append to each of the streams has succeeded or failed."""
         taken, asked = await _takes(port), (await server_counts(zookeeper)).packets
         kill()
         begin_s = time.monotonic()
@@ -163,7 +165,7 @@ class Heirs:
         async with aclosing(client.read(stream, start=dlog.START, follow=False)) as records:
             found = [record.payload async for record in records]
         if found != written and len(self._failed) < 1000:
-            self._failed.append(f"{stream}: {len(found)} records are read, not the {len(written)} that were written")
+            self._failed.append(f"{stream}: read back {len(found)} records, expected the {len(written)} written")
 
     def _report(self, figures: dict[str, Any]) -> dict[str, Any]:
         report: dict[str, Any] = {"fault": "heirs", "green": not self._failed, "failed": self._failed[:10]}
@@ -177,15 +179,15 @@ class Heirs:
                 "max_ms": round(waited[-1], 1),
             }
             report["said"] = (
-                f"{len(waited):,} streams: p99 {report['p99_ms']:,.0f} ms, {figures['takes_peak']:,} taken at once at "
-                f"most, {figures['zookeeper_requests']:,} requests to ZooKeeper"
+                f"{len(waited):,} streams: p99 {report['p99_ms']:,.0f} ms, at most {figures['takes_peak']:,} "
+                f"concurrent take-overs, {figures['zookeeper_requests']:,} requests to ZooKeeper"
             )
             judge(report)
         return report
 
 
 class Away:
-    """ZooKeeper frozen for so many seconds under writers that wait for each record."""
+    """ZooKeeper frozen for `seconds` under writers that await each record."""
 
     def __init__(
         self,
@@ -201,10 +203,10 @@ class Away:
         self._checker = Checker()
 
     async def go(self, stream: str) -> dict[str, Any]:
-        """The report. Raises CannotRunError if this `dlog up` has no ZooKeeper of its own, DLogError, TimeoutError."""
+        """Run; the report. Raises CannotRunError if this `dlog up` uses another ZooKeeper, DLogError, TimeoutError."""
         pid = next((part.pid for part in self._running.parts if part.role == "zookeeper" and part.pid), None)
         if pid is None:
-            raise CannotRunError("this `dlog up` uses a ZooKeeper that it did not start")
+            raise CannotRunError("this `dlog up` uses an external ZooKeeper; use one that starts its own")
         async with AsyncExitStack() as clients:
             client = await clients.enter_async_context(dlog.connect(self._running.connect))
             await client.create(stream)
@@ -225,7 +227,7 @@ class Away:
         return self._report(silences_ms, [text for writer in writers for text in writer.failed])
 
     async def _freeze(self, pid: int, writers: Sequence[Writer]) -> dict[str, float]:
-        """The longest silence of any writer before, while ZooKeeper is away, and after."""
+        """The longest silence of any writer before, during and after the freeze."""
         for writer in writers:
             await writer.acknowledged(ACKS_BETWEEN)
             writer.mark()
@@ -257,15 +259,15 @@ class Away:
                 "rounds": 1,
                 "seconds": self._seconds,
                 "max_ms": max(silences_ms["away_ms"], silences_ms["after_ms"]),
-                "said": f"ZooKeeper for {self._seconds:,.0f} s: {silences_ms['away_ms']:,.0f} ms meanwhile, "
-                f"{silences_ms['after_ms']:,.0f} ms after",
+                "said": f"ZooKeeper frozen for {self._seconds:,.0f} s: longest ack gap "
+                f"{silences_ms['away_ms']:,.0f} ms meanwhile, {silences_ms['after_ms']:,.0f} ms after",
             }
             judge(report)
         return report
 
 
 def judge(report: dict[str, Any]) -> None:
-    """Set the goals of this outage beside its figures."""
+    """Add the goals of this outage to its report."""
     report |= {"load_average": round(os.getloadavg()[0], 2), "cpus": os.cpu_count()}
     report["goals"] = {
         goal.figure: {"at_most": goal.at_most, "met": report[goal.figure] <= goal.at_most}
@@ -274,7 +276,7 @@ def judge(report: dict[str, Any]) -> None:
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """For people: the verdict, then each figure beside its goal."""
+    """As text: the verdict, then each figure beside its goal."""
     if not report["green"]:
         examples = report.get("verdict", {}).get("examples", [])
         return "\n".join(["NOT GREEN, so no figures", *examples, *report["failed"]])
@@ -290,7 +292,7 @@ def as_text(report: dict[str, Any]) -> str:
 
 
 class _Proxy:
-    """A write proxy of ours that nobody starts again."""
+    """A write proxy without a supervisor."""
 
     def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
         self.process = process
@@ -316,7 +318,7 @@ async def _write_proxy(running: RunningCluster, printed: Path) -> AsyncIterator[
         ready = re.match(rb"ready write \S+ (\S+)", await process.stdout.readline())
         if ready is None:
             said = await asyncio.to_thread(printed.read_text)
-            raise CannotRunError(f"a write proxy did not come up: {said[-500:].strip()}")
+            raise CannotRunError(f"a write proxy did not start: {said[-500:].strip()}")
         yield _Proxy(process, ready[1].decode())
     finally:
         if process.returncode is None:
@@ -325,7 +327,7 @@ async def _write_proxy(running: RunningCluster, printed: Path) -> AsyncIterator[
 
 
 async def _takes(port: int) -> dict[str, int]:
-    """What a write proxy counts of its take-overs."""
+    """A write proxy's metrics of take-overs."""
 
     def scrape() -> str:
         with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=60.0) as answer:
@@ -336,7 +338,7 @@ async def _takes(port: int) -> dict[str, int]:
 
 
 async def each(streams: Iterable[str], at_once: int, work: Callable[[str], Awaitable[None]]) -> None:
-    """Do the work for each, some at a time."""
+    """Run `work` for each stream, `at_once` at a time."""
     waiting = iter(streams)
 
     async def one() -> None:

@@ -1,10 +1,10 @@
-"""Records of a load: who wrote each, which one it is, when it was due, and a CRC over all of that.
+"""Records of a load, each with its producer, sequence, due time and a CRC.
 
 crc32 u32 | producer u32 | sequence u64 | due u64 (CLOCK_MONOTONIC ns) | filler
 
-The law of this file: the CRC is of the filler first and the 20 bytes of the head behind it, so that the filler's part
-is computed once a producer; half of the filler repeats, so that compression is neither free nor useless. What making
-records takes is taken from the service on a machine that both share.
+The CRC covers the filler first and then the 20 other bytes of the head, so that the filler's part is computed once per
+producer: generator and system share the machine, so records must be cheap to make. Half of the filler repeats, so that
+compression is neither free nor useless.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fastcrc.crc32 import iso_hdlc as crc32  # zlib's polynomial, a KiB in half 
 _HEAD = struct.Struct(">IIQQ")
 _CLAIM = struct.Struct(">IQQ")
 _CRC = struct.Struct(">I")
-_LOW = 1 << 16  # sequences of which one CRC tells the others
+_LOW = 1 << 16  # sequences whose CRCs are derived from one CRC
 PAYLOAD_BYTES_MIN = _HEAD.size
 
 
 class Claim(NamedTuple):
-    """What a record says of itself."""
+    """Contents of a record."""
 
     producer: int
     sequence: int
@@ -33,11 +33,11 @@ class Claim(NamedTuple):
 
 
 class PayloadMaker:
-    """Makes one producer's records, all of `size` bytes. Raises ValueError below PAYLOAD_BYTES_MIN."""
+    """Makes one producer's records of `size` bytes. Raises ValueError below PAYLOAD_BYTES_MIN."""
 
     def __init__(self, producer: int, size: int, seed: int = 0) -> None:
         if size < PAYLOAD_BYTES_MIN:
-            raise ValueError(f"a record has at least {PAYLOAD_BYTES_MIN} bytes: record_bytes={size}")
+            raise ValueError(f"record_bytes must be at least {PAYLOAD_BYTES_MIN}: record_bytes={size}")
         room = size - PAYLOAD_BYTES_MIN
         rng = random.Random(f"{seed} {producer}")
         self._producer = producer
@@ -58,7 +58,7 @@ class PayloadMaker:
         return made
 
     def _make_at_once(self, first: int, count: int, due_ns: int) -> list[bytes]:
-        """As `make`, all due at one time: their heads differ in the sequence only, so one CRC tells all of them."""
+        """As `make`, all due at one time: heads differ in the sequence only, so one CRC gives all others."""
         low = first % _LOW
         if low + count > _LOW:
             here = _LOW - low
@@ -71,8 +71,8 @@ class PayloadMaker:
 
 @cache
 def _changes() -> list[int]:
-    """What each of the lowest 16 bits of a sequence does to the CRC of a head: a CRC is linear, so it is the same
-    whatever else stands there."""
+    """By the lowest 16 bits of a sequence: the value to XOR to the CRC of a head in which they are 0. A CRC is linear,
+    so the value does not depend on the other bytes."""
     none = crc32(_CLAIM.pack(0, 0, 0))
     one = [crc32(_CLAIM.pack(0, i, 0)) ^ none for i in range(256)]
     high = [crc32(_CLAIM.pack(0, i << 8, 0)) ^ none for i in range(256)]
@@ -80,7 +80,7 @@ def _changes() -> list[int]:
 
 
 def read(payload: bytes | memoryview) -> Claim | None:
-    """What a record claims; None if it does not verify."""
+    """Decode a record; None if its CRC does not match."""
     if len(payload) < PAYLOAD_BYTES_MIN:
         return None
     crc, producer, sequence, due_ns = _HEAD.unpack_from(payload)
@@ -90,7 +90,7 @@ def read(payload: bytes | memoryview) -> Claim | None:
 
 
 class Span(NamedTuple):
-    """Records of one delivery that follow each other densely; or, with many = 0, one that does not verify."""
+    """Consecutive records of one delivery; or, with many = 0, one whose CRC does not match."""
 
     at: int  # index of the first one in the delivery
     producer: int
@@ -99,7 +99,7 @@ class Span(NamedTuple):
 
 
 def spans(payloads: Sequence[bytes]) -> list[Span]:
-    """Verify every record of a delivery and join what is dense: the reader's hot loop."""
+    """Verify every record of a delivery and join consecutive ones: the reader's hot loop."""
     found: list[Span] = []
     unpack, crc_of, least = _HEAD.unpack_from, crc32, PAYLOAD_BYTES_MIN
     producer, first, begin, expected = -1, 0, 0, -1
@@ -124,6 +124,6 @@ def spans(payloads: Sequence[bytes]) -> list[Span]:
 
 
 def due_ns(payload: bytes) -> int:
-    """When a record that verifies was due."""
+    """The due time of a verified record."""
     due: int = _HEAD.unpack_from(payload)[3]
     return due

@@ -1,7 +1,9 @@
-"""A plan: a TOML of commands, run one after the other into one JSON; what that file has already is not run again.
+"""Plans: a TOML file of commands that run one after the other into one run file, without repeating finished ones.
 
-The law of this file: a piece is a command line like any other, so that it can be run alone; all pieces are understood
-before the first begins; a run that was interrupted goes on as it began, or not at all.
+Invariants:
+- a piece is an ordinary command line, which can also be run alone;
+- all pieces are validated before the first runs;
+- an interrupted run continues only with the same commands.
 """
 
 from __future__ import annotations
@@ -24,52 +26,52 @@ class Piece:
     """One command of a plan."""
 
     name: str
-    says: str  # what it is for
+    says: str  # its purpose
     arguments: tuple[str, ...]
 
     @property
     def asked(self) -> str:
-        """The command as text: a part of a run that was asked for otherwise is not of this piece."""
+        """The arguments as text; parts of a run file with others do not count as this piece."""
         return shlex.join(self.arguments)
 
 
 def read(path: Path, more: Sequence[str] = ()) -> list[Piece]:
-    """The pieces of a plan, `more` arguments behind those of each. Raises ConfigError."""
+    """Read a plan; append the arguments `more` to each piece. Raises ConfigError."""
     try:
         told = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"a plan cannot be read: file={path} {error}") from error
+        raise ConfigError(f"the plan cannot be read: file={path} {error}") from error
     pieces = told.pop("piece", None)
     if told or not isinstance(pieces, list) or not pieces:
-        raise ConfigError(f"a plan has [[piece]] tables and nothing else: file={path.name}")
+        raise ConfigError(f"a plan consists of [[piece]] tables and nothing else: file={path.name}")
     found = [_piece(piece, path.name, more) for piece in pieces]
     twice = [name for name, count in Counter(piece.name for piece in found).items() if count > 1]
     if twice:
-        raise ConfigError(f"each piece has a name of its own: file={path.name} name={twice[0]}")
+        raise ConfigError(f"two pieces have the same name: file={path.name} name={twice[0]}")
     return found
 
 
 def _piece(told: object, where: str, more: Sequence[str]) -> Piece:
     keys = {"name", "says", "run"}
     if not isinstance(told, dict) or set(told) != keys or not all(isinstance(told[key], str) for key in keys):
-        raise ConfigError(f"a piece has name, says and run, which are texts: file={where} piece={told!r:.80}")
+        raise ConfigError(f"a piece needs the strings name, says and run: file={where} piece={told!r:.80}")
     try:
         arguments = (*shlex.split(told["run"]), *more)
     except ValueError as error:
-        raise ConfigError(f"not a command line: file={where} piece={told['name']} {error}") from error
+        raise ConfigError(f"run is not a command line: file={where} piece={told['name']} {error}") from error
     for word in arguments:
         if word.partition("=")[0] in _FORBIDDEN:
-            raise ConfigError(f"{word} is given once, beside --plan: file={where} piece={told['name']}")
+            raise ConfigError(f"{word} is not allowed in a piece: file={where} piece={told['name']}")
     return Piece(told["name"], told["says"], arguments)
 
 
 def rounds_done(run: Run, piece: Piece) -> dict[str, int]:
-    """How many good rounds of each workload a run has of a piece. Raises ConfigError if it was asked for otherwise."""
+    """Number of good rounds of a piece, by workload. Raises ConfigError if the run's piece had other arguments."""
     parts = {number: part for number, part in enumerate(run.parts) if part.get("piece") == piece.name}
     for part in parts.values():
         if part.get("asked") != piece.asked:
             raise ConfigError(
-                f"the run has this piece from another command, take another file: piece={piece.name} "
+                f"the run file has this piece with other arguments, use another file: piece={piece.name} "
                 f"then={part.get('asked')} now={piece.asked}"
             )
     found: dict[str, set[tuple[int, int]]] = defaultdict(set)

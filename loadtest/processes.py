@@ -1,6 +1,6 @@
-"""What processes use: CPU seconds, memory, page faults, files, from /proc; children count with their parents.
+"""Resource usage of processes, from /proc: CPU seconds, memory, page faults, open files; summed by role.
 
-The law of this file: a process that has gone keeps what it had used when it was last seen; pids are told by role.
+A process that has ended counts with its last sample.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_SCHED = 2  # in the id of a process's clock: its CPU time (Linux, CPUCLOCK_SCHED)
+_SCHED = 2  # CPUCLOCK_SCHED (Linux): the CPU time clock of a process
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of one process, now."""
+    """One sample of one process."""
 
     cpu_s: float
     rss_bytes: int
@@ -29,7 +29,7 @@ class Usage:
 
 
 def usage(pid: int) -> Usage | None:
-    """None if it does not run (any more)."""
+    """Sample a process; None if it does not run."""
     place = Path(f"/proc/{pid}")
     try:
         words = (place / "stat").read_text().rsplit(")", 1)[1].split()
@@ -48,8 +48,7 @@ def usage(pid: int) -> Usage | None:
 
 
 def cpu_s(pid: int) -> float | None:
-    """CPU seconds of a process by its clock, exact to a microsecond where `usage` is to a hundredth; None if it does
-    not run (any more)."""
+    """CPU seconds by the process's clock, exact to 1 us (`usage`: 10 ms); None if it does not run."""
     try:
         return time.clock_gettime((~pid << 3) | _SCHED)
     except OSError:
@@ -57,7 +56,7 @@ def cpu_s(pid: int) -> float | None:
 
 
 class Watch:
-    """What the processes of a system used, role by role, between `begin` and `end`."""
+    """Resource usage by role, from `begin` to the last `look`."""
 
     def __init__(self) -> None:
         self._begin: dict[int, Usage] = {}
@@ -73,7 +72,7 @@ class Watch:
         self._begin = dict(self._last)
 
     def look(self, processes: Mapping[str, Sequence[int]]) -> None:
-        """Call now and then: the peak is of what was seen, and a process that dies keeps what it was seen to use."""
+        """Sample. Call regularly: peaks, and the usage of processes that end, come from samples."""
         for role, pids in processes.items():
             rss = 0
             for pid in pids:
@@ -85,7 +84,7 @@ class Watch:
             self._rss_peak[role] = max(self._rss_peak.get(role, 0), rss)
 
     def used(self) -> dict[str, dict[str, Any]]:
-        """By role: processes, cpu_s, rss_bytes (last seen), rss_peak_bytes (greatest seen), minor_faults, files."""
+        """By role: processes, cpu_s, rss_bytes (last), rss_peak_bytes (of samples), minor_faults, files."""
         found: dict[str, dict[str, Any]] = {}
         for pid, last in self._last.items():
             role = self._role[pid]
@@ -103,12 +102,12 @@ class Watch:
         return found
 
     def cpu_s(self) -> float:
-        """Of all roles."""
+        """Sum over roles."""
         return float(sum(entry["cpu_s"] for entry in self.used().values()))
 
 
 def machine() -> dict[str, Any]:
-    """What was measured on."""
+    """The host: CPUs, memory, kernel."""
     info = os.uname()
     models = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     model = models[0] if models else info.machine

@@ -1,8 +1,10 @@
-"""The load of one producer: what is handed over when.
+"""The load of one producer: when it hands which records to the client.
 
-The law of this file: in an open loop the schedule alone says when a record is due, and a record that cannot be handed
-over in time keeps the instant at which it was due, so that no stall is left out of the latencies; a closed loop is for
-maxima.
+Closed loops (window, await) measure maxima.
+
+Invariants:
+- in an open loop only the schedule decides when a record is due; a record handed over late keeps its due time, so that
+  latencies include every stall.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from loadtest.tally import Flow, Tally
 
 SLOT_S = 0.001
 TICK_S = 0.05
-TOUCHES = 64  # logs that are opened at once
+TOUCHES = 64  # logs opened concurrently
 CHUNK_RECORDS = 2048  # records handed over in one call, at most
 
 
 class Producing:
-    """One producer on its logs. `job` is that of loadtest/systems/base.py."""
+    """One producer on its logs. job: see loadtest/systems/base.py."""
 
     def __init__(self, job: Mapping[str, Any], client: Client, orders: Orders) -> None:
         self._job = job
@@ -49,7 +51,7 @@ class Producing:
         self._records = int(job.get("records", 0))
 
     async def run(self) -> dict[str, Any]:
-        """From opening the logs to the result."""
+        """Open the logs, produce; the result."""
         job, tally = self._job, self._tally
         for flow, log in zip(self._flows, job["logs"], strict=True):
             self._writers.append(await self._client.writer(log, partial(self._told, flow)))
@@ -67,7 +69,7 @@ class Producing:
                 case "open":
                     await self._open()
                 case mode:
-                    raise ValueError(f"a mode is window, await or open: {mode}")
+                    raise ValueError(f"mode must be window, await or open: {mode}")
             await self._flush()
         for flow in self._flows:
             self._history.sent(flow.log, self._number, flow.sent)
@@ -107,7 +109,7 @@ class Producing:
         tally.handed(flow, 1, now, 0.0, now)
         try:
             position = await writer.append(record)
-        except Exception as error:  # noqa: BLE001 - whatever a peer's client raises is a failed append
+        except Exception as error:  # noqa: BLE001 - any error of a peer's client is a failed append
             unknown = bool(getattr(error, "outcome_unknown", True))
             tally.told(flow, Refused(sequence, 1, f"{type(error).__name__}: {error}", unknown))
             await asyncio.sleep(SLOT_S)
@@ -152,7 +154,7 @@ class Producing:
         return self._flows[0] if len(self._flows) == 1 else self._flows[next(self._choices)]
 
     def _draws(self) -> Iterator[int]:
-        """Which log each record falls on: the n-th in weight has 1/n^zipf; weights are dealt at random."""
+        """The log of each record: the n-th heaviest has weight 1/n^zipf; the order of logs is random."""
         rng = random.Random(f"{self._job.get('seed', 0)} {self._number}")
         logs = list(range(len(self._flows)))
         rng.shuffle(logs)
@@ -174,13 +176,13 @@ class Producing:
         return self._orders.stop.is_set() or time.monotonic_ns() >= self._tally.to_ns
 
     async def _or_stop(self, event: asyncio.Event) -> None:
-        """Wait for it, but look at the clock and at the orders now and then."""
+        """Wait for the event, at most TICK_S."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TICK_S):
                 await event.wait()
 
     async def _touch_all(self) -> None:
-        """One record in each log, so that all of them are open when the load begins."""
+        """Append one record to each log, so that all are open when the load begins."""
         todo = iter(self._flows)
 
         async def some() -> None:
@@ -192,12 +194,12 @@ class Producing:
                 tasks.create_task(some(), name=f"touch {i}")
 
     async def _flush(self) -> None:
-        """Wait for answers; what is still under way when the patience ends is told as failed."""
+        """Wait for acknowledgements; records still pending after `patience_s` count as failed."""
 
         async def one(writer: Writer) -> None:
             try:
                 await writer.flush()
-            except Exception as error:  # noqa: BLE001 - whatever a peer's client raises
+            except Exception as error:  # noqa: BLE001 - any error of a peer's client
                 self._tally.note_error(f"flush: {type(error).__name__}: {error}")
 
         with contextlib.suppress(TimeoutError):
@@ -208,7 +210,7 @@ class Producing:
 
     @asynccontextmanager
     async def _ticking(self) -> AsyncIterator[Callable[[], float]]:
-        """Tell of progress, and take this process's CPU seconds over the measured time."""
+        """Report progress, and measure this process's CPU seconds over the measured time."""
         marks: list[float] = []
 
         async def tick() -> None:

@@ -1,6 +1,8 @@
-"""The readers of one generator: each record verified and noted as it comes.
+"""The readers of one generator process.
 
-The law of this file: a reader believes nothing that it is given; delivery is counted from the instant a record was due.
+Invariants:
+- every record is verified and written to the history;
+- delivery latency starts when the record was due.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ from loadtest.payload import PAYLOAD_BYTES_MIN, due_ns, spans
 from loadtest.systems.base import Client, Position
 
 TICK_S = 0.05
-AT_ONCE = 16  # logs read at once where the reading has an end
-_SAMPLES = 4  # of a delivery, at most
+AT_ONCE = 16  # logs read concurrently, if not following
+_SAMPLES = 4  # latencies measured per delivery, at most
 
 
 class _Copy:
-    """One reader."""
+    """One reader of all logs."""
 
     def __init__(self, path: str, logs: int) -> None:
         self.history = HistoryWriter(path)
@@ -54,7 +56,7 @@ class Reading:
         self._cpu_begin = 0.0
 
     async def run(self) -> dict[str, Any]:
-        """From the first record to the result."""
+        """Read until done; the result."""
         async with asyncio.TaskGroup() as group:
             background = [
                 group.create_task(self._tick(), name="tick"),
@@ -107,7 +109,7 @@ class Reading:
                         self._take(copy, log, position, payloads)
             if not self._follow:
                 copy.history.end(log)
-        except Exception as error:  # noqa: BLE001 - whatever a peer's client raises ends this reader, and is told
+        except Exception as error:  # noqa: BLE001 - any error of a peer's client ends this reader and is reported
             self._errors.append(f"{self._logs[log]}: {type(error).__name__}: {error}"[:300])
         copy.open.discard(log)
         self._changed.set()
@@ -139,10 +141,10 @@ class Reading:
         if self._orders.until is not None:
             self._changed.set()
 
-    # ---- when it is over --------------------------------------------------------------------------------------------
+    # ---- end of reading ---------------------------------------------------------------------------------------------
 
     async def _all_read(self, reads: Sequence[asyncio.Task[None]]) -> None:
-        """Until what the runner said was read, or it says stop, or no reader is left."""
+        """Wait until the records of `until` are read, for stop, or until all readers have ended."""
         while not (self._orders.stop.is_set() or self._has_all() or all(task.done() for task in reads)):
             self._changed.clear()
             with contextlib.suppress(TimeoutError):

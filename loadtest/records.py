@@ -1,4 +1,4 @@
-"""Records that say who wrote them: producer, sequence, CRC, and filler up to the size asked for.
+"""Self-describing records: producer, sequence, CRC, and filler up to the requested size.
 
 crc32 u32 | producer u32 | sequence u64 | filler
 """
@@ -14,18 +14,18 @@ RECORD_BYTES_MIN = _HEAD.size
 
 
 class Said(NamedTuple):
-    """Who wrote a record."""
+    """Contents of a record."""
 
     producer: int
     sequence: int
 
 
 class RecordMaker:
-    """Makes one producer's records, all of `size` bytes, at least RECORD_BYTES_MIN."""
+    """Makes one producer's records of `size` bytes, at least RECORD_BYTES_MIN."""
 
     def __init__(self, producer: int, size: int) -> None:
         if size < RECORD_BYTES_MIN:
-            raise ValueError(f"a record has at least {RECORD_BYTES_MIN} bytes: size={size}")
+            raise ValueError(f"size must be at least {RECORD_BYTES_MIN} bytes: size={size}")
         self._producer = producer
         self._filler = (b"%08x" % (producer * 2654435761 % 2**32)) * (size // 8 + 1)
         self._filler = self._filler[: size - _HEAD.size]
@@ -37,7 +37,7 @@ class RecordMaker:
 
 
 def read(payload: bytes) -> Said | None:
-    """Who wrote this record; None if the record does not verify."""
+    """Decode a record; None if its CRC does not match."""
     if len(payload) < _HEAD.size:
         return None
     crc, producer, sequence = _HEAD.unpack_from(payload)

@@ -1,7 +1,8 @@
-"""One run as JSON: everything that a report needs, and nothing that has to be asked for again.
+"""The run file: one run, or several, as JSON with everything that a report needs.
 
-The law of this file: what is written can be read back, and what is read back is checked before anybody believes it; a
-run appended to another keeps the machine, the weather and the versions of both.
+Invariants:
+- a file that was written can be read back, and is validated when it is read;
+- a run appended to another keeps the machine, the host conditions and the versions of both.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ FORMAT = 1
 
 
 class RunFileError(ValueError):
-    """Not a run of ours, or not one that can be read; the text says where it is wrong."""
+    """The file is no valid run; the message names the invalid part."""
 
 
 @dataclass(slots=True)
 class Run:
-    """One or more runs: `parts` says of each when, where and how; the rest is of all of them."""
+    """One or more runs. parts: time, machine and command of each; the other fields join all."""
 
     parts: list[dict[str, Any]] = field(default_factory=list)
     systems: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -32,7 +33,7 @@ class Run:
 
     @property
     def is_green(self) -> bool:
-        """No verdict is bad, and nothing failed to run."""
+        """Whether every verdict is good and nothing failed to run."""
         return all("not_applicable" in one or one.get("green") is True for one in self.results)
 
     def as_json(self) -> dict[str, Any]:
@@ -46,13 +47,13 @@ class Run:
         }
 
     def save(self, path: Path) -> None:
-        """Whole or not at all."""
+        """Replace the file atomically."""
         fresh = path.with_name(f"{path.name}.new")
         fresh.write_text(json.dumps(self.as_json(), separators=(",", ":")) + "\n")
         fresh.replace(path)
 
     def append(self, other: Run) -> None:
-        """Take in another run; its parts are numbered on. Raises RunFileError if the two do not fit."""
+        """Add another run, renumbering its parts. Raises RunFileError if the two do not fit."""
         self.check_cells(other.workloads)
         self.check_systems({name: about["options"] for name, about in other.systems.items() if "options" in about})
         shift = len(self.parts)
@@ -60,7 +61,7 @@ class Run:
         for name, about in other.systems.items():
             had = self.systems.get(name, {})
             told = {key: value for key, value in about.items() if value or key not in had}
-            self.systems[name] = {**had, **told}  # one that never started has no versions, and hides none
+            self.systems[name] = {**had, **told}  # keep versions if it did not start this time
         for name, about in other.workloads.items():
             before = self.workloads.get(name, {}).get("cells", [])
             labels = {cell["label"] for cell in before}
@@ -70,14 +71,16 @@ class Run:
             mine += [{**one, "part": one["part"] + shift} for one in theirs]
 
     def check_systems(self, options: Mapping[str, Mapping[str, str]]) -> None:
-        """One name stands for one set of options. Raises RunFileError."""
+        """Check that each system has the same options as before. Raises RunFileError."""
         for name, now in options.items():
             before = self.systems.get(name, {}).get("options", now)
             if before != now:
-                raise RunFileError(f"{name} has other options in the run: {before} and {now}")
+                raise RunFileError(
+                    f"{name} has other options in this run file, use another: {before} in the file, now {now}"
+                )
 
     def check_cells(self, workloads: Mapping[str, Mapping[str, Any]]) -> None:
-        """Figures of two shapes must not stand in one row. Raises RunFileError."""
+        """Check that each cell has the same shape as before. Raises RunFileError."""
         for name, about in workloads.items():
             had = {cell["label"]: cell["shape"] for cell in self.workloads.get(name, {}).get("cells", ())}
             for cell in about.get("cells", ()):
@@ -85,7 +88,9 @@ class Run:
                 differ = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
                 if differ:
                     said = ", ".join(f"{key} {before.get(key)} and {now.get(key)}" for key in differ)
-                    raise RunFileError(f"the run has {name} {cell['label']} in another shape: {said}")
+                    raise RunFileError(
+                        f"{name} {cell['label']} has other settings in this run file, use another: {said}"
+                    )
 
 
 _TURN = {"part": int, "round": int, "workload": str, "system": str, "void": bool}
@@ -93,28 +98,28 @@ _RESULT = {**_TURN, "label": str, "cell": dict}
 
 
 def read(path: Path) -> Run:
-    """A run from its file. Raises RunFileError."""
+    """Read a run file. Raises RunFileError."""
     try:
         told = json.loads(path.read_text())
     except OSError as error:
-        raise RunFileError(f"no such run: {error.strerror or error}: file={path}") from error
+        raise RunFileError(f"cannot read the run file: {error.strerror or error}: file={path}") from error
     except (ValueError, RecursionError) as error:
-        raise RunFileError(f"not JSON: file={path} {error}") from error
+        raise RunFileError(f"run file is not JSON: file={path} {error}") from error
     with _where(path):
         return from_json(told)
 
 
 def from_json(told: Any) -> Run:
-    """A run as `as_json` made it. Raises RunFileError."""
+    """Decode and validate `as_json`. Raises RunFileError."""
     if not isinstance(told, dict) or told.get("format") != FORMAT:
-        raise RunFileError(f"not a run of the load test in format {FORMAT}")
+        raise RunFileError(f"not a run file of the load test in format {FORMAT}")
     for name, kind in (("parts", list), ("systems", dict), ("workloads", dict), ("turns", list), ("results", list)):
         if not isinstance(told.get(name), kind):
-            raise RunFileError(f"a run has {name}: {told.get(name)!r:.60}")
+            raise RunFileError(f"{name} is missing or of a wrong type: {told.get(name)!r:.60}")
     for name in ("systems", "workloads"):
         for key, value in told[name].items():
             if not isinstance(value, dict):
-                raise RunFileError(f"{name}.{key} is an object: {value!r:.60}")
+                raise RunFileError(f"{name}.{key} must be an object: {value!r:.60}")
     for at, turn in enumerate(told["turns"]):
         _check(turn, _TURN, f"turns[{at}]")
     for at, result in enumerate(told["results"]):
@@ -122,31 +127,31 @@ def from_json(told: Any) -> Run:
         _check_result(result, f"results[{at}]", told)
     for at, part in enumerate(told["parts"]):
         if not isinstance(part, dict):
-            raise RunFileError(f"parts[{at}] is an object: {part!r:.60}")
+            raise RunFileError(f"parts[{at}] must be an object: {part!r:.60}")
     return Run(told["parts"], told["systems"], told["workloads"], told["turns"], told["results"])
 
 
 def _check(value: Any, shape: Mapping[str, type], where: str) -> None:
     if not isinstance(value, dict):
-        raise RunFileError(f"{where} is an object: {value!r:.60}")
+        raise RunFileError(f"{where} must be an object: {value!r:.60}")
     for key, kind in shape.items():
         if type(value.get(key)) is not kind:
-            raise RunFileError(f"{where}.{key} is {kind.__name__}: {value.get(key)!r:.60}")
+            raise RunFileError(f"{where}.{key} must be {kind.__name__}: {value.get(key)!r:.60}")
 
 
 def _check_result(result: dict[str, Any], where: str, told: dict[str, Any]) -> None:
     if result["system"] not in told["systems"] or result["workload"] not in told["workloads"]:
-        raise RunFileError(f"{where} is of a system or workload that the run does not describe")
+        raise RunFileError(f"{where} names a system or workload that the file does not describe")
     if not 0 <= result["part"] < len(told["parts"]):
-        raise RunFileError(f"{where}.part is one of the parts: {result['part']}")
+        raise RunFileError(f"{where}.part must be the number of a part: {result['part']}")
     if "not_applicable" in result or "error" in result:
         return
     if not isinstance(result.get("verdict"), dict) or type(result.get("green")) is not bool:
-        raise RunFileError(f"{where} has a verdict")
+        raise RunFileError(f"{where} has no verdict")
     if result["green"] and not isinstance(result.get("figures"), dict):
-        raise RunFileError(f"{where} is green, and has figures")
+        raise RunFileError(f"{where} is green but has no figures")
     if not result["green"] and "figures" in result:
-        raise RunFileError(f"{where} is not green, and has no figures")
+        raise RunFileError(f"{where} is not green but has figures")
 
 
 @contextlib.contextmanager

@@ -1,7 +1,9 @@
-"""Rounds: in each the systems take turns, so that what changes on the machine changes for all of them.
+"""Runs a plan in rounds: in each round the systems take turns, so that changes on the host affect all of them.
 
-The law of this file: the weather is taken before each turn; a turn in bad weather voids its round, which is done again,
-a bounded number of times; what is still kept of void rounds then is marked. Only one system runs at a time.
+Invariants:
+- only one system runs at a time;
+- host conditions are measured before and during each turn; a turn in bad conditions voids its round, which is
+  repeated, at most `voids` times per workload; later rounds in bad conditions count, and are marked.
 """
 
 from __future__ import annotations
@@ -35,39 +37,39 @@ SCRIPTS = {
     "kill-all": fault_scenarios.kill_all,
     "soak": scripts.soak,
 }
-LOOK_S = 1.5  # at the weather, before a turn
+LOOK_S = 1.5  # measuring host conditions before a turn
 _FAILURES = (CannotRunError, DLogError, OSError, TimeoutError, ValueError, AssertionError, LookupError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be run."""
+    """Workloads, systems and rounds to run."""
 
     workloads: Sequence[Workload]
     systems: Mapping[str, Variant]
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of --option, by system
     rounds: int = 5
-    voids: int = 3  # rounds that may be done again, a workload
-    wait_s: float = 30.0  # how long good weather is waited for, a turn
+    voids: int = 3  # void rounds that are repeated, per workload
+    wait_s: float = 30.0  # longest wait for good host conditions, per turn
     thresholds: host_conditions.Thresholds = field(default_factory=host_conditions.Thresholds)
     seed: int = 1
     scale: str = "quick"
     command: str = ""
-    plan: str = ""  # the command of a plan of several pieces
-    piece: str = ""  # its name there
-    asked: str = ""  # the command of that piece
-    done: Mapping[str, int] = field(default_factory=dict)  # rounds that there are already, by workload
+    plan: str = ""  # command of the --plan run, if this is a piece of one
+    piece: str = ""  # name of the piece
+    asked: str = ""  # arguments of the piece
+    done: Mapping[str, int] = field(default_factory=dict)  # rounds already in the run file, by workload
 
     def options_of(self, system: str) -> dict[str, str]:
-        """The variant's own, and what was said over them."""
+        """The variant's preset, changed by --option."""
         return {**self.systems[system].preset, **self.options.get(system, {})}
 
     def estimate_s(self) -> float:
-        """About how long it takes if the weather is good."""
+        """Estimated duration in good conditions."""
         return sum(self.workload_s(workload) for workload in self.workloads)
 
     def workload_s(self, workload: Workload) -> float:
-        """Of one workload, all rounds of it that are left."""
+        """Estimated duration of the remaining rounds."""
         left = max(0, self.rounds - self.done.get(workload.id, 0))
         return left * sum(turn_s(variant.make(name), workload) for name, variant in self.systems.items())
 
@@ -78,23 +80,23 @@ class Plan:
 
 
 def turn_s(system: System, workload: Workload) -> float:
-    """About how long a turn takes; cells that the system cannot run take no time."""
+    """Estimated duration of a turn; cells that the system cannot run count 0."""
     cells = [cell.shape for cell in workload.cells if lacking(system, cell.shape) is None]
     return LOOK_S + system.start_s + sum(shape.duration_s() for shape in cells) if cells else 0.0
 
 
 def told_of(workload: Workload) -> dict[str, Any]:
-    """A workload as the run's JSON has it."""
+    """A workload as in the run's JSON."""
     cells = [{"label": cell.label, "key": dict(cell.key), "shape": asdict(cell.shape)} for cell in workload.cells]
     return {"name": workload.name, "asks": workload.asks, "note": workload.note, "cells": cells}
 
 
 class PlanError(Exception):
-    """The plan cannot be run as it was given: an option that a system does not have."""
+    """The plan gives a system an invalid option."""
 
 
 class Runner:
-    """Runs a plan. `tell` hears what happens; `saved` is called with the run so far after each round."""
+    """Runs a plan. tell: called with progress messages. saved: called with the run so far after each round."""
 
     def __init__(
         self,
@@ -108,10 +110,10 @@ class Runner:
         self._saved = saved
         self._look = look
         self._run = Run(parts=[self._part()])
-        self._steal = self._foreign = 0.0  # the worst of this turn's cells
+        self._steal = self._foreign = 0.0  # maxima over this turn's cells
 
     async def run(self) -> Run:
-        """All of it. What fails is told in the run, not raised; raises PlanError for what was asked wrongly."""
+        """Run everything. Failures are recorded in the run. Raises PlanError for an invalid option of a system."""
         plan = self._plan
         for workload in plan.workloads:
             self._run.workloads[workload.id] = told_of(workload)
@@ -128,7 +130,7 @@ class Runner:
                 for one in (*turns, *results):
                     one["void"] = True
                 why = "; ".join(sorted({fault for turn in turns for fault in turn["faults"]}))
-                self._tell(f"{workload.id}: bad weather, done again: {why}")
+                self._tell(f"{workload.id}: round void, repeated; host conditions: {why}")
             else:
                 good += 1
             self._run.turns += turns
@@ -179,7 +181,7 @@ class Runner:
         return {**about, **turn.as_json(), **told}, results
 
     async def _good_weather(self, room: Path) -> host_conditions.Weather:
-        """Look until it is good, or until the patience ends."""
+        """Measure until conditions are good, at most `wait_s`."""
         end_s = time.monotonic() + self._plan.wait_s
         while True:
             seen: host_conditions.Weather = await self._look(room)
@@ -189,7 +191,7 @@ class Runner:
     async def _cells(
         self, system: System, cells: Sequence[Cell], room: Path, options: Mapping[str, str], about: dict[str, Any]
     ) -> tuple[list[dict[str, Any]], float | None]:
-        """Start the system, run its cells, stop it; results, and how long the start took."""
+        """Start the system, run its cells, stop it; results, and duration of the start."""
         results: list[dict[str, Any]] = []
         start_s: float | None = None
         try:
@@ -237,7 +239,7 @@ class Runner:
         self._tell(f"{about['workload']} round {about['round'] + 1} {about['system']} {cell.label}: {said}")
         return told
 
-    # ---- what is told about it --------------------------------------------------------------------------------------
+    # ---- parts of the run's JSON ------------------------------------------------------------------------------------
 
     @staticmethod
     def _about(about: Mapping[str, Any], cell: Cell) -> dict[str, Any]:
@@ -273,7 +275,7 @@ class Runner:
 
 
 def commit() -> str:
-    """What is measured, as git names it; + if files differ from it."""
+    """Commit of this checkout; with + if files differ from it."""
     here = Path(__file__).parent
     try:
         said = [
@@ -286,7 +288,7 @@ def commit() -> str:
 
 
 def _is_failure(error: BaseException) -> bool:
-    """Whether this is something that a system or the machine did, and no defect of ours."""
+    """Whether a system or the machine failed, rather than the load test itself."""
     if isinstance(error, BaseExceptionGroup):
         return all(_is_failure(one) for one in error.exceptions)
     return isinstance(error, _FAILURES)

@@ -1,7 +1,6 @@
-"""What happens in a cell where nothing is hurt: a load, a catch-up beside a load, a rest.
+"""Scripts of cells without faults: a load, a catch-up read beside a load, idle logs, a soak.
 
-The law of this file: a script starts what it needs, measures between two instants of the same clock, and leaves judging
-to the bench.
+A script starts what it needs and measures between two instants of one clock; the bench checks the records.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from loadtest.histogram import joined
 from loadtest.soaking import Load
 from loadtest.systems.base import CannotRunError
 
-LOGS_TO_WEIGH = 100  # with fewer, what a log weighs is lost in what starting to work weighs
+LOGS_TO_WEIGH = 100  # with fewer, memory per log is lost in what the first log allocates
 
 
 async def load(bench: Bench) -> Outcome:
-    """Producers, and readers that follow them if there are to be some."""
+    """Producers, and followers if the shape has readers."""
     shape = bench.shape
     await bench.make_logs(shape.logs)
     share, rest = divmod(shape.readers, shape.reader_processes)
@@ -52,10 +51,10 @@ async def load(bench: Bench) -> Outcome:
 
 
 async def catch_up(bench: Bench) -> Outcome:
-    """A backlog; then a writer alone; then the same writer while somebody reads from the start.
+    """Write a backlog; measure a writer alone; then measure the same load while a reader reads from the start.
 
-    The reader begins when the writer's measured time begins and is stopped when that ends: what either reached, it
-    reached beside the other. A backlog that is read sooner leaves the writer alone again, and no figure of it.
+    The reader runs exactly during the writer's measured time. If it finishes the backlog earlier, the writer was
+    undisturbed for the rest: the ratio of the two p99 is then not reported.
     """
     shape = bench.shape
     await bench.make_logs(1)
@@ -89,20 +88,22 @@ async def catch_up(bench: Bench) -> Outcome:
     }
     outcome.errors += read["errors"]
     if read_all:
-        outcome.errors.append(f"the backlog was read within {took_s:.2f} of {shape.seconds:g} s: raise backlog_mb")
+        outcome.errors.append(
+            f"the backlog was read in {took_s:.2f} of the measured {shape.seconds:g} s: raise backlog_mb"
+        )
     return outcome
 
 
 async def idle(bench: Bench) -> Outcome:
-    """Logs opened by one record each, and then nothing."""
+    """Append one record to each log, then measure without any load."""
     shape = bench.shape
     await bench.make_logs(shape.logs)
     before = {role: len(pids) for role, pids in bench.system.processes().items()}
     rested = bench.watch
     rested.begin(bench.system.processes())
     rss_before = sum(int(used["rss_bytes"]) for used in rested.used().values())
-    producer = await bench.producer(0, mode="open", rate=1.0)  # not told to go: it holds its logs open, and its peace
-    await asyncio.sleep(2.0)  # what opening leaves to be done
+    producer = await bench.producer(0, mode="open", rate=1.0)  # without `go` it keeps its logs open, idle
+    await asyncio.sleep(2.0)  # work that follows from opening logs ends meanwhile
     rested.begin(bench.system.processes())
     begin_s = time.monotonic()
     await asyncio.sleep(shape.idle_s)
@@ -125,7 +126,7 @@ async def idle(bench: Bench) -> Outcome:
 
 
 async def soak(bench: Bench) -> Outcome:
-    """Streams with retention written steadily, streams and readers that come and go: disk and memory meanwhile."""
+    """Run loadtest/soaking.py: disk and memory under a steady load with retention."""
     shape = bench.shape
     load = Load(
         seconds=shape.seconds,
@@ -137,14 +138,14 @@ async def soak(bench: Bench) -> Outcome:
     async with bench.watching():
         soaked = await bench.system.soak(load)
     if soaked.failed:
-        raise CannotRunError(f"{len(soaked.failed)} failures, the first: {soaked.failed[0]}")
+        raise CannotRunError(f"the soak had {len(soaked.failed)} failures, first: {soaked.failed[0]}")
     ratios = {name: round(ratio, 3) for name, ratio in soaked.rss_ratios().items()}
     figures: dict[str, Any] = {name: round(value, 3) for name, value in soaked.figures().items()}
     return Outcome(soaked.verdict, figures=figures | {"rss_ratios": ratios}, usage=bench.watch.used())
 
 
 async def write_backlog(bench: Bench, number: int, records: int) -> None:
-    """So many records, as fast as goes, in batches of the application's own where the system has such."""
+    """Append `records` records at full speed, in application batches if the system supports them."""
     shape = bench.shape
     if records < 1:
         return
@@ -156,7 +157,7 @@ async def write_backlog(bench: Bench, number: int, records: int) -> None:
 
 
 def _outcome(bench: Bench, verdict: Any, produced: list[dict[str, Any]]) -> Outcome:
-    """What every load tells."""
+    """The figures that every load reports."""
     shape = bench.shape
     usage = bench.watch.used()
     timeline: list[int] = []
@@ -176,6 +177,6 @@ def _outcome(bench: Bench, verdict: Any, produced: list[dict[str, Any]]) -> Outc
 
 
 def _generator(one: Mapping[str, Any]) -> dict[str, Any]:
-    """What a generator itself used."""
+    """Resource usage of a generator."""
     busy = one["cpu_s"] / one["measured_s"]
     return {"cpu_s": round(one["cpu_s"], 3), "busy": round(busy, 3), "rss_peak": one["rss_peak"]}

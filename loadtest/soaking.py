@@ -1,14 +1,14 @@
-"""A soak: a steady load with retention, while streams and readers come and go, for as long as asked.
+"""A soak: a steady load on streams with retention, while other streams and readers come and go.
 
-    writers      `streams` streams with retention, each with a reader that follows it from its start to the end
-    visitors     a reader begins at a stream's tail, reads some batches, and leaves
+    writers      `streams` streams with retention, each followed by one reader from its start to the end of the soak
+    visitors     a reader starts at a stream's tail, reads some batches, and stops
     guests       a stream is created, written, read from its start, and deleted
-    truncation   the first stream is truncated now and then, beside its retention
+    truncation   the first stream is also truncated every few seconds
 
-Disk and memory of every process are sampled meanwhile. Every record is given to the checker by at least one reader.
+Disk and memory of every process are sampled meanwhile. At least one reader passes each record to the checker.
 
 Invariants:
-- A process that was started again, and a reader that fell behind the retention, is a failure of the soak.
+- A process restart, or a reader that falls behind the retention, fails the soak.
 - Memory at the end is the median of the last twelfth of the time; it is compared with the median of the twelfth that
   begins after a sixth of the time.
 """
@@ -44,16 +44,16 @@ BATCH_RECORDS_MAX = 64
 VISIT_S, VISIT_BATCHES = 2.0, 5
 GUEST_S, GUEST_RECORDS = 1.0, 20
 TRUNCATE_S = 5.0
-KEEP_S = 8.0  # how long before a truncation the record was acknowledged up to which it goes
+KEEP_S = 8.0  # a truncation keeps the records that were acknowledged in the last KEEP_S
 LOOK_S = 5.0
-LOOKS_MIN = 24  # of a short soak
+LOOKS_MIN = 24  # samples of a short soak
 FAILED_MAX = 100
 DRAIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What a soak does. bytes_per_s: of payloads, all streams together."""
+    """Load of a soak. bytes_per_s: of payloads, all streams together."""
 
     seconds: float
     streams: int = 4
@@ -63,13 +63,13 @@ class Load:
 
     @property
     def settings(self) -> dict[str, float]:
-        """Of each stream that is written."""
+        """Settings of each stream."""
         return {"retention_s": self.retention_s, "segment_age_s": max(1.0, self.retention_s / 2)}
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look. rss, used: bytes, by process and by bookie. live: bytes of payload that streams hold."""
+    """One sample. rss, used: bytes, by process and by bookie. live: bytes of payload in the streams."""
 
     at_s: float
     rss: Mapping[str, int]
@@ -79,7 +79,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Soaked:
-    """What came of a soak."""
+    """Result of a soak."""
 
     samples: list[Sample]
     verdict: Verdict
@@ -87,7 +87,7 @@ class Soaked:
     failed: list[str] = field(default_factory=list)
 
     def figures(self) -> dict[str, float]:
-        """Disk of the fullest bookie in MB, and the most by which the memory of a process grew (`rss_ratios`)."""
+        """Disk usage of the fullest bookie in MB, and the largest growth in memory of a process (`rss_ratios`)."""
         samples = self.samples
         used = [max(sample.used.values()) for sample in samples]
         last = samples[-1]
@@ -112,12 +112,12 @@ class Soaked:
 
 
 def _median(looks: Sequence[Mapping[str, int]], name: str) -> float:
-    """Of one process's memory; 0 if it was never seen."""
+    """Median memory of a process; 0 if never sampled."""
     return float(statistics.median([rss[name] for rss in looks if name in rss] or [0]))
 
 
 class Soak:
-    """One soak of a `dlog up`. running: asked again and again what runs. tell: hears of each twelfth of the time."""
+    """One soak of a `dlog up`. running: returns the present processes. tell: called for each twelfth of the time."""
 
     def __init__(
         self, running: Callable[[], RunningCluster], load: Load, tell: Callable[[str], None] = lambda _: None
@@ -132,7 +132,7 @@ class Soak:
         self._over = asyncio.Event()
 
     async def run(self) -> Soaked:
-        """Raises DLogError, CannotRunError, TimeoutError if the cluster fails for good."""
+        """Raises DLogError, CannotRunError, TimeoutError if the cluster does not recover."""
         async with AsyncExitStack() as stack:
             connect = self._running().connect
             writer = await stack.enter_async_context(dlog.connect(connect))
@@ -161,13 +161,13 @@ class Soak:
                 self._verdict.add(await asyncio.to_thread(stream.checker.finish))
         for part in self._running().parts:
             if part.pid != begun[part.id]:
-                self._fail(f"{_name(part)} was started again")
+                self._fail(f"{_name(part)} was restarted")
         return Soaked(self._samples, self._verdict, await self._read_only(), self._failed)
 
-    # ---- what comes and goes ----------------------------------------------------------------------------------------
+    # ---- writers, readers, truncation -------------------------------------------------------------------------------
 
     async def _write(self, client: dlog.Client, stream: SoakStream) -> None:
-        """Batches at a steady rate, each awaited."""
+        """Append batches at a steady rate, each awaited."""
         load = self._load
         rate = load.bytes_per_s / load.streams / load.record_bytes
         begin_s = time.monotonic()
@@ -185,13 +185,13 @@ class Soak:
             stream.acknowledged(told, time.monotonic())
 
     async def _follow(self, client: dlog.Client, stream: SoakStream) -> None:
-        """Read everything, from before the first record on, until cancelled."""
+        """Read everything from the start on, until cancelled."""
         try:
             async with aclosing(client.read_batches(stream.name, start=dlog.START, follow=True)) as batches:
                 async for batch in batches:
                     stream.followed(batch)
         except DLogError as error:
-            self._fail(f"the reader of {stream.name}: {error}")
+            self._fail(f"the follower of {stream.name}: {error}")
             stream.has_lost_its_reader = True
 
     async def _visit(self, client: dlog.Client) -> None:
@@ -241,7 +241,7 @@ class Soak:
                     self._fail(f"truncation of {stream.name} to {place}: {error}")
 
     async def _rests(self, seconds: float) -> bool:
-        """Wait so long, or until the soak is over; whether it is."""
+        """Wait `seconds`; whether the soak is over."""
         try:
             async with asyncio.timeout(seconds):
                 await self._over.wait()
@@ -249,10 +249,10 @@ class Soak:
             return False
         return True
 
-    # ---- looking ----------------------------------------------------------------------------------------------------
+    # ---- sampling ---------------------------------------------------------------------------------------------------
 
     async def _look(self, client: dlog.Client) -> None:
-        """Sample until the time is over."""
+        """Sample until the end."""
         load, begin_s = self._load, time.monotonic()
         step_s = min(LOOK_S, load.seconds / LOOKS_MIN)
         told = 0
@@ -277,13 +277,13 @@ class Soak:
                 self._tell(f"soak {sample.at_s:,.0f} s: live MB {sample.live / MB:.0f}; used MB {used}; RSS MB {rss}")
 
     async def _drain(self) -> None:
-        """Until the readers that follow have all that was acknowledged; one that does not get there has lost it."""
+        """Wait until the followers have all acknowledged records; one that misses some within DRAIN_S fails."""
 
         async def all_have_all() -> bool:
             return all(stream.is_followed() for stream in self._streams)
 
         try:
-            await until(all_have_all, DRAIN_S, "not every reader has all records")
+            await until(all_have_all, DRAIN_S, "followers did not receive all records")
         except CannotRunError as error:
             self._fail(str(error))
 
@@ -298,7 +298,7 @@ class Soak:
 
 
 class SoakStream:
-    """One stream of a soak and what is known of its records. They are all of producer 0."""
+    """One stream of a soak and the state of its records, all of producer 0."""
 
     def __init__(self, name: str, load: Load) -> None:
         self.name = name
@@ -308,8 +308,8 @@ class SoakStream:
         self.has_lost_its_reader = False
         self._record_bytes = load.record_bytes
         self._make = RecordMaker(0, load.record_bytes).make
-        self._live: deque[tuple[dlog.DLSN, int, float]] = deque()  # last place, bytes, when it was acknowledged
-        self._newest = self._seen = -1  # sequences: acknowledged, and given to the reader that follows
+        self._live: deque[tuple[dlog.DLSN, int, float]] = deque()  # last DLSN, bytes, time of acknowledgement
+        self._newest = self._seen = -1  # last sequence acknowledged, last sequence received by the follower
 
     def next_batch(self, count: int) -> list[bytes]:
         self.checker.sent(0, self.sent, count)
@@ -318,7 +318,7 @@ class SoakStream:
         return batch
 
     def acknowledged(self, told: dlog.BatchResult, now_s: float) -> None:
-        """The batch that was sent last is written; batches of a stream are sent one after the other."""
+        """The last batch is acknowledged; a stream has one pending batch at a time."""
         self.checker.acknowledged(0, self.sent - told.count, told.count, told.first)
         self._newest = self.sent - 1
         size = told.count * self._record_bytes
@@ -331,7 +331,7 @@ class SoakStream:
         self._seen = said.sequence if said is not None else self._seen
 
     def is_followed(self) -> bool:
-        """Whether the reader that follows has all that was acknowledged, or has ended with an error."""
+        """Whether the follower has all acknowledged records, or has ended with an error."""
         return self.has_lost_its_reader or self._seen >= self._newest
 
     def truncated_before(self, first: dlog.DLSN) -> None:
@@ -339,32 +339,32 @@ class SoakStream:
             self.live_bytes -= self._live.popleft()[1]
 
     def place_before(self, instant_s: float) -> dlog.DLSN | None:
-        """The last place that was acknowledged before that instant and is there still."""
+        """The last DLSN, not truncated yet, that was acknowledged at that instant or before."""
         return next((place for place, _, at_s in reversed(self._live) if at_s <= instant_s), None)
 
 
 def _name(part: RunningPart) -> str:
-    """Of a process, in the report: proxies have names, other parts are named by their address."""
+    """Name of a process in reports: a proxy's id; role and address of others."""
     return part.id if part.id.startswith(part.role) else f"{part.role} {part.id}"
 
 
 def _rss(running: RunningCluster) -> dict[str, int]:
-    """Of every process of a `dlog up`."""
+    """Memory of every process of a `dlog up`."""
     found = {_name(part): part.pid for part in running.parts}
     used = {name: usage(pid) for name, pid in found.items() if pid} | {"dlog up": usage(running.pid)}
     return {name: seen.rss_bytes for name, seen in used.items() if seen is not None}
 
 
 def _used(running: RunningCluster) -> dict[str, int]:
-    """Bytes on disk below the directory of each bookie. Raises CannotRunError if there is none."""
+    """Disk usage of each bookie's directory. Raises CannotRunError if there is none."""
     found = {place.name: bytes_on_disk(place) for place in sorted(Path(running.directory).glob("bookie-*"))}
     if not found:
-        raise CannotRunError(f"no bookie has its directory here: {running.directory}")
+        raise CannotRunError(f"no directory bookie-* in {running.directory}: disk usage cannot be measured")
     return found
 
 
 def bytes_on_disk(directory: Path) -> int:
-    """Blocks of all files below a directory in which files come and go."""
+    """Allocated blocks of all files in a directory tree; files may disappear meanwhile."""
     total = 0
     for place, _, names in os.walk(directory):
         for name in names:

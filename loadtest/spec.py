@@ -1,7 +1,8 @@
-"""What a workload is: one TOML in loadtest/workloads, its cells, and how long it takes.
+"""Workloads: reads loadtest/workloads/*.toml into cells and estimates their duration.
 
-The law of this file: an unknown key, another type or a number that nothing could do is an error that names the file;
-the scale (quick, full) changes how long and how much, never what is asked.
+Invariants:
+- an unknown key, a wrong type or an impossible number is an error that names the file;
+- the scale (quick, full) changes duration and amount, never what is measured.
 """
 
 from __future__ import annotations
@@ -26,39 +27,39 @@ SCALES: Mapping[str, Mapping[str, float]] = {
     "quick": {"seconds": 5.0, "warmup_s": 2.0},
     "full": {"seconds": 60.0, "warmup_s": 10.0},
 }
-CELL_S = 3.0  # a guess of what is around a load: generators start, records are read back, the judge judges
-LOG_S = 0.005  # the same of what a log costs to make, open and read back
-JUDGE_S = 0.7  # the same of what a second of a load at its most takes to be read back and judged
+CELL_S = 3.0  # estimated overhead per cell: starting generators, reading records back, checking them
+LOG_S = 0.005  # estimated time to create, open and read back one log
+JUDGE_S = 0.7  # estimated time to read back and check one second of a maximum-throughput load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What one cell of a workload does. Sizes are of payloads; rates are of all producers together."""
+    """Options of one cell of a workload. Sizes are of payloads; rates are of all producers together."""
 
     script: str = "load"
     flavour: str = "fast"  # or "user": the client that a Python program would use
     mode: str = "window"  # see loadtest/systems/base.py
     record_bytes: int = 100
-    batch_bytes: int = 0  # of the application's own batches; 0: it makes none
-    window: int = 4096  # records under way; with batches: batches under way
+    batch_bytes: int = 0  # size of the batches that the application makes; 0: it appends single records
+    window: int = 4096  # pending records; with batches: pending batches
     tasks: int = 256
     rate: int = 10_000  # records a second, open loop
     logs: int = 1
     zipf: float = 0.0
     producers: int = 1  # processes
-    readers: int = 0  # that follow while the load runs
-    reader_processes: int = 1  # to share them
-    backlog_mb: int = 0  # MB written before: what a catch-up reads, what a full crash leaves
-    faults: int = 10  # times that it happens, in fault, roll (whole passes) and hand-over
-    calm_s: float = 1.0  # between two of them
-    fault: str = ""  # "kill" or "freeze", of script "fault"
+    readers: int = 0  # tail readers while the load runs
+    reader_processes: int = 1  # processes that share the readers
+    backlog_mb: int = 0  # MB written beforehand: for catch-up to read, for kill-all to recover
+    faults: int = 10  # number of faults, of passes (script "roll") or of hand-overs
+    calm_s: float = 1.0  # pause between two faults
+    fault: str = ""  # "kill" or "freeze", for script "fault"
     target: str = "owner"  # or "storage"
     frozen_s: float = 5.0
     idle_s: float = 10.0
     retention_s: float = 10.0  # of the streams of a soak
     warmup_s: float = 1.0
     seconds: float = 5.0
-    patience_s: float = 120.0  # how long an answer may take
+    patience_s: float = 120.0  # timeout of one acknowledgement, and of followers at the end
 
     def __post_init__(self) -> None:
         _one_of("script", self.script, SCRIPTS)
@@ -68,21 +69,21 @@ class Shape:
         if self.script == "fault":
             _one_of("fault", self.fault, ("kill", "freeze"))
         if self.record_bytes < PAYLOAD_BYTES_MIN:
-            raise ValueError(f"record_bytes is at least {PAYLOAD_BYTES_MIN}: record_bytes={self.record_bytes}")
+            raise ValueError(f"record_bytes must be at least {PAYLOAD_BYTES_MIN}: record_bytes={self.record_bytes}")
         if self.record_bytes > MiB:
-            raise ValueError(f"record_bytes is at most {MiB}: record_bytes={self.record_bytes}")
+            raise ValueError(f"record_bytes must be at most {MiB}: record_bytes={self.record_bytes}")
         if self.batch_bytes and self.batch_bytes < self.record_bytes:
-            raise ValueError(f"a batch has at least one record: batch_bytes={self.batch_bytes}")
+            raise ValueError(f"batch_bytes must be 0 or at least record_bytes: batch_bytes={self.batch_bytes}")
         for name in ("window", "tasks", "rate", "logs", "producers", "reader_processes", "faults"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1: {name}={getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1: {name}={getattr(self, name)}")
         for name in ("readers", "backlog_mb", "calm_s", "frozen_s", "idle_s", "warmup_s", "zipf"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name} is not negative: {name}={getattr(self, name)}")
+                raise ValueError(f"{name} must not be negative: {name}={getattr(self, name)}")
         if self.retention_s < 1:
-            raise ValueError(f"retention_s is at least 1: retention_s={self.retention_s}")
+            raise ValueError(f"retention_s must be at least 1: retention_s={self.retention_s}")
         if not 0 < self.seconds <= 86_400 or self.patience_s <= 0:
-            raise ValueError(f"seconds is above 0 and at most a day: seconds={self.seconds}")
+            raise ValueError(f"seconds must be in (0, 86400], patience_s above 0: seconds={self.seconds}")
 
     @property
     def batch_records(self) -> int:
@@ -93,7 +94,7 @@ class Shape:
         return self.window * self.batch_records
 
     def needs(self) -> list[str]:
-        """Features that a system must have, of systems/base.py."""
+        """The features (systems/base.py) that a system needs for this cell."""
         found = []
         if self.batch_bytes:
             found.append("batch")
@@ -111,7 +112,7 @@ class Shape:
         return found
 
     def duration_s(self) -> float:
-        """About how long it takes, a fast system assumed."""
+        """Estimated duration on a fast system."""
         once = {"fault": self.calm_s + 2 + self.frozen_s * (self.fault == "freeze"), "roll": 40.0, "hand-over": 1.5}
         if self.script in once:
             return CELL_S + self.faults * once[self.script]
@@ -141,7 +142,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One TOML, at one scale."""
+    """One workload file, at one scale."""
 
     id: str
     name: str
@@ -160,7 +161,7 @@ class _Head:
 
 
 def known() -> dict[str, Path]:
-    """Every workload by id and by name, in the order of their ids."""
+    """Every workload by id and by name, in order of ids."""
     found: dict[str, Path] = {}
     for path in WORKLOADS.glob("W*.toml"):
         number, _, name = path.stem.partition("-")
@@ -169,24 +170,24 @@ def known() -> dict[str, Path]:
 
 
 def ids() -> list[str]:
-    """Of all workloads."""
+    """The ids of all workloads."""
     return [name for name, path in known().items() if path.stem.startswith(f"{name}-")]
 
 
 def load(name: str, scale: Scale = "quick", changes: Mapping[str, str] | None = None) -> Workload:
-    """A workload by id or name, or a TOML file by path. Raises ConfigError.
+    """Read a workload by id, name or path of a TOML file. Raises ConfigError.
 
-    changes: KEY=VALUE over all; a key of the matrix takes its values from here, with commas between them.
+    changes: options that replace the file's; for a key of the matrix, a comma-separated list of values.
     """
     path = known().get(name)
     if path is None:
         path = Path(name)
         if not name.endswith(".toml") or not path.is_file():
-            raise ConfigError(f"no such workload, there are {', '.join(ids())}, or give a TOML file: name={name[:60]}")
+            raise ConfigError(f"no such workload; choose {', '.join(ids())}, or a TOML file: name={name[:60]}")
     try:
         told = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"not TOML: file={path.name} {error}") from error
+        raise ConfigError(f"workload file is not readable TOML: file={path.name} {error}") from error
     return _workload(told, path.name, scale, changes or {})
 
 
@@ -195,13 +196,13 @@ def _workload(told: dict[str, Any], where: str, scale: Scale, changes: Mapping[s
     scaled = {name: told.pop(name, {}) for name in ("quick", "full")}
     matrix = told.pop("matrix", {})
     if not all(isinstance(table, dict) for table in (matrix, *scaled.values())):
-        raise ConfigError(f"quick, full and matrix are tables: file={where}")
+        raise ConfigError(f"quick, full and matrix must be tables: file={where}")
     head: dict[str, Any] = {key: told.pop(key) for key in ("id", "name", "asks", "note") if key in told}
     mine = dict(scaled[scale])
     matrix = {**matrix, **mine.pop("matrix", {})}
     for key, values in matrix.items():
         if key not in names or not isinstance(values, list) or not values:
-            raise ConfigError(f"a matrix gives a list to options of a shape: file={where} key={key}")
+            raise ConfigError(f"a matrix maps options of a workload to non-empty lists: file={where} key={key}")
     base = {**SCALES[scale], **told, **mine}
     for key, value in changes.items():
         if key in matrix:
@@ -218,16 +219,16 @@ def _workload(told: dict[str, Any], where: str, scale: Scale, changes: Mapping[s
 
 
 def chosen(given: str, scale: Scale, changes: Mapping[str, str]) -> list[Workload]:
-    """What "W1,W3" or "all" means. Raises ConfigError; a change must be understood by each."""
+    """The workloads of "W1,W3" or "all". Raises ConfigError, also if a change does not fit one."""
     wanted: Sequence[str] = ids() if given == "all" else [name.strip() for name in given.split(",") if name.strip()]
     if not wanted:
-        raise ConfigError(f"no workload is named, there are {', '.join(ids())}")
+        raise ConfigError(f"no workload given; choose from {', '.join(ids())}")
     return [load(name, scale, changes) for name in wanted]
 
 
 def _one_of(name: str, value: str, among: Sequence[str]) -> None:
     if value not in among:
-        raise ValueError(f"{name} is one of {', '.join(among)}: {name}={value}")
+        raise ValueError(f"{name} must be one of {', '.join(among)}: {name}={value}")
 
 
 def _number(path: Path) -> int:

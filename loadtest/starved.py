@@ -1,8 +1,8 @@
-"""What clients hear while every process of a cluster has a few percent of a CPU.
+"""Measures the longest time without an acknowledgement while each process gets a few percent of a CPU.
 
-Each process is stopped and continued in turn (SIGSTOP, SIGCONT), so that it runs for its share of each period: that
-needs no rights on the machine, and is how a bandwidth limit of a control group looks to a process. A figure is told
-only when every record that was acknowledged is read back once.
+Each process is stopped and continued in turn (SIGSTOP, SIGCONT), so that it runs for its share of each period. This
+needs no privileges and looks to a process like the CPU quota of a control group. Figures are reported only if every
+acknowledged record is read back exactly once.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SHARE = 0.05
 PERIOD_S = 1.0
 SECONDS = 60.0
 WRITERS, TASKS = 2, 4
-DEADLINE_S = 600.0  # of an append: a silence is measured, not answered with an error
+DEADLINE_S = 600.0  # of an append: long, so that a silence is measured instead of failing the append
 
 
 class Starved:
-    """Writers that wait for each record, on a `dlog up` whose processes have `share` of a CPU each for `seconds`."""
+    """Writers that await each record, on a `dlog up` whose processes get `share` of a CPU each for `seconds`."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Starved:
         self._checker = Checker()
 
     async def go(self, stream: str) -> dict[str, Any]:
-        """The report. Raises DLogError, TimeoutError; in any case every process runs freely afterwards."""
+        """Run; the report. Raises DLogError, TimeoutError; processes run freely afterwards in any case."""
         options = ClientOptions(append_deadline_s=DEADLINE_S, request_deadline_s=DEADLINE_S)
         async with AsyncExitStack() as clients:
             client = await clients.enter_async_context(dlog.connect(self._running.connect, options=options))
@@ -103,7 +103,7 @@ class Starved:
 
 @asynccontextmanager
 async def throttled(pids: Sequence[int], share: float) -> AsyncIterator[None]:
-    """Each of these processes runs for `share` of the time while the context lasts. The share of all is at most 1."""
+    """Let each process run for `share` of the time inside this context; the shares sum to at most 1."""
     command = [sys.executable, "-m", "loadtest.starved", str(share), *map(str, pids)]
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.DEVNULL, preexec_fn=die_with_parent()
@@ -118,7 +118,7 @@ async def throttled(pids: Sequence[int], share: float) -> AsyncIterator[None]:
 
 
 def _throttle(pids: Sequence[int], share: float) -> None:
-    """Let one after the other run; for ever."""
+    """Let one process after the other run; never returns."""
     run_s = PERIOD_S * share
     rest_s = max(0.0, PERIOD_S - run_s * len(pids)) / len(pids)
     for pid in pids:

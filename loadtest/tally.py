@@ -1,7 +1,8 @@
-"""What one producer hears: latencies from the instant a record was due, gaps, a timeline, and the history.
+"""Measurements of one producer: latencies, gaps, a timeline, and the history. Does no I/O but the history.
 
-The law of this file: a record's latency begins when it was due, not when it was handed over; a gap ends at the next
-answer. Nothing here waits or sends.
+Invariants:
+- a record's response time starts when the record was due, not when it was handed over;
+- a gap ends at the next acknowledgement.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from loadtest.systems.base import Acked, Position, Refused
 TIMELINE_NS = 100_000_000
 GAP_NS = 20_000_000
 ERRORS_MAX = 10
-_EACH = 16  # chunks up to so many records are counted one by one, larger ones in so many groups
+_EACH = 16  # latencies of up to _EACH records are counted one by one, of more in _EACH groups
 
 
 class Chunk:
@@ -37,7 +38,7 @@ class Chunk:
 
 
 class Flow:
-    """What is under way to one log."""
+    """Pending records of one log."""
 
     def __init__(self, log: int) -> None:
         self.log = log
@@ -46,7 +47,7 @@ class Flow:
 
 
 class Tally:
-    """Of one producer. Times are CLOCK_MONOTONIC ns."""
+    """Counts and latencies. Times are CLOCK_MONOTONIC ns."""
 
     def __init__(self, producer: int, history: HistoryWriter, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.response = Histogram()
@@ -62,10 +63,10 @@ class Tally:
         self._history = history
         self._now_ns = now_ns
         self._last_ns = 0
-        self._refused_due_ns: int | None = None  # when the first of those refused since the last answer was due
+        self._refused_due_ns: int | None = None  # due time of the first record refused since the last ack
 
     def begin(self, start_ns: int, warmup_s: float, seconds: float) -> None:
-        """The load begins then; what is answered in the `seconds` after the warm-up is measured."""
+        """Set when the load starts, and that acknowledgements in the `seconds` after the warm-up are measured."""
         self.start_ns = start_ns
         self.from_ns = start_ns + int(warmup_s * 1e9)
         self.to_ns = self.from_ns + int(seconds * 1e9)
@@ -76,7 +77,7 @@ class Tally:
         return self.sent - self.acked - self.failed
 
     def handed(self, flow: Flow, count: int, due_ns: int, step_ns: float, sent_ns: int) -> None:
-        """The next `count` records of this log were handed over now."""
+        """The next `count` records of this log were handed over."""
         flow.chunks.append(Chunk(flow.sent, count, due_ns, step_ns, sent_ns))
         flow.sent += count
         self.sent += count
@@ -92,7 +93,7 @@ class Tally:
     def _acked(self, flow: Flow, first: int, count: int, position: Position | None) -> None:
         now = self._now_ns()
         end = first + count
-        oldest = flow.chunks[0].due_ns if flow.chunks else now  # also if it is not what is answered now
+        oldest = flow.chunks[0].due_ns if flow.chunks else now  # also if this answer is for others
         for chunk in flow.chunks:
             if chunk.first >= end:
                 break
@@ -125,7 +126,7 @@ class Tally:
     def _note_answer(self, now: int, count: int, oldest_due_ns: int) -> None:
         self.acked += count
         self.first_ack_ns = self.first_ack_ns or now
-        if self._refused_due_ns is not None:  # whoever waited for those waits for this answer
+        if self._refused_due_ns is not None:  # refused records keep the gap open until this ack
             oldest_due_ns = min(oldest_due_ns, self._refused_due_ns)
             self._refused_due_ns = None
         begin = max(self._last_ns, min(oldest_due_ns, now))
@@ -165,16 +166,16 @@ class Tally:
             flow.chunks.popleft()
 
     def result(self, cpu_s: float) -> dict[str, Any]:
-        """What the generator says in the end. What is still under way counts as failed, its outcome unknown."""
+        """The generator's result. Pending records count as failed with unknown outcome."""
         end_ns = min(self.to_ns, self._now_ns())
         if self.under_way > 0:
             self.gaps.append((self._last_ns, self._now_ns()))
-            self.note_error(f"{self.under_way} records were never answered")
+            self.note_error(f"{self.under_way} records got no response")
         return {
             "sent": self.sent,
             "acked": self.acked,
             "failed": self.sent - self.acked,
-            "behind": 0,  # all that was due was handed over, however late
+            "behind": 0,  # this generator hands over every due record, however late
             "errors": self.errors,
             "measured": self.measured,
             "measured_s": max(1e-9, (end_ns - self.from_ns) / 1e9),

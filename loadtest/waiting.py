@@ -1,4 +1,4 @@
-"""Waiting for a condition that only asking tells."""
+"""Waits for a condition by polling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadtest.systems.base import CannotRunError
 async def until(
     condition: Callable[[], Awaitable[bool]], within_s: float, otherwise: str, step_s: float = 0.05
 ) -> None:
-    """Ask again and again until it holds. Raises CannotRunError after `within_s`."""
+    """Poll until the condition holds. Raises CannotRunError after `within_s`."""
     end_s = time.monotonic() + within_s
     while not await condition():
         if time.monotonic() > end_s:

@@ -1,4 +1,4 @@
-"""What a workload is, and one run of it through the public client."""
+"""Workloads of the quick measurement (append, await, fan), and one run through the public client."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from loadtest.checker import Checker, Verdict
 from loadtest.records import RECORD_BYTES_MIN, RecordMaker
 
 WORKLOADS = Path(__file__).parent / "workloads"
-END = b"end"  # the record after the last
+END = b"end"  # payload appended after the last record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One stream, some producers, some readers at the tail.
+    """One stream, its producers and its tail readers.
 
-    mode: "pipeline" hands the client batch_records at a time and does not wait; "await" has `tasks` tasks per producer
-    that each wait for every record.
+    mode: "pipeline" hands batch_records at a time to the client without waiting; "await" runs `tasks` tasks per
+    producer, each of which awaits every append.
     """
 
     mode: str = "pipeline"
@@ -38,29 +38,29 @@ class Workload:
 
     def __post_init__(self) -> None:
         if self.mode not in ("pipeline", "await"):
-            raise ValueError(f"mode is pipeline or await: mode={self.mode}")
+            raise ValueError(f"mode must be pipeline or await: mode={self.mode}")
         if self.record_bytes < RECORD_BYTES_MIN:
-            raise ValueError(f"record_bytes is at least {RECORD_BYTES_MIN}")
+            raise ValueError(f"record_bytes must be at least {RECORD_BYTES_MIN}")
         for name in ("records", "producers", "batch_records", "tasks"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1")
+                raise ValueError(f"{name} must be at least 1")
 
 
 def load(name: str, changes: dict[str, Any]) -> Workload:
-    """A workload of loadtest/workloads by name, or a TOML file by path. Raises ConfigError."""
+    """Read a workload by name or path of a TOML file. Raises ConfigError."""
     path = WORKLOADS / f"{name}.toml" if "/" not in name and not name.endswith(".toml") else Path(name)
     if not path.is_file():
         known = ", ".join(sorted(p.stem for p in WORKLOADS.glob("*.toml")))
-        raise ConfigError(f"no such workload, there are {known}, or give the path of a TOML file: name={name}")
+        raise ConfigError(f"no such workload; choose {known}, or give the path of a TOML file: name={name}")
     try:
         values = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"not TOML: file={path} {error}") from error
+        raise ConfigError(f"workload file is not readable TOML: file={path} {error}") from error
     return build(Workload, {**values, **changes}, where=str(path))
 
 
 class Run:
-    """One run against a cluster. `acknowledgements`: monotonic seconds of each answer, for the longest gap."""
+    """One run of a workload against a cluster."""
 
     def __init__(self, workload: Workload, stream: str) -> None:
         self.workload = workload
@@ -74,7 +74,7 @@ class Run:
         self._done = asyncio.Event()
 
     async def go(self, client: dlog.Client) -> Verdict:
-        """Write, follow, read all back from the start, judge. Raises DLogError if the cluster fails for good."""
+        """Write, follow, read all back from the start, check. Raises DLogError if the cluster does not recover."""
         work = self.workload
         following = [asyncio.Event() for _ in range(work.tails)]
         async with asyncio.TaskGroup() as readers:
@@ -89,14 +89,14 @@ class Run:
                     writers.create_task(self._write(producer, share), name=f"producer {producer}")
             self.seconds = self._last_ack_s - begin
             self._done.set()
-            await client.append(self.stream, END)  # lets tails see that this is the end
+            await client.append(self.stream, END)  # ends the tail readers
         begin = time.monotonic()
         await self._read_back(client)
         self.read_seconds = time.monotonic() - begin
         return self.checker.finish()
 
     async def _write(self, producer: int, count: int) -> None:
-        # a client of its own: producers that share one would share its producer id
+        # one client per producer: a client has one producer id
         async with dlog.connect() as client:
             if self.workload.mode == "pipeline":
                 await self._write_pipeline(client, producer, count)

@@ -1,4 +1,4 @@
-"""What a ZooKeeper server counts, by its command `srvr`: packets of clients that it received, and its znodes."""
+"""Reads a ZooKeeper server's counters (received client packets, znodes) with its command `srvr`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from loadtest.systems.base import CannotRunError
 
 @dataclass(frozen=True, slots=True)
 class ServerCounts:
-    """Of one server since it started. packets: requests of clients, and pings of idle sessions."""
+    """Counters since the server started. packets: requests of clients, and pings of idle sessions."""
 
     packets: int
     znodes: int
 
 
 async def server_counts(hosts: str, timeout_s: float = 60.0) -> ServerCounts:
-    """Raises CannotRunError if the server does not say, OSError while it is away.
+    """Raises CannotRunError if the response has no counters, OSError if the server is down.
 
-    A server that is starting may never answer a question that came too early: ask again after a short `timeout_s`.
+    A server that is starting may never answer an early request: use a short `timeout_s` and retry.
     """
     host, port = split_host_port(hosts)
 
@@ -35,5 +35,5 @@ async def server_counts(hosts: str, timeout_s: float = 60.0) -> ServerCounts:
     packets = re.search(r"^Received: (\d+)", told, re.M)
     znodes = re.search(r"^Node count: (\d+)", told, re.M)
     if packets is None or znodes is None:
-        raise CannotRunError(f"this ZooKeeper does not say how much it was asked: {hosts}")
+        raise CannotRunError(f"ZooKeeper returned no counters for the command srvr; is it allowed (4lw)? {hosts}")
     return ServerCounts(int(packets[1]), int(znodes[1]))

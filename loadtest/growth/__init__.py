@@ -1,1 +1,1 @@
-"""How the cost of an operation grows with the size of what it works on: `python -m loadtest growth`."""
+"""`python -m loadtest growth`: how the cost of operations grows with streams, segments and caches."""

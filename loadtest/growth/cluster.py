@@ -1,4 +1,4 @@
-"""The cluster of one measurement: a `dlog up` of its own, and what its processes and its ZooKeeper have used."""
+"""The cluster of one measurement: a new `dlog up`, and the resource usage of its processes and its ZooKeeper."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from loadtest.systems.base import CannotRunError
 from loadtest.systems.dlog import Dlog
 from loadtest.zookeeper import ServerCounts, server_counts
 
-SERVING = ("bookie", "write", "read", "zookeeper")  # roles whose CPU is counted; `dlog up` itself only watches
+SERVING = ("bookie", "write", "read", "zookeeper")  # roles whose CPU is counted; `dlog up` itself serves nothing
 READS_AT_ONCE = 16
 RECORD_BYTES = 100
 
 
 class Cluster:
-    """A running `dlog up`; make it by `start_cluster`."""
+    """A running `dlog up`; created by `start_cluster`."""
 
     def __init__(self, system: Dlog) -> None:
         self.system = system
@@ -51,10 +51,10 @@ class Cluster:
         for part in self.parts(role):
             if part.address == address:
                 return part
-        raise CannotRunError(f"no such part: role={role} address={address}")
+        raise CannotRunError(f"no such process in the cluster: role={role} address={address}")
 
     def measure_cpu(self, parts: Iterable[RunningPart] | None = None) -> Callable[[], float]:
-        """Begin to count; the function returned tells the CPU seconds used since. parts: None: of all that serve."""
+        """Start counting; the returned function gives the CPU seconds used since. parts: None: all of SERVING."""
         pids = [part.pid for part in (self.parts(*SERVING) if parts is None else parts)]
         begun = {pid: cpu_s(pid) for pid in pids}
 
@@ -63,7 +63,7 @@ class Cluster:
             for pid, before in begun.items():
                 now = cpu_s(pid)
                 if before is None or now is None:
-                    raise CannotRunError(f"a process ended while its CPU was counted: pid={pid}")
+                    raise CannotRunError(f"a process ended while its CPU time was measured: pid={pid}")
                 total += now - before
             return total
 
@@ -76,7 +76,7 @@ class Cluster:
         return {name: used.rss_bytes for name, used in found.items() if used is not None}
 
     async def zookeeper(self, timeout_s: float = 60.0) -> ServerCounts:
-        """Raises CannotRunError; OSError while the server is away."""
+        """Raises CannotRunError; OSError while the server is down."""
         return await server_counts(self.running.zookeeper, timeout_s)
 
 
@@ -84,8 +84,8 @@ class Cluster:
 async def start_cluster(
     room: Path, sections: Mapping[str, Mapping[str, object]] | None = None, **options: str
 ) -> AsyncIterator[Cluster]:
-    """Start, and end whatever happens. sections: of a configuration file. options: those of the system `dlog`,
-    with _ for -. Raises CannotRunError."""
+    """Start a cluster; stop it in any case. sections: a configuration file's. options: those of the system `dlog`, with
+    _ for -. Raises CannotRunError."""
     chosen = {key.replace("_", "-"): value for key, value in options.items()}
     if sections:
         path = room / "growth.toml"
@@ -105,7 +105,7 @@ async def start_cluster(
 
 
 class Written:
-    """The records of many streams, each written by one producer: appended here, read back and judged in the end."""
+    """Records of many streams, one producer each: appends them, finally reads them back and checks them."""
 
     def __init__(self, record_bytes: int = RECORD_BYTES) -> None:
         self.failed: list[str] = []
@@ -113,7 +113,7 @@ class Written:
         self._streams: dict[str, tuple[Checker, int]] = {}
 
     async def append(self, client: dlog.Client, stream: str) -> float:
-        """Append the stream's next record; how many seconds that took. Raises DLogError, its outcome noted."""
+        """Append the stream's next record; the seconds that it took. Raises DLogError."""
         checker, sequence = self._streams.get(stream) or (Checker(), 0)
         self._streams[stream] = checker, sequence + 1
         checker.sent(0, sequence, 1)
@@ -124,7 +124,7 @@ class Written:
         return took_s
 
     async def finish(self, client: dlog.Client) -> Verdict:
-        """Read every stream from its start to its end and judge all of them. Raises DLogError."""
+        """Read every stream from its start to its end and check all. Raises DLogError."""
         verdict = Verdict()
 
         async def judge(stream: str) -> None:
@@ -137,7 +137,7 @@ class Written:
 
 
 async def create_streams(client: dlog.Client, streams: Iterable[str], written: Written, at_once: int = 32) -> None:
-    """Create each and append its first record, which makes a proxy its owner."""
+    """Create each stream and append its first record, so that a proxy owns it."""
 
     async def make(stream: str) -> None:
         await client.create(stream)
@@ -149,9 +149,9 @@ async def create_streams(client: dlog.Client, streams: Iterable[str], written: W
 async def follow(
     client: dlog.Client, stream: str, name: str, checker: Checker, on_records: Callable[[int, int], None]
 ) -> None:
-    """Read from the tail on and give the checker all that comes, until cancelled.
+    """Read from the tail on and pass everything to the checker, until cancelled.
 
-    on_records: hears how many records came and the sequence of the last of them.
+    on_records: called with the number of new records and the sequence of the last one.
     """
     async with aclosing(client.read_batches(stream, start=dlog.TAIL, follow=True)) as batches:
         async for batch in batches:

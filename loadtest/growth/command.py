@@ -1,4 +1,4 @@
-"""`python -m loadtest growth`: measure curves on clusters of their own, one after the other, and print one table."""
+"""`python -m loadtest growth`: measures curves, one after the other, on a new cluster per size; prints a table."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FAILURES = (CannotRunError, DLogError, TimeoutError, OSError)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit 0: every bound that was judged is met and the checker found nothing; 1: not so; 2: misused."""
+    """Exit 0: all judged bounds are met and the checker found no error; 1: otherwise; 2: wrong usage."""
     given = parser().parse_args(arguments)
     try:
         curves = chosen(given)
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         judged = asyncio.run(_run(curves, tell, is_quick=given.quick))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        print("loadtest: growth: ended", file=sys.stderr)
+        print("loadtest: growth: interrupted; nothing was saved", file=sys.stderr)
         return 1
     result = as_json(judged, arguments)
     if given.out is not None:
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _run(curves: Sequence[Curve], tell: Callable[[str], None], *, is_quick: bool) -> list[Judged]:
-    """As `measure_all`; SIGTERM ends it and its clusters in order."""
+    """As `measure_all`; SIGTERM stops it and its cluster in order."""
     task = asyncio.current_task()
     assert task is not None, "inside a coroutine"
     with contextlib.suppress(NotImplementedError):  # Windows: its loops have no signal handlers
@@ -75,7 +75,7 @@ async def _run(curves: Sequence[Curve], tell: Callable[[str], None], *, is_quick
 async def measure_all(
     curves: Sequence[Curve], tell: Callable[[str], None] = lambda _: None, *, is_quick: bool = False
 ) -> list[Judged]:
-    """Each curve at each of its sizes, the least first. What fails ends its curve and no other."""
+    """Measure each curve at each of its sizes, the least first. A failure ends only its curve."""
     return [await _measure(curve, tell, is_quick) for curve in curves]
 
 
@@ -104,7 +104,7 @@ async def _measure(curve: Curve, tell: Callable[[str], None], is_quick: bool) ->
 
 
 def as_json(judged: Sequence[Judged], arguments: Sequence[str]) -> dict[str, Any]:
-    """The run as `--out` keeps it."""
+    """The run as saved by --out."""
     return {
         "command": shlex.join(["python", "-m", "loadtest", "growth", *arguments]),
         "commit": commit(),
@@ -119,43 +119,43 @@ def parser() -> argparse.ArgumentParser:
     told = "\n".join(f"  {name:10} {_about(curve)}" for name, curve in CURVES.items())
     made = argparse.ArgumentParser(
         prog="python -m loadtest growth",
-        description="Measure what operations cost at several sizes, on clusters of their own, and print the exponent "
-        "of cost over size. Every record is read back and judged; what is not green has no figure.",
+        description="Measure the cost of operations at several sizes, each on a new cluster; print the exponent\n"
+        "of cost over size. Every record is read back and checked; a curve with an error prints no figures.",
         epilog=f"curves (default: all but the soaks):\n{told}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    made.add_argument("curves", nargs="*", metavar="CURVE", help="by name; default: all but the soaks")
-    made.add_argument("--sizes", metavar="N,N,N", help="in the place of those of the curves")
-    made.add_argument("--minutes", type=float, metavar="M", help="of the soaks, in the place of their own")
-    made.add_argument("--quick", action="store_true", help="few repetitions: to see that it works, not for figures")
-    made.add_argument("--out", type=Path, metavar="FILE", help="keep the run as JSON")
-    made.add_argument("--json", action="store_true", help="one JSON object on standard output, no table")
-    made.add_argument("--quiet", action="store_true", help="say nothing while it runs")
+    made.add_argument("curves", nargs="*", metavar="CURVE", help="names of curves; default: all but the soaks")
+    made.add_argument("--sizes", metavar="N,N,N", help="measure at these sizes instead of the curves' own")
+    made.add_argument("--minutes", type=float, metavar="M", help="duration of the soaks (disk, memory)")
+    made.add_argument("--quick", action="store_true", help="few repetitions: checks that curves work, not for figures")
+    made.add_argument("--out", type=Path, metavar="FILE", help="save the run as JSON")
+    made.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    made.add_argument("--quiet", action="store_true", help="print no progress")
     return made
 
 
 def _about(curve: Curve) -> str:
     if curve.is_soak:
-        return f"{curve.says}: a soak of {curve.minutes:g} minutes"
+        return f"{curve.says}: soak, {curve.minutes:g} minutes"
     return f"{curve.says}: {', '.join(f'{size:,}' for size in curve.sizes)} {curve.grows}"
 
 
 def chosen(given: argparse.Namespace) -> list[Curve]:
-    """The curves that were asked for, with their sizes and minutes. Raises ValueError."""
+    """The chosen curves, with sizes and minutes from the options. Raises ValueError."""
     unknown = [name for name in given.curves if name not in CURVES]
     if unknown:
-        raise ValueError(f"no such curve, there are {', '.join(CURVES)}: {unknown[0][:40]}")
+        raise ValueError(f"no such curve; choose from {', '.join(CURVES)}: {unknown[0][:40]}")
     named = dict.fromkeys(given.curves or [name for name, curve in CURVES.items() if not curve.is_soak])
     curves = [CURVES[name] for name in named]
     if given.sizes is not None:
         sizes = _sizes(given.sizes)
         if any(curve.is_soak for curve in curves):
-            raise ValueError("a soak has no sizes: leave out --sizes, or name other curves")
+            raise ValueError("a soak has no sizes: omit --sizes, or name other curves")
         curves = [replace(curve, sizes=sizes) for curve in curves]
     if given.minutes is not None:
         if not given.minutes > 0 or not any(curve.is_soak for curve in curves):
-            raise ValueError("--minutes is above 0, and of a soak, which has to be named")
+            raise ValueError("--minutes must be above 0 and needs a soak: name disk or memory")
         curves = [replace(curve, minutes=given.minutes) if curve.is_soak else curve for curve in curves]
     return curves
 
@@ -164,9 +164,9 @@ def _sizes(text: str) -> tuple[int, ...]:
     try:
         sizes = tuple(sorted({int(word.replace("_", "")) for word in text.split(",")}))
     except ValueError:
-        raise ValueError(f"sizes are whole numbers with commas between them: --sizes {text[:60]}") from None
+        raise ValueError(f"sizes must be whole numbers separated by commas: --sizes {text[:60]}") from None
     if sizes[0] < 1:
-        raise ValueError(f"a size is at least 1: --sizes {text[:60]}")
+        raise ValueError(f"a size must be at least 1: --sizes {text[:60]}")
     return sizes
 
 

@@ -1,9 +1,9 @@
-"""A growth curve: the cost of one operation at several sizes, the exponent of cost over size, and the bounds on both.
+"""Growth curves: cost of one operation at several sizes, the exponent of cost over size, and bounds.
 
 Invariants:
-- The exponent is the slope of log(cost) over log(size) by least squares, over all sizes that were measured.
+- The exponent is the slope of log(cost) over log(size) by least squares, over all measured sizes.
 - A bound on a figure is judged at the size that it names; if that size was not measured the bound is not judged.
-- A curve with a record that was lost, repeated or moved, or with an append that failed, has no figures.
+- A curve with a breach found by the checker or a failed append has no figures.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 
 from loadtest.judge import Verdict
 
-COST_RATIO = "cost_ratio"  # figure of a whole curve: cost at the size that the bound names over cost at the least size
-_COST_MIN = 1e-6  # a cost below the resolution of what measures it
+COST_RATIO = "cost_ratio"  # figure of a whole curve: cost at the bound's size over cost at the least size
+_COST_MIN = 1e-6  # replaces costs below the resolution of the measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """A figure that the table prints, at one size, and the most that it may be.
+    """A figure that the table prints, at one size, and its upper bound.
 
-    says: the figure with its unit. at_most: None: it is told and not judged.
+    says: the figure with its unit. at_most: None: printed, not judged.
     """
 
     figure: str
@@ -35,10 +35,10 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What one measurement is asked for.
+    """Parameters of one measurement.
 
     room: an empty directory. minutes: of a soak. is_quick: few repetitions and short waits, to see that it works.
-    tell: hears of progress.
+    tell: called with progress messages.
     """
 
     size: int
@@ -67,7 +67,7 @@ class Point:
 class Curve:
     """One row of the table.
 
-    grows: what a size counts. cost: what is measured, with its unit. exponent_max: None for a soak, which has one size.
+    grows: unit of sizes. cost: the measured cost, with its unit. exponent_max: None for a soak, which has one size.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Curve:
     measure: Callable[[Request], Awaitable[Point]]
     exponent_max: float | None = None
     bounds: tuple[Bound, ...] = ()
-    minutes: float = 0.0  # of a soak, unless --minutes says otherwise
+    minutes: float = 0.0  # of a soak; --minutes replaces it
 
     @property
     def is_soak(self) -> bool:
@@ -87,7 +87,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class JudgedBound:
-    """A bound and what was measured. measured: None if its size was not. is_met: None if it cannot be judged."""
+    """A bound and its result. measured: None if its size was not measured. is_met: None if not judged."""
 
     bound: Bound
     measured: float | None
@@ -96,7 +96,7 @@ class JudgedBound:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A curve and its measurements. error: why a size could not be measured, else "".
+    """A curve and its results. error: why a size could not be measured, else "".
 
     exponent: None with one size. exponent and bounds: empty if not green.
     """
@@ -110,12 +110,12 @@ class Judged:
 
     @property
     def is_green(self) -> bool:
-        """Whether every size was measured and the checker found nothing."""
+        """Whether every size was measured and the checker found no error."""
         return not self.error and all(point.is_green for point in self.points)
 
     @property
     def is_met(self) -> bool:
-        """Whether no bound is exceeded, of those that could be judged."""
+        """Whether no judged bound is exceeded."""
         return self.is_exponent_met is not False and all(one.is_met is not False for one in self.bounds)
 
     def as_json(self) -> dict[str, Any]:
@@ -151,9 +151,9 @@ class Judged:
 
 
 def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float | None:
-    """The slope of log(cost) over log(size) by least squares; None of fewer than two different sizes.
+    """The slope of log(cost) over log(size) by least squares; None with fewer than two different sizes.
 
-    A cost that is too small to be measured counts as one microunit.
+    A cost too small to be measured counts as _COST_MIN.
     """
     if len(set(sizes)) < 2:
         return None
@@ -165,7 +165,7 @@ def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float | None:
 
 
 def judge(curve: Curve, points: Sequence[Point], error: str = "") -> Judged:
-    """Set the bounds of a curve beside what was measured; nothing is judged of what is not green."""
+    """Judge the bounds of a curve; a curve that is not green is not judged."""
     if error or not all(point.is_green for point in points):
         return Judged(curve, tuple(points), None, None, (), error)
     slope = exponent([point.size for point in points], [point.cost for point in points])

@@ -1,4 +1,4 @@
-"""A hundred segments are truncated under a read proxy whose cache of N MiB is full."""
+"""Curve `drop`: a read proxy with a full cache of N MiB drops 100 truncated segments."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from loadtest.systems.nodes import HOST, Ports
 MIB = 1024 * 1024
 SEGMENTS = 100
 ROUNDS, QUICK_ROUNDS = 3, 1
-SEGMENT_BYTES = 64 * 1024  # the least that a stream may be set to
+SEGMENT_BYTES = 64 * 1024  # the least allowed setting
 RECORD_BYTES = SEGMENT_BYTES + 1024
 SMALL_BYTES = 100
 PAUSE_S = 0.01
-BATCH_RECORDS = 14  # of the stream that fills the cache
+BATCH_RECORDS = 14  # batch size of the stream that fills the cache
 GONE_S = 120.0
 FOLLOW_S = 120.0
 
@@ -57,7 +57,7 @@ async def measure(request: Request) -> Point:
                         cpu = cluster.measure_cpu([proxy])
                         await client.truncate(stream, dlog.DLSN(SegmentNumber(SEGMENTS + 1), EntryId(0), 0))
                         await wait_until_listed(metadata, namespace, stream, listed - SEGMENTS, GONE_S)
-                        await asyncio.sleep(0.2)  # the read proxy hears of it by its watch
+                        await asyncio.sleep(0.2)  # the read proxy is notified by its watch
                         cpu_s += cpu()
                         dropped.append(cached[-1] - await asyncio.to_thread(_cache_bytes, port))
                         reader.cancel()
@@ -71,7 +71,7 @@ async def measure(request: Request) -> Point:
 
 
 async def _fill_cache(client: dlog.Client, size: int) -> Verdict:
-    """Write as much as the cache holds into one stream, and read it."""
+    """Write a stream as large as the cache, and read it."""
     checker, make = Checker(), RecordMaker(0, RECORD_BYTES).make
     stream = "fills-the-cache"
     await client.create(stream)
@@ -87,7 +87,7 @@ async def _fill_cache(client: dlog.Client, size: int) -> Verdict:
 
 
 async def _write(client: dlog.Client, stream: str, checker: Checker) -> None:
-    """Fill each segment by one record; small ones tell when the next segment has begun."""
+    """Fill each segment with one large record; append small ones until the next segment begins."""
     large, small = RecordMaker(0, RECORD_BYTES).make, RecordMaker(0, SMALL_BYTES).make
     sequence = 0
 
@@ -108,7 +108,7 @@ async def _write(client: dlog.Client, stream: str, checker: Checker) -> None:
 
 
 async def _follow(client: dlog.Client, stream: str, checker: Checker, have: asyncio.Event) -> None:
-    """Read from the start on and stay at the tail. have: set at the first segment that is not dropped."""
+    """Read from the start, then follow. have: set at the first segment that will not be dropped."""
     async with aclosing(client.read_batches(stream, start=dlog.START, follow=True)) as batches:
         async for batch in batches:
             checker.given("follower", batch.dlsn, batch.payloads)
@@ -117,11 +117,11 @@ async def _follow(client: dlog.Client, stream: str, checker: Checker, have: asyn
 
 
 def _cache_bytes(port: int) -> float:
-    """What the read proxy says that it has cached."""
+    """Size of the read proxy's cache, from its metrics."""
     with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=60.0) as answer:
         told = answer.read().decode()
     found = re.search(r"^dlog_read_cache_bytes (\S+)$", told, re.M)
-    assert found is not None, "asked for by metrics_port"
+    assert found is not None, "metrics_port is set"
     return float(found[1])
 
 
@@ -135,6 +135,6 @@ CURVE = Curve(
     exponent_max=0.15,
     bounds=(
         Bound(figure="cpu_s", says="read proxy's CPU s to drop 100 segments", at_most=0.05, size=64),
-        Bound(figure="dropped_mib", says="MiB of the cache that went", size=64),
+        Bound(figure="dropped_mib", says="MiB dropped from the cache", size=64),
     ),
 )

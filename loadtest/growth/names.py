@@ -1,4 +1,4 @@
-"""N streams are created, listed by pages, and a thousand of them written to, on a `dlog up` as it comes."""
+"""Curve `names`: N streams are created and listed, a thousand written, on a `dlog up` with defaults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def measure(request: Request) -> Point:
         await each(streams, AT_ONCE, client.create)
         created_s, cpu_s = time.monotonic() - begin_s, cpu()
         after, rss_after = await cluster.zookeeper(), _zookeeper_rss(cluster)
-        request.tell(f"names: {count:,} streams are created")
+        request.tell(f"names: {count:,} streams created")
         begin_s = time.monotonic()
         listed = [name async for name in client.streams()]
         listed_s = time.monotonic() - begin_s
@@ -38,7 +38,7 @@ async def measure(request: Request) -> Point:
         await each(chosen, AT_ONCE, append)
         written_s = time.monotonic() - begin_s
         verdict = await written.finish(client)
-    failed = [] if listed == streams else [f"{len(listed)} streams are listed, {count} were created"]
+    failed = [] if listed == streams else [f"listed {len(listed)} streams but created {count}"]
     return Point(
         cost=cpu_s / count * 1000,
         figures={
@@ -59,7 +59,7 @@ def _zookeeper_rss(cluster: Cluster) -> int:
     (part,) = cluster.parts("zookeeper")
     used = usage(part.pid)
     if used is None:
-        raise CannotRunError("ZooKeeper has ended")
+        raise CannotRunError("the ZooKeeper process has ended")
     return used.rss_bytes
 
 
@@ -67,14 +67,14 @@ CURVE = Curve(
     name="names",
     says=f"N streams created, listed, {WRITTEN:,} of them written",
     grows="streams",
-    cost="CPU ms a stream created",
+    cost="CPU ms per stream created",
     sizes=(2_000, 10_000, 50_000),
     measure=measure,
     exponent_max=0.15,
     bounds=(
-        Bound(figure="missing", says="streams that are not listed", at_most=0, size=50_000),
-        Bound(figure="packets_a_stream", says="ZooKeeper packets a stream created", size=50_000),
-        Bound(figure="znodes_a_stream", says="znodes a stream created", size=50_000),
-        Bound(figure="zookeeper_kb_a_stream", says="ZooKeeper's resident KB a stream created", size=50_000),
+        Bound(figure="missing", says="streams missing in the list", at_most=0, size=50_000),
+        Bound(figure="packets_a_stream", says="ZooKeeper packets per stream created", size=50_000),
+        Bound(figure="znodes_a_stream", says="znodes per stream created", size=50_000),
+        Bound(figure="zookeeper_kb_a_stream", says="ZooKeeper's resident KB per stream created", size=50_000),
     ),
 )

@@ -1,4 +1,4 @@
-"""ZooKeeper is killed and started again under N owned streams while clients go on appending."""
+"""Curve `outage`: ZooKeeper is restarted with N owned streams while clients append."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from loadtest.systems.base import CannotRunError
 from loadtest.waiting import until
 
 WRITERS = 4
-PAUSE_S = 0.005  # between an answer and a writer's next append
+PAUSE_S = 0.005  # between an acknowledgement and a writer's next append
 BACK_S = 60.0
-AFTER_S, QUICK_AFTER_S = 30.0, 3.0  # sessions end up to ten seconds after it is back, and owners show themselves anew
+AFTER_S, QUICK_AFTER_S = 30.0, 3.0  # sessions expire up to ten seconds after the restart; owners then register again
 
 
 async def measure(request: Request) -> Point:
@@ -30,7 +30,7 @@ async def measure(request: Request) -> Point:
     async with start_cluster(request.room) as cluster, AsyncExitStack() as clients:
         client = await clients.enter_async_context(cluster.connect())
         await create_streams(client, streams, written)
-        request.tell(f"outage: {request.size:,} streams are owned")
+        request.tell(f"outage: {request.size:,} streams created and owned")
         writers, checkers = [], []
         for number in range(WRITERS):
             stream = f"goes-on-{number}"
@@ -59,7 +59,7 @@ async def measure(request: Request) -> Point:
 
 
 async def _restart_zookeeper(cluster: Cluster, writers: list[Writer], is_quick: bool) -> dict[str, float]:
-    """Kill it, and look until what its return sets off is over; the `dlog up` starts it again."""
+    """Kill ZooKeeper, which the `dlog up` restarts, and measure until AFTER_S after the restart."""
 
     after_s = QUICK_AFTER_S if is_quick else AFTER_S
 
@@ -79,12 +79,12 @@ async def _restart_zookeeper(cluster: Cluster, writers: list[Writer], is_quick: 
     cpu = cluster.measure_cpu(cluster.parts("write", "read", "bookie"))
     os.kill(zookeeper.pid, signal.SIGKILL)
     begin_s = time.monotonic()
-    await until(is_back, BACK_S, "ZooKeeper was not back")
+    await until(is_back, BACK_S, "ZooKeeper was not restarted")
     away_s = time.monotonic() - begin_s
     await asyncio.sleep(after_s)
     for writer in writers:
         await writer.acknowledged(1)
-    packets = (await cluster.zookeeper()).packets  # the server counts from its start on
+    packets = (await cluster.zookeeper()).packets  # counted since the restart
     return {
         "longest_s": max(writer.longest_s for writer in writers),
         "quiet_longest_s": quiet_s,
@@ -96,14 +96,14 @@ async def _restart_zookeeper(cluster: Cluster, writers: list[Writer], is_quick: 
 
 CURVE = Curve(
     name="outage",
-    says="ZooKeeper killed and started again under N owned streams",
+    says="ZooKeeper killed and restarted with N owned streams",
     grows="streams",
     cost="ZooKeeper packets afterwards",
     sizes=(1_000, 3_200, 10_000),
     measure=measure,
     exponent_max=1.1,
     bounds=(
-        Bound(figure="longest_s", says="longest append of a client that goes on, s", at_most=0.5, size=10_000),
-        Bound(figure="packets_a_stream", says="ZooKeeper packets a stream afterwards", size=10_000),
+        Bound(figure="longest_s", says="longest append meanwhile and after, s", at_most=0.5, size=10_000),
+        Bound(figure="packets_a_stream", says="ZooKeeper packets per stream afterwards", size=10_000),
     ),
 )

@@ -1,4 +1,4 @@
-"""Rolls of a stream with a hundred tail readers: one record each fills a segment."""
+"""Curve `roll`: a stream of N segments with 100 tail readers; a record fills one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from loadtest.waiting import until
 
 READERS = 100
 ROLLS, QUICK_ROLLS = 60, 6
-SEGMENT_BYTES = 64 * 1024  # the least that a stream may be set to
+SEGMENT_BYTES = 64 * 1024  # the least allowed setting
 RECORD_BYTES = SEGMENT_BYTES + 1024
-PAUSE_S = 0.1  # between two rolls: what readers do about one is over before the next
+PAUSE_S = 0.1  # between two rolls, so that readers have handled one before the next
 FOLLOW_S = 60.0
 STREAM = "rolled"
 
@@ -31,7 +31,7 @@ async def measure(request: Request) -> Point:
     records = QUICK_ROLLS if request.is_quick else ROLLS
     make = RecordMaker(0, RECORD_BYTES).make
     sent = 0
-    given = [0] * READERS  # how many records each reader has got
+    given = [0] * READERS  # number of records that each reader has received
     last = [-1] * READERS
 
     async with (
@@ -65,8 +65,8 @@ async def measure(request: Request) -> Point:
                 group.create_task(follow(client, STREAM, f"tail-{i}", checker, partial(heard, i)), name=f"tail {i}")
                 for i in range(READERS)
             ]
-            await until(all_follow, FOLLOW_S, "not every reader follows", PAUSE_S)
-            for _ in range(records // 3):  # ZooKeeper's JVM compiles what it does often
+            await until(all_follow, FOLLOW_S, "not every reader received a record", PAUSE_S)
+            for _ in range(records // 3):  # warm up: ZooKeeper's JVM compiles hot code
                 await append()
                 await asyncio.sleep(PAUSE_S)
             await until(all_have_the_last, FOLLOW_S, "not every reader is at the tail")
@@ -74,13 +74,13 @@ async def measure(request: Request) -> Point:
             for _ in range(records):
                 after = await append()
                 await asyncio.sleep(PAUSE_S)
-            await until(all_have_the_last, FOLLOW_S, "not every reader was given all")
+            await until(all_have_the_last, FOLLOW_S, "not every reader received all records")
             by_role = {f"{role}_cpu_s": spent() for role, spent in cpu.items()}
             rolls = after.segment - before.segment
             for task in readers:
                 task.cancel()
         if rolls < 1:
-            raise CannotRunError(f"a record was to fill a segment: rolls={rolls} records={records}")
+            raise CannotRunError(f"the stream did not roll: rolls={rolls} records={records}")
         await client.truncate(STREAM, dlog.DLSN(SegmentNumber(request.size + 2), EntryId(0), 0))
         await read_back(client, STREAM, checker)
     return Point(cost=sum(by_role.values()) / rolls, figures={"rolls": rolls} | by_role, verdict=checker.finish())
@@ -90,9 +90,9 @@ CURVE = Curve(
     name="roll",
     says=f"rolls of a stream with {READERS} tail readers and N segments",
     grows="segments",
-    cost="CPU s a roll, all processes",
+    cost="CPU s per roll, all processes",
     sizes=(1_000, 4_500, 20_000),
     measure=measure,
     exponent_max=0.15,
-    bounds=(Bound(figure=COST_RATIO, says="CPU a roll over that at 1,000 segments", at_most=1.5, size=20_000),),
+    bounds=(Bound(figure=COST_RATIO, says="CPU per roll over that at 1,000 segments", at_most=1.5, size=20_000),),
 )

@@ -1,9 +1,9 @@
-"""Fills a stream's segment list through the metadata of the service, without ledgers behind the segments.
+"""Fills a stream's segment list in metadata, with segments that have no ledgers.
 
-A stream gets a real segment by one append and a release; completed segments of ledger ids that no cluster gives out
-are put before it, some thousand in one change. What is rolled, truncated and read afterwards is real, and deleting one
-of these segments finds no ledger, where deleting a real one removes its znode: truncation of real segments costs more
-ZooKeeper and the bookies' collection beside.
+A stream gets a real segment by one append and a release. Completed segments with ledger ids that no cluster assigns are
+inserted before it, up to 2,000 per change. Segments that are rolled and read afterwards are real. Deleting an inserted
+segment finds no ledger; deleting a real one also removes a znode and makes the bookies collect garbage, so truncation
+of real segments costs more.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from dlog.model.segment_list import SegmentList
 from loadtest.systems.base import CannotRunError
 from loadtest.waiting import until
 
-_LEDGER_BASE = 2**62  # ids below are what a cluster could give out
-_PORTION = 2000  # segments in one change; ZooKeeper takes 1 MiB
+_LEDGER_BASE = 2**62  # a cluster assigns ids below
+_PORTION = 2000  # segments per change; ZooKeeper accepts 1 MiB
 _RELEASE_S = 30.0
 
 
 async def fill(client: dlog.Client, metadata: ZooKeeperMetadata, stream: str, count: int, **settings: object) -> None:
-    """Create the stream with `count` completed segments without ledgers and a real one behind them; nobody owns it.
+    """Create the stream with `count` completed segments without ledgers, then a real one; it has no owner.
 
-    The one record of the real segment is not of any producer and is truncated or skipped by who checks. Raises
-    DLogError, CannotRunError.
+    The record of the real segment carries no producer: truncate it before checking. Raises DLogError, CannotRunError.
     """
     await client.create(stream, **settings)
     await client.append(stream, b"filled")
@@ -38,7 +37,7 @@ async def fill(client: dlog.Client, metadata: ZooKeeperMetadata, stream: str, co
     key = StreamKey(StreamName(stream))
     found = await metadata.read(key)
     if not isinstance(found, Versioned) or len(found.value.segments) != 1 or not found.value.segments[0].completed:
-        raise CannotRunError(f"a stream that was handed back has one completed segment: {stream} {found}")
+        raise CannotRunError(f"expected one completed segment after the release: {stream} {found}")
     real, version, value = found.value.segments[0], found.version, found.value
     made_ms = unix_ms()
     first = 1
@@ -51,23 +50,23 @@ async def fill(client: dlog.Client, metadata: ZooKeeperMetadata, stream: str, co
             key, replace(value, segments=segments, max_segment=SegmentNumber(end)), version
         )
         if not isinstance(outcome, Versioned):
-            raise CannotRunError(f"the segments could not be put into metadata: {stream} {outcome}")
+            raise CannotRunError(f"segments could not be inserted into metadata: {stream} {outcome}")
         value, version, first = outcome.value, outcome.version, end
 
 
 async def segments_listed(metadata: ZooKeeperMetadata, namespace: str, stream: str) -> int:
-    """How many segments ZooKeeper names, truncated ones included. Costs one packet."""
+    """Number of segments in ZooKeeper, including truncated ones. Costs one packet."""
     path = f"{StreamPaths(namespace).root(StreamName(stream))}/ledgers"
     stat = await metadata.zookeeper.exists(path, fresh=True)
     if stat is None:
-        raise CannotRunError(f"the stream is gone: {stream}")
+        raise CannotRunError(f"the stream does not exist any more: {stream}")
     return stat.children
 
 
 async def wait_until_listed(
     metadata: ZooKeeperMetadata, namespace: str, stream: str, at_most: int, within_s: float
 ) -> None:
-    """Until metadata names no more segments than that. Raises CannotRunError."""
+    """Wait until metadata lists at most `at_most` segments. Raises CannotRunError."""
 
     async def is_gone() -> bool:
         return await segments_listed(metadata, namespace, stream) <= at_most

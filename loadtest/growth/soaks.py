@@ -1,4 +1,4 @@
-"""Disk and memory over time: the soak of workload W22, for longer."""
+"""Curves `disk` and `memory`: the soak of W22, for longer."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ async def _measure(request: Request, cost: str) -> Point:
 
 DISK = Curve(
     name="disk",
-    says="bookies under 3 MB/s with a retention of 10 s",
+    says="disk of bookies under 3 MB/s with a retention of 10 s",
     grows="MB/s",
-    cost="MB used by a bookie at most",
+    cost="maximum MB used by a bookie",
     sizes=(RATE_MB_S,),
     measure=measure_disk,
     minutes=30.0,
@@ -43,11 +43,13 @@ DISK = Curve(
 )
 MEMORY = Curve(
     name="memory",
-    says="streams and readers come and go under 3 MB/s",
+    says="memory of processes under 3 MB/s while streams and readers come and go",
     grows="MB/s",
-    cost="RSS at the end over that after a sixth",
+    cost="RSS at the end over RSS after a sixth of the time",
     sizes=(RATE_MB_S,),
     measure=measure_memory,
     minutes=60.0,
-    bounds=(Bound(figure="rss_ratio", says="RSS at the end over that after a sixth", at_most=1.1, size=RATE_MB_S),),
+    bounds=(
+        Bound(figure="rss_ratio", says="RSS at the end over RSS after 1/6 of the time", at_most=1.1, size=RATE_MB_S),
+    ),
 )

@@ -1,4 +1,4 @@
-"""20,000 records a second over N streams: the workload W5 of the load test, at other sizes."""
+"""Curve `streams`: 20,000 records per second over N streams, as in workload W5."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ CURVE = Curve(
     name="streams",
     says="20,000 records/s in all over N streams, zipf 1.1 (workload W5)",
     grows="streams",
-    cost="CPU us a record",
+    cost="CPU us per record",
     sizes=(100, 1_000, 10_000),
     measure=measure,
     exponent_max=0.3,
-    bounds=(Bound(figure="p50_ms", says="p50 from due to acknowledged, ms", at_most=10.0, size=10_000),),
+    bounds=(Bound(figure="p50_ms", says="p50 latency, due to acknowledged, ms", at_most=10.0, size=10_000),),
 )

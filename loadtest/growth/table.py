@@ -1,4 +1,4 @@
-"""The table of a run: a row a curve, then a row a figure that the issue bounds, then the checker's verdict."""
+"""The table of a run: one row per curve, one row per bounded figure, and the checker's verdict on each curve."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FIGURE_HEAD = ("figure", "size", "measured", "bound", "")
 
 
 def as_text(curves: Sequence[Judged]) -> str:
-    """For people. A curve that is not green has no figures."""
+    """As text. A curve that is not green has no figures."""
     lines = [*_table([_CURVE_HEAD, *map(_curve_row, curves)])]
     figures = [row for curve in curves if curve.is_green for row in _figure_rows(curve)]
     if figures:
@@ -24,7 +24,7 @@ def as_text(curves: Sequence[Judged]) -> str:
 
 
 def number(value: float) -> str:
-    """With three significant digits, and no more."""
+    """With about three significant digits."""
     if value == int(value) or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.2f}" if abs(value) >= 10 else f"{value:.3g}"

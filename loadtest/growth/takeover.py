@@ -1,4 +1,4 @@
-"""A write proxy with N streams is killed while clients wait at some of them."""
+"""Curve `takeover`: a write proxy with N streams is killed; clients append."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from loadtest.growth.curve import Bound, Curve, Point, Request
 from loadtest.judge import Verdict
 from loadtest.outages import Heirs
 
-WAITING = 200  # clients, each of which waits at a stream of its own
+WAITING = 200  # clients, each of which appends to another stream
 
 
 async def measure(request: Request) -> Point:
@@ -15,7 +15,7 @@ async def measure(request: Request) -> Point:
     report = await Heirs(request.size, waiting=waiting, clients=waiting, tell=request.tell).go()
     failed = [str(text) for text in report["failed"]]
     if not report["green"]:
-        return Point(cost=0.0, failed=failed or ["a stream was not read back as it was written"])
+        return Point(cost=0.0, failed=failed or ["records read back from a stream differ from those written"])
     records = request.size + waiting
     return Point(
         cost=float(report["p99_ms"]),
@@ -32,7 +32,7 @@ async def measure(request: Request) -> Point:
 
 CURVE = Curve(
     name="takeover",
-    says=f"a proxy that owns N streams killed, {WAITING} clients waiting at as many of them",
+    says=f"a proxy that owns N streams is killed, {WAITING} clients append, each to one of them",
     grows="streams",
     cost="p99 ms until acknowledged again",
     sizes=(500, 2_000, 8_000),

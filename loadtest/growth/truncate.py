@@ -1,4 +1,4 @@
-"""Half of a stream's segments are truncated while somebody goes on appending."""
+"""Curve `truncate`: half of N segments are truncated while a client appends."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from loadtest.growth.cluster import start_cluster
 from loadtest.growth.curve import Bound, Curve, Point, Request
 from loadtest.growth.segments import fill, segments_listed, wait_until_listed
 
-PAUSE_S = 0.005  # between an answer and the next append
-QUIET_S, QUICK_QUIET_S = 3.0, 0.5  # measured before, to know what the appends alone cost
+PAUSE_S = 0.005  # between an acknowledgement and the next append
+QUIET_S, QUICK_QUIET_S = 3.0, 0.5  # measured before the truncation: the cost of the appends alone
 GONE_S = 600.0
-CPU_MIN_S = 0.001  # less is lost in what the appends cost
+CPU_MIN_S = 0.001  # less is within the error of subtracting the appends' cost
 STREAM = "truncated"
 
 
@@ -46,9 +46,9 @@ async def measure(request: Request) -> Point:
                 await writer.acknowledged(1)
                 gap_s, cpu_s = writer.mark(), max(CPU_MIN_S, cpu() - quiet_cpu * gone_s)
                 writer.stop()
-            # what remains before the writer's first record are segments without ledgers
+            # remove the remaining segments without ledgers, before the writer's first record
             first = await client.truncate(STREAM, dlog.DLSN(SegmentNumber(request.size + 2), EntryId(0), 0))
-            assert first, "answered with the first place"
+            assert first, "answered with the first DLSN"
             await read_back(client, STREAM, checker)
     return Point(
         cost=cpu_s,
@@ -72,7 +72,7 @@ CURVE = Curve(
     measure=measure,
     exponent_max=1.15,
     bounds=(
-        Bound(figure="gone_s", says="s until the segments are gone", at_most=15.0, size=20_000),
-        Bound(figure="gap_ms", says="longest append gap meanwhile, ms", at_most=50.0, size=20_000),
+        Bound(figure="gone_s", says="s until the segments are removed from metadata", at_most=15.0, size=20_000),
+        Bound(figure="gap_ms", says="longest ack gap meanwhile, ms", at_most=50.0, size=20_000),
     ),
 )

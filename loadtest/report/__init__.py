@@ -1,6 +1,8 @@
-"""Reports of a run: tables, plots and a page, all of them from the run's JSON and from nothing else.
+"""Reports of a run: tables, plots and a page.
 
-The law of this room: no figure is made here that the JSON does not hold; what was not green has none.
+Invariants:
+- reports are made from the run's JSON alone;
+- a result that is not green has no figures.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is drawn, as values: curves of latency against load, bars, gaps, percentiles, costs.
+"""Charts as data: latency against load, bars, gaps, percentiles, costs; svg.py and png.py draw them.
 
-The law of this file: a chart is data; svg.py and png.py draw the same ones, and all that is drawn is in the tables or
-the histograms of the run.
+Invariants:
+- charts show only values of the run's tables and histograms.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Chart:
 
     @property
     def file(self) -> str:
-        """A name for a file of it."""
+        """A file name for it."""
         words = "".join(c if c.isalnum() else " " for c in f"{self.workload} {self.title}".lower()).split()
         return "-".join(words)[:80]
 
 
 def charts(figures: Figures) -> list[Chart]:
-    """All that the run has figures for."""
+    """The charts for which the run has figures."""
     return [chart for chart in _all(figures) if chart.lines or chart.bars or chart.dots]
 
 
@@ -75,11 +75,11 @@ def _all(figures: Figures) -> Iterator[Chart]:
                     figures, workload, "response", "Open loop of 20,000/s", rate=20_000, record_bytes=100
                 )
             case "W3":
-                yield _bars(figures, workload, "records_per_s", "Most records of one log", "records/s")
-                yield _stack(figures, workload, "rss_peak_bytes", 1e-6, "Memory under it, by part", "MB")
+                yield _bars(figures, workload, "records_per_s", "Maximum throughput of one log", "records/s")
+                yield _stack(figures, workload, "rss_peak_bytes", 1e-6, "Memory meanwhile, by process", "MB")
             case "W4":
-                yield _bars(figures, workload, "mb_per_s", "Most of one log in batches", "MB/s")
-                yield _stack(figures, workload, "cpu_s", 1.0, "CPU under it, by part", "CPU-seconds")
+                yield _bars(figures, workload, "mb_per_s", "Maximum throughput of one log, in batches", "MB/s")
+                yield _stack(figures, workload, "cpu_s", 1.0, "CPU meanwhile, by process", "CPU-seconds")
             case "W5":
                 yield _bars(figures, workload, "response_ms.p99", "Many logs, p99", "ms")
             case "W6":
@@ -87,19 +87,19 @@ def _all(figures: Figures) -> Iterator[Chart]:
             case "W7":
                 yield _bars(figures, workload, "delivered_mb_per_s", "Fan-out", "MB/s out")
             case "W8":
-                yield _bars(figures, workload, "catch_up_mb_per_s", "Catch-up read beside a writer", "MB/s")
+                yield _bars(figures, workload, "catch_up_mb_per_s", "Catch-up read during appends", "MB/s")
             case "W10" | "W11" | "W12" | "W14" | "W21":
                 yield _dots(figures, workload)
                 yield _time(figures, workload)
             case "W13":
                 yield _bars(figures, workload, "first_append_s", "Everything killed: first append", "s")
             case "W19":
-                yield _stack(figures, workload, "rss_bytes", 1e-6, "Memory at rest, by part", "MB")
+                yield _stack(figures, workload, "rss_bytes", 1e-6, "Idle memory, by process", "MB")
                 yield _bars(figures, workload, "start_s", "Start until ready", "s")
             case "W22":
-                yield _bars(figures, workload, "used_max_mb", "Most on a bookie's disk", "MB")
+                yield _bars(figures, workload, "used_max_mb", "Maximum disk usage of a bookie", "MB")
             case "W20":
-                yield _bars(figures, workload, "records_per_s", "One awaited append a record, 256 tasks", "records/s")
+                yield _bars(figures, workload, "records_per_s", "One awaited append per record, 256 tasks", "records/s")
 
 
 def _chart(figures: Figures, kind: str, workload: str, title: str, x: str, y: str, **data: object) -> Chart:
@@ -131,7 +131,7 @@ def _curves(figures: Figures) -> Iterator[Chart]:
                 if points:
                     lines.append(Line(f"{system} {name}", system, tuple(points), dashed))
         title = f"Latency against load, {size} B records"
-        yield _chart(figures, "lines", "W2", title, "records/s asked for", "ms", lines=tuple(lines))
+        yield _chart(figures, "lines", "W2", title, "offered load, records/s", "ms", lines=tuple(lines))
 
 
 def _percentiles(figures: Figures, workload: str, name: str, title: str, **cell: object) -> Chart:
@@ -159,7 +159,7 @@ def _stack(figures: Figures, workload: str, figure: str, scale: float, title: st
     label = next(iter(figures.labels(workload)), "")
     for _, system, result in (one for one in _results(figures, workload) if one[0] == label):
         for path in result.values:
-            is_ours = path.startswith("usage.generator.")  # of the load, no part of the system
+            is_ours = path.startswith("usage.generator.")  # load generator, not the system
             if path.startswith("usage.") and path.endswith(f".{figure}") and not is_ours:
                 value = (result.value(path) or 0.0) * scale
                 bars.append(Bar(system, path.split(".")[1], system, value, value, value))
@@ -188,14 +188,14 @@ def _time(figures: Figures, workload: str) -> Chart:
 
 
 def nines(percent: float) -> float:
-    """Where a percentile stands on an axis on which each nine is as wide as the one before."""
+    """Position of a percentile on an axis on which each further nine takes the same width."""
     import math
 
     return -math.log10(max(1e-5, 1 - percent / 100))
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Powers of ten between, and around."""
+    """Powers of ten that enclose the range."""
     import math
 
     first, last = math.floor(math.log10(max(low, 1e-9))), math.ceil(math.log10(max(high, 1e-9)))
@@ -215,7 +215,7 @@ def steps(high: float, wanted: int = 5) -> list[float]:
 
 
 def short(value: float) -> str:
-    """For an axis."""
+    """A number as an axis label."""
     for bound, suffix in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= bound:
             return f"{value / bound:g}{suffix}"
@@ -223,7 +223,7 @@ def short(value: float) -> str:
 
 
 def colour(systems: Sequence[str], system: str) -> str:
-    """Ours is always the same; peers in the order in which they stand."""
+    """Colour of a system, by its place in `systems`; dlog is first."""
     return PALETTE[systems.index(system) % len(PALETTE)] if system in systems else PALETTE[-1]
 
 

@@ -1,7 +1,4 @@
-"""Which figures of a workload are told, in which unit, and which way is better.
-
-The law of this file: what is told of us is told of every peer, in the same row.
-"""
+"""The columns of each workload: figure, unit, and whether more is better. They are the same for every system."""
 
 from __future__ import annotations
 
@@ -10,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One figure. `figure` is a path of `Result.stat`."""
+    """One figure. figure: a path of `Result.stat`."""
 
     figure: str
     title: str
     unit: str = ""
     more_is_better: bool = False
-    decides: bool = False  # counts in where we win and where we lose
+    decides: bool = False  # is compared in the lists of better and worse figures
     scale: float = 1.0
 
     def said(self, value: float) -> str:
-        """The value as it is printed, without its unit."""
+        """The value as printed, without unit."""
         return number(value * self.scale)
 
 
@@ -99,12 +96,12 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
 
 
 def of(workload: str) -> tuple[Column, ...]:
-    """The columns of a workload; a workload of a user's own has those of a load."""
+    """The columns of a workload; a user's own workload has those of a load."""
     return COLUMNS.get(workload, _LOAD)
 
 
 def number(value: float) -> str:
-    """Three significant digits, thousands apart."""
+    """Three significant digits, with thousands separators."""
     size = abs(value)
     if size >= 1000:
         return f"{value:,.0f}"

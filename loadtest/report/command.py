@@ -12,15 +12,16 @@ from loadtest.report import compare, figures, page, tables
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit 0: written; 2: misused, or a run that cannot be read."""
+    """Exit 0: written; 2: wrong usage or unreadable run file."""
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest report", description="Tables, plots and one page, from the JSON of a run only."
+        prog="python -m loadtest report",
+        description="Make tables, plots and a page from a run file. Without an output option, print the Markdown.",
     )
     parser.add_argument("run", type=Path, metavar="RUN.json")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="tables, goals, where we win and lose")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="one self-contained page")
-    parser.add_argument("--png", type=Path, metavar="DIR", help="plots")
-    parser.add_argument("--notes", type=Path, metavar="FILE", help="TOML: why something is as it is")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write goals, comparisons and tables")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page")
+    parser.add_argument("--png", type=Path, metavar="DIR", help="write plots into this directory")
+    parser.add_argument("--notes", type=Path, metavar="FILE", help="TOML file of explanations to print with figures")
     given = parser.parse_args(arguments)
     try:
         run = runfile.read(given.run)
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         if given.html:
             given.html.write_text(page.html(collected, notes))
         if given.png:
-            from loadtest.report.png import draw_all  # only here: drawing wants a library of its own
+            from loadtest.report.png import draw_all  # imported here: needs matplotlib
 
             given.png.mkdir(parents=True, exist_ok=True)
             for path in draw_all(collected, given.png):

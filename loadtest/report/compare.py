@@ -1,8 +1,8 @@
-"""Where we win, where we lose: every figure that decides, against every peer, and every goal that is missed, with what
-was noted about it.
+"""Comparisons of dlog with every other system, and missed goals, each with the explanatory notes for it.
 
-The law of this file: both lists come out of one rule; five hundredths either way is even, and is told as even. A goal
-that is missed is told whether somebody noted why or not.
+Invariants:
+- one rule makes the lists of better and worse figures; a difference of at most 5 % is even;
+- every missed goal is listed, also one without a note.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from loadtest.report import columns, goals
 from loadtest.report.figures import OURS, Figures
 
 EVEN = 0.05
-_FIELDS = frozenset({"text", "workload", "system", "figure", "goal"})  # of a note
+_FIELDS = frozenset({"text", "workload", "system", "figure", "goal"})  # keys of a note
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Why something is as it is, by a person. An empty field fits all. goal: of a goal that is missed; `system` is the
-    peer then, and nothing else is said."""
+    """An explanation by a person. An empty field matches everything. goal: the missed goal that the note explains; only
+    `system`, the goal's peer, may be set with it."""
 
     text: str
     workload: str = ""
@@ -32,7 +32,7 @@ class Note:
 
     @property
     def is_general(self) -> bool:
-        """Of everything: told once, and not beside each comparison."""
+        """Applies to everything; printed once, not with each comparison."""
         return not (self.workload or self.system or self.figure or self.goal)
 
     def fits(self, workload: str, system: str, figure: str) -> bool:
@@ -47,7 +47,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Duel:
-    """One figure of ours beside a peer's. `better`: how many times better ours is; below 1 it is worse."""
+    """One figure of dlog and of a peer. better: how many times better dlog is; below 1 it is worse."""
 
     workload: str
     label: str
@@ -68,7 +68,7 @@ class Duel:
 
 
 def duels(figures: Figures, notes: Sequence[Note] = ()) -> list[Duel]:
-    """The clearest first."""
+    """All comparisons, the largest advantage first."""
     found = []
     for workload in figures.workloads:
         for label in figures.labels(workload):
@@ -91,9 +91,9 @@ def duels(figures: Figures, notes: Sequence[Note] = ()) -> list[Duel]:
 
 
 def missed(figures: Figures, notes: Sequence[Note] = ()) -> list[str]:
-    """Every goal that was measured and is not reached, in words."""
+    """Every goal that was measured and missed, as text."""
     found = []
-    own = ""  # what "the same" is of
+    own = ""  # the last goal without a peer: "the same" refers to it
     for one in goals.judged(figures):
         goal = one.goal
         own = own if goal.peer else goal.says
@@ -104,27 +104,30 @@ def missed(figures: Figures, notes: Sequence[Note] = ()) -> list[str]:
             said = f"{said} against {columns.number(one.theirs)}, {columns.number(one.ratio)}x"
         why = [note.text for note in notes if note.fits_goal(goal)]
         says = goal.says.replace("the same", own, 1)
-        found.append(". ".join([f"{goal.id}, {says}: {said}; {one.bound(goal.base)} asked", *why]))
+        found.append(". ".join([f"{goal.id}, {says}: {said}; goal {one.bound(goal.base)}", *why]))
     return found
 
 
 def read_notes(path: Path) -> list[Note]:
-    """TOML: [[note]] tables with text, and workload, system, figure or goal where it is not about all. Raises
+    """Read a TOML file of [[note]] tables with text, and optionally workload, system, figure or goal. Raises
     ValueError."""
     try:
         told = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"notes cannot be read: file={path} {error}") from error
+        raise ValueError(f"the notes cannot be read: file={path} {error}") from error
     notes = told.pop("note", [])
     if told or not isinstance(notes, list):
-        raise ValueError(f"notes are [[note]] tables and nothing else: file={path}")
+        raise ValueError(f"notes consist of [[note]] tables and nothing else: file={path}")
     found = []
     for note in notes:
         is_note = isinstance(note, dict) and set(note) <= _FIELDS and bool(note.get("text"))
         if not is_note or not all(isinstance(value, str) for value in note.values()):
-            raise ValueError(f"a note has text, workload, system, figure, goal: file={path} note={note!r:.60}")
+            raise ValueError(
+                "a note needs text and may have workload, system, figure, goal, all strings: "
+                f"file={path} note={note!r:.60}"
+            )
         if note.get("goal") and (note.get("workload") or note.get("figure")):
-            raise ValueError(f"a goal's note names its peer at most: file={path} note={note!r:.60}")
+            raise ValueError(f"a note on a goal may name only its system besides: file={path} note={note!r:.60}")
         if note.get("goal") and note["goal"] not in {goal.id for goal in goals.GOALS}:
             raise ValueError(f"no such goal: file={path} goal={note['goal']!r:.20}")
         found.append(Note(**note))

@@ -1,7 +1,9 @@
-"""What rounds come to: for each cell and system the median of its rounds, the least and the greatest.
+"""Joins the rounds of a run: for each cell and system the median, the least and the greatest of each figure.
 
-The law of this file: everything comes from the run's JSON; a cell with one round that was not green has no figure; void
-rounds count for nothing, and rounds that were kept in bad weather are marked.
+Invariants:
+- everything comes from the run's JSON;
+- a cell with a round that was not green has no figures;
+- void rounds do not count; those kept in bad host conditions are marked.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from loadtest.runfile import Run
 OURS = "dlog"
 _DIRECTORIES = re.compile(r"(?<![\w.:/~-])~?/(?:[\w.+@%-]+/)+")
 BREACHES = ("lost", "duplicated", "reordered", "misplaced", "early", "invented", "diverged")
-GENERATOR_BUSY = 0.8  # beyond this share of a CPU the generator may be what is measured
+GENERATOR_BUSY = 0.8  # share of a CPU above which the generator may be the bottleneck
 
 
 class Stat(NamedTuple):
-    """Over rounds."""
+    """A figure over rounds."""
 
     median: float
     low: float
@@ -32,15 +34,15 @@ class Stat(NamedTuple):
 
 @dataclass(slots=True)
 class Result:
-    """One cell of one system, all rounds together. `why`: what stands in the place of figures."""
+    """One cell of one system, all rounds. why: the reason if there are no figures."""
 
     workload: str
     label: str
     system: str
     why: str = ""
-    is_failure: bool = False  # `why` is a verdict or an error, not an inapplicability
+    is_failure: bool = False  # `why` is a verdict or an error, not "not applicable"
     rounds: int = 0
-    marks: list[str] = field(default_factory=list)  # what a reader should know of the figures
+    marks: list[str] = field(default_factory=list)  # remarks on the figures
     values: dict[str, list[float]] = field(default_factory=dict)
     gaps_ms: list[float] = field(default_factory=list)
     _histograms: dict[str, list[Any]] = field(default_factory=dict)
@@ -48,7 +50,7 @@ class Result:
 
     def stat(self, name: str) -> Stat | None:
         """A figure by its path, such as "response_ms.p99" or "usage.bookie.rss_bytes"."""
-        if name in ("gap_p50_ms", "gap_max_ms") and self.gaps_ms:  # of the faults of all rounds, not of rounds
+        if name in ("gap_p50_ms", "gap_max_ms") and self.gaps_ms:  # over the faults of all rounds
             value = statistics.median(self.gaps_ms) if name == "gap_p50_ms" else max(self.gaps_ms)
             return Stat(value, min(self.gaps_ms), max(self.gaps_ms), len(self.gaps_ms))
         values = self.values.get(name)
@@ -61,12 +63,12 @@ class Result:
         return None if found is None else found.median
 
     def histogram(self, name: str) -> Histogram | None:
-        """All rounds joined."""
+        """The sum over all rounds."""
         found = self._histograms.get(name)
         return joined(found) if found and not self.why else None
 
     def take(self, told: Mapping[str, Any], faults: Sequence[str]) -> None:
-        """One more round."""
+        """Add a round."""
         if "not_applicable" in told:
             self.why = self.why or f"not applicable: {plain(told['not_applicable'])}"
             return
@@ -84,13 +86,13 @@ class Result:
         if told.get("timeline"):
             self.timelines.append(told["timeline"])
         if faults:
-            self._mark("bad weather")
+            self._mark("bad host conditions")
         if any(one.get("busy", 0.0) > GENERATOR_BUSY for one in told.get("generators", ())):
             self._mark("generator busy")
         if figures.get("behind"):
-            self._mark("fell behind what was due")
+            self._mark("fell behind the schedule")
         if figures.get("failed"):
-            self._mark("errors told to the client")
+            self._mark("client saw errors")
 
     def _mark(self, text: str) -> None:
         if text not in self.marks:
@@ -106,7 +108,7 @@ class Figures:
 
     @property
     def systems(self) -> list[str]:
-        """Ours first."""
+        """dlog's variants first."""
         return sorted(self.run.systems, key=lambda name: (name.partition("-")[0] != OURS, name))
 
     @property
@@ -118,7 +120,7 @@ class Figures:
         return list(self.run.workloads)
 
     def labels(self, workload: str) -> list[str]:
-        """The cells of a workload, as it lists them."""
+        """The cells of a workload, in its order."""
         listed = [cell["label"] for cell in self.run.workloads.get(workload, {}).get("cells", ())]
         return listed + [label for w, label, _ in self.results if w == workload and label not in listed]
 
@@ -126,14 +128,14 @@ class Figures:
         return self.results.get((workload, label, system))
 
     def where(self, workload: str, system: str, **cell: Any) -> Result | None:
-        """The result of the cell that has these values in its shape."""
+        """The result of the first cell whose shape has these values."""
         for one in self.run.workloads.get(workload, {}).get("cells", ()):
             if all(one["shape"].get(key) == value for key, value in cell.items()):
                 return self.get(workload, one["label"], system)
         return None
 
     def letter(self, system: str) -> str:
-        """The durability class."""
+        """The durability class: F or P."""
         return str(self.run.systems[system].get("durability", {}).get("letter", "?"))
 
 
@@ -153,14 +155,14 @@ def collect(run: Run) -> Figures:
 
 
 def not_green(told: Mapping[str, Any]) -> str:
-    """What the judge found, in words."""
+    """The breaches that the judge found, as text."""
     verdict = told["verdict"]
     found = ", ".join(f"{verdict[name]} {name}" for name in BREACHES if verdict.get(name))
     return f"NOT GREEN: {found}"
 
 
 def plain(text: str) -> str:
-    """Without the directories of the machine that it was written on, and on one line."""
+    """The text on one line, without directories of the machine."""
     return " ".join(_DIRECTORIES.sub("", text).split())
 
 

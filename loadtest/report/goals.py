@@ -1,7 +1,10 @@
-"""The goals as ratios and bounds: what is ours, what is a peer's, what was meant, met or missed.
+"""Performance goals as bounds and ratios, and whether a run met them.
 
-The law of this file: a goal that the run did not measure says so; a ratio is of two figures of one run.
-Source: the performance notes, section 6.
+Source of the goals: the performance notes, section 6.
+
+Invariants:
+- a goal that the run did not measure is reported as not measured;
+- a ratio is of two figures of the same run.
 """
 
 from __future__ import annotations
@@ -17,12 +20,12 @@ BOOKIES_AND_PROXIES = ("bookie", "write", "read")
 PROCESSES = 7  # three bookies, two write and two read proxies
 
 
-_Where = tuple[str, str, Mapping[str, Any]]  # workload, figure, and the cell by what its shape has
+_Where = tuple[str, str, Mapping[str, Any]]  # workload, figure, and values of the cell's shape
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """`at_least`: ours is to be as great as the bound, else as small. peer: the bound is of ours divided by its."""
+    """at_least: the bounds are minima, else maxima. peer: the bounds are for dlog's value divided by the peer's."""
 
     id: str
     says: str
@@ -33,7 +36,7 @@ class Goal:
     cell: Mapping[str, Any] = field(default_factory=dict)
     unit: str = ""
     at_least: bool = False
-    never: str = ""  # why nothing measures it
+    never: str = ""  # why no workload measures it
     scale: float = 1.0
     peer: str = ""
     compute: Callable[[Figures], float | None] | None = None
@@ -41,7 +44,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A goal and what came of it. `met`: None if it was not measured."""
+    """Result of a goal. met: None if not measured."""
 
     goal: Goal
     ours: float | None
@@ -58,7 +61,7 @@ class Judged:
         return "moonshot" if self.is_moonshot else "met" if self.met else "MISSED"
 
     def bound(self, value: float) -> str:
-        """A bound as it is printed."""
+        """A bound as printed."""
         if self.goal.peer:
             return f"≥ {number(value)}x" if self.goal.at_least else f"≤ {number(value)}x"
         return f"{'≥' if self.goal.at_least else '≤'} {number(value)} {self.goal.unit}".strip()
@@ -105,7 +108,7 @@ def _figure(figures: Figures, goal: Goal, system: str) -> tuple[float | None, st
 
 
 def _share_of_one_log(figures: Figures) -> float | None:
-    """Records a second over the most logs, against one log, in %."""
+    """Records per second with 10,000 logs over those with one log, in %."""
     one = figures.where("W5", OURS, logs=1)
     many = figures.where("W5", OURS, logs=10_000)
     if one is None or many is None:
@@ -115,13 +118,13 @@ def _share_of_one_log(figures: Figures) -> float | None:
 
 
 def _wrong(figures: Figures) -> float | None:
-    """Records of ours that were lost, duplicated, reordered, or otherwise not as they were told, in any round."""
+    """Records of dlog that were lost, duplicated, reordered or otherwise wrong, in any round."""
     verdicts = [one["verdict"] for one in figures.run.results if one["system"] == OURS and "verdict" in one]
     return float(sum(int(verdict.get(name) or 0) for verdict in verdicts for name in BREACHES)) if verdicts else None
 
 
 def _kills(figures: Figures) -> float | None:
-    """Processes of ours that were killed under load, by rounds that count."""
+    """Processes of dlog killed under load, in rounds that were not void."""
     found = [figures.get(workload, label, OURS) for workload in ("W10", "W12") for label in figures.labels(workload)]
     whole = [figures.get("W13", label, OURS) for label in figures.labels("W13")]
     kills = sum(len(one.gaps_ms) for one in found if one) + PROCESSES * sum(one.rounds for one in whole if one)
@@ -129,7 +132,7 @@ def _kills(figures: Figures) -> float | None:
 
 
 def _resting(figures: Figures) -> float | None:
-    """Bytes of three bookies, a write and a read proxy with one log and nothing to do; by the mean of each role."""
+    """Idle memory, in bytes, of three bookies, a write and a read proxy with one log; from the mean of each role."""
     result = figures.where("W19", OURS, logs=1)
     means = [_mean(result, role) for role in BOOKIES_AND_PROXIES]
     found = [mean * count for mean, count in zip(means, (3, 1, 1), strict=True) if mean is not None]
@@ -137,7 +140,7 @@ def _resting(figures: Figures) -> float | None:
 
 
 def _mean(result: Result | None, role: str) -> float | None:
-    """Bytes of one process of a role."""
+    """Bytes per process of a role."""
     if result is None:
         return None
     whole, processes = result.value(f"usage.{role}.rss_bytes"), result.value(f"usage.{role}.processes")
@@ -145,7 +148,7 @@ def _mean(result: Result | None, role: str) -> float | None:
 
 
 def _loaded(figures: Figures) -> float | None:
-    """Bytes of all bookies and proxies at their greatest under the heaviest load of small records."""
+    """Peak memory, in bytes, of all bookies and proxies under the maximum load of small records."""
     return _parts(figures.where("W3", OURS, record_bytes=100), "rss_peak_bytes")
 
 
@@ -178,7 +181,7 @@ _W10: _Where = ("W10", "gap_p50_ms", {})
 _W20: _Where = ("W20", "records_per_s", {})
 _CPU: _Where = ("W4", "cpu_s_per_gb_with_generators", {"batch_bytes": 102400})
 GOALS: tuple[Goal, ...] = (
-    _up("G1", "100 B, nothing batched by the application, one log", _W3_100, 500e3, 1.2e6, "records/s"),
+    _up("G1", "100 B records, not batched by the application, one log", _W3_100, 500e3, 1.2e6, "records/s"),
     _up("G1", "the same against BookKeeper", _W3_100, 7, 15, peer="bookkeeper"),
     _up("G1", "the same against NATS without sync", _W3_100, 5, 10, peer="nats-default"),
     _up("G2", "1 KiB records", _W3_1K, 150, 300, "MB/s"),
@@ -188,11 +191,11 @@ GOALS: tuple[Goal, ...] = (
     _up("G3", "the same against BookKeeper", _W4, 3, 5, peer="bookkeeper"),
     _up("G4", "the same against Kafka's default, which does not sync", _W4, 0.7, 1.2, peer="kafka-default"),
     _up("G4", "the same against Kafka with flush.messages=1", _W4, 2, 5, peer="kafka"),
-    _down("G5", "one in flight, p50", _W1, 0.8, 0.45, "ms"),
+    _down("G5", "one append in flight, p50", _W1, 0.8, 0.45, "ms"),
     _down("G5", "the same against BookKeeper", _W1, 1 / 3, 0.2, peer="bookkeeper"),
     _down("G6", "open loop of 20,000/s, p99", ("W2", "response_ms.p99", _W2), 5, 2.5, "ms"),
     _down("G6", "open loop of 20,000/s, p99.9", ("W2", "response_ms.p99.9", _W2), 15, 6, "ms"),
-    _down("G7", "tail reader: p99 over the append's own", ("W6", "tail_extra_p99_ms", {"rate": 20_000}), 2, 0.5, "ms"),
+    _down("G7", "tail: delivery p99 minus append p99", ("W6", "tail_extra_p99_ms", {"rate": 20_000}), 2, 0.5, "ms"),
     _down("G8", "owner killed: ack gap, p50", _W10, 400, 60, "ms"),
     _down("G8", "owner killed: ack gap, greatest", ("W10", "gap_max_ms", {}), 1500, 250, "ms"),
     _down("G8", "the p50 against NATS", _W10, 1 / 5, 1 / 100, peer="nats"),
@@ -201,7 +204,7 @@ GOALS: tuple[Goal, ...] = (
     _down("G10", "planned hand-over: ack gap, greatest", ("W21", "gap_max_ms", {}), 100, 15, "ms"),
     _down(
         "G11",
-        "everything killed, with less on disk than the 10 GB of the goal: first append",
+        "everything killed and restarted: first append (less data on disk than the goal's 10 GB)",
         ("W13", "first_append_s", {}),
         5,
         1,
@@ -211,21 +214,21 @@ GOALS: tuple[Goal, ...] = (
         *("G12", "re-replication of a lost bookie", "", 100, 300),
         unit="MB/s",
         at_least=True,
-        never="there is no workload for it, since a lost bookie's copies are not made anew by themselves",
+        never="no workload: the copies of a lost bookie are not re-created automatically",
     ),
     _up("G13", "one stream to 50 readers", ("W7", "delivered_mb_per_s", {"readers": 50}), 250, 500, "MB/s out"),
-    _down("G13", "delivered to them, p99", ("W7", "delivery_ms.p99", {"readers": 50}), 20, 20, "ms"),
+    _down("G13", "delivery to 50 readers, p99", ("W7", "delivery_ms.p99", {"readers": 50}), 20, 20, "ms"),
     _up("G14", "catch-up read of 1 KiB records", _W8, 150, 400, "MB/s"),
     _up("G14", "the same against BookKeeper", _W8, 5, 10, peer="bookkeeper"),
-    _down("G15", "write p99 beside a catch-up reader", ("W8", "p99_disturbed_over_undisturbed", {}), 2, 1.2, "x alone"),
-    Goal("G16", "10,000 logs against one", "W5", 70, 90, unit="%", at_least=True, compute=_share_of_one_log),
-    _down("G16", "memory of an open log", ("W19", "bytes_per_log", {"logs": 10_000}), 20_000, 6000, "bytes"),
+    _down("G15", "append p99 during a catch-up read", ("W8", "p99_disturbed_over_undisturbed", {}), 2, 1.2, "x alone"),
+    Goal("G16", "10,000 logs against one, records/s", "W5", 70, 90, unit="%", at_least=True, compute=_share_of_one_log),
+    _down("G16", "memory per open log", ("W19", "bytes_per_log", {"logs": 10_000}), 20_000, 6000, "bytes"),
     Goal("G17", "memory at rest, 3 bookies and 2 proxies", "W19", 200, 130, unit="MB", scale=1e-6, compute=_resting),
-    Goal("G17", "memory loaded (W3, 100 B)", "W3", 600, 350, unit="MB", scale=1e-6, compute=_loaded),
+    Goal("G17", "memory under load (W3, 100 B)", "W3", 600, 350, unit="MB", scale=1e-6, compute=_loaded),
     _down("G18", "cold start until ready, ZooKeeper included", ("W19", "start_s", {"logs": 1}), 2, 0.5, "s"),
-    _up("G19", "asyncio client, one awaited append a record, 256 tasks", _W20, 60e3, 120e3, "records/s"),
+    _up("G19", "asyncio client, one awaited append per record, 256 tasks", _W20, 60e3, 120e3, "records/s"),
     _up("G19", "the same against nats-py", _W20, 1.4, 2.5, peer="nats-default"),
-    _down("G20", "CPU-seconds a GB in batches of 100 KiB, all processes", _CPU, 7, 4, "s/GB"),
+    _down("G20", "CPU-seconds per GB in batches of 100 KiB, all processes", _CPU, 7, 4, "s/GB"),
     Goal("G21", "records lost, repeated, reordered, misplaced, early or invented", "", 0, 0, compute=_wrong),
-    Goal("G21", "processes killed under load while that was counted", "", 1, 100, at_least=True, compute=_kills),
+    Goal("G21", "processes killed under load in the same run", "", 1, 100, at_least=True, compute=_kills),
 )

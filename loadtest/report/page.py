@@ -1,6 +1,7 @@
-"""One self-contained page of a run: no script, no font and no picture from elsewhere.
+"""The HTML report of a run: one self-contained page without scripts or external resources.
 
-The law of this file: what the page says the Markdown says too; it is only easier to look at.
+Invariants:
+- the page contains no figure that the Markdown report lacks.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def html(figures: Figures, notes: Sequence[compare.Note] = ()) -> str:
         _duels(figures, notes),
         "<h2>What was measured</h2>",
         _systems(figures),
-        "<h2>Weather</h2>",
+        "<h2>Host conditions</h2>",
         *(_markdown_block(block) for block in tables.weather(figures).split("\n\n")),
         "<h2>Workloads</h2>",
         *(_workload(figures, workload, drawn) for workload in figures.workloads),
@@ -76,9 +77,9 @@ def _top(figures: Figures) -> str:
     measured = sum(one.met is not None for one in judged)
     tiles = [
         (f"{met} of {measured}", "goals met, of those measured"),
-        (f"{sum(one.is_moonshot for one in judged)}", "of them moonshots"),
+        (f"{sum(one.is_moonshot for one in judged)}", "of them reached the moonshot"),
         (f"{read:,}", f"records verified, {sent:,} sent"),
-        (f"{red}", "runs that were not green"),
+        (f"{red}", "results not green"),
         (str(len(figures.systems)), "systems in the same run"),
     ]
     said = "".join(
@@ -92,8 +93,9 @@ def _top(figures: Figures) -> str:
     again = "".join(f"<p><code>{escape(plain(command))}</code></p>" for command in commands)
     return (
         f'<h1>dlog load test</h1><p class="soft">{escape(where)}</p><div class="tiles">{said}</div>'
-        "<p>Every record says who wrote it and is checked on its way back: lost, duplicated, reordered, misplaced, "
-        "early, invented or diverged records leave a row without figures. Figures are the median of the rounds.</p>"
+        "<p>Every record carries its producer, its number and a CRC, and is checked when it is read back. A row with a "
+        "lost, duplicated, reordered, misplaced, early, invented or diverged record has no figures. Figures are "
+        "medians over the rounds.</p>"
         f"{again}"
     )
 
@@ -116,12 +118,12 @@ def _goals(figures: Figures) -> str:
             f'<span class="{kind}">{escape(one.outcome)}</span>',
         )
         rows.append(("", cells))
-    return _table(("", "goal", "ours", "peer's", "ratio", "base", "moonshot", "outcome"), rows)
+    return _table(("", "goal", "dlog", "other system", "ratio", "base", "moonshot", "outcome"), rows)
 
 
 def _missed(figures: Figures, notes: Sequence[compare.Note]) -> str:
     items = "".join(f"<li>{escape(one)}</li>" for one in compare.missed(figures, notes))
-    return f"<h3>What is missed, and why</h3><ul class='duels'>{items}</ul>" if items else ""
+    return f"<h3>Missed goals, and why</h3><ul class='duels'>{items}</ul>" if items else ""
 
 
 def _duels(figures: Figures, notes: Sequence[compare.Note]) -> str:
@@ -132,14 +134,14 @@ def _duels(figures: Figures, notes: Sequence[compare.Note]) -> str:
     losses = [duel for duel in reversed(found) if duel.is_loss]
     parts = []
     for title, duels, word, longest in (
-        ("Where we win", wins, "better", tables.LONGEST),
-        ("Where we lose, and why", losses, "worse", len(losses)),
+        ("Where dlog is better", wins, "better", tables.LONGEST),
+        ("Where dlog is worse, and why", losses, "worse", len(losses)),
     ):
         items = "".join(f"<li>{escape(tables.duel_text(figures, duel, word))}</li>" for duel in duels[:longest])
         more = f"<p class='soft'>and {len(duels) - longest} more, below</p>" if len(duels) > longest else ""
         parts.append(f"<div><h3>{title}</h3><ul class='duels'>{items or '<li>Nowhere.</li>'}</ul>{more}</div>")
     general = "".join(f"<p>{escape(note.text)}</p>" for note in notes if note.is_general)
-    return f"<h2>Beside the peers</h2>{general}<div class='pair'>{''.join(parts)}</div>"
+    return f"<h2>Comparison with other systems</h2>{general}<div class='pair'>{''.join(parts)}</div>"
 
 
 def _systems(figures: Figures) -> str:
@@ -157,7 +159,7 @@ def _systems(figures: Figures) -> str:
             escape(configuration),
         )
         rows.append((_kind(name), cells))
-    return _table(("system", "class", "what", "versions", "configuration"), rows)
+    return _table(("system", "class", "description", "versions", "configuration"), rows)
 
 
 def _workload(figures: Figures, workload: str, drawn: Sequence[charts.Chart]) -> str:

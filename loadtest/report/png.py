@@ -1,6 +1,6 @@
-"""Charts as PNG files, by matplotlib, for documents that cannot show SVG.
+"""Draws the charts of charts.py as PNG files with matplotlib, for documents that cannot show SVG.
 
-The law of this file: it draws what charts.py says; no window, no global state, no warning left to the reader.
+It opens no window and uses no global state of matplotlib.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _DOTS = 150
 
 
 def draw_all(figures: Figures, directory: Path) -> list[Path]:
-    """Every chart of a run, a file each."""
+    """Write a file for every chart of a run."""
     return [draw(chart, directory / f"{chart.file}.png") for chart in charts(figures)]
 
 
 def draw(chart: Chart, path: Path) -> Path:
-    """One chart."""
+    """Write one chart."""
     figure = Figure(figsize=_INCHES, dpi=_DOTS, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()

@@ -1,6 +1,6 @@
-"""Charts as SVG, by hand: small, sharp, selectable text, no script and no dependency.
+"""Draws the charts of charts.py as SVG for the page: selectable text, no scripts, no dependency.
 
-The law of this file: it draws what charts.py says, on one frame for all kinds; text takes the page's own colour.
+Text has the colour of the page.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _legend(names: Iterable[tuple[str, str, bool]]) -> str:
 
 
 def part_colour(parts: list[str], name: str) -> str:
-    """Of a part of a stack."""
+    """Colour of a part of a stack."""
     return PARTS[parts.index(name) % len(PARTS)]
 
 

@@ -1,7 +1,8 @@
-"""The run as text: tables in Markdown, and a short form for the console.
+"""The report of a run as Markdown, and a short form for the console.
 
-The law of this file: the durability class stands in each row; a figure stands beside its least and greatest round; what
-has no figure says why.
+Invariants:
+- every row names the durability class;
+- a figure is printed with the least and greatest of its rounds; a row without figures says why.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from loadtest.report import columns, compare, goals
 from loadtest.report.columns import number
 from loadtest.report.figures import Figures, Result, plain
 
-LONGEST = 12  # entries of the list of wins; losses are all told
+LONGEST = 12  # listed comparisons in which dlog is better; those in which it is worse are all listed
 ABOUT = (
     "Made by `python -m loadtest report` from the JSON of one run and from nothing else. The same workloads ran on "
-    "this service and on what somebody would use instead, in turns on one machine, with all three replicas of a log "
-    "and the clients on it. Every record was checked on its way back: what is lost, repeated, reordered, misplaced, "
-    "early or invented leaves a row without figures. **Class F**: an acknowledgement means fdatasync on a quorum. "
-    "**Class P**: it means page caches, and a loss of power may take back what was acknowledged. Compare within a "
-    "class, or say both."
+    "dlog and on comparable systems, in turns on one machine that held all three replicas of a log and the clients. "
+    "Every record was checked when it was read back: a row with a lost, repeated, reordered, misplaced, early or "
+    "invented record has no figures. **Class F**: a record is acknowledged after fdatasync on an ack quorum. "
+    "**Class P**: a record is acknowledged from the page cache, and a power loss can lose acknowledged records. "
+    "Compare within a class, or name both."
 )
 _LOAD = ("mode", "record_bytes", "batch_bytes", "window", "tasks", "rate", "producers", "warmup_s", "seconds")
 _OF_MODE = {"window": "window", "rate": "open", "tasks": "await"}
@@ -38,7 +39,7 @@ _TOLD = {
 
 
 def markdown(figures: Figures, notes: Sequence[compare.Note] = ()) -> str:
-    """A whole page."""
+    """The whole report."""
     parts = [
         "# Performance",
         ABOUT,
@@ -53,11 +54,12 @@ def markdown(figures: Figures, notes: Sequence[compare.Note] = ()) -> str:
         *_machine(figures),
         "## Systems",
         *(_system(figures, name) for name in figures.systems),
-        "## Weather",
+        "## Host conditions",
         weather(figures),
         "## Figures",
-        "Median of the rounds; least and greatest in brackets. ms, MB (10^6 bytes) and seconds as the head of a column "
-        "says; errors are what the client was told. Generators are processes of their own, and not in the costs.",
+        "Medians over the rounds, with the least and greatest in brackets. Units are in the column heads; MB are 10^6 "
+        "bytes. Errors are failed appends that the client saw. Costs do not include the generators, which are separate "
+        "processes.",
     ]
     for workload in figures.workloads:
         about = figures.run.workloads[workload]
@@ -66,7 +68,7 @@ def markdown(figures: Figures, notes: Sequence[compare.Note] = ()) -> str:
 
 
 def _verdict(figures: Figures) -> list[str]:
-    """What it comes to, in a few lines."""
+    """A summary in a few lines."""
     judged = goals.judged(figures)
     met, far = sum(one.met is True for one in judged), sum(one.is_moonshot for one in judged)
     missed = sum(one.met is False for one in judged)
@@ -75,14 +77,14 @@ def _verdict(figures: Figures) -> list[str]:
     red = sum(one.get("green") is False for one in results)
     failed = sum("error" in one for one in results)
     return [
-        f"{met} of {met + missed} goals that were measured are reached, {far} of them by as much as the moonshot; "
-        f"{missed} are not. {sent:,} records were sent and {read:,} read back and checked; {red} cells of a round "
-        f"were not green, and {failed} could not be run."
+        f"{met} of {met + missed} measured goals are met, {far} of them reach the moonshot; "
+        f"{missed} are missed. {sent:,} records were sent and {read:,} read back and checked; {red} results of a cell "
+        f"in a round were not green, and {failed} could not be run."
     ]
 
 
 def _again(figures: Figures) -> list[str]:
-    """The command of the whole where a plan made it, else of each part."""
+    """The plan's command, or without a plan the command of each part."""
     parts = figures.run.parts
     whole = list(dict.fromkeys(str(part["plan"]) for part in parts if part.get("plan")))
     alone = [plain(str(part.get("command"))) for part in parts if not part.get("plan")]
@@ -94,7 +96,7 @@ def _again(figures: Figures) -> list[str]:
         for part in parts
     ]
     lines = "\n".join(f"    {command}" for command in [*installs, *commands])
-    return [lines, table(("piece", "alone", "began", "rounds"), rows) if whole else ""]
+    return [lines, table(("piece", "command of this piece", "started", "rounds"), rows) if whole else ""]
 
 
 def _machine(figures: Figures) -> list[str]:
@@ -110,7 +112,7 @@ def _machine(figures: Figures) -> list[str]:
 
 
 def _asked(about: Mapping[str, Any]) -> str:
-    """What is asked, and the sizes of it that all cells share."""
+    """What a workload asks, and the options that its cells share."""
     asks = str(about.get("asks", ""))
     said = f"{asks[:1].upper()}{asks[1:]}."
     shapes = [cell.get("shape", {}) for cell in about.get("cells", ())]
@@ -134,7 +136,7 @@ def goal_table(figures: Figures) -> str:
         ratio = "" if one.ratio is None else f"{number(one.ratio)}x"
         bounds = (one.bound(one.goal.base), one.bound(one.goal.moonshot))
         rows.append((one.goal.id, one.goal.says, ours, theirs, ratio, *bounds, one.outcome))
-    return table(("", "goal", "ours", "peer's", "ratio", "base", "moonshot", "outcome"), rows)
+    return table(("", "goal", "dlog", "other system", "ratio", "base", "moonshot", "outcome"), rows)
 
 
 def _system(figures: Figures, name: str) -> str:
@@ -148,7 +150,7 @@ def _system(figures: Figures, name: str) -> str:
 
 
 def weather(figures: Figures) -> str:
-    """What it was, and what was void."""
+    """Thresholds, void rounds, measurements."""
     run = figures.run
     bounds = run.parts[0].get("thresholds", {}) if run.parts else {}
     limits = ", ".join(f"{key} {value:g}" for key, value in bounds.items())
@@ -156,13 +158,13 @@ def weather(figures: Figures) -> str:
     voids = len({(turn["part"], turn["workload"], turn["round"]) for turn in run.turns if turn["void"]})
     kept = sum(bool(turn.get("faults")) for turn in run.turns if not turn["void"])
     lines = [
-        f"A round is void beyond: {limits}. {voids} rounds were void and done again; {kept} turns were kept in bad "
-        "weather and are marked."
+        f"A round is void if a measurement exceeds its bound: {limits}. {voids} rounds were void and repeated; {kept} "
+        "turns were kept in bad host conditions and are marked."
     ]
     if looks:
         names = list(looks[0])
         rows = [(name, *(number(v) for v in _spread([float(look[name]) for look in looks]))) for name in names]
-        lines.append(table(("before each turn", "median", "least", "greatest"), rows))
+        lines.append(table(("measured before each turn", "median", "least", "greatest"), rows))
     return "\n\n".join(lines)
 
 
@@ -189,7 +191,7 @@ def _cells(result: Result, wanted: Sequence[columns.Column]) -> list[str]:
 
 
 def stat_text(result: Result, column: columns.Column) -> str:
-    """A figure and its spread."""
+    """A figure with its spread."""
     stat = result.stat(column.figure)
     if stat is None:
         return ""
@@ -200,7 +202,7 @@ def stat_text(result: Result, column: columns.Column) -> str:
 
 def _missed(figures: Figures, notes: Sequence[compare.Note]) -> list[str]:
     found = compare.missed(figures, notes)
-    return ["## What is missed, and why", "\n".join(f"- {one}" for one in found)] if found else []
+    return ["## Missed goals, and why", "\n".join(f"- {one}" for one in found)] if found else []
 
 
 def _lists(figures: Figures, notes: Sequence[compare.Note]) -> list[str]:
@@ -214,25 +216,25 @@ def _lists(figures: Figures, notes: Sequence[compare.Note]) -> list[str]:
     even = len(found) - len(wins) - len(losses)
     return [
         *said,
-        "## Where we win",
+        "## Where dlog is better",
         _duels(figures, wins, "better", LONGEST) or "Nowhere.",
-        "## Where we lose, and why",
+        "## Where dlog is worse, and why",
         _duels(figures, losses, "worse", len(losses)) or "Nowhere.",
-        f"{len(wins)} comparisons won, {len(losses)} lost, {even} even (within {compare.EVEN:.0%}).",
+        f"Comparisons: {len(wins)} better, {len(losses)} worse, {even} even (within {compare.EVEN:.0%}).",
     ]
 
 
 def _duels(figures: Figures, duels: Sequence[compare.Duel], word: str, longest: int) -> str:
     lines = [duel_text(figures, duel, word) for duel in duels[:longest]]
     if len(duels) > longest:
-        lines.append(f"and {len(duels) - longest} more, in the tables")
+        lines.append(f"and {len(duels) - longest} more in the tables below")
     return "\n".join(f"- {line}" for line in lines)
 
 
 def duel_text(figures: Figures, duel: compare.Duel, word: str) -> str:
-    """One comparison in words."""
+    """One comparison as text."""
     times = duel.better if word == "better" else (1 / duel.better if duel.better else float("inf"))
-    said = f"{number(times)}x {word}" if times != float("inf") else f"{word}, the other being 0"
+    said = f"{number(times)}x {word}" if times != float("inf") else f"{word} (no ratio: one value is 0)"
     ours, theirs = duel.column.said(duel.ours), duel.column.said(duel.theirs)
     kind = figures.letter(duel.system)
     text = (
@@ -242,7 +244,7 @@ def duel_text(figures: Figures, duel: compare.Duel, word: str) -> str:
 
 
 def console(figures: Figures) -> str:
-    """What a person wants to see at the end of a run."""
+    """The figures, at the end of a run."""
     lines = []
     for workload in figures.workloads:
         lines.append(f"\n{workload} {figures.run.workloads[workload].get('name', '')}")
@@ -264,6 +266,6 @@ def _line(result: Result, wanted: Sequence[columns.Column]) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Markdown."""
+    """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)

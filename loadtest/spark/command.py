@@ -1,4 +1,4 @@
-"""`python -m loadtest spark`: W18. Starts what is read, fills it, reads it in turns, and tells medians."""
+"""Measure reading in Spark (W18): fill dlog, Kafka and Parquet with the same records and read them in turns."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from loadtest.systems.base import CannotRunError, System
 
 SMALL_RECORDS = 45
 SOURCES = ("dlog", "kafka", "parquet")
-#: a broker of its own is enough to be read from
+#: one broker suffices for reading
 KAFKA = {"brokers": "1", "replicas": "1", "in_sync": "1", "heap_mib": "1024"}
 TUNED = "all columns, large fetches"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One row of the table. goal: at least (MB/s) or at most (ms) so much; 0: none. before: what is not measured."""
+    """One row of the table. goal: lower (MB/s) or upper (ms) bound; 0: none. before: preparation."""
 
     what: str
     source: str
@@ -64,12 +64,12 @@ CELLS = (
     Cell("audit of every copy", "dlog", "MB/s", jobs.audit_all, 800),
     Cell("offload", "dlog", "MB/s", jobs.offload, 450, jobs.write_anew),
 )
-KAFKA_RATIO = 1.5  # all columns, ours to Kafka's: as it comes, and at its fastest
+KAFKA_RATIO = 1.5  # goal for all columns, dlog over Kafka, with defaults and with large fetches
 
 
 @dataclass(slots=True)
 class Told:
-    """What came of a cell, a figure a round; why_not: why there are none."""
+    """A cell's figures, one per round. why_not: why there are none."""
 
     cell: Cell
     figures: list[Figure] = field(default_factory=list)
@@ -96,11 +96,11 @@ class Told:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit 0: every source gave the right records; 1: one did not, or something failed; 2: misused."""
+    """Exit 0: every source returned the right records; 1: one did not, or something failed; 2: wrong usage."""
     given = parser().parse_args(arguments)
     wanted = {"dlog", *(given.only.split(",") if given.only else SOURCES)}
     if given.gb <= 0 or given.rounds < 1 or given.warm_up < 0 or not wanted <= set(SOURCES):
-        rule = "--gb is above 0, --rounds at least 1, --warm-up at least 0, --only of "
+        rule = "--gb must be above 0, --rounds at least 1, --warm-up at least 0, --only a list of "
         print("loadtest: " + rule + ", ".join(SOURCES), file=sys.stderr)
         return 2
     records = max(SMALL_RECORDS, round(given.gb * 1e9 / RECORD_BYTES))
@@ -117,15 +117,34 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What may be asked for."""
+    """The command line."""
     made = argparse.ArgumentParser(prog="python -m loadtest spark", description=(__doc__ or "").partition("\n")[0])
-    made.add_argument("--gb", type=float, default=1.0, metavar="N", help="of payload, in 200-byte records; default: 1")
+    made.add_argument(
+        "--gb", type=float, default=1.0, metavar="N", help="GB of payload, in 200-byte records; default: 1"
+    )
     made.add_argument("--rounds", type=int, default=5, metavar="R", help="default: 5")
-    made.add_argument("--warm-up", type=int, default=1, metavar="N", help="rounds before them, not counted; default: 1")
-    made.add_argument("--voids", type=int, default=3, metavar="N", help="rounds in bad weather that are done again")
-    made.add_argument("--only", default="", metavar="NAME[,NAME...]", help=f"of {', '.join(SOURCES)}, and dlog")
-    made.add_argument("--foreign", type=float, default=0.10, metavar="SHARE", help="CPU of others that is bad weather")
-    made.add_argument("--out", type=Path, metavar="FILE", help="all figures as JSON")
+    made.add_argument("--warm-up", type=int, default=1, metavar="N", help="uncounted rounds before; default: 1")
+    made.add_argument(
+        "--voids",
+        type=int,
+        default=3,
+        metavar="N",
+        help="repeat at most N rounds that bad host conditions made void; default: 3",
+    )
+    made.add_argument(
+        "--only",
+        default="",
+        metavar="NAME[,NAME...]",
+        help=f"read only these of {', '.join(SOURCES)}; dlog is always read",
+    )
+    made.add_argument(
+        "--foreign",
+        type=float,
+        default=0.10,
+        metavar="SHARE",
+        help="share of CPU used by other processes above which a round is void; default: 0.1",
+    )
+    made.add_argument("--out", type=Path, metavar="FILE", help="save all figures as JSON")
     return made
 
 
@@ -150,7 +169,7 @@ class Run:
         return not self._wrong
 
     async def go(self) -> None:
-        """Raises CannotRunError, OSError: nothing could be measured."""
+        """Raises CannotRunError, OSError if nothing could be measured."""
         async with AsyncExitStack() as stack:
             room = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="loadtest-", ignore_cleanup_errors=True))
@@ -159,7 +178,7 @@ class Run:
             source_jars = await self._start(room, stack)
             running = read_run_file(room / "dlog" / "cluster")
             if running is None:
-                raise CannotRunError("the `dlog up` has ended")
+                raise CannotRunError("the `dlog up` under test has ended")
             kafka = self._systems.get("kafka")
             where = Where(
                 connect=running.connect,
@@ -170,19 +189,19 @@ class Run:
                 room=room,
                 records=self._records,
             )
-            _tell("Spark starts")
+            _tell("starting Spark")
             bench = await asyncio.to_thread(Bench, where)
             stack.push_async_callback(asyncio.to_thread, bench.close)
             await self._prepare(bench)
             await self._all_rounds(bench, room)
 
-    # ---- what is read -----------------------------------------------------------------------------------------------
+    # ---- sources ----------------------------------------------------------------------------------------------------
 
     async def _start(self, room: Path, stack: AsyncExitStack) -> tuple[Path, ...]:
-        """Start and fill the systems; the jars of Kafka's source."""
+        """Start and fill the systems; returns the jars of Spark's Kafka source."""
         await self._start_one("dlog", {}, room, stack)
         if "kafka" not in self._wanted:
-            self._leave_out("kafka", "not asked for")
+            self._leave_out("kafka", "not in --only")
             return ()
         try:
             version, found = jars.found()
@@ -199,7 +218,7 @@ class Run:
         place = room / name
         place.mkdir()
         stack.push_async_callback(system.stop)
-        _tell(f"{name} starts, and takes {self._records:,} records of {RECORD_BYTES} bytes")
+        _tell(f"starting {name}, writing {self._records:,} records of {RECORD_BYTES} bytes")
         await system.start(place, {**variant.preset, **options})
         await system.create_all([SCANNED, SMALL])
         await fill(system, SCANNED, self._records, place)
@@ -208,14 +227,14 @@ class Run:
         self._systems[name] = system
 
     async def _prepare(self, bench: Bench) -> None:
-        """Parquet is written, and each source is read through once: a warm cache, a warm JVM, and the right records."""
+        """Write Parquet; read and verify each source once, which also warms the page cache and the JVM."""
         if "parquet" in self._wanted:
             await asyncio.to_thread(bench.write_parquet)
         else:
-            self._leave_out("parquet", "not asked for")
+            self._leave_out("parquet", "not in --only")
         for name, source in (("dlog", bench.dlog), ("kafka", bench.kafka), ("parquet", bench.parquet)):
             if any(told.cell.source == name and not told.why_not for told in self._told):
-                _tell(f"{name}: every record is looked at")
+                _tell(f"{name}: verifying every record")
                 try:
                     await asyncio.to_thread(bench.verify, name, source)
                 except WrongRecordsError as error:
@@ -231,22 +250,22 @@ class Run:
 
     async def _all_rounds(self, bench: Bench, room: Path) -> None:
         for number in range(self._warm_up):
-            _tell("a round that does not count")
+            _tell("warm-up round")
             await self._round(bench, room, number, counts=False)
         good = voids = 0
         while good < self._rounds:
             faults = await self._round(bench, room, good + voids, counts=True)
             if faults and voids < self._voids:
                 voids += 1
-                _tell(f"round {good + 1}: bad weather, done again: {'; '.join(faults)}")
+                _tell(f"round {good + 1}: void, repeated; host conditions: {'; '.join(faults)}")
                 for told in self._told:
                     del told.figures[good:], told.cpu_s[good:]
                 continue
             good += 1
-            _tell(f"round {good}: " + ("; ".join(faults) or "good weather"))
+            _tell(f"round {good}: " + ("; ".join(faults) or "good host conditions"))
 
     async def _round(self, bench: Bench, room: Path, number: int, *, counts: bool) -> list[str]:
-        """What was wrong with the weather."""
+        """Measure each cell; the exceeded thresholds."""
         turn = host_conditions.Turn(await host_conditions.look(room))
         before, used = host_conditions.cpu_times(), self._used()
         shift = number % len(self._told)
@@ -274,7 +293,7 @@ class Run:
         except (CannotRunError, ImportError) as error:
             told.why_not = str(error)
             return
-        except Exception as error:  # noqa: BLE001 - Spark raises what it likes: this cell has no figure, the others do
+        except Exception as error:  # noqa: BLE001 - any error of Spark fails this cell only
             self._wrong = True
             told.why_not, told.figures, told.cpu_s = f"{type(error).__name__}: {error}"[:500], [], []
             return
@@ -285,7 +304,7 @@ class Run:
     def _used(self) -> dict[str, float]:
         return cpu.by_role({role: pids for s in self._systems.values() for role, pids in s.processes().items()})
 
-    # ---- what is told -----------------------------------------------------------------------------------------------
+    # ---- report -----------------------------------------------------------------------------------------------------
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -320,7 +339,7 @@ class Run:
     def as_text(self) -> str:
         head = f"W18: {self._records:,} records of {RECORD_BYTES} bytes, local[2], {self._rounds} rounds; "
         lines = [head + ", ".join(f"{name} {version}" for name, version in self._versions.items())]
-        lines.append(f"{'cell':33} {'median':>9} {'least':>8} {'most':>8} unit  cpu-s a round")
+        lines.append(f"{'cell':33} {'median':>9} {'least':>8} {'most':>8} unit  CPU-s per round")
         for told in self._told:
             if told.median is None:
                 lines.append(f"{told.cell.name:33} not run: {told.why_not}")
@@ -337,7 +356,7 @@ class Run:
             )
         bad = sorted({fault for turn in self._turns for fault in turn["faults"]})
         if bad:
-            lines.append("bad weather: " + "; ".join(bad))
+            lines.append("bad host conditions: " + "; ".join(bad))
         return "\n".join(lines)
 
 

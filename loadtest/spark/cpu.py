@@ -1,7 +1,7 @@
-"""CPU seconds of this process, of all that it started, and of what they started, by role; from /proc.
+"""CPU seconds of this process and all its descendants, by role; from /proc.
 
-The law of this file: children that have ended count with whoever waited for them, so nothing is lost between two looks
-but what a process used whose parent went away first.
+Children that have ended count with the parent that waited for them. Only the CPU of a process whose parent ended first
+is lost between two samples.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from loadtest.processes import _TICKS
 
 
 def by_role(roots: Mapping[str, Sequence[int]]) -> dict[str, float]:
-    """roots: processes whose role is known, with what is below them. The rest below us: `jvm`, or `python`."""
+    """roots: processes with their roles, which include their descendants. Our other descendants: `jvm`, `python`."""
     seen = {pid: told for pid in _pids() if (told := _look(pid)) is not None}
     below: dict[int, list[int]] = {}
     for pid, (parent, _, _) in seen.items():
@@ -35,7 +35,7 @@ def by_role(roots: Mapping[str, Sequence[int]]) -> dict[str, float]:
 
 
 def since(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
-    """What was used in between."""
+    """Usage from `before` to `now`."""
     return {role: round(max(0.0, now[role] - before.get(role, 0.0)), 2) for role in now}
 
 
@@ -44,7 +44,7 @@ def _pids() -> list[int]:
 
 
 def _look(pid: int) -> tuple[int, str, float] | None:
-    """Parent, name, CPU seconds with those of children that ended. Of a JVM its own only: its children are Python."""
+    """Parent, name, CPU seconds with those of ended children; without them for a JVM, whose children are Python."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Records into a system, by its own fastest generator: each verifies by itself, and they are numbered from 0."""
+"""Fills a log of a system with records (CRC, numbered from 0) by the system's fastest generator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PATIENCE_S = 900.0
 
 
 async def fill(system: System, log: str, records: int, room: Path, *, one_by_one: bool = False) -> None:
-    """So many records of `RECORD_BYTES` into a log that is there. one_by_one: each is awaited before the next one.
+    """Append `records` records of RECORD_BYTES to an existing log. one_by_one: await each before the next.
 
     Raises CannotRunError.
     """

@@ -1,4 +1,4 @@
-"""The jars of Spark's own Kafka source, of the Spark that is installed, from Maven; fetched once."""
+"""Fetches the jars of Spark's Kafka source, for the installed Spark, from Maven; once."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from loadtest.systems.java import CACHE, SOURCES, FetchFailedError, PartMissingE
 
 POM = SOURCES / "spark-kafka.pom.xml"
 PLACE = CACHE / "spark-kafka"
-#: with what the jars of Spark itself do not have
+#: the source and its dependencies that Spark lacks
 ARTIFACTS = ("spark-sql-kafka-0-10_2.13", "spark-token-provider-kafka-0-10_2.13", "kafka-clients", "commons-pool2")
-#: tried where Maven has none of the installed version: runs with Spark 4.3 too, which was tried
+#: used if Maven lacks the installed version; tested with Spark 4.3
 ELSE = "4.2.0"
 FETCH_S = 600.0
 _HOW = "python -m loadtest peers install spark-kafka"
 
 
 def spark_version() -> str:
-    """Of PySpark. Raises CannotRunError."""
+    """The version of PySpark. Raises CannotRunError."""
     try:
         return importlib.metadata.version("pyspark")
     except importlib.metadata.PackageNotFoundError:
@@ -34,17 +34,17 @@ def found() -> tuple[str, list[Path]]:
         jars = sorted((PLACE / version).glob("*.jar"))
         if jars:
             return version, jars
-    raise PartMissingError(f"the jars of Spark's Kafka source are not here: {_HOW} (needs Maven)")
+    raise PartMissingError(f"the jars of Spark's Kafka source are not installed: run {_HOW} (needs Maven)")
 
 
 def install() -> bool:
-    """Fetch them unless they are here; whether anything was fetched. Raises PartMissingError, FetchFailedError."""
+    """Fetch them unless present; whether anything was fetched. Raises PartMissingError, FetchFailedError."""
     wanted = spark_version()
     if (PLACE / wanted).is_dir() or (PLACE / ELSE).is_dir():
         return False
     maven = shutil.which("mvn")
     if maven is None:
-        raise PartMissingError("no mvn on PATH, by which the jars of Spark's Kafka source are fetched")
+        raise PartMissingError("no mvn on PATH to fetch the jars of Spark's Kafka source: run apt-get install maven")
     PLACE.mkdir(parents=True, exist_ok=True)
     said: list[str] = []
     for version in dict.fromkeys((wanted, ELSE)):

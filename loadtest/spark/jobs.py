@@ -1,6 +1,7 @@
-"""The jobs that are measured, as a program calls them.
+"""The measured Spark jobs (audit, offload), called as a program does.
 
-The law of this file: a job that found something wrong, or failed at anything, has no figure.
+Invariants:
+- a job with a finding or a failure has no figure.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ if TYPE_CHECKING:
 
 COPIES = 3
 SEGMENT_BYTES = 64 << 20
-OFFLOADED_MAX = 5_000_000  # records: what is offloaded has to be written anew for each round
+OFFLOADED_MAX = 5_000_000  # records: the offloaded stream is written again for each round
 _CHUNK = 10_000
 
 
 def audit(bench: Bench) -> Figure:
-    """One good copy of each entry, all that can be proved of it."""
+    """Audit one copy of each entry."""
     return _audit(bench, all_replicas=False)
 
 
 def audit_all(bench: Bench) -> Figure:
-    """Every copy of each entry; MB/s of all of them."""
+    """Audit every copy of each entry; MB/s of all copies."""
     return _audit(bench, all_replicas=True)
 
 
@@ -43,7 +44,7 @@ def _audit(bench: Bench, *, all_replicas: bool) -> Figure:
 
 
 def write_anew(bench: Bench) -> None:
-    """A stream of completed segments, and one that is open, in the place of that of the round before."""
+    """Replace the offload stream of the last round by a new one with completed segments and an open one."""
     where = bench.where
     records = min(where.records, OFFLOADED_MAX)
     maker = PayloadMaker(7, RECORD_BYTES)
@@ -58,7 +59,7 @@ def write_anew(bench: Bench) -> None:
 
 
 def offload(bench: Bench) -> Figure:
-    """Completed segments to a directory, read back, published; MB/s of entries."""
+    """Offload completed segments to a directory, with verification; MB/s of entries."""
     from dlog.spark.jobs.offload import offload as job
     from dlog.spark.jobs.offload_work import OffloadOptions
 
@@ -67,7 +68,7 @@ def offload(bench: Bench) -> Figure:
     _check(report)
     size = report.counts["bytes_planned"]
     if not size:
-        raise WrongRecordsError("there was nothing to offload: more records are wanted, for a segment is 64 MiB")
+        raise WrongRecordsError("nothing to offload: a segment has 64 MiB; write more records with --gb")
     return Figure(size / report.took_s / 1e6, report.counts["segments_planned"])
 
 
@@ -80,4 +81,4 @@ def _place(bench: Bench, stream: str) -> Place:
 def _check(report: Report) -> None:
     if report.findings or report.failures:
         wrong = [*report.failures, *report.findings][:1]
-        raise WrongRecordsError(f"{report.job} found something wrong: {wrong}")
+        raise WrongRecordsError(f"{report.job} reported an error: {wrong}")

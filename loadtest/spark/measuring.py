@@ -1,7 +1,8 @@
-"""What is measured in Spark: scans into a sink that takes every row and keeps none, micro-batches, jobs.
+"""Measurements in Spark: scans into the `noop` sink, and micro-batches. The only file of this package that uses Spark.
 
-The law of this file: a figure says how many records it was made of, counted in the same pass; whether they are the
-right ones was looked at before, of each source, record by record. This is the one file here that knows Spark.
+Invariants:
+- a figure names the number of its records, counted in the same pass;
+- before that, every record of each source is verified.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SCANNED, SMALL = "w18", "w18-small"
-_METRICS_S = 10.0  # for Spark to have counted what a query did
-BATCHES_FIRST = 5  # micro-batches that are not counted: Spark warms up
-#: of Spark's Kafka source, where it is to be at its fastest; its defaults are 1 MiB and 500 records
+_METRICS_S = 10.0  # timeout for Spark's metrics of a query
+BATCHES_FIRST = 5  # warm-up micro-batches, not counted
+#: options of Spark's Kafka source for large fetches; the defaults are 1 MiB and 500 records
 LARGE_FETCHES = {
     "kafka.max.partition.fetch.bytes": str(8 << 20),
     "kafka.fetch.max.bytes": str(64 << 20),
@@ -32,12 +33,12 @@ LARGE_FETCHES = {
 
 
 class WrongRecordsError(CannotRunError):
-    """What a source gives is not what was written: it has no figure."""
+    """A source returned other records than were written: it has no figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Where records are. connect: of the proxies. bootstrap: of Kafka, "" without one. room: a directory for files."""
+    """Locations of the records. connect: of the proxies. bootstrap: of Kafka, or "". room: a directory for files."""
 
     connect: str
     zookeeper: str
@@ -59,13 +60,13 @@ class Figure:
 
 
 class Bench:
-    """A session on local[cores] and what it reads."""
+    """A session on local[cores] and its sources."""
 
     def __init__(self, where: Where) -> None:
         from dlog import spark as room
 
         self.where = where
-        self.written = ""  # the stream that the next offload takes
+        self.written = ""  # the stream that the next offload reads
         self._number = 0
         self.spark: SparkSession = room.session(
             "W18",
@@ -96,7 +97,9 @@ class Bench:
         return reader.load()
 
     def kafka(self, columns: str = "", *, tuned: bool = False) -> DataFrame:
-        pieces = max(2 * self.where.cores, self.where.records * RECORD_BYTES >> 27)  # as many tasks as ours has
+        pieces = max(
+            2 * self.where.cores, self.where.records * RECORD_BYTES >> 27
+        )  # as many tasks as the dlog source has
         reader = self.spark.read.format("kafka").options(**self._kafka_options(SCANNED), minPartitions=pieces)
         frame = reader.options(**LARGE_FETCHES if tuned else {}).load()
         return frame.select(columns) if columns else frame
@@ -106,11 +109,11 @@ class Bench:
         return frame.select(columns) if columns else frame
 
     def write_parquet(self) -> None:
-        """The same rows as the stream's, all columns, uncompressed."""
+        """Write the stream's rows, all columns, uncompressed."""
         self.dlog().write.option("compression", "none").parquet(str(self.where.room / "parquet"))
 
     def warm(self, stream: str) -> None:
-        """Have what it reads in memory, as what is scanned is."""
+        """Read a stream once, so that it is in the page cache."""
         reader = self.spark.read.format("dlog").options(**self._dlog_options(stream))
         reader.load().write.format("noop").mode("overwrite").save()
 
@@ -120,13 +123,13 @@ class Bench:
 
     def _kafka_options(self, topic: str) -> dict[str, str]:
         if not self.where.bootstrap:
-            raise CannotRunError("there is no Kafka")
+            raise CannotRunError("Kafka was not started")
         return {"kafka.bootstrap.servers": self.where.bootstrap, "subscribe": topic}
 
-    # ---- whether they are the right ones ----------------------------------------------------------------------------
+    # ---- verification -----------------------------------------------------------------------------------------------
 
     def verify(self, name: str, source: Callable[[str], DataFrame]) -> None:
-        """Each record verifies by itself, and each is there once. Raises WrongRecordsError."""
+        """Check the CRC of each record, and that each is there once. Raises WrongRecordsError."""
         told = (
             source("value")
             .selectExpr(
@@ -146,36 +149,36 @@ class Bench:
         )
         n = self.where.records
         if told != {"n": n, "good": n, "apart": n, "first": 0, "last": n - 1}:
-            raise WrongRecordsError(f"{name} does not give what was written: records={n} found={told}")
+            raise WrongRecordsError(f"{name} returned other records than were written: records={n} found={told}")
 
     # ---- figures ----------------------------------------------------------------------------------------------------
 
     def scan(self, frame: DataFrame) -> Figure:
-        """Every row, into nothing. Raises WrongRecordsError."""
+        """Read every row into the noop sink. Raises WrongRecordsError."""
         before = self._last_execution()
         begun_s = time.perf_counter()
         frame.write.format("noop").mode("overwrite").save()
         took_s = time.perf_counter() - begun_s
         records = self._rows_since(before)
         if records != self.where.records:
-            raise WrongRecordsError(f"a scan gave {records} records of {self.where.records}")
+            raise WrongRecordsError(f"a scan returned {records} records of {self.where.records}")
         return Figure(records * RECORD_BYTES / took_s / 1e6, records)
 
     def _store(self) -> Any:
         return cast(Any, self.spark)._jsparkSession.sharedState().statusStore()
 
     def _last_execution(self) -> int:
-        """Its number; -1 before the first."""
+        """Id of the last execution; -1 if none."""
         executions = self._store().executionsList()
         return int(executions.last().executionId()) if executions.size() else -1
 
     def _rows_since(self, before: int) -> int:
-        """What came out of the scan of the last query, as Spark itself counts: to count again would cost time. A query
-        may be several executions, of which one scans."""
+        """Output rows of the last query's scan, from Spark's metrics: counting them would cost time. A query may be
+        several executions, of which one scans."""
         store, end_s = self._store(), time.monotonic() + _METRICS_S
         while time.monotonic() < end_s:
             told: list[int] = []
-            executions = store.executionsList()  # of many, the newest
+            executions = store.executionsList()  # Spark keeps the newest
             for place in range(executions.size() - 1, -1, -1):
                 one = executions.apply(place)
                 if one.executionId() <= before:
@@ -189,10 +192,10 @@ class Bench:
             else:
                 return max(told, default=0)
             time.sleep(0.02)
-        raise CannotRunError("Spark does not tell how many rows a query had")
+        raise CannotRunError("Spark reported no row count for a query")
 
     def micro_batches(self, source: str) -> Figure:
-        """What a trigger takes with one record in it: the middle one of many. Raises WrongRecordsError."""
+        """Median duration of a trigger with one record. Raises WrongRecordsError."""
         options = self._dlog_options(SMALL) if source == "dlog" else self._kafka_options(SMALL)
         query = (
             self.spark.readStream.format(source)
@@ -208,7 +211,7 @@ class Bench:
         full = [one for one in told if one["numInputRows"]]
         records = sum(one["numInputRows"] for one in full)
         if len(full) <= BATCHES_FIRST:
-            raise WrongRecordsError(f"there were too few micro-batches: source={source} batches={len(full)}")
+            raise WrongRecordsError(f"too few micro-batches: source={source} batches={len(full)}")
         counted = full[BATCHES_FIRST:]
         parts = {part for one in counted for part in one["durationMs"]}
         more = {part: median(one["durationMs"].get(part, 0) for one in counted) for part in sorted(parts)}

@@ -1,7 +1,9 @@
-"""The systems that can be measured, ours and peers, by name; base.py is what each of them answers to.
+"""The systems that can be measured, dlog and peers, by name; base.py has their interface.
 
-The law of this room: a system is measured only through `System` and generators; nothing outside this room knows any by
-name. The module of `kafka-default` is `kafka`: the name up to the first hyphen.
+The module of `kafka-default` is `kafka`: the name up to the first hyphen.
+
+Invariants:
+- the runner uses a system only through `System` and generators, and knows none by name.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ _NOT_SYSTEMS = {"base", "nodes", "peers"}
 
 
 def variants(module: str) -> Mapping[str, Variant]:
-    """What one module of this room offers; empty if it is no system."""
+    """The variants in a module of this package; empty if it is no system."""
     if module in _NOT_SYSTEMS or module not in names():
         return {}
     found = getattr(importlib.import_module(f"loadtest.systems.{module}"), "VARIANTS", {})
@@ -25,10 +27,10 @@ def variants(module: str) -> Mapping[str, Variant]:
 
 
 def find(name: str) -> Variant:
-    """The system of this name. Raises ValueError naming those that there are."""
+    """The system of this name. Raises ValueError that names all systems."""
     found = variants(name.partition("-")[0]).get(name)
     if found is None:
-        raise ValueError(f"no such system, there are {', '.join(sorted(everything()))}: system={name}")
+        raise ValueError(f"no such system; choose from {', '.join(sorted(everything()))}: system={name}")
     return found
 
 
@@ -38,5 +40,5 @@ def everything() -> dict[str, Variant]:
 
 
 def names() -> list[str]:
-    """The modules of this room that are systems, or may be."""
+    """The modules of this package that may be systems."""
     return [m.name for m in pkgutil.iter_modules(__path__) if m.name not in _NOT_SYSTEMS and not m.ispkg]

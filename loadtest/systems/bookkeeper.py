@@ -1,8 +1,8 @@
-"""Apache BookKeeper as a peer: three Java bookies on a real ZooKeeper, driven by its own Java client at full speed.
+"""Apache BookKeeper as a peer: three Java bookies and a ZooKeeper, driven by BookKeeper's Java client.
 
-The law of this room: BookKeeper's defaults, but for what a loopback cluster in small heaps needs; its client at its
-best (v2 wire, no throttle, CRC32C). An acknowledgement means what ours means: fdatasync on two of three.
-Source: the dependencies notes, section 10, and BookKeeper's reference of configuration.
+Configuration: BookKeeper's defaults, except for what a loopback cluster in small heaps needs. Client: its fastest setup
+(v2 wire, no throttle, CRC32C). As in dlog, acknowledgements come after fdatasync on two of three bookies.
+Source: the dependencies notes, section 10, and BookKeeper's configuration reference.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ OPTIONS = {
 
 
 class BookKeeperSystem(ServerSystem):
-    """Bookies and a ZooKeeper. A log is a list of ledgers, whose ids the writer keeps in ZooKeeper."""
+    """Bookies and a ZooKeeper. A log is a list of ledgers; the writer stores their ids in ZooKeeper."""
 
     name: ClassVar[str] = "bookkeeper"
     owner_role: ClassVar[str] = ""
@@ -59,7 +59,7 @@ class BookKeeperSystem(ServerSystem):
         super().__init__(variant)
         self._options: dict[str, str] = dict(OPTIONS)
         self._zookeeper = ""
-        self._registered: dict[str, int] = {}  # bookie -> the session that must not be taken for its new one
+        self._registered: dict[str, int] = {}  # bookie -> session of its killed process
         self._numbers: dict[str, int] = {}
         self._client: ZooKeeper | None = None
 
@@ -71,7 +71,7 @@ class BookKeeperSystem(ServerSystem):
         self._numbers = {k: option_int(self._options, k, 0, 0) for k in OPTIONS if k != "sync"}
         sync, numbers = option_bool(self._options, "sync", True), self._numbers
         if not 1 <= numbers["ack_quorum"] <= numbers["write_quorum"] <= numbers["ensemble"] <= numbers["bookies"]:
-            raise ValueError("1 <= ack_quorum <= write_quorum <= ensemble <= bookies does not hold")
+            raise ValueError("must hold: 1 <= ack_quorum <= write_quorum <= ensemble <= bookies")
         quorum = f"{numbers['ack_quorum']} of {numbers['write_quorum']} bookies"
         self.durability = (
             Durability("F", f"fdatasync of the journal on {quorum} before the acknowledgement")
@@ -161,7 +161,7 @@ class BookKeeperSystem(ServerSystem):
         for server in servers:
             session = await self._session_of(server.address) if server.role == "bookie" else None
             if session is not None:
-                self._registered[server.address] = session  # of the one that was killed; it lives on for a while
+                self._registered[server.address] = session  # the killed process's session lives until it expires
 
     async def _metadata(self) -> ZooKeeper:
         if self._client is None:
@@ -177,7 +177,7 @@ class BookKeeperSystem(ServerSystem):
             return None
         return stat.ephemeral_owner if stat is not None else None
 
-    # ---- what it is --------------------------------------------------------------------------------------------------
+    # ---- description -------------------------------------------------------------------------------------------------
 
     def versions(self) -> Mapping[str, str]:
         return {
@@ -191,7 +191,7 @@ class BookKeeperSystem(ServerSystem):
             **self._numbers,
             "journalSyncData": self._options["sync"].lower() == "true",
             "digest": "CRC32C",
-            "wire": "v2 (readers that follow: v3)",
+            "wire": "v2 (tail readers: v3)",
             "client_throttle": 0,
             "delayEnsembleChange": True,
         }
@@ -199,9 +199,9 @@ class BookKeeperSystem(ServerSystem):
     def lacks(self, feature: str) -> str | None:
         match feature:
             case "handover":
-                return "a ledger has no owner but its writer, so there is nothing to hand over"
+                return "a ledger is owned by its writer, the application: nothing can be handed over"
             case "owner":
-                return "a ledger has no owner but its writer, which is the application"
+                return "a ledger is owned by its writer, the application"
         return None
 
     async def create(self, log: str) -> None:
@@ -218,7 +218,7 @@ class BookKeeperSystem(ServerSystem):
 
     def generator(self, job: Mapping[str, Any], flavour: Flavour) -> tuple[Sequence[str], Mapping[str, Any]]:
         if flavour == "user":
-            raise NotApplicable("there is no Python client of BookKeeper, but ours")
+            raise NotApplicable("there is no Python client of BookKeeper except dlog's")
         classes = classes_of(BOOKKEEPER, [f"{name}.java" for name in GENERATOR])
         return jvm(
             *(BOOKKEEPER, "Generator", "BookKeeperPeer"),
@@ -228,7 +228,7 @@ class BookKeeperSystem(ServerSystem):
         ), {}
 
     async def owner(self, log: str) -> str:
-        raise NotApplicable("a ledger has no owner but its writer, which is the application")
+        raise NotApplicable("a ledger is owned by its writer, the application")
 
 
 def zookeeper_config(data: Path, port: int) -> str:
@@ -240,7 +240,7 @@ def zookeeper_config(data: Path, port: int) -> str:
 
 
 def bookie_config(home: Path, port: int, zookeeper: str, *, group_wait_ms: int, sync: bool) -> str:
-    """A bookie's configuration: the defaults, but for these."""
+    """A bookie's configuration, where it differs from the defaults."""
     settings = {
         "bookiePort": port,
         "advertisedAddress": HOST,
@@ -260,23 +260,23 @@ def bookie_config(home: Path, port: int, zookeeper: str, *, group_wait_ms: int, 
 
 
 def jar_version(artifact: str) -> str:
-    """Of a jar that was fetched. Raises CannotRunError."""
+    """The version of a fetched jar. Raises CannotRunError."""
     for jar in BOOKKEEPER.directory.glob(f"{artifact}-[0-9]*.jar"):
         found = re.fullmatch(re.escape(artifact) + r"-(\d[\w.]*)\.jar", jar.name)
         if found:
             return found[1]
-    raise CannotRunError(f"no jar of {artifact} in {BOOKKEEPER.directory}")
+    raise CannotRunError(f"no jar of {artifact} in {BOOKKEEPER.directory}; install the peer again")
 
 
 def _make(variant: str) -> System:
     system = BookKeeperSystem(variant)
-    system._choose(VARIANTS[variant].preset)  # what it says of itself before it is started
+    system._choose(VARIANTS[variant].preset)  # sets `durability` before the start
     return system
 
 
 VARIANTS: Mapping[str, Variant] = {
     "bookkeeper": Variant(_make, {}, "three Java bookies, E3/Qw3/Qa2, journal synced, Java client on the v2 wire"),
     "bookkeeper-nowait": Variant(
-        _make, {"group_wait_ms": "0"}, "bookkeeper, whose journal does not wait 2 ms for company"
+        _make, {"group_wait_ms": "0"}, "bookkeeper without the 2 ms group commit delay of the journal"
     ),
 }

@@ -1,7 +1,9 @@
-"""Ours: `dlog up` as a person starts it, three bookies, two write and two read proxies, a real ZooKeeper.
+"""dlog as a system: a `dlog up` with three bookies, two write and two read proxies and a ZooKeeper.
 
-The law of this file: nothing of the service is imported but the public client and what says where a `dlog up` runs; the
-cluster starts what dies again by itself, so `revive` waits for that.
+`dlog up` restarts processes that die, so `revive` only waits.
+
+Invariants:
+- of dlog's servers nothing is imported: only the public client, discovery of a `dlog up` and small helpers.
 """
 
 from __future__ import annotations
@@ -42,15 +44,15 @@ from loadtest.systems.base import (
 )
 
 PATIENCE_S = 90.0
-STEP_S = 0.02  # between two looks at what only looking tells: the run file
+STEP_S = 0.02  # interval of polling the run file
 _UP = {"bookies": "3", "write-proxies": "2", "read-proxies": "2"}
 _OPTIONS = (*_UP, "config")
-_CONFIGS = {"small-disk": Path(__file__).with_name("small-disk.toml")}  # that the option may name
+_CONFIGS = {"small-disk": Path(__file__).with_name("small-disk.toml")}  # values of option `config`
 _ORDER = ("bookie", "write", "read")
 
 
 class Dlog(System):
-    """A `dlog up` of its own."""
+    """A `dlog up` in a directory of the run."""
 
     name = "dlog"
     owner_role = "write"
@@ -69,11 +71,11 @@ class Dlog(System):
     async def start(self, room: Path, options: Mapping[str, str]) -> None:
         unknown = sorted(key for key in options if key not in _OPTIONS and not key.startswith("client."))
         if unknown:
-            raise ValueError(f"no such option of dlog, there are {', '.join(_OPTIONS)}, client.KEY: {unknown[0]}")
+            raise ValueError(f"no such option of dlog; choose from {', '.join(_OPTIONS)}, client.KEY: {unknown[0]}")
         self._options = {**_UP, **options}
         for key in _UP:
             if not self._options[key].isdecimal():
-                raise ValueError(f"a whole number is wanted: dlog.{key}={self._options[key]}")
+                raise ValueError(f"not a whole number: dlog.{key}={self._options[key]}")
         self._room = room / "cluster"
         flags = {key: self._options[key] for key in _OPTIONS if key in self._options}
         if flags.get("config") in _CONFIGS:
@@ -97,8 +99,8 @@ class Dlog(System):
             )
 
     async def _whole_up(self) -> None:
-        """Until `dlog up` says that it is up. Raises CannotRunError with what it printed."""
-        await self._until(lambda: read_run_file(self._room) is not None, "it did not come up")
+        """Wait until `dlog up` is up. Raises CannotRunError with its output."""
+        await self._until(lambda: read_run_file(self._room) is not None, "the cluster did not start")
         self._client = self._client or await dlog.connect(self.running().connect).__aenter__()
 
     async def stop(self) -> None:
@@ -148,7 +150,7 @@ class Dlog(System):
     def client(self, flavour: Flavour) -> str:
         return "loadtest.systems.dlog:DlogClient"
 
-    # ---- hurting it -------------------------------------------------------------------------------------------------
+    # ---- faults -----------------------------------------------------------------------------------------------------
 
     def nodes(self) -> Sequence[Node]:
         running = read_run_file(self._room)
@@ -177,7 +179,7 @@ class Dlog(System):
     async def restart(self, node: str) -> None:
         was = self._part(node)
         os.kill(was.pid, signal.SIGTERM)
-        await self._until(lambda: self._part(node).pid not in (0, was.pid), f"{node} did not come back")
+        await self._until(lambda: self._part(node).pid not in (0, was.pid), f"{node} was not restarted")
         await self.whole()
 
     async def whole(self) -> None:
@@ -190,12 +192,12 @@ class Dlog(System):
     async def kill_all(self) -> None:
         pids = [pid for pids in self.processes().values() for pid in pids]
         for pid in pids:
-            os.kill(pid, signal.SIGSTOP)  # nobody sees another die, or starts it again
+            os.kill(pid, signal.SIGSTOP)  # so that none reacts to the death of another
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         assert self._up is not None, "started"
         await self._up.wait()
-        await self._until(lambda: not any(_is_alive(pid) for pid in pids), "killed processes live on", needs_up=False)
+        await self._until(lambda: not any(_is_alive(pid) for pid in pids), "killed processes still run", needs_up=False)
 
     async def start_all(self) -> None:
         await self._start_up()
@@ -207,10 +209,10 @@ class Dlog(System):
     async def soak(self, load: Load) -> Soaked:
         return await Soak(self.running, load).run()
 
-    # ---- looking at it ----------------------------------------------------------------------------------------------
+    # ---- state of the cluster ---------------------------------------------------------------------------------------
 
     def running(self) -> RunningCluster:
-        """The cluster as its run file tells it now. Raises CannotRunError."""
+        """The present contents of the run file. Raises CannotRunError."""
         running = read_run_file(self._room)
         if running is None:
             raise CannotRunError(f"the `dlog up` has ended: {self._printed()}")
@@ -220,7 +222,7 @@ class Dlog(System):
         return next(part for part in self.running().parts if part.id == node)
 
     async def _all_greet(self) -> bool:
-        """Whether every part runs and somebody listens at its address."""
+        """Whether every process runs and accepts connections."""
         running = read_run_file(self._room)
         return running is not None and all([part.pid and await _greets(part) for part in running.parts])
 
@@ -240,7 +242,7 @@ class Dlog(System):
 
 
 def zookeeper_version(pid: int) -> str:
-    """Of the jar that it runs from."""
+    """The version in the name of its jar."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
@@ -308,19 +310,19 @@ class DlogClient(Client):
 
 
 class DlogWriter(Writer):
-    """One stream, through the client's pipeline: each record by a call of its own, told in rows.
+    """One stream, through the client's pipeline: one call per record, one answer for many.
 
-    What fails ends a pipeline; the next one begins behind it.
+    A failure ends a pipeline; a new one follows.
     """
 
     def __init__(self, client: dlog.Client, life: BackgroundTasks, log: str, tell: Tell) -> None:
         self._client = client
         self._log = log
         self._tell = tell
-        self._index = 0  # of the next record given to this writer
+        self._index = 0  # index of the next record given to this writer
         self._taken = 0  # records given to the pipeline
-        self._told = 0  # of those
-        self._shifts: deque[tuple[int, int]] = deque()  # from this record of the pipeline on: what its index is more
+        self._told = 0  # of those, records answered
+        self._shifts: deque[tuple[int, int]] = deque()  # (record of the pipeline, offset from here on to its index)
         self._more = asyncio.Event()
         self._all_told = asyncio.Event()
         self._pipeline = self._begin()
@@ -364,7 +366,7 @@ class DlogWriter(Writer):
             await self._all_told.wait()
 
     async def close(self) -> None:
-        pass  # what is under way ends with the client
+        pass  # closing the client ends pending appends
 
     def _took(self, count: int) -> None:
         self._index += count
@@ -381,13 +383,13 @@ class DlogWriter(Writer):
         self._all_told.set()
 
     def _index_of(self, taken: int) -> int:
-        """The index of a record of the pipeline; to be asked for in order."""
+        """The index of a record of the pipeline; call in order."""
         while len(self._shifts) > 1 and self._shifts[1][0] <= taken:
             self._shifts.popleft()
         return taken + self._shifts[0][1]
 
     async def _watch(self) -> None:
-        """Hear of a failure also when nothing more is handed over."""
+        """Detect failures also when nothing more is handed over."""
         while True:
             await self._more.wait()
             self._more.clear()
@@ -399,7 +401,7 @@ class DlogWriter(Writer):
                     self._failed(error)
 
     def _failed(self, error: DLogError) -> None:
-        """Nothing more is told of what was taken: it is refused, and another pipeline begins."""
+        """Refuse all unanswered records and begin another pipeline."""
         while self._told < self._taken:
             first = self._index_of(self._told)
             end = self._shifts[1][0] if len(self._shifts) > 1 else self._taken
@@ -410,7 +412,7 @@ class DlogWriter(Writer):
 
 
 VARIANTS: Mapping[str, Variant] = {
-    "dlog": Variant(Dlog, {}, "this service: 3 bookies, 2 write and 2 read proxies"),
-    "dlog-small-disk": Variant(Dlog, {"config": "small-disk"}, "this service with bookies set up for small disks"),
-    "dlog-spare": Variant(Dlog, {"bookies": "4"}, "this service with a fourth bookie to replace a lost one"),
+    "dlog": Variant(Dlog, {}, "dlog with 3 bookies, 2 write and 2 read proxies"),
+    "dlog-small-disk": Variant(Dlog, {"config": "small-disk"}, "dlog with bookies configured for small disks"),
+    "dlog-spare": Variant(Dlog, {"bookies": "4"}, "dlog with a fourth bookie to replace a lost one"),
 }

@@ -1,8 +1,8 @@
-"""Java for the peers: their jars from Maven, our generators compiled against them, and how a JVM is started.
+"""Java of the peers: fetches their jars by Maven, compiles our generators against them, builds JVM commands.
 
-The law of this room: what is fetched lies below .cache/peers and is fetched once; whatever is missing is said with the
-way to get it (PartMissingError), before anything is started. A stamp beside the jars names the pom they came from, so
-that a pom that changed is fetched again.
+Invariants:
+- jars are fetched once into .cache/peers; a stamp names their pom, so that a changed pom is fetched again;
+- a missing tool or jar raises PartMissingError, which says how to get it, before anything starts.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _GET_MAVEN = "apt-get install maven openjdk-17-jdk-headless"
 
 
 class PartMissingError(CannotRunError):
-    """Something of another maker is not on this machine; the message says how to get it."""
+    """A tool or package is not on this machine; the message says how to get it."""
 
 
 class FetchFailedError(CannotRunError):
-    """A registry did not give what was asked for, or it did not compile."""
+    """A registry did not deliver, or compilation failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Jars:
-    """The jars of one peer. must: a file that a whole set has."""
+    """The jars of one peer. must: a file of every complete set."""
 
     peer: str
     pom: Path
@@ -51,11 +51,11 @@ class Jars:
         return self.directory.parent / f".{self.directory.name}.pom"
 
     def are_here(self) -> bool:
-        """Whether there are jars, of whatever pom."""
+        """Whether there are jars, of any pom."""
         return any(self.directory.glob(self.must))
 
     def are_current(self) -> bool:
-        """Whether they are those of the pom as it is."""
+        """Whether they are those of the present pom."""
         return self.are_here() and self.stamp.exists() and self.stamp.read_text() == _digest([self.pom])
 
     def need(self) -> None:
@@ -63,18 +63,18 @@ class Jars:
         find_java()
         if not self.are_here():
             raise PartMissingError(
-                f"the jars of {self.peer} are not here: python -m loadtest peers install {self.peer} "
+                f"the jars of {self.peer} are not installed: run python -m loadtest peers install {self.peer} "
                 f"(needs Maven: {_GET_MAVEN})"
             )
 
     def install(self) -> bool:
-        """Fetch them by Maven unless they are here; whether anything was fetched. Raises PartMissingError,
+        """Fetch them by Maven unless present; whether anything was fetched. Raises PartMissingError,
         FetchFailedError."""
         if self.are_current():
             return False
         maven = shutil.which("mvn")
         if maven is None:
-            raise PartMissingError(f"no mvn on PATH, by which the jars of {self.peer} are fetched: {_GET_MAVEN}")
+            raise PartMissingError(f"no mvn on PATH to fetch the jars of {self.peer}: run {_GET_MAVEN}")
         find_javac()
         self.directory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.directory.parent, prefix=".fetching-") as work:
@@ -87,14 +87,14 @@ class Jars:
                 FETCH_S,
             )
             if not any(fetched.glob(self.must)):
-                raise FetchFailedError(f"Maven came to its end, but gave no {self.must}: pom={self.pom}")
-            shutil.rmtree(self.directory, ignore_errors=True)  # jars of an older pom must not stay beside these
+                raise FetchFailedError(f"Maven succeeded but fetched no {self.must}: pom={self.pom}")
+            shutil.rmtree(self.directory, ignore_errors=True)  # removes jars of an older pom
             fetched.rename(self.directory)
         self.stamp.write_text(_digest([self.pom]))
         return True
 
     def class_path(self, *more: Path) -> str:
-        """For `java -cp`: directories first, then every jar."""
+        """Argument of `java -cp`: `more` directories first, then every jar."""
         return os.pathsep.join([*map(str, more), f"{self.directory}/*"])
 
 
@@ -107,15 +107,15 @@ DELTA = Jars("delta", SOURCES / "delta.pom.xml", CACHE / "delta" / "lib", "delta
 
 
 def find_java() -> str:
-    """The `java` to run. Raises PartMissingError."""
+    """The path of `java`. Raises PartMissingError."""
     java = shutil.which("java")
     if java is None:
-        raise PartMissingError(f"no java on PATH: {_GET_JDK}")
+        raise PartMissingError(f"no java on PATH: run {_GET_JDK}")
     return java
 
 
 def java_version() -> str:
-    """What the `java` that is run says it is. Raises PartMissingError, FetchFailedError."""
+    """The version of `java`. Raises PartMissingError, FetchFailedError."""
     found = re.search(r'version "([^"]+)"', run([find_java(), "-version"], 60.0))
     return found[1] if found else "unknown"
 
@@ -124,7 +124,7 @@ def find_javac() -> str:
     """Raises PartMissingError."""
     javac = shutil.which("javac")
     if javac is None:
-        raise PartMissingError(f"no javac on PATH: {_GET_JDK}")
+        raise PartMissingError(f"no javac on PATH: run {_GET_JDK}")
     return javac
 
 
@@ -140,7 +140,7 @@ def jvm(
 
 
 def classes_of(jars: Jars, sources: Sequence[str]) -> Path:
-    """Our generator for a peer, compiled once for each version of its sources. Raises PartMissingError,
+    """Directory of our generator for a peer, compiled once per version of its sources. Raises PartMissingError,
     FetchFailedError."""
     jars.need()
     javac = find_javac()
@@ -153,7 +153,7 @@ def classes_of(jars: Jars, sources: Sequence[str]) -> Path:
         out = Path(work) / "classes"
         run([javac, "-nowarn", "-proc:none", "-d", str(out), "-cp", jars.class_path(), *map(str, files)], COMPILE_S)
         try:
-            out.rename(place)  # whoever was first has the same classes
+            out.rename(place)  # if another process was first, its classes are the same
         except OSError:
             if not place.is_dir():
                 raise
@@ -161,7 +161,7 @@ def classes_of(jars: Jars, sources: Sequence[str]) -> Path:
 
 
 def run(command: Sequence[str], within_s: float, **environment: str) -> str:
-    """What a tool said on standard output. Raises FetchFailedError with the end of all it said."""
+    """Run a tool; its output. Raises FetchFailedError with the end of it."""
     try:
         done = subprocess.run(
             command,
@@ -173,10 +173,10 @@ def run(command: Sequence[str], within_s: float, **environment: str) -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise FetchFailedError(f"{Path(command[0]).name} did not come to its end: {error}"[:500]) from error
+        raise FetchFailedError(f"{Path(command[0]).name} did not finish: {error}"[:500]) from error
     said = done.stdout.decode(errors="replace").strip()
     if done.returncode:
-        raise FetchFailedError(f"{Path(command[0]).name} failed: code={done.returncode} said={said[-1500:]}")
+        raise FetchFailedError(f"{Path(command[0]).name} failed: code={done.returncode} output={said[-1500:]}")
     return said
 
 

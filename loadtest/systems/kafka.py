@@ -1,9 +1,9 @@
-"""Apache Kafka as a peer: three KRaft nodes that are broker and controller both, replication 3, two in sync at least.
+"""Apache Kafka as a peer: three KRaft nodes (broker and controller), replication factor 3, min.insync.replicas 2.
 
-The law of this room: with `flush` every broker syncs every batch that it appends before it answers (class F, as ours);
-without, as Kafka comes, an acknowledgement means page caches (class P). Sessions are short, so that failover is
-measured at its best. A log is a topic of one partition.
-Source: the dependencies notes, section 3, and Kafka's reference of configuration.
+With `flush`, every broker syncs each batch before it answers (class F, as dlog); without, as is Kafka's default,
+records are acknowledged from page caches (class P). Broker sessions are short, for Kafka's fastest failover. A log is a
+topic of one partition.
+Source: the dependencies notes, section 3, and Kafka's configuration reference.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ GENERATOR = ("Generator", "Job", "Tally", "History", "Histogram", "Records", "Ve
 FORMAT_S = 120.0
 STEP_S = 0.1
 ASK_MS = 5000
-ASK_MANY_MS = 60_000  # of a request that creates many topics
-CREATE_TOPICS = 500  # in one request
+ASK_MANY_MS = 60_000  # timeout of a request that creates many topics
+CREATE_TOPICS = 500  # topics per request
 READ_RECORDS = 10_000
 OPTIONS = {
     "brokers": "3",
@@ -95,8 +95,8 @@ class KafkaSystem(ServerSystem):
         self._flush = option_bool(self._options, "flush", True)
         numbers = self._numbers
         if not 1 <= numbers["in_sync"] <= numbers["replicas"] <= numbers["brokers"]:
-            raise ValueError("1 <= in_sync <= replicas <= brokers does not hold")
-        replicas = f"all replicas in sync ({numbers['in_sync']} of {numbers['replicas']} at least)"
+            raise ValueError("must hold: 1 <= in_sync <= replicas <= brokers")
+        replicas = f"all in-sync replicas (at least {numbers['in_sync']} of {numbers['replicas']})"
         self.durability = (
             Durability("F", f"fdatasync of every appended batch on {replicas} before the acknowledgement")
             if self._flush
@@ -159,16 +159,16 @@ class KafkaSystem(ServerSystem):
     async def _prepare_stop(self) -> None:
         await self._close_admin()
         for server in self._servers:
-            server.kill()  # a polite end of all three hangs: the last has no quorum. Its data goes with it
+            server.kill()  # an orderly stop hangs: the last node has no quorum. Its data is deleted anyway
 
-    # ---- what it is --------------------------------------------------------------------------------------------------
+    # ---- description -------------------------------------------------------------------------------------------------
 
     def versions(self) -> Mapping[str, str]:
         for jar in KAFKA.directory.glob(KAFKA.must):
             found = re.fullmatch(r"kafka_2\.13-([\d.]+)\.jar", jar.name)
             if found:
                 return {"Apache Kafka": found[1], "java": java_version()}
-        raise CannotRunError(f"no jar of Kafka in {KAFKA.directory}")
+        raise CannotRunError(f"no jar of Kafka in {KAFKA.directory}: run python -m loadtest peers install kafka")
 
     def configuration(self) -> Mapping[str, Any]:
         return {
@@ -178,13 +178,13 @@ class KafkaSystem(ServerSystem):
             "enable.idempotence": True,
             "broker.session.timeout.ms": 3000,
             "broker.heartbeat.interval.ms": 500,
-            "linger.ms": self._options["linger_ms"] or "5 for the most, else 0",
-            "batch.size": self._options["batch_size"] or "131072, or as large as a batch of the application's",
+            "linger.ms": self._options["linger_ms"] or "5 for maximum throughput, else 0",
+            "batch.size": self._options["batch_size"] or "131072, or the size of the application's batch",
         }
 
     def lacks(self, feature: str) -> str | None:
         if feature == "handover":
-            return "its leaders move when a broker ends in order, which the rolling restart measures"
+            return "leaders move when a broker shuts down, which the rolling restart (W14) measures"
         return None
 
     def address(self) -> dict[str, Any]:
@@ -216,7 +216,7 @@ class KafkaSystem(ServerSystem):
         await self._replicated(logs, READY_S)
 
     async def _create_some(self, logs: Sequence[str]) -> None:
-        """In one request; what it refuses for now is asked for again."""
+        """Create them in one request; retry those that are refused."""
         refused, todo = "", list(logs)
         try:
             async with asyncio.timeout(READY_S):
@@ -268,7 +268,7 @@ class KafkaSystem(ServerSystem):
         await super().kill_all()
 
     async def _replicated(self, topics: Sequence[str], within_s: float) -> None:
-        """Until every replica of these topics is in sync, and every broker knows."""
+        """Wait until every replica of these topics is in sync."""
         todo = list(topics)
         try:
             async with asyncio.timeout(within_s):
@@ -288,7 +288,7 @@ class KafkaSystem(ServerSystem):
             raise CannotRunError(f"topics were not replicated within {within_s:g} s: {todo[:3]}") from None
 
     async def _describe(self, topics: Sequence[str]) -> list[dict[str, Any]]:
-        """What a broker knows of them; nothing if none answers now."""
+        """A broker's description of topics; empty if no broker answers."""
         try:
             admin = await self._ask()
             described: list[dict[str, Any]] = await admin.describe_topics(list(topics))
@@ -317,7 +317,7 @@ class KafkaSystem(ServerSystem):
 
 
 def refused_of(topic_errors: Sequence[Sequence[Any]]) -> tuple[list[str], str]:
-    """Topics that a request did not make, and why; one that is there was made by a request whose answer was lost."""
+    """Topics that a request did not create, and why. One that already exists counts as created: a response was lost."""
     found = [(str(name), for_code(code)) for name, code, *_ in topic_errors]
     refused = [(name, error) for name, error in found if error not in (NoError, TopicAlreadyExistsError)]
     return [name for name, _ in refused], ", ".join(sorted({error.__name__ for _, error in refused}))
@@ -326,7 +326,7 @@ def refused_of(topic_errors: Sequence[Sequence[Any]]) -> tuple[list[str], str]:
 def broker_config(
     data: Path, number: int, port: int, controller: int, voters: str, *, replicas: int, in_sync: int
 ) -> str:
-    """The properties of one node, broker and controller both."""
+    """The properties of one node."""
     settings = {
         "process.roles": "broker,controller",
         "node.id": number,
@@ -364,7 +364,7 @@ def broker_config(
 
 
 class KafkaClient(Client):
-    """aiokafka: an idempotent producer with acks=all, a consumer for each reader."""
+    """aiokafka: an idempotent producer with acks=all, a consumer per reader."""
 
     def __init__(self, address: Mapping[str, Any], producer: AIOKafkaProducer) -> None:
         self._address = address
@@ -419,7 +419,7 @@ class KafkaClient(Client):
 
 
 def _dense(records: Sequence[Any]) -> list[tuple[int, list[bytes]]]:
-    """Cut where offsets leave a gap."""
+    """Split records into runs of consecutive offsets."""
     runs: list[tuple[int, list[bytes]]] = []
     for record in records:
         if runs and record.offset == runs[-1][0] + len(runs[-1][1]):
@@ -430,7 +430,7 @@ def _dense(records: Sequence[Any]) -> list[tuple[int, list[bytes]]]:
 
 
 class KafkaWriter(Writer):
-    """One topic on the producer of all."""
+    """One topic; all topics share a producer."""
 
     def __init__(self, producer: AIOKafkaProducer, log: str, tell: Tell) -> None:
         self._producer = producer
@@ -448,13 +448,13 @@ class KafkaWriter(Writer):
             self._idle.clear()
             try:
                 answer = await self._producer.send(self._log, record, partition=0)
-            except Exception as error:  # noqa: BLE001 - whatever it raises, the record has an outcome
+            except Exception as error:  # noqa: BLE001 - any error fails the record
                 self._told(Refused(index, 1, repr(error), True))
                 continue
             answer.add_done_callback(partial(self._answered, index))
 
     async def hand_over_batch(self, records: Sequence[bytes]) -> None:
-        await self.hand_over(records)  # batches are the producer's own: it fills them from what it is given
+        await self.hand_over(records)  # the producer makes its own batches
 
     async def append(self, record: bytes) -> Position | None:
         told = await self._producer.send_and_wait(self._log, record, partition=0)
@@ -466,7 +466,7 @@ class KafkaWriter(Writer):
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Nothing: the producer is the client's."""
+        """Does nothing: the client closes the producer."""
 
     def _answered(self, index: int, answer: asyncio.Future[Any]) -> None:
         error = answer.exception() if not answer.cancelled() else asyncio.CancelledError()
@@ -484,13 +484,13 @@ class KafkaWriter(Writer):
 
 def _make(variant: str) -> System:
     system = KafkaSystem(variant)
-    system._choose(VARIANTS[variant].preset)  # what it says of itself before it is started
+    system._choose(VARIANTS[variant].preset)  # sets `durability` before the start
     return system
 
 
 VARIANTS: Mapping[str, Variant] = {
     "kafka": Variant(
-        _make, {}, "three KRaft brokers, RF 3, 2 in sync, acks=all, every batch synced (flush.messages=1)"
+        _make, {}, "three KRaft brokers, RF 3, min ISR 2, acks=all, every batch synced (flush.messages=1)"
     ),
-    "kafka-default": Variant(_make, {"flush": "false"}, "kafka as it comes: acknowledged from page caches"),
+    "kafka-default": Variant(_make, {"flush": "false"}, "kafka with its default, acknowledging from page caches"),
 }

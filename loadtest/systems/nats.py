@@ -1,10 +1,10 @@
-"""NATS JetStream as a peer: three servers, streams of three replicas in files.
+"""NATS JetStream as a peer: three servers, streams with three replicas in files.
 
-The law of this room: with `sync` every message is synced on each server before it answers (class F, as ours); without,
-as NATS comes, files are synced every two minutes and an acknowledgement means page caches (class P). A log is a stream
-of one subject. What a pipelined publisher is not answered is told as failed with unknown outcome and not sent
-again: behind others it would come out of its order.
-Source: the dependencies notes, section 9, and NATS's reference of configuration.
+With `sync`, each server syncs every message before it answers (class F, as dlog); without, as is NATS's default, files
+are synced every two minutes and messages are acknowledged from page caches (class P). A log is a stream of one subject.
+A pipelined message without acknowledgement counts as failed with unknown outcome. It is not sent again, because that
+would change the order.
+Source: the dependencies notes, section 9, and NATS's configuration reference.
 """
 
 from __future__ import annotations
@@ -47,19 +47,17 @@ OPTIONS = {"servers": "3", "replicas": "3", "sync": "true", "ack_wait_s": "5"}
 
 
 def install() -> bool:
-    """Build the server from the Go module proxy unless it is here; whether that was done. Raises PartMissingError,
+    """Build the server from the Go module proxy unless present; whether it was built. Raises PartMissingError,
     FetchFailedError."""
     if SERVER.exists():
         return False
     go = shutil.which("go")
     if go is None:
-        raise PartMissingError(
-            "no go on PATH, by which nats-server is built: apt-get install golang-go (1.25 or newer)"
-        )
+        raise PartMissingError("no go on PATH to build nats-server: run apt-get install golang-go (1.25 or newer)")
     SERVER.parent.mkdir(parents=True, exist_ok=True)
     run([go, "install", MODULE], FETCH_S, GOBIN=str(SERVER.parent), GOFLAGS="-buildvcs=false")
     if not SERVER.exists():
-        raise FetchFailedError(f"go came to its end, but there is no {SERVER}")
+        raise FetchFailedError(f"go install succeeded but there is no {SERVER}")
     return True
 
 
@@ -67,7 +65,7 @@ def need_server() -> None:
     """Raises PartMissingError."""
     if not SERVER.exists():
         raise PartMissingError(
-            "nats-server is not here: python -m loadtest peers install nats (needs Go 1.25 or newer)"
+            "nats-server is not installed: run python -m loadtest peers install nats (needs Go 1.25 or newer)"
         )
 
 
@@ -96,7 +94,7 @@ class NatsSystem(ServerSystem):
         self._numbers = {k: option_int(self._options, k, 0) for k in OPTIONS if k != "sync"}
         self._sync = option_bool(self._options, "sync", True)
         if self._numbers["replicas"] > self._numbers["servers"]:
-            raise ValueError("replicas <= servers does not hold")
+            raise ValueError("must hold: replicas <= servers")
         majority = f"{self._numbers['replicas'] // 2 + 1} of {self._numbers['replicas']} servers"
         self.durability = (
             Durability("F", f"fsync of every message on {majority} before the acknowledgement (sync_interval: always)")
@@ -131,7 +129,7 @@ class NatsSystem(ServerSystem):
     async def _prepare_stop(self) -> None:
         await self._let_go()
 
-    # ---- what it is --------------------------------------------------------------------------------------------------
+    # ---- description -------------------------------------------------------------------------------------------------
 
     def versions(self) -> Mapping[str, str]:
         said = run([str(SERVER), "--version"], 60.0)
@@ -142,7 +140,7 @@ class NatsSystem(ServerSystem):
             **self._numbers,
             "sync_interval": "always" if self._sync else "default (2 minutes)",
             "storage": "file",
-            "client": "one connection; a pipelined loop of ours for the most, nats-py as a program would",
+            "client": "one connection; our pipelined client for maximum throughput, nats-py as a program would use it",
         }
 
     def address(self) -> dict[str, Any]:
@@ -169,7 +167,7 @@ class NatsSystem(ServerSystem):
                 try:
                     client = await self._connected()
                     await client.jetstream(timeout=ASK_S).add_stream(config)
-                except (NatsError, OSError, TimeoutError):  # the cluster may still elect: it says so, or nothing
+                except (NatsError, OSError, TimeoutError):  # an election may be under way
                     await asyncio.sleep(STEP_S)
                     continue
                 break
@@ -191,7 +189,7 @@ class NatsSystem(ServerSystem):
         if not json.loads(answer.data).get("success"):
             raise CannotRunError(f"the leader of {log} did not step down: {answer.data[:200]!r}")
         async with asyncio.timeout(READY_S):
-            while await self.owner(log) == before:  # noqa: ASYNC110 - another program elects
+            while await self.owner(log) == before:  # noqa: ASYNC110 - the servers elect
                 await asyncio.sleep(STEP_S)
 
     async def whole(self) -> None:
@@ -220,7 +218,7 @@ class NatsSystem(ServerSystem):
         await super().kill_all()
 
     async def _cluster_of(self, log: str) -> dict[str, Any]:
-        """What the leader of a stream says of its replicas; nothing while there is none."""
+        """The stream leader's view of its replicas; empty without a leader."""
         try:
             client = await self._connected()
             answer = await client.request(f"$JS.API.STREAM.INFO.{log}", b"", timeout=ASK_S)
@@ -247,11 +245,11 @@ class NatsSystem(ServerSystem):
 
 
 async def _silent(_: Exception) -> None:
-    """What happens to a connection is seen by whoever asks next."""
+    """Ignore connection errors: the next request raises them."""
 
 
 def server_config(data: Path, name: str, ports: Sequence[int], routes: Sequence[str], *, sync: bool) -> str:
-    """ports: of clients, of the cluster, of the monitor."""
+    """ports: for clients, cluster and monitoring."""
     always = "  sync_interval: always\n" if sync else ""
     return (
         f"server_name: {name}\nlisten: {HOST}:{ports[0]}\nhttp: {HOST}:{ports[2]}\nmax_payload: {MAX_PAYLOAD}\n"
@@ -263,7 +261,7 @@ def server_config(data: Path, name: str, ports: Sequence[int], routes: Sequence[
 
 
 async def healthy(port: int) -> bool:
-    """Whether a server says that it, its meta group and its streams are current."""
+    """Whether a server reports that it, its meta group and its streams are current."""
     try:
         async with asyncio.timeout(ASK_S):
             reader, writer = await asyncio.open_connection(HOST, port)
@@ -278,11 +276,11 @@ async def healthy(port: int) -> bool:
 
 def _make(variant: str) -> System:
     system = NatsSystem(variant)
-    system._choose(VARIANTS[variant].preset)  # what it says of itself before it is started
+    system._choose(VARIANTS[variant].preset)  # sets `durability` before the start
     return system
 
 
 VARIANTS: Mapping[str, Variant] = {
     "nats": Variant(_make, {}, "three NATS servers, JetStream R3 in files, every message synced"),
-    "nats-default": Variant(_make, {"sync": "false"}, "nats as it comes: acknowledged from page caches"),
+    "nats-default": Variant(_make, {"sync": "false"}, "nats with its default, acknowledging from page caches"),
 }

@@ -1,7 +1,9 @@
-"""Clients of JetStream in generators: nats-py as a Python program would use it, and a pipelined loop of ours.
+"""JetStream clients of generators: nats-py as a Python program would use it, and a faster pipelined client.
 
-The law of this file: an append that is not answered in time, or whose connection goes, has an unknown outcome and is
-not sent again. A batch of the application's own is one message: a mark, the number of records, their lengths, they.
+A batch that the application makes is one message: a mark, the number of records, their lengths, the records.
+
+Invariants:
+- an append without an answer in time, or whose connection closes, has an unknown outcome and is not sent again.
 """
 
 from __future__ import annotations
@@ -28,16 +30,16 @@ from loadtest.systems.nats_wire import Connection, Message
 
 ASK_S = 5.0
 SWEEP_S = 0.25
-SILENCE_S = 5.0  # a subscription that heard nothing for so long, not even that nothing is new, is made anew
+SILENCE_S = 5.0  # a subscription without messages or heartbeats for so long is created again
 HEARTBEAT_S = 1.0
 RETRY_S = 0.1
-PATIENCE_S = 120.0  # of a reader whose servers do not answer
+PATIENCE_S = 120.0  # timeout of a reader whose servers do not answer
 _MARK = b"\xffbatch\x00"
 _SEQUENCE = re.compile(rb'"seq":\s*(\d+)')
 
 
 class OutcomeUnknownError(Exception):
-    """No answer came; the record may be in the stream."""
+    """No answer; the record may be in the stream."""
 
     outcome_unknown = True
 
@@ -48,7 +50,7 @@ def pack(records: Sequence[bytes]) -> bytes:
 
 
 def unpack(sequence: int, payload: bytes) -> tuple[Position, list[bytes]]:
-    """The records of a message, and where the first one lies."""
+    """The position of a message's first record, and its records."""
     if not payload.startswith(_MARK):
         return (sequence,), [payload]
     (count,) = struct.unpack_from(">I", payload, len(_MARK))
@@ -58,13 +60,13 @@ def unpack(sequence: int, payload: bytes) -> tuple[Position, list[bytes]]:
 
 
 def sequence_of(reply: bytes) -> int:
-    """The stream sequence in the subject by which a delivery would be acknowledged."""
+    """The stream sequence in the reply subject of a delivery."""
     words = reply.split(b".")
     return int(words[5] if len(words) == 9 else words[7])
 
 
 class _Pending:
-    """Messages under way of one writer: index of the first record -> (records, when it counts as lost)."""
+    """Pending messages of one writer: index of the first record -> (records, deadline)."""
 
     def __init__(self, tell: Tell, ack_wait_s: float) -> None:
         self.tell = tell
@@ -75,14 +77,14 @@ class _Pending:
         self.idle.set()
 
     def add(self, count: int) -> int:
-        """Note a message of so many records; the index of its first."""
+        """Add a message of `count` records; the index of its first."""
         index, self.next = self.next, self.next + count
         self._waiting[index] = (count, time.monotonic() + self._ack_wait_s)
         self.idle.clear()
         return index
 
     def take(self, index: int) -> int:
-        """Its records, once it is answered; 0 if it was given up before."""
+        """Remove an answered message; its records, 0 if it was given up before."""
         count, _ = self._waiting.pop(index, (0, 0.0))
         if not self._waiting:
             self.idle.set()
@@ -94,9 +96,9 @@ class _Pending:
             self.tell(Refused(index, count, error, True))
 
     def sweep(self, all_of_them: bool = False) -> None:
-        """Give up what has waited too long. Told in rows: a server that comes back must not wait for us to tell."""
+        """Give up messages past their deadline. Refusals are joined, so that many do not delay a recovering server."""
         now = time.monotonic()
-        why = "the connection went" if all_of_them else f"no answer within {self._ack_wait_s:g} s"
+        why = "the connection was closed" if all_of_them else f"no answer within {self._ack_wait_s:g} s"
         rows: list[list[int]] = []
         while self._waiting:
             index, (_, until) = next(iter(self._waiting.items()))
@@ -111,11 +113,11 @@ class _Pending:
             self.tell(Refused(first, count, why, True))
 
 
-# ---- ours -----------------------------------------------------------------------------------------------------------
+# ---- pipelined client -----------------------------------------------------------------------------------------------
 
 
 class RawClient(Client):
-    """One connection for all writers, which comes back by itself; one more for each reader."""
+    """One connection for all writers, reopened when lost; another for each reader."""
 
     def __init__(self, address: Mapping[str, Any]) -> None:
         self.servers: list[str] = list(address["servers"])
@@ -147,7 +149,7 @@ class RawClient(Client):
         return writer
 
     async def connection(self) -> Connection:
-        """The one for writers, open; made anew on whatever server answers."""
+        """The open connection of writers; reopened on any server that answers."""
         async with self._lock:
             if self._connection is None or not self._connection.is_open:
                 self._connection = await self.open(self._gone)
@@ -156,7 +158,7 @@ class RawClient(Client):
             return self._connection
 
     async def open(self, lost: Any = lambda: None) -> Connection:
-        """A connection to the first server that answers. Raises CannotRunError after the patience of an answer."""
+        """Connect to the first server that answers. Raises CannotRunError after ack_wait_s, 30 s at least."""
         end_s = time.monotonic() + max(self.ack_wait_s, 30.0)
         while True:
             for server in self.servers:
@@ -240,7 +242,7 @@ class _Reading:
         await self._connection.request(f"$JS.API.CONSUMER.CREATE.{self._log}", asked, ASK_S)
 
     async def more(self) -> list[tuple[int, list[tuple[Position, list[bytes]]]]]:
-        """What came: [(sequence after it, [(place, records)])]. Raises TimeoutError if all is silent."""
+        """New messages: [(sequence after them, [(position, records)])]. Raises TimeoutError after SILENCE_S."""
         async with asyncio.timeout(SILENCE_S):
             while not self._came:
                 self._news.clear()
@@ -249,7 +251,7 @@ class _Reading:
         after = 0
         while self._came:
             for message in self._came.popleft():
-                if message.headers.startswith(b"NATS/1.0 100"):  # a heartbeat, or a question whether we keep up
+                if message.headers.startswith(b"NATS/1.0 100"):  # a heartbeat, or a flow control request
                     if message.reply:
                         self._connection.publish(message.reply, [b""], [b""])
                     continue
@@ -283,7 +285,7 @@ class RawWriter(Writer):
         self.pending.tell = self._route
 
     def attach(self, connection: Connection) -> None:
-        """Publish on this connection from now on."""
+        """Publish on this connection."""
         self._connection = connection
         self._prefix = b"%b.w%d." % (connection.inbox, self._number)
         connection.subscribe(self._prefix + b"*", self._hear)
@@ -321,7 +323,7 @@ class RawWriter(Writer):
             await asyncio.sleep(0)
 
     def _hear(self, messages: list[Message]) -> None:
-        """Join what is dense: one answer for many records."""
+        """Join consecutive acknowledgements into one answer."""
         skip = len(self._prefix)
         first = count = place = 0
         for message in messages:
@@ -345,7 +347,7 @@ class RawWriter(Writer):
             self._route(Acked(first, count, (place,)))
 
     def _route(self, answer: Acked | Refused) -> None:
-        """To whoever awaits it, else to `tell`."""
+        """Resolve awaited appends; pass other answers to `tell`."""
         if not self._awaited:
             self._tell(answer)
             return
@@ -361,11 +363,11 @@ class RawWriter(Writer):
             elif isinstance(answer, Refused):
                 future.set_exception(OutcomeUnknownError(answer.error))
             else:
-                assert place is not None, "a stream says where"
+                assert place is not None, "a JetStream acknowledgement has a sequence"
                 future.set_result((*place[:-1], place[-1] + index - answer.first))
 
 
-# ---- a Python program's ---------------------------------------------------------------------------------------------
+# ---- nats-py --------------------------------------------------------------------------------------------------------
 
 
 class NatsClient(Client):
@@ -430,11 +432,11 @@ class NatsClient(Client):
 
 
 async def _told_elsewhere(_: Exception) -> None:
-    """Whoever waits for an answer hears of it."""
+    """Ignore: pending requests raise the error."""
 
 
 class NatsWriter(Writer):
-    """One stream, by `publish_async`, or by `publish` where each append is awaited."""
+    """One stream: `publish_async`, or `publish` for `append`."""
 
     def __init__(self, stream: JetStreamContext, log: str, tell: Tell, ack_wait_s: float) -> None:
         self.pending = _Pending(tell, ack_wait_s)

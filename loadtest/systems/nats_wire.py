@@ -1,7 +1,6 @@
-"""NATS's text protocol on one connection, for as many messages a second as one Python process can make.
+"""A fast NATS connection: the text protocol, with many messages per write and per parse.
 
-The law of this file: one write for all that is handed over at once, one parse for all that came at once; what is not
-understood closes the connection. Nothing here waits for an answer but `request`.
+Only `request` waits for an answer. An unknown protocol message closes the connection.
 Source: NATS's documentation of the client protocol, and of JetStream's headers.
 """
 
@@ -21,7 +20,7 @@ _HELLO = {"verbose": False, "pedantic": False, "headers": True, "no_responders":
 
 
 class Message(NamedTuple):
-    """What came to a subscription. headers: as they lie on the wire, empty if there are none."""
+    """A message of a subscription. headers: as on the wire; empty if there are none."""
 
     subject: bytes
     reply: bytes
@@ -33,7 +32,7 @@ Heard = Callable[[list[Message]], None]
 
 
 class Connection(asyncio.Protocol):
-    """One connection. `lost` is called once when it is gone."""
+    """One connection. lost: called once when it closes."""
 
     def __init__(self, lost: Callable[[], None] = lambda: None) -> None:
         self.inbox = b"_INBOX." + secrets.token_hex(8).encode()
@@ -59,7 +58,7 @@ class Connection(asyncio.Protocol):
         self.subscribe(self.inbox + b".ask.*", self._hear_answers)
 
     def subscribe(self, subject: bytes, heard: Heard) -> bytes:
-        """`heard` is called with all that came at once; returns what `unsubscribe` wants."""
+        """`heard` gets all messages of one read at once; returns the id for `unsubscribe`."""
         number = b"%d" % next(self._numbers)
         self._heard[number] = heard
         self.send(b"SUB %b %b\r\n" % (subject, number))
@@ -70,14 +69,14 @@ class Connection(asyncio.Protocol):
             self.send(b"UNSUB %b\r\n" % number)
 
     def publish(self, subject: bytes, replies: Sequence[bytes], payloads: Sequence[bytes]) -> None:
-        """All of them in one write. An empty reply asks for none."""
+        """Publish all in one write. An empty reply subject requests no reply."""
         parts: list[bytes] = []
         for reply, payload in zip(replies, payloads, strict=True):
             parts += (b"PUB %b %b %d\r\n" % (subject, reply, len(payload)), payload, b"\r\n")
         self.send(b"".join(parts))
 
     async def request(self, subject: str, payload: bytes, within_s: float) -> dict[str, Any]:
-        """The JSON answer. Raises CannotRunError if there is none, OSError if the connection goes."""
+        """The JSON response. Raises CannotRunError without one, OSError if the connection closes."""
         token = b"%b.ask.%d" % (self.inbox, next(self._numbers))
         answer = self._asked[token] = asyncio.get_running_loop().create_future()
         try:
@@ -85,18 +84,18 @@ class Connection(asyncio.Protocol):
             async with asyncio.timeout(within_s):
                 message = await answer
         except TimeoutError:
-            raise CannotRunError(f"no answer within {within_s:g} s: {subject}") from None
+            raise CannotRunError(f"no response from NATS within {within_s:g} s: {subject}") from None
         finally:
             self._asked.pop(token, None)
         if message.headers:
-            raise CannotRunError(f"nobody answers: {subject}")
+            raise CannotRunError(f"no NATS responder for {subject}")
         told = json.loads(message.payload)
         if "error" in told:
             raise CannotRunError(f"{subject}: {told['error']}")
         return dict(told)
 
     async def drain(self) -> None:
-        """Until the socket takes more."""
+        """Wait until the socket accepts more."""
         await self._room.wait()
 
     def close(self) -> None:
@@ -106,24 +105,24 @@ class Connection(asyncio.Protocol):
     def send(self, data: bytes) -> None:
         """Raises ConnectionError."""
         if self._transport is None or not self.is_open:
-            raise ConnectionResetError("the connection is gone")
+            raise ConnectionResetError("the connection to NATS is closed")
         self._transport.write(data)
 
-    # ---- asyncio's side ----------------------------------------------------------------------------------------------
+    # ---- asyncio.Protocol --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are of no class of asyncio's
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from asyncio's
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
         self._room.set()
-        gone = ConnectionResetError("the connection is gone")
+        gone = ConnectionResetError("the connection to NATS is closed")
         waiting: list[asyncio.Future[Any]] = [self._greeted, *self._asked.values()]
         for future in waiting:
             if not future.done():
                 future.set_exception(gone)
         if self._greeted.done() and not self._greeted.cancelled():
-            self._greeted.exception()  # looked at
+            self._greeted.exception()  # mark as retrieved
         self._lost()
 
     def pause_writing(self) -> None:
@@ -158,7 +157,7 @@ class Connection(asyncio.Protocol):
                     at = end + 2
                 case b"PONG" | b"+OK":
                     at = end + 2
-                case _:  # -ERR, or nothing that we know
+                case _:  # -ERR, or unknown
                     self.close()
                     return
         self._buffer = buffer[at:]

@@ -1,8 +1,10 @@
-"""The servers of a peer as child processes: started, waited for, hurt, ended, with what they said kept.
+"""Servers of a peer as child processes: start, readiness, faults, stop, logs.
 
-The law of this room: nothing outlives the run. Every server dies with the process that started it (PR_SET_PDEATHSIG),
-however that ends; a stop that is not obeyed becomes a kill. Ports lie below those that the kernel gives to clients and
-are held by a lock file while they are ours, so that a server that was killed finds its port free when it comes back.
+Invariants:
+- every server dies with the process that started it (PR_SET_PDEATHSIG), however that ends;
+- a server that ignores SIGTERM is killed;
+- ports are below the kernel's range for clients and reserved by a lock file, so that a killed server finds its port
+  free when it restarts.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ PORTS = range(15000, 31000)  # below the range that Linux gives to clients (ip_l
 
 
 class ServerFailedError(CannotRunError):
-    """A server of a peer did not come up, or has ended; the message carries the end of its log."""
+    """A server of a peer did not start, or has ended; the message has the end of its log."""
 
 
 class Ports:
-    """Ports of this machine that no other run takes while they are held. Use as a context manager, or `close`."""
+    """Reserves ports of this machine against other runs. Use as a context manager, or `close`."""
 
     def __init__(self) -> None:
         self._locks: dict[int, IO[bytes]] = {}
@@ -46,11 +48,11 @@ class Ports:
         self._directory = Path(tempfile.gettempdir()) / f"dlog-ports-{os.getuid()}"
 
     def take(self, count: int) -> list[int]:
-        """Free ports, held until `close`. Raises ServerFailedError if there are none."""
+        """Reserve free ports until `close`. Raises ServerFailedError if there are none."""
         return [self._take() for _ in range(count)]
 
     def close(self) -> None:
-        """Give all of them back. Idempotent."""
+        """Release all of them. Idempotent."""
         while self._locks:
             self._locks.popitem()[1].close()
 
@@ -75,13 +77,13 @@ class Ports:
                 continue
             self._locks[port] = lock
             return port
-        raise ServerFailedError(f"no free port was found: range={PORTS.start}-{PORTS.stop - 1}")
+        raise ServerFailedError(f"no free port found: range={PORTS.start}-{PORTS.stop - 1}")
 
 
 class Server:
-    """One server: a command, a directory with its log, and how to tell that it serves.
+    """One server process, its directory and its log.
 
-    role: as in `System.processes`. ready: asked again and again after a start. environment: added to ours.
+    role: as in `System.processes`. ready: polled after a start. environment: added to ours.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class Server:
         self.command = tuple(command)
         self.directory = directory
         self.log = directory / f"{name}.log"
-        self.log_begin = 0  # where in the log the last start begins
+        self.log_begin = 0  # size of the log at the last start
         self.is_paused = False
         self._ready = ready
         self._environment = dict(environment or {})
@@ -108,7 +110,7 @@ class Server:
 
     @property
     def pid(self) -> int | None:
-        """Of the running server."""
+        """None if it does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     @property
@@ -116,13 +118,13 @@ class Server:
         return self.pid is not None
 
     async def start(self, within_s: float = READY_S) -> None:
-        """Start, and return once it serves. Raises ServerFailedError. Cancelling kills it."""
+        """Start; return once it serves. Raises ServerFailedError. Cancelling kills it."""
         self.spawn()
         await self.wait_ready(within_s)
 
     def spawn(self) -> None:
-        """Start, without waiting until it serves. Raises ServerFailedError."""
-        assert not self.is_running, f"{self.name} runs already"
+        """Start without waiting until it serves. Raises ServerFailedError."""
+        assert not self.is_running, f"{self.name} already runs"
         self.directory.mkdir(parents=True, exist_ok=True)
         self.log_begin = self.log.stat().st_size if self.log.exists() else 0
         self.is_paused = False
@@ -135,14 +137,14 @@ class Server:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # a terminal's Ctrl-C is for us; we end them in order
+                    start_new_session=True,  # Ctrl-C in a terminal reaches only us; we stop servers in order
                     preexec_fn=die_with_parent(),
                 )
         except OSError as error:
             raise ServerFailedError(f"{self.name} cannot be started: {error}") from error
 
     async def wait_ready(self, within_s: float = READY_S) -> None:
-        """Until it serves; a server that does not is killed. Raises ServerFailedError."""
+        """Wait until it serves; kill it if it does not in time. Raises ServerFailedError."""
         try:
             async with asyncio.timeout(within_s):
                 while True:
@@ -167,19 +169,19 @@ class Server:
             self.signal(signal.SIGCONT)
             self.signal(signal.SIGTERM)
             deadline_s = time.monotonic() + grace_s
-            while process.poll() is None and time.monotonic() < deadline_s:  # noqa: ASYNC110 - the end is no event here
+            while process.poll() is None and time.monotonic() < deadline_s:  # noqa: ASYNC110 - Popen has no event
                 await asyncio.sleep(0.02)
         finally:
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would; `start` brings it back on what it has on disk. Idempotent."""
+        """SIGKILL; `start` restarts it on its data. Idempotent."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def pause(self) -> None:
-        """SIGSTOP: it keeps its sockets and says nothing."""
+        """SIGSTOP: it keeps its sockets but does not respond."""
         self.is_paused = True
         self.signal(signal.SIGSTOP)
 
@@ -189,7 +191,7 @@ class Server:
         self.signal(signal.SIGCONT)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it, if it runs."""
+        """Send a signal, if it runs."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
 
@@ -200,10 +202,10 @@ class Server:
             file.seek(max(0, self.log.stat().st_size - 4000))
             text = file.read().decode(errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return f"log={self.log} said={' | '.join(lines[-6:])[-1200:] or 'nothing'}"
+        return f"log={self.log} last lines={' | '.join(lines[-6:])[-1200:] or 'none'}"
 
     def has_logged(self, text: str, since: int = 0) -> bool:
-        """Whether its log has this text after so many bytes."""
+        """Whether its log contains this text after `since` bytes."""
         try:
             with self.log.open("rb") as file:
                 file.seek(since)
@@ -213,7 +215,7 @@ class Server:
 
 
 async def start_together(servers: Iterable[Server], within_s: float = READY_S) -> None:
-    """Start servers that need each other to be ready. If one fails, all are killed. Raises ServerFailedError."""
+    """Start servers that need each other to get ready. If one fails, kill all. Raises ServerFailedError."""
     servers = list(servers)
     try:
         for server in servers:
@@ -226,12 +228,12 @@ async def start_together(servers: Iterable[Server], within_s: float = READY_S) -
             server.kill()
         if isinstance(error, TimeoutError):
             words = "; ".join(server.last_words() for server in servers)
-            raise ServerFailedError(f"not all served within {within_s:g} s: {words}") from None
+            raise ServerFailedError(f"not all servers were ready within {within_s:g} s: {words}") from None
         raise
 
 
 async def stop_together(servers: Iterable[Server], grace_s: float = STOP_S) -> None:
-    """SIGTERM to all, SIGKILL to those that stay. Idempotent; cancelling kills."""
+    """SIGTERM all; SIGKILL those that remain. Idempotent; cancelling kills."""
     servers = list(servers)
     try:
         async with asyncio.TaskGroup() as group:
@@ -243,9 +245,9 @@ async def stop_together(servers: Iterable[Server], grace_s: float = STOP_S) -> N
 
 
 class ServerSystem(System):
-    """A peer that is a set of servers: what is the same for all of them. Subclasses fill `_servers` by `_plan`.
+    """Base of peers that are a set of servers. Subclasses fill `_servers` by `_plan`.
 
-    `_coordinators` are the roles that are ended and started with everything, and never hurt alone.
+    _coordinators: roles that are stopped and started with everything, and never killed or frozen alone.
     """
 
     _coordinators: ClassVar[frozenset[str]] = frozenset()
@@ -255,24 +257,24 @@ class ServerSystem(System):
         self._servers: list[Server] = []
         self._ports: Ports | None = None
 
-    # ---- to be said by each peer -------------------------------------------------------------------------------------
+    # ---- implemented by each peer ------------------------------------------------------------------------------------
 
     @abstractmethod
     def _choose(self, options: Mapping[str, str]) -> None:
-        """Take the options. Raises ValueError."""
+        """Apply options. Raises ValueError."""
 
     @abstractmethod
     async def _plan(self, room: Path, ports: Ports) -> list[Server]:
-        """Write the configuration; the servers, not yet started."""
+        """Write configuration files; return the servers, not yet started."""
 
     @abstractmethod
     async def _first_start(self) -> None:
         """Start them on empty directories. Raises ServerFailedError."""
 
     async def _prepare_stop(self) -> None:
-        """Let go of what the runner itself holds open."""
+        """Close the runner's own connections."""
 
-    # ---- the life of all ---------------------------------------------------------------------------------------------
+    # ---- start and stop ----------------------------------------------------------------------------------------------
 
     async def start(self, room: Path, options: Mapping[str, str]) -> None:
         self._choose(options)
@@ -307,10 +309,10 @@ class ServerSystem(System):
         return found
 
     def describe(self) -> list[str]:
-        """One line a server, for people: name, address, pid, log."""
+        """One line per server: name, address, pid, log."""
         return [f"{server.name} {server.address} pid={server.pid} log={server.log}" for server in self._servers]
 
-    # ---- hurting them ------------------------------------------------------------------------------------------------
+    # ---- faults ------------------------------------------------------------------------------------------------------
 
     def nodes(self) -> Sequence[Node]:
         return [Node(s.name, s.role, s.pid or 0) for s in self._servers if s.role not in self._coordinators]
@@ -357,41 +359,41 @@ class ServerSystem(System):
             await server.wait_ready()
 
     async def _before_start(self, servers: Sequence[Server]) -> None:
-        """Note what is needed to tell later that they serve again."""
+        """Record what `Server.ready` must not mistake for the new start."""
 
     def _server(self, name: str) -> Server:
         for server in self._servers:
             if server.name == name:
                 return server
-        raise NotApplicable(f"no such node: {name} (there are {', '.join(s.name for s in self._servers)})")
+        raise NotApplicable(f"no such node: {name} (nodes: {', '.join(s.name for s in self._servers)})")
 
 
 def option_int(options: Mapping[str, str], key: str, otherwise: int, least: int = 1) -> int:
-    """A number of the options. Raises ValueError."""
+    """An integer option. Raises ValueError."""
     text = options.get(key, str(otherwise))
     try:
         value = int(text)
     except ValueError:
-        raise ValueError(f"option {key} is a whole number: {text[:40]!r}") from None
+        raise ValueError(f"option {key} must be a whole number: {text[:40]!r}") from None
     if value < least:
-        raise ValueError(f"option {key} is at least {least}: {value}")
+        raise ValueError(f"option {key} must be at least {least}: {value}")
     return value
 
 
 def option_bool(options: Mapping[str, str], key: str, otherwise: bool) -> bool:
-    """Yes or no of the options. Raises ValueError."""
+    """A boolean option. Raises ValueError."""
     text = options.get(key, "true" if otherwise else "false").lower()
     if text not in ("true", "false"):
-        raise ValueError(f"option {key} is true or false: {text[:40]!r}")
+        raise ValueError(f"option {key} must be true or false: {text[:40]!r}")
     return text == "true"
 
 
 def known_options(system: str, options: Mapping[str, str], known: Iterable[str]) -> None:
-    """Raises ValueError that names what there is."""
+    """Raises ValueError that names the known options."""
     known = sorted(known)
     for key in options:
         if key not in known:
-            raise ValueError(f"{system} has no option {key[:40]!r}: it has {', '.join(known)}")
+            raise ValueError(f"{system} has no option {key[:40]!r}; choose from {', '.join(known)}")
 
 
 def _lost_its_port(server: Server) -> bool:
@@ -399,7 +401,7 @@ def _lost_its_port(server: Server) -> bool:
 
 
 async def listens(port: int) -> bool:
-    """Whether somebody takes connections there."""
+    """Whether a process accepts connections there."""
     try:
         async with asyncio.timeout(2.0):
             _, writer = await asyncio.open_connection(HOST, port)

@@ -1,10 +1,12 @@
-"""`python -m loadtest peers`: fetch the peers of the load test, and start one of them by hand. HDFS and versitygw, an
-S3 server, are fetched too, tests of cold storage start them; and Delta Lake, for tests of tables.
+"""`python -m loadtest peers`: installs the systems that dlog is compared with, or starts one of them.
 
-    peers install NAME... | --all    fetch what is not here yet, below .cache/peers
-    peers start NAME [--dir DIR]     start it on loopback, say where it is, and end all of it on Ctrl-C
+It also installs HDFS and versitygw (an S3 server) for tests of cold storage, and Delta Lake for tests of tables.
 
-The law of this file: nothing is left running. The servers end with this process, however it ends.
+    peers install NAME... | --all    install what is missing, in .cache/peers
+    peers start NAME [--dir DIR]     start it on loopback, print its addresses, stop it on Ctrl-C
+
+Invariants:
+- the servers end with this process, however it ends.
 """
 
 from __future__ import annotations
@@ -38,12 +40,12 @@ VARIANTS: Mapping[str, Variant] = {**bookkeeper.VARIANTS, **kafka.VARIANTS, **na
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit 0: done; 1: a registry or a server failed, or a tool is missing; 2: misused."""
+    """Exit 0: done; 1: a registry or a server failed, or a tool is missing; 2: wrong usage."""
     given = _parser().parse_args(arguments)
     if given.command == "install":
         names = list(INSTALL) if given.all else given.names
         if not names:
-            print("peers install: say which, or --all: " + ", ".join(INSTALL), file=sys.stderr)
+            print("peers install: give names, or --all: " + ", ".join(INSTALL), file=sys.stderr)
             return 2
         return max(install(name, given.if_possible) for name in names)
     try:
@@ -58,42 +60,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def install(name: str, if_possible: bool = False) -> int:
-    """Fetch one peer and say so. if_possible: a missing tool is told, and is no failure."""
+    """Install one peer; the exit code. if_possible: a missing tool is reported but is no failure."""
     try:
         fetched = INSTALL[name]()
     except PartMissingError as error:
-        print(f"{name} is left out: {error}" if if_possible else f"peers install: {error}", file=sys.stderr)
+        print(f"{name} is skipped: {error}" if if_possible else f"peers install: {error}", file=sys.stderr)
         return 0 if if_possible else 1
     except FetchFailedError as error:
         print(f"peers install: {name}: {error}", file=sys.stderr)
         return 1
-    print(f"{name}: {'fetched' if fetched else 'is here'}")
+    print(f"{name}: {'installed' if fetched else 'already installed'}")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m loadtest peers", description="The peers of the load test.")
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest peers", description="Install or start the systems that dlog is compared with."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    installing = commands.add_parser("install", help="fetch a peer from its registry, unless it is here")
+    installing = commands.add_parser("install", help="install systems from their registries, if missing")
     installing.add_argument("names", nargs="*", choices=[[], *INSTALL], metavar="NAME", help=", ".join(INSTALL))
-    installing.add_argument("--all", action="store_true", help="all of them")
-    installing.add_argument("--if-possible", action="store_true", help="a missing tool (mvn, javac, go) is no failure")
-    starting = commands.add_parser("start", help="start a peer on loopback until Ctrl-C")
+    installing.add_argument("--all", action="store_true", help="install all of them")
+    installing.add_argument(
+        "--if-possible", action="store_true", help="skip systems whose tools (mvn, javac, go) are missing"
+    )
+    starting = commands.add_parser("start", help="start a system on loopback; Ctrl-C stops it")
     starting.add_argument("name", choices=sorted(VARIANTS), metavar="NAME", help=", ".join(VARIANTS))
-    starting.add_argument("--dir", help="an empty directory for its data, which stays; default: one that goes")
-    starting.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="such as heap_mib=512")
+    starting.add_argument("--dir", help="empty directory for its data, kept afterwards; default: a temporary one")
+    starting.add_argument(
+        "--option", action="append", default=[], metavar="KEY=VALUE", help="option of the system, such as heap_mib=512"
+    )
     return parser
 
 
 def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals:
-        raise ValueError(f"an option is written KEY=VALUE: {text[:60]}")
+        raise ValueError(f"expected --option KEY=VALUE: {text[:60]}")
     return key, value
 
 
 def _empty(named: str | None) -> Path:
-    """The directory for the data, which is there. Raises ValueError if there is something in it."""
+    """Create the directory for the data. Raises ValueError if it is not empty."""
     directory = Path(named or tempfile.mkdtemp(prefix="dlog-peer-"))
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ValueError(f"the directory must be empty: --dir {directory}")
@@ -117,7 +125,8 @@ async def _serve(name: str, room: Path, passing: bool, options: Mapping[str, str
             if starting.done() and not starting.cancelled() and starting.exception() is None:
                 print("\n".join(system.describe()))
                 print(
-                    f"ready {name} {system.durability.letter}: {system.durability.sentence}; Ctrl-C ends it", flush=True
+                    f"ready {name} {system.durability.letter}: {system.durability.sentence}; Ctrl-C stops it",
+                    flush=True,
                 )
                 await stop.wait()
             starting.cancel()

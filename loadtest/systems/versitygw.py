@@ -1,4 +1,4 @@
-"""versitygw, a real S3 server on a directory: for tests of cold storage, built from the Go module proxy.
+"""Installs versitygw, an S3 server on a directory, for tests of cold storage, from the Go module proxy.
 
 Source: the dependencies notes, section 4.
 """
@@ -16,14 +16,14 @@ FETCH_S = 1500.0
 
 
 def install() -> bool:
-    """Build the server unless it is here; whether that was done. Raises PartMissingError, FetchFailedError."""
+    """Build the server unless present; whether it was built. Raises PartMissingError, FetchFailedError."""
     if SERVER.exists():
         return False
     go = shutil.which("go")
     if go is None:
-        raise PartMissingError("no go on PATH, by which versitygw is built: apt-get install golang-go (1.25 or newer)")
+        raise PartMissingError("no go on PATH to build versitygw: run apt-get install golang-go (1.25 or newer)")
     SERVER.parent.mkdir(parents=True, exist_ok=True)
     run([go, "install", MODULE], FETCH_S, GOBIN=str(SERVER.parent), GOFLAGS="-buildvcs=false")
     if not SERVER.exists():
-        raise FetchFailedError(f"go came to its end, but there is no {SERVER}")
+        raise FetchFailedError(f"go install succeeded but there is no {SERVER}")
     return True

@@ -21,11 +21,11 @@ import org.apache.zookeeper.ZooKeeper;
 import org.apache.zookeeper.data.Stat;
 
 /**
- * Apache BookKeeper's Java client at its best: v2 wire, no throttle, CRC32C. A log is a list of ledgers, whose ids stand
- * in a node of ZooKeeper, as applications of BookKeeper keep them; an entry holds one record or one batch.
+ * Apache BookKeeper's Java client in its fastest setup: v2 wire, no throttle, CRC32C. A log is a list of ledgers, with
+ * their ids in a znode, as BookKeeper's applications do; an entry holds one record or one batch.
  *
- * A writer whose ledger breaks recovers it, so that it knows which entries are in it, and writes the others anew,
- * in their order, to the next ledger.
+ * If writing to a ledger fails, the writer recovers the ledger to learn which entries it has, and writes the others, in
+ * order, to the next ledger.
  */
 final class BookKeeperPeer implements Peer {
     private static final BookKeeper.DigestType DIGEST = BookKeeper.DigestType.CRC32C;
@@ -246,7 +246,7 @@ final class BookKeeperPeer implements Peer {
             }
         }
 
-        /** Close the broken ledger, and acknowledge what turns out to be in it. */
+        /** Close the failed ledger, and acknowledge the entries that are in it. */
         private void recover() throws Exception {
             try (LedgerHandle closed = client.openLedger(ledger.getId(), DIGEST, PASSWORD)) {
                 long last = closed.getLastAddConfirmed();
@@ -282,7 +282,7 @@ final class BookKeeperPeer implements Peer {
         private long failingSinceNs;
         private long end = UNKNOWN; // of a reader that does not follow: in the last ledger
         private long next; // entry of `ledger`
-        // reads of many entries a request: v2 only, and only where every bookie has every entry
+        // batch reads: v2 only, and only if every bookie has every entry
         private final boolean batched = !job.follow
             && job.address.get("ensemble").asInt() == job.address.get("write_quorum").asInt()
             && Boolean.parseBoolean(job.address.path("batch_reads").asText("true"));
@@ -349,7 +349,7 @@ final class BookKeeperPeer implements Peer {
             await(sink);
         }
 
-        /** One ledger a call. The end is the last ledger's as it is at the first call. */
+        /** Read one ledger per call. The end is that of the last ledger at the first call. */
         private boolean pollToTheEnd(Sink sink) throws Exception {
             if (end == UNKNOWN) {
                 ledgers = ledgersOf(log);
@@ -369,7 +369,7 @@ final class BookKeeperPeer implements Peer {
             return at < ledgers.size();
         }
 
-        /** The last entry of a closed ledger; of one that is being written, the last that is known to be confirmed. */
+        /** The last entry of a closed ledger; of an open one, the last add confirmed. */
         private long endOf(long id) throws Exception {
             try (LedgerHandle asked = client.openLedgerNoRecovery(id, DIGEST, PASSWORD)) {
                 long confirmed = asked.readLastConfirmed();
@@ -380,7 +380,7 @@ final class BookKeeperPeer implements Peer {
             }
         }
 
-        /** Ranges are asked for ahead, several at a time, and given in order. */
+        /** Prefetch several ranges; deliver them in order. */
         private void give(long last, Sink sink) throws Exception {
             int step = Math.max(1, Math.min(RANGE_ENTRIES, READ_BYTES / job.recordBytes));
             ArrayDeque<Range> asked = new ArrayDeque<>();

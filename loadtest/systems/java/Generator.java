@@ -18,8 +18,8 @@ import java.util.concurrent.atomic.AtomicReference;
 import java.util.concurrent.locks.LockSupport;
 
 /**
- * A generator in Java: `java Generator PEER_CLASS`, JSON lines on stdin and stdout as loadtest/systems/base.py says.
- * Ends by halt: the threads of a live client would keep the JVM for ever.
+ * A generator in Java: `java Generator PEER_CLASS`; protocol on stdin and stdout: loadtest/systems/base.py.
+ * Ends by halt, because threads of an open client would keep the JVM alive.
  */
 public final class Generator {
     private static final long SLOT_NS = 1_000_000; // of the open loop
@@ -103,7 +103,7 @@ public final class Generator {
         }
     }
 
-    // ---- what the runner says, and what it hears -----------------------------------------------------------------------
+    // ---- orders from the runner, events to it --------------------------------------------------------------------------
 
     private void listen(BufferedReader in) {
         try {
@@ -121,7 +121,7 @@ public final class Generator {
         stop();
     }
 
-    /** Also before it was told to go. */
+    /** Also before `go`. */
     private void stop() {
         stopping = true;
         if (startNs == 0) {
@@ -149,7 +149,7 @@ public final class Generator {
         OUT.flush();
     }
 
-    /** Tells the news, and looks at the clock for the processor time of the measured seconds. */
+    /** Sends ticks, and measures the CPU time of the measured seconds. */
     private void tick() {
         long told = 0;
         try {
@@ -193,7 +193,7 @@ public final class Generator {
         void open(int log) throws Exception;
     }
 
-    /** Do it for each log, several at a time. */
+    /** Run a task for each log, several at a time. */
     private static void together(int logs, Opening opening) throws Exception {
         ExecutorService threads = Executors.newFixedThreadPool(Math.min(logs, OPENING_THREADS));
         Future<?>[] all = new Future<?>[logs];
@@ -233,7 +233,7 @@ public final class Generator {
             touchAll();
         }
 
-        /** One record in each log, so that all of them are open when the load begins. */
+        /** Append one record to each log, so that all are open when the load begins. */
         private void touchAll() throws Exception {
             int atOnce = Math.min(permits, TOUCHES);
             for (int log = 0; log < appenders.length; log++) {
@@ -461,7 +461,7 @@ public final class Generator {
                     continue;
                 }
                 any = true;
-                // to its end if it has one, else all in turn
+                // without following, read each log to its end; else read all in turn
                 while (readings[i].step() && !job.follow && !stopping) {
                     continue;
                 }

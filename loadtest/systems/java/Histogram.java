@@ -1,4 +1,4 @@
-/** Times in whole microseconds, rounded to three significant digits. Not for two threads at once. */
+/** Times in whole microseconds, rounded to three significant digits. Not thread-safe. */
 final class Histogram {
     private static final int EXACT = 1000;
     private static final int STEPS = 900; // of a decade: 100..999

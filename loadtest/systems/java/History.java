@@ -5,7 +5,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Arrays;
 
-/** The history of one producer or reader, as loadtest/systems/base.py says: dense records are joined to runs. */
+/** The history of one producer or reader (format: loadtest/systems/base.py); joins consecutive records into runs. */
 final class History {
     private static final long RUN_NS = 50_000_000; // a run spans no more
 
@@ -47,7 +47,7 @@ final class History {
         run.atNs = atNs;
     }
 
-    /** A line that is no run: what lies before it in this log is written first. */
+    /** A line that is not a run: open runs of this log are written first. */
     void line(int log, String text) {
         flush(log);
         write(text);

@@ -3,7 +3,7 @@ import com.fasterxml.jackson.databind.ObjectMapper;
 import java.util.ArrayList;
 import java.util.List;
 
-/** What the runner asks of a generator: loadtest/systems/base.py says what each part means. */
+/** A generator's job; fields: see loadtest/systems/base.py. */
 final class Job {
     static final ObjectMapper JSON = new ObjectMapper();
 
@@ -44,7 +44,7 @@ final class Job {
         patienceNs = (long) (node.path("patience_s").asDouble(60) * 1e9);
         producer = node.path("producer").asInt(0);
         mode = node.path("mode").asText("window");
-        // a task that awaits each of its appends is a record under way
+        // in mode await, each task is one pending record
         window = Math.max(1, mode.equals("await") ? node.path("tasks").asInt(1) : node.path("window").asInt(1));
         rate = node.path("rate").asDouble(0);
         batchRecords = Math.max(1, node.path("batch_records").asInt(1));
@@ -57,7 +57,7 @@ final class Job {
         copies = produces ? 1 : Math.max(1, node.path("copies").asInt(1));
     }
 
-    /** An option of --option, else what the system says, else `otherwise`. */
+    /** The value of --option, else `otherwise`. */
     String option(String key, String otherwise) {
         return node.path("options").path(key).asText(otherwise);
     }

@@ -67,7 +67,7 @@ final class KafkaPeer implements Peer {
         return settings;
     }
 
-    /** The producer makes batches of its own from what it is given in time; `batch.size` is as large as one of ours. */
+    /** The producer makes its own batches; `batch.size` is the size of an application's batch. */
     @Override
     public boolean carriesBatches() {
         return false;

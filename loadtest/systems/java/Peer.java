@@ -2,28 +2,28 @@ import java.io.IOException;
 
 /** What the generator needs of a system's client library. Implementations have a constructor (Job). */
 interface Peer extends AutoCloseable {
-    /** Whether a batch of the application's own travels as one (else the generator hands its records over one by one). */
+    /** Whether an application's batch is sent as one unit (else the generator hands its records over one by one). */
     boolean carriesBatches();
 
     /** A writer of one log. Answers go to `answers`, from any thread, in any order. */
     Appender appender(String log, Answers answers) throws Exception;
 
-    /** A reader of one log that stands at its first record, or behind its last. */
+    /** A reader of one log, positioned at its first record or after its last. */
     Reader reader(String log, boolean tail) throws Exception;
 
     @Override
     void close() throws Exception;
 
     interface Appender {
-        /** Take it; the answer comes later, exactly once. May block while the library has no room. */
+        /** Append; the answer comes later, exactly once. May block while the library's buffers are full. */
         void append(Pending pending) throws Exception;
 
-        /** Let go, in order where possible. */
+        /** Close, in order where possible. */
         void close() throws Exception;
     }
 
     interface Answers {
-        /** The records lie at this position and the places after it. */
+        /** The records are at this position and the positions after it. */
         void acked(Pending pending, long... position);
 
         void failed(Pending pending, String error, boolean unknown);
@@ -31,9 +31,9 @@ interface Peer extends AutoCloseable {
 
     interface Reader {
         /**
-         * Give what is there to `sink`, in order; wait for up to 100 ms or so if there is nothing.
+         * Pass available records to `sink`, in order; wait up to about 100 ms if there are none.
          *
-         * @return false once everything was given that was in the log when this reader was made (unless it follows)
+         * @return false once all records that were in the log when this reader was created are read (unless it follows)
          */
         boolean poll(boolean follow, Sink sink) throws Exception;
 
@@ -41,11 +41,11 @@ interface Peer extends AutoCloseable {
     }
 
     interface Sink {
-        /** Records of `size` bytes lie back to back in `length` bytes; the first is at `position`. */
+        /** `length` bytes of consecutive records of `size` bytes; the first is at `position`. */
         void given(byte[] bytes, int offset, int length, long... position) throws IOException;
     }
 
-    /** Records of one log that travel together: usually one. */
+    /** Records of one log that are sent together: usually one. */
     final class Pending {
         final int log;
         final long first;

@@ -3,7 +3,7 @@ import java.util.Random;
 import java.util.zip.CRC32;
 
 /**
- * Records that say who wrote them and when they were due, as loadtest/payload.py makes them: crc32 u32 | producer u32 |
+ * Records with producer, sequence and due time, as in loadtest/payload.py: crc32 u32 | producer u32 |
  * sequence u64 | due u64 (ns) | filler; big-endian; the CRC is of the filler first, then of the 20 bytes of the head.
  */
 final class Records {
@@ -27,7 +27,7 @@ final class Records {
         }
     }
 
-    /** Not for two threads at once. */
+    /** Not thread-safe. */
     byte[] make(long sequence, long dueNs) {
         byte[] record = new byte[HEAD + filler.length];
         ByteBuffer head = ByteBuffer.wrap(record);
@@ -40,7 +40,7 @@ final class Records {
         return record;
     }
 
-    /** Whether the record of `length` bytes at `offset` is one of ours, unharmed. */
+    /** Whether the record of `length` bytes at `offset` has a matching CRC. */
     static boolean verifies(byte[] bytes, int offset, int length, CRC32 crc) {
         if (length < HEAD) {
             return false;

@@ -8,7 +8,7 @@ import java.util.List;
 import java.util.Locale;
 import java.util.Set;
 
-/** Counts, histograms and the history of one generator: what happened, once, under one lock. */
+/** Counts, histograms and the history of one generator, under one lock. */
 final class Tally {
     static final long GAP_NS = 20_000_000;
     private static final long SLOT_NS = 100_000_000;
@@ -90,7 +90,7 @@ final class Tally {
         histories[0].line(pending.log, "F " + pending.log + " " + job.producer + " " + pending.first + " " + pending.count + (unknown ? " 1" : " 0"));
     }
 
-    /** Records that were due before the end, from this one on, were never handed over: they have waited until now at least. */
+    /** From this record on, records due before the end were not handed over: count them with their wait until now. */
     synchronized void behind(long from, double stepNs, long endNs) {
         long now = System.nanoTime();
         for (long i = from; startNs + (long) (i * stepNs) < endNs; i++) {
@@ -102,7 +102,7 @@ final class Tally {
         }
     }
 
-    /** Below these sequences all may have been handed over, per log. */
+    /** Per log: all sequences below may have been handed over. */
     synchronized void sent(long[] below) {
         for (int log = 0; log < below.length; log++) {
             if (below[log] > 0) {
@@ -171,7 +171,7 @@ final class Tally {
             : "{\"event\": \"tick\", \"read\": " + count + ", \"last_ns\": " + lastNs + "}";
     }
 
-    /** Of a producer. */
+    /** Result of a producer. */
     synchronized String result(long sent, Histogram delay, double measuredS, double cpuS) throws Exception {
         if (count < sent) {
             gaps.add(new long[] {Math.max(lastNs, startNs), System.nanoTime()});
@@ -194,7 +194,7 @@ final class Tally {
         return last(text, cpuS);
     }
 
-    /** Of a reader. */
+    /** Result of a reader. */
     synchronized String result(double windowS, double cpuS, boolean ended) throws Exception {
         double measuredS = job.follow ? windowS : Math.max(1e-9, (lastNs - firstNs) / 1e9);
         StringBuilder text = new StringBuilder("{\"event\": \"result\"");

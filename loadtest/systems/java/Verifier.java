@@ -1,7 +1,7 @@
 import java.util.HexFormat;
 import java.util.zip.CRC32;
 
-/** Takes what a reader was given apart, and tells the tally record by record. Of one thread. */
+/** Splits a delivery into records, verifies them and passes them to the tally. Single-threaded. */
 final class Verifier implements Peer.Sink {
     long bytes;
 
@@ -18,7 +18,7 @@ final class Verifier implements Peer.Sink {
         this.recordBytes = recordBytes;
     }
 
-    /** A single record has the position as it is; of several, each has its number behind it. */
+    /** A single record has the delivery's position; of several, each has its index appended. */
     @Override
     public void given(byte[] data, int offset, int length, long... position) {
         bytes += length;

@@ -43,7 +43,7 @@ async def test_acknowledgements_go_on_while_zookeeper_is_away(tmp_path: Path) ->
     print(json.dumps(report))
     assert report["green"], report["failed"]
     assert report["max_ms"] == max(report["away_ms"], report["after_ms"]) > 0
-    assert "ZooKeeper for 3 s" in as_text(report)
+    assert "ZooKeeper frozen for 3 s" in as_text(report)
 
 
 async def test_acknowledgements_go_on_where_processes_have_little_cpu(tmp_path: Path) -> None:

@@ -50,14 +50,14 @@ def test_what_is_read_in_spark_is_checked_and_measured(tmp_path: Path) -> None:
     measured: dict[str, set[str]] = {source: set() for source in there}
     for cell in told["cells"]:
         if cell["source"] not in there:
-            assert cell["not_run"] == "not asked for", cell
+            assert cell["not_run"] == "not in --only", cell
             continue
         assert cell["not_run"] is None and len(cell["values"]) == 1 and cell["values"][0] > 0, cell
         if cell["cell"] != "offload":
             assert cell["records"] == (SMALL_RECORDS if cell["cell"] == "micro-batch" else RECORDS), cell
         measured[cell["source"]].add(cell["cell"])
     assert measured == there
-    assert ("not run: not asked for" in done.stdout) == (missing is not None)
+    assert ("not run: not in --only" in done.stdout) == (missing is not None)
     assert "goal micro-batch, dlog" in done.stdout
     if missing is not None:
         need(False, *missing)

@@ -314,7 +314,8 @@ WRITING = (
         style="forget",
         seeds=2000,
         parts=planted(
-            EntryWriter, ("admit", "verdict.since = self.next_entry_floor", "verdict.since = (self.next_entry_floor[0] + 2, 0)")
+            EntryWriter,
+            ("admit", "verdict.since = self.next_entry_floor", "verdict.since = (self.next_entry_floor[0] + 2, 0)"),
         ),
     ),
     Mutant(

@@ -46,21 +46,23 @@ def rotated(entry: int) -> str:
 
 
 def test_a_closed_ledger_has_its_end() -> None:
-    assert asked(finder(), ledger(state=LedgerState.CLOSED, last=5)) == ["answer 1 LacSeen(lac=5, closed=True)"]
+    assert asked(finder(), ledger(state=LedgerState.CLOSED, last=5)) == ["answer 1 LedgerLac(lac=5, closed=True)"]
 
 
 def test_an_empty_ledger_has_no_tail_once_every_possible_ack_quorum_says_so() -> None:
     story = finder()
     assert asked(story) == ASKS_LAST
     assert story.has_not(-1, "a", code=Code.NO_LEDGER, fence=False) == []
-    assert story.has_not(-1, "c", fence=False) == ["answer 1 LacSeen(lac=-1, closed=False)"]
+    assert story.has_not(-1, "c", fence=False) == ["answer 1 LedgerLac(lac=-1, closed=False)"]
 
 
 def test_a_lac_that_has_caught_up_is_the_tail() -> None:
     story = finder()
     asked(story, ledger("0 a b c", "7 a b d"))
     assert last(story, 6, "a") == []
-    assert story.has_not(-1, "d", fence=False) == ["answer 1 LacSeen(lac=6, closed=False)"], "all before a fragment is"
+    assert story.has_not(-1, "d", fence=False) == ["answer 1 LedgerLac(lac=6, closed=False)"], (
+        "all before a fragment is"
+    )
 
 
 def test_a_writer_that_lives_is_given_time_to_carry_its_lac() -> None:
@@ -70,7 +72,7 @@ def test_a_writer_that_lives_is_given_time_to_carry_its_lac() -> None:
     assert story.fires("patience") == ["read metadata"]
     story.reads(ledger(), 1)
     lines = last(story, 6, "c", "b")
-    assert lines == ["answer 1 LacSeen(lac=5, closed=False)"], "what came since is not asked for"
+    assert lines == ["answer 1 LedgerLac(lac=5, closed=False)"], "what came since is not asked for"
 
 
 def test_what_is_found_is_made_durable_and_decided_before_it_is_told() -> None:
@@ -83,14 +85,14 @@ def test_what_is_found_is_made_durable_and_decided_before_it_is_told() -> None:
     assert story.stored(0, "c") == []
     assert story.stored(0, "c") == [], "one place, however often it says so"
     assert story.stored(0, "a") == ["write v1 open: 0 a b c, 2 a b c"]
-    assert story.written(2) == ["answer 1 LacSeen(lac=1, closed=False)"]
+    assert story.written(2) == ["answer 1 LedgerLac(lac=1, closed=False)"]
 
 
 def test_an_entry_that_enough_deny_ends_the_search() -> None:
     story = searching(2, lac=0)
     assert story.has_not(1, "b", fence=False) == []
     assert story.has_not(1, "b", fence=False) == [], "one place, however often it says so"
-    assert story.has_not(1, "c", fence=False) == ["answer 1 LacSeen(lac=0, closed=False)"]
+    assert story.has_not(1, "c", fence=False) == ["answer 1 LedgerLac(lac=0, closed=False)"]
 
 
 def test_silence_damage_and_errors_are_no_answer() -> None:
@@ -122,7 +124,7 @@ def test_who_loses_the_decision_begins_again() -> None:
     story.stored(0, "a", "b")
     assert story.conflict() == ["read metadata"]
     assert story.reads(ledger(state=LedgerState.CLOSED, last=0, length=1), 2) == [
-        "answer 1 LacSeen(lac=0, closed=True)"
+        "answer 1 LedgerLac(lac=0, closed=True)"
     ]
 
 
@@ -133,7 +135,7 @@ def test_a_decision_of_which_nobody_knows_is_looked_for() -> None:
     assert story.unknown() == []
     assert story.fires("retry") == ["read metadata"]
     story.reads(ledger("0 a b c", "1 a b c"), 2)
-    assert last(story, 0, "a", "c") == ["answer 1 LacSeen(lac=0, closed=False)"]
+    assert last(story, 0, "a", "c") == ["answer 1 LedgerLac(lac=0, closed=False)"]
 
 
 def test_a_ledger_in_recovery_stays_so() -> None:

@@ -39,13 +39,13 @@ def job(room: Path, **changes: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (b"", "a job is one JSON object"),
-        (b"nonsense\n", "a job is one JSON object"),
+        (b"", "a job, one JSON object"),
+        (b"nonsense\n", "a job, one JSON object"),
         (b"[]\n", "kind produce or read"),
         (b'{"kind": "dance"}\n', "kind produce or read"),
         (b'{"kind": "read"}\n', "client"),
-        (b'{"kind": "read", "client": "no.such:Thing"}\n', "no such client"),
-        (b'{"kind": "read", "client": "json:loads"}\n', "not a client"),
+        (b'{"kind": "read", "client": "no.such:Thing"}\n', "cannot be imported"),
+        (b'{"kind": "read", "client": "json:loads"}\n', "not a subclass"),
     ],
 )
 def test_a_job_that_cannot_be_done_is_named(line: bytes, said: str) -> None:
@@ -88,7 +88,7 @@ async def test_a_load_has_the_records_that_it_was_told_to_have(tmp_path: Path) -
 async def test_what_a_generator_fails_of_is_told_with_its_last_words(tmp_path: Path) -> None:
     for command, said in (
         ([sys.executable, "-c", "import sys; sys.exit('gone fishing')"], "gone fishing"),
-        ([sys.executable, "-c", "print('not json'); input()"], "cannot be understood"),
+        ([sys.executable, "-c", "print('not json'); input()"], "sent an invalid line"),
     ):
         generator = Generator("peer")
         try:
@@ -101,7 +101,7 @@ async def test_what_a_generator_fails_of_is_told_with_its_last_words(tmp_path: P
 async def test_orders_that_cannot_be_understood() -> None:
     orders = Orders()
     for line in (b"x", b"[]", b"{}", b'{"do": "jump"}', b'{"do": "go"}', b'{"do": "until", "counts": 3}'):
-        with pytest.raises(CannotRunError, match="cannot be understood"):
+        with pytest.raises(CannotRunError, match="invalid order"):
             orders.hear(line)
     orders.hear(b'{"do": "until", "counts": {"a": 3}}')
     assert orders.until == {"a": 3}

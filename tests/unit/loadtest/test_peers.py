@@ -69,13 +69,13 @@ def test_a_variant_says_what_an_acknowledgement_means(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("bookkeeper", {"colour": "red"}, "it has ack_quorum"),
+        ("bookkeeper", {"colour": "red"}, "choose from ack_quorum"),
         ("bookkeeper", {"bookies": "many"}, "whole number"),
-        ("bookkeeper", {"ack_quorum": "4"}, "does not hold"),
+        ("bookkeeper", {"ack_quorum": "4"}, "must hold"),
         ("bookkeeper", {"sync": "perhaps"}, "true or false"),
-        ("kafka", {"in_sync": "4"}, "does not hold"),
+        ("kafka", {"in_sync": "4"}, "must hold"),
         ("kafka", {"linger_ms": "-1"}, "at least 0"),
-        ("nats", {"replicas": "5"}, "does not hold"),
+        ("nats", {"replicas": "5"}, "must hold"),
         ("nats", {"servers": "0"}, "at least 1"),
     ],
 )
@@ -92,7 +92,7 @@ async def test_options_that_nothing_could_do_are_refused_before_anything_starts(
 
 async def test_what_bookkeeper_does_not_have_is_said_as_such() -> None:
     system = peers.VARIANTS["bookkeeper"].make("bookkeeper")
-    with pytest.raises(NotApplicable, match="no owner"):
+    with pytest.raises(NotApplicable, match="owned by its writer"):
         await system.owner("log")
     with pytest.raises(NotApplicable, match="Python"):
         system.generator({"kind": "produce"}, "user")
@@ -139,9 +139,9 @@ def test_jars_are_fetched_once_for_each_pom(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_tool_that_fails_is_told_with_its_words() -> None:
-    with pytest.raises(java.FetchFailedError, match=r"code=3 said=no such module"):
+    with pytest.raises(java.FetchFailedError, match=r"code=3 output=no such module"):
         java.run([sys.executable, "-c", "print('no such module'); raise SystemExit(3)"], 60.0)
-    with pytest.raises(java.FetchFailedError, match="did not come to its end"):
+    with pytest.raises(java.FetchFailedError, match="did not finish"):
         java.run([sys.executable, "-c", "import time; time.sleep(600)"], 0.2)
 
 
@@ -153,7 +153,7 @@ def test_install_tells_what_is_missing_and_fails_unless_it_may_be(
     assert peers.main(["install", "nats"]) == 1
     assert "golang-go" in capsys.readouterr().err
     assert peers.main(["install", "--if-possible", "nats"]) == 0
-    assert "left out" in capsys.readouterr().err
+    assert "is skipped" in capsys.readouterr().err
     assert peers.main(["install"]) == 2
 
 

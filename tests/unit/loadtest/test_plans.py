@@ -59,7 +59,7 @@ def test_every_piece_is_run_into_one_file_and_only_once(
     before = out.read_bytes()
     assert carried_out(plan, out) == 0
     assert out.read_bytes() == before
-    assert "second: there already" in capsys.readouterr().err
+    assert "second: already done" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("with_toys")
@@ -128,10 +128,10 @@ def test_the_estimate_is_of_what_is_left(plan: Path, tmp_path: Path, capsys: pyt
         ("[[piece]]\nname = 'a'", "name, says and run"),
         ("[[piece]]\nname = 'a'\nsays = ''\nrun = 3", "name, says and run"),
         (pieces(a="W1 'unfinished"), "not a command line"),
-        (pieces(a="W1 --out x.json"), "given once"),
-        (pieces(a="W1 --append=x.json"), "given once"),
+        (pieces(a="W1 --out x.json"), "not allowed in a piece"),
+        (pieces(a="W1 --append=x.json"), "not allowed in a piece"),
         (pieces(a="W99 --system toy"), "no such workload"),
-        (pieces(a="W1 --system toy") + pieces(a="W2 --system toy"), "a name of its own"),
+        (pieces(a="W1 --system toy") + pieces(a="W2 --system toy"), "the same name"),
         (pieces(a="W1 --system toy", b="W1 --system toy --set tasks=2"), "tasks 1 and 2"),
         (pieces(a="W1 --system toy", b="W2 --system toy --option toy.breach=lose"), "other options"),
     ],

@@ -119,8 +119,8 @@ async def test_bad_weather_voids_a_round_which_is_done_again_a_bounded_number_of
     assert [bool(turn["faults"]) for turn in run.turns] == [True, False, True, True]
     assert [result["void"] for result in run.results] == [True, False, True, False]
     (found,) = figures.collect(run).results.values()
-    assert found.rounds == 2 and "bad weather" in found.marks
-    assert any("done again: idle 10% < 85%" in text for text in told)
+    assert found.rounds == 2 and "bad host conditions" in found.marks
+    assert any("repeated; host conditions: idle 10% < 85%" in text for text in told)
 
 
 async def test_good_weather_is_waited_for() -> None:
@@ -210,16 +210,16 @@ def test_the_command_fails_when_it_is_not_green(tmp_path: Path, capsys: pytest.C
     ("arguments", "said"),
     [
         (["W99"], "no such workload"),
-        (["W1", "--set", "rate"], "written KEY=VALUE"),
+        (["W1", "--set", "rate"], "expected KEY=VALUE"),
         (["W1", "--set", "colour=red"], "unknown option"),
         (["W1", "--set", "rate=-1"], "range"),
-        (["W1", "--seconds", "0"], "seconds is above 0"),
-        (["W1", "--option", "dlog.x=1"], "NAME a system of this run"),
-        (["W1", "--option", "nonsense"], "written KEY=VALUE"),
+        (["W1", "--seconds", "0"], "seconds must be in"),
+        (["W1", "--option", "dlog.x=1"], "NAME being a system of this run"),
+        (["W1", "--option", "nonsense"], "expected KEY=VALUE"),
         (["W1", "--option", "toy.colour=red", "--wait", "0"], "no such option of toy"),
         (["W1", "--weather", "mood=1"], "no such threshold"),
         (["W1", "--weather", "idle_min=much"], "not a number"),
-        (["W1", "--append", "{}/none.json"], "no such run"),
+        (["W1", "--append", "{}/none.json"], "cannot read the run file"),
         (["W1", "--out", "{}/no/such/run.json"], "no such directory"),
     ],
 )

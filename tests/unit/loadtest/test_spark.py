@@ -46,7 +46,7 @@ def test_medians_goals_and_what_was_not_run_are_told() -> None:
 @pytest.mark.parametrize("arguments", [["--gb", "0"], ["--rounds", "0"], ["--only", "oracle"]])
 def test_what_means_nothing_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
-    assert "--gb is above 0" in capsys.readouterr().err
+    assert "--gb must be above 0" in capsys.readouterr().err
 
 
 def test_cpu_is_told_by_role_and_children_that_ended_count() -> None:

@@ -99,7 +99,7 @@ def test_what_is_never_answered_is_a_gap_to_the_end_and_a_failure(tally: Tally, 
     result = tally.result(0.0)
     assert (result["sent"], result["acked"], result["failed"]) == (3, 0, 3)
     assert result["gaps"][-1][1] == 9000 * MS
-    assert "never answered" in result["errors"][0]
+    assert "got no response" in result["errors"][0]
 
 
 def test_answers_out_of_order_and_in_parts(tally: Tally, clock: Clock, history: HistoryWriter, tmp_path: Path) -> None:
