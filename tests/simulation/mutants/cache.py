@@ -237,7 +237,11 @@ POSITIONS = (
         name="a reader that waits for the tail is cut off by a truncation within the segment",
         invariants=("R4",),
         style="trim",
-        parts=planted(StreamReaderMachine, ("_is_cut_off", "self._from_tail or ", "")),
+        parts=planted(
+            StreamReaderMachine,
+            ("_is_cut_off", "self._from_tail or ", ""),
+            ("_is_cut_off", "if self._has_no_position", "if False"),
+        ),
     ),
     Mutant(
         name="a position of an earlier stream of the name is read in the next",
