@@ -23,6 +23,7 @@ from dlog.io.metadata import BookieInfo, Metadata
 LOOK_S = 0.25
 STUCK_S = 0.75  # no progress for so long although requests wait
 CONNECT_S = 0.5
+PUNCTUAL_MIN = 4  # checks in a row, more than STUCK_S
 ASKED_MAX = 8  # most bookies tried in one check
 
 METADATA, BOOKIES = "metadata", "bookies"
@@ -55,12 +56,16 @@ class DependencyCheck:
         self._streams = streams
         self._has_peer = has_peer
         self._seen = -1  # `moves` at the last check
+        self._punctual = 0  # checks in a row that came in time: a process that is delayed itself judges nobody
         self._stuck_since_s: float | None = None
 
     async def run(self) -> None:
         """Check every LOOK_S, for ever."""
+        loop = asyncio.get_running_loop()
         while True:
+            begun_s = loop.time()
             await asyncio.sleep(LOOK_S)
+            self._punctual = self._punctual + 1 if loop.time() - begun_s < 2 * LOOK_S else 0
             # peers know by now what this proxy lacks, and do not send clients back
             if self.lacks:
                 self._streams.give_up_stuck(STUCK_S if self.lacks == METADATA else 0.0)
@@ -77,7 +82,7 @@ class DependencyCheck:
             return METADATA
         if self.lacks == BOOKIES:
             return "" if await self._reaches_bookies() else BOOKIES
-        has_stuck = self._streams.has_stuck(STUCK_S)
+        has_stuck = self._streams.has_stuck(STUCK_S) and self._punctual >= PUNCTUAL_MIN
         if has_stuck and self._has_peer() and self._metadata.unresponsive_s() >= STUCK_S:
             return METADATA
         if not self._is_stuck():

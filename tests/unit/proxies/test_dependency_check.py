@@ -50,6 +50,7 @@ class Silent(MemoryMetadata):
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits counts as stuck from the second look on."""
     monkeypatch.setattr(dependency_check, "STUCK_S", 0.0)
+    monkeypatch.setattr(dependency_check, "PUNCTUAL_MIN", 0)
 
 
 def refusing_port() -> socket.socket:
