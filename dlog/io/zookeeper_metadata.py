@@ -16,7 +16,13 @@ from dlog.io.zookeeper_cluster import check_layout, read_instance_id
 from dlog.io.zookeeper_layout import PROXY_ROLES, LedgerPaths, StreamPaths
 from dlog.io.zookeeper_ledgers import ZooKeeperLedgers
 from dlog.io.zookeeper_members import MEMBERS, MemberList, MemberOptions, Registrations, encode_proxy
-from dlog.io.zookeeper_protocol import BadVersionError, NodeExistsError, NoNodeError
+from dlog.io.zookeeper_protocol import (
+    BadVersionError,
+    ConnectionLossError,
+    NodeExistsError,
+    NoNodeError,
+    NotConnectedError,
+)
 from dlog.io.zookeeper_streams import ZooKeeperStreams
 from dlog.machine import Conflict, Key, Missing, Outcome, OutcomeUnknown, Versioned
 from dlog.model.ids import BookieId, LedgerId, ProxyId, StreamName
@@ -81,7 +87,7 @@ class ZooKeeperMetadata:
             try:
                 await check_layout(self.zookeeper, ledgers)
                 await self._members.read()
-            except MetadataUnavailableError:
+            except (ConnectionLossError, NotConnectedError):
                 if asyncio.get_running_loop().time() >= until_s:
                     raise
                 await asyncio.sleep(READ_AGAIN_S)

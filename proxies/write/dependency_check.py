@@ -8,7 +8,8 @@ Invariants:
   became ready), and no registered bookie accepts a connection. Slow bookies, or none registered, do not count;
 - ZooKeeper is lacking if it does not respond, and a take-over, or one stream with pending requests, makes no progress.
   Owners go on without ZooKeeper, except in the moments in which they roll to the next segment; only the streams that
-  make no progress are given up.
+  make no progress are given up;
+- a process whose own checks come late reports no missing ZooKeeper: its delay looks the same.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dlog.io.metadata import BookieInfo, Metadata
 LOOK_S = 0.25
 STUCK_S = 0.75  # no progress for so long although requests wait
 CONNECT_S = 0.5
-PUNCTUAL_MIN = 4  # checks in a row, more than STUCK_S
+PUNCTUAL_MIN = 4  # checks in a row that must have come in time; they take longer than STUCK_S
 ASKED_MAX = 8  # most bookies tried in one check
 
 METADATA, BOOKIES = "metadata", "bookies"
@@ -47,7 +48,7 @@ class Streams(Protocol):
 
 
 class DependencyCheck:
-    """Fitness of one write proxy. has_peer: whether another one could serve in its place."""
+    """Finds out what one write proxy lacks. has_peer: whether another proxy could serve in its place."""
 
     def __init__(self, metadata: Metadata, streams: Streams, has_peer: Callable[[], bool]) -> None:
         self.lacks = ""  # METADATA, BOOKIES or ""
@@ -56,7 +57,7 @@ class DependencyCheck:
         self._streams = streams
         self._has_peer = has_peer
         self._seen = -1  # `moves` at the last check
-        self._punctual = 0  # checks in a row that came in time: a process that is delayed itself judges nobody
+        self._punctual = 0  # checks in a row that came in time
         self._stuck_since_s: float | None = None
 
     async def run(self) -> None:

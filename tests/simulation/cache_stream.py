@@ -70,7 +70,7 @@ class Channel:
 
 
 class OwnerModel:
-    """One tenure. It confirms nothing once its segment's end was decided, but may go on talking of what was."""
+    """One ownership. It confirms nothing once its segment's end was decided, but may go on talking of what was."""
 
     def __init__(self, address: str, epoch: int) -> None:
         self.address = address

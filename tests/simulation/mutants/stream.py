@@ -393,7 +393,7 @@ TRUNCATED = (
             (
                 "marked",
                 "self._deleting[store, place] = None",
-                "self._tenure.register.want(ForgetTruncated(self._portion[-1].number))",
+                "self._context.register.want(ForgetTruncated(self._portion[-1].number))",
             ),
         ),
     ),

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from proxies.write.dependency_check import DependencyCheck
 from proxies.write.owned_streams import OwnedStreams
 from tests.simulation.mutants import edited, planting
 from tests.simulation.plan import Fault, FaultKind, Plan
@@ -57,15 +59,25 @@ def test_an_heir_that_is_cut_off_from_zookeeper_leaves_the_stream_to_another(see
     assert not outcome.violation, outcome.text
 
 
-def test_an_owner_that_loses_zookeeper_while_it_rolls_is_kept_by_this_defect() -> None:
-    """The stored plan cuts ZooKeeper off between listing a segment and sealing the one before: random plans do so too
-    rarely for a hunt of a minute."""
-    plan = Plan.from_json((PLANS / "v4-cut-off-970000019.json").read_text())
-    with planting(
-        [(OwnedStreams, edited(OwnedStreams, ("_still_s", 'holding.state == "serving" and ', "False and ")))]
-    ):
+#: defects that random plans meet too rarely for a hunt of a minute: (stored plan, invariant, class, its method edited)
+RARE = (
+    # ZooKeeper is cut off between listing a segment and sealing the one before
+    ("v4-cut-off-970000019", "V4", OwnedStreams, ("_still_s", 'holding.state == "serving" and ', "False and ")),
+    # every process has a twentieth of a CPU
+    ("v4-starved-1000000020", "V4", DependencyCheck, ("_look", " and self._punctual >= PUNCTUAL_MIN", "")),
+    # the first read of the members is lost
+    ("v1-watches-970010003", "V1", ZooKeeperMetadata, ("_read_first", "time() >= until_s", "time() >= 0")),
+)
+
+
+@pytest.mark.parametrize(("name", "invariant", "cls", "edit"), RARE, ids=[row[0] for row in RARE])
+def test_a_stored_plan_catches_the_defect_that_it_was_stored_for(
+    name: str, invariant: str, cls: type, edit: tuple[str, str, str]
+) -> None:
+    plan = Plan.from_json((PLANS / f"{name}.json").read_text())
+    with planting([(cls, edited(cls, edit))]):
         outcome = world.run(plan)
-    assert outcome.violation == "V4", outcome.text
+    assert outcome.violation == invariant, outcome.text
 
 
 @pytest.mark.parametrize("seed", range(6))

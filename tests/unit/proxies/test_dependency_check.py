@@ -119,6 +119,16 @@ async def test_zookeeper_is_lacking_where_a_stream_makes_no_progress_without_it_
     assert await judge.reaches(METADATA)
 
 
+async def test_a_process_that_is_delayed_itself_reports_no_missing_zookeeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dependency_check, "PUNCTUAL_MIN", 2)
+    metadata, streams = Silent(), Waiting()
+    metadata.silence_s, streams.stuck, streams.waits = 1.0, True, False
+    judge = DependencyCheck(metadata, streams, has_peer=lambda: True)
+    for punctual, lacks in ((0, ""), (1, ""), (2, METADATA)):
+        judge._punctual = punctual
+        assert await looks(judge, 1) == lacks
+
+
 @pytest.mark.parametrize("lacks", [BOOKIES, METADATA])
 async def test_who_waits_is_sent_elsewhere_a_look_after_peers_could_hear_what_is_lacking(
     lacks: str, monkeypatch: pytest.MonkeyPatch
