@@ -172,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--option", action="append", default=[], metavar="NAME.KEY=VALUE", help="configure a system")
     parser.add_argument(
-        "--weather", action="append", default=[], metavar="KEY=VALUE", help="change a threshold for host conditions"
+        "--threshold", action="append", default=[], metavar="KEY=VALUE", help="change a threshold for host conditions"
     )
     parser.add_argument(
         "--voids",
@@ -217,7 +217,7 @@ def plan_of(given: argparse.Namespace, arguments: Sequence[str]) -> Plan:
             )
         for system in mine:
             options.setdefault(system, {})[key] = value
-    bounds = {key: _number(value) for key, value in (pair(change, "--weather") for change in given.weather)}
+    bounds = {key: _number(value) for key, value in (pair(change, "--threshold") for change in given.threshold)}
     return Plan(
         workloads=spec.chosen(given.workloads, given.scale, changes),
         systems=found,

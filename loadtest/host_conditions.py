@@ -37,7 +37,7 @@ class Thresholds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weather:
+class HostConditions:
     """One measurement. Shares are of all CPUs together."""
 
     idle: float
@@ -92,7 +92,7 @@ def cpu_times() -> CpuTimes:
     return CpuTimes(total=sum(numbers), idle=numbers[3] + numbers[4], steal=numbers[7])
 
 
-async def look(directory: Path) -> Weather:
+async def look(directory: Path) -> HostConditions:
     """Measure for about a second. directory: on the disk that the system will use."""
     before = cpu_times()
     await asyncio.sleep(PROBE_S)
@@ -100,7 +100,7 @@ async def look(directory: Path) -> Weather:
     disk = await asyncio.to_thread(probe_disk, directory)
     wake = await asyncio.to_thread(probe_wake)
     copy = await asyncio.to_thread(probe_copy)
-    return Weather(
+    return HostConditions(
         idle=idle,
         steal=steal,
         fdatasync_p50_ms=disk.percentile(50) / 1000,
@@ -156,7 +156,7 @@ def probe_copy(times: int = 5) -> float:
 class Turn:
     """Conditions before and during a turn."""
 
-    before: Weather
+    before: HostConditions
     steal: float = 0.0
     foreign: float = 0.0  # CPU used by processes that are not ours, as a share of all CPUs
     faults: list[str] = field(default_factory=list)

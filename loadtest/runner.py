@@ -169,7 +169,7 @@ class Runner:
             return {**about, "faults": [], "cells": 0}, results
         with tempfile.TemporaryDirectory(prefix="loadtest-", ignore_cleanup_errors=True) as place:
             room = Path(place)
-            turn = host_conditions.Turn(await self._good_weather(room))
+            turn = host_conditions.Turn(await self._wait_for_conditions(room))
             began_s = time.monotonic()
             self._steal = self._foreign = 0.0
             found, start_s = await self._cells(system, cells, room, options, about)
@@ -180,11 +180,11 @@ class Runner:
         told = {"start_s": start_s, "seconds": round(time.monotonic() - began_s, 1), "cells": len(cells)}
         return {**about, **turn.as_json(), **told}, results
 
-    async def _good_weather(self, room: Path) -> host_conditions.Weather:
+    async def _wait_for_conditions(self, room: Path) -> host_conditions.HostConditions:
         """Measure until conditions are good, at most `wait_s`."""
         end_s = time.monotonic() + self._plan.wait_s
         while True:
-            seen: host_conditions.Weather = await self._look(room)
+            seen: host_conditions.HostConditions = await self._look(room)
             if not seen.faults(self._plan.thresholds) or time.monotonic() >= end_s:
                 return seen
 

@@ -55,13 +55,13 @@ class ServerContext(Protocol):
 class Dispatch:
     """Session of one connection; a role adds its handlers. `_forwarding` is set if the Hello allowed a hop."""
 
-    def __init__(self, house: ServerContext, connection: Connection, hello: Hello) -> None:
+    def __init__(self, server: ServerContext, connection: Connection, hello: Hello) -> None:
         self._connection = connection
-        self._questions = RequestTasks(house.tasks, connection)
-        self._forwarding = Forwarding(house.carriage, connection) if hello.hops > 0 else None
+        self._questions = RequestTasks(server.tasks, connection)
+        self._forwarding = Forwarding(server.carriage, connection) if hello.hops > 0 else None
         self._is_writable = True
         self._is_closed = False
-        self._common = house
+        self._common = server
         self._acks = AckJoiner()
         self._bytes = 0  # of this connection's batches in flight
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
@@ -99,12 +99,12 @@ class Dispatch:
 
     def _count_in(self, batch: Write) -> int:
         """Count a batch in; returns the cost for `_count_out`. Raises RecordTooLargeError, OverCapacityError."""
-        house, size = self._common, len(batch.body)
-        if size > house.batch_bytes_max:
-            raise RecordTooLargeError(f"the batch is too large: max={house.batch_bytes_max} bytes={size}")
-        cost = house.admission.take(batch.stream, size)
+        server, size = self._common, len(batch.body)
+        if size > server.batch_bytes_max:
+            raise RecordTooLargeError(f"the batch is too large: max={server.batch_bytes_max} bytes={size}")
+        cost = server.admission.take(batch.stream, size)
         self._bytes += cost
-        if self._bytes > house.connection_bytes_max:
+        if self._bytes > server.connection_bytes_max:
             self._connection.hold(True)
         return cost
 

@@ -30,10 +30,10 @@ class Judge(Protocol):
 class DeferredRefusals:
     """Batches with waiting refusals, by arrival."""
 
-    __slots__ = ("_bytes", "_judge", "_tenure", "_waiting")
+    __slots__ = ("_bytes", "_context", "_judge", "_waiting")
 
-    def __init__(self, tenure: OwnerContext, judge: Judge) -> None:
-        self._tenure = tenure
+    def __init__(self, context: OwnerContext, judge: Judge) -> None:
+        self._context = context
         self._judge: Judge | None = judge
         self._waiting: deque[tuple[int, Ticket, WriteBatch]] = deque()  # with the number of the read that it waits for
         self._bytes = 0
@@ -44,7 +44,7 @@ class DeferredRefusals:
 
     def hold(self, ticket: Ticket, request: WriteBatch) -> None:
         """Judge the batch again once the claim is confirmed."""
-        t, size = self._tenure, len(request.body)
+        t, size = self._context, len(request.body)
         if self._waiting and self._bytes + size > t.options.pending_bytes_max:
             t.out.append(Answer(ticket, OverCapacityError("too many bytes wait for this stream's metadata")))
             return
@@ -55,7 +55,7 @@ class DeferredRefusals:
         """Judge batches again after their read; refuse them if it failed."""
         if not self._waiting:
             return
-        t = self._tenure
+        t = self._context
         confirmed, failed = t.register.confirmed_read, t.register.failed_read
         while self._waiting and self._waiting[0][0] <= max(confirmed, failed):
             read, ticket, request = self._waiting.popleft()
@@ -68,7 +68,7 @@ class DeferredRefusals:
 
     def fail(self, error: DLogError) -> None:
         """Refuse all with `error`."""
-        self._tenure.out.extend(Answer(ticket, error) for _, ticket, _ in self._waiting)
+        self._context.out.extend(Answer(ticket, error) for _, ticket, _ in self._waiting)
         self._waiting.clear()
         self._bytes = 0
 

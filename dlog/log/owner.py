@@ -122,6 +122,7 @@ class StreamOwnerMachine:
 
     __slots__ = (
         "_confirming",
+        "_context",
         "_expiring",
         "_releasers",
         "_rolling",
@@ -129,7 +130,6 @@ class StreamOwnerMachine:
         "_takers",
         "_taking",
         "_taking_in",
-        "_tenure",
         "_truncating",
     )
 
@@ -141,50 +141,50 @@ class StreamOwnerMachine:
         *,
         final_stores: frozenset[str] = frozenset(),
     ) -> None:
-        self._tenure = tenure = OwnerContext(key, claimant, options or OwnerOptions(), final_stores)
-        self._taking = Takeover(tenure, self)
-        self._rolling = SegmentRoller(tenure)
-        self._truncating = StreamTruncation(tenure)
-        self._expiring = RetentionChecker(tenure)
-        self._taking_in = SegmentImport(tenure, self._taking, self)
-        self._confirming = DeferredRefusals(tenure, self)
+        self._context = context = OwnerContext(key, claimant, options or OwnerOptions(), final_stores)
+        self._taking = Takeover(context, self)
+        self._rolling = SegmentRoller(context)
+        self._truncating = StreamTruncation(context)
+        self._expiring = RetentionChecker(context)
+        self._taking_in = SegmentImport(context, self._taking, self)
+        self._confirming = DeferredRefusals(context, self)
         self._takers: tuple[Ticket, ...] = ()  # tuples: an empty list takes 72 B, and there are thousands of streams
         self._sealers: tuple[Ticket, ...] = ()
         self._releasers: tuple[Ticket, ...] = ()
 
     @property
     def phase(self) -> Phase:
-        return self._tenure.phase
+        return self._context.phase
 
     @property
     def has_ended(self) -> bool:
-        return self._tenure.phase in (Phase.RELEASED, Phase.LOST)
+        return self._context.phase in (Phase.RELEASED, Phase.LOST)
 
     @property
     def epoch(self) -> Epoch:
         """Epoch of this claim; 0 until it is held."""
-        return self._tenure.lease.epoch
+        return self._context.lease.epoch
 
     @property
     def nonce(self) -> str:
         """Nonce of this claim."""
-        return self._tenure.lease.claimant.nonce
+        return self._context.lease.claimant.nonce
 
     @property
     def life(self) -> str | None:
         """Incarnation of the owned stream, once known."""
-        return self._tenure.lease.life
+        return self._context.lease.life
 
     @property
     def location(self) -> str | None:
         """host:port of the newest claim seen, unless it is this one."""
-        newest = self._tenure.lease.newest
+        newest = self._context.lease.newest
         return (newest.address or None) if newest.claim != self.nonce else None
 
     @property
     def value(self) -> StreamMetadata | None:
         """The stream as last read or written under this claim; None before."""
-        return self._tenure.value if self._tenure.is_held else None
+        return self._context.value if self._context.is_held else None
 
     def let_go(self) -> None:
         """Drop the references between components: no further calls, and no reference cycle remains."""
@@ -196,10 +196,10 @@ class StreamOwnerMachine:
 
     def handle(self, fact: Fact) -> list[Effect]:
         out: list[Effect] = []
-        self._tenure.out = out
+        self._context.out = out
         if type(fact) is Asked and type(fact.request) is WriteBatch:
             self.write(fact.ticket, fact.request)
-            if (not out or self._tenure.phase is not Phase.SERVING) and not self._confirming.is_waiting:
+            if (not out or self._context.phase is not Phase.SERVING) and not self._confirming.is_waiting:
                 return out  # the batch waits: it has no further consequence yet
         else:
             self._note(fact)
@@ -214,7 +214,7 @@ class StreamOwnerMachine:
                 self._check_claim()
             case Received(_, message, now_s):
                 if now_s:
-                    self._tenure.saw_monotonic(now_s)  # a segment that ends now is not labelled as completed earlier
+                    self._context.saw_monotonic(now_s)  # a segment that ends now is not labelled as completed earlier
                 self._hear_store(message)
             case Asked(ticket, request, now_s):
                 self._asked(ticket, request, now_s)
@@ -228,7 +228,7 @@ class StreamOwnerMachine:
                 raise AssertionError(f"not a fact of this machine: {fact}")
 
     def _asked(self, ticket: Ticket, request: Any, now_s: float) -> None:
-        t = self._tenure
+        t = self._context
         match request:
             case StatStream():
                 t.out.append(Answer(ticket, self._stat()))
@@ -256,7 +256,7 @@ class StreamOwnerMachine:
                 raise AssertionError(f"not a request to a stream's owner: {request}")
 
     def _take(self, ticket: Ticket, if_epoch: Epoch | None) -> None:
-        t = self._tenure
+        t = self._context
         if self.has_ended:
             t.out.append(Answer(ticket, self.refusal()))
             return
@@ -266,13 +266,13 @@ class StreamOwnerMachine:
             t.out += t.lease.claim(if_epoch)
 
     def _hear_metadata(self, fact: MetadataSeen | TimerFired) -> None:
-        t = self._tenure
+        t = self._context
         t.out += t.lease.handle(fact)
         if t.is_held:
             t.out += t.register.handle(fact)
 
     def _fired(self, fact: TimerFired) -> None:
-        t = self._tenure
+        t = self._context
         t.saw_monotonic(fact.now_s)
         match fact.key:
             case ("lease" | "register", _):
@@ -295,7 +295,7 @@ class StreamOwnerMachine:
                 self._expiring.due(fact.now_s)
 
     def _hear_store(self, message: Any) -> None:
-        t = self._tenure
+        t = self._context
         match message:
             case SegmentRecovered() | EntriesRead():
                 self._taking.obstacle = None
@@ -320,7 +320,7 @@ class StreamOwnerMachine:
 
     def _settle(self) -> None:
         """Derive every consequence of the facts so far."""
-        t = self._tenure
+        t = self._context
         lease = t.lease
         if self.has_ended or t.phase is Phase.IDLE or lease.state is ClaimState.CLAIMING:
             return
@@ -344,7 +344,7 @@ class StreamOwnerMachine:
 
     def _hold(self) -> None:
         """The claim succeeded: delete what earlier owners left, and recover the stream."""
-        t = self._tenure
+        t = self._context
         t.hold()
         t.out.append(Tell(StreamOwned(t.stream, t.lease.epoch, t.lease.previous.proxy)))
         if t.value.allocated:
@@ -353,7 +353,7 @@ class StreamOwnerMachine:
         self._taking.begin()
 
     def _progress(self) -> None:
-        t = self._tenure
+        t = self._context
         if t.phase is Phase.SERVING:
             self._rolling.progress()
             if self._rolling.state is Roll.NONE:
@@ -367,7 +367,7 @@ class StreamOwnerMachine:
 
     def _changed(self, change: Change) -> None:
         """A change is applied, or had nothing to change: act on what metadata shows now."""
-        t = self._tenure
+        t = self._context
         match change:
             case StartSegment(segment) if change.took_place(t.value):
                 self._taking.started(segment)
@@ -409,7 +409,7 @@ class StreamOwnerMachine:
 
     def _refused(self, change: Change, error: DLogError) -> None:
         """Metadata refused a change for good; it was not made."""
-        t = self._tenure
+        t = self._context
         match change:
             case TruncateTo():
                 self._truncating.refused(change, error)
@@ -429,12 +429,12 @@ class StreamOwnerMachine:
         self._answer_takers(segment.number)
 
     def _answer_takers(self, number: SegmentNumber) -> None:
-        self._tenure.out.extend(Answer(ticket, StreamAcquired(self.epoch, number)) for ticket in self._takers)
+        self._context.out.extend(Answer(ticket, StreamAcquired(self.epoch, number)) for ticket in self._takers)
         self._takers = ()
 
     def write(self, ticket: Ticket, request: WriteBatch, *, is_confirmed: bool = False) -> None:
         """Admit a batch, queue it, or refuse it. is_confirmed: see dlog/log/deferred_refusals.py."""
-        t, taking = self._tenure, self._taking
+        t, taking = self._context, self._taking
         refusal = self.refusal()
         if t.is_held and not self.has_ended and request.life not in (None, self.life):
             self._write_of_another_life(ticket, request, is_confirmed=is_confirmed)
@@ -452,20 +452,20 @@ class StreamOwnerMachine:
     def _write_of_another_life(self, ticket: Ticket, request: WriteBatch, *, is_confirmed: bool) -> None:
         """Refuse a batch for another incarnation, once metadata, read since, confirms that this one still exists."""
         if is_confirmed:
-            text = f"the stream this batch is for was deleted, another one has its name: stream={self._tenure.stream}"
-            self._tenure.out.append(Answer(ticket, StreamNotFoundError(text)))
+            text = f"the stream this batch is for was deleted, another one has its name: stream={self._context.stream}"
+            self._context.out.append(Answer(ticket, StreamNotFoundError(text)))
         else:
             self._confirming.hold(ticket, request)
 
     def _check_claim(self) -> None:
         """Read metadata again: another proxy may own the stream."""
-        t = self._tenure
+        t = self._context
         if t.is_held and not t.register.wants(Refresh):
             t.register.want(Refresh())
 
     def refusal(self) -> DLogError | None:
         """The error for new writes; None while they are admitted."""
-        t = self._tenure
+        t = self._context
         match t.phase:
             case Phase.IDLE:
                 return NotReadyError("the stream is not claimed yet, try again")
@@ -488,14 +488,14 @@ class StreamOwnerMachine:
         return True
 
     def _appended(self, number: int, entry: int) -> None:
-        t = self._tenure
+        t = self._context
         if t.phase is Phase.SERVING:
             self._taking.calm()
             t.writing.appended(number, entry, t.out)
 
     def _segment_sealed(self, number: int, last_entry: int) -> None:
         """The store sealed the current segment: go on with what needed it."""
-        t = self._tenure
+        t = self._context
         if not t.hears_seal(number):
             return
         segment = t.writing.current
@@ -520,7 +520,7 @@ class StreamOwnerMachine:
     # ---- store failures ---------------------------------------------------------------------------------------------
 
     def _store_failed(self, failed: StoreFailed) -> None:
-        t, question, error = self._tenure, failed.question, failed.error
+        t, question, error = self._context, failed.question, failed.error
         if isinstance(error, StoreTooSmallError):
             self._taking.stall(error)
         match question:
@@ -545,7 +545,7 @@ class StreamOwnerMachine:
                 t.out += t.disposal.later()
 
     def _store_lost(self) -> None:
-        t = self._tenure
+        t = self._context
         unlisted = t.allocation.lost()
         if unlisted is not None:
             t.disposal.add(unlisted)
@@ -564,7 +564,7 @@ class StreamOwnerMachine:
 
     def _progress_draining(self) -> None:
         """Sealing or handing over: finish admitted batches, then seal the segment."""
-        t, segment = self._tenure, self._tenure.writing.current
+        t, segment = self._context, self._context.writing.current
         if segment is None or t.is_seal_asked:
             return
         if self._rolling.state is not Roll.NONE or not t.writing.is_drained:
@@ -578,7 +578,7 @@ class StreamOwnerMachine:
             t.ask_seal()
 
     def _progress_sealed(self) -> None:
-        t = self._tenure
+        t = self._context
         t.out.extend(Answer(ticket, None) for ticket in self._sealers)
         self._sealers = ()
         self._taking_in.progress()
@@ -587,7 +587,7 @@ class StreamOwnerMachine:
             t.register.want(MarkReleased())
 
     def _end_sealed(self) -> None:
-        t = self._tenure
+        t = self._context
         t.phase = Phase.SEALED
         t.is_closing = False
         self._taking.stop()
@@ -600,7 +600,7 @@ class StreamOwnerMachine:
         t.writing.fail_all(ended, ended, t.out)
 
     def _end_released(self) -> None:
-        t = self._tenure
+        t = self._context
         t.phase = Phase.RELEASED
         t.out.append(Tell(StreamReleased(t.stream, self.epoch)))
         t.out.extend(Answer(ticket, None) for ticket in self._releasers)
@@ -610,7 +610,7 @@ class StreamOwnerMachine:
 
     def _lose(self) -> None:
         """The claim is lost: fail every waiting request."""
-        t, error = self._tenure, self._tenure.lease.error
+        t, error = self._context, self._context.lease.error
         assert error is not None
         t.phase = Phase.LOST
         certain = error
@@ -623,7 +623,7 @@ class StreamOwnerMachine:
     def _fail_everybody(self, error: DLogError, unknown: DLogError, not_taken: DLogError) -> None:
         """Fail all waiting requests. unknown: for those whose entry or import is in flight. not_taken: for batches that
         are in no entry. error: for all others."""
-        t, early = self._tenure, self._taking.early
+        t, early = self._context, self._taking.early
         t.writing.fail_all(not_taken, unknown, t.out)
         self._confirming.fail(not_taken)
         t.out.extend(Answer(ticket, not_taken) for ticket, _ in early)
@@ -638,10 +638,10 @@ class StreamOwnerMachine:
 
     def _cancel_timers(self) -> None:
         keys = (AGE_TIMER, RETENTION_TIMER, DUE_TIMER, RECHECK_TIMER, CONTROL_TIMER, recovery.TIMER)
-        self._tenure.out.extend(CancelTimer(key) for key in keys)
+        self._context.out.extend(CancelTimer(key) for key in keys)
 
     def _stat(self) -> StreamStat:
-        t, segment = self._tenure, self._tenure.writing.current
+        t, segment = self._context, self._context.writing.current
         last: DLSN | None = None
         if segment is not None and segment.lac >= 0 and segment.is_drained:
             last = of(segment.number, segment.lac, segment.last_slot)

@@ -43,20 +43,20 @@ _JUDGED = (Phase.SERVING, Phase.SEALED)
 class RetentionChecker:
     """Queues `Expire` when a segment was completed or opened, and when the oldest one is due."""
 
-    __slots__ = ("_tenure",)
+    __slots__ = ("_context",)
 
-    def __init__(self, tenure: OwnerContext) -> None:
-        self._tenure = tenure
+    def __init__(self, context: OwnerContext) -> None:
+        self._context = context
 
     def look(self) -> None:
         """Metadata was just changed: judge the segments by the time of that change. The timer brings our own time."""
-        t = self._tenure
+        t = self._context
         if t.value.settings.retention_s > 0:
             t.out.append(SetTimer(RETENTION_TIMER, 0.0))
 
     def judge(self, now_s: float) -> None:
         """Expire segments, unless the clocks differ too much. now_s: monotonic seconds."""
-        t = self._tenure
+        t = self._context
         if t.phase not in _JUDGED:
             return
         own_ms, metadata_ms = t.clock_unix_ms(now_s), t.value.changed_unix_ms
@@ -70,7 +70,7 @@ class RetentionChecker:
 
     def due(self, now_s: float) -> None:
         """The timer for the oldest segment fired, which may be gone since."""
-        t = self._tenure
+        t = self._context
         own_ms, due_ms = t.clock_unix_ms(now_s), self._due_ms
         if t.phase in _JUDGED and due_ms is not None and due_ms < own_ms:
             t.register.want(Touch())
@@ -80,10 +80,10 @@ class RetentionChecker:
     @property
     def _due_ms(self) -> int | None:
         """When the oldest segment expires; None: never, e.g. since it is the last in the list."""
-        value = self._tenure.value
+        value = self._context.value
         return value.expires_unix_ms(value.segments[0]) if len(value.segments) > 1 else None
 
     def _wait(self, now_ms: int, least_s: float) -> None:
-        t, due_ms = self._tenure, self._due_ms
+        t, due_ms = self._context, self._due_ms
         if t.phase in _JUDGED and due_ms is not None:
             t.out.append(SetTimer(DUE_TIMER, max(least_s, (due_ms + 1 - now_ms) / 1000)))

@@ -28,17 +28,17 @@ class Roll(enum.Enum):
 class SegmentRoller:
     """state: the stage of the current roll."""
 
-    __slots__ = ("_age_due", "_starting", "_tenure", "state")
+    __slots__ = ("_age_due", "_context", "_starting", "state")
 
-    def __init__(self, tenure: OwnerContext) -> None:
+    def __init__(self, context: OwnerContext) -> None:
         self.state = Roll.NONE
-        self._tenure = tenure
+        self._context = context
         self._starting: Segment | None = None
         self._age_due = False
 
     def restart(self) -> None:
         """A segment was opened: no roll is under way, and its age starts now."""
-        t = self._tenure
+        t = self._context
         age_s = t.value.settings.segment_age_s
         self.state = Roll.NONE
         self._starting = None
@@ -54,7 +54,7 @@ class SegmentRoller:
     def aged(self) -> None:
         """The age timer fired: the first time the next segment becomes due for creation, the second time the current
         one is rolled; an empty one starts a new age."""
-        t, segment = self._tenure, self._tenure.writing.current
+        t, segment = self._context, self._context.writing.current
         if not t.allocation.is_due:
             t.allocation.is_due = True
             t.out.append(SetTimer(AGE_TIMER, t.value.settings.segment_age_s * (1 - t.options.allocate_ahead)))
@@ -65,7 +65,7 @@ class SegmentRoller:
             self._age_due = True
 
     def progress(self) -> None:
-        t, segment = self._tenure, self._tenure.writing.current
+        t, segment = self._context, self._context.writing.current
         if segment is None:
             return
         if self.state is Roll.NONE and segment.next_entry > 0 and not t.is_draining and not t.is_holding:
@@ -81,25 +81,25 @@ class SegmentRoller:
         """The next segment is listed: the current one takes no new entries."""
         if self.state is Roll.LISTING and self._starting is not None and self._starting.place == segment.place:
             self.state = Roll.CLOSING
-            self._tenure.writing.accepts_entries = False
+            self._context.writing.accepts_entries = False
 
     def closed(self, end: SegmentEnd) -> None:
         """The old segment is sealed: append to the next one from now on."""
-        t, segment = self._tenure, self._starting
+        t, segment = self._context, self._starting
         assert segment is not None and self.state is Roll.CLOSING
         self.restart()
         t.open(segment, end.last_txid)
 
     def _progress_allocation(self, segment: OpenSegment) -> None:
         """Create the next segment in advance, and record it in `allocated` until it is used."""
-        t = self._tenure
+        t = self._context
         t.out += t.allocation.want(segment.number + 1, t.lease.epoch, t.value.settings)
         change = t.allocation.to_record(t.value.allocated)
         if change is not None:
             t.register.want(change)
 
     def _begin(self, segment: OpenSegment) -> None:
-        t = self._tenure
+        t = self._context
         ahead = t.allocation.take_recorded(segment.number + 1, t.value.allocated)
         if ahead is not None:
             self.state = Roll.LISTING

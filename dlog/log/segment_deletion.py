@@ -44,24 +44,24 @@ class SegmentDeleter:
         self._later: list[PendingDeletion] = []  # to be retried when the timer fires
         self._known: dict[tuple[str, str], None] = {}  # store and location of all three
 
-    def add(self, doomed: PendingDeletion) -> None:
+    def add(self, deletion: PendingDeletion) -> None:
         """Delete it; adding it again changes nothing."""
-        key = doomed.store, doomed.place
+        key = deletion.store, deletion.place
         if key not in self._known:
             self._known[key] = None
-            self._enqueue(doomed)
+            self._enqueue(deletion)
 
-    def _enqueue(self, doomed: PendingDeletion) -> None:
+    def _enqueue(self, deletion: PendingDeletion) -> None:
         if self._queue is None:
             self._queue = deque()
-        self._queue.append(doomed)
+        self._queue.append(deletion)
 
     def effects(self) -> list[Effect]:
         effects: list[Effect] = []
         while self._queue and len(self._asked) < self._options.deletes_max:
-            doomed = self._queue.popleft()
-            self._asked[doomed.place] = doomed
-            effects.append(Send(STORE, DeleteSegment(doomed.store, doomed.place, SegmentNumber(doomed.number))))
+            deletion = self._queue.popleft()
+            self._asked[deletion.place] = deletion
+            effects.append(Send(STORE, DeleteSegment(deletion.store, deletion.place, SegmentNumber(deletion.number))))
         return effects
 
     def deleted(self, place: str) -> PendingDeletion | None:
@@ -72,16 +72,16 @@ class SegmentDeleter:
         """The store failed. No such segment: return it as deleted; otherwise retry later (see `later`)."""
         if error.remedy is Remedy.STOP:
             return self._finish(question.place)
-        doomed = self._asked.pop(question.place, None)
-        if doomed is not None:
-            self._later.append(doomed)
+        deletion = self._asked.pop(question.place, None)
+        if deletion is not None:
+            self._later.append(deletion)
         return None
 
     def _finish(self, place: str) -> PendingDeletion | None:
-        doomed = self._asked.pop(place, None)
-        if doomed is not None:
-            del self._known[doomed.store, doomed.place]
-        return doomed
+        deletion = self._asked.pop(place, None)
+        if deletion is not None:
+            del self._known[deletion.store, deletion.place]
+        return deletion
 
     def later(self) -> list[Effect]:
         """Set the retry timer if a deletion failed."""
@@ -93,6 +93,6 @@ class SegmentDeleter:
         self._asked.clear()
 
     def retry(self) -> None:
-        for doomed in self._later:
-            self._enqueue(doomed)
+        for deletion in self._later:
+            self._enqueue(deletion)
         self._later.clear()

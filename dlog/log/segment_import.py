@@ -85,10 +85,10 @@ class SegmentImport:
     """Imports stages and appends sinks' batches. taking: admits writes that waited, and starts the next segment once
     the current one is completed. writer: the owner."""
 
-    __slots__ = ("_relocating", "_taking", "_tenure", "_waiting", "_writer")
+    __slots__ = ("_context", "_relocating", "_taking", "_waiting", "_writer")
 
-    def __init__(self, tenure: OwnerContext, taking: Takeover, writer: Writer) -> None:
-        self._tenure = tenure
+    def __init__(self, context: OwnerContext, taking: Takeover, writer: Writer) -> None:
+        self._context = context
         self._taking = taking
         self._writer: Writer = writer
         self._waiting: tuple[_PendingImport | _Appending, ...] = ()
@@ -97,7 +97,7 @@ class SegmentImport:
     @property
     def is_sealing(self) -> bool:
         """Whether the current segment is being sealed for an import."""
-        return self._tenure.is_holding and self._head is not None
+        return self._context.is_holding and self._head is not None
 
     @property
     def _head(self) -> _PendingImport | None:
@@ -146,7 +146,7 @@ class SegmentImport:
     def _judge(self, batch: SinkBatch | None) -> Standing | DLogError:
         if batch is None:
             return Standing.NEW
-        value = self._tenure.value
+        value = self._context.value
         record = value.sink(batch.sink)
         if record is None:
             full = f"a stream records at most {SINKS_MAX} sinks, see `dlog sink retire`: sink={batch.sink}"
@@ -167,7 +167,7 @@ class SegmentImport:
     # ---- small batches, appended ------------------------------------------------------------------------------------
 
     def _is_appended(self, head: _Appending, verdict: Standing) -> bool:
-        t = self._tenure
+        t = self._context
         if verdict is Standing.DONE:
             return self._drop(BatchWritten(DLSN_INVALID, head.request.write.count, NO_TXID, True))
         if verdict is Standing.REPEATED:
@@ -187,7 +187,7 @@ class SegmentImport:
         head = self._waiting[0]
         assert head.change is change
         head.change = None
-        if self._tenure.value.sink(change.record.last.sink) != change.record:
+        if self._context.value.sink(change.record.last.sink) != change.record:
             return  # metadata has another record: judge the request again
         if isinstance(head, _Appending):
             self._append(change.record)
@@ -205,7 +205,7 @@ class SegmentImport:
 
     def _is_empty(self, head: _PendingImport, verdict: Standing) -> bool:
         """Record an empty batch, which shuts out earlier programs of its sink."""
-        t, batch = self._tenure, head.request.batch
+        t, batch = self._context, head.request.batch
         assert batch is not None, "refused on arrival otherwise"
         if verdict is Standing.DONE:
             return self._drop(SegmentsImported(SegmentNumber(0), 0, 0, True))
@@ -225,12 +225,12 @@ class SegmentImport:
     def _listed(self, request: TakeIn) -> list[str]:
         """Locations of the request that are, or were, those of listed segments: a segment that was moved names its
         former ledger until it leaves the list, and that ledger is deleted before."""
-        value = self._tenure.value
+        value = self._context.value
         return [place for place, _ in request.parts if value.segment_at(request.store, place) is not None]
 
     def _is_taken_in(self, head: _PendingImport) -> bool:
         """Take the next step of an import. True only if it was refused; a success is answered after the change."""
-        t = self._tenure
+        t = self._context
         if t.is_seal_asked:
             return False
         error = self._writer.refusal() or head.error or self._doubt(head.request)
@@ -254,7 +254,7 @@ class SegmentImport:
 
     def _doubt(self, request: TakeIn) -> DLogError | None:
         """The error if the batch may have been appended before: an import needs certainty that it was not."""
-        t, batch = self._tenure, request.batch
+        t, batch = self._context, request.batch
         record = None if batch is None else t.value.sink(batch.sink)
         if record is None or record.last != batch or record.since is None:
             return None
@@ -265,7 +265,7 @@ class SegmentImport:
 
     def _order(self, head: _PendingImport) -> DLogError | None:
         """The error if txids decrease, from written records to the first stage or between stages."""
-        last = self._tenure.writing.txid
+        last = self._context.writing.txid
         for place, _ in head.request.parts:
             stage = head.found[place]
             if stage.first_txid < last:
@@ -312,7 +312,7 @@ class SegmentImport:
 
     def sealed(self, segment: OpenSegment, end: SegmentEnd) -> None:
         """The current segment is sealed for the import: write it all in one change."""
-        t, head = self._tenure, self._head
+        t, head = self._context, self._head
         assert head is not None and head.change is None
         number, place = SegmentNumber(segment.number), segment.place
         if end.last_entry != NO_ENTRY:
@@ -326,7 +326,7 @@ class SegmentImport:
 
     def taken_in(self, change: ListImportedSegments) -> None:
         """The change was applied: the stages are listed, or another writer was faster."""
-        t, head = self._tenure, self._head
+        t, head = self._context, self._head
         assert head is not None and head.change is change
         found = [s for stage in change.stages if (s := t.value.segment_at(stage.store, stage.place)) is not None]
         t.tell_dropped()  # before its number is reported again
@@ -356,16 +356,16 @@ class SegmentImport:
     # ---- locations --------------------------------------------------------------------------------------------------
 
     def relocate(self, ticket: Ticket, request: RelocateSegment) -> None:
-        if not self._tenure.is_held:
+        if not self._context.is_held:
             self._answer(ticket, StreamUnavailableError("the stream is being taken over: try again"))
             return
         change = Relocate(request.number, request.store, request.place, request.to_store, request.to_place)
         self._relocating += ((ticket, change),)
-        self._tenure.register.want(change)
+        self._context.register.want(change)
 
     def relocated(self, change: Relocate) -> None:
         """The change was applied to metadata read after the request, or changes nothing there."""
-        is_done = change.took_place(self._tenure.value)
+        is_done = change.took_place(self._context.value)
         self._answer_relocation(change, None if is_done else self._not_relocated(change))
 
     def _answer_relocation(self, change: Relocate, result: DLogError | None) -> None:
@@ -375,10 +375,10 @@ class SegmentImport:
             self._answer(ticket, result)
 
     def _not_relocated(self, change: Relocate) -> DLogError:
-        if self._tenure.value.segment(change.number) is not None:
+        if self._context.value.segment(change.number) is not None:
             where = f"segment={change.number} store={change.store} location={change.place}"
             return InvalidRequestError(f"the segment is not completed, or has another location: {where}")
-        if change.number <= self._tenure.value.max_segment:
+        if change.number <= self._context.value.max_segment:
             return TruncatedError(f"no such segment, it was truncated: segment={change.number}")
         return InvalidRequestError(f"no such segment: segment={change.number}")
 
@@ -399,7 +399,7 @@ class SegmentImport:
             self._answer(ticket, unknown)
         self._waiting = ()
         self._relocating = ()
-        self._tenure.is_holding = False
+        self._context.is_holding = False
 
     def let_go(self) -> None:
         """Drop the reference to the owner."""
@@ -412,8 +412,8 @@ class SegmentImport:
         return True
 
     def _release_held(self) -> None:
-        if self._tenure.is_holding:
-            self._tenure.is_holding = False
+        if self._context.is_holding:
+            self._context.is_holding = False
             self._taking.admit_early()
 
     def _drop(self, result: object) -> bool:
@@ -422,7 +422,7 @@ class SegmentImport:
         return True
 
     def _answer(self, ticket: Ticket, result: object) -> None:
-        self._tenure.out.append(Answer(ticket, result))
+        self._context.out.append(Answer(ticket, result))
 
 
 def _later(remembered: tuple[int, int] | None, told: tuple[int, int] | None) -> tuple[int, int] | None:

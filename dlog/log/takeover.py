@@ -55,10 +55,10 @@ class Takeover:
     """Recovers the stream and starts its next segment. writer: the owner."""
 
     __slots__ = (
+        "_context",
         "_mend_after_s",
         "_recovery",
         "_starting",
-        "_tenure",
         "_writer",
         "early",
         "early_bytes",
@@ -66,12 +66,12 @@ class Takeover:
         "table_known",
     )
 
-    def __init__(self, tenure: OwnerContext, writer: Writer) -> None:
+    def __init__(self, context: OwnerContext, writer: Writer) -> None:
         self.table_known = False
         self.early: list[tuple[Ticket, WriteBatch]] = []  # batches that wait for the producer table
         self.early_bytes = 0
         self.obstacle: NotEnoughBookiesError | None = None  # why there is no segment, if an operator must act
-        self._tenure = tenure
+        self._context = context
         self._writer: Writer = writer
         self._recovery: StreamRecovery | None = None
         self._starting: Segment | None = None  # the segment that the recovery starts at its end
@@ -85,7 +85,7 @@ class Takeover:
 
     def begin(self) -> None:
         """Recover the stream as metadata now shows it."""
-        t = self._tenure
+        t = self._context
         t.phase = Phase.RECOVERING
         self._starting = None
         t.tell_dropped()
@@ -100,7 +100,7 @@ class Takeover:
 
     def restart(self) -> None:
         """The current segment is completed, stages are listed: start the next one, unless recovering."""
-        t = self._tenure
+        t = self._context
         if t.phase is Phase.SERVING:
             t.lose_segment()
             self.stop()
@@ -108,17 +108,17 @@ class Takeover:
 
     def hear(self, message: SegmentRecovered | EntriesRead | StoreFailed) -> None:
         if self._recovery is not None:
-            self._tenure.out += self._recovery.handle(message)
+            self._context.out += self._recovery.handle(message)
 
     def ask_again(self) -> None:
         """The recovery's timer fired: repeat failed requests."""
         if self._recovery is not None:
-            self._tenure.out += self._recovery.retry()
+            self._context.out += self._recovery.retry()
 
     def stall(self, error: DLogError) -> None:
         """The store has too few bookies for recovery or for a new segment. Refuse waiting batches, which may be sent
         again, and keep trying. While serving, do nothing: the current segment grows beyond its size."""
-        t = self._tenure
+        t = self._context
         if t.phase is not Phase.RECOVERING:
             return
         t.out.append(Tell(StreamStalled(t.stream, error.message)))
@@ -130,7 +130,7 @@ class Takeover:
 
     def progress(self) -> None:
         """When recovered: complete the open segments and start the next, in one change."""
-        t, recovery = self._tenure, self._recovery
+        t, recovery = self._context, self._recovery
         if recovery is None or self._starting is not None or t.is_closing:
             return
         if recovery.error is not None:
@@ -158,7 +158,7 @@ class Takeover:
 
     def started(self, segment: Segment) -> None:
         """The segment is listed; if this recovery started it, serve."""
-        t, recovery = self._tenure, self._recovery
+        t, recovery = self._context, self._recovery
         if recovery is None or self._starting is None or self._starting.place != segment.place:
             return  # the store failed meanwhile: the next recovery finds the segment in the list
         self._recovery = self._starting = None
@@ -173,7 +173,7 @@ class Takeover:
 
     def _have_next_created(self, recovery: StreamRecovery) -> None:
         """Create the next segment as soon as its number is known, while the log is being read."""
-        t = self._tenure
+        t = self._context
         other = t.allocation.discard_other(recovery.next_number)
         if other is not None:
             t.disposal.add(other)
@@ -184,7 +184,7 @@ class Takeover:
 
         Followers are notified before that: a reader that starts after an answer must see the batch.
         """
-        t = self._tenure
+        t = self._context
         self.table_known = True
         for number, end in recovery.ends.items():
             if end is not None:
@@ -205,10 +205,10 @@ class Takeover:
     def _txid_floor(self, recovery: StreamRecovery) -> int:
         """The lowest txid that may be assigned: the last of completed segments or of the log."""
         found = (end.last_txid for end in recovery.ends.values() if end is not None)
-        return max(self._tenure.value.max_txid, 0, *found)
+        return max(self._context.value.max_txid, 0, *found)
 
     def _complete(self, recovery: StreamRecovery) -> None:
-        t = self._tenure
+        t = self._context
         ends, places = recovery.ends, recovery.places()
         for number in recovery.misstated:
             end, (store, place) = ends[number], places[number]
@@ -223,7 +223,7 @@ class Takeover:
 
     def trouble(self) -> None:
         """The current segment failed: read the claim, after a back-off if repeated, and recover if it still stands."""
-        t = self._tenure
+        t = self._context
         t.phase = Phase.RECOVERING
         t.is_closing = False
         t.lose_segment()
@@ -241,11 +241,11 @@ class Takeover:
 
     def look_again(self) -> None:
         """Read the stream again; `refreshed` goes on if the claim still stands."""
-        if self._tenure.phase is Phase.RECOVERING and self._recovery is None:
-            self._tenure.register.want(Refresh())
+        if self._context.phase is Phase.RECOVERING and self._recovery is None:
+            self._context.register.want(Refresh())
 
     def refreshed(self) -> None:
         """Start recovery, unless a StartSegment is queued: the Refresh after it comes here again."""
-        t = self._tenure
+        t = self._context
         if t.phase is Phase.RECOVERING and self._recovery is None and not t.register.wants(StartSegment):
             self.begin()

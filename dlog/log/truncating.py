@@ -24,10 +24,10 @@ from dlog.model.segment import LEDGER, Segment
 
 
 class StreamTruncation:
-    __slots__ = ("_deleting", "_portion", "_tenure", "_waiting")
+    __slots__ = ("_context", "_deleting", "_portion", "_waiting")
 
-    def __init__(self, tenure: OwnerContext) -> None:
-        self._tenure = tenure
+    def __init__(self, context: OwnerContext) -> None:
+        self._context = context
         self._waiting: tuple[tuple[Ticket, TruncateTo], ...] = ()
         self._portion: tuple[Segment, ...] = ()  # truncated segments being deleted, by number
         self._deleting: dict[tuple[str, str], None] = {}  # store and location of those not confirmed as deleted
@@ -35,7 +35,7 @@ class StreamTruncation:
     @property
     def end(self) -> DLSN | None:
         """The DLSN after the last confirmed record; None while a segment is being recovered."""
-        t = self._tenure
+        t = self._context
         segment = t.writing.current
         if segment is not None:
             return of(segment.number, segment.lac + 1, 0)
@@ -47,7 +47,7 @@ class StreamTruncation:
     def ask(self, ticket: Ticket, dlsn: DLSN) -> None:
         """Truncate; answered with the first readable DLSN once metadata is changed. A point beyond the end is refused:
         records written later would be lost as soon as they are acknowledged."""
-        t = self._tenure
+        t = self._context
         end = self.end if t.is_held else None
         if end is None:
             t.out.append(Answer(ticket, NotReadyError("the stream is being claimed or recovered, try again")))
@@ -61,7 +61,7 @@ class StreamTruncation:
 
     def done(self, change: TruncateTo) -> None:
         """The truncation point is moved."""
-        self._answer(change, self._tenure.value.first_dlsn)
+        self._answer(change, self._context.value.first_dlsn)
         self.delete_next()
 
     def refused(self, change: TruncateTo, error: DLogError) -> None:
@@ -71,11 +71,11 @@ class StreamTruncation:
     def _answer(self, change: TruncateTo, result: DLSN | DLogError) -> None:
         heard = [ticket for ticket, asked in self._waiting if asked is change]
         self._waiting = tuple(waiting for waiting in self._waiting if waiting[1] is not change)
-        self._tenure.out.extend(Answer(ticket, result) for ticket in heard)
+        self._context.out.extend(Answer(ticket, result) for ticket in heard)
 
     def delete_next(self) -> None:
         """Start deleting the oldest truncated segments, unless some are being deleted."""
-        t = self._tenure
+        t = self._context
         if t.value.truncated and not self._portion:
             self._portion = t.value.truncated[: t.options.truncate_portion]
             t.register.want(MarkTruncated(self._portion[-1].number))
@@ -86,16 +86,16 @@ class StreamTruncation:
         for segment in self._portion:
             for store, place in _places(segment):
                 self._deleting[store, place] = None
-                self._tenure.disposal.add(PendingDeletion(store, place, segment.number, None))
+                self._context.disposal.add(PendingDeletion(store, place, segment.number, None))
 
-    def deleted(self, doomed: PendingDeletion | None) -> None:
-        """A store deleted `doomed`; after the last one of the portion, remove the portion from metadata."""
-        t = self._tenure
-        if doomed is None:
+    def deleted(self, deletion: PendingDeletion | None) -> None:
+        """A store carried `deletion` out; after the last one of the portion, remove the portion from metadata."""
+        t = self._context
+        if deletion is None:
             return
-        if doomed.then is not None:
-            t.register.want(doomed.then)
-        key = doomed.store, doomed.place
+        if deletion.then is not None:
+            t.register.want(deletion.then)
+        key = deletion.store, deletion.place
         if key in self._deleting:
             del self._deleting[key]
             if not self._deleting:
@@ -103,7 +103,7 @@ class StreamTruncation:
 
     def forgotten(self) -> None:
         """The portion is removed from metadata."""
-        t = self._tenure
+        t = self._context
         portion, self._portion = self._portion, ()
         t.out.extend(Tell(SegmentDeleted(t.stream, s.number, s.place)) for s in portion)
         self.delete_next()
@@ -111,10 +111,10 @@ class StreamTruncation:
     def delete_allocated(self, name: str, number: int) -> None:
         """Delete the segment that `allocated` names, and then clear `allocated`."""
         store, place = allocated_place(name)
-        self._tenure.disposal.add(PendingDeletion(store, place, number, Deallocate(name)))
+        self._context.disposal.add(PendingDeletion(store, place, number, Deallocate(name)))
 
     def fail(self, error: DLogError) -> None:
-        self._tenure.out.extend(Answer(ticket, error) for ticket, _ in self._waiting)
+        self._context.out.extend(Answer(ticket, error) for ticket, _ in self._waiting)
         self._waiting = ()
 
 

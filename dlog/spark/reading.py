@@ -3,7 +3,7 @@
 Invariants:
 - everything that a plan names is delivered in order, or the task fails and names the entry;
 - a damaged entry is left out only with onCorruption=skip-entry, and is reported with its number of records
-  (leavings.py); a read that fails for now is retried.
+  (skipped_records.py); a read that fails for now is retried.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def html(figures: Figures, notes: Sequence[compare.Note] = ()) -> str:
         "<h2>What was measured</h2>",
         _systems(figures),
         "<h2>Host conditions</h2>",
-        *(_markdown_block(block) for block in tables.weather(figures).split("\n\n")),
+        *(_markdown_block(block) for block in tables.host_conditions(figures).split("\n\n")),
         "<h2>Workloads</h2>",
         *(_workload(figures, workload, drawn) for workload in figures.workloads),
     ]

@@ -55,7 +55,7 @@ def markdown(figures: Figures, notes: Sequence[compare.Note] = ()) -> str:
         "## Systems",
         *(_system(figures, name) for name in figures.systems),
         "## Host conditions",
-        weather(figures),
+        host_conditions(figures),
         "## Figures",
         "Medians over the rounds, with the least and greatest in brackets. Units are in the column heads; MB are 10^6 "
         "bytes. Errors are failed appends that the client saw. Costs do not include the generators, which are separate "
@@ -149,7 +149,7 @@ def _system(figures: Figures, name: str) -> str:
     )
 
 
-def weather(figures: Figures) -> str:
+def host_conditions(figures: Figures) -> str:
     """Thresholds, void rounds, measurements."""
     run = figures.run
     bounds = run.parts[0].get("thresholds", {}) if run.parts else {}

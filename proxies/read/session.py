@@ -64,9 +64,9 @@ class ReadServerContext(dispatch.ServerContext, Protocol):
 class ReadSession(Dispatch):
     """Session of one connection."""
 
-    def __init__(self, house: ReadServerContext, connection: Connection, hello: Hello) -> None:
-        super().__init__(house, connection, hello)
-        self._house = house
+    def __init__(self, server: ReadServerContext, connection: Connection, hello: Hello) -> None:
+        super().__init__(server, connection, hello)
+        self._server = server
         self._readers: dict[int, ReaderActor] = {}
         self._seeking: dict[str, deque[tuple[Write, int]]] = {}  # stream without a known owner -> batches, costs
         self._handlers |= {
@@ -98,9 +98,9 @@ class ReadSession(Dispatch):
         stream_name(m.stream)
         if m.request in self._readers:
             raise InvalidRequestError(f"the request number is in use by a reader: request={m.request}")
-        if len(self._readers) >= self._house.readers_per_connection_max:
+        if len(self._readers) >= self._server.readers_per_connection_max:
             raise OverCapacityError("too many readers on this connection, close some first")
-        location = None if m.forwarded else self._house.elsewhere(m.stream)
+        location = None if m.forwarded else self._server.elsewhere(m.stream)
         if location is not None:
             self._connection.send(ReaderEvent(m.request, ReaderEventKind.MOVED, {"location": location}))
             return
@@ -109,7 +109,7 @@ class ReadSession(Dispatch):
             if self._readers.get(m.request) is reader:
                 del self._readers[m.request]
 
-        reader = self._house.open_reader(self._connection, m, end)
+        reader = self._server.open_reader(self._connection, m, end)
         self._readers[m.request] = reader
         if not self._is_writable:
             reader.hold(True)
@@ -135,7 +135,7 @@ class ReadSession(Dispatch):
     async def _all_owners(self, forwarding: Forwarding, m: GetOwners) -> dict[str, Any]:
         """Streams of all write proxies that reply, each with the proxy's address."""
         owned: list[list[Any]] = []
-        for address in self._house.relay.addresses(""):
+        for address in self._server.relay.addresses(""):
             try:
                 told = await forwarding.ask(m, address)
             except DLogError:
@@ -144,10 +144,10 @@ class ReadSession(Dispatch):
         return {"owned": owned[: catalog.NAMES_MAX], "more": len(owned) > catalog.NAMES_MAX}
 
     def _hand_on(self, m: Handed) -> None:
-        self._answer(m, self._house.relay.ask(m))
+        self._answer(m, self._server.relay.ask(m))
 
     def _wrong_door(self, m: Write | Tail) -> None:
-        location = next(iter(self._house.relay.addresses(m.stream)), None)
+        location = next(iter(self._server.relay.addresses(m.stream)), None)
         if location is None:
             raise StreamUnavailableError(
                 "this is a read proxy and no write proxy is registered: start one, or try again"
@@ -175,14 +175,14 @@ class ReadSession(Dispatch):
             waiting.append((m, cost))
             return
         self._seeking[m.stream] = deque([(m, cost)])
-        self._house.tasks.start_alone(self._seek(forwarding, m.stream), name=f"find the owner of {m.stream}")
+        self._server.tasks.start_alone(self._seek(forwarding, m.stream), name=f"find the owner of {m.stream}")
 
     async def _seek(self, forwarding: Forwarding, stream: str) -> None:
         """Find the owner of a stream, then forward the waiting batches in order."""
         failure: DLogError | None = None
         address = ""
         try:
-            told = await self._house.relay.ask(GetOwner(0, stream, forwarding.routes.doubted(stream)))
+            told = await self._server.relay.ask(GetOwner(0, stream, forwarding.routes.doubted(stream)))
             address = str(told.get("location") or "")
         except OwnedElsewhereError as error:
             address, failure = error.location or "", error

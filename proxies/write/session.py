@@ -94,9 +94,9 @@ class WriteServerContext(dispatch.ServerContext, Protocol):
 class WriteSession(Dispatch):
     """Session of one connection."""
 
-    def __init__(self, house: WriteServerContext, connection: Connection, hello: Hello) -> None:
-        super().__init__(house, connection, hello)
-        self._house = house
+    def __init__(self, server: WriteServerContext, connection: Connection, hello: Hello) -> None:
+        super().__init__(server, connection, hello)
+        self._server = server
         self._tails: dict[int, lac.LacSubscription] = {}
         self._moved: dict[lac.LacSubscription, None] = {}
         self._handlers |= {
@@ -136,13 +136,13 @@ class WriteSession(Dispatch):
     def closed(self) -> None:
         super().closed()
         for tail in self._tails.values():
-            self._house.tails.remove(tail)
+            self._server.tails.remove(tail)
         self._tails.clear()
         self._moved.clear()
 
     def _ping(self, m: Ping) -> None:
         self.flush()
-        lacks = self._house.fitness.lacks
+        lacks = self._server.fitness.lacks
         self._connection.send(Done(m.request, {"lacks": lacks} if lacks else {}))
 
     # ---- batches ----------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class WriteSession(Dispatch):
             sink = partial(self._judged, forwarding, m if body is m.body else replace(m, body=body), cost)
             doubted = forwarding.routes.doubted(m.stream)
         try:
-            self._house.holdings.submit(m.stream, batch, sink, doubted)
+            self._server.holdings.submit(m.stream, batch, sink, doubted)
         except OwnedElsewhereError as error:
             sink(error)
         except DLogError:
@@ -189,14 +189,14 @@ class WriteSession(Dispatch):
             raise InvalidRequestError(
                 f"the request number is in use, or the connection has too many tails: request={m.request}"
             )
-        holding = self._house.holdings.find(m.stream)
+        holding = self._server.holdings.find(m.stream)
         if holding is None or not holding.serving:
             self._questions.answer(
                 m.request, self._owner_of(m.stream, None)
             )  # replies 302, 515 or 510; a tail causes no take-over
             return
         tail = self._tails[m.request] = lac.LacSubscription(self, m.request, m.stream)
-        self._house.tails.add(tail)
+        self._server.tails.add(tail)
 
     def _cancel(self, m: Cancel) -> None:
         if self._forwarding is not None:
@@ -204,7 +204,7 @@ class WriteSession(Dispatch):
         tail = self._tails.pop(m.request, None)
         if tail is not None:
             self._moved.pop(tail, None)
-            self._house.tails.remove(tail)
+            self._server.tails.remove(tail)
 
     @property
     def keeps_up(self) -> bool:
@@ -224,7 +224,7 @@ class WriteSession(Dispatch):
     # ---- requests with one reply ------------------------------------------------------------------------------------
 
     def _get_owners(self, m: GetOwners) -> None:
-        owned: list[list[Any]] = [[h.stream, h.epoch, h.state] for h in self._house.holdings.all]
+        owned: list[list[Any]] = [[h.stream, h.epoch, h.state] for h in self._server.holdings.all]
         if self._forwarding is not None:
             self._questions.answer(m.request, self._all_owners(self._forwarding, m, owned))
         else:
@@ -232,8 +232,8 @@ class WriteSession(Dispatch):
 
     async def _all_owners(self, forwarding: Forwarding, m: GetOwners, own: list[list[Any]]) -> dict[str, Any]:
         """Streams of all write proxies that reply, each with the proxy's address."""
-        owned = [[*one, self._house.address] for one in own]
-        for address in self._house.other_writers():
+        owned = [[*one, self._server.address] for one in own]
+        for address in self._server.other_writers():
             try:
                 told = await forwarding.ask(m, address)
             except DLogError:
@@ -245,38 +245,38 @@ class WriteSession(Dispatch):
         self._questions.answer(m.request, self._find_owner(stream_name(m.stream), m.suspect))
 
     async def _find_owner(self, stream: str, suspect: str | None) -> dict[str, Any]:
-        house = self._house
-        holding = house.holdings.find(stream)
+        server = self._server
+        holding = server.holdings.find(stream)
         if holding is None and suspect is None:
-            advice = await house.placing.judge(stream_name(stream))
+            advice = await server.placing.judge(stream_name(stream))
             if isinstance(advice, ClaimHere):  # without an owner: the first write takes it over
-                return self._location(house.address, advice.if_epoch, advice.life)
+                return self._location(server.address, advice.if_epoch, advice.life)
             return self._location(advice.address, advice.epoch, advice.life)
-        holding = await house.holdings.ask(stream, None, suspect)
+        holding = await server.holdings.ask(stream, None, suspect)
         assert isinstance(holding, OwnedStream)
-        place = house.tails.place(stream)
+        place = server.tails.place(stream)
         life = (holding.owner.life if holding.owner is not None else None) or ""
-        told = self._location(house.address, holding.epoch, life)
+        told = self._location(server.address, holding.epoch, life)
         return told | ({} if place is None else {"since": list(place)})
 
     async def _owner_of(self, stream: str, suspect: str | None) -> dict[str, Any]:
         """For a Tail of a stream not owned here: raises an error that names the owner, if any."""
-        advice = await self._house.placing.judge(stream_name(stream))
+        advice = await self._server.placing.judge(stream_name(stream))
         if isinstance(advice, ClaimHere) or not advice.is_owner:
             raise StreamUnavailableError(f"no proxy owns the stream now, try again: stream={stream}")
         raise OwnedElsewhereError(f"another proxy owns the stream: stream={stream}", location=advice.address)
 
     def _location(self, address: str, epoch: int, life: str) -> dict[str, Any]:
-        return {"location": address, "epoch": epoch, "life": life, "proxies": self._house.proxies()}
+        return {"location": address, "epoch": epoch, "life": life, "proxies": self._server.proxies()}
 
     def _life(self, m: Life) -> None:
-        self._answer(m, self._house.admin.life(m.stream))
+        self._answer(m, self._server.admin.life(m.stream))
 
     def _create(self, m: Create) -> None:
-        self._answer(m, self._house.admin.create(m.stream, m.settings, m.life, m.deletions))
+        self._answer(m, self._server.admin.create(m.stream, m.settings, m.life, m.deletions))
 
     def _delete(self, m: Delete) -> None:
-        self._answer(m, self._house.admin.delete(m.stream, m.life, force=m.force))
+        self._answer(m, self._server.admin.delete(m.stream, m.life, force=m.force))
 
     def _truncate(self, m: Truncate) -> None:
         self._answer(m, self._truncate_before(m))
@@ -285,7 +285,7 @@ class WriteSession(Dispatch):
         self._answer(m, self._seal_stream(m))
 
     def _release(self, m: Release) -> None:
-        self._answer(m, self._house.release(m.stream, m.life))
+        self._answer(m, self._server.release(m.stream, m.life))
 
     def _take_in(self, m: TakeIn) -> None:
         self._answer(m, self._taken_in(m))
@@ -299,7 +299,7 @@ class WriteSession(Dispatch):
 
     def _read(self, m: Read) -> None:
         """A read sent to a write proxy: redirect it to a read proxy, or forward it."""
-        location = self._house.read_proxy(m.stream)
+        location = self._server.read_proxy(m.stream)
         if location is None:
             raise StreamUnavailableError(
                 "this is a write proxy and no read proxy is registered: start one, or try again"
@@ -320,8 +320,8 @@ class WriteSession(Dispatch):
 
     async def _ask_owner(self, m: Truncate | Seal | TakeIn | SinkWrite | Relocate, request: Any) -> Any:
         """Send a request to the owner, after checking its incarnation against metadata read now."""
-        await self._house.admin.check_incarnation(m.stream, m.life)
-        return await self._house.holdings.ask(stream_name(m.stream), request)
+        await self._server.admin.check_incarnation(m.stream, m.life)
+        return await self._server.holdings.ask(stream_name(m.stream), request)
 
     async def _truncate_before(self, m: Truncate) -> dict[str, Any]:
         first = await self._ask_owner(m, TruncateBefore(of(*m.dlsn), m.life))
@@ -337,17 +337,17 @@ class WriteSession(Dispatch):
 
     async def _written_once(self, m: SinkWrite) -> dict[str, Any]:
         stream, batch = stream_name(m.stream), _batch_of(m)
-        house, size = self._house, len(m.body)
-        if size > house.batch_bytes_max:
-            raise RecordTooLargeError(f"the batch is too large: max={house.batch_bytes_max} bytes={size}")
-        cost = house.admission.take(stream, size)
+        server, size = self._server, len(m.body)
+        if size > server.batch_bytes_max:
+            raise RecordTooLargeError(f"the batch is too large: max={server.batch_bytes_max} bytes={size}")
+        cost = server.admission.take(stream, size)
         try:
             txid = None if m.txid is None else Txid(m.txid)
             since = None if m.since is None else m.since[:2]
             write = WriteBatch(kept(m.body), m.count, txid, batch.producer, 0, m.crc, True, unix_ms(), since)
             written = await self._ask_owner(m, AppendSinkBatch(batch, write, m.life))
         finally:
-            house.admission.give_back(stream, cost)
+            server.admission.give_back(stream, cost)
         place = list(written.dlsn) if written.dlsn.segment else None
         return {"dlsn": place, "count": written.count, "txid": written.txid, "duplicate": written.duplicate}
 

@@ -41,7 +41,7 @@ _PROBE = ".dlog-delta-probe"
 class TableOptions:
     """Where streams become a table. to, checkpoint: directories on any file system of Hadoop.
 
-    follow: run until stopped, a batch every `every_s` seconds; else stop after what is there now. partition_by: a
+    follow: run until stopped, a batch every `every_s` seconds; else stop at the present tail. partition_by: a
     directory for each `day` (when the owner received a record) or `stream`; for Parquet that is
     `stream_directory=is-NAME`, and the column `stream` is in the files, where 007 stays 007. batch_bytes: about, for
     all streams in one batch. source: options of the source, e.g. startingTxid; by default a table begins with the first

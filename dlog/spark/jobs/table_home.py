@@ -82,7 +82,7 @@ class Files:
 def claim(to: Files, checkpoint: Files, what: Mapping[str, Any], *, write: bool = True) -> None:
     """Bind the two directories to each other and to `what`. Either they are bound already, or both are empty.
 
-    Raises ConfigError naming what is there instead. write: False only checks.
+    Raises ConfigError that names the other contents. write: False only checks.
     """
     of_table, of_checkpoint = _read(to, OF_TABLE), _read(checkpoint, OF_CHECKPOINT)
     for files, told in ((to, of_table), (checkpoint, of_checkpoint)):

@@ -1,4 +1,4 @@
-"""Weather is judged by thresholds alone; probes look at the real machine, and no speed is asserted."""
+"""HostConditions is judged by thresholds alone; probes look at the real machine, and no speed is asserted."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from loadtest import host_conditions
-from loadtest.host_conditions import CpuTimes, Thresholds, Turn, Weather
+from loadtest.host_conditions import CpuTimes, HostConditions, Thresholds, Turn
 
-GOOD = Weather(
+GOOD = HostConditions(
     idle=0.97,
     steal=0.0,
     fdatasync_p50_ms=0.1,
@@ -32,7 +32,7 @@ GOOD = Weather(
         (replace(GOOD, wake_p99_ms=7.0), "wake-up p99 7.00 ms > 5 ms"),
     ],
 )
-def test_each_threshold_says_what_was_wrong(bad: Weather, said: str) -> None:
+def test_each_threshold_says_what_was_wrong(bad: HostConditions, said: str) -> None:
     assert GOOD.faults(Thresholds()) == []
     assert bad.faults(Thresholds()) == [said]
 
@@ -63,5 +63,5 @@ def test_a_look_at_this_machine(tmp_path: Path) -> None:
     assert 0 <= seen.fdatasync_p50_ms <= seen.fdatasync_p99_ms
     assert 0 <= seen.wake_p50_ms <= seen.wake_p99_ms
     assert seen.memcpy_gb_per_s > 0
-    assert set(seen.as_json()) == set(Weather.__dataclass_fields__)
+    assert set(seen.as_json()) == set(HostConditions.__dataclass_fields__)
     assert list(tmp_path.iterdir()) == []

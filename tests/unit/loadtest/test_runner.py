@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from loadtest import command, runfile, spec, systems
-from loadtest.host_conditions import Thresholds, Weather
+from loadtest.host_conditions import HostConditions, Thresholds
 from loadtest.report import figures
 from loadtest.runfile import Run
 from loadtest.runner import Plan, PlanError, Runner
@@ -23,7 +23,7 @@ CHANGES = {"seconds": "0.4", "warmup_s": "0.1", "patience_s": "60"}
 CALM = Thresholds(idle_min=0.0, steal_max=1.0, foreign_max=2.0, fdatasync_p99_max_ms=1e9, wake_p99_max_ms=1e9)
 
 
-async def good(_: Path) -> Weather:
+async def good(_: Path) -> HostConditions:
     return GOOD
 
 
@@ -107,9 +107,9 @@ async def test_systems_take_turns_and_none_is_always_first() -> None:
 
 async def test_bad_weather_voids_a_round_which_is_done_again_a_bounded_number_of_times() -> None:
     cloudy = replace(GOOD, idle=0.1)
-    looks: Iterator[Weather] = iter([cloudy, GOOD, replace(GOOD, steal=0.9), cloudy])
+    looks: Iterator[HostConditions] = iter([cloudy, GOOD, replace(GOOD, steal=0.9), cloudy])
 
-    async def look(_: Path) -> Weather:
+    async def look(_: Path) -> HostConditions:
         return next(looks)
 
     bounds = replace(CALM, idle_min=0.85, steal_max=0.5)
@@ -123,10 +123,10 @@ async def test_bad_weather_voids_a_round_which_is_done_again_a_bounded_number_of
     assert any("repeated; host conditions: idle 10% < 85%" in text for text in told)
 
 
-async def test_good_weather_is_waited_for() -> None:
-    looks: Iterator[Weather] = iter([replace(GOOD, idle=0.1), replace(GOOD, idle=0.1), GOOD])
+async def test_wait_for_conditions_is_waited_for() -> None:
+    looks: Iterator[HostConditions] = iter([replace(GOOD, idle=0.1), replace(GOOD, idle=0.1), GOOD])
 
-    async def look(_: Path) -> Weather:
+    async def look(_: Path) -> HostConditions:
         return next(looks)
 
     run = await ran(plan("W1", thresholds=replace(CALM, idle_min=0.85), wait_s=60.0), look=look)
@@ -217,8 +217,8 @@ def test_the_command_fails_when_it_is_not_green(tmp_path: Path, capsys: pytest.C
         (["W1", "--option", "dlog.x=1"], "NAME being a system of this run"),
         (["W1", "--option", "nonsense"], "expected KEY=VALUE"),
         (["W1", "--option", "toy.colour=red", "--wait", "0"], "no such option of toy"),
-        (["W1", "--weather", "mood=1"], "no such threshold"),
-        (["W1", "--weather", "idle_min=much"], "not a number"),
+        (["W1", "--threshold", "mood=1"], "no such threshold"),
+        (["W1", "--threshold", "idle_min=much"], "not a number"),
         (["W1", "--append", "{}/none.json"], "cannot read the run file"),
         (["W1", "--out", "{}/no/such/run.json"], "no such directory"),
     ],
