@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from loadtest.report import columns, compare, goals
 from loadtest.report.columns import number
 from loadtest.report.figures import Figures, Result, plain
 
+WIDTH = 100  # of prose
 LONGEST = 12  # listed comparisons in which dlog is better; those in which it is worse are all listed
 ABOUT = (
     "Made by `python -m loadtest report` from the JSON of one run and from nothing else. The same workloads ran on "
@@ -64,7 +66,17 @@ def markdown(figures: Figures, notes: Sequence[compare.Note] = ()) -> str:
     for workload in figures.workloads:
         about = figures.run.workloads[workload]
         parts += [f"### {workload} {about.get('name', '')}", _asked(about), *_workload(figures, workload)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return wrapped("\n\n".join(part for part in parts if part)) + "\n"
+
+
+def wrapped(text: str) -> str:
+    """Markdown with its prose at most WIDTH characters wide; table rows, headings and indented code stay."""
+    return "\n".join(line if line.startswith(("|", "#", "    ")) else _fill(line) for line in text.split("\n"))
+
+
+def _fill(line: str) -> str:
+    indent = "  " if line.startswith("- ") else ""
+    return textwrap.fill(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _verdict(figures: Figures) -> list[str]:
