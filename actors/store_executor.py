@@ -36,7 +36,7 @@ from dlog.log.messages import (
     StoreReply,
 )
 from dlog.machine import Fact, Peer, Received
-from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
+from dlog.model.ids import NO_ENTRY, EntryId, SegmentNumber, StreamName
 from dlog.model.segment import Segment
 from dlog.stores.contract import (
     STAGE,
@@ -143,8 +143,8 @@ class StoreExecutor:
                 if former is not None:
                     await former.abandon()
                 return SegmentCreated(number, writer.place)
-            case RecoverSegment(segment, epoch):
-                last = await self._store(segment.store).recover(self._ref(segment), epoch)
+            case RecoverSegment(segment):
+                last = await self._store(segment.store).recover(self._ref(segment))
                 return SegmentRecovered(segment.number, segment.place, last)
             case ReadEntries():
                 return await self._read(question.segment, question)
@@ -179,7 +179,7 @@ class StoreExecutor:
         if await store.stage_of(place) != self._stream:
             raise SegmentNotFoundError(f"not a staged segment of this stream: stream={self._stream} location={place}")
         ref = SegmentRef(self._stream, STAGE, place)
-        last = await store.recover(ref, Epoch(0))
+        last = await store.recover(ref)
         if last == NO_ENTRY:
             return StageExamined(name, place, last, ())
         reader: SegmentReader = await store.open_reader(ref, sealed_at=last)

@@ -210,7 +210,6 @@ class SegmentCreated:
 @dataclass(frozen=True, slots=True)
 class RecoverSegment:
     segment: Segment
-    epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from dlog.log.messages import (
 from dlog.log.options import OwnerOptions
 from dlog.log.producer_table import ProducerTable
 from dlog.machine import Effect, Send, SetTimer
-from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, Txid
+from dlog.model.ids import NO_ENTRY, EntryId, SegmentNumber, Txid
 from dlog.model.segment import Segment, StreamMetadata
 
 TIMER = ("recovery",)
@@ -75,7 +75,6 @@ class StreamRecovery:
     def __init__(
         self,
         value: StreamMetadata,
-        epoch: Epoch,
         options: OwnerOptions,
         table: ProducerTable | None,
         under_way: Mapping[int, tuple[str, str]] | None = None,
@@ -83,7 +82,6 @@ class StreamRecovery:
         self.is_done = False
         self.error: DLogError | None = None
         self.unix_ms = 0  # the latest time found in trailers
-        self._epoch = epoch
         self._options = options
         self._table = table
         self._retry_after_s = options.retry_after_s
@@ -127,7 +125,7 @@ class StreamRecovery:
         return self._value.next_number({number for number, end in self.ends.items() if end is None})
 
     def begin(self) -> list[Effect]:
-        effects: list[Effect] = [Send(STORE, RecoverSegment(e.segment, self._epoch)) for e in self._endings.values()]
+        effects: list[Effect] = [Send(STORE, RecoverSegment(e.segment)) for e in self._endings.values()]
         return effects or self._learn()
 
     def handle(self, message: SegmentRecovered | EntriesRead | StoreFailed) -> list[Effect]:

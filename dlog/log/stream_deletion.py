@@ -160,7 +160,7 @@ class StreamDeletion:
         for place, segment in list(segments.items()):
             self._failed.pop(place, None)
             self._asked[place] = segment
-            self._out.append(Send(STORE, RecoverSegment(segment, self._lease.epoch)))
+            self._out.append(Send(STORE, RecoverSegment(segment)))
 
     def _segment_ended(self, place: str) -> None:
         if self._asked.pop(place, None) is not None:

@@ -95,7 +95,7 @@ class Takeover:
             return
         table = None if self.table_known else t.table
         places = {} if pending is None else {pending.segment: pending.place}
-        self._recovery = StreamRecovery(t.value, t.lease.epoch, t.options, table, places)
+        self._recovery = StreamRecovery(t.value, t.options, table, places)
         t.out += self._recovery.begin()
 
     def restart(self) -> None:

@@ -1,4 +1,4 @@
-"""The contract of a segment store: kept by memory, ledgers and cold storage, later by Kafka and S3.
+"""The contract of a segment store: kept by memory, ledgers, files and cold storage, later by Kafka and S3.
 
 The core owns streams, segment numbers, DLSNs, claims, rolling and truncation. A store knows segments, epochs, dense
 entry ids and bytes. One suite (tests/integration/stores/) with a history checker runs on every store.
@@ -6,8 +6,9 @@ entry ids and bytes. One suite (tests/integration/stores/) with a history checke
 Invariants:
 - appends are confirmed strictly in entry order; a confirmed append survives every later recovery, a failed or cancelled
   one may or may not;
-- recovery fences writers of lower epochs and decides the end once; it is repeatable, and concurrent recoveries return
-  the same end; what it keeps is a prefix of the submitted entries that includes all confirmed ones;
+- recovery fences the writer of its segment for good and decides the end once; it is repeatable, and concurrent
+  recoveries return the same end; what it keeps is a prefix of the submitted entries that includes all confirmed ones.
+  Which owner may recover is decided before, by the claim in the stream's metadata;
 - a reader returns contiguous entries up to the LAC, and never one that a recovery drops;
 - the tail that `find_tail` returns covers every append confirmed before, and nothing that a recovery drops.
 """
@@ -30,14 +31,13 @@ Buffer = bytes | bytearray | memoryview
 
 
 class StoreError(DLogError):
-    """Base class of a store's errors; `retryable`: the same call may succeed later."""
+    """Base class of a store's errors."""
 
     code = 550
-    retryable = False
 
 
 class SegmentFencedError(StoreError):
-    """A higher epoch took over the segment. Pending appends may or may not be in it."""
+    """Another process recovered the segment. Pending appends may or may not be in it."""
 
     code = 541
     remedy = Remedy.REOPEN
@@ -58,13 +58,6 @@ class SegmentNotFoundError(StoreError):
     remedy = Remedy.STOP
 
 
-class SegmentTruncatedError(StoreError):
-    """The requested entries were removed."""
-
-    code = 544
-    remedy = Remedy.STOP
-
-
 class SegmentCorruptError(StoreError):
     """An entry does not verify on any replica, or an entry at or below the LAC is missing."""
 
@@ -73,12 +66,10 @@ class SegmentCorruptError(StoreError):
 
 
 class StoreUnavailableError(StoreError):
-    """The store cannot serve this now; retry after `retry_after_s`."""
+    """The store cannot serve this now; the same call may succeed later."""
 
     code = 546
     remedy = Remedy.RETRY
-    retryable = True
-    retry_after_s = 0.1
 
 
 class ReaderClosedError(StoreUnavailableError):
@@ -87,13 +78,6 @@ class ReaderClosedError(StoreUnavailableError):
 
 class StoreTooSmallError(StoreUnavailableError):
     """The store has fewer members than a segment needs; retrying fails until there are more."""
-
-
-class AmbiguousError(StoreError):
-    """The outcome is unknown. Internal to a store, which resolves it before a call returns."""
-
-    code = 547
-    outcome_unknown = True
 
 
 class EntryTooLargeError(StoreError):
@@ -122,17 +106,13 @@ class Capabilities:
     """Properties of a store that the core relies on.
 
     visible_is_final: an entry visible to a reader is never dropped, so no control record is needed to move the LAC.
-    is_written: segments can be created here; False where they only arrive by being moved. min_latency_s: lower bound of
-    an append's latency, a hint for packing.
+    entry_bytes_max: largest payload of an entry; longer ones are refused. is_written: segments can be created here;
+    False where they only arrive by being moved.
     """
 
     visible_is_final: bool
     entry_bytes_max: int
     is_written: bool = True
-    min_latency_s: float = 0.0
-    conditional_put: bool = False
-    delete_prefix: bool = False
-    transactional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +160,6 @@ class SegmentWriter(Protocol):
 
         It is called once, perhaps before this returns if the entry was not accepted, and must neither raise nor block.
         """
-        ...
-
-    def flush(self) -> None:
-        """Send an open batch now, if the store batches."""
         ...
 
     async def seal(self) -> EntryId:
@@ -244,8 +220,10 @@ class SegmentStore(Protocol):
         """Create a segment at a new location and return its writer. The caller records the location in metadata."""
         ...
 
-    async def recover(self, ref: SegmentRef, epoch: Epoch) -> EntryId:
-        """Fence every writer of a lower epoch, decide the end, seal; return the last entry. Repeatable."""
+    async def recover(self, ref: SegmentRef) -> EntryId:
+        """Fence the writer, decide the end, seal; return the last entry. Repeatable. Raises SegmentNotFoundError,
+        SegmentCorruptError, StoreUnavailableError.
+        """
         ...
 
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> SegmentReader:

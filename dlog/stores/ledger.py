@@ -161,10 +161,7 @@ class LedgerStore:
         self._writers[writer] = None
         return writer
 
-    async def recover(self, ref: SegmentRef, epoch: Epoch) -> EntryId:
-        """See SegmentStore.recover. Fences whatever the epoch: the claim in the stream's metadata decides beforehand
-        which owner recovers.
-        """
+    async def recover(self, ref: SegmentRef) -> EntryId:
         with _store_errors():
             return (await self._ledgers.recover(_ledger_of(ref))).last_entry
 
@@ -257,9 +254,6 @@ class LedgerSegmentWriter:
             return
         assert entry_id == self._submitted, f"entry ids are dense: expected={self._submitted} got={entry_id}"
         self._submitted += 1
-
-    def flush(self) -> None:
-        """Does nothing: entries are not batched."""
 
     async def seal(self) -> EntryId:
         """Close the ledger after all submitted entries."""

@@ -39,8 +39,7 @@ ENTRY_BYTES_MAX = 1 * MiB
 class _Segment:
     """State of one segment."""
 
-    def __init__(self, epoch: Epoch, stage_of: StreamName | None = None) -> None:
-        self.epoch = epoch
+    def __init__(self, stage_of: StreamName | None) -> None:
         self.stage_of = stage_of
         self.entries: list[bytes] = []
         self.sums: list[int] = []
@@ -94,21 +93,15 @@ class MemoryStore:
         """See SegmentStore.create; the quorum is ignored."""
         self._check_open()
         place = self.state.new_place()
-        segment = self.state.segments[place] = _Segment(epoch, stage_of=stream if number == STAGE else None)
+        segment = self.state.segments[place] = _Segment(stream if number == STAGE else None)
         writer = MemoryWriter(place, segment, self.capabilities.entry_bytes_max)
         self._writers = [w for w in self._writers if not w.is_dead] + [writer]
         return writer
 
-    async def recover(self, ref: SegmentRef, epoch: Epoch) -> EntryId:
-        """See SegmentStore.recover. Keeps all stored entries, confirmed or not. Raises SegmentFencedError for an epoch
-        below that of the segment.
-        """
+    async def recover(self, ref: SegmentRef) -> EntryId:
+        """See SegmentStore.recover. Keeps all stored entries, confirmed or not."""
         self._check_open()
         segment = self.state.find(ref.place)
-        if epoch < segment.epoch:
-            raise SegmentFencedError(
-                f"recovery with a stale epoch: location={ref.place} epoch={epoch} has={segment.epoch}"
-            )
         segment.fenced = True
         await asyncio.sleep(0)  # as on any store, the end is decided after fencing
         if segment.end is None:
@@ -206,9 +199,6 @@ class MemoryWriter:
     def submit(self, entry_id: EntryId, payload: Sequence[Buffer], sink: AppendSink) -> None:
         self.append(entry_id, payload).add_done_callback(partial(_hear, sink))
 
-    def flush(self) -> None:
-        """Does nothing: entries are not batched."""
-
     async def seal(self) -> EntryId:
         if not self._sealing and self._error is None:
             self._sealing = True
@@ -236,7 +226,7 @@ class MemoryWriter:
         if self._error is not None:
             return
         if segment.fenced:
-            self._die(SegmentFencedError(f"a higher epoch took over the segment: location={self.place}"))
+            self._die(SegmentFencedError(f"another process recovered the segment: location={self.place}"))
             return
         if self._to_confirm:
             while self._to_confirm:

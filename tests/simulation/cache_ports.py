@@ -21,7 +21,6 @@ from dlog.stores.contract import (
     Capabilities,
     SegmentNotFoundError,
     SegmentRef,
-    SegmentTruncatedError,
     StoreUnavailableError,
 )
 from tests.simulation.cache_stream import Channel, Place, Word, lac_word
@@ -199,7 +198,7 @@ class ReaderPort:
         if not self._is_open:
             raise StoreUnavailableError("the reader is closed")
         if self._place.is_gone:
-            raise SegmentTruncatedError(f"the segment is gone: place={self._place.name}")
+            raise SegmentNotFoundError(f"the segment is gone: place={self._place.name}")
 
     async def close(self) -> None:
         self._is_open = False

@@ -108,7 +108,7 @@ class Stranger:
                 return []
             case "look":
                 self._then, self._ends = "recover", {}
-                asked: list[Effect] = [Send(STORE, RecoverSegment(s, Epoch(0))) for s in value.in_progress]
+                asked: list[Effect] = [Send(STORE, RecoverSegment(s)) for s in value.in_progress]
                 return asked or self._complete()
             case "completed":
                 self._then = "create"

@@ -93,7 +93,7 @@ class ColdStore:
             f"`dlog pipeline offload` move its segments: stream={stream}"
         )
 
-    async def recover(self, ref: SegmentRef, epoch: Epoch) -> EntryId:
+    async def recover(self, ref: SegmentRef) -> EntryId:
         """Return the end, which was decided before the segment was moved here."""
         return EntryId((await self._open(ref)).last)
 

@@ -92,8 +92,8 @@ class Run:
             await future
         await asyncio.sleep(0)
 
-    async def recover(self, store: SegmentStore, epoch: int = 2) -> EntryId:
-        end = await store.recover(self.ref, Epoch(epoch))
+    async def recover(self, store: SegmentStore) -> EntryId:
+        end = await store.recover(self.ref)
         self.fenced = True
         self.history.recovered.append(end)
         return end
@@ -208,7 +208,7 @@ class StoreContract:
         assert await run.writer.seal() == 4
         with pytest.raises(SegmentSealedError):
             await run.writer.append(EntryId(5), (b"late",))
-        assert await store.recover(run.ref, Epoch(2)) == 4
+        assert await store.recover(run.ref) == 4
         assert await store.find_tail(run.ref) == 4
         run.history.sealed.append(4)
         await run.conclude(store)
@@ -386,8 +386,8 @@ class StoreContract:
         for _ in range(7):
             run.append()
         await run.acked(3)
-        for epoch in (2, 3, 4):
-            await run.recover(new if epoch % 2 else old, epoch)
+        for store in (old, new, old):
+            await run.recover(store)
         await run.settled()
         await run.conclude(old)
 
@@ -400,7 +400,7 @@ class StoreContract:
         await run.acked(5)
         async with self._limit(), asyncio.TaskGroup() as group:
             for number in range(recoverers):
-                group.create_task(run.recover((new, other)[number % 2], 2 + number), name=f"recovery {number}")
+                group.create_task(run.recover((new, other)[number % 2]), name=f"recovery {number}")
             for _ in range(20):
                 run.append()
                 await asyncio.sleep(0)
@@ -474,7 +474,7 @@ class StoreContract:
         places = [place async for place in (await stores()).list()]
         assert run.ref.place not in places and kept.ref.place in places
         with pytest.raises(SegmentNotFoundError):
-            await store.recover(run.ref, Epoch(2))
+            await store.recover(run.ref)
 
     async def test_a_stage_says_for_which_stream_it_was_written(self, stores: OpenStore) -> None:
         store = await stores()
@@ -487,7 +487,7 @@ class StoreContract:
         assert await other.stage_of(segment.place) is None
         with pytest.raises(SegmentNotFoundError):
             await other.stage_of("987654321")
-        assert await other.recover(SegmentRef(STREAM, STAGE, stage.place), Epoch(0)) == 0
+        assert await other.recover(SegmentRef(STREAM, STAGE, stage.place)) == 0
         await segment.abandon()
 
     async def test_what_never_was_is_not_found(self, stores: OpenStore) -> None:
@@ -497,7 +497,7 @@ class StoreContract:
             with pytest.raises(SegmentNotFoundError):
                 await call(nowhere)
         with pytest.raises(SegmentNotFoundError):
-            await store.recover(nowhere, Epoch(1))
+            await store.recover(nowhere)
         await store.delete(nowhere)
 
     async def test_verify_counts_what_is_sound(self, stores: OpenStore) -> None:

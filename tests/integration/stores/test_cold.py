@@ -196,7 +196,7 @@ class TestColdStore:
             with pytest.raises(SegmentNotFoundError):
                 await call(run.ref)
         with pytest.raises(SegmentNotFoundError):
-            await store.recover(run.ref, Epoch(2))
+            await store.recover(run.ref)
 
     async def test_nothing_is_created_but_by_the_job(self, kept: Storage) -> None:
         async with Objects(options_of(kept)) as objects, ColdStore(objects, options_of(kept)) as store:

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from dlog.model.ids import EntryId, Epoch
-from dlog.stores.contract import SegmentCorruptError, SegmentFencedError, SegmentStore, StoreUnavailableError
+from dlog.model.ids import EntryId
+from dlog.stores.contract import SegmentCorruptError, SegmentStore, StoreUnavailableError
 from dlog.stores.memory import MemoryStore, MemoryStoreState
 from tests.integration.stores.contract import OpenStore, StoreContract
 
@@ -25,15 +25,6 @@ class TestMemoryStore(StoreContract):
         yield open_store
         for store in opened:
             await store.close()
-
-    async def test_a_recovery_of_a_stale_epoch_is_refused(self, stores: OpenStore) -> None:
-        store = await stores()
-        run = await self._run(store, epoch=5)
-        await run.append()
-        with pytest.raises(SegmentFencedError):
-            await store.recover(run.ref, Epoch(4))
-        await run.append()
-        assert await store.recover(run.ref, Epoch(5)) == 1
 
     async def test_damage_is_an_error_and_never_bytes(self, stores: OpenStore) -> None:
         store = await stores()

@@ -7,30 +7,30 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from dlog.model.ids import EntryId, Epoch
+from dlog.model.ids import EntryId
 from dlog.stores.contract import SegmentNotFoundError, SegmentRef
 from dlog.stores.memory import MemoryReader, MemoryStore, MemoryStoreState, MemoryWriter
 from tests.integration.stores.contract import OpenStore, StoreContract
 
 
 class DropsAnAcknowledgedEntry(MemoryStore):
-    async def recover(self, ref: SegmentRef, epoch: Epoch) -> EntryId:
+    async def recover(self, ref: SegmentRef) -> EntryId:
         segment = self.state.find(ref.place)
         if segment.end is None and segment.entries:
             segment.entries.pop()
-        return await super().recover(ref, epoch)
+        return await super().recover(ref)
 
 
 class DoesNotFence(MemoryStore):
-    async def recover(self, ref: SegmentRef, epoch: Epoch) -> EntryId:
-        end = await super().recover(ref, epoch)
+    async def recover(self, ref: SegmentRef) -> EntryId:
+        end = await super().recover(ref)
         self.state.find(ref.place).fenced = False
         return end
 
 
 class DecidesTheEndEachTime(MemoryStore):
-    async def recover(self, ref: SegmentRef, epoch: Epoch) -> EntryId:
-        end = await super().recover(ref, epoch)
+    async def recover(self, ref: SegmentRef) -> EntryId:
+        end = await super().recover(ref)
         segment = self.state.find(ref.place)
         segment.end = None
         segment.fenced = False
@@ -38,19 +38,19 @@ class DecidesTheEndEachTime(MemoryStore):
 
 
 class InventsAnEntry(MemoryStore):
-    async def recover(self, ref: SegmentRef, epoch: Epoch) -> EntryId:
+    async def recover(self, ref: SegmentRef) -> EntryId:
         segment = self.state.find(ref.place)
         if segment.end is None:
             segment.store(b"never submitted")
-        return await super().recover(ref, epoch)
+        return await super().recover(ref)
 
 
 class SwapsEntries(MemoryStore):
-    async def recover(self, ref: SegmentRef, epoch: Epoch) -> EntryId:
+    async def recover(self, ref: SegmentRef) -> EntryId:
         segment = self.state.find(ref.place)
         segment.entries.reverse()
         segment.sums.reverse()
-        return await super().recover(ref, epoch)
+        return await super().recover(ref)
 
 
 class ShowsWhatIsNotConfirmed(MemoryStore):
@@ -66,11 +66,11 @@ class ShowsWhatIsNotConfirmed(MemoryStore):
         self.state.find(ref.place)
         return Eager(self.state, ref.place, sealed_at)
 
-    async def recover(self, ref: SegmentRef, epoch: Epoch) -> EntryId:
+    async def recover(self, ref: SegmentRef) -> EntryId:
         segment = self.state.find(ref.place)
         if segment.end is None:
             del segment.entries[segment.lac + 1 :]
-        return await super().recover(ref, epoch)
+        return await super().recover(ref)
 
 
 class ForgetsThePlaceOfACancelledAppend(MemoryStore):

@@ -36,7 +36,7 @@ from dlog.log.owner_context import Phase
 from dlog.log.recovery import StreamRecovery
 from dlog.machine import CompareAndSet, MetadataSeen, OutcomeUnknown, PeerLost, ReadMetadata, Received
 from dlog.model.dlsn import of
-from dlog.model.ids import NO_ENTRY, TXID_END_OF_STREAM, EntryId, Epoch, SegmentNumber
+from dlog.model.ids import NO_ENTRY, TXID_END_OF_STREAM, EntryId, SegmentNumber
 from dlog.stores.contract import SegmentFencedError, StoreUnavailableError
 from dlog.wire.entry import RECORD_SET, Record, build_record_set, encode_entry
 from tests.unit.log.stage import ALICE, BOB, Stage, batch, notes, numbers
@@ -486,7 +486,7 @@ def test_an_answer_about_the_place_that_a_number_had_before_ends_nothing() -> No
     stage = Stage()
     stage.taken("p1")
     (segment,) = stage.value.segments
-    recovery = StreamRecovery(stage.value, Epoch(2), OwnerOptions(), None)
+    recovery = StreamRecovery(stage.value, OwnerOptions(), None)
     recovery.begin()
     done: list[bool] = []
     for place in ("before", segment.place):
