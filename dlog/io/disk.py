@@ -87,7 +87,15 @@ class Disk(Protocol):
         """Rename a file, replacing `new`."""
         ...
 
+    def rename_new(self, old: str, new: str) -> None:
+        """Rename a file; FileExistsError if `new` exists. Of several processes that try at once, one succeeds."""
+        ...
+
     def unlink(self, path: str) -> None: ...
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or directory of that name now. An error other than its absence is raised."""
+        ...
 
     def names(self, directory: str) -> list[str]:
         """Sorted names in the directory; FileNotFoundError if it does not exist."""
@@ -254,8 +262,19 @@ class RealDisk:
     def rename(self, old: str, new: str) -> None:
         os.replace(old, new)
 
+    def rename_new(self, old: str, new: str) -> None:
+        os.link(old, new)
+        os.unlink(old)
+
     def unlink(self, path: str) -> None:
         os.unlink(path)
+
+    def exists(self, path: str) -> bool:
+        try:
+            os.lstat(path)
+        except FileNotFoundError:
+            return False
+        return True
 
     def names(self, directory: str) -> list[str]:
         return sorted(os.listdir(directory))

@@ -100,6 +100,7 @@ class SimulatedDisk:
         self.copy_on_write = False  # writing over what is there needs room, too
         self.unreadable: set[tuple[int, int]] = set()  # (inode, sector); heals when it is written
         self.syncs_failed = 0
+        self.sync_errors: dict[int, int] = {}  # failed syncs by inode
         self.on_operation: Callable[[], None] | None = None  # called after each; may do something in between
         self._astray: dict[int, int | None] = {}  # inode -> by how many bytes its next write misses; None: is lost
         self._inodes = max(self.image.contents, default=0)
@@ -131,6 +132,14 @@ class SimulatedDisk:
         if old not in self.image.names:
             raise FileNotFoundError(errno.ENOENT, "no such file", old)
         self._name(Name(new, self.image.names[old], gone=old))
+
+    def rename_new(self, old: str, new: str) -> None:
+        if new in self.image.names:
+            raise FileExistsError(errno.EEXIST, "file exists", new)
+        self.rename(old, new)
+
+    def exists(self, path: str) -> bool:
+        return path in self.image.names
 
     def unlink(self, path: str) -> None:
         if path not in self.image.names:
@@ -195,6 +204,7 @@ class SimulatedDisk:
             self._may_fail_sync()
         except OSError:
             self._did(FailedSync(inode))
+            self.sync_errors[inode] = self.sync_errors.get(inode, 0) + 1
             raise
         self._did(Sync(inode))
 
@@ -243,6 +253,10 @@ class SimulatedDisk:
         made = Mount(self)
         self._mounts.append(made)
         return made
+
+    def adopt(self, mount: Mount) -> None:
+        """Let this mount die with the disk's others."""
+        self._mounts.append(mount)
 
     def kill(self) -> None:
         """The processes die; what they wrote stays in the page cache, and is as safe as it was."""
@@ -422,6 +436,7 @@ class SimulatedFile:
         self._disk = disk
         self._mount = mount
         self._held = True
+        self._errors_told = disk.sync_errors.get(inode, 0)
         self.inode = inode
         disk.opened(inode)
 
@@ -445,8 +460,14 @@ class SimulatedFile:
         """Nothing that could be seen."""
 
     def datasync(self) -> None:
+        """As on Linux, each handle hears once of every failed sync of its file, whoever asked for it."""
         self._step()
-        self._disk.sync(self.inode)
+        try:
+            if self._errors_told != self._disk.sync_errors.get(self.inode, 0):
+                raise OSError(errno.EIO, "an earlier sync failed")
+            self._disk.sync(self.inode)
+        finally:
+            self._errors_told = self._disk.sync_errors.get(self.inode, 0)
 
     def size(self) -> int:
         return len(self._disk.image.contents[self.inode])
@@ -496,6 +517,14 @@ class Mount:
     def rename(self, old: str, new: str) -> None:
         self.step()
         self.disk.rename(old, new)
+
+    def rename_new(self, old: str, new: str) -> None:
+        self.step()
+        self.disk.rename_new(old, new)
+
+    def exists(self, path: str) -> bool:
+        self.look()
+        return self.disk.exists(path)
 
     def unlink(self, path: str) -> None:
         self.step()

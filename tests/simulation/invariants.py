@@ -5,7 +5,7 @@ mutants that there are: each id below is the first that some mutant must be caug
 out, or holds for less than its name says, is argued here in words.
 
 Ids are those of the reliability goals: L of a ledger, S of a stream, T of its ownership, D of streams that are deleted
-and made again, R of a read proxy's cache.
+and made again, R of a read proxy's cache, F of a segment in files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Invariant(NamedTuple):
     limits: str = ""
 
 
-LEDGER, STREAM, CACHE = "ledger", "stream", "cache"
+LEDGER, STREAM, CACHE, FILES = "ledger", "stream", "cache", "files"
 
 INVARIANTS = {
     "L1": Invariant("what is acknowledged is below the end and can be read", LEDGER, "LedgerChecks._closed, finish"),
@@ -116,4 +116,25 @@ INVARIANTS = {
         "As long as metadata can be reached; a proxy that is cut off from it learns of the truncation when it is back.",
     ),
     "R5": Invariant("the cache keeps within its bytes", CACHE, "CacheChecks.bounded"),
+    "F1": Invariant("all processes tell one end of a segment", FILES, "FileWorld._conclude"),
+    "F2": Invariant(
+        "what is acknowledged is below the end, can be read, and is what was written",
+        FILES,
+        "FileWorld._conclude, _end_and_read",
+    ),
+    "F3": Invariant("nothing is acknowledged that was begun after an end was told", FILES, "FileWorld._conclude"),
+    "F4": Invariant(
+        "readers see a run of entries up to a LAC that does not run back, and nothing that an end drops",
+        FILES,
+        "FileWorld.follow, _conclude",
+    ),
+    "F5": Invariant(
+        "a tail covers what was acknowledged before, and no end drops it", FILES, "FileWorld._end_and_read"
+    ),
+    "F6": Invariant(
+        "a deleted segment leaves no file",
+        FILES,
+        "FileWorld._conclude",
+        "A process that dies while it ends or deletes a segment may leave a small file, never one with entries.",
+    ),
 }

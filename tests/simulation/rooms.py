@@ -13,6 +13,7 @@ _MODULES = {
     "ledger": "tests.simulation.ledger_world",
     "stream": "tests.simulation.stream_world",
     "cache": "tests.simulation.cache_world",
+    "files": "tests.simulation.file_world",
     "service": "tests.simulation.service.room",
 }
 NAMES = tuple(_MODULES)

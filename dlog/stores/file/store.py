@@ -1,0 +1,502 @@
+"""The segment store in files: the contract of dlog/stores/contract.py on segment_files.py, with threads for its I/O.
+
+Several processes of one machine share the directory. Visible entries are final: the watermark that readers go by covers
+confirmed entries only.
+
+Invariants:
+- one thread at a time works for a writer; entries that arrive meanwhile are appended together afterwards;
+- a writer that failed is not used again: it fails every append, and only a recovery decides its segment's end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from random import Random
+from types import TracebackType
+from typing import Protocol, TypeVar, TypeVarTuple
+
+from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
+from dlog.model.quorum import Quorum
+from dlog.stores.contract import (
+    STAGE,
+    AppendSink,
+    Buffer,
+    Capabilities,
+    EntryTooLargeError,
+    ReaderClosedError,
+    SegmentCorruptError,
+    SegmentNotFoundError,
+    SegmentRef,
+    SegmentSealedError,
+    StoreError,
+    StoreUnavailableError,
+    Verification,
+)
+from dlog.stores.file.format import ENTRY_BYTES_MAX, NONCE_BYTES, End, Header, encode_entry_head
+from dlog.stores.file.options import FileStoreOptions
+from dlog.stores.file.segment_files import Appender, Disk, EntryOffsets, File, SegmentFiles, locations, read_entries
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+MARKER = "dlog-segments"  # file in the directory: without it the directory may be a mount point without its disk
+
+
+class Pool(Protocol):
+    """See dlog/io/threads.py."""
+
+    def submit(self, work: Callable[[*Ts], None], *args: *Ts) -> None: ...
+    def stop(self) -> None: ...
+    async def ended(self) -> None: ...
+
+
+class Threads(Protocol):
+    """See dlog/io/threads.py."""
+
+    def pool(self, name: str, count: int, on_failed: Callable[[BaseException], None]) -> Pool: ...
+    async def run(self, work: Callable[[*Ts], T], *args: *Ts) -> T: ...
+    def to_loop(self, callback: Callable[[*Ts], object], *args: *Ts) -> None: ...
+
+
+class FileStore:
+    """A SegmentStore: `async with FileStore(disk, threads, rng, options) as store`.
+
+    rng: gives locations and nonces, which must never repeat. Raises OSError from the start if the directory cannot be
+    used.
+    """
+
+    name = "file"
+
+    def __init__(
+        self,
+        disk: Disk,
+        threads: Threads,
+        rng: Random,
+        options: FileStoreOptions,
+        *,
+        entry_bytes_max: int = ENTRY_BYTES_MAX,
+    ) -> None:
+        assert entry_bytes_max <= ENTRY_BYTES_MAX, "a longer entry would be taken for damage"
+        self.capabilities = Capabilities(visible_is_final=True, entry_bytes_max=entry_bytes_max)
+        self.options = options
+        self.disk = disk
+        self.threads = threads
+        self.pool = threads.pool("dlog-file-segments", options.threads, _report)
+        self._rng = rng
+        self._writers: dict[FileSegmentWriter, None] = {}
+        self._readers: dict[str, set[FileSegmentReader]] = {}
+        self._open = True
+
+    async def __aenter__(self) -> FileStore:
+        await self.threads.run(_prepare, self.disk, self.options.directory)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+        self.pool.stop()
+        await self.pool.ended()
+
+    async def create(
+        self, stream: StreamName, number: SegmentNumber, epoch: Epoch, quorum: Quorum
+    ) -> FileSegmentWriter:
+        """See SegmentStore.create; the quorum is ignored."""
+        files = self._files(f"{self._rng.getrandbits(128):032x}")
+        header = Header(self._rng.randbytes(NONCE_BYTES), number, epoch, stream)
+        file = await self._run(files.location, files.create, header)
+        writer = FileSegmentWriter(self, files, file, header.nonce)
+        self._writers[writer] = None
+        return writer
+
+    async def recover(self, ref: SegmentRef) -> EntryId:
+        return (await self._run(ref.place, self._files(ref.place).decide_end)).last_entry
+
+    async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> FileSegmentReader:
+        files = self._files(ref.place)
+        file, header, end = await self.run_reading(ref.place, _open, files, sealed_at)
+        reader = FileSegmentReader(self, files, file, header.nonce, end)
+        self._readers.setdefault(ref.place, set()).add(reader)
+        return reader
+
+    async def stage_of(self, place: str) -> StreamName | None:
+        file, header = await self.run_reading(place, self._files(place).open)
+        file.close()
+        return header.stream if header.number == STAGE else None
+
+    async def find_tail(self, ref: SegmentRef) -> EntryId:
+        return await self._run(ref.place, self._files(ref.place).find_tail)
+
+    async def delete(self, ref: SegmentRef) -> None:
+        """See SegmentStore.delete. The space is free once no reader has the segment open."""
+        with suppress(SegmentNotFoundError):
+            await self._run(ref.place, self._files(ref.place).delete)
+
+    async def list(self) -> AsyncIterator[str]:
+        root = self.options.directory
+        for directory in await self._run("", self.disk.names, root):
+            if len(directory) == 2:
+                for found in await self._run("", locations, self.disk, root, directory):
+                    yield found
+
+    async def verify(self, ref: SegmentRef) -> Verification:
+        return await self.run_reading(ref.place, self._files(ref.place).verify)
+
+    async def close(self) -> None:
+        """Abandon every open writer and close every reader; the files remain."""
+        self._open = False
+        for writer in tuple(self._writers):
+            await writer.abandon()
+        for readers in tuple(self._readers.values()):
+            for reader in tuple(readers):
+                await reader.close()
+
+    # ---- for writers and readers ------------------------------------------------------------------------------------
+
+    def confirmed(self, location: str, lac: EntryId) -> None:
+        """Tell this process's readers of a segment."""
+        for reader in self._readers.get(location, ()):
+            reader.learn_lac(lac)
+
+    def writer_ended(self, writer: FileSegmentWriter) -> None:
+        self._writers.pop(writer, None)
+        for reader in self._readers.get(writer.place, ()):
+            reader.wake()
+
+    def reader_closed(self, location: str, reader: FileSegmentReader) -> None:
+        readers = self._readers.get(location, set())
+        readers.discard(reader)
+        if not readers:
+            self._readers.pop(location, None)
+
+    async def run_reading(self, location: str, work: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Run work that only reads, in a thread."""
+        return await self._run(location, work, *args, reading=True)
+
+    async def _run(self, location: str, work: Callable[[*Ts], T], *args: *Ts, reading: bool = False) -> T:
+        if not self._open:
+            raise StoreUnavailableError("the store is closed, open another one: store=file")
+        try:
+            with _os_errors(location, reading=reading):
+                return await self.threads.run(work, *args)
+        except SegmentNotFoundError:
+            marker = f"{self.options.directory}/{MARKER}"
+            if await self.threads.run(self.disk.exists, marker):
+                raise
+            raise StoreUnavailableError(
+                f"the directory of segments is missing, mount its disk: file={marker}"
+            ) from None
+
+    def _files(self, location: str) -> SegmentFiles:
+        return SegmentFiles(self.disk, self.options.directory, location, f"{self._rng.getrandbits(64):016x}")
+
+
+class FileSegmentWriter:
+    """A SegmentWriter. An entry that is too large is refused; the writer goes on."""
+
+    def __init__(self, store: FileStore, files: SegmentFiles, file: File, nonce: bytes) -> None:
+        self.place = files.location
+        self._store = store
+        self._file = file
+        self._nonce = nonce
+        self._appender = Appender(files, file, nonce)
+        self._next = 0  # the entry that is appended next
+        self._lac = NO_ENTRY
+        self._waiting: deque[tuple[bytes, Sequence[Buffer], int, AppendSink]] = deque()  # head, payload, bytes, sink
+        self._in_flight: list[AppendSink] = []
+        self._busy = False  # a thread works for this writer
+        self._error: StoreError | None = None
+        self._seal: asyncio.Future[EntryId] | None = None
+
+    @property
+    def last_confirmed(self) -> EntryId:
+        return self._lac
+
+    def append(self, entry_id: EntryId, payload: Sequence[Buffer]) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.submit(entry_id, payload, partial(_settle, future))
+        return future
+
+    def submit(self, entry_id: EntryId, payload: Sequence[Buffer], sink: AppendSink) -> None:
+        size = sum(map(len, payload))
+        limit = self._store.capabilities.entry_bytes_max
+        if self._error is not None:
+            sink(_copy(self._error, outcome_unknown=False))
+        elif self._seal is not None:
+            sink(SegmentSealedError(f"the segment is sealed: location={self.place}"))
+        elif size > limit:
+            sink(EntryTooLargeError(f"the entry is too large, write smaller batches: bytes={size} max={limit}"))
+        else:
+            assert entry_id == self._next, f"entry ids are dense: expected={self._next} got={entry_id}"
+            head = encode_entry_head(self._nonce, self._next, payload)
+            self._next += 1
+            self._waiting.append((head, payload, len(head) + size, sink))
+            self._work()
+
+    async def seal(self) -> EntryId:
+        """See SegmentWriter.seal. Cancelling stops the wait only."""
+        if self._seal is None:
+            if self._error is not None:
+                raise _copy(self._error)
+            self._seal = asyncio.get_running_loop().create_future()
+            self._work()
+        await asyncio.wait((self._seal,))
+        return self._seal.result()
+
+    async def abandon(self) -> None:
+        self._fail(StoreUnavailableError(f"the writer was abandoned: location={self.place}", outcome_unknown=True))
+
+    # ---- one thread at a time ---------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Append what waits, or seal once nothing waits, unless a thread works already."""
+        if self._busy or self._error is not None:
+            return
+        if self._waiting:
+            parts: list[Buffer] = []
+            sizes: list[int] = []
+            room = self._store.options.append_bytes_max
+            while self._waiting and (not sizes or self._waiting[0][2] <= room):
+                head, payload, size, sink = self._waiting.popleft()
+                parts += (head, *payload)
+                sizes.append(size)
+                room -= size
+                self._in_flight.append(sink)
+            self._busy = True
+            self._store.pool.submit(self._append, parts, sizes)
+        elif self._seal is not None and not self._seal.done():
+            self._busy = True
+            self._store.pool.submit(self._end)
+
+    def _append(self, parts: list[Buffer], sizes: list[int]) -> None:
+        """In a thread."""
+        self._store.threads.to_loop(self._appended, self._attempt(self._appender.append, parts, sizes))
+
+    def _appended(self, result: StoreError | None) -> None:
+        self._busy = False
+        if self._error is not None:  # abandoned meanwhile: the appends have failed already
+            self._file.close()
+        elif result is not None:
+            self._fail(result)
+        else:
+            sinks, self._in_flight = self._in_flight, []
+            self._lac = EntryId(self._lac + len(sinks))
+            for sink in sinks:
+                sink(None)
+            self._store.confirmed(self.place, self._lac)
+            self._work()
+
+    def _end(self) -> None:
+        """In a thread."""
+        self._store.threads.to_loop(self._ended, self._attempt(self._appender.seal))
+
+    def _ended(self, result: EntryId | StoreError) -> None:
+        self._busy = False
+        if self._error is not None:
+            self._file.close()
+        elif isinstance(result, StoreError):
+            self._fail(result)
+        else:
+            assert self._seal is not None
+            self._seal.set_result(result)
+            self._fail(SegmentSealedError(f"the segment is sealed: location={self.place}"))
+
+    def _attempt(self, work: Callable[[*Ts], T], *args: *Ts) -> T | StoreError:
+        """In a thread: the result of `work`, or the error with which it failed."""
+        try:
+            with _os_errors(self.place, reading=False):
+                return work(*args)
+        except StoreError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - a bug here must not leave appends without an answer
+            return StoreUnavailableError(f"{error!r}: store=file location={self.place}", outcome_unknown=True)
+
+    def _fail(self, error: StoreError) -> None:
+        """End the writer. Every append that has no answer fails, and may be in the segment."""
+        if self._error is not None:
+            return
+        self._error = error
+        sinks = [*self._in_flight, *(sink for *_, sink in self._waiting)]
+        self._in_flight.clear()
+        self._waiting.clear()
+        for sink in sinks:
+            sink(_copy(error))
+        if self._seal is not None and not self._seal.done():
+            self._seal.set_exception(_copy(error))
+            self._seal.exception()
+        if not self._busy:
+            self._file.close()
+        self._store.writer_ended(self)
+
+
+class FileSegmentReader:
+    """A SegmentReader. It sees what this process's writer confirms at once, and another process's by looking at the
+    file from time to time."""
+
+    def __init__(self, store: FileStore, files: SegmentFiles, file: File, nonce: bytes, end: End | None) -> None:
+        self._store = store
+        self._files = files
+        self._file = file
+        self._nonce = nonce
+        self._offsets = EntryOffsets()
+        self._end: End | None = None
+        self._lac = NO_ENTRY
+        self._moved = asyncio.Event()  # replaced each time it is set
+        self._turn = threading.Lock()  # held by the thread that uses the file
+        self._closed = False
+        if end is not None:
+            self._ended(end)
+
+    @property
+    def last_confirmed(self) -> EntryId:
+        return self._lac
+
+    @property
+    def end(self) -> EntryId | None:
+        return None if self._end is None else self._end.last_entry
+
+    async def read(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
+        return [bytes(view) for view in await self.read_views(first, last, max_bytes)]
+
+    async def read_views(self, first: EntryId, last: EntryId, max_bytes: int) -> Sequence[Buffer]:
+        last = min(last, self._lac)
+        assert 0 <= first <= last, f"read above the LAC: first={first} lac={self._lac}"
+        found = await self._store.run_reading(self._files.location, self._read, first, last, max_bytes)
+        if not found:
+            raise SegmentCorruptError(
+                f"the entry's checksum does not match: store=file location={self._files.location} entry={first}"
+            )
+        return found
+
+    async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        wait_s = self._store.options.poll_min_s
+        while True:
+            moved = self._moved
+            await self._look()
+            left_s = deadline_s - loop.time()
+            if self._lac > known or self._end is not None or left_s <= 0:
+                return self._lac
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(wait_s, left_s)):
+                    await moved.wait()
+            wait_s = min(wait_s * 2, self._store.options.poll_max_s)
+
+    def learn_lac(self, lac: EntryId) -> None:
+        if self._end is None and lac > self._lac:
+            self._lac = lac
+            self.wake()
+
+    def wake(self) -> None:
+        """Look at the file now, if a call waits."""
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._store.reader_closed(self._files.location, self)
+            self.wake()
+            await self._store.threads.run(self._close)
+
+    async def _look(self) -> None:
+        if self._end is None:
+            end, entries = await self._store.run_reading(self._files.location, self._read_progress)
+            if end is not None:
+                self._ended(end)
+            self.learn_lac(EntryId(entries - 1))
+
+    def _ended(self, end: End) -> None:
+        if self._end is None:
+            self._end = end
+            self._lac = end.last_entry
+            self.wake()
+
+    # ---- in threads -------------------------------------------------------------------------------------------------
+
+    def _read_progress(self) -> tuple[End | None, int]:
+        with self._turn:
+            self._check_open()
+            end, entries = self._files.read_progress(self._file, self._nonce)
+            if end is not None:
+                self._offsets.add(end.points)
+            return end, entries
+
+    def _read(self, first: int, last: int, max_bytes: int) -> list[memoryview]:
+        with self._turn:
+            self._check_open()
+            offset = self._offsets.find(self._file, first)
+            if offset is None:
+                return []
+            found, offset = read_entries(self._file, self._nonce, offset, first, last, max_bytes)
+            self._offsets.read_upto(first + len(found), offset)
+            return found
+
+    def _close(self) -> None:
+        with self._turn:
+            self._file.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ReaderClosedError(f"the reader is closed, open another one: location={self._files.location}")
+
+
+@contextmanager
+def _os_errors(location: str, *, reading: bool) -> Iterator[None]:
+    """Turn an OSError into a store error: a medium that cannot be read is damage, a failed write's effect unknown."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{(error.strerror or str(error)).lower()}: store=file location={location}"
+        if reading and error.errno == errno.EIO:
+            raise SegmentCorruptError(f"the disk cannot read the segment, see dmesg: {what}") from error
+        raise StoreUnavailableError(what, outcome_unknown=True) from error
+
+
+def _prepare(disk: Disk, directory: str) -> None:
+    """Create the directory and its marker."""
+    disk.make_dir(directory)
+    if not disk.exists(f"{directory}/{MARKER}"):
+        with suppress(FileExistsError):
+            disk.create(f"{directory}/{MARKER}").close()
+        disk.sync_dir(directory)
+
+
+def _open(files: SegmentFiles, sealed_at: EntryId | None) -> tuple[File, Header, End | None]:
+    file, header = files.open()
+    try:
+        end = files.read_end(header.nonce, expected=sealed_at)
+        if end is None and sealed_at is not None:  # completed in the list: no writer may append
+            end = files.decide_end()
+    except BaseException:
+        file.close()
+        raise
+    return file, header, end
+
+
+def _settle(future: asyncio.Future[None], error: StoreError | None) -> None:
+    """Complete the future; a failure that no caller awaits is not logged."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+        future.exception()
+
+
+def _copy(error: StoreError, *, outcome_unknown: bool | None = None) -> StoreError:
+    unknown = error.outcome_unknown if outcome_unknown is None else outcome_unknown
+    return type(error)(error.message, outcome_unknown=unknown)
+
+
+def _report(error: BaseException) -> None:
+    """Never called: the work of a writer returns its errors."""
+    raise error
