@@ -16,20 +16,17 @@ from dlog.io.bookie_client import BookieClient, BookieClientOptions
 from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
 from dlog.io.metadata import Metadata
 from dlog.io.metadata_contact import connection_events
-from dlog.io.objects import Objects
-from dlog.io.settings import configured, load
+from dlog.io.settings import configured
+from dlog.io.stores import StoresOptions, load_stores, open_stores
 from dlog.io.zookeeper_members import MemberOptions
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
-from dlog.stores.cold.options import ColdOptions
-from dlog.stores.cold.store import ColdStore
 from dlog.stores.contract import SegmentStore
-from dlog.stores.ledger import LedgerStore
 from proxies import serving
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Backends of a proxy. stores: by the name that a stream's settings and segments use."""
+    """Backends of a proxy. stores: by the name that a stream's settings and segments use, the default first."""
 
     metadata: Metadata
     stores: Mapping[str, SegmentStore]
@@ -37,23 +34,24 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendLimits:
-    """Limits of the backends that have no flags. cold: a configuration section, see `tuned`."""
+    """Limits of the backends that have no flags. stores: configuration sections, see `tuned`."""
 
     session_timeout_s: float = 10.0
     bookies: BookieClientOptions = field(default_factory=BookieClientOptions)
     ledgers: LedgersOptions = field(default_factory=LedgersOptions)
     members: MemberOptions = field(default_factory=MemberOptions)
-    cold: ColdOptions = field(default_factory=ColdOptions)
+    stores: StoresOptions = field(default_factory=StoresOptions)
 
 
 TUNING = BackendLimits()
 
 
 def tuned(config_path: str | None) -> BackendLimits:
-    """A process's tuning: loads the section [cold] from file and environment, and logs it. Raises ConfigError."""
-    cold = load(ColdOptions, "cold", config_path, {})
-    serving.tell(configured("cold", cold, config_path))
-    return replace(TUNING, cold=cold)
+    """A process's tuning: loads the stores' sections from file and environment, and logs them. Raises ConfigError."""
+    stores = load_stores(config_path)
+    serving.tell(configured("cold", stores.cold, config_path))
+    serving.tell(configured("file", stores.file, config_path))
+    return replace(TUNING, stores=stores)
 
 
 @asynccontextmanager
@@ -75,12 +73,7 @@ async def opened(
         ) as metadata,
         BookieClient(resolver(metadata), rng=rng, options=tuning.bookies, on_event=tell) as bookies,
         Ledgers(metadata, bookies, rng=rng, options=tuning.ledgers, on_event=tell) as ledgers,
-        Objects(tuning.cold) as objects,
-        ColdStore(objects, tuning.cold) as cold,
+        open_stores(ledgers, tuning.stores, rng, writable=options.stores) as stores,
     ):
-        store = LedgerStore(ledgers)
-        try:
-            with connection_events(metadata, tell):
-                yield Parts(metadata, {store.name: store, cold.name: cold})
-        finally:
-            await store.close()
+        with connection_events(metadata, tell):
+            yield Parts(metadata, stores)

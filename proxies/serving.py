@@ -60,6 +60,11 @@ class ServingOptions:
     log_level: str = option("info", "lowest level that is logged: debug, info, warning or error")
     metrics_port: int = option(0, "port of the metrics for Prometheus; 0: none")
     health_port: int = option(0, "port of /live, /ready and /haproxy; 0: none")
+    stores: tuple[str, ...] = option(
+        (),
+        "stores of segments, the first for streams that name none: ledger, file; "
+        "empty: ledger, and file if [file] has a directory",
+    )
     proxy_protocol: str = option(
         "off", "whether a header of the PROXY protocol begins a connection: off, optional or required"
     )

@@ -44,13 +44,14 @@ class RunningPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningCluster:
-    """The content of a run file. Addresses are host:port."""
+    """The content of a run file. Addresses are host:port. file_directory: of the file store."""
 
     directory: str
     pid: int
     zookeeper: str
     namespace: str
     parts: list[RunningPart] = field(default_factory=list)
+    file_directory: str = ""
 
     @property
     def connect(self) -> str:
@@ -80,6 +81,7 @@ def read_run_file(directory: Path) -> RunningCluster | None:
             zookeeper=told["zookeeper"],
             namespace=told["namespace"],
             parts=parts,
+            file_directory=str(told.get("file_directory", "")),
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -118,11 +120,12 @@ def find_running(directory: str | None) -> RunningCluster | None:
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """The selected cluster. connect and zookeeper are empty if they are not named and the command does not need
-    them."""
+    them; file_directory is known of a running `dlog up`."""
 
     connect: str
     zookeeper: str
     namespace: str
+    file_directory: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +187,7 @@ def find_cluster(
         known = flags.namespace or variables.namespace
         return _named(source, known, need_proxies=need_proxies, need_zookeeper=need_zookeeper)
     said = flags.namespace or (variables.namespace if source is not flags else "")
-    return Cluster(running.connect, running.zookeeper, said or running.namespace)
+    return Cluster(running.connect, running.zookeeper, said or running.namespace, running.file_directory)
 
 
 def target(connect: str | None, directory: str | None) -> str:
@@ -223,7 +226,9 @@ def _named(source: _Source, namespace: str, *, need_proxies: bool, need_zookeepe
     if (need_proxies and not connect) or (need_zookeeper and not hosts):
         running = find_running(None)
         if running is not None and _serves(running, connect) and _same_hosts(running.zookeeper, hosts):
-            return Cluster(connect or running.connect, running.zookeeper, namespace or running.namespace)
+            return Cluster(
+                connect or running.connect, running.zookeeper, namespace or running.namespace, running.file_directory
+            )
         missing = source.names[0] if not connect else source.names[1]
         raise CommandError(
             f"{source.said} is given and {missing} is not, and the command needs both: "

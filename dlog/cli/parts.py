@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import enum
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dlog.cli.output import CommandError
@@ -164,13 +164,22 @@ class ProcessPart(SupervisedProcess):
     """A bookie or a proxy, run as `python -m MODULE FLAGS`."""
 
     def __init__(
-        self, role: str, name: str, address: str, module: str, flags: list[str], log: Path, on_change: OnChange
+        self,
+        role: str,
+        name: str,
+        address: str,
+        module: str,
+        flags: list[str],
+        log: Path,
+        on_change: OnChange,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(name, address, on_change)
         self.role = role
         self._module = module
         self._flags = flags
         self._log = log
+        self._environment = environment or {}
         self._said_before = 0  # size of the log when the process was spawned
         self._process: asyncio.subprocess.Process | None = None
         self._is_held = False  # spawned by `load` and not started yet
@@ -192,7 +201,7 @@ class ProcessPart(SupervisedProcess):
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                env=module_environment(**{HELD: "1"}),
+                env=module_environment(**self._environment, **{HELD: "1"}),
                 start_new_session=True,
                 preexec_fn=die_with_parent(),
             )

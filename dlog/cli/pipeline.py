@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dlog.cli.discovery import zookeeper, zookeeper_options
+from dlog.cli.discovery import find_cluster, zookeeper_options
 from dlog.cli.output import EXIT_MISUSED as MISUSED_ELSEWHERE
 from dlog.cli.output import CommandError, FileRefusedError, exit_code, output, print_error, say
 from dlog.errors import DLogError
@@ -126,8 +127,10 @@ def run(
         "spark.log.level": "ERROR",
         **_settings(conf),
     }
-    where, znode = zookeeper(hosts, namespace, directory)
-    place = Place(zookeeper=where, namespace=znode, streams=streams, pattern=pattern)
+    cluster = find_cluster(hosts=hosts, namespace=namespace, directory=directory, need_zookeeper=True)
+    if cluster.file_directory:
+        os.environ.setdefault("DLOG_FILE_DIRECTORY", cluster.file_directory)  # for Spark's workers, too
+    place = Place(zookeeper=cluster.zookeeper, namespace=cluster.namespace, streams=streams, pattern=pattern)
     opened = session(f"dlog pipeline {name}", **settings)
     screen = _Bar() if sys.stderr.isatty() and not as_json else _Nothing()
     try:

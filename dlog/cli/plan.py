@@ -30,7 +30,7 @@ _PORTS = range(20000, 32000)  # below the kernel's ephemeral ports
 class UpOptions:
     """Section [up] of a configuration file; the flags of `dlog up` override it."""
 
-    bookies: int = option(0, "bookies; 0: as many as there were, 3 at the first start")
+    bookies: int = option(-1, "bookies; 0: none, streams lie in files; -1: as many as there were, 3 at the first start")
     write_proxies: int = option(0, "write proxies; 0: as many as there were, 2 at the first start")
     read_proxies: int = option(0, "read proxies; 0: as many as there were, 2 at the first start")
     port: int = option(0, "port of the first write proxy, the others follow it; 0: free ones")
@@ -44,9 +44,9 @@ class UpOptions:
     )
 
     def __post_init__(self) -> None:
-        for name in ("bookies", "write_proxies", "read_proxies"):
-            if not 0 <= getattr(self, name) <= 64:
-                raise ValueError(f"{name} must be between 1 and 64: value={getattr(self, name)}")
+        for name, least in (("bookies", -1), ("write_proxies", 0), ("read_proxies", 0)):
+            if not least <= getattr(self, name) <= 64:
+                raise ValueError(f"{name} must be between {least + 1} and 64: value={getattr(self, name)}")
         if not 0 <= self.port < 65536:
             raise ValueError(f"port must be between 0 and 65535: port={self.port}")
         if self.zookeeper_heap_mib and self.zookeeper_heap_mib < HEAP_USABLE_MIN_MIB:
@@ -95,7 +95,7 @@ def make_plan(directory: Path, options: UpOptions, rng: random.Random) -> Plan:
     counts = {
         "write": options.write_proxies or len(plan.write) or 2,
         "read": options.read_proxies or len(plan.read) or 2,
-        "bookies": options.bookies or len(plan.bookies) or 3,
+        "bookies": options.bookies if options.bookies >= 0 else len(plan.bookies) if old is not None else 3,
     }
     _check_host(plan.host)
     StreamPaths(plan.namespace)  # raises ConfigError
@@ -175,7 +175,7 @@ def _check_host(host: str) -> None:
 
 
 def _check_change(old: Plan, options: UpOptions) -> None:
-    if options.bookies and options.bookies < len(old.bookies):
+    if 0 <= options.bookies < len(old.bookies):
         raise CommandError(
             f"this directory has {len(old.bookies)} bookies; with fewer, entries on the others would be unavailable: "
             f"bookies={options.bookies}",

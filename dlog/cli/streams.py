@@ -36,7 +36,12 @@ def ask(connect_to: str | None, directory: str | None, work: Callable[[Client], 
     when_unknown="whether the stream was created is unknown: `dlog ls` shows it; creating it again is harmless",
 )
 @click.argument("stream")
-@click.option("--store", help="Store of its segments. Default: ledger.")
+@click.option(
+    "--store",
+    type=click.Choice(["ledger", "file"]),
+    help="Where its segments lie: on bookies, or in files of the machine that all processes of the cluster run on. "
+    "Default: the cluster's, mostly ledger.",
+)
 @click.option("--ensemble", type=click.IntRange(1), help="Bookies per segment; entries are striped over them.")
 @click.option("--write-quorum", type=click.IntRange(1), help="Copies of each entry.")
 @click.option(

@@ -43,6 +43,7 @@ from dlog.io.children import die_with_parent, module_environment, on_signals, py
 from dlog.io.embedded_zookeeper import HEAP_USABLE_MIN_MIB
 from dlog.io.file_errors import is_misuse, named_errors, names_file
 from dlog.io.settings import load
+from dlog.stores.file.options import FileStoreOptions
 from dlog.wire.bookie_info import decode_cookie
 
 STOP_PROXIES_S = 20.0
@@ -59,7 +60,11 @@ STOP_OTHERS_S = 20.0
     show_default=True,
     help="Directory of the cluster's data, logs and plan.",
 )
-@click.option("--bookies", type=click.IntRange(1, 64), help="Number of bookies. Default: as before, 3 at first.")
+@click.option(
+    "--bookies",
+    type=click.IntRange(0, 64),
+    help="Number of bookies; 0: none, all streams lie in files. Default: as before, 3 at first.",
+)
 @click.option("--write-proxies", type=click.IntRange(1, 64), help="Number. Default: as before, 2 at first.")
 @click.option("--read-proxies", type=click.IntRange(1, 64), help="Number. Default: as before, 2 at first.")
 @click.option(
@@ -83,6 +88,7 @@ def up(directory: str, config: str | None, as_json: bool, **flags: object) -> in
     A process that dies is restarted with the same address. Ctrl-C stops all in order.
     """
     options = load(UpOptions, "up", config, flags)
+    files = load(FileStoreOptions, "file", config, {})
     place = Path(directory)
     if "," in str(place.absolute()) or not str(place.absolute()).isprintable():
         raise CommandError(
@@ -102,15 +108,19 @@ def up(directory: str, config: str | None, as_json: bool, **flags: object) -> in
         plan = make_plan(place, options, random.Random(os.urandom(8)))
         check_ports(plan)
         write_plan(place, plan)
-        cluster = _Cluster(place, plan, options, config, as_json)
+        file_directory = str(Path(files.directory or place / "segments").absolute())
+        cluster = _Cluster(place, plan, options, config, file_directory, as_json)
         return asyncio.run(cluster.run())
 
 
 class _Cluster:
     """Runs the parts of a plan, from start to end."""
 
-    def __init__(self, directory: Path, plan: Plan, options: UpOptions, config: str | None, as_json: bool) -> None:
+    def __init__(
+        self, directory: Path, plan: Plan, options: UpOptions, config: str | None, file_directory: str, as_json: bool
+    ) -> None:
         self._directory = directory.absolute()
+        self._file_directory = file_directory
         self._plan = plan
         self._config = str(Path(config).absolute()) if config else None
         self._as_json = as_json
@@ -261,11 +271,16 @@ class _Cluster:
 
     def _proxy(self, role: str, number: int, port: int) -> ProcessPart:
         name = f"{role}-{number}"
-        return self._process(role, name, port, f"proxies.{role}", [*self._flags(port), "--id", name])
+        flags = [*self._flags(port), "--id", name]
+        if not self._plan.bookies:
+            flags += ["--stores", "file"]
+        return self._process(role, name, port, f"proxies.{role}", flags, DLOG_FILE_DIRECTORY=self._file_directory)
 
-    def _process(self, role: str, name: str, port: int, module: str, flags: list[str]) -> ProcessPart:
-        log = self._logs / f"{name}.log"
-        return ProcessPart(role, name, join_host_port(self._plan.host, port), module, flags, log, self._changed)
+    def _process(
+        self, role: str, name: str, port: int, module: str, flags: list[str], **environment: str
+    ) -> ProcessPart:
+        log, address = self._logs / f"{name}.log", join_host_port(self._plan.host, port)
+        return ProcessPart(role, name, address, module, flags, log, self._changed, environment)
 
     def _flags(self, port: int) -> list[str]:
         plan = self._plan
@@ -287,6 +302,7 @@ class _Cluster:
             zookeeper=self._plan.zookeeper_hosts,
             namespace=self._plan.namespace,
             parts=[RunningPart(p.role, p.id, p.address, p.pid or 0) for p in self.parts],
+            file_directory=self._file_directory,
         )
         running.write()
         return running

@@ -23,8 +23,8 @@ from dlog.options import build
 
 T = TypeVar("T")
 
-#: sections of a configuration file: one for each role, read by its process only; cold: by every reader of cold segments
-SECTIONS = frozenset({"bookie", "write", "read", "up", "cold"})
+#: sections of a configuration file: one for each role, read by its process only; cold and file: by all segment readers
+SECTIONS = frozenset({"bookie", "write", "read", "up", "cold", "file"})
 
 _SECRETS = ("password", "secret", "token")
 

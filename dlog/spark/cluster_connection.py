@@ -17,7 +17,7 @@ import random
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -27,13 +27,11 @@ from dlog.client.check import check_thread
 from dlog.errors import DLogError, Remedy
 from dlog.io.bookie_client import BookieClient
 from dlog.io.ledgers import Ledgers, resolver
-from dlog.io.objects import Objects
 from dlog.io.settings import load
+from dlog.io.stores import load_stores, open_stores
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.stores.cold.options import ColdOptions
-from dlog.stores.cold.store import ColdStore
 from dlog.stores.contract import SegmentStore
-from dlog.stores.ledger import LedgerStore
 
 IDLE_S = 10.0
 AHEAD = 2  # items that are produced before the first is consumed
@@ -180,10 +178,9 @@ class ClusterConnection:
                 await ZooKeeperMetadata.connect(self._zookeeper, self._namespace, rng=rng) as metadata,
                 BookieClient(resolver(metadata), rng=rng) as bookies,
                 Ledgers(metadata, bookies, rng=rng) as ledgers,
-                Objects(self._cold) as objects,
-                ColdStore(objects, self._cold) as cold,
+                open_stores(ledgers, replace(load_stores(None), cold=self._cold), rng) as stores,
             ):
-                opened.set_result(Cluster(metadata, ledgers, {"ledger": LedgerStore(ledgers), cold.name: cold}))
+                opened.set_result(Cluster(metadata, ledgers, stores))
                 await over.wait()
         except Exception as error:  # noqa: BLE001 - raised to those that await `opened`
             if not opened.done():

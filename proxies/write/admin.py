@@ -256,11 +256,11 @@ class Admin:
         return await self._listings.page(after, limit, listing)
 
     def _settings(self, given: Mapping[str, Any]) -> StreamSettings:
-        settings = settings_from_map(dict(given))
-        written = sorted(name for name, store in self._stores.items() if store.capabilities.is_written)
+        written = [name for name, store in self._stores.items() if store.capabilities.is_written]
+        settings = settings_from_map(dict(given), StreamSettings(store=written[0]))
         if settings.store not in written:
             what = "segments cannot be written to this store" if settings.store in self._stores else "no such store"
-            raise InvalidRequestError(f"{what}, choose one of {written}: store={settings.store}")
+            raise InvalidRequestError(f"{what}, choose one of {sorted(written)}: store={settings.store}")
         if settings.segment_bytes < SEGMENT_BYTES_MIN:
             raise InvalidRequestError(f"segment_bytes must be at least {SEGMENT_BYTES_MIN}: {settings.segment_bytes}")
         if settings.segment_age_s < SEGMENT_AGE_S_MIN:

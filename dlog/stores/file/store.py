@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from random import Random
-from types import TracebackType
 from typing import Protocol, TypeVar, TypeVarTuple
 
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
@@ -65,10 +64,9 @@ class Threads(Protocol):
 
 
 class FileStore:
-    """A SegmentStore: `async with FileStore(disk, threads, rng, options) as store`.
+    """A SegmentStore: call `open` before anything else, and `close` at the end.
 
-    rng: gives locations and nonces, which must never repeat. Raises OSError from the start if the directory cannot be
-    used.
+    rng: gives locations and nonces, which must never repeat.
     """
 
     name = "file"
@@ -93,16 +91,9 @@ class FileStore:
         self._readers: dict[str, set[FileSegmentReader]] = {}
         self._open = True
 
-    async def __aenter__(self) -> FileStore:
+    async def open(self) -> None:
+        """Create the directory if there is none. Raises OSError if it cannot be used."""
         await self.threads.run(_prepare, self.disk, self.options.directory)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-        self.pool.stop()
-        await self.pool.ended()
 
     async def create(
         self, stream: StreamName, number: SegmentNumber, epoch: Epoch, quorum: Quorum
@@ -156,6 +147,8 @@ class FileStore:
         for readers in tuple(self._readers.values()):
             for reader in tuple(readers):
                 await reader.close()
+        self.pool.stop()
+        await self.pool.ended()
 
     # ---- for writers and readers ------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -22,13 +21,16 @@ from tests.integration.stores.contract import OpenStore, StoreContract
 class TestFileStore(StoreContract):
     @pytest.fixture
     async def stores(self, tmp_path: Path) -> AsyncIterator[OpenStore]:
-        async with AsyncExitStack() as stack:
+        opened: list[FileStore] = []
 
-            async def open_store() -> SegmentStore:
-                threads = RealThreads(asyncio.get_running_loop())
-                options = FileStoreOptions(directory=str(tmp_path / "segments"))
-                store = FileStore(RealDisk(), threads, random.Random(os.urandom(8)), options, entry_bytes_max=100_000)
-                await stack.enter_async_context(store)
-                return store
+        async def open_store() -> SegmentStore:
+            threads = RealThreads(asyncio.get_running_loop())
+            options = FileStoreOptions(directory=str(tmp_path / "segments"))
+            store = FileStore(RealDisk(), threads, random.Random(os.urandom(8)), options, entry_bytes_max=100_000)
+            opened.append(store)
+            await store.open()
+            return store
 
-            yield open_store
+        yield open_store
+        for store in opened:
+            await store.close()

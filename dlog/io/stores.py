@@ -1,0 +1,85 @@
+"""Opens segment stores by name, from configuration: the one place that knows every kind of store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from dlog.errors import ConfigError
+from dlog.io.disk import RealDisk
+from dlog.io.file_errors import describe_error, named_errors, remedy_for
+from dlog.io.ledgers import Ledgers
+from dlog.io.objects import Objects
+from dlog.io.settings import load
+from dlog.io.threads import RealThreads
+from dlog.stores.cold.options import ColdOptions
+from dlog.stores.cold.store import ColdStore
+from dlog.stores.contract import SegmentStore
+from dlog.stores.file.options import FileStoreOptions
+from dlog.stores.file.store import FileStore
+from dlog.stores.ledger import LedgerStore
+
+WRITABLE = (LedgerStore.name, FileStore.name)  # stores that segments can be created on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoresOptions:
+    """Sections of a configuration that belong to stores."""
+
+    cold: ColdOptions = field(default_factory=ColdOptions)
+    file: FileStoreOptions = field(default_factory=FileStoreOptions)
+
+
+def load_stores(config_path: str | Path | None) -> StoresOptions:
+    """Load the stores' sections from a file and the environment. Raises ConfigError."""
+    return StoresOptions(
+        cold=load(ColdOptions, "cold", config_path, {}), file=load(FileStoreOptions, "file", config_path, {})
+    )
+
+
+@asynccontextmanager
+async def open_stores(
+    ledgers: Ledgers, options: StoresOptions, rng: Random, *, writable: Sequence[str] = ()
+) -> AsyncIterator[Mapping[str, SegmentStore]]:
+    """Stores by name, open in the scope.
+
+    writable: those that streams may be created on, the default first; none: ledger, and file if it has a directory.
+    Cold storage follows them. Raises ConfigError.
+    """
+    names = tuple(writable) or (WRITABLE if options.file.directory else WRITABLE[:1])
+    unknown = [name for name in names if name not in WRITABLE]
+    if unknown:
+        raise ConfigError(f"no such segment store, choose from {', '.join(WRITABLE)}: stores={','.join(names)}")
+    async with AsyncExitStack() as stack:
+        stores: dict[str, SegmentStore] = {}
+        for name in names:
+            if name == FileStore.name:
+                stores[name] = await stack.enter_async_context(_file_store(options.file, rng))
+            else:
+                stores[name] = LedgerStore(ledgers)
+                stack.push_async_callback(stores[name].close)
+        objects = await stack.enter_async_context(Objects(options.cold))
+        cold = await stack.enter_async_context(ColdStore(objects, options.cold))
+        yield {**stores, cold.name: cold}
+
+
+@asynccontextmanager
+async def _file_store(options: FileStoreOptions, rng: Random) -> AsyncIterator[FileStore]:
+    if not options.directory:
+        raise ConfigError("the file store needs a directory: set `directory` in [file], or DLOG_FILE_DIRECTORY")
+    store = FileStore(RealDisk(), RealThreads(asyncio.get_running_loop()), rng, options)
+    try:
+        with named_errors(options.directory):
+            await store.open()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot use the directory of the file store, {remedy_for(error)}: {describe_error(error)}"
+        ) from error
+    try:
+        yield store
+    finally:
+        await store.close()
