@@ -12,6 +12,7 @@ import click
 from dlog.cli.cluster import metadata_of
 from dlog.cli.discovery import zookeeper_options
 from dlog.cli.output import EXIT_FAILED, EXIT_OK, CommandError, MutatingCommand, say_json, say_table, size_text
+from dlog.cli.servers import server_command
 from dlog.errors import ProtocolError
 from dlog.hostport import join_host_port
 from dlog.io.clock import monotonic_s
@@ -46,7 +47,10 @@ _STATES = {
 
 @click.group()
 def bookie() -> None:
-    """List and check bookies, or start their garbage collection."""
+    """Run a bookie, list and check bookies, or start their garbage collection."""
+
+
+bookie.add_command(server_command("actors.bookie", "a bookie"))
 
 
 @bookie.command()

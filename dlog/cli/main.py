@@ -43,6 +43,8 @@ _COMMANDS = {
     "explain": "dlog.cli.explain",
     "ledger": "dlog.cli.ledgers",
     "bookie": "dlog.cli.bookies",
+    "write-proxy": "dlog.cli.servers",
+    "read-proxy": "dlog.cli.servers",
     "sink": "dlog.cli.sinks",
     "cluster": "dlog.cli.cluster",
     "pipeline": "dlog.cli.pipeline",
@@ -59,7 +61,7 @@ class _Commands(click.Group):
         module = _COMMANDS.get(cmd_name)
         if module is None:
             return None
-        command: Any = getattr(importlib.import_module(module), cmd_name)
+        command: Any = getattr(importlib.import_module(module), cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command
 
