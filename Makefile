@@ -13,11 +13,12 @@ SEEDS ?= 1000
 FIRST ?= 0
 MINUTES ?= 2
 
-.PHONY: help setup demo check lint types imports unit simulation integration interop test hunt chaos fuzz docs pythons sparks lock peers haproxy clean
+.PHONY: help setup demo check lint types imports unit simulation integration interop test test-slow hunt chaos fuzz docs pythons sparks lock peers haproxy clean
 
 help:
 	@echo "make demo [FILE=lines.txt]   a cluster on this machine; the file goes in while processes are killed, and comes back"
-	@echo "make test                    everything CI runs"
+	@echo "make test                    every test but those of make test-slow; CI runs both"
+	@echo "make test-slow               what measures, and compares with other releases and systems"
 	@echo "make check                   the fast lane: lint, types, import contracts, unit, few simulation seeds"
 	@echo "make pythons                 environments of other Pythons found here, on which traces are compared"
 	@echo "make hunt SEEDS=20000        look for a seed that breaks an invariant"
@@ -86,8 +87,11 @@ interop: setup peers
 check: lint types imports setup
 	DLOG_SIM_SEEDS=60 $(BIN)/pytest tests/unit tests/simulation -n 2
 
-test: lint types imports setup peers haproxy pythons sparks
-	$(BIN)/pytest tests -n 2 --dist loadfile --no-loadscope-reorder --durations=15 -ra
+test: lint types imports setup peers haproxy pythons
+	$(BIN)/pytest tests -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder --durations=15 -ra
+
+test-slow: setup peers sparks
+	$(BIN)/pytest tests -m slow -n 2 --dist load --durations=15 -ra
 
 pythons: setup
 	$(BIN)/python -m tests.simulation.service.pythons

@@ -26,7 +26,7 @@ from loadtest.systems.nodes import ServerSystem
 from loadtest.systems.peers import VARIANTS
 from tests.parts import need
 
-pytestmark = [pytest.mark.peers, pytest.mark.long]
+pytestmark = [pytest.mark.peers, pytest.mark.slow]
 RECORDS = 200
 PATIENCE_S = 180.0
 LOAD_S = 60.0  # the load ends much earlier, by the number of its records

@@ -17,7 +17,7 @@ from loadtest.systems.java import KAFKA, PartMissingError
 from tests.integration.spark.parts import need_spark
 from tests.parts import need
 
-pytestmark = [pytest.mark.peers, pytest.mark.long]
+pytestmark = [pytest.mark.peers, pytest.mark.slow]
 RECORDS = 450_000  # 0.09 GB: an offload takes whole segments
 SCANS = "all columns", "one column"
 CELLS = {

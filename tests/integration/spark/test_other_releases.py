@@ -13,7 +13,7 @@ import pytest
 from loadtest.systems.java import DELTA
 from tests.parts import need
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 OLDER = ROOT / ".cache" / "pyspark-4.2"
 FILES = ("test_source.py", "test_streaming.py", "test_sink.py")
