@@ -81,7 +81,7 @@ class BlockFetcher:
         key = segment_key(segment)
         payloads = self._cache.run(key, first, question.last, question.max_bytes)
         if payloads:
-            view.say(EntriesGot(segment.number, segment.place, first, tuple(payloads)))
+            view.say(EntriesGot(segment.number, segment.location, first, tuple(payloads)))
             self._read_on(segment, key, first, first + len(payloads))
             return
         self._find_flight(segment, key, first, question.last).waiters.append((view, question))
@@ -152,7 +152,7 @@ class BlockFetcher:
                 reply = got.get(same)
                 if reply is None:
                     taken = cut(payloads, question.first - flight.first, question)
-                    reply = got[same] = EntriesGot(segment.number, segment.place, question.first, taken)
+                    reply = got[same] = EntriesGot(segment.number, segment.location, question.first, taken)
                     self._read_ahead(segment, key, question.first + len(taken))
                 view.say(reply)
             else:

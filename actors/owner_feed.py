@@ -156,7 +156,7 @@ class OwnerFeed(OwnerListener):
         """
         for number, old in tuple(self._placed.items()):
             now = listed(number)
-            if now is not None and (now.store, now.place) != (old.store, old.place):
+            if now is not None and now.location != old.location:
                 del self._placed[number]
                 lac, ended = self._words[number]
                 if lac > NO_ENTRY:

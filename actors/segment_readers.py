@@ -25,7 +25,7 @@ READERS_MAX = 8  # of one stream, open at once
 
 def segment_key(segment: Segment) -> str:
     """Identifies a segment's bytes for ever: locations are never reused."""
-    return f"{segment.store}:{segment.place}"
+    return str(segment.location)
 
 
 class SegmentReaders:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any, Protocol, assert_never
+from typing import Any, NamedTuple, Protocol, assert_never
 
 from dlog.errors import DLogError
 from dlog.io.clock import SYSTEM_CLOCK, Clock
@@ -37,7 +37,7 @@ from dlog.log.messages import (
 )
 from dlog.machine import Fact, Peer, Received
 from dlog.model.ids import NO_ENTRY, EntryId, SegmentNumber, StreamName
-from dlog.model.segment import Segment
+from dlog.model.segment import Location, Segment
 from dlog.stores.contract import (
     STAGE,
     MisconfiguredError,
@@ -61,6 +61,12 @@ class Start(Protocol):
     def __call__(self, work: Coroutine[Any, Any, None], *, name: str) -> None: ...
 
 
+class _OpenWriter(NamedTuple):
+    number: SegmentNumber
+    location: Location
+    writer: SegmentWriter
+
+
 class StoreExecutor:
     """Store access of one stream, for the lifetime of one owner's state machine."""
 
@@ -77,7 +83,7 @@ class StoreExecutor:
         self._stores = stores
         self._post = post
         self._clock = clock
-        self._writers: tuple[tuple[SegmentNumber, SegmentWriter], ...] = ()  # one or two
+        self._writers: tuple[_OpenWriter, ...] = ()  # one or two
         self._begin: Start | None = None
 
     def send(self, peer: Peer, question: StoreQuestion) -> None:
@@ -96,8 +102,8 @@ class StoreExecutor:
     async def close(self) -> None:
         """Abandon the open writers without sealing their segments. Call it when no task is left."""
         writers, self._writers = self._writers, ()
-        for _, writer in writers:
-            await writer.abandon()
+        for open_writer in writers:
+            await open_writer.writer.abandon()
 
     def let_go(self) -> None:
         """After `close`: break reference cycles, see Driver."""
@@ -138,14 +144,14 @@ class StoreExecutor:
         match question:
             case CreateSegment(number, epoch, store, quorum):
                 writer = await self._store(store).create(self._stream, number, epoch, quorum)
-                former = self._find(number)
-                self._writers = (*self._without(former), (number, writer))
+                former, location = self._find(number), Location(store, writer.place)
+                self._writers = (*self._without(former), _OpenWriter(number, location, writer))
                 if former is not None:
                     await former.abandon()
-                return SegmentCreated(number, writer.place)
+                return SegmentCreated(number, location)
             case RecoverSegment(segment):
                 last = await self._store(segment.store).recover(self._ref(segment))
-                return SegmentRecovered(segment.number, segment.place, last)
+                return SegmentRecovered(segment.number, segment.location, last)
             case ReadEntries():
                 return await self._read(question.segment, question)
             case SealSegment(number):
@@ -153,12 +159,12 @@ class StoreExecutor:
                 last = await writer.seal()
                 self._writers = self._without(writer)
                 return SegmentSealed(number, last)
-            case ExamineStage(store, place):
-                return await self._examine(store, place)
-            case DeleteSegment(store, place, number):
-                await self._abandon(place)
-                await self._store(store).delete(SegmentRef(self._stream, number, place))
-                return SegmentDeleted(place)
+            case ExamineStage(location):
+                return await self._examine(location)
+            case DeleteSegment(location, number):
+                await self._abandon(location)
+                await self._store(location.store).delete(SegmentRef(self._stream, number, location.name))
+                return SegmentDeleted(location)
         assert_never(question)
 
     async def _read(self, segment: Segment, question: ReadEntries) -> EntriesRead:
@@ -171,38 +177,36 @@ class StoreExecutor:
             payloads = await reader.read(question.first, question.last, READ_BYTES_MAX)
         finally:
             await reader.close()
-        return EntriesRead(segment.number, segment.place, question.first, tuple(payloads))
+        return EntriesRead(segment.number, segment.location, question.first, tuple(payloads))
 
-    async def _examine(self, name: str, place: str) -> StageExamined:
+    async def _examine(self, location: Location) -> StageExamined:
         """Fence a staged segment and read its ends. Raises SegmentNotFoundError if it is not of this stream."""
-        store = self._store(name)
-        if await store.stage_of(place) != self._stream:
-            raise SegmentNotFoundError(f"not a staged segment of this stream: stream={self._stream} location={place}")
-        ref = SegmentRef(self._stream, STAGE, place)
+        store = self._store(location.store)
+        if await store.stage_of(location.name) != self._stream:
+            text = f"not a staged segment of this stream: stream={self._stream} location={location.name}"
+            raise SegmentNotFoundError(text)
+        ref = SegmentRef(self._stream, STAGE, location.name)
         last = await store.recover(ref)
         if last == NO_ENTRY:
-            return StageExamined(name, place, last, ())
+            return StageExamined(location, last, ())
         reader: SegmentReader = await store.open_reader(ref, sealed_at=last)
         try:
             ends = [(await reader.read(entry, entry, 1))[0] for entry in (EntryId(0), last)]
         finally:
             await reader.close()
-        return StageExamined(name, place, last, tuple(ends))
+        return StageExamined(location, last, tuple(ends))
 
-    async def _abandon(self, place: str) -> None:
-        for _, writer in self._writers:
-            if writer.place == place:
-                self._writers = self._without(writer)
-                await writer.abandon()
+    async def _abandon(self, location: Location) -> None:
+        for known in self._writers:
+            if known.location == location:
+                self._writers = self._without(known.writer)
+                await known.writer.abandon()
 
     def _find(self, number: SegmentNumber) -> SegmentWriter | None:
-        for known, writer in self._writers:
-            if known == number:
-                return writer
-        return None
+        return next((known.writer for known in self._writers if known.number == number), None)
 
-    def _without(self, former: SegmentWriter | None) -> tuple[tuple[SegmentNumber, SegmentWriter], ...]:
-        return tuple(kept for kept in self._writers if kept[1] is not former)
+    def _without(self, former: SegmentWriter | None) -> tuple[_OpenWriter, ...]:
+        return tuple(kept for kept in self._writers if kept.writer is not former)
 
     def _store(self, name: str) -> SegmentStore:
         store = self._stores.get(name)

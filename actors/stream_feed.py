@@ -46,8 +46,8 @@ from dlog.log.source_messages import (
     WatchLac,
 )
 from dlog.machine import Fact, Missing, Outcome, Received, Versioned
-from dlog.model.ids import NO_ENTRY, EntryId, Epoch, StreamName
-from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
+from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
+from dlog.model.segment import Location, Owner, Segment, StreamKey, StreamMetadata
 from dlog.stores.contract import SegmentStore
 
 
@@ -409,10 +409,10 @@ class StreamFeed:
             return
         left: list[tuple[FeedSubscription, WatchLac]] = []
         answered: list[tuple[FeedSubscription, Fact]] = []
-        facts: dict[tuple[str, str, int, int], Fact | None] = {}
+        facts: dict[tuple[Location, SegmentNumber, EntryId], Fact | None] = {}
         for view, question in self._watching:
             asked = question.segment
-            same = (asked.store, asked.place, asked.number, question.known)
+            same = (asked.location, asked.number, question.known)
             if same not in facts:
                 reply = self._lac_seen(question)
                 facts[same] = None if reply is None else Received(SOURCE, reply)
@@ -431,16 +431,16 @@ class StreamFeed:
         key = segment_key(asked)
         now = self.listed(asked.number)
         if now is None or segment_key(now) != key:
-            return SegmentLacSeen(asked.number, asked.place, question.known, True)
+            return SegmentLacSeen(asked.number, asked.location, question.known, True)
         end = self._ends.get(key)
         if now.completed:
             if end is None:
                 self._seek_end(now)
                 return None
-            return SegmentLacSeen(asked.number, asked.place, end, True)
+            return SegmentLacSeen(asked.number, asked.location, end, True)
         lac = self._lacs.get(key)
         if lac is not None and (lac > question.known or end is not None):
-            return SegmentLacSeen(asked.number, asked.place, EntryId(max(lac, question.known)), end is not None)
+            return SegmentLacSeen(asked.number, asked.location, EntryId(max(lac, question.known)), end is not None)
         return None
 
     def _seek_end(self, segment: Segment) -> None:

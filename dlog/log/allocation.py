@@ -16,7 +16,7 @@ from dlog.log.options import OwnerOptions
 from dlog.log.segment_deletion import PendingDeletion
 from dlog.machine import Effect, Send, SetTimer
 from dlog.model.ids import Epoch, SegmentNumber
-from dlog.model.segment import StreamSettings
+from dlog.model.segment import Location, StreamSettings
 
 TIMER = ("allocation",)
 
@@ -26,14 +26,13 @@ class AllocatedSegment:
     """A created segment that is not listed. recorded: `allocated` holds it."""
 
     number: int
-    store: str
-    place: str
+    location: Location
     recording: bool = False
     recorded: bool = False
 
     @property
     def name(self) -> str:
-        return allocated_name(self.store, self.place)
+        return allocated_name(self.location)
 
 
 class SegmentAllocator:
@@ -59,15 +58,15 @@ class SegmentAllocator:
         self._asked = CreateSegment(SegmentNumber(number), epoch, settings.store, settings.quorum)
         return [Send(STORE, self._asked)]
 
-    def created(self, number: int, place: str) -> PendingDeletion | None:
+    def created(self, number: int, location: Location) -> PendingDeletion | None:
         """The store created it. Returns it for deletion if it is not needed any more."""
         asked, self._asked = self._asked, None
         self._retry_after_s = self._options.retry_after_s
         if asked is None:
             return None
         if number != self._wanted or self._ahead is not None:
-            return PendingDeletion(asked.store, place, number, None)
-        self._ahead = AllocatedSegment(number, asked.store, place)
+            return PendingDeletion(location, number, None)
+        self._ahead = AllocatedSegment(number, location)
         return None
 
     def failed(self) -> list[Effect]:
@@ -93,7 +92,7 @@ class SegmentAllocator:
         if ahead is None:
             return None
         then = Deallocate(ahead.name) if ahead.recording or ahead.recorded else None
-        return PendingDeletion(ahead.store, ahead.place, ahead.number, then)
+        return PendingDeletion(ahead.location, ahead.number, then)
 
     def take(self, number: int) -> AllocatedSegment | None:
         """Hand out the created segment, recorded or not."""

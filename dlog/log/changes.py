@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import EntryId, SegmentNumber, Txid
-from dlog.model.segment import LEDGER, Segment, StreamMetadata, Truncation
+from dlog.model.segment import LEDGER, Location, Segment, StreamMetadata, Truncation
 from dlog.model.sink import SINKS_MAX, SinkRecord, Standing, standing
 
 
@@ -52,7 +52,7 @@ class StartSegment:
     def took_place(self, value: StreamMetadata) -> bool:
         """Whether the list holds this segment."""
         present = value.segment(self.segment.number)
-        return present is not None and present.place == self.segment.place
+        return present is not None and present.location == self.segment.location
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,13 @@ class CompleteSegment:
     """
 
     number: SegmentNumber
-    place: str
+    location: Location
     end: SegmentEnd
     unix_ms: int
 
     def apply(self, value: StreamMetadata) -> StreamMetadata:
         segment = value.segment(self.number)
-        if segment is None or segment.place != self.place:
+        if segment is None or segment.location != self.location:
             return value
         ended = replace(
             segment,
@@ -109,12 +109,12 @@ class DropEmptySegment:
     expect (numbers in the list are dense)."""
 
     number: SegmentNumber
-    place: str
+    location: Location
     remember: str  # its name in `allocated`, which keeps it until it is deleted, unless that holds another
 
     def apply(self, value: StreamMetadata) -> StreamMetadata:
         segment = value.segment(self.number)
-        if segment is None or segment.place != self.place or segment.completed:
+        if segment is None or segment.location != self.location or segment.completed:
             return value
         return replace(value.without_segment(self.number), allocated=value.allocated or self.remember)
 
@@ -205,8 +205,7 @@ class ForgetTruncated:
 class Stage:
     """A closed segment that is in no list yet, as its store describes it."""
 
-    store: str
-    place: str
+    location: Location
     first_txid: Txid
     end: SegmentEnd
 
@@ -226,7 +225,7 @@ class ListImportedSegments:
 
     def apply(self, value: StreamMetadata) -> StreamMetadata:
         record = self.record
-        if value.in_progress or value.is_sealed or any(value.segment_at(s.store, s.place) for s in self.stages):
+        if value.in_progress or value.is_sealed or any(value.segment_at(s.location) for s in self.stages):
             return value
         if record is not None and not may_remember(value, record, or_repeated=True):
             return value
@@ -235,8 +234,8 @@ class ListImportedSegments:
         for stage in self.stages:
             segment = Segment(
                 number=number,
-                place=stage.place,
-                store=stage.store,
+                place=stage.location.name,
+                store=stage.location.store,
                 first_txid=stage.first_txid,
                 completed=True,
                 last_txid=stage.end.last_txid,
@@ -256,7 +255,7 @@ class ListImportedSegments:
         """Whether the stages are listed; with a batch: whether the sink's record shows it, or a later one, as done."""
         if self.record is not None:
             return standing(value.sink(self.record.last.sink), self.record.last) is Standing.DONE
-        return all(value.segment_at(stage.store, stage.place) is not None for stage in self.stages)
+        return all(value.segment_at(stage.location) is not None for stage in self.stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,24 +282,20 @@ class Relocate:
     """Change the location of a completed segment; the copy has the same entries under the same ids."""
 
     number: SegmentNumber
-    store: str
-    place: str
-    to_store: str
-    to_place: str
+    at: Location
+    to: Location
 
     def apply(self, value: StreamMetadata) -> StreamMetadata:
         segment = value.segment(self.number)
-        if segment is None or not segment.completed:
+        if segment is None or not segment.completed or segment.location != self.at:
             return value
-        if (segment.store, segment.place) != (self.store, self.place):
-            return value
-        former = segment.place if self.store == LEDGER else segment.former_ledger
-        moved = replace(segment, store=self.to_store, place=self.to_place)
-        return value.with_segment(replace(moved, former_ledger="" if self.to_store == LEDGER else former))
+        former = segment.place if self.at.store == LEDGER else segment.former_ledger
+        moved = replace(segment, store=self.to.store, place=self.to.name)
+        return value.with_segment(replace(moved, former_ledger="" if self.to.store == LEDGER else former))
 
     def took_place(self, value: StreamMetadata) -> bool:
         segment = value.segment(self.number)
-        return segment is not None and (segment.store, segment.place) == (self.to_store, self.to_place)
+        return segment is not None and segment.location == self.to
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,10 +314,10 @@ class MarkDeleted:
     another segment is in progress: a Java writer, which does not check the claim, has started it since.
     """
 
-    ended: frozenset[str] | None
+    ended: frozenset[Location] | None
 
     def apply(self, value: StreamMetadata) -> StreamMetadata:
-        if self.ended is not None and any(segment.place not in self.ended for segment in value.in_progress):
+        if self.ended is not None and any(segment.location not in self.ended for segment in value.in_progress):
             return value
         return replace(value, owner=replace(value.owner, deleted=True))
 
@@ -347,12 +342,12 @@ Change = (
 )
 
 
-def allocated_name(store: str, place: str) -> str:
-    """A segment's name in `StreamMetadata.allocated`: a plain ledger id as in DistributedLog, or store:location."""
-    return place if store == LEDGER else f"{store}:{place}"
+def allocated_name(location: Location) -> str:
+    """A segment's name in `StreamMetadata.allocated`: a plain ledger id as in DistributedLog, or store:name."""
+    return location.name if location.store == LEDGER else str(location)
 
 
-def allocated_place(name: str) -> tuple[str, str]:
-    """Store and location in a name made by `allocated_name`."""
+def allocated_location(name: str) -> Location:
+    """The location in a name made by `allocated_name`."""
     store, colon, place = name.partition(":")
-    return (store, place) if colon else (LEDGER, name)
+    return Location(store, place) if colon else Location(LEDGER, name)

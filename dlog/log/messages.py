@@ -12,7 +12,7 @@ from dlog.errors import DLogError
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, Txid
 from dlog.model.quorum import Quorum
-from dlog.model.segment import Segment
+from dlog.model.segment import Location, Segment
 from dlog.model.sink import SinkBatch
 from dlog.values import value
 
@@ -204,7 +204,7 @@ class CreateSegment:
 @dataclass(frozen=True, slots=True)
 class SegmentCreated:
     number: SegmentNumber
-    place: str
+    location: Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +214,11 @@ class RecoverSegment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRecovered:
-    """The segment at location `place` ends at `last_entry` (NO_ENTRY: empty), for good. Its number may come again at
-    another location: a Java writer drops an empty segment and reuses its number."""
+    """The segment at `location` ends at `last_entry` (NO_ENTRY: empty), for good. Its number may come again at another
+    location: a Java writer drops an empty segment and reuses its number."""
 
     number: SegmentNumber
-    place: str
+    location: Location
     last_entry: EntryId
 
 
@@ -236,7 +236,7 @@ class EntriesRead:
     """At least one entry from `first` on, contiguous; may be fewer than requested."""
 
     number: SegmentNumber
-    place: str
+    location: Location
     first: EntryId
     payloads: tuple[bytes, ...]
 
@@ -273,32 +273,29 @@ class SegmentSealed:
 class ExamineStage:
     """Ask where a stage (a segment that is in no list yet) ends."""
 
-    store: str
-    place: str
+    location: Location
 
 
 @dataclass(frozen=True, slots=True)
 class StageExamined:
     """The stage ends at `last_entry`, for good. payloads: of its first and last entry; none if it is empty."""
 
-    store: str
-    place: str
+    location: Location
     last_entry: EntryId
     payloads: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteSegment:
-    """Delete the segment at location `place`; answered by SegmentDeleted or StoreFailed(question=...)."""
+    """Delete the segment at `location`; answered by SegmentDeleted or StoreFailed(question=...)."""
 
-    store: str
-    place: str
+    location: Location
     number: SegmentNumber
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentDeleted:
-    place: str
+    location: Location
 
 
 @dataclass(frozen=True, slots=True)

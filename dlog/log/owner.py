@@ -300,17 +300,17 @@ class StreamOwnerMachine:
             case SegmentRecovered() | EntriesRead():
                 self._taking.obstacle = None
                 self._taking.hear(message)
-            case SegmentCreated(number, place):
+            case SegmentCreated(number, location):
                 self._taking.obstacle = None
-                unwanted = t.allocation.created(number, place)
+                unwanted = t.allocation.created(number, location)
                 if unwanted is not None:
                     t.disposal.add(unwanted)
             case SegmentSealed(number, last_entry):
                 self._segment_sealed(number, last_entry)
             case StageExamined():
                 self._taking_in.hear(message)
-            case SegmentDeleted(place):
-                self._truncating.deleted(t.disposal.deleted(place))
+            case SegmentDeleted(location):
+                self._truncating.deleted(t.disposal.deleted(location))
             case StoreFailed():
                 self._store_failed(message)
             case _:
@@ -378,8 +378,8 @@ class StreamOwnerMachine:
             case CompleteSegment(number, _, end):
                 t.out.append(Tell(SegmentCompleted(t.stream, number, end.last_entry, end.records)))
                 self._expiring.look()
-            case DropEmptySegment(number, place, name):
-                if t.value.has_dropped(number, place):  # false if a Java writer completed the empty segment
+            case DropEmptySegment(number, location, name):
+                if t.value.has_dropped(number, location):  # false if a Java writer completed the empty segment
                     self._truncating.delete_allocated(name, number)
             case MarkReleased():
                 self._end_released()
@@ -509,7 +509,7 @@ class StreamOwnerMachine:
             self._taking_in.sealed(segment, end)
             return
         if end.last_entry != NO_ENTRY:
-            t.register.want(CompleteSegment(SegmentNumber(number), segment.place, end, t.unix_ms))
+            t.register.want(CompleteSegment(SegmentNumber(number), segment.location, end, t.unix_ms))
         if self._rolling.state is Roll.CLOSING:
             self._rolling.closed(end)
             return

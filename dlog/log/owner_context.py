@@ -20,7 +20,7 @@ from dlog.log.segment_deletion import SegmentDeleter
 from dlog.log.writing import EntryWriter
 from dlog.machine import Effect, Send, Tell
 from dlog.model.ids import NO_ENTRY, SegmentNumber, Txid
-from dlog.model.segment import Segment, StreamKey, StreamMetadata
+from dlog.model.segment import Location, Segment, StreamKey, StreamMetadata
 from dlog.ownership.claim import Claim, Claimant, ClaimOptions
 
 
@@ -110,9 +110,9 @@ class OwnerContext:
 
     # ---- segments ---------------------------------------------------------------------------------------------------
 
-    def in_progress(self, number: int, place: str, store: str, txid: int) -> Segment:
+    def in_progress(self, number: int, location: Location, txid: int) -> Segment:
         """A new segment for the list; txid: lower bound of its records' txids."""
-        return Segment(number=SegmentNumber(number), place=place, store=store, first_txid=Txid(txid))
+        return Segment(number=SegmentNumber(number), place=location.name, store=location.store, first_txid=Txid(txid))
 
     def open(self, segment: Segment, txid: int) -> None:
         """Append to this segment from now on."""
@@ -120,14 +120,14 @@ class OwnerContext:
         self._seal_asked = False
         self._opened = segment
         self.out.append(Tell(SegmentStarted(self.stream, segment.number, segment.place)))
-        opened = OpenSegment(segment.number, segment.place, segment.store, txid, final)
+        opened = OpenSegment(segment.number, segment.location, txid, final)
         self.writing.begin_segment(opened, self.out)
 
     def tell_dropped(self) -> None:
         """If another writer dropped this owner's segment as empty, report its end before its number is reported again:
         followers identify a segment by its number."""
         opened = self._opened
-        if opened is not None and self.value.has_dropped(opened.number, opened.place):
+        if opened is not None and self.value.has_dropped(opened.number, opened.location):
             self._opened = None
             self.out.append(Tell(LacMoved(self.stream, opened.number, NO_ENTRY, True)))
 

@@ -15,6 +15,7 @@ from dlog.log.dedup_trailer import ProducerTableSnapshot, encode_trailer, pack_s
 from dlog.log.options import OwnerOptions
 from dlog.log.producer_table import Batch, ProducerTable
 from dlog.model.ids import TXID_END_OF_STREAM
+from dlog.model.segment import Location
 from dlog.wire.entry import (
     CONTROL,
     ENTRY_BYTES_MAX,
@@ -38,8 +39,7 @@ class OpenSegment:
     """A segment being appended to: entries below `next_entry` are appended, those up to `lac` confirmed."""
 
     number: int
-    place: str
-    store: str
+    location: Location
     txid: int  # last user txid, of this segment or an earlier one
     visible_is_final: bool
     next_entry: int = 0
@@ -71,18 +71,18 @@ class OpenSegment:
 class PendingEntry:
     """An entry that is appended and not yet confirmed. parts: its payload."""
 
-    __slots__ = ("batches", "entry", "parts", "place", "segment")
+    __slots__ = ("batches", "entry", "location", "parts", "segment")
 
     def __init__(
         self,
         segment: int,
-        place: tuple[str, str],
+        location: Location,
         entry: int,
         batches: Sequence[Batch],
         parts: tuple[Buffer, ...],
     ) -> None:
         self.segment = segment
-        self.place = place  # store and location of the segment, since a number may be reused at another location
+        self.location = location  # of the segment, since a number may be reused at another location
         self.entry = entry
         self.batches = batches
         self.parts = parts
@@ -152,7 +152,7 @@ class Packer:
     ) -> PendingEntry:
         parts = encode_entry(records)
         size = sum(map(len, parts))
-        pending = PendingEntry(segment.number, (segment.store, segment.place), segment.next_entry, batches, parts)
+        pending = PendingEntry(segment.number, segment.location, segment.next_entry, batches, parts)
         segment.next_entry += 1
         segment.carried = segment.lac
         segment.last_slot = last_slot

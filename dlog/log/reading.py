@@ -271,7 +271,7 @@ class StreamReaderMachine:
         if self._is_cut_off(segment):
             return
         known = self._segment
-        if known is None or known.place != segment.place:
+        if known is None or known.location != segment.location:
             if known is not None and not self._is_untouched and not segment.is_move_of(known):
                 self._end_damaged(DamagedError(f"segment {segment.number} was replaced by another while it was read"))
                 return
@@ -317,7 +317,7 @@ class StreamReaderMachine:
 
     def _note_lac(self, seen: SegmentLacSeen) -> None:
         segment = self._segment
-        if segment is None or (seen.number, seen.place) != (segment.number, segment.place):
+        if segment is None or (seen.number, seen.location) != (segment.number, segment.location):
             return
         self._watched = None
         if self._lac_is_final:
@@ -330,7 +330,7 @@ class StreamReaderMachine:
         asked = self._asked
         if asked is None or got.first != asked.first:
             return
-        if (got.number, got.place) != (asked.segment.number, asked.segment.place):
+        if (got.number, got.location) != (asked.segment.number, asked.segment.location):
             return
         self._asked = None
         self._gone = 0
@@ -384,7 +384,7 @@ class StreamReaderMachine:
         if self._gone < _GONE_MAX or not self._has_looked or self._segment is None:
             return
         named = stream.segment(self._number)
-        if named is not None and named.place == self._segment.place:
+        if named is not None and named.location == self._segment.location:
             assert self._denial is not None
             self._end_damaged(self._denial)
 

@@ -37,7 +37,7 @@ from dlog.log.options import OwnerOptions
 from dlog.log.producer_table import ProducerTable
 from dlog.machine import Effect, Send, SetTimer
 from dlog.model.ids import NO_ENTRY, EntryId, SegmentNumber, Txid
-from dlog.model.segment import Segment, StreamMetadata
+from dlog.model.segment import Location, Segment, StreamMetadata
 
 TIMER = ("recovery",)
 _ANY_ENTRY = 2**63 - 1  # above every entry of its segment
@@ -66,7 +66,7 @@ class _Ending:
 class StreamRecovery:
     """Recovers one stream, after a take-over or after the owner's own segment failed.
 
-    under_way: store and location, by number, of the segments with unconfirmed entries of this owner.
+    under_way: location, by number, of the segments with unconfirmed entries of this owner.
 
     `is_done`: `ends` has the end of each segment in progress and of the completed ones asked about (None: empty), and
     `table`, if given, is as in the log. `error`: why it cannot be done.
@@ -77,7 +77,7 @@ class StreamRecovery:
         value: StreamMetadata,
         options: OwnerOptions,
         table: ProducerTable | None,
-        under_way: Mapping[int, tuple[str, str]] | None = None,
+        under_way: Mapping[int, Location] | None = None,
     ) -> None:
         self.is_done = False
         self.error: DLogError | None = None
@@ -110,9 +110,9 @@ class StreamRecovery:
         """Segments without an end, or with another end, in the list."""
         return [e.segment.number for e in self._endings.values() if not e.is_as_listed]
 
-    def places(self) -> dict[int, tuple[str, str]]:
-        """Store and location of the segments in `ends`."""
-        return {number: (e.segment.store, e.segment.place) for number, e in self._endings.items()}
+    def locations(self) -> dict[int, Location]:
+        """Of the segments in `ends`."""
+        return {number: e.segment.location for number, e in self._endings.items()}
 
     @property
     def are_ends_known(self) -> bool:
@@ -132,10 +132,10 @@ class StreamRecovery:
         """Take a reply of the store; ignored if no request waits for it."""
         try:
             match message:
-                case SegmentRecovered(number, place, last_entry):
-                    return self._recovered(number, place, last_entry)
-                case EntriesRead(number, place, first, payloads):
-                    return self._entries_read(number, place, first, payloads)
+                case SegmentRecovered(number, location, last_entry):
+                    return self._recovered(number, location, last_entry)
+                case EntriesRead(number, location, first, payloads):
+                    return self._entries_read(number, location, first, payloads)
                 case StoreFailed(question, error):
                     return self._store_failed(question, error)
         except DamagedError as error:
@@ -147,21 +147,21 @@ class StreamRecovery:
         failed, self._failed = self._failed, []
         return [Send(STORE, question) for question in failed]
 
-    def _to_recover(self, value: StreamMetadata, under_way: Mapping[int, tuple[str, str]]) -> list[Segment]:
+    def _to_recover(self, value: StreamMetadata, under_way: Mapping[int, Location]) -> list[Segment]:
         found: dict[int, Segment] = {s.number: s for s in value.in_progress}
         if value.last_completed is not None:
             found[value.last_completed.number] = value.last_completed
-        for number, place in under_way.items():
+        for number, location in under_way.items():
             segment = value.segment(number)
-            if segment is not None and (segment.store, segment.place) == place:
+            if segment is not None and segment.location == location:
                 found[number] = segment
         return [found[number] for number in sorted(found)]
 
     # ---- ending segments --------------------------------------------------------------------------------------------
 
-    def _recovered(self, number: int, place: str, last_entry: EntryId) -> list[Effect]:
+    def _recovered(self, number: int, location: Location, last_entry: EntryId) -> list[Effect]:
         ending = self._endings.get(number)
-        if ending is None or ending.segment.place != place or ending.last_entry is not None:
+        if ending is None or ending.segment.location != location or ending.last_entry is not None:
             return []
         ending.last_entry = last_entry
         segment, effects = ending.segment, list[Effect]()
@@ -225,15 +225,17 @@ class StreamRecovery:
         first = EntryId(max(0, segment.last_entry - _LOOK_BACK))
         return [Send(STORE, ReadEntries(segment, first, segment.last_entry))]
 
-    def _entries_read(self, number: int, place: str, first: EntryId, payloads: tuple[bytes, ...]) -> list[Effect]:
+    def _entries_read(
+        self, number: int, location: Location, first: EntryId, payloads: tuple[bytes, ...]
+    ) -> list[Effect]:
         ending = self._endings.get(number)
         if ending is not None and ending.end is None and not ending.is_empty:
-            if ending.segment.place != place or first != ending.last_entry or len(payloads) != 1:
+            if ending.segment.location != location or first != ending.last_entry or len(payloads) != 1:
                 return []
             self._ended(ending, _contents(ending.segment, payloads[0]))
             return self._learn()
         segment = self._replaying
-        if segment is None or segment.number != number or segment.place != place or self.is_done:
+        if segment is None or segment.number != number or segment.location != location or self.is_done:
             return []
         return self._replay(segment, first, payloads)
 

@@ -79,7 +79,7 @@ class SegmentRoller:
 
     def started(self, segment: Segment) -> None:
         """The next segment is listed: the current one takes no new entries."""
-        if self.state is Roll.LISTING and self._starting is not None and self._starting.place == segment.place:
+        if self.state is Roll.LISTING and self._starting is not None and self._starting.location == segment.location:
             self.state = Roll.CLOSING
             self._context.writing.accepts_entries = False
 
@@ -103,5 +103,5 @@ class SegmentRoller:
         ahead = t.allocation.take_recorded(segment.number + 1, t.value.allocated)
         if ahead is not None:
             self.state = Roll.LISTING
-            self._starting = t.in_progress(segment.number + 1, ahead.place, ahead.store, segment.txid)
+            self._starting = t.in_progress(segment.number + 1, ahead.location, segment.txid)
             t.register.want(StartSegment(self._starting, ahead.name))

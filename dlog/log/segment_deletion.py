@@ -16,6 +16,7 @@ from dlog.log.messages import STORE, DeleteSegment
 from dlog.log.options import OwnerOptions
 from dlog.machine import Effect, Send, SetTimer
 from dlog.model.ids import SegmentNumber
+from dlog.model.segment import Location
 
 TIMER = ("disposal",)
 
@@ -24,8 +25,7 @@ TIMER = ("disposal",)
 class PendingDeletion:
     """A segment to delete. then: the change that removes its record from metadata, if any."""
 
-    store: str
-    place: str
+    location: Location
     number: int
     then: Change | None
 
@@ -40,15 +40,14 @@ class SegmentDeleter:
         self._queue: deque[PendingDeletion] | None = (
             None  # made when needed: an empty one takes 760 B, most streams need none
         )
-        self._asked: dict[str, PendingDeletion] = {}  # in flight, by location
+        self._asked: dict[Location, PendingDeletion] = {}  # in flight
         self._later: list[PendingDeletion] = []  # to be retried when the timer fires
-        self._known: dict[tuple[str, str], None] = {}  # store and location of all three
+        self._known: dict[Location, None] = {}  # of all three
 
     def add(self, deletion: PendingDeletion) -> None:
         """Delete it; adding it again changes nothing."""
-        key = deletion.store, deletion.place
-        if key not in self._known:
-            self._known[key] = None
+        if deletion.location not in self._known:
+            self._known[deletion.location] = None
             self._enqueue(deletion)
 
     def _enqueue(self, deletion: PendingDeletion) -> None:
@@ -60,27 +59,27 @@ class SegmentDeleter:
         effects: list[Effect] = []
         while self._queue and len(self._asked) < self._options.deletes_max:
             deletion = self._queue.popleft()
-            self._asked[deletion.place] = deletion
-            effects.append(Send(STORE, DeleteSegment(deletion.store, deletion.place, SegmentNumber(deletion.number))))
+            self._asked[deletion.location] = deletion
+            effects.append(Send(STORE, DeleteSegment(deletion.location, SegmentNumber(deletion.number))))
         return effects
 
-    def deleted(self, place: str) -> PendingDeletion | None:
+    def deleted(self, location: Location) -> PendingDeletion | None:
         """The store deleted it; returns the matching request, None if there is none."""
-        return self._finish(place)
+        return self._finish(location)
 
     def failed(self, question: DeleteSegment, error: DLogError) -> PendingDeletion | None:
         """The store failed. No such segment: return it as deleted; otherwise retry later (see `later`)."""
         if error.remedy is Remedy.STOP:
-            return self._finish(question.place)
-        deletion = self._asked.pop(question.place, None)
+            return self._finish(question.location)
+        deletion = self._asked.pop(question.location, None)
         if deletion is not None:
             self._later.append(deletion)
         return None
 
-    def _finish(self, place: str) -> PendingDeletion | None:
-        deletion = self._asked.pop(place, None)
+    def _finish(self, location: Location) -> PendingDeletion | None:
+        deletion = self._asked.pop(location, None)
         if deletion is not None:
-            del self._known[deletion.store, deletion.place]
+            del self._known[location]
         return deletion
 
     def later(self) -> list[Effect]:

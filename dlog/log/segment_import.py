@@ -54,6 +54,7 @@ from dlog.log.takeover import NO_OWNER, Takeover, Writer
 from dlog.machine import Answer, Send, Tell, Ticket
 from dlog.model.dlsn import DLSN_INVALID
 from dlog.model.ids import NO_ENTRY, NO_TXID, SegmentNumber, Txid
+from dlog.model.segment import Location
 from dlog.model.sink import SINKS_MAX, SinkBatch, SinkRecord, Standing, standing
 
 WAITING_MAX = 64
@@ -226,7 +227,7 @@ class SegmentImport:
         """Locations of the request that are, or were, those of listed segments: a segment that was moved names its
         former ledger until it leaves the list, and that ledger is deleted before."""
         value = self._context.value
-        return [place for place, _ in request.parts if value.segment_at(request.store, place) is not None]
+        return [place for place, _ in request.parts if value.segment_at(Location(request.store, place)) is not None]
 
     def _is_taken_in(self, head: _PendingImport) -> bool:
         """Take the next step of an import. True only if it was refused; a success is answered after the change."""
@@ -239,7 +240,7 @@ class SegmentImport:
         for place, _ in head.request.parts:
             if place not in head.asked and len(head.asked) - len(head.found) < _EXAMINED_AT_ONCE:
                 head.asked.add(place)
-                t.out.append(Send(STORE, ExamineStage(head.request.store, place)))
+                t.out.append(Send(STORE, ExamineStage(Location(head.request.store, place))))
         if len(head.found) < len(head.request.parts):
             return False
         t.is_holding = True  # from here on until the import is decided, no txid is assigned
@@ -277,25 +278,26 @@ class SegmentImport:
 
     def hear(self, message: StageExamined) -> None:
         """The store examined a stage; ignored if no request waits for it."""
-        head = self._head_for(message.place)
+        head = self._head_for(message.location)
         if head is None:
             return
-        expected = dict(head.request.parts)[message.place]
+        name = message.location.name
+        expected = dict(head.request.parts)[name]
         if message.last_entry != expected or not message.payloads:
             head.error = InvalidRequestError(
-                f"a stage ends at another entry than requested: location={message.place} requested={expected} "
+                f"a stage ends at another entry than requested: location={name} requested={expected} "
                 f"found={message.last_entry}"
             )
             return
         try:
-            head.found[message.place] = _stage_of(message)
+            head.found[name] = _stage_of(message)
         except DamagedError as error:
-            head.error = InvalidRequestError(f"a stage cannot be read: location={message.place}: {error.message}")
+            head.error = InvalidRequestError(f"a stage cannot be read: location={name}: {error.message}")
 
     def failed(self, question: ExamineStage, error: DLogError) -> None:
-        head = self._head_for(question.place)
+        head = self._head_for(question.location)
         if head is not None:
-            gone = InvalidRequestError(f"no such stage, it may have been swept: location={question.place}")
+            gone = InvalidRequestError(f"no such stage, it may have been swept: location={question.location.name}")
             head.error = gone if error.remedy is Remedy.STOP else error
 
     def lost(self) -> None:
@@ -304,21 +306,21 @@ class SegmentImport:
         if head is not None and head.change is None:
             head.asked = set(head.found)
 
-    def _head_for(self, place: str) -> _PendingImport | None:
+    def _head_for(self, location: Location) -> _PendingImport | None:
         head = self._head
-        if head is None or place in head.found or all(place != known for known, _ in head.request.parts):
+        if head is None or location.store != head.request.store or location.name in head.found:
             return None
-        return head
+        return head if any(location.name == known for known, _ in head.request.parts) else None
 
     def sealed(self, segment: OpenSegment, end: SegmentEnd) -> None:
         """The current segment is sealed for the import: write it all in one change."""
         t, head = self._context, self._head
         assert head is not None and head.change is None
-        number, place = SegmentNumber(segment.number), segment.place
+        number, location = SegmentNumber(segment.number), segment.location
         if end.last_entry != NO_ENTRY:
-            t.register.want(CompleteSegment(number, place, end, t.unix_ms))
+            t.register.want(CompleteSegment(number, location, end, t.unix_ms))
         else:
-            t.register.want(DropEmptySegment(number, place, allocated_name(segment.store, place)))
+            t.register.want(DropEmptySegment(number, location, allocated_name(location)))
         record = None if head.request.batch is None else SinkRecord(head.request.batch)
         stages = tuple(head.found[place] for place, _ in head.request.parts)
         head.change = ListImportedSegments(stages, record, t.unix_ms)
@@ -328,7 +330,7 @@ class SegmentImport:
         """The change was applied: the stages are listed, or another writer was faster."""
         t, head = self._context, self._head
         assert head is not None and head.change is change
-        found = [s for stage in change.stages if (s := t.value.segment_at(stage.store, stage.place)) is not None]
+        found = [s for stage in change.stages if (s := t.value.segment_at(stage.location)) is not None]
         t.tell_dropped()  # before its number is reported again
         for s in found:
             t.out.append(Tell(SegmentCompleted(t.stream, s.number, s.last_entry, s.record_count)))
@@ -359,7 +361,9 @@ class SegmentImport:
         if not self._context.is_held:
             self._answer(ticket, StreamUnavailableError("the stream is being taken over: try again"))
             return
-        change = Relocate(request.number, request.store, request.place, request.to_store, request.to_place)
+        change = Relocate(
+            request.number, Location(request.store, request.place), Location(request.to_store, request.to_place)
+        )
         self._relocating += ((ticket, change),)
         self._context.register.want(change)
 
@@ -376,7 +380,7 @@ class SegmentImport:
 
     def _not_relocated(self, change: Relocate) -> DLogError:
         if self._context.value.segment(change.number) is not None:
-            where = f"segment={change.number} store={change.store} location={change.place}"
+            where = f"segment={change.number} store={change.at.store} location={change.at.name}"
             return InvalidRequestError(f"the segment is not completed, or has another location: {where}")
         if change.number <= self._context.value.max_segment:
             return TruncatedError(f"no such segment, it was truncated: segment={change.number}")
@@ -435,4 +439,4 @@ def _stage_of(found: StageExamined) -> Stage:
     if not first.txids:
         raise DamagedError("its first entry has no records")
     end = SegmentEnd(found.last_entry, last.last_slot, Txid(last.last_txid), last.position)
-    return Stage(found.store, found.place, Txid(first.txids[0]), end)
+    return Stage(found.location, Txid(first.txids[0]), end)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from dlog.errors import DLogError
 from dlog.model.ids import EntryId, SegmentNumber
-from dlog.model.segment import Segment, StreamMetadata
+from dlog.model.segment import Location, Segment, StreamMetadata
 from dlog.values import value
 
 Buffer = bytes | bytearray | memoryview
@@ -85,7 +85,7 @@ class EntriesGot:
     """
 
     number: SegmentNumber
-    place: str
+    location: Location
     first: EntryId
     payloads: tuple[Buffer, ...]
     _made: list[tuple[tuple[int, ...], Buffer]] = field(default_factory=list, repr=False, compare=False)
@@ -102,15 +102,15 @@ class EntriesGot:
         """The rest after the first `count` entries; may be empty."""
         if not count:
             return self
-        return EntriesGot(self.number, self.place, EntryId(self.first + count), self.payloads[count:])
+        return EntriesGot(self.number, self.location, EntryId(self.first + count), self.payloads[count:])
 
 
 @value
 class SegmentLacSeen:
-    """Segment `number` at location `place` is confirmed up to `lac`; ended: that is its last entry."""
+    """Segment `number` at `location` is confirmed up to `lac`; ended: that is its last entry."""
 
     number: SegmentNumber
-    place: str
+    location: Location
     lac: EntryId
     ended: bool = False
 

@@ -37,7 +37,7 @@ from dlog.machine import (
     Ticket,
     TimerFired,
 )
-from dlog.model.segment import Segment, StreamKey
+from dlog.model.segment import Location, Segment, StreamKey
 from dlog.ownership.claim import Claim, Claimant, ClaimOptions, ClaimState
 
 PATIENCE_S = 5.0  # shorter than the caller's timeout
@@ -77,9 +77,9 @@ class StreamDeletion:
         self._phase = _Phase.IDLE
         self._ticket: Ticket | None = None
         self._force = False
-        self._asked: dict[str, Segment] = {}  # by location: the request to end it is in flight
-        self._failed: dict[str, Segment] = {}  # by location: to be requested again
-        self._ended: set[str] = set()  # locations
+        self._asked: dict[Location, Segment] = {}  # by location: the request to end it is in flight
+        self._failed: dict[Location, Segment] = {}  # by location: to be requested again
+        self._ended: set[Location] = set()  # locations
         self._obstacle: DLogError | None = None
         self._out: list[Effect] = []
 
@@ -110,8 +110,8 @@ class StreamDeletion:
                     self._ask_to_end(self._failed)
                 else:
                     self._hear_metadata(fact)
-            case Received(_, SegmentRecovered(place=place)):
-                self._segment_ended(place)
+            case Received(_, SegmentRecovered(location=location)):
+                self._segment_ended(location)
             case Received(_, StoreFailed(RecoverSegment(segment), error)):
                 self._failed_to_end(segment, error)
             case PeerLost():
@@ -153,29 +153,29 @@ class StreamDeletion:
         self._phase = _Phase.ENDING
         self._out.append(SetTimer(PATIENCE_TIMER, self._patience_s))
         known = self._ended | self._asked.keys() | self._failed.keys()
-        self._ask_to_end({s.place: s for s in self._register.value.in_progress if s.place not in known})
+        self._ask_to_end({s.location: s for s in self._register.value.in_progress if s.location not in known})
         self._mark_if_ended()
 
-    def _ask_to_end(self, segments: dict[str, Segment]) -> None:
-        for place, segment in list(segments.items()):
-            self._failed.pop(place, None)
-            self._asked[place] = segment
+    def _ask_to_end(self, segments: dict[Location, Segment]) -> None:
+        for location, segment in list(segments.items()):
+            self._failed.pop(location, None)
+            self._asked[location] = segment
             self._out.append(Send(STORE, RecoverSegment(segment)))
 
-    def _segment_ended(self, place: str) -> None:
-        if self._asked.pop(place, None) is not None:
-            self._ended.add(place)
+    def _segment_ended(self, location: Location) -> None:
+        if self._asked.pop(location, None) is not None:
+            self._ended.add(location)
         self._mark_if_ended()
 
     def _failed_to_end(self, segment: Segment, error: DLogError) -> None:
-        if self._asked.pop(segment.place, None) is None:
+        if self._asked.pop(segment.location, None) is None:
             return
         if error.remedy is Remedy.STOP:  # the segment does not exist any more
-            self._ended.add(segment.place)
+            self._ended.add(segment.location)
             self._mark_if_ended()
             return
         self._obstacle = error
-        self._failed[segment.place] = segment
+        self._failed[segment.location] = segment
         if error.remedy is Remedy.REOPEN and self._register is not None:
             self._register.want(Refresh())  # the fencing party may have claimed the stream
         if error.remedy in (Remedy.RETRY, Remedy.REOPEN):

@@ -94,8 +94,8 @@ class Takeover:
             t.lease.lose(LeaseLostError(f"segment truncated while entries were in flight: segment={pending.segment}"))
             return
         table = None if self.table_known else t.table
-        places = {} if pending is None else {pending.segment: pending.place}
-        self._recovery = StreamRecovery(t.value, t.options, table, places)
+        under_way = {} if pending is None else {pending.segment: pending.location}
+        self._recovery = StreamRecovery(t.value, t.options, table, under_way)
         t.out += self._recovery.begin()
 
     def restart(self) -> None:
@@ -153,13 +153,13 @@ class Takeover:
         if ahead is not None:
             self._complete(recovery)
             floor = self._txid_floor(recovery)
-            self._starting = t.in_progress(recovery.next_number, ahead.place, ahead.store, floor)
+            self._starting = t.in_progress(recovery.next_number, ahead.location, floor)
             t.register.want(StartSegment(self._starting, ahead.name))
 
     def started(self, segment: Segment) -> None:
         """The segment is listed; if this recovery started it, serve."""
         t, recovery = self._context, self._recovery
-        if recovery is None or self._starting is None or self._starting.place != segment.place:
+        if recovery is None or self._starting is None or self._starting.location != segment.location:
             return  # the store failed meanwhile: the next recovery finds the segment in the list
         self._recovery = self._starting = None
         t.phase = Phase.SERVING
@@ -190,7 +190,7 @@ class Takeover:
             if end is not None:
                 t.out.append(Tell(LacMoved(t.stream, number, end.last_entry, True)))
         t.writing.packer.saw_time(recovery.unix_ms)
-        t.writing.resolve(recovery.ends, recovery.places(), t.out)
+        t.writing.resolve(recovery.ends, recovery.locations(), t.out)
         t.writing.next_entry_floor = (recovery.next_number, 0)
         if not is_sealed:
             t.writing.txid = max(t.writing.txid, self._txid_floor(recovery))
@@ -209,13 +209,13 @@ class Takeover:
 
     def _complete(self, recovery: StreamRecovery) -> None:
         t = self._context
-        ends, places = recovery.ends, recovery.places()
+        ends, locations = recovery.ends, recovery.locations()
         for number in recovery.misstated:
-            end, (store, place) = ends[number], places[number]
+            end, location = ends[number], locations[number]
             if end is not None:
-                t.register.want(CompleteSegment(number, place, end, t.unix_ms))
+                t.register.want(CompleteSegment(number, location, end, t.unix_ms))
                 continue
-            t.register.want(DropEmptySegment(number, place, allocated_name(store, place)))
+            t.register.want(DropEmptySegment(number, location, allocated_name(location)))
             # Before its number is reported again: followers identify a segment by its number.
             t.out.append(Tell(LacMoved(t.stream, number, NO_ENTRY, True)))
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from dlog.errors import DLogError, NotReadyError, PositionBeyondEndError
 from dlog.events import SegmentDeleted
-from dlog.log.changes import Deallocate, ForgetTruncated, MarkTruncated, TruncateTo, allocated_place
+from dlog.log.changes import Deallocate, ForgetTruncated, MarkTruncated, TruncateTo, allocated_location
 from dlog.log.owner_context import OwnerContext
 from dlog.log.segment_deletion import PendingDeletion
 from dlog.machine import Answer, Tell, Ticket
 from dlog.model.dlsn import DLSN, of
-from dlog.model.segment import LEDGER, Segment
+from dlog.model.segment import Location, Segment
 
 
 class StreamTruncation:
@@ -30,7 +30,7 @@ class StreamTruncation:
         self._context = context
         self._waiting: tuple[tuple[Ticket, TruncateTo], ...] = ()
         self._portion: tuple[Segment, ...] = ()  # truncated segments being deleted, by number
-        self._deleting: dict[tuple[str, str], None] = {}  # store and location of those not confirmed as deleted
+        self._deleting: dict[Location, None] = {}  # not confirmed as deleted
 
     @property
     def end(self) -> DLSN | None:
@@ -84,9 +84,9 @@ class StreamTruncation:
         """The portion is marked, so no reader starts on it: delete its data, and the ledger that a moved segment had
         before: once metadata no longer names that ledger, it could be imported as a stage again."""
         for segment in self._portion:
-            for store, place in _places(segment):
-                self._deleting[store, place] = None
-                self._context.disposal.add(PendingDeletion(store, place, segment.number, None))
+            for location in segment.locations:
+                self._deleting[location] = None
+                self._context.disposal.add(PendingDeletion(location, segment.number, None))
 
     def deleted(self, deletion: PendingDeletion | None) -> None:
         """A store carried `deletion` out; after the last one of the portion, remove the portion from metadata."""
@@ -95,9 +95,8 @@ class StreamTruncation:
             return
         if deletion.then is not None:
             t.register.want(deletion.then)
-        key = deletion.store, deletion.place
-        if key in self._deleting:
-            del self._deleting[key]
+        if deletion.location in self._deleting:
+            del self._deleting[deletion.location]
             if not self._deleting:
                 t.register.want(ForgetTruncated(self._portion[-1].number))
 
@@ -110,15 +109,8 @@ class StreamTruncation:
 
     def delete_allocated(self, name: str, number: int) -> None:
         """Delete the segment that `allocated` names, and then clear `allocated`."""
-        store, place = allocated_place(name)
-        self._context.disposal.add(PendingDeletion(store, place, number, Deallocate(name)))
+        self._context.disposal.add(PendingDeletion(allocated_location(name), number, Deallocate(name)))
 
     def fail(self, error: DLogError) -> None:
         self._context.out.extend(Answer(ticket, error) for ticket, _ in self._waiting)
         self._waiting = ()
-
-
-def _places(segment: Segment) -> list[tuple[str, str]]:
-    """Store and location of all data of a segment that may exist."""
-    places = [(segment.store, segment.place)]
-    return [*places, (LEDGER, segment.former_ledger)] if segment.former_ledger else places

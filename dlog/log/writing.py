@@ -30,6 +30,7 @@ from dlog.log.producer_table import Batch, Place, Producer, ProducerTable
 from dlog.machine import Answer, Effect, Send, SetTimer, Tell, Ticket
 from dlog.model.dlsn import of
 from dlog.model.ids import TXID_MAX, EntryId, SegmentNumber, Txid
+from dlog.model.segment import Location
 from dlog.wire.entry import RECORD_BYTES_MAX, record_set_count
 
 CONTROL_TIMER = ("control",)
@@ -252,17 +253,15 @@ class EntryWriter:
         self.accepts_entries = False
         self._control_timer = False
 
-    def resolve(
-        self, ends: dict[int, SegmentEnd | None], places: dict[int, tuple[str, str]], out: list[Effect]
-    ) -> None:
+    def resolve(self, ends: dict[int, SegmentEnd | None], locations: dict[int, Location], out: list[Effect]) -> None:
         """A recovery found where segments end: answer the entries that survived, queue the rest in its old order.
 
-        places: store and location of those segments. A Java writer that takes over deletes our empty segment and reuses
+        locations: of those segments. A Java writer that takes over deletes our empty segment and reuses
         its number: the end of that other segment decides nothing about ours.
         """
         lost: list[PendingEntry] = []
         for pending in self._inflight:
-            end = ends.get(pending.segment) if places.get(pending.segment) == pending.place else None
+            end = ends.get(pending.segment) if locations.get(pending.segment) == pending.location else None
             if end is not None and pending.entry <= end.last_entry:
                 assert not lost, "what survives is a prefix"
                 self._written(pending, out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import NamedTuple, cast
 
 from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import NO_ENTRY, NO_TXID, EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
@@ -18,6 +18,16 @@ from dlog.model.segment_list import EMPTY, SegmentList, differences
 from dlog.model.sink import SinkRecord
 
 LEDGER = "ledger"  # name of the store of ledgers
+
+
+class Location(NamedTuple):
+    """Where a segment's entries lie: the store, and the segment's name there. It never means another segment."""
+
+    store: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.store}:{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +47,7 @@ class Truncation(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One log segment. place: its location in its store (the ledger id in decimal, or the object path).
+    """One log segment. place: its name in its store (the ledger id in decimal, or the object path).
 
     Completed: `last_*`, `record_count` and `completed_unix_ms` are set. In progress: last_entry is NO_ENTRY and
     completed_unix_ms 0. completed_unix_ms: the writer's time, at least the latest label of its records;
@@ -75,10 +85,14 @@ class Segment:
         return of(self.number, self.last_entry, self.last_slot)
 
     @property
-    def places(self) -> tuple[tuple[str, str], ...]:
-        """Store and location of the segment, and of the ledger that it was moved from."""
-        here = (self.store, self.place)
-        return (here, (LEDGER, self.former_ledger)) if self.former_ledger else (here,)
+    def location(self) -> Location:
+        return Location(self.store, self.place)
+
+    @property
+    def locations(self) -> tuple[Location, ...]:
+        """Its location, and that of the ledger that it was moved from."""
+        here = self.location
+        return (here, Location(LEDGER, self.former_ledger)) if self.former_ledger else (here,)
 
     def is_move_of(self, known: Segment) -> bool:
         """Whether this is the segment `known`, maybe moved since: only completed segments are moved, with the same
@@ -220,9 +234,9 @@ class StreamMetadata:
             return SegmentNumber(last.number + 1)
         return SegmentNumber(max(1, self.first_number))
 
-    def segment_at(self, store: str, place: str) -> Segment | None:
+    def segment_at(self, location: Location) -> Segment | None:
         """The segment, truncated or not, that has this location, or had it before it was moved from a ledger."""
-        return self._segments.find_place(store, place) or self._truncated.find_place(store, place)
+        return self._segments.find_location(location) or self._truncated.find_location(location)
 
     def first_reaching(self, least: int, *, by_time: bool) -> Segment | None:
         """The first readable segment that is in progress, or ends with a txid (by_time: at a time) of at least
@@ -241,10 +255,10 @@ class StreamMetadata:
         """Whether a segment, and every earlier one, was truncated."""
         return number < self.first_number
 
-    def has_dropped(self, number: int, place: str) -> bool:
+    def has_dropped(self, number: int, location: Location) -> bool:
         """Whether a segment that was listed was removed as empty; its number may have been reused."""
         listed = self.segment(number)
-        return listed.place != place if listed is not None else not self.has_lost(number)
+        return listed.location != location if listed is not None else not self.has_lost(number)
 
     def with_segment(self, *segments: Segment) -> StreamMetadata:
         """Add segments, or replace those with the same numbers."""

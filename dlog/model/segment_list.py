@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dlog.model.segment import Segment
+    from dlog.model.segment import Location, Segment
 
 _BLOCK = 256  # segments that `differences` compares at once
 _SCANNED = 32  # up to this length a list is scanned for segments in progress each time, a longer one once
 _OPEN = 1 << 63  # the end of a segment in progress: above every txid and time
-_PLACES_SPARE = 1000  # a table is handed on while it has at most twice as many locations as the list, plus this
+_LOCATIONS_SPARE = 1000  # a table is handed on while it has at most twice as many locations as the list, plus this
 
-Places = dict[tuple[str, str], tuple[int, ...]]  # by store and location: numbers of segments that have or had it
+Locations = dict["Location", tuple[int, ...]]  # numbers of segments that have or had the location
 
 
 class SegmentList(tuple["Segment", ...]):
@@ -29,7 +29,7 @@ class SegmentList(tuple["Segment", ...]):
 
     _in_progress: tuple[Segment, ...]
     _part_of: tuple[SegmentList, int]  # the list that this one was split from, and its first index there
-    _by_place: Places
+    _by_location: Locations
 
     @property
     def in_progress(self) -> tuple[Segment, ...]:
@@ -50,11 +50,11 @@ class SegmentList(tuple["Segment", ...]):
         at = self.index_of(number)
         return self[at] if at < len(self) and self[at].number == number else None
 
-    def find_place(self, store: str, place: str) -> Segment | None:
+    def find_location(self, location: Location) -> Segment | None:
         """The segment that has this location, or had it before it was moved from a ledger; None if there is none."""
-        for number in self._places().get((store, place), ()):
+        for number in self._locations().get(location, ()):
             segment = self.find(number)
-            if segment is not None and (store, place) in segment.places:
+            if segment is not None and location in segment.locations:
                 return segment
         return None
 
@@ -109,17 +109,17 @@ class SegmentList(tuple["Segment", ...]):
 
     # ---- tables ------------------------------------------------------------------------------------------------------
 
-    def _places(self) -> Places:
+    def _locations(self) -> Locations:
         """Locations of this list and of lists that share its table, so the caller checks what it finds. No location of
         this list is missing."""
         if not self:
             return {}
         whole: SegmentList = self.__dict__.get("_part_of", (self, 0))[0]
-        places: Places | None = self.__dict__.get("_by_place") or whole.__dict__.get("_by_place")
-        if places is None:
-            places = whole._by_place = {}
-            _add_places(places, whole)
-        return places
+        locations: Locations | None = self.__dict__.get("_by_location") or whole.__dict__.get("_by_location")
+        if locations is None:
+            locations = whole._by_location = {}
+            _add_locations(locations, whole)
+        return locations
 
     def _highest_ends(self, by_time: bool) -> tuple[list[int], int]:
         """For each segment the highest end up to it, and the index at which this list begins there."""
@@ -140,10 +140,10 @@ class SegmentList(tuple["Segment", ...]):
     def _hand_tables_on(self, made: SegmentList, first: int, changed: Iterable[Segment | None]) -> None:
         """Hand the tables to a copy that differs from segment number `first` on."""
         whole: SegmentList = self.__dict__.get("_part_of", (self, 0))[0]
-        places: Places | None = self.__dict__.get("_by_place") or whole.__dict__.get("_by_place")
-        if places is not None and len(places) <= 2 * len(made) + _PLACES_SPARE:
-            _add_places(places, changed)
-            made._by_place = places
+        locations: Locations | None = self.__dict__.get("_by_location") or whole.__dict__.get("_by_location")
+        if locations is not None and len(locations) <= 2 * len(made) + _LOCATIONS_SPARE:
+            _add_locations(locations, changed)
+            made._by_location = locations
         at = self.index_of(first)
         for by_time, name in ((False, "_ends_by_txid"), (True, "_ends_by_time")):
             if name in whole.__dict__ or name in self.__dict__:
@@ -196,12 +196,12 @@ def _end_of(segment: Segment, by_time: bool) -> int:
     return segment.completed_unix_ms if by_time else segment.last_txid
 
 
-def _add_places(places: Places, segments: Iterable[Segment | None]) -> None:
+def _add_locations(locations: Locations, segments: Iterable[Segment | None]) -> None:
     for segment in segments:
-        for where in segment.places if segment is not None else ():
-            numbers = places.get(where, ())
+        for where in segment.locations if segment is not None else ():
+            numbers = locations.get(where, ())
             if segment is not None and segment.number not in numbers:
-                places[where] = (*numbers, segment.number)
+                locations[where] = (*numbers, segment.number)
 
 
 def _number_of(segment: Segment) -> int:

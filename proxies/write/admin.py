@@ -30,11 +30,11 @@ from dlog.errors import (
 )
 from dlog.events import Event, SegmentDeleted, SegmentLeftBehind
 from dlog.io.metadata import AbsentStream, Metadata
-from dlog.log.changes import allocated_place
+from dlog.log.changes import allocated_location
 from dlog.log.messages import DeleteStream, StatStream, StreamStat
 from dlog.machine import Conflict, Missing, OutcomeUnknown, Versioned
 from dlog.model.ids import SegmentNumber, StreamName, stream_name
-from dlog.model.segment import LEDGER, StreamKey, StreamMetadata, StreamSettings
+from dlog.model.segment import StreamKey, StreamMetadata, StreamSettings
 from dlog.stores.contract import SegmentRef, SegmentStore, StoreUnavailableError
 from dlog.wire.stream_metadata import settings_from_map, settings_to_map
 from proxies import catalog
@@ -284,9 +284,8 @@ class Admin:
 
 def _places(value: StreamMetadata) -> list[tuple[str, SegmentRef]]:
     """All locations of a stream's segments, including former ledgers of moved segments and the allocated segment."""
-    places = [(s.store, SegmentRef(value.name, s.number, s.place)) for s in value.listed]
-    places += [(LEDGER, SegmentRef(value.name, s.number, s.former_ledger)) for s in value.listed if s.former_ledger]
+    places = [(at.store, SegmentRef(value.name, s.number, at.name)) for s in value.listed for at in s.locations]
     if value.allocated:
-        store, place = allocated_place(value.allocated)
-        places.append((store, SegmentRef(value.name, SegmentNumber(value.max_segment + 1), place)))
+        at = allocated_location(value.allocated)
+        places.append((at.store, SegmentRef(value.name, SegmentNumber(value.max_segment + 1), at.name)))
     return places

@@ -57,13 +57,13 @@ class CacheChecks:
 
     def lac_said(self, seen: SegmentLacSeen) -> None:
         """R2: an end that is told is one; R1: nothing above what is confirmed is told to be."""
-        place = self.stream.places.get(seen.place)
+        place = self.stream.places.get(seen.location.name)
         if place is None:
             return
         if seen.lac > place.confirmed:
-            self.fail("R1", f"LAC {seen.lac} of {seen.place} is told, confirmed is {place.confirmed}")
+            self.fail("R1", f"LAC {seen.lac} of {seen.location} is told, confirmed is {place.confirmed}")
         listed = self.stream.value.segment(seen.number) if self.stream.value is not None else None
-        is_there = listed is not None and listed.place == seen.place
+        is_there = listed is not None and listed.location == seen.location
         if seen.ended and is_there and place.end is None:
             self.fail("R2", f"segment {seen.number} is told to have ended at {seen.lac}, and goes on")
 

@@ -302,6 +302,6 @@ class LivesWorld:
                 if dlsn >= self.points.get(value.life, of(0, 0, 0)):
                     raise Violation("D1", f"{dlsn} was acknowledged in {value.life} and its segment is gone")
                 continue
-            held = self.store.segments.get(segment.place)
+            held = self.store.segments.get(segment.location)
             if held is None or dlsn.entry >= len(held.payloads):
                 raise Violation("D1", f"{dlsn} was acknowledged in {value.life} and is nowhere")

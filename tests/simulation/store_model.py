@@ -10,6 +10,7 @@ held up for long would else be taken for a message to the writer of another plac
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,7 @@ from dlog.log.messages import (
 )
 from dlog.machine import Effect, Fact, PeerLost, Persist, Persisted, Received, Send
 from dlog.model.ids import EntryId, SegmentNumber
+from dlog.model.segment import Location
 from dlog.stores.contract import (
     STAGE,
     SegmentFencedError,
@@ -50,35 +52,35 @@ class StoreTransport:
             case CreateSegment(number):
                 return ("create", number)
             case RecoverSegment(segment):
-                return ("recover", segment.place)
+                return ("recover", segment.location)
             case ReadEntries(segment, first):
-                return ("read", segment.place, first)
+                return ("read", segment.location, first)
             case AppendEntry(number, entry):
                 return ("append", number, entry)
             case SealSegment(number):
                 return ("seal", number)
-            case ExamineStage(_, place):
-                return ("examine", place)
-            case DeleteSegment(_, place):
-                return ("delete", place)
+            case ExamineStage(location):
+                return ("examine", location)
+            case DeleteSegment(location):
+                return ("delete", location)
         return None
 
     def answer(self, message: Any) -> Hashable | None:
         match message:
             case SegmentCreated(number):
                 return ("create", number)
-            case SegmentRecovered(_, place):
-                return ("recover", place)
-            case EntriesRead(_, place, first):
-                return ("read", place, first)
+            case SegmentRecovered(_, location):
+                return ("recover", location)
+            case EntriesRead(_, location, first):
+                return ("read", location, first)
             case EntryAppended(number, entry):
                 return ("append", number, entry)
             case SegmentSealed(number):
                 return ("seal", number)
-            case StageExamined(_, place):
-                return ("examine", place)
-            case SegmentDeleted(place):
-                return ("delete", place)
+            case StageExamined(location):
+                return ("examine", location)
+            case SegmentDeleted(location):
+                return ("delete", location)
             case StoreFailed(question):
                 return self.question(question)
         return None
@@ -86,9 +88,9 @@ class StoreTransport:
 
 @dataclass(slots=True)
 class StoredSegment:
-    """One place. end: decided for good, None while it may be appended to."""
+    """One location. end: decided for good, None while it may be appended to."""
 
-    place: str
+    location: Location
     number: int
     payloads: list[bytes] = field(default_factory=list)
     confirmed: int = -1
@@ -102,11 +104,11 @@ class StoreModel:
     """The machine at the address "store"; a new one after a crash, from what was durable."""
 
     def __init__(self, rng: random.Random, durable: list[tuple[int, Any]], *, visible_is_final: bool) -> None:
-        self.segments: dict[str, StoredSegment] = {}
-        self.deleted: set[str] = set()
+        self.segments: dict[Location, StoredSegment] = {}
+        self.deleted: set[Location] = set()
         self.on_append: Callable[[StoredSegment], None] | None = None  # an append was accepted
         self.on_end: Callable[[StoredSegment], None] | None = None  # an end was decided
-        self.on_delete: Callable[[str], None] | None = None  # what lay at a place is gone
+        self.on_delete: Callable[[Location], None] | None = None  # what lay there is gone
         self.too_small = 0.0  # how often there are too few members for a segment
         self.is_curt = False  # who is fenced hears of nothing more that was on its way, survived or not
         self._rng = rng
@@ -115,7 +117,8 @@ class StoreModel:
         self._token = 0
         self._waiting: dict[int, list[Callable[[], list[Effect]]]] = {}
         self._done = 0
-        self._created = 0
+        self._asked = 0
+        self._created: Counter[str] = Counter()  # by store
         self._heard: dict[int, Any] = {}  # by id(): the messages themselves, kept so that no id is given out twice
         for token, data in durable:
             self._redo(data)
@@ -139,9 +142,9 @@ class StoreModel:
                 return effects
         raise AssertionError(f"not a fact of a store: {fact}")
 
-    def readable(self, place: str) -> tuple[int, bool] | None:
-        """The LAC a reader may learn here without the owner, and whether it is the end; None: no such place."""
-        segment = self.segments.get(place)
+    def readable(self, location: Location) -> tuple[int, bool] | None:
+        """The LAC a reader may learn here without the owner, and whether it is the end; None: no such location."""
+        segment = self.segments.get(location)
         if segment is None:
             return None
         if segment.end is not None and segment.is_final:
@@ -166,24 +169,25 @@ class StoreModel:
                 return self._seal(peer, message)
             case ExamineStage():
                 return self._examine(peer, message)
-            case DeleteSegment(_, place):
-                return self._persist(("delete", place), lambda: self._delete(peer, place))
+            case DeleteSegment(location):
+                return self._persist(("delete", location), lambda: self._delete(peer, location))
         raise AssertionError(f"not a question to a store: {message}")
 
     # ---- questions --------------------------------------------------------------------------------------------------
 
     def _create(self, peer: str, message: CreateSegment) -> list[Effect]:
-        self._created += 1
-        if self.too_small and random.Random(f"{self._seed}/{self._created}").random() < self.too_small:
+        self._asked += 1
+        if self.too_small and random.Random(f"{self._seed}/{self._asked}").random() < self.too_small:
             return [Send(peer, StoreFailed(message, StoreTooSmallError("too few members")))]
-        place = f"{message.number}.{self._created}"
+        self._created[message.store] += 1  # so the stores give out the same names
+        location = Location(message.store, f"{message.number}.{self._created[message.store]}")
 
         def created() -> list[Effect]:
-            self.segments[place].writer = peer
-            return [Send(peer, SegmentCreated(message.number, place))]
+            self.segments[location].writer = peer
+            return [Send(peer, SegmentCreated(message.number, location))]
 
-        self.segments[place] = StoredSegment(place, message.number)
-        return self._persist(("create", place, message.number), created)
+        self.segments[location] = StoredSegment(location, message.number)
+        return self._persist(("create", location, message.number), created)
 
     def _append(self, peer: str, message: AppendEntry) -> list[Effect]:
         segment = self._of_writer(peer, message.number)
@@ -200,7 +204,9 @@ class StoreModel:
         if self.on_append is not None:
             self.on_append(segment)
         entry = int(message.entry)
-        return self._persist(("append", segment.place, entry, payload), lambda: self._confirm(peer, segment, message))
+        return self._persist(
+            ("append", segment.location, entry, payload), lambda: self._confirm(peer, segment, message)
+        )
 
     def _confirm(self, peer: str, segment: StoredSegment, message: AppendEntry) -> list[Effect]:
         entry = int(message.entry)
@@ -212,25 +218,25 @@ class StoreModel:
         return [Send(peer, EntryAppended(SegmentNumber(segment.number), EntryId(entry)))]
 
     def _recover(self, peer: str, message: RecoverSegment) -> list[Effect]:
-        segment = self.segments.get(message.segment.place)
+        segment = self.segments.get(message.segment.location)
         if segment is None:
             return [Send(peer, StoreFailed(message, SegmentNotFoundError("no such place")))]
         if segment.end is None:
             self._decide(segment, self._rng.randint(segment.confirmed, len(segment.payloads) - 1))
         end = EntryId(segment.end if segment.end is not None else -1)
-        reply = SegmentRecovered(message.segment.number, segment.place, end)
-        return self._persist(("end", segment.place, end), lambda: self._ended(peer, segment, reply))
+        reply = SegmentRecovered(message.segment.number, segment.location, end)
+        return self._persist(("end", segment.location, end), lambda: self._ended(peer, segment, reply))
 
     def _examine(self, peer: str, message: ExamineStage) -> list[Effect]:
-        segment = self.segments.get(message.place)
+        segment = self.segments.get(message.location)
         if segment is None or segment.number != STAGE:
             return [Send(peer, StoreFailed(message, SegmentNotFoundError("no such stage")))]
         if segment.end is None:
             self._decide(segment, self._rng.randint(segment.confirmed, len(segment.payloads) - 1))
         assert segment.end is not None
         ends = () if segment.end < 0 else (segment.payloads[0], segment.payloads[segment.end])
-        reply = StageExamined(message.store, message.place, EntryId(segment.end), ends)
-        return self._persist(("end", segment.place, segment.end), lambda: self._ended(peer, segment, reply))
+        reply = StageExamined(message.location, EntryId(segment.end), ends)
+        return self._persist(("end", segment.location, segment.end), lambda: self._ended(peer, segment, reply))
 
     def _seal(self, peer: str, message: SealSegment) -> list[Effect]:
         segment = self._of_writer(peer, message.number)
@@ -242,7 +248,7 @@ class StoreModel:
             self._decide(segment, segment.confirmed)
         end = EntryId(segment.end if segment.end is not None else -1)
         reply = SegmentSealed(message.number, end)
-        return self._persist(("end", segment.place, end), lambda: self._ended(peer, segment, reply))
+        return self._persist(("end", segment.location, end), lambda: self._ended(peer, segment, reply))
 
     def _ended(self, peer: str, segment: StoredSegment, reply: Any) -> list[Effect]:
         assert segment.end is not None
@@ -250,20 +256,20 @@ class StoreModel:
         return [Send(peer, reply)]
 
     def _read(self, peer: str, message: ReadEntries) -> list[Effect]:
-        segment = self.segments.get(message.segment.place)
+        segment = self.segments.get(message.segment.location)
         if segment is None:
             return [Send(peer, StoreFailed(message, SegmentNotFoundError("no such place")))]
         last = min(message.last, message.first + self._rng.choice((0, 1, 100)))
         payloads = tuple(segment.payloads[message.first : last + 1])
         if not payloads:
             return [Send(peer, StoreFailed(message, StoreUnavailableError("not there yet")))]
-        return [Send(peer, EntriesRead(message.segment.number, segment.place, message.first, payloads))]
+        return [Send(peer, EntriesRead(message.segment.number, segment.location, message.first, payloads))]
 
-    def _delete(self, peer: str, place: str) -> list[Effect]:
-        self._redo(("delete", place))
+    def _delete(self, peer: str, location: Location) -> list[Effect]:
+        self._redo(("delete", location))
         if self.on_delete is not None:
-            self.on_delete(place)
-        return [Send(peer, SegmentDeleted(place))]
+            self.on_delete(location)
+        return [Send(peer, SegmentDeleted(location))]
 
     # ---- state ------------------------------------------------------------------------------------------------------
 
@@ -284,22 +290,23 @@ class StoreModel:
 
     def _redo(self, data: Any) -> None:
         match data:
-            case ("create", place, number):
-                self.segments[place] = StoredSegment(place, number)
-                self._created = max(self._created, int(place.partition(".")[2]))
-            case ("append", place, entry, payload):
-                segment = self.segments.get(place)
+            case ("create", location, number):
+                self.segments[location] = StoredSegment(location, number)
+                store, created = location.store, int(location.name.partition(".")[2])
+                self._created[store] = max(self._created[store], created)
+            case ("append", location, entry, payload):
+                segment = self.segments.get(location)
                 if segment is not None and segment.end is None:
                     assert len(segment.payloads) == entry
                     segment.payloads.append(payload)
                     segment.confirmed = entry  # durable is confirmed, whether its writer heard it or not
                     segment.carried = entry - 1
-            case ("end", place, end):
-                segment = self.segments.get(place)
+            case ("end", location, end):
+                segment = self.segments.get(location)
                 if segment is not None:
                     segment.end = segment.confirmed = end
                     segment.is_final = True
                     del segment.payloads[end + 1 :]
-            case ("delete", place):
-                self.segments.pop(place, None)
-                self.deleted.add(place)
+            case ("delete", location):
+                self.segments.pop(location, None)
+                self.deleted.add(location)

@@ -19,7 +19,7 @@ from dlog.log.owner import StreamOwnerMachine
 from dlog.log.owner_context import Phase
 from dlog.log.producer_table import NAME_BYTES
 from dlog.model.dlsn import DLSN, of
-from dlog.model.segment import Segment, StreamMetadata, Truncation
+from dlog.model.segment import Location, Segment, StreamMetadata, Truncation
 from dlog.wire.entry import Record, decode_entry
 from tests.simulation.kernel import Violation
 from tests.simulation.store_model import StoredSegment, StoreModel
@@ -59,11 +59,11 @@ class StreamChecks:
     def __init__(self, mute: tuple[str, ...] = ()) -> None:
         self.batches: list[Written] = []
         self.readers: list[Delivered] = []
-        self.places: dict[int, str] = {}  # segment number -> place that has held an entry
+        self.places: dict[int, Location] = {}  # segment number -> location that has held an entry
         self.claims: set[tuple[int, str]] = set()  # epoch, nonce
         self.point = of(1, 0, 0)  # acknowledged truncation point
         self.confirmed: dict[bytes, int] = {}  # producer id -> sequence behind all that some owner said to be written
-        self.misstated: set[str] = set()  # places whose end in the list may be another than the store's
+        self.misstated: set[Location] = set()  # whose end in the list may be another than the store's
         self._mute = mute
         self._txids: dict[DLSN, int] = {}  # of what was read back
 
@@ -86,7 +86,7 @@ class StreamChecks:
         before = {s.number: s for s in old.listed}
         for segment in new.listed:
             known = before.get(segment.number)
-            if known is None or known.place != segment.place:
+            if known is None or known.location != segment.location:
                 self._started(segment, new, store)
             if known is not None and known.completed and not self._may_be(known, segment, store):
                 self.fail("S9", f"a completed segment changed: {known} -> {segment}")
@@ -95,19 +95,19 @@ class StreamChecks:
                 continue
             if old.truncated_segment(number) is None:
                 self.fail("S9", f"segment {number} left the list without being truncated")
-            if segment.place in store.segments:
-                self.fail("S9", f"segment {number} left the list and is still at {segment.place}")
+            if segment.location in store.segments:
+                self.fail("S9", f"segment {number} left the list and is still at {segment.location}")
         first_old, first_new = first_readable(old), first_readable(new)
         if first_old is not None and first_new is not None and first_new < first_old:
             self.fail("S9", f"the truncation point moved back from {first_old} to {first_new}")
         if new.max_txid < old.max_txid:
             self.fail("S7", f"the highest txid fell from {old.max_txid} to {new.max_txid}")
 
-    def deleted(self, place: str, value: StreamMetadata) -> None:
+    def deleted(self, location: Location, value: StreamMetadata) -> None:
         """S9: a store deletes only what nobody may read, by what Java is told of it too."""
         for segment in value.listed:
-            if segment.place == place and segment.truncation is not Truncation.TRUNCATED:
-                self.fail("S9", f"segment {segment.number} was deleted at {place} before it was marked as truncated")
+            if segment.location == location and segment.truncation is not Truncation.TRUNCATED:
+                self.fail("S9", f"segment {segment.number} was deleted at {location} before it was marked as truncated")
 
     def truncated(self, point: DLSN, told: DLSN, value: StreamMetadata) -> None:
         """S9: an answered truncation holds: nothing before the point can be read any more."""
@@ -121,20 +121,20 @@ class StreamChecks:
         if segment.completed:
             return
         for other in new.segments:
-            held = store.segments.get(other.place)
+            held = store.segments.get(other.location)
             if other.number < segment.number - 1 and held is not None and held.end is None:
                 self.fail("T4", f"segment {segment.number} was started while {other.number} is not fenced")
-        known = self.places.get(segment.number, segment.place)
+        known = self.places.get(segment.number, segment.location)
         held = store.segments.get(known)
         if held is None or held.end == -1:
             self.places.pop(segment.number, None)  # nothing that was appended there survived
-        elif known != segment.place:
-            self.fail("S1", f"segment {segment.number} was given to {segment.place}, entries lie at {known}")
+        elif known != segment.location:
+            self.fail("S1", f"segment {segment.number} was given to {segment.location}, entries lie at {known}")
 
     def _may_be(self, old: Segment, new: Segment, store: StoreModel) -> bool:
         """Whether a completed segment may become this: only its truncation moves, unless its end is put right."""
-        held = store.segments.get(old.place)
-        if old.place in self.misstated and held is not None and held.end == new.last_entry:
+        held = store.segments.get(old.location)
+        if old.location in self.misstated and held is not None and held.end == new.last_entry:
             old = replace(
                 old,
                 last_entry=new.last_entry,
@@ -145,17 +145,17 @@ class StreamChecks:
         return _grew(old, new)
 
     def _is_empty(self, segment: Segment, store: StoreModel) -> bool:
-        held = store.segments.get(segment.place)
+        held = store.segments.get(segment.location)
         return held is None or not held.payloads
 
     def appended(self, stored: StoredSegment, value: StreamMetadata, store: StoreModel) -> None:
         """The store took an entry: S6, S1."""
         listed = value.segment(stored.number)
-        if listed is not None and listed.place == stored.place:
-            self.places.setdefault(stored.number, stored.place)
+        if listed is not None and listed.location == stored.location:
+            self.places.setdefault(stored.number, stored.location)
         for other in value.segments:
-            held = store.segments.get(other.place)
-            is_before = listed is not None and listed.place == stored.place and other.number < stored.number
+            held = store.segments.get(other.location)
+            is_before = listed is not None and listed.location == stored.location and other.number < stored.number
             if is_before and held is not None and held.end is None:
                 self.fail("S6", f"segment {stored.number} is written while {other.number} is not closed")
 
@@ -239,12 +239,12 @@ class StreamChecks:
         if numbers != list(range(numbers[0], numbers[0] + len(numbers))) if numbers else False:
             self.fail("S1", f"segment numbers are not dense: {numbers}")
         for segment in value.listed:
-            held = store.segments.get(segment.place)
+            held = store.segments.get(segment.location)
             if held is None:
                 if not value.has_lost(segment.number):
                     self.fail("S9", f"segment {segment.number} is in the list and not in the store")
                 continue
-            is_misstated = segment.place in self.misstated and segment.last_entry != held.end
+            is_misstated = segment.location in self.misstated and segment.last_entry != held.end
             end = segment.last_entry if segment.completed and not is_misstated else held.confirmed
             records: list[Record] = []
             for entry in range(end + 1):
@@ -259,7 +259,7 @@ class StreamChecks:
                         if record.txid < last_txid:
                             self.fail("S7", f"txid {record.txid} after {last_txid} at {segment.number}:{entry}")
                         last_txid = max(last_txid, record.txid)
-            if segment.completed and segment.place not in self.misstated:
+            if segment.completed and segment.location not in self.misstated:
                 self._check_completed(segment, records, held)
         return master
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from actors.owner_feed import OwnerFeed
 from dlog.errors import DLogError
-from dlog.model.segment import Segment
+from dlog.model.segment import Location, Segment
 from dlog.wire.proxy import Entries, Lac
 from proxies.write.lac_subscriptions import LacSubscription, LacSubscriptions
 from tests.simulation.stream_stranger import STRANGER
@@ -40,7 +40,7 @@ class Follower:
         self._link_rng = random.Random(f"{world.plan.seed}/link")
         self._dawdles = self._link_rng.choice((0.0, 0.2))
         self.life = 0
-        self.lacs: dict[str, int] = {}  # by place, as believed
+        self.lacs: dict[Location, int] = {}  # as believed
         self._link: Link | None = None
         self._read_s = self._told_s = 0.0  # when metadata is read next, at the earliest, and told
 
@@ -59,7 +59,7 @@ class Follower:
             return True
         results = (batch.result for batch in self.world.checks.batches if batch.producer != STRANGER)
         acked = max((r.dlsn.entry for r in results if r is not None and r.dlsn.segment == last.number), default=-1)
-        return self.lacs.get(last.place, -1) >= acked
+        return self.lacs.get(last.location, -1) >= acked
 
     def is_link_writable(self) -> bool:
         return self._link_rng.random() >= self._dawdles
@@ -92,17 +92,17 @@ class Follower:
 
     def heard(self, segment: Segment, lac: int, ended: bool) -> None:
         world = self.world
-        held = world.store.segments.get(segment.place)
-        confirmed = held.confirmed if held is not None else -1 if segment.place in world.dropped else lac
+        held = world.store.segments.get(segment.location)
+        confirmed = held.confirmed if held is not None else -1 if segment.location in world.dropped else lac
         if lac > confirmed:
             world.checks.fail("T6", f"LAC {lac} is believed of {segment.place}, confirmed is {confirmed}")
         if ended and held is not None and held.end is None:
             world.checks.fail("T6", f"{segment.place} is believed to have ended at {lac}, and goes on")
-        self.lacs[segment.place] = max(lac, self.lacs.get(segment.place, -1))
+        self.lacs[segment.location] = max(lac, self.lacs.get(segment.location, -1))
 
     def brought(self, segment: Segment, first: int, payloads: Sequence[bytes]) -> None:
         world = self.world
-        held = world.store.segments.get(segment.place)
+        held = world.store.segments.get(segment.location)
         if held is None:
             return  # deleted meanwhile
         world.sim.reach("sent_along")

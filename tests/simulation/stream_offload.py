@@ -33,7 +33,7 @@ from dlog.machine import (
 )
 from dlog.model.ids import SegmentNumber
 from dlog.model.offloading import COLD, Record, Step, decide
-from dlog.model.segment import Segment, StreamMetadata
+from dlog.model.segment import Location, Segment, StreamMetadata
 from tests.simulation.store_model import StoredSegment
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Run:
         """Where the copy lies is remembered before the stream is told."""
         self._copies += 1
         place = f"cold-{segment.number}-{self._name}-{self._copies}"
-        if not self._world.offload.copy(segment.place, place):
+        if not self._world.offload.copy(segment.location, Location(COLD, place)):
             return
         fresh = Record(stream="s", number=segment.number, store=segment.store, place=segment.place, objects=())
         record = (was or fresh).with_object(place)
@@ -184,9 +184,9 @@ class Run:
     def _delete(self, store: str, place: str, number: int) -> Steps:
         yield from self._pause()
         if store == COLD:
-            self._world.offload.delete(place)
+            self._world.offload.delete(Location(COLD, place))
             return
-        deleted = yield Send(STORE, DeleteSegment(store, place, SegmentNumber(number)))
+        deleted = yield Send(STORE, DeleteSegment(Location(store, place), SegmentNumber(number)))
         while not (isinstance(deleted, Received) and isinstance(deleted.message, SegmentDeleted)):
             deleted = yield SetTimer("wait", 1.0)
 
@@ -218,7 +218,7 @@ class OffloadChecks:
 
     def __init__(self, world: StreamWorld) -> None:
         self._world = world
-        self._objects: dict[str, StoredSegment] = {}
+        self._objects: dict[Location, StoredSegment] = {}
         self._runs = 0
 
     def begin(self) -> None:
@@ -235,24 +235,24 @@ class OffloadChecks:
         """The store lost what it does not remember itself."""
         self._world.store.segments.update(self._objects)
 
-    def copy(self, place: str, to_place: str) -> bool:
+    def copy(self, at: Location, to: Location) -> bool:
         """Whether there is something to copy."""
-        held = self._world.store.segments.get(place)
+        held = self._world.store.segments.get(at)
         if held is None or held.end is None:
             return False
-        made = StoredSegment(to_place, held.number, list(held.payloads), held.end, held.end, held.end, is_final=True)
-        self._objects[to_place] = self._world.store.segments[to_place] = made
+        made = StoredSegment(to, held.number, list(held.payloads), held.end, held.end, held.end, is_final=True)
+        self._objects[to] = self._world.store.segments[to] = made
         return True
 
-    def delete(self, place: str) -> None:
+    def delete(self, location: Location) -> None:
         """An object goes at once."""
-        if self._objects.pop(place, None) is not None:
-            self._world.store.segments.pop(place, None)
-            self._world.store.deleted.add(place)
+        if self._objects.pop(location, None) is not None:
+            self._world.store.segments.pop(location, None)
+            self._world.store.deleted.add(location)
         self.check(self._world.value)
 
     def check(self, value: StreamMetadata) -> None:
         """E2, whenever metadata was written or something was deleted."""
         for segment in value.segments:
-            if segment.place in self._world.store.deleted:
-                self._world.checks.fail("E2", f"segment {segment.number} lies at {segment.place}, which was deleted")
+            if segment.location in self._world.store.deleted:
+                self._world.checks.fail("E2", f"segment {segment.number} lies at {segment.location}, which was deleted")

@@ -119,8 +119,8 @@ class Proxy:
         world = self.world
         world.checks.said(request, confirmed, result)
         if isinstance(result, BatchWritten) and not result.duplicate:
-            place = world.checks.places.get(result.dlsn.segment, "")
-            world.checks.answered(machine, result, world.store.segments.get(place))
+            location = world.checks.places.get(result.dlsn.segment)
+            world.checks.answered(machine, result, world.store.segments.get(location) if location else None)
             world.sim.call_in(0.0, self._check_told, machine, result, node=self.name)
         reply(result, machine.epoch)
 
@@ -533,7 +533,7 @@ class ReaderHost:
         return []
 
     def _entries(self, question: GetEntries) -> EntriesGot | SourceFailed:
-        held = self.world.store.segments.get(question.segment.place)
+        held = self.world.store.segments.get(question.segment.location)
         if held is None:
             return SourceFailed(question, SegmentNotFoundError("no such place"))
         payloads = tuple(held.payloads[question.first : question.last + 1])
@@ -543,7 +543,7 @@ class ReaderHost:
         while upto < len(payloads) and (upto == 0 or size < question.max_bytes):
             size += len(payloads[upto])
             upto += 1
-        return EntriesGot(question.segment.number, question.segment.place, question.first, payloads[:upto])
+        return EntriesGot(question.segment.number, question.segment.location, question.first, payloads[:upto])
 
     def _poll(self) -> None:
         if self._told != self.world.value:
@@ -553,11 +553,11 @@ class ReaderHost:
         lac = self._lac(watch) if watch is not None else None
         if watch is not None and lac is not None and (lac[0] > watch.known or lac[1]):
             self._watch = None
-            self._post(SegmentLacSeen(watch.segment.number, watch.segment.place, EntryId(lac[0]), lac[1]))
+            self._post(SegmentLacSeen(watch.segment.number, watch.segment.location, EntryId(lac[0]), lac[1]))
 
     def _lac(self, watch: WatchLac) -> tuple[int, bool] | None:
-        hinted = self.world.hints.get(watch.segment.place)
-        stored = self.world.store.readable(watch.segment.place)
+        hinted = self.world.hints.get(watch.segment.location)
+        stored = self.world.store.readable(watch.segment.location)
         if stored is None or hinted is None or stored[1]:
             return stored
         return max(stored[0], hinted), False
@@ -609,7 +609,7 @@ class Reader:
             payloads.append(bytes(entries.body[at : at + length]))
             at += length
         segment = world.value.segment(entries.segment) or world.older_segments.get(entries.segment)
-        held = world.store.segments.get(segment.place) if segment is not None else None
+        held = world.store.segments.get(segment.location) if segment is not None else None
         if held is not None:
             lac = held.confirmed
             world.checks.delivered(self.delivered, entries.segment, entries.first_entry, payloads, entries.skip, lac)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from dlog.model.segment import Segment, StreamMetadata
+from dlog.model.segment import Location, Segment, StreamMetadata
 
 if TYPE_CHECKING:
     from tests.simulation.stream_world import StreamWorld
@@ -41,7 +41,7 @@ class RetentionChecks:
     def __init__(self, world: StreamWorld) -> None:
         self._world = world
         self._metadata_days = 0.0
-        self._stored_s: dict[str, float] = {}  # by place: when a record of it was stored last
+        self._stored_s: dict[Location, float] = {}  # when a record of it was stored last
 
     # ---- clocks -----------------------------------------------------------------------------------------------------
 
@@ -70,22 +70,22 @@ class RetentionChecks:
 
     # ---- what is known ----------------------------------------------------------------------------------------------
 
-    def stored(self, place: str) -> None:
+    def stored(self, location: Location) -> None:
         """An entry is stored there now; it may be acknowledged long after, by an owner that was frozen meanwhile."""
-        self._stored_s[place] = self._world.sim.now_s
+        self._stored_s[location] = self._world.sim.now_s
 
     def changed(self, old: StreamMetadata, new: StreamMetadata) -> None:
         """Metadata was written: E1."""
         for segment in new.segments:
             if segment.completed and old.segment(segment.number) is None:
-                self.stored(segment.place)  # taken in
+                self.stored(segment.location)  # taken in
         for segment in new.truncated:
             if old.segment(segment.number) is not None and not segment.last_dlsn < self._world.highest_point:
                 self._check(segment, new.settings.retention_s)
 
     def _check(self, segment: Segment, retention_s: float) -> None:
         self._world.sim.reach("expired")
-        age_s = self._world.sim.now_s - self._stored_s.get(segment.place, 0.0)
+        age_s = self._world.sim.now_s - self._stored_s.get(segment.location, 0.0)
         if age_s < retention_s - _ROUNDING_S or not retention_s:
             text = f"segment {segment.number} expired {age_s:.3f} s after its last record was stored"
             self._world.checks.fail("E1", f"{text}, it was to be kept for {retention_s} s: {segment}")

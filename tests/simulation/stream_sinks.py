@@ -57,7 +57,7 @@ from dlog.machine import (
     Versioned,
 )
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, Txid
-from dlog.model.segment import StreamMetadata
+from dlog.model.segment import Location, StreamMetadata
 from dlog.model.sink import RegisteredStage, SinkBatch, StageSweepRule, StreamLook, SweepDecision
 from dlog.stores.contract import STAGE
 from dlog.wire.entry import build_record_set, decode_entry
@@ -101,8 +101,8 @@ class Stager:
                 self._ticket, self._payloads, self._txid = ticket, payloads, txid
                 settings = self._world.value.settings
                 return [Send(STORE, CreateSegment(SegmentNumber(0), Epoch(0), settings.store, settings.quorum))]
-            case Received(_, SegmentCreated(_, place)) if not self._place:
-                self._place = place
+            case Received(_, SegmentCreated(_, location)) if not self._place:
+                self._place = place = location.name
                 stage = RegisteredStage(place, self._world.stream, self._batch, int(self._world.sim.now_s * 1000))
                 self._world.stages[place] = stage
                 return [self._append(entry, payload) for entry, payload in enumerate(self._payloads)]
@@ -136,8 +136,8 @@ class Sweeper:
                 self._looks.append(StreamLook(value.sink(SINK), places, is_open=not value.is_sealed))
                 pause_s = self._rng.choice((0.0, 0.0, 0.01, 0.05, 0.2))
                 return [SetTimer("go on", pause_s)] if pause_s else self._go_on()
-            case Received(_, SegmentDeleted(place)):
-                self._world.stages.pop(place, None)
+            case Received(_, SegmentDeleted(location)):
+                self._world.stages.pop(location.name, None)
                 return self._go_on()
             case TimerFired():
                 return self._go_on()
@@ -152,7 +152,7 @@ class Sweeper:
                 return [ReadMetadata("look", world.key)]
             place = self._left.pop(0)
             if verdict is SweepDecision.GOES:
-                return [Send(STORE, DeleteSegment("ledger", place, STAGE))]
+                return [Send(STORE, DeleteSegment(Location("ledger", place), STAGE))]
             if verdict is SweepDecision.LISTED:
                 world.sim.reach("stage_listed")
                 del world.stages[place]
@@ -311,7 +311,7 @@ class SinkProgram:
         assert upto is not None
         mine = {payload for tried in self._written.tries for payload in tried}
         for segment in self.world.value.segments:
-            held = self.world.store.segments.get(segment.place)
+            held = self.world.store.segments.get(segment.location)
             last = upto[1] - 1 if segment.number == upto[0] else -1 if segment.number > upto[0] else 2**63
             for payload in held.payloads[: min(last, held.confirmed) + 1] if held is not None else ():
                 if any(bytes(record.payload) in mine for record in decode_entry(payload)):
@@ -402,7 +402,7 @@ class SinkChecks:
                 self._listed.add(segment.place)
                 if stage.batch.epoch < self._epoch:
                     self.world.checks.fail("T7", f"{stage.batch} was taken in, epoch {self._epoch} writes")
-            if segment.place in self.world.store.deleted and not value.has_lost(segment.number):
+            if segment.location in self.world.store.deleted and not value.has_lost(segment.number):
                 self.world.checks.fail("S13", f"segment {segment.number} was swept, it lay at {segment.place}")
 
     def swept(self, place: str) -> None:

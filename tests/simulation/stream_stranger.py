@@ -44,7 +44,7 @@ from dlog.machine import (
 )
 from dlog.model.dlsn import of
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, Txid
-from dlog.model.segment import Segment, StreamMetadata
+from dlog.model.segment import Location, Segment, StreamMetadata
 from dlog.wire.entry import Record, encode_entry
 from tests.simulation.stream_checks import Written
 from tests.simulation.stream_retention import EPOCH_MS
@@ -81,8 +81,8 @@ class Stranger:
                 return self._saw(value, version)
             case Received(_, SegmentRecovered() | EntriesRead() as message):
                 return self._recovered(message)
-            case Received(_, SegmentCreated(number, place)) if self._then == "create":
-                return self._start(number, place)
+            case Received(_, SegmentCreated(number, location)) if self._then == "create":
+                return self._start(number, location)
             case Received(_, EntryAppended(number, entry)) if self._own is not None and number == self._own.number:
                 return self._appended(entry)
             case Received(_, StoreFailed(AppendEntry())) if self._then == "write":
@@ -128,7 +128,7 @@ class Stranger:
 
     def _recovered(self, message: SegmentRecovered | EntriesRead) -> list[Effect]:
         segment = self._value.segment(message.number)
-        if self._then != "recover" or segment is None or segment.place != message.place:
+        if self._then != "recover" or segment is None or segment.location != message.location:
             return []
         if isinstance(message, SegmentRecovered) and message.last_entry != NO_ENTRY:
             return [Send(STORE, ReadEntries(segment, message.last_entry, message.last_entry))]
@@ -146,9 +146,9 @@ class Stranger:
         for segment in value.in_progress:
             end = self._ends[segment.number]
             if end is None:
-                value = DropEmptySegment(segment.number, segment.place, "").apply(value)
+                value = DropEmptySegment(segment.number, segment.location, "").apply(value)
             else:
-                value = CompleteSegment(segment.number, segment.place, end, self._unix_ms).apply(value)
+                value = CompleteSegment(segment.number, segment.location, end, self._unix_ms).apply(value)
         if value.is_sealed:
             return []
         self._dropped = min((n for n, end in self._ends.items() if end is None), default=0)
@@ -159,8 +159,8 @@ class Stranger:
             return SegmentNumber(self._value.listed[-1].number + 1)
         return SegmentNumber(self._dropped or max(1, self._value.max_segment))
 
-    def _start(self, number: SegmentNumber, place: str) -> list[Effect]:
-        self._own = Segment(number=number, place=place, first_txid=Txid(self._txid))
+    def _start(self, number: SegmentNumber, at: Location) -> list[Effect]:
+        self._own = Segment(number=number, place=at.name, store=at.store, first_txid=Txid(self._txid))
         self._written, self._acked = [], int(NO_ENTRY)
         if self._value.segment(number) is not None:
             return []
@@ -201,15 +201,15 @@ class Stranger:
         own = self._own
         assert own is not None
         listed = value.segment(own.number)
-        if listed is None or listed.place != own.place or listed.completed:
+        if listed is None or listed.location != own.location or listed.completed:
             return self._read("look") if self._rng.random() < 0.5 else []
-        held = self.world.store.segments.get(own.place)
+        held = self.world.store.segments.get(own.location)
         if held is None or held.end is None:
             return []  # it was refused for another reason than that the segment is closed
         if held.end != self._acked:
             self.world.sim.reach("misstated")
         end = SegmentEnd(EntryId(self._acked), 0, Txid(self._txid), len(self._written))
-        self.world.checks.misstated.add(own.place)
+        self.world.checks.misstated.add(own.location)
         return self._set(
-            "completed own", CompleteSegment(own.number, own.place, end, self._unix_ms).apply(value), version
+            "completed own", CompleteSegment(own.number, own.location, end, self._unix_ms).apply(value), version
         )

@@ -30,7 +30,7 @@ from dlog.log.options import OwnerOptions
 from dlog.machine import Versioned
 from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import StreamName
-from dlog.model.segment import Segment, StreamKey, StreamMetadata, StreamSettings
+from dlog.model.segment import Location, Segment, StreamKey, StreamMetadata, StreamSettings
 from dlog.model.sink import RegisteredStage
 from dlog.options import draw
 from dlog.wire.proxy import Start
@@ -204,8 +204,8 @@ class StreamWorld:
         self.stream = STREAM
         self.key = KEY
         self.marks: set[Any] = set()
-        self.hints: dict[str, int] = {}  # place -> LAC told by an owner
-        self.dropped: set[str] = set()  # places that ended empty and left the list
+        self.hints: dict[Location, int] = {}  # LAC told by an owner
+        self.dropped: set[Location] = set()  # that ended empty and left the list
         self.older_value: StreamMetadata | None = None
         self.older_segments: dict[int, Segment] = {}
         self.highest_point = of(1, 0, 0)  # any truncation asked for
@@ -290,7 +290,7 @@ class StreamWorld:
 
     def _appended(self, stored: StoredSegment) -> None:
         self.checks.appended(stored, self.value, self.store)
-        self.retention.stored(stored.place)
+        self.retention.stored(stored.location)
 
     def _refusal(self, old: Any, new: Any) -> DLogError | None:
         """ZooKeeper takes no change of the stream that is larger than so many segments."""
@@ -302,10 +302,10 @@ class StreamWorld:
     def _stamp(self, value: Any) -> Any:
         return value.stamped(self.retention.metadata_unix_ms) if isinstance(value, StreamMetadata) else value
 
-    def _deleted(self, place: str) -> None:
+    def _deleted(self, location: Location) -> None:
         self.offload.check(self.value)
-        self.sink_checks.swept(place)
-        self.checks.deleted(place, self.value)
+        self.sink_checks.swept(location.name)
+        self.checks.deleted(location, self.value)
 
     def _changed(self, key: Any, old: Any, new: Any) -> None:
         if key != KEY:
@@ -323,8 +323,8 @@ class StreamWorld:
         """Segments that left the list because they ended empty."""
         for segment in old.segments:
             now = new.segment(segment.number) or new.truncated_segment(segment.number)
-            if not segment.completed and (now is None or now.place != segment.place):
-                self.dropped.add(segment.place)
+            if not segment.completed and (now is None or now.location != segment.location):
+                self.dropped.add(segment.location)
                 if (new.owner.epoch, "ready") in self.marks:
                     self.sim.reach("empty_mended")
 
@@ -332,9 +332,9 @@ class StreamWorld:
         """An owner told its tails: the hint may be lost."""
         if isinstance(event, LacMoved) and self.sim.rng.random() < 0.7:
             segment = self.value.segment(event.segment)
-            place = self.checks.places.get(event.segment, "")
-            if segment is not None and segment.place == place:
-                self.hints[place] = max(self.hints.get(place, -1), event.lac)
+            location = self.checks.places.get(event.segment)
+            if segment is not None and segment.location == location:
+                self.hints[location] = max(self.hints.get(location, -1), event.lac)
 
     def is_cut(self, a: str, b: str) -> bool:
         return self.sim.network.cuts.get((a, b), 0) > self.sim.now

@@ -22,7 +22,7 @@ from dlog.errors import DamagedError, DLogError, LedgerNotFoundError, Unsupporte
 from dlog.io.clock import SYSTEM_CLOCK
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.io.zookeeper_protocol import NoNodeError
-from dlog.log.changes import allocated_place
+from dlog.log.changes import allocated_location
 from dlog.machine import Missing, Versioned
 from dlog.model.ids import LedgerId
 from dlog.model.ledger import LedgerMetadata
@@ -113,8 +113,8 @@ async def _collect(metadata: ZooKeeperMetadata, namespace: str, named: _Named) -
             continue
         if isinstance(outcome, Versioned):
             value: StreamMetadata = outcome.value
-            places = [(segment.store, segment.place) for segment in value.listed]
-            places += [allocated_place(value.allocated)] if value.allocated else []
+            places = [segment.location for segment in value.listed]
+            places += [allocated_location(value.allocated)] if value.allocated else []
             named.ledgers |= {int(place) for store, place in places if store == "ledger" and place.isdigit()}
         elif not isinstance(outcome, Missing):
             named.unknown.add(name)

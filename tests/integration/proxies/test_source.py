@@ -75,9 +75,9 @@ async def test_a_lac_is_not_believed_for_a_place_that_the_number_had_before() ->
         on.words.hear(1, 2, False)
         gate.set()
         told = await asker.hear(SegmentLacSeen)
-        assert (told.place, told.lac, told.ended) == (old.place, -1, True)
+        assert (told.location, told.lac, told.ended) == (old.location, -1, True)
         asker.view.ask(WatchLac(new, EntryId(-1)))
-        assert await asker.hear(SegmentLacSeen) == SegmentLacSeen(new.number, new.place, EntryId(2))
+        assert await asker.hear(SegmentLacSeen) == SegmentLacSeen(new.number, new.location, EntryId(2))
 
 
 async def test_a_lac_of_a_stream_that_was_deleted_is_not_believed_for_one_made_again(
@@ -105,13 +105,13 @@ async def test_a_lac_of_a_stream_that_was_deleted_is_not_believed_for_one_made_a
             new = await on_new_place(on, read)
             may_read.set()
             told = await asker.hear(SegmentLacSeen)
-            assert (told.place, told.lac, told.ended) == (old.place, 7, True)
+            assert (told.location, told.lac, told.ended) == (old.location, 7, True)
         asker.view.ask(WatchLac(new, EntryId(-1)))
-        assert await asker.hear(SegmentLacSeen) == SegmentLacSeen(new.number, new.place, EntryId(2))
+        assert await asker.hear(SegmentLacSeen) == SegmentLacSeen(new.number, new.location, EntryId(2))
         asker.view.ask(WatchLac(new, EntryId(2)))
         await on.words.asked.wait()  # the owner is asked again, as of this stream
         on.words.hear(1, 3, False)
-        assert await asker.hear(SegmentLacSeen) == SegmentLacSeen(new.number, new.place, EntryId(3))
+        assert await asker.hear(SegmentLacSeen) == SegmentLacSeen(new.number, new.location, EntryId(3))
 
 
 @pytest.mark.parametrize("is_claimed", [False, True])
@@ -155,11 +155,11 @@ async def test_a_follower_goes_on_at_the_place_that_the_number_of_an_empty_segme
         await looking.look()  # what was heard is placed by now
         new = await on.write(3)
         told = await asker.hear(SegmentLacSeen)
-        assert (told.place, told.lac, told.ended) == (old.place, -1, True)
+        assert (told.location, told.lac, told.ended) == (old.location, -1, True)
         assert on.words.hear is not None
         asker.view.ask(WatchLac(new, EntryId(2)))
         on.words.hear(1, 5, False)
-        assert await asker.hear(SegmentLacSeen) == SegmentLacSeen(new.number, new.place, EntryId(5))
+        assert await asker.hear(SegmentLacSeen) == SegmentLacSeen(new.number, new.location, EntryId(5))
 
 
 async def on_new_place(on: Stage, read: Any) -> Segment:
@@ -450,7 +450,9 @@ async def test_readers_at_the_tail_are_told_in_their_turn_and_of_an_end_at_once(
         assert (await newcomer.hear(SegmentLacSeen)).lac == 4
         on.words.hear(1, 5, True)
         for asker in askers:
-            assert (await asker.hear(SegmentLacSeen)) == SegmentLacSeen(segment.number, segment.place, EntryId(5), True)
+            assert (await asker.hear(SegmentLacSeen)) == SegmentLacSeen(
+                segment.number, segment.location, EntryId(5), True
+            )
 
 
 async def test_who_waits_for_its_turn_is_told_when_it_comes() -> None:

@@ -65,7 +65,7 @@ COHERENCE = (
     Mutant(
         name="entries are asked for as far as the reader's list says, whatever is confirmed",
         invariants=("R1", "S4", "assert"),
-        parts=planted(StreamFeed, ("_lac_seen", "asked.place, end, True", "asked.place, EntryId(end + 1), True")),
+        parts=planted(StreamFeed, ("_lac_seen", "asked.location, end, True", "asked.location, EntryId(end + 1), True")),
     ),
 )
 

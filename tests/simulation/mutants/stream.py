@@ -228,8 +228,8 @@ TAKING = (
             Takeover,
             (
                 "progress",
-                "recovery.next_number, ahead.place, ahead.store",
-                "t.value.max_segment + 1, ahead.place, ahead.store",
+                "recovery.next_number, ahead.location",
+                "t.value.max_segment + 1, ahead.location",
             ),
         ),
     ),
@@ -392,7 +392,7 @@ TRUNCATED = (
             StreamTruncation,
             (
                 "marked",
-                "self._deleting[store, place] = None",
+                "self._deleting[location] = None",
                 "self._context.register.want(ForgetTruncated(self._portion[-1].number))",
             ),
         ),
@@ -783,7 +783,7 @@ LIVES = (
         style="lives",
         parts={
             "planted": (
-                (StreamDeletion, edited(StreamDeletion, ("_end_segments", "if s.place not in known", "if False"))),
+                (StreamDeletion, edited(StreamDeletion, ("_end_segments", "if s.location not in known", "if False"))),
                 (MarkDeleted, edited(MarkDeleted, ("apply", "self.ended is not None and", "False and"))),
             )
         },
@@ -826,7 +826,7 @@ OFFLOADING = (
         name="a segment is moved wherever it lies by now",
         invariants=("E2",),
         style="offload",
-        parts=planted(Relocate, ("apply", "(segment.store, segment.place) != (self.store, self.place)", "False")),
+        parts=planted(Relocate, ("apply", "segment.location != self.at", "False")),
     ),
 )
 

@@ -55,7 +55,7 @@ from dlog.machine import (
     Versioned,
 )
 from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
-from dlog.model.segment import StreamKey, StreamMetadata, StreamSettings
+from dlog.model.segment import Location, StreamKey, StreamMetadata, StreamSettings
 from dlog.ownership.claim import Claimant
 from dlog.stores.contract import SegmentFencedError, SegmentNotFoundError, StoreTooSmallError
 from dlog.wire.entry import build_record_set
@@ -187,7 +187,7 @@ class Stage:
                 self.created += 1
                 name = f"{number}{chr(ord('a') + self.created - 1)}"
                 self.places[name] = actor.writers[number] = Place(number)
-                return SegmentCreated(number, name)
+                return SegmentCreated(number, Location(question.store, name))
             case AppendEntry(number, entry, parts):
                 place = actor.writers[number]
                 if place.end is not None:
@@ -206,21 +206,21 @@ class Stage:
             case RecoverSegment(segment):
                 place = self.places[segment.place]
                 place.end = len(place.payloads) - 1 if place.end is None else place.end
-                return SegmentRecovered(segment.number, segment.place, EntryId(place.end))
+                return SegmentRecovered(segment.number, segment.location, EntryId(place.end))
             case ReadEntries(segment, first, last):
                 payloads = self.places[segment.place].payloads[first : last + 1]
-                return EntriesRead(segment.number, segment.place, first, tuple(payloads))
-            case ExamineStage(store, name):
-                found = self.places.get(name)
+                return EntriesRead(segment.number, segment.location, first, tuple(payloads))
+            case ExamineStage(location):
+                found = self.places.get(location.name)
                 if found is None:
                     return StoreFailed(question, SegmentNotFoundError("no such place"))
                 found.end = len(found.payloads) - 1 if found.end is None else found.end
-                return StageExamined(store, name, EntryId(found.end), tuple(found.payloads[: found.end + 1]))
-            case DeleteSegment(_, name):
-                self.deleted.append(name)
-                if self.places.pop(name, None) is None:
+                return StageExamined(location, EntryId(found.end), tuple(found.payloads[: found.end + 1]))
+            case DeleteSegment(location):
+                self.deleted.append(location.name)
+                if self.places.pop(location.name, None) is None:
                     return StoreFailed(question, SegmentNotFoundError("no such place"))
-                return SegmentDeleted(name)
+                return SegmentDeleted(location)
         raise AssertionError(question)
 
 

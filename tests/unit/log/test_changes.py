@@ -24,12 +24,12 @@ from dlog.log.changes import (
     Stage,
     StartSegment,
     TruncateTo,
+    allocated_location,
     allocated_name,
-    allocated_place,
 )
 from dlog.model.dlsn import of
 from dlog.model.ids import TXID_END_OF_STREAM, EntryId, SegmentNumber, StreamName, Txid
-from dlog.model.segment import Segment, StreamMetadata
+from dlog.model.segment import Location, Segment, StreamMetadata
 from dlog.model.sink import SinkBatch, SinkRecord
 
 
@@ -69,12 +69,16 @@ def kept_for(retention_s: float, value: StreamMetadata) -> StreamMetadata:
     return replace(value, settings=replace(value.settings, retention_s=retention_s))
 
 
+def ledger(name: str) -> Location:
+    return Location("ledger", name)
+
+
 END = SegmentEnd(EntryId(3), 1, Txid(77), 5)
 CHANGES: list[Change] = [
     StartSegment(segment(4, completed=False), "4a"),
-    CompleteSegment(SegmentNumber(3), "3a", END, 9000),
-    CompleteSegment(SegmentNumber(2), "2a", END, 9000),
-    DropEmptySegment(SegmentNumber(3), "3a", "3a"),
+    CompleteSegment(SegmentNumber(3), ledger("3a"), END, 9000),
+    CompleteSegment(SegmentNumber(2), ledger("2a"), END, 9000),
+    DropEmptySegment(SegmentNumber(3), ledger("3a"), "3a"),
     Allocate("4a"),
     Deallocate("4a"),
     TruncateTo(of(2, 1, 1)),
@@ -99,7 +103,7 @@ def test_starting_a_segment_takes_its_place_out_of_allocated_and_no_other() -> N
 
 
 def test_completing_records_the_end_and_goes_on_counting() -> None:
-    after = CompleteSegment(SegmentNumber(3), "3a", END, 9000).apply(stream(2))
+    after = CompleteSegment(SegmentNumber(3), ledger("3a"), END, 9000).apply(stream(2))
     done = after.segments[2]
     assert (done.last_entry, done.last_slot, done.last_txid, done.record_count) == (3, 1, 77, 5)
     assert done.start_sequence_id == 14
@@ -108,26 +112,24 @@ def test_completing_records_the_end_and_goes_on_counting() -> None:
 
 def test_completing_a_segment_that_another_completed_at_the_same_end_changes_nothing() -> None:
     same = SegmentEnd(EntryId(4), 2, Txid(29), 7)
-    assert CompleteSegment(SegmentNumber(2), "2a", same, 9000).apply(stream(2)) == stream(2)
+    assert CompleteSegment(SegmentNumber(2), ledger("2a"), same, 9000).apply(stream(2)) == stream(2)
 
 
 def test_completing_a_segment_that_another_completed_elsewhere_puts_its_end_right_and_nothing_else() -> None:
     before = stream(2)
-    after = CompleteSegment(SegmentNumber(2), "2a", END, 9000).apply(before)
+    after = CompleteSegment(SegmentNumber(2), ledger("2a"), END, 9000).apply(before)
     right = replace(before.segments[1], last_txid=Txid(77), last_entry=EntryId(3), last_slot=1, record_count=5)
     assert after.segments == (before.segments[0], right, before.segments[2])
     assert after.max_txid == 77
 
 
 def test_completing_says_nothing_of_another_place_with_the_number() -> None:
-    assert CompleteSegment(SegmentNumber(2), "other", END, 9000).apply(stream(2)) == stream(2)
-    assert CompleteSegment(SegmentNumber(3), "other", END, 9000).apply(stream(2)) == stream(2)
+    assert CompleteSegment(SegmentNumber(2), ledger("other"), END, 9000).apply(stream(2)) == stream(2)
+    assert CompleteSegment(SegmentNumber(3), ledger("other"), END, 9000).apply(stream(2)) == stream(2)
 
 
 def test_nothing_is_taken_in_by_a_sealed_stream() -> None:
-    change = ListImportedSegments(
-        (Stage("ledger", "x", Txid(500), END),), SinkRecord(SinkBatch("sink", 0, "q", 0)), 9000
-    )
+    change = ListImportedSegments((Stage(ledger("x"), Txid(500), END),), SinkRecord(SinkBatch("sink", 0, "q", 0)), 9000)
     before = stream(3, 0)
     assert [s.place for s in change.apply(before).segments] == ["1a", "2a", "3a", "x"]
     sealed = replace(before, max_txid=TXID_END_OF_STREAM)
@@ -135,11 +137,11 @@ def test_nothing_is_taken_in_by_a_sealed_stream() -> None:
 
 
 def test_an_empty_segment_leaves_no_trace_but_its_place_to_delete() -> None:
-    after = DropEmptySegment(SegmentNumber(3), "3a", "3a").apply(stream(2))
+    after = DropEmptySegment(SegmentNumber(3), ledger("3a"), "3a").apply(stream(2))
     assert [s.number for s in after.segments] == [1, 2]
     assert after.max_txid == stream(2).max_txid
     assert after.allocated == "3a"
-    assert DropEmptySegment(SegmentNumber(3), "other", "x").apply(stream(2)) == stream(2)
+    assert DropEmptySegment(SegmentNumber(3), ledger("other"), "x").apply(stream(2)) == stream(2)
 
 
 def test_truncated_segments_are_marked_and_forgotten_up_to_a_number_and_no_other() -> None:
@@ -158,7 +160,7 @@ def test_truncated_segments_are_marked_and_forgotten_up_to_a_number_and_no_other
 
 def test_the_trim_point_stops_at_a_segment_in_progress() -> None:
     value = stream(2, in_progress=2)
-    value = CompleteSegment(SegmentNumber(4), "4a", END, 9000).apply(value)
+    value = CompleteSegment(SegmentNumber(4), ledger("4a"), END, 9000).apply(value)
     after = TruncateTo(of(5, 0, 0)).apply(value)
     assert (numbers(after.truncated), numbers(after.segments)) == ([1, 2], [3, 4])
     assert after.in_progress == (value.segments[2],)
@@ -196,6 +198,6 @@ def test_the_truncation_point_only_moves_forward(points: list[tuple[int, int, in
 
 
 def test_allocated_names_the_store_unless_it_is_the_ledger_store() -> None:
-    assert allocated_name("ledger", "42") == "42"
-    for store, place in (("ledger", "42"), ("kafka", "topic:7"), ("s3", "a/b")):
-        assert allocated_place(allocated_name(store, place)) == (store, place)
+    assert allocated_name(ledger("42")) == "42"
+    for location in (ledger("42"), Location("kafka", "topic:7"), Location("s3", "a/b")):
+        assert allocated_location(allocated_name(location)) == location

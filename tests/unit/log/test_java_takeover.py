@@ -137,7 +137,7 @@ def _java_takes_over(stage: Stage, listed_end: EntryId) -> None:
 
 
 def _complete_in_list(stage: Stage, number: int, last: EntryId, *, records: int, txid: int) -> None:
-    place = next(s.place for s in stage.value.segments if s.number == number)
+    location = next(s.location for s in stage.value.segments if s.number == number)
     end = SegmentEnd(last, 1, Txid(txid), records)
-    stage.value = CompleteSegment(SegmentNumber(number), place, end, 5000).apply(stage.value)
+    stage.value = CompleteSegment(SegmentNumber(number), location, end, 5000).apply(stage.value)
     stage.version += 1

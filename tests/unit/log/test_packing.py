@@ -8,6 +8,7 @@ from dlog.log.dedup_trailer import BatchPosition, ProducerSnapshot, ProducerTabl
 from dlog.log.options import PRODUCERS_MAX, OwnerOptions
 from dlog.log.packing import OpenSegment, Packer
 from dlog.log.producer_table import ProducerTable
+from dlog.model.segment import Location
 from dlog.wire.entry import ENTRY_BYTES_MAX, decode_entry
 
 LARGEST = 2**63 - 1
@@ -23,7 +24,7 @@ def test_the_snapshot_of_a_full_table_fits_into_an_entry(count: int, kept: int) 
     options = OwnerOptions(producers_max=count)
     table = ProducerTable(options.producers_max, options.places_max)
     table.restore(ProducerTableSnapshot((0, -1), producers), (1, 0))
-    pending = Packer(table, options).cut([], OpenSegment(1, "1", "memory", 0, True))
+    pending = Packer(table, options).cut([], OpenSegment(1, Location("memory", "1"), 0, True))
     data = b"".join(pending.parts)
     assert len(data) <= ENTRY_BYTES_MAX
     note = decode_trailer(decode_entry(data)[-1].payload)

@@ -32,7 +32,7 @@ from dlog.log.source_messages import (
 from dlog.machine import PeerLost, Received, Send, SetTimer, TimerFired
 from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import NO_ENTRY, EntryId, SegmentNumber, Txid
-from dlog.model.segment import StreamMetadata
+from dlog.model.segment import Location, StreamMetadata
 from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreUnavailableError
 from dlog.wire.entry import decode_entry
 from dlog.wire.proxy import Cancel, Credit, Entries, Read, ReaderEvent, ReaderEventKind, Start
@@ -102,7 +102,7 @@ class Desk:
                 payloads = self.stage.places[segment.place].payloads[first : last + 1]
                 sums = itertools.accumulate(map(len, payloads), initial=0)
                 enough = [p for p, before in zip(payloads, sums, strict=False) if before < max_bytes]
-                return [EntriesGot(segment.number, segment.place, first, tuple(enough))]
+                return [EntriesGot(segment.number, segment.location, first, tuple(enough))]
             case WatchLac(segment) if segment.completed and self.losing is not None:
                 return [SourceFailed(question, self.losing)]
             case WatchLac(segment, known):
@@ -110,14 +110,14 @@ class Desk:
                 stored = len(self.stage.places[segment.place].payloads) - 1
                 lac, ended = self.lacs.get(segment.place, (stored, now is not None and now.completed))
                 known_already = lac <= known and not ended
-                return [] if known_already else [SegmentLacSeen(segment.number, segment.place, EntryId(lac), ended)]
+                return [] if known_already else [SegmentLacSeen(segment.number, segment.location, EntryId(lac), ended)]
         raise AssertionError(question)
 
     def confirmed(self, dlsn: DLSN) -> None:
         """The source hears that the LAC has reached this entry."""
         segment = self.stage.value.segment(dlsn.segment)
         assert segment is not None
-        self.post(Received(SOURCE, SegmentLacSeen(segment.number, segment.place, dlsn.entry)))
+        self.post(Received(SOURCE, SegmentLacSeen(segment.number, segment.location, dlsn.entry)))
 
     def refresh(self) -> None:
         self.post(Received(SOURCE, StreamSeen(self.stage.value)))
@@ -317,7 +317,7 @@ def test_a_reader_of_the_tail_that_was_moved_on_by_a_truncation_is_moved_on_by_t
         desk.refresh()
         assert desk.events == []
     desk.lacs.clear()
-    desk.post(Received(SOURCE, SegmentLacSeen(later.number, later.place, later.last_entry, True)))
+    desk.post(Received(SOURCE, SegmentLacSeen(later.number, later.location, later.last_entry, True)))
     assert desk.kinds[0] is ReaderEventKind.STARTED
     assert desk.seen[0] == second and desk.seen[-1] == places[-1]
 
@@ -372,13 +372,13 @@ def test_an_empty_segment_that_ended_is_waited_out_because_its_number_comes_agai
     stage.taken("p1")
     desk = Desk(stage, Start.START)
     segment = stage.value.segments[0]
-    desk.post(Received(SOURCE, SegmentLacSeen(segment.number, segment.place, EntryId(-1), ended=True)))
+    desk.post(Received(SOURCE, SegmentLacSeen(segment.number, segment.location, EntryId(-1), ended=True)))
     owner = stage.taken("p2")
     desk.refresh()
     first = owner.ask(batch(0)).dlsn
-    place = stage.value.segments[0].place
-    assert place != segment.place
-    desk.post(Received(SOURCE, SegmentLacSeen(segment.number, place, first.entry)))
+    location = stage.value.segments[0].location
+    assert location != segment.location
+    desk.post(Received(SOURCE, SegmentLacSeen(segment.number, location, first.entry)))
     assert desk.seen == [of(1, 0, 0)]
 
 
@@ -405,9 +405,9 @@ def completed_empty_after_it_was_heard_to_end_empty() -> Desk:
     stage.taken("p1")
     desk = Desk(stage, Start.START)
     segment = stage.value.segments[0]
-    desk.post(Received(SOURCE, SegmentLacSeen(segment.number, segment.place, NO_ENTRY, ended=True)))
+    desk.post(Received(SOURCE, SegmentLacSeen(segment.number, segment.location, NO_ENTRY, ended=True)))
     end = SegmentEnd(NO_ENTRY, 0, Txid(0), 1)
-    stage.value = CompleteSegment(segment.number, segment.place, end, 1).apply(stage.value)
+    stage.value = CompleteSegment(segment.number, segment.location, end, 1).apply(stage.value)
     stage.version += 1
     written = stage.taken("p2").ask(batch(0)).dlsn
     desk.refresh()
@@ -560,7 +560,7 @@ def moved(stage: Stage, number: int, place: str, store: str = "cold") -> None:
     """Segment `number` lies at `place` from now on, and where it lay nothing is left."""
     segment = stage.value.segment(number)
     assert segment is not None
-    stage.value = Relocate(segment.number, segment.store, segment.place, store, place).apply(stage.value)
+    stage.value = Relocate(segment.number, segment.location, Location(store, place)).apply(stage.value)
     stage.places[place] = stage.places.pop(segment.place)
     stage.version += 1
 

@@ -7,6 +7,7 @@ from dlog.log.messages import DeleteSegment
 from dlog.log.options import OwnerOptions
 from dlog.log.segment_deletion import TIMER, PendingDeletion, SegmentDeleter
 from dlog.machine import Effect, Send, SetTimer
+from dlog.model.segment import Location
 
 
 class CountedPlace(str):
@@ -29,7 +30,7 @@ class CountedPlace(str):
 
 
 def doomed(place: str, store: str = "ledger") -> PendingDeletion:
-    return PendingDeletion(store, place, 1, None)
+    return PendingDeletion(Location(store, place), 1, None)
 
 
 def questions(effects: list[Effect]) -> list[DeleteSegment]:
@@ -50,20 +51,20 @@ def test_each_place_is_deleted_once_and_oldest_first() -> None:
     disposal = SegmentDeleter(OwnerOptions(deletes_max=2))
     for place in ("1", "2", "1", "3"):
         disposal.add(doomed(place))
-    assert [q.place for q in questions(disposal.effects())] == ["1", "2"]
+    assert [q.location.name for q in questions(disposal.effects())] == ["1", "2"]
     disposal.add(doomed("2"))
     assert disposal.effects() == []
-    assert disposal.deleted("1") == doomed("1") and disposal.deleted("1") is None
-    assert [q.place for q in questions(disposal.effects())] == ["3"]
+    assert disposal.deleted(doomed("1").location) == doomed("1") and disposal.deleted(doomed("1").location) is None
+    assert [q.location.name for q in questions(disposal.effects())] == ["3"]
 
 
 def test_the_same_place_in_another_store_is_another() -> None:
     disposal = SegmentDeleter(OwnerOptions(deletes_max=1))
     disposal.add(doomed("1"))
     disposal.add(doomed("1", "cold"))
-    assert [q.store for q in questions(disposal.effects())] == ["ledger"]
-    disposal.deleted("1")
-    assert [q.store for q in questions(disposal.effects())] == ["cold"]
+    assert [q.location.store for q in questions(disposal.effects())] == ["ledger"]
+    disposal.deleted(doomed("1").location)
+    assert [q.location.store for q in questions(disposal.effects())] == ["cold"]
 
 
 def test_what_failed_is_asked_again_after_the_timer_and_not_before() -> None:

@@ -37,6 +37,7 @@ from dlog.log.recovery import StreamRecovery
 from dlog.machine import CompareAndSet, MetadataSeen, OutcomeUnknown, PeerLost, ReadMetadata, Received
 from dlog.model.dlsn import of
 from dlog.model.ids import NO_ENTRY, TXID_END_OF_STREAM, EntryId, SegmentNumber
+from dlog.model.segment import Location
 from dlog.stores.contract import SegmentFencedError, StoreUnavailableError
 from dlog.wire.entry import RECORD_SET, Record, build_record_set, encode_entry
 from tests.unit.log.stage import ALICE, BOB, Stage, batch, notes, numbers
@@ -489,8 +490,8 @@ def test_an_answer_about_the_place_that_a_number_had_before_ends_nothing() -> No
     recovery = StreamRecovery(stage.value, OwnerOptions(), None)
     recovery.begin()
     done: list[bool] = []
-    for place in ("before", segment.place):
-        recovery.handle(SegmentRecovered(segment.number, place, NO_ENTRY))
+    for name in ("before", segment.place):
+        recovery.handle(SegmentRecovered(segment.number, Location(segment.store, name), NO_ENTRY))
         done.append(recovery.is_done)
     assert done == [False, True]
     assert recovery.ends == {segment.number: None}

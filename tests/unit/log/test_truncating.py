@@ -9,7 +9,7 @@ from dlog.log.messages import STORE, BatchWritten, DeleteSegment, RelocateSegmen
 from dlog.log.options import OwnerOptions
 from dlog.machine import CompareAndSet, MetadataSeen, ReadMetadata, Received
 from dlog.model.dlsn import DLSN
-from dlog.model.segment import LEDGER, StreamMetadata, Truncation
+from dlog.model.segment import StreamMetadata, Truncation
 from tests.unit.log.stage import Actor, Stage, batch
 
 THREE = OwnerOptions(truncate_portion=3)
@@ -69,7 +69,7 @@ def test_nothing_waits_for_a_store_that_does_not_delete() -> None:
     assert isinstance(owner.ask(batch(6, size=300)), BatchWritten)
     stage.held.clear()
     for segment in left[:3]:
-        question = DeleteSegment(LEDGER, segment.place, segment.number)
+        question = DeleteSegment(segment.location, segment.number)
         owner.post(Received(STORE, StoreFailed(question, UnavailableError("away"))))
     later = owner.ask(batch(7, size=300)).dlsn
     assert owner.ask(TruncateBefore(later)) == later, "and the point moves on"

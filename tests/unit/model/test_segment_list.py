@@ -24,7 +24,7 @@ from dlog.log.changes import (
 )
 from dlog.model.dlsn import of
 from dlog.model.ids import EntryId, SegmentNumber, StreamName, Txid
-from dlog.model.segment import Segment, StreamMetadata
+from dlog.model.segment import Location, Segment, StreamMetadata
 from dlog.model.segment_list import SegmentList, differences
 from tests.operations import operations
 
@@ -131,10 +131,10 @@ def test_what_is_found_by_place_and_end_is_what_a_look_at_every_segment_finds(to
 
 
 def check_places(one: SegmentList) -> None:
-    for store, place in itertools.product(("ledger", "cold"), "abcdefgh"):
-        there = [s for s in one if (s.store, s.place) == (store, place)]
-        there += [s for s in one if store == "ledger" and s.former_ledger == place]
-        found = one.find_place(store, place)
+    for location in itertools.starmap(Location, itertools.product(("ledger", "cold"), "abcdefgh")):
+        there = [s for s in one if s.location == location]
+        there += [s for s in one if location == Location("ledger", s.former_ledger)]
+        found = one.find_location(location)
         assert found in there if there else found is None
 
 
@@ -146,6 +146,9 @@ def check_ends(one: SegmentList) -> None:
         assert one.first_reaching(least, by_time=True) is by_time
 
 
+NOWHERE = Location("ledger", "nowhere")
+
+
 def stream(count: int) -> StreamMetadata:
     segments = SegmentList([*listed(1, count - 1), segment(count, completed=False)])
     assert segments.in_progress
@@ -155,7 +158,9 @@ def stream(count: int) -> StreamMetadata:
 def roll(value: StreamMetadata) -> StreamMetadata:
     last = value.segments[-1].number
     started = StartSegment(segment(last + 1, completed=False), "").apply(value)
-    return CompleteSegment(last, f"{last}a", SegmentEnd(EntryId(5), 0, Txid(last), 6), 1000).apply(started)
+    return CompleteSegment(last, Location("ledger", f"{last}a"), SegmentEnd(EntryId(5), 0, Txid(last), 6), 1000).apply(
+        started
+    )
 
 
 def truncate_one(value: StreamMetadata) -> StreamMetadata:
@@ -190,7 +195,9 @@ def seek(value: StreamMetadata) -> StreamMetadata:
 
 def take_in(value: StreamMetadata) -> StreamMetadata:
     end = SegmentEnd(EntryId(5), 0, Txid(10**6), 6)
-    change = ListImportedSegments(tuple(Stage("ledger", f"x{n}", Txid(10**6), end) for n in range(3)), None, 1000)
+    change = ListImportedSegments(
+        tuple(Stage(Location("ledger", f"x{n}"), Txid(10**6), end) for n in range(3)), None, 1000
+    )
     taken = change.apply(value)
     assert change.took_place(taken) and not change.took_place(value) and change.apply(taken) is taken
     assert [s.number for s in taken.segments[-3:]] == [taken.max_segment - 2, taken.max_segment - 1, taken.max_segment]
@@ -209,8 +216,8 @@ def test_a_search_by_end_or_place_looks_at_few_segments_also_in_a_list_that_has_
         value = stream(count)
         value = replace(value, segments=SegmentList([replace(s, last_txid=Txid(s.number)) for s in value.segments]))
         seek(value)
-        assert value.segment_at("ledger", "7a") is value.segment(7) and value.in_progress
-        return operations(lambda: seek(change(value)).segment_at("ledger", "no place"))
+        assert value.segment_at(Location("ledger", "7a")) is value.segment(7) and value.in_progress
+        return operations(lambda: seek(change(value)).segment_at(NOWHERE))
 
     assert cost(20_000) <= 1.2 * cost(1000)
 
@@ -218,7 +225,7 @@ def test_a_search_by_end_or_place_looks_at_few_segments_also_in_a_list_that_has_
 def test_taking_segments_in_looks_at_few_segments() -> None:
     def cost(count: int) -> int:
         value = roll(stream(count)).without_segment(count + 1)
-        assert value.segment_at("ledger", "no place") is None and not value.in_progress
+        assert value.segment_at(NOWHERE) is None and not value.in_progress
         return operations(lambda: take_in(value))
 
     assert cost(20_000) <= 1.2 * cost(1000)
@@ -230,8 +237,8 @@ def test_tables_do_not_keep_the_places_of_all_segments_that_ever_were() -> None:
         value = roll(value)
         value = TruncateTo(of(value.segments[-5].number, 0, 0)).apply(value)
         value = ForgetTruncated(SegmentNumber(value.first_number - 1)).apply(value)
-        assert value.segment_at("ledger", "no place") is None
-    assert len(value._segments._places()) <= 1100
+        assert value.segment_at(NOWHERE) is None
+    assert len(value._segments._locations()) <= 1100
 
 
 def test_truncating_costs_the_same_however_many_segments_go() -> None:

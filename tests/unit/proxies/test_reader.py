@@ -53,9 +53,9 @@ class Source:
             case GetStream():
                 view.say(StreamSeen(StreamMetadata(name=StreamName("s"), segments=(SEGMENT,)), fresh=True))
             case WatchLac():
-                view.say(SegmentLacSeen(SEGMENT.number, SEGMENT.place, EntryId(999), False))
+                view.say(SegmentLacSeen(SEGMENT.number, SEGMENT.location, EntryId(999), False))
             case GetEntries(_, first):
-                view.say(EntriesGot(SEGMENT.number, SEGMENT.place, first, (ENTRY,)))
+                view.say(EntriesGot(SEGMENT.number, SEGMENT.location, first, (ENTRY,)))
 
 
 class Client:
