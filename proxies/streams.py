@@ -8,7 +8,8 @@ from dlog.errors import MetadataUnavailableError, StreamNotFoundError
 from dlog.io.metadata import Metadata
 from dlog.machine import Conflict, Missing, OutcomeUnknown, Versioned
 from dlog.model.ids import StreamName
-from dlog.model.segment import StreamKey
+from dlog.model.segment import StreamKey, StreamMetadata
+from dlog.wire.stream_metadata import settings_to_map
 
 _TRIES = 20  # to set the incarnation of a stream that a Java program changes
 
@@ -27,11 +28,13 @@ async def read_stream(metadata: Metadata, stream: StreamName) -> Versioned:
             raise AssertionError("a read has no version to conflict with")
 
 
-async def check_incarnation(metadata: Metadata, stream: StreamName, life: str) -> None:
-    """Raises StreamNotFoundError if this incarnation of the stream is gone, MetadataUnavailableError."""
-    seen = await read_stream(metadata, stream)
-    if seen.value.life != life:
+async def read_incarnation(metadata: Metadata, stream: StreamName, life: str) -> StreamMetadata:
+    """The current metadata of this incarnation of the stream. Raises StreamNotFoundError if it is gone,
+    MetadataUnavailableError."""
+    value: StreamMetadata = (await read_stream(metadata, stream)).value
+    if value.life != life:
         raise StreamNotFoundError(f"the stream was deleted and created again: stream={stream}")
+    return value
 
 
 async def current_incarnation(metadata: Metadata, stream: StreamName) -> dict[str, Any]:
@@ -45,7 +48,11 @@ async def current_incarnation(metadata: Metadata, stream: StreamName) -> dict[st
             case Versioned(value, version) if not value.life:
                 await metadata.compare_and_set(StreamKey(stream), value, version)  # every change by dlog sets it
             case Versioned(value):
-                return {"life": value.life, "deleted": False, "deletions": deletions}
+                told = {"life": value.life, "deleted": False, "deletions": deletions}
+                return told | {
+                    "settings": settings_to_map(value.settings),
+                    "settings_version": value.settings.version,
+                }
             case Missing(left=None):
                 return {"life": None, "deleted": False, "deletions": deletions}
             case Missing(left=left):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import EntryId, SegmentNumber, Txid
-from dlog.model.segment import LEDGER, Location, Segment, StreamMetadata, Truncation
+from dlog.model.segment import LEDGER, Location, Segment, StreamMetadata, StreamSettings, Truncation
 from dlog.model.sink import SINKS_MAX, SinkRecord, Standing, standing
 
 
@@ -299,6 +299,19 @@ class Relocate:
 
 
 @dataclass(frozen=True, slots=True)
+class AlterSettings:
+    """Replace the stream's settings by `settings`, whose version is one above that of the settings they were made from.
+    Changes nothing if the stream's settings have another version."""
+
+    settings: StreamSettings
+
+    def apply(self, value: StreamMetadata) -> StreamMetadata:
+        if value.settings.version != self.settings.version - 1:
+            return value
+        return replace(value, settings=self.settings)
+
+
+@dataclass(frozen=True, slots=True)
 class MarkReleased:
     """Release the claim: any proxy may claim the stream without evidence."""
 
@@ -337,6 +350,7 @@ Change = (
     | ListImportedSegments
     | RecordSinkBatch
     | Relocate
+    | AlterSettings
     | MarkReleased
     | MarkDeleted
 )

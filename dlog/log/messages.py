@@ -12,7 +12,7 @@ from dlog.errors import DLogError
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, Txid
 from dlog.model.quorum import Quorum
-from dlog.model.segment import Location, Segment
+from dlog.model.segment import Location, Segment, StreamSettings
 from dlog.model.sink import SinkBatch
 from dlog.values import value
 
@@ -140,6 +140,18 @@ class RelocateSegment:
     place: str
     to_store: str
     to_place: str
+    life: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AlterStream:
+    """Replace the stream's settings. Answered with None once metadata has them.
+
+    settings: all of them, with the version of those that they were made from plus one. Raises StaleRequestError if the
+    stream's settings have another version, `outcome_unknown` if these may have been theirs before. life: see
+    TruncateBefore."""
+
+    settings: StreamSettings
     life: str | None = None
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlog.errors import DLogError, StreamNotFoundError
-from dlog.log.changes import Change, Refresh, Relocate, Touch
+from dlog.log.changes import AlterSettings, Change, Refresh, Relocate, Touch
 from dlog.log.options import OwnerOptions
 from dlog.machine import (
     CancelTimer,
@@ -93,7 +93,8 @@ class StreamMetadataUpdater:
     def want(self, change: Change) -> None:
         """Queue a change; queued changes are written together, in order."""
         self._wanted += (change,)
-        if isinstance(change, Refresh | Relocate):  # Relocate: "no such segment" needs metadata read after the request
+        if isinstance(change, Refresh | Relocate | AlterSettings):
+            # a refusal ("no such segment", "altered meanwhile") needs metadata read after the request
             self._needed_read = self._reads + 1
 
     def request_read(self) -> int:

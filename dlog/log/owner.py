@@ -13,9 +13,9 @@ Invariants:
 
 One StreamOwner serves one claim: a new claim is a new instance with a new nonce. The segment store is the peer STORE
 (dlog/log/messages.py). Facts: Asked with AcquireStream first, then WriteBatch, TakeIn, AppendSinkBatch,
-RelocateSegment, TruncateBefore, SealStream, ReleaseStream, StatStream; Received(STORE, ...); Received(HINTS,
-StreamChanged()); PeerLost(STORE); MetadataSeen; TimerFired. Once `has_ended` is true, everything is answered: discard
-the instance.
+RelocateSegment, TruncateBefore, AlterStream, SealStream, ReleaseStream, StatStream; Received(STORE, ...);
+Received(HINTS, StreamChanged()); PeerLost(STORE); MetadataSeen; TimerFired. Once `has_ended` is true, everything is
+answered: discard the instance.
 
 Source: DistributedLog's write handler (docs/decisions: differences), architecture notes 3.2.
 """
@@ -37,8 +37,10 @@ from dlog.errors import (
 )
 from dlog.events import ChangeRefused, LacMoved, LeaseLost, SegmentCompleted, StreamOwned, StreamReleased, StreamSealed
 from dlog.log import recovery
+from dlog.log.altering import SettingsAlteration
 from dlog.log.changes import (
     Allocate,
+    AlterSettings,
     Change,
     CompleteSegment,
     Deallocate,
@@ -58,6 +60,7 @@ from dlog.log.changes import (
 from dlog.log.deferred_refusals import DeferredRefusals
 from dlog.log.messages import (
     AcquireStream,
+    AlterStream,
     AppendEntry,
     AppendSinkBatch,
     CreateSegment,
@@ -121,6 +124,7 @@ class StreamOwnerMachine:
     """
 
     __slots__ = (
+        "_altering",
         "_confirming",
         "_context",
         "_expiring",
@@ -145,6 +149,7 @@ class StreamOwnerMachine:
         self._taking = Takeover(context, self)
         self._rolling = SegmentRoller(context)
         self._truncating = StreamTruncation(context)
+        self._altering = SettingsAlteration(context)
         self._expiring = RetentionChecker(context)
         self._taking_in = SegmentImport(context, self._taking, self)
         self._confirming = DeferredRefusals(context, self)
@@ -246,6 +251,8 @@ class StreamOwnerMachine:
                 self._taking_in.relocate(ticket, request)
             case TruncateBefore(dlsn):
                 self._truncating.ask(ticket, dlsn)
+            case AlterStream():
+                self._altering.ask(ticket, request)
             case SealStream():
                 self._sealers += (ticket,)
                 t.is_draining = True
@@ -385,6 +392,9 @@ class StreamOwnerMachine:
                 self._end_released()
             case TruncateTo():
                 self._truncating.done(change)
+            case AlterSettings():
+                self._altering.done(change)
+                self._expiring.look()
             case ListImportedSegments():
                 self._taking_in.taken_in(change)
             case RecordSinkBatch():
@@ -413,6 +423,8 @@ class StreamOwnerMachine:
         match change:
             case TruncateTo():
                 self._truncating.refused(change, error)
+            case AlterSettings():
+                self._altering.refused(change, error)
             case ListImportedSegments() | RecordSinkBatch() | Relocate():
                 self._taking_in.refused(change, error)
             case Touch() | Expire() | MarkTruncated() | ForgetTruncated() | Allocate() | Deallocate():
@@ -483,7 +495,7 @@ class StreamOwnerMachine:
     def _is_of_this_life(self, request: Any) -> bool:
         """Whether the request names the owned incarnation of the stream, or none."""
         match request:
-            case TruncateBefore() | TakeIn() | AppendSinkBatch() | RelocateSegment() | SealStream():
+            case TruncateBefore() | AlterStream() | TakeIn() | AppendSinkBatch() | RelocateSegment() | SealStream():
                 return request.life is None or request.life == self.life
         return True
 
@@ -630,6 +642,7 @@ class StreamOwnerMachine:
         waiting = [*self._takers, *self._sealers, *self._releasers]
         t.out.extend(Answer(ticket, error) for ticket in waiting)
         self._truncating.fail(error)
+        self._altering.fail(unknown)
         self._taking_in.fail(error, unknown)
         self._takers = self._sealers = self._releasers = ()
         early.clear()

@@ -3,7 +3,8 @@
 Invariants:
 - the next segment is listed while the current one still takes entries, so a new owner finds and fences both;
 - the next segment takes entries only after the current one is drained and sealed; writes wait meanwhile, none is
-  refused.
+  refused;
+- a segment ends at the size and the age that the stream's settings had when it was opened.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from dlog.log.changes import SegmentEnd, StartSegment
 from dlog.log.owner_context import OwnerContext
 from dlog.log.packing import OpenSegment
 from dlog.machine import SetTimer
-from dlog.model.segment import Segment
+from dlog.model.segment import Segment, StreamSettings
 
 AGE_TIMER = ("age",)
+_DEFAULTS = StreamSettings()
 
 
 class Roll(enum.Enum):
@@ -28,23 +30,24 @@ class Roll(enum.Enum):
 class SegmentRoller:
     """state: the stage of the current roll."""
 
-    __slots__ = ("_age_due", "_context", "_starting", "state")
+    __slots__ = ("_age_due", "_context", "_settings", "_starting", "state")
 
     def __init__(self, context: OwnerContext) -> None:
         self.state = Roll.NONE
         self._context = context
         self._starting: Segment | None = None
         self._age_due = False
+        self._settings = _DEFAULTS  # of the current segment
 
     def restart(self) -> None:
         """A segment was opened: no roll is under way, and its age starts now."""
         t = self._context
-        age_s = t.value.settings.segment_age_s
+        self._settings = t.value.settings
         self.state = Roll.NONE
         self._starting = None
         self._age_due = False
         t.allocation.is_due = False
-        t.out.append(SetTimer(AGE_TIMER, age_s * t.options.allocate_ahead))
+        t.out.append(SetTimer(AGE_TIMER, self._settings.segment_age_s * t.options.allocate_ahead))
 
     def abandon(self) -> None:
         """The store failed: a recovery handles the listed segments."""
@@ -57,7 +60,7 @@ class SegmentRoller:
         t, segment = self._context, self._context.writing.current
         if not t.allocation.is_due:
             t.allocation.is_due = True
-            t.out.append(SetTimer(AGE_TIMER, t.value.settings.segment_age_s * (1 - t.options.allocate_ahead)))
+            t.out.append(SetTimer(AGE_TIMER, self._settings.segment_age_s * (1 - t.options.allocate_ahead)))
             return
         if segment is not None and segment.next_entry == 0:
             self.restart()
@@ -69,10 +72,10 @@ class SegmentRoller:
         if segment is None:
             return
         if self.state is Roll.NONE and segment.next_entry > 0 and not t.is_draining and not t.is_holding:
-            settings = t.register.value.settings
-            if t.allocation.is_due or segment.bytes >= settings.segment_bytes * t.options.allocate_ahead:
+            bytes_max = self._settings.segment_bytes
+            if t.allocation.is_due or segment.bytes >= bytes_max * t.options.allocate_ahead:
                 self._progress_allocation(segment)
-            if self._age_due or segment.bytes >= settings.segment_bytes:
+            if self._age_due or segment.bytes >= bytes_max:
                 self._begin(segment)
         if self.state is Roll.CLOSING:
             t.ask_seal()

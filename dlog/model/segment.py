@@ -115,13 +115,14 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """Settings chosen at a stream's creation; changes apply from the next segment on, that of retention at once."""
+    """Settings of a stream. A change applies from the next segment on, that of retention at once."""
 
     store: str = "ledger"
     quorum: Quorum = field(default_factory=Quorum)
     segment_bytes: int = 256 * 1024 * 1024
     segment_age_s: float = 7200.0
     retention_s: float = 0.0  # since a segment was completed; 0: it is kept for ever
+    version: int = 0  # how often they were altered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

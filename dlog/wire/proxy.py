@@ -42,6 +42,7 @@ class Op(enum.IntEnum):
     SINK_WRITE = 18
     RELOCATE = 19
     LIFE = 20
+    ALTER = 21
     WELCOME = 64
     WRITTEN = 65
     FAILED = 66
@@ -196,6 +197,18 @@ class Seal:
 
 
 @dataclass(frozen=True, slots=True)
+class Alter:
+    """Change the named settings of the stream (keys as in Create). version: of the settings that the client has read
+    (see Life); 555 if they were altered since. Done {"settings": all of them}. life: see Life."""
+
+    request: int
+    stream: str
+    life: str
+    version: int
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Stat:
     """Describe a stream: Done with a map (docs/protocol.md)."""
 
@@ -208,7 +221,8 @@ class Life:
     """Get the incarnation id of the present stream of this name. A client asks once before a request that it may repeat
     or that may come late, and puts the id into each try, so that a late one never changes the next stream of the name.
 
-    Done {"life": str or nil (no stream), "deleted": bool (a deletion is not finished), "deletions": n}.
+    Done {"life": str or nil (no stream), "deleted": bool (a deletion is not finished), "deletions": n}, and of a stream
+    that is not deleted {"settings": as in Create, "settings_version": how often they were altered}.
     """
 
     request: int
@@ -421,6 +435,7 @@ Question = (
     | Delete
     | Truncate
     | Seal
+    | Alter
     | Stat
     | Life
     | List

@@ -246,6 +246,10 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
         ),
     ),
     Op.LIFE: (proxy.Life, (("request", U63), ("stream", TEXT))),
+    Op.ALTER: (
+        proxy.Alter,
+        (("request", U63), ("stream", TEXT), ("life", LIFE), ("version", U63), ("settings", MAP)),
+    ),
     Op.WELCOME: (
         proxy.Welcome,
         (("request", U63), ("version", U16), ("server", TEXT), ("role", TEXT), ("limits", LIMITS)),

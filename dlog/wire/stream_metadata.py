@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote
@@ -269,7 +269,7 @@ def settings_to_map(settings: StreamSettings) -> dict[str, Any]:
 
 
 def settings_from_map(values: dict[str, Any], base: StreamSettings | None = None) -> StreamSettings:
-    """Settings from a request; missing ones are taken from `base`, or have their default.
+    """Settings from a request; missing ones, and the version, are taken from `base`, or have their default.
 
     Raises InvalidRequestError for an unknown name, a wrong type, a value that is not positive (retention_s may be 0:
     kept for ever), or inconsistent quorums.
@@ -298,12 +298,13 @@ def settings_from_map(values: dict[str, Any], base: StreamSettings | None = None
         segment_bytes=known["segment_bytes"],
         segment_age_s=known["segment_age_s"],
         retention_s=known["retention_s"],
+        version=base.version if base is not None else 0,
     )
 
 
 def encode_settings(settings: StreamSettings) -> bytes:
-    """Data of R/settings."""
-    return _json(settings_to_map(settings))
+    """Data of R/settings. The version is written once they were altered."""
+    return _json(settings_to_map(settings) | ({"version": settings.version} if settings.version else {}))
 
 
 def decode_settings(data: Buffer) -> StreamSettings:
@@ -318,10 +319,14 @@ def _settings(data: bytes) -> StreamSettings:
         return StreamSettings()
     known = settings_to_map(StreamSettings())
     found = _object(_text(data), "settings")
+    version = found.get("version", 0)
+    if type(version) is not int or not 0 <= version < 2**63:
+        raise DamagedError(f"settings have a version out of range: version={str(version)[:40]}")
     try:
-        return settings_from_map({name: value for name, value in found.items() if name in known})
+        settings = settings_from_map({name: value for name, value in found.items() if name in known})
     except InvalidRequestError as error:
         raise DamagedError(f"stored settings of a stream are invalid: {error.message}") from None
+    return replace(settings, version=version)
 
 
 def encode_sinks(sinks: Sequence[SinkRecord]) -> bytes:

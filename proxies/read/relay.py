@@ -17,11 +17,11 @@ from dlog.errors import ConnectionLostError, RequestTimeoutError, StreamUnavaila
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.metadata import Metadata
 from dlog.ownership.ring import Ring
-from dlog.wire.proxy import Create, Delete, GetOwner, Life, Release, Relocate, Seal, SinkWrite, TakeIn, Truncate
+from dlog.wire.proxy import Alter, Create, Delete, GetOwner, Life, Release, Relocate, Seal, SinkWrite, TakeIn, Truncate
 from proxies.dialling import Dialler
 from proxies.proxy_connection import ProxyConnection
 
-Handed = Create | Delete | GetOwner | Life | Release | Relocate | Seal | SinkWrite | TakeIn | Truncate
+Handed = Alter | Create | Delete | GetOwner | Life | Release | Relocate | Seal | SinkWrite | TakeIn | Truncate
 
 CONNECT_S = 0.3
 ANSWER_S = 15.0

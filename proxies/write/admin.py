@@ -13,7 +13,7 @@ import asyncio
 import enum
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.runtime import TaskScope
@@ -31,14 +31,14 @@ from dlog.errors import (
 from dlog.events import Event, SegmentDeleted, SegmentLeftBehind
 from dlog.io.metadata import AbsentStream, Metadata
 from dlog.log.changes import allocated_location
-from dlog.log.messages import DeleteStream, StatStream, StreamStat
+from dlog.log.messages import AlterStream, DeleteStream, StatStream, StreamStat
 from dlog.machine import Conflict, Missing, OutcomeUnknown, Versioned
 from dlog.model.ids import SegmentNumber, StreamName, stream_name
 from dlog.model.segment import StreamKey, StreamMetadata, StreamSettings
 from dlog.stores.contract import SegmentRef, SegmentStore, StoreUnavailableError
 from dlog.wire.stream_metadata import settings_from_map, settings_to_map
 from proxies import catalog
-from proxies.streams import check_incarnation, current_incarnation, read_stream
+from proxies.streams import current_incarnation, read_incarnation, read_stream
 from proxies.write.owned_streams import Advisor, OwnedStreams
 from proxies.write.ownership_advisor import ClaimHere, GoElsewhere
 
@@ -83,6 +83,7 @@ class Admin:
         """tasks: for work that goes on after the reply."""
         self._metadata = metadata
         self._stores = stores
+        self._written = [name for name, store in stores.items() if store.capabilities.is_written]  # the default first
         self._holdings = holdings
         self._placement = placement
         self._tasks = tasks
@@ -96,7 +97,7 @@ class Admin:
 
     async def check_incarnation(self, name: str, life: str) -> None:
         """Raises StreamNotFoundError if this incarnation of the stream is gone, MetadataUnavailableError."""
-        await check_incarnation(self._metadata, stream_name(name), life)
+        await read_incarnation(self._metadata, stream_name(name), life)
 
     async def create(self, name: str, settings: Mapping[str, Any], life: str, deletions: int) -> dict[str, Any]:
         """Create a stream with this incarnation. Idempotent. deletions: the count of deletions when it was requested.
@@ -105,7 +106,7 @@ class Admin:
         since: this request can never succeed), MetadataUnavailableError (the stream may exist).
         """
         stream = stream_name(name)
-        made = StreamMetadata(name=stream, settings=self._settings(settings), life=life)
+        made = StreamMetadata(name=stream, settings=self._settings(settings, StreamSettings(store=self._written[0])), life=life)
         done = {"settings": settings_to_map(made.settings)}
         if await self._has_life(stream, life):
             return done
@@ -138,6 +139,28 @@ class Admin:
                 raise MetadataUnavailableError(
                     f"it is unknown whether the stream was created: {reason}", outcome_unknown=True
                 )
+
+    async def alter(self, name: str, settings: Mapping[str, Any], life: str, version: int) -> dict[str, Any]:
+        """Have the owner give these settings of this incarnation of the stream new values. Idempotent. version: of the
+        settings that the request was made from.
+
+        Raises StreamNotFoundError, InvalidRequestError, StaleRequestError (the settings were altered since),
+        MetadataUnavailableError, and the errors of OwnedStreams.ask.
+        """
+        stream = stream_name(name)
+        base = (await read_incarnation(self._metadata, stream, life)).settings
+        wanted = self._settings(settings, base)
+        if wanted == base:
+            return {"settings": settings_to_map(base)}
+        if version != base.version:
+            raise StaleRequestError(
+                f"the settings were altered since they were read, read them again: stream={name} "
+                f"version={version} now={base.version}"
+            )
+        if wanted.quorum != base.quorum:
+            self._check_ensemble(wanted)
+        await self._holdings.ask(stream, AlterStream(replace(wanted, version=version + 1), life))
+        return {"settings": settings_to_map(wanted)}
 
     async def _has_life(self, stream: StreamName, life: str) -> bool:
         found = await self._metadata.read(StreamKey(stream))
@@ -255,12 +278,12 @@ class Admin:
         """Stream names in order, see catalog.Listings. Raises MetadataUnavailableError."""
         return await self._listings.page(after, limit, listing)
 
-    def _settings(self, given: Mapping[str, Any]) -> StreamSettings:
-        written = [name for name, store in self._stores.items() if store.capabilities.is_written]
-        settings = settings_from_map(dict(given), StreamSettings(store=written[0]))
-        if settings.store not in written:
+    def _settings(self, given: Mapping[str, Any], base: StreamSettings) -> StreamSettings:
+        """`base` with the values given, checked as a whole. Raises InvalidRequestError."""
+        settings = settings_from_map(dict(given), base)
+        if settings.store not in self._written:
             what = "segments cannot be written to this store" if settings.store in self._stores else "no such store"
-            raise InvalidRequestError(f"{what}, choose one of {sorted(written)}: store={settings.store}")
+            raise InvalidRequestError(f"{what}, choose one of {sorted(self._written)}: store={settings.store}")
         if settings.segment_bytes < SEGMENT_BYTES_MIN:
             raise InvalidRequestError(f"segment_bytes must be at least {SEGMENT_BYTES_MIN}: {settings.segment_bytes}")
         if settings.segment_age_s < SEGMENT_AGE_S_MIN:

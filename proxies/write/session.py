@@ -23,13 +23,21 @@ from dlog.errors import (
 )
 from dlog.io.clock import unix_ms
 from dlog.log import messages as asked
-from dlog.log.messages import AppendSinkBatch, BatchWritten, RelocateSegment, SealStream, TruncateBefore, WriteBatch
+from dlog.log.messages import (
+    AppendSinkBatch,
+    BatchWritten,
+    RelocateSegment,
+    SealStream,
+    TruncateBefore,
+    WriteBatch,
+)
 from dlog.model.dlsn import of
 from dlog.model.ids import EntryId, SegmentNumber, Txid, stream_name
 from dlog.model.sink import SinkBatch, sink_name
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import RECORD_BYTES_MAX, SET_OVERHEAD, record_set_head
 from dlog.wire.proxy import (
+    Alter,
     Cancel,
     Create,
     Credit,
@@ -110,6 +118,7 @@ class WriteSession(Dispatch):
             Delete: self._delete,
             Truncate: self._truncate,
             Seal: self._seal,
+            Alter: self._alter,
             Release: self._release,
             TakeIn: self._take_in,
             SinkWrite: self._sink_write,
@@ -283,6 +292,9 @@ class WriteSession(Dispatch):
 
     def _seal(self, m: Seal) -> None:
         self._answer(m, self._seal_stream(m))
+
+    def _alter(self, m: Alter) -> None:
+        self._answer(m, self._server.admin.alter(m.stream, m.settings, m.life, m.version))
 
     def _release(self, m: Release) -> None:
         self._answer(m, self._server.release(m.stream, m.life))

@@ -55,6 +55,9 @@ def proxy_frames(rng: random.Random) -> list[bytes]:
         lambda: said(proxy.Truncate(number, stream, LIFE, (rng.randrange(3), rng.randrange(3), 0))),
         lambda: said(proxy.Release(number, stream, LIFE)),
         lambda: said(
+            proxy.Alter(number, stream, LIFE, rng.randrange(3), {"retention_s": rng.choice((0, 3600.0, "1h", -1))})
+        ),
+        lambda: said(
             proxy.TakeIn(number, stream, LIFE, *sink, ((str(rng.randrange(9)), rng.randrange(3)),) * rng.randrange(3))
         ),
         lambda: said(proxy.SinkWrite(number, stream, LIFE, *sink, *rest)),

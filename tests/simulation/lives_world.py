@@ -1,12 +1,14 @@
 """The world of one name: streams that are made, written, sealed, truncated and deleted under it, one after the other.
 
 The style "lives" of the room `stream`. An operator tries each deletion at any proxy until it is answered; copies of it,
-and of seals and truncations, arrive late, in the next life too. Proxies freeze between their look at metadata and what
-they do; an owner that is cut off from metadata goes on writing. The store keeps what was
-written to a deleted stream, as bookies do.
+and of seals, truncations and alterations, arrive late, in the next life too. Proxies freeze between their look at
+metadata and what they do; an owner that is cut off from metadata goes on writing. The store keeps what was written to a
+deleted stream, as bookies do.
 
 D1: what was asked of one life never changes another. D2: what is asked after a deletion was answered is not
-acknowledged in that life (the answer to what was durable before it may come late).
+acknowledged in that life (the answer to what was durable before it may come late). D3: settings are altered once by
+each alteration, and only those that it was made from; what was answered as done was done, and what was refused as made
+from old settings is never done.
 """
 
 from __future__ import annotations
@@ -15,9 +17,17 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from dlog.errors import DLogError
+from dlog.errors import DLogError, StaleRequestError
 from dlog.events import SegmentStarted
-from dlog.log.messages import AcquireStream, BatchWritten, DeleteStream, SealStream, TruncateBefore, WriteBatch
+from dlog.log.messages import (
+    AcquireStream,
+    AlterStream,
+    BatchWritten,
+    DeleteStream,
+    SealStream,
+    TruncateBefore,
+    WriteBatch,
+)
 from dlog.log.options import OwnerOptions
 from dlog.log.owner import StreamOwnerMachine
 from dlog.log.producer_table import NAME_BYTES
@@ -39,7 +49,11 @@ STREAM = StreamName("s")
 KEY = StreamKey(STREAM)
 PROXIES = ("p1", "p2", "p3")
 STORE_NODE = "store"
-MUST_REACH = ("deleted", "life_gone", "late", "life_refused", "segment_not_ended", "acked_in_a_later_life")
+MUST_REACH = (
+    *("deleted", "life_gone", "late", "life_refused", "segment_not_ended", "acked_in_a_later_life"),
+    *("altered", "alter_stale", "alter_in_doubt"),
+)
+RETENTION_S = 10.0**6  # and more: nothing expires
 SETTLE_S = 60.0
 
 
@@ -57,6 +71,7 @@ def draw_plan(seed: int) -> Plan:
         "seals": rng.choice((0.0, 0.02)),
         "truncates": rng.choice((0.0, 0.05)),
         "force": rng.random() < 0.2,
+        "alters": random.Random(f"lives/{seed}/alters").choice((0.0, 0.1, 0.3)),
         "duration_s": duration,
         "timeout_s": rng.choice((0.05, 0.5)),
         "sync_s": rng.choice((0.0002, 0.001)),
@@ -170,6 +185,9 @@ class LivesWorld:
         self.asked: dict[str, set[type[Any]]] = {}  # life -> kinds of what was asked of it
         self.points: dict[str, DLSN] = {}  # life -> the highest truncation point asked for
         self.acked: dict[str, list[DLSN]] = {}
+        self.alterations: dict[float, AlterStream] = {}  # by their retention, which no other has
+        self.altered: dict[float, int] = {}  # how often metadata took one
+        self.refused: set[float] = set()  # answered as not done, for good
         self._batches = 0
         self.sim.metadata.on_change = self._changed
         self.sim.node(STORE_NODE, start=self._start_store)
@@ -221,7 +239,19 @@ class LivesWorld:
             point = rng.choice(self.acked[life])
             self.points[life] = max(self.points.get(life, point), point)
             self._send(TruncateBefore(point, life), life)
+        if self.config.get("alters") and rng.random() < self.config["alters"]:
+            self._alter(life)
         self.sim.call_in(rng.expovariate(1.0) * self.config["pace_s"], self._write)
+
+    def _alter(self, life: str) -> None:
+        """Alter the settings that somebody has read."""
+        value = self.value
+        if value is None or value.life != life:
+            return
+        retention_s = RETENTION_S + len(self.alterations)
+        settings = replace(value.settings, retention_s=retention_s, version=value.settings.version + 1)
+        request = self.alterations[retention_s] = AlterStream(settings, life)
+        self._send(request, life)
 
     def _delete(self, life: str) -> None:
         """Delete, at any proxy, until that is answered."""
@@ -250,8 +280,24 @@ class LivesWorld:
             if self.value is not None and self.value.life == life:
                 raise Violation("D2", f"the deletion of {life} was answered, and metadata has it as it was")
             self.sim.call_in(self.sim.rng.choice((0.0, 0.01, 0.2)), self._make)
+        elif isinstance(request, AlterStream):
+            self._told_of_alteration(request, result)
         elif isinstance(result, DLogError):
             self.sim.reach("segment_not_ended" if result.code == 556 else "life_refused")
+
+    def _told_of_alteration(self, request: AlterStream, result: Any) -> None:
+        retention_s = request.settings.retention_s
+        if isinstance(result, StaleRequestError) and not result.outcome_unknown:
+            self.sim.reach("alter_stale")
+            self.refused.add(retention_s)
+            if retention_s in self.altered:
+                raise Violation("D3", f"{request} was refused, and was done before")
+        elif isinstance(result, DLogError) and result.outcome_unknown:
+            self.sim.reach("alter_in_doubt")
+        elif result is None and self.value is not None and self.value.life == request.life:
+            self.sim.reach("altered")
+            if retention_s not in self.altered:
+                raise Violation("D3", f"{request} was answered as done, and is not in metadata")
 
     def written(self, owner: StreamOwnerMachine, request: WriteBatch, result: Any) -> None:
         if not isinstance(result, BatchWritten):
@@ -271,10 +317,22 @@ class LivesWorld:
             raise Violation("D1", f"{life} was deleted, nobody asked for it")
         if new.is_sealed and not old.is_sealed and SealStream not in asked:
             raise Violation("D1", f"{life} was sealed, nobody asked for it")
+        if new.settings != old.settings:
+            self._check_settings(old.settings, new.settings, life)
         first = first_readable(new)
         is_cut = bool(new.truncated) or any(s.truncation is not Truncation.ACTIVE for s in new.segments)
         if is_cut and first is not None and first > self.points.get(life, of(1, 0, 0)):
             raise Violation("D1", f"{life} was truncated to {first}, asked for was {self.points.get(life)}")
+
+    def _check_settings(self, old: StreamSettings, new: StreamSettings, life: str) -> None:
+        request = self.alterations.get(new.retention_s)
+        if request is None or request.life != life:
+            raise Violation("D1", f"the settings of {life} were altered to {new}, nobody asked for it")
+        times = self.altered[new.retention_s] = self.altered.get(new.retention_s, 0) + 1
+        if times > 1 or new != request.settings or old.version != new.version - 1:
+            raise Violation("D3", f"altered for time {times} by {request}: from {old} to {new}")
+        if new.retention_s in self.refused:
+            raise Violation("D3", f"{request} was refused before it was done")
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 

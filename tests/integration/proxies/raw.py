@@ -11,6 +11,7 @@ from dlog.wire.digest import crc32c
 from dlog.wire.entry import build_record_set
 from dlog.wire.proxy import (
     PROTOCOL_VERSION,
+    Alter,
     Create,
     Delete,
     Done,
@@ -33,7 +34,7 @@ from dlog.wire.proxy_codec import FrameDecoder, encode
 M = TypeVar("M")
 PATIENCE_S = 90.0
 ANYTHING: Any = object
-OF_ONE_LIFE = (Create, Delete, Truncate, Seal, Release, TakeIn, SinkWrite, Relocate)
+OF_ONE_LIFE = (Create, Delete, Truncate, Seal, Alter, Release, TakeIn, SinkWrite, Relocate)
 NO_LIFE = "none"
 
 

@@ -15,6 +15,7 @@ from dlog.errors import EndedError
 from dlog.options import MiB
 from dlog.wire.proxy import (
     PROTOCOL_VERSION,
+    Alter,
     Cancel,
     Create,
     Credit,
@@ -211,7 +212,7 @@ async def test_what_was_handed_on_is_never_handed_on_again(house: House, unreach
             answer = await RawProducer(raw, "orders").write([b"x"])
             assert isinstance(answer, Failed)
             assert (answer.code, answer.location) == (302, owner.address)
-            for question in ((Truncate, (1, 0, 0)), (Seal,), (Release,)):
+            for question in ((Truncate, (1, 0, 0)), (Alter, 0, {"retention_s": 1.0}), (Seal,), (Release,)):
                 refusal = await raw.ask(question[0], "orders", *question[1:])
                 assert isinstance(refusal, Failed), question
                 assert (refusal.code, refusal.location) == (302, owner.address), question

@@ -17,6 +17,7 @@ from dlog.model.sink import SinkBatch
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import build_record_set
 from dlog.wire.proxy import (
+    Alter,
     Create,
     Delete,
     Failed,
@@ -44,6 +45,7 @@ def questions_of(life: str) -> list[tuple[type[Any], tuple[Any, ...]]]:
     sink = ("sink", 0, "q", 0, None)
     return [
         (Seal, (STREAM, life)),
+        (Alter, (STREAM, life, 0, {"retention_s": 1.0})),
         (Truncate, (STREAM, life, (1, 0, 0))),
         (Release, (STREAM, life)),
         (Relocate, (STREAM, life, 1, "ledger", "1", "cold", "x")),

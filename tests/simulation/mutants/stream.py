@@ -9,7 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 from actors.owner_feed import OwnerFeed
-from dlog.log.changes import ListImportedSegments, MarkDeleted, RecordSinkBatch, Relocate, StartSegment, TruncateTo
+from dlog.log.altering import SettingsAlteration
+from dlog.log.changes import (
+    AlterSettings,
+    ListImportedSegments,
+    MarkDeleted,
+    RecordSinkBatch,
+    Relocate,
+    StartSegment,
+    TruncateTo,
+)
 from dlog.log.metadata_updater import StreamMetadataUpdater
 from dlog.log.owner import StreamOwnerMachine
 from dlog.log.producer_table import Producer, ProducerTable
@@ -803,6 +812,53 @@ LIVES = (
     ),
 )
 
+ALTERING = (
+    Mutant(
+        name="settings are altered whatever they are by now",
+        invariants=("D3",),
+        style="lives",
+        parts=planted(AlterSettings, ("apply", "value.settings.version != self.settings.version - 1", "False")),
+    ),
+    Mutant(
+        name="settings are altered in whatever life the owner has",
+        invariants=("D1",),
+        style="lives",
+        parts=planted(
+            StreamOwnerMachine,
+            (
+                "_is_of_this_life",
+                "request.life == self.life",
+                "(isinstance(request, AlterStream) or request.life == self.life)",
+            ),
+        ),
+    ),
+    Mutant(
+        name="an alteration that comes late is answered as done",
+        invariants=("D3",),
+        style="lives",
+        parts=planted(SettingsAlteration, ("done", "now == wanted", "now.version >= wanted.version")),
+    ),
+    Mutant(
+        name="an owner that lost its claim says that the settings were not altered",
+        invariants=("D3",),
+        style="lives",
+        parts=planted(
+            SettingsAlteration,
+            (
+                "fail",
+                "Answer(ticket, unknown)",
+                'Answer(ticket, StaleRequestError("the claim has ended", outcome_unknown=False))',
+            ),
+        ),
+    ),
+    Mutant(
+        name="an owner refuses an alteration by what it remembers",
+        invariants=("D3",),
+        style="lives",
+        parts=planted(StreamMetadataUpdater, ("want", "Relocate | AlterSettings", "Relocate")),
+    ),
+)
+
 OFFLOADING = (
     Mutant(
         name="a hot copy is deleted and nobody told before",
@@ -841,5 +897,6 @@ MUTANTS = (
     *SINKS,
     *RETENTION,
     *LIVES,
+    *ALTERING,
     *OFFLOADING,
 )

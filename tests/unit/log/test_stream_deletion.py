@@ -15,6 +15,7 @@ from dlog.errors import (
     StreamUnavailableError,
 )
 from dlog.log.messages import (
+    AlterStream,
     AppendEntry,
     AppendSinkBatch,
     BatchWritten,
@@ -28,7 +29,7 @@ from dlog.log.messages import (
 from dlog.machine import CompareAndSet, MetadataSeen, OutcomeUnknown, PeerLost
 from dlog.model.dlsn import DLSN_FIRST
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, Txid
-from dlog.model.segment import Segment
+from dlog.model.segment import Segment, StreamSettings
 from dlog.model.sink import SinkBatch
 from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError, StoreUnavailableError
 from tests.unit.log.stage import LIFE, Actor, Stage, batch
@@ -230,6 +231,7 @@ SINK = SinkBatch("sink", 0, "q", 0)
 OF_ANOTHER_LIFE = [
     SealStream("b2"),
     TruncateBefore(DLSN_FIRST, "b2"),
+    AlterStream(StreamSettings(retention_s=1.0, version=1), "b2"),
     RelocateSegment(SegmentNumber(1), "ledger", "1a", "cold", "x", "b2"),
     TakeIn(None, (("1", EntryId(0)),), life="b2"),
     AppendSinkBatch(SINK, batch(0, producer=SINK.producer), "b2"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -205,9 +206,16 @@ def test_settings_read_back_whatever_else_is_there() -> None:
     assert decode_settings(encode_settings(SETTINGS)) == SETTINGS
     assert decode_settings(json.dumps(settings_to_map(SETTINGS) | {"later": 1}).encode()) == SETTINGS
     assert decode_settings(b"") == decode_settings(b"{}") == StreamSettings()
+    altered = replace(SETTINGS, version=7)
+    assert decode_settings(encode_settings(altered)) == altered
+    assert b"version" not in encode_settings(SETTINGS), "settings that were never altered keep their bytes"
+    assert settings_from_map({"retention_s": 60}, altered).version == 7
+    with pytest.raises(InvalidRequestError):
+        settings_from_map({"version": 1}, altered)
 
 
-@pytest.mark.parametrize("data", [b"x", b"[]", b'{"ensemble":1}', b'{"store":1}', b'{"segment_age_s":NaN}'])
+@pytest.mark.parametrize("data", [b"x", b"[]", b'{"ensemble":1}', b'{"store":1}', b'{"segment_age_s":NaN}',
+                                  b'{"version":-1}', b'{"version":true}', b'{"version":1e3}'])  # fmt: skip
 def test_broken_settings_are_damaged(data: bytes) -> None:
     with pytest.raises(DamagedError):
         decode_settings(data)
