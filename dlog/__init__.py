@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from dlog.client.pipeline import Pipeline
     from dlog.client.position import START, TAIL, Position, at_dlsn, at_time, at_txid
     from dlog.client.record import Record, RecordBatch
+    from dlog.client.stream_info import (
+        ImportResult,
+        Owner,
+        SegmentInfo,
+        SettingsChanges,
+        StreamInfo,
+        StreamSettings,
+    )
     from dlog.client.sync import SyncClient, connect_sync
     from dlog.errors import (
         ClosedError,
@@ -91,6 +99,7 @@ __all__ = [
     "EntryUnreadableError",
     "Fate",
     "FencedError",
+    "ImportResult",
     "InvalidRequestError",
     "InvalidStreamNameError",
     "LeaseLostError",
@@ -103,6 +112,7 @@ __all__ = [
     "Outcome",
     "OverCapacityError",
     "OwnedElsewhereError",
+    "Owner",
     "Pipeline",
     "Position",
     "PositionBeyondEndError",
@@ -113,13 +123,17 @@ __all__ = [
     "RecordTooLargeError",
     "Remedy",
     "RequestTimeoutError",
+    "SegmentInfo",
     "SegmentNotEndedError",
     "SequenceGapError",
+    "SettingsChanges",
     "SinkBatch",
     "StaleRequestError",
     "StreamExistsError",
+    "StreamInfo",
     "StreamNotFoundError",
     "StreamRecreatedError",
+    "StreamSettings",
     "StreamUnavailableError",
     "SyncClient",
     "TruncatedError",
@@ -158,6 +172,14 @@ _HOMES = {
     "dlog.client.record": (
         "Record",
         "RecordBatch",
+    ),
+    "dlog.client.stream_info": (
+        "ImportResult",
+        "Owner",
+        "SegmentInfo",
+        "SettingsChanges",
+        "StreamInfo",
+        "StreamSettings",
     ),
     "dlog.client.sync": (
         "SyncClient",

@@ -238,7 +238,7 @@ class Ordeal:
         for writer in writers:
             await writer.acknowledged(ACKS_BETWEEN)
         self._steady_ms.append(max(writer.mark() for writer in writers) * 1000)
-        owner = self._part(str((await client.owner(stream))["location"]))
+        owner = self._part((await client.owner(stream)).location)
         await self._hurt(client, stream, owner, writers)
         gap_ms = max(writer.mark() for writer in writers) * 1000
         self._gaps_ms.append(gap_ms)

@@ -119,7 +119,7 @@ class Heirs:
                 number += AT_ONCE
                 await client.create(stream)
                 await client.append(stream, _BEFORE)
-                owner = str((await client.owner(stream))["location"])
+                owner = (await client.owner(stream)).location
                 counts[owner] += 1
                 if owner == address and len(owned) < self._streams:
                     owned.append(stream)

@@ -62,7 +62,7 @@ class Load:
     retention_s: float = 10.0
 
     @property
-    def settings(self) -> dict[str, float]:
+    def settings(self) -> dlog.SettingsChanges:
         """Settings of each stream."""
         return {"retention_s": self.retention_s, "segment_age_s": max(1.0, self.retention_s / 2)}
 
@@ -260,9 +260,9 @@ class Soak:
             await asyncio.sleep(min(step_s, load.seconds - at_s))
             running = self._running()
             for stream in self._streams:
-                first = (await client.stat(stream.name))["first_dlsn"]
+                first = (await client.stat(stream.name)).first_dlsn
                 if first is not None:
-                    stream.truncated_before(dlog.DLSN(*first))
+                    stream.truncated_before(first)
             sample = Sample(
                 time.monotonic() - begin_s,
                 _rss(running),

@@ -57,7 +57,7 @@ class Starved:
             for number in range(WRITERS):
                 own = await clients.enter_async_context(dlog.connect(self._running.connect, options=options))
                 writers.append(Writer(number, stream, own, self._checker, record_bytes=100))
-            epoch = int((await client.owner(stream))["epoch"])
+            epoch = (await client.owner(stream)).epoch
             async with asyncio.TaskGroup() as group:
                 for writer in writers:
                     group.create_task(writer.run(TASKS), name="writer")
@@ -74,7 +74,7 @@ class Starved:
                 self._tell(f"longest_s={longest_s:.1f} acks={acks}")
                 for writer in writers:
                     writer.stop()
-            takes = int((await client.owner(stream))["epoch"]) - epoch
+            takes = (await client.owner(stream)).epoch - epoch
             await read_back(client, stream, self._checker)
             await client.delete(stream)
         return self._report(longest_s, acks, takes, [text for writer in writers for text in writer.failed])

@@ -48,15 +48,16 @@ async def current_incarnation(metadata: Metadata, stream: StreamName) -> dict[st
             case Versioned(value, version) if not value.life:
                 await metadata.compare_and_set(StreamKey(stream), value, version)  # every change by dlog sets it
             case Versioned(value):
-                told = {"life": value.life, "deleted": False, "deletions": deletions}
-                return told | {
-                    "settings": settings_to_map(value.settings),
-                    "settings_version": value.settings.version,
-                }
+                return _described(value, deleted=False, deletions=deletions)
             case Missing(left=None):
                 return {"life": None, "deleted": False, "deletions": deletions}
             case Missing(left=left):
-                return {"life": left.value.life, "deleted": True, "deletions": deletions}
+                return _described(left.value, deleted=True, deletions=deletions)
             case OutcomeUnknown(reason):
                 raise MetadataUnavailableError(f"metadata cannot be read now: {reason}")
     raise MetadataUnavailableError(f"the stream's metadata changes too often to be updated, try again: stream={stream}")
+
+
+def _described(value: StreamMetadata, *, deleted: bool, deletions: int) -> dict[str, Any]:
+    settings = {"settings": settings_to_map(value.settings), "settings_version": value.settings.version}
+    return {"life": value.life, "deleted": deleted, "deletions": deletions, **settings}

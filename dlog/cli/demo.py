@@ -130,7 +130,7 @@ async def _demo(directory: Path, lines: list[bytes]) -> bool:
             half = await _compare(client, at_txid(txid), lines[index:], [])
             _tell_compared(f"read back from txid {txid} in the middle", half, len(lines) - index)
             owner = await client.owner(STREAM)
-            _say(f"the stream is owned by {owner['location']} now, in epoch {owner['epoch']}")
+            _say(f"the stream is owned by {owner.location} now, in epoch {owner.epoch}")
         is_counted = await _count_words(running, lines)
     is_whole = everything.is_whole and half.is_whole and is_counted
     return is_whole and appended.records == len(lines) and len(appended.kills) == 2
@@ -202,7 +202,7 @@ async def _append(client: Client, directory: Path, lines: list[bytes]) -> Append
             advance(batch.count)
             done = appended.records / len(lines)
             if not appended.kills and done >= 1 / 3:
-                kill("write", lambda address: address == owner["location"])
+                kill("write", lambda address: address == owner.location)
             elif len(appended.kills) == 1 and done >= 1 / 2:
                 kill("bookie", lambda _: True)
 

@@ -10,6 +10,7 @@ import click
 from dlog.cli.discovery import Cluster, all_cluster_options, find_cluster
 from dlog.cli.ledgers import ledgers_of
 from dlog.cli.output import CommandError, say, say_json
+from dlog.cli.streams import truncation_text
 from dlog.client.client import connect as connect_to
 from dlog.errors import DLogError
 from dlog.log.dedup_trailer import decode_trailer, is_note
@@ -56,25 +57,25 @@ async def _explain(stream: str, place: DLSN, cluster: Cluster) -> dict[str, Any]
     async with connect_to(cluster.connect) as client:
         await client.reach()
         stat = await client.stat(stream)
-    segment = next((s for s in stat.get("segments", ()) if s["number"] == place.segment), None)
+    segment = next((s for s in stat.segments if s.number == place.segment), None)
     if segment is None:
         raise CommandError(
             f"the stream does not have this segment (any more): stream={stream} segment={place.segment}",
             f"`dlog show {stream}` lists its segments",
             misused=False,
         )
-    state = "completed" if segment["completed"] else "in progress"
+    state = "completed" if segment.is_completed else "in progress"
     told: dict[str, Any] = {
         "stream": stream,
         "dlsn": str(place),
-        "segment": f"{place.segment} ({state}, {segment['truncation']})",
-        "store": segment["store"],
-        "place": segment["place"],
+        "segment": f"{place.segment} ({state}, {truncation_text(segment)})",
+        "store": segment.store,
+        "place": segment.location,
     }
-    if segment["store"] != "ledger":
+    if segment.store != "ledger":
         return told
     async with ledgers_of(cluster.zookeeper, cluster.namespace, None) as ledgers:
-        ledger = LedgerId(int(segment["place"]))
+        ledger = LedgerId(int(segment.location))
         metadata = await ledgers.metadata_of(ledger)
         told["ledger"] = f"{ledger} ({metadata.state.name.lower().replace('_', ' ')})"
         told["bookies"] = list(metadata.bookies_of(place.entry))

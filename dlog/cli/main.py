@@ -32,6 +32,7 @@ from dlog.io.file_errors import names_file
 _COMMANDS = {
     "up": "dlog.cli.up",
     "create": "dlog.cli.streams",
+    "alter": "dlog.cli.streams",
     "append": "dlog.cli.append",
     "read": "dlog.cli.read",
     "ls": "dlog.cli.streams",

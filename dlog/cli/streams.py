@@ -1,18 +1,20 @@
-"""Commands on whole streams: create, ls, show, truncate, seal, delete, owners."""
+"""Commands on whole streams: create, alter, ls, show, truncate, seal, delete, owners."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
 from dlog.cli.discovery import cluster_options, target
 from dlog.cli.output import MutatingCommand, confirm, dlsn_text, say, say_json, say_table, size_text
 from dlog.client.client import Client, connect
+from dlog.client.stream_info import SegmentInfo, SettingsChanges, StreamInfo, StreamSettings
 from dlog.model import dlsn as places
 from dlog.model.ids import stream_name
 from dlog.options import parse_bytes, parse_duration_s
@@ -31,47 +33,104 @@ def ask(connect_to: str | None, directory: str | None, work: Callable[[Client], 
     return asyncio.run(run())
 
 
-@click.command(
-    cls=MutatingCommand,
-    when_unknown="whether the stream was created is unknown: `dlog ls` shows it; creating it again is harmless",
+def _store_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    where = "Where segments lie: on bookies, or in files of the machine that all processes of the cluster run on."
+    return click.option("--store", type=click.Choice(["ledger", "file"]), help=f"{where} {default}")
+
+
+def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a stream's settings, except the store."""
+    for option in reversed(_SETTINGS_OPTIONS):
+        command = option(command)
+    return command
+
+
+_SETTINGS_OPTIONS = (
+    click.option("--ensemble", type=click.IntRange(1), help="Bookies per segment; entries are striped over them."),
+    click.option("--write-quorum", type=click.IntRange(1), help="Copies of each entry."),
+    click.option(
+        "--ack-quorum",
+        type=click.IntRange(1),
+        help="Copies that must be synced to disk before an append is acknowledged.",
+    ),
+    click.option(
+        "--retention",
+        metavar="TIME",
+        help="How long a completed segment is kept, such as 72h; 0: for ever.",
+    ),
+    click.option(
+        "--segment-bytes",
+        metavar="SIZE",
+        help="Size at which a segment is completed and the next begins, such as 256MiB.",
+    ),
+    click.option(
+        "--segment-age", metavar="TIME", help="Age at which a segment is completed and the next begins, such as 2h."
+    ),
 )
-@click.argument("stream")
-@click.option(
-    "--store",
-    type=click.Choice(["ledger", "file"]),
-    help="Where its segments lie: on bookies, or in files of the machine that all processes of the cluster run on. "
-    "Default: the cluster's, mostly ledger.",
-)
-@click.option("--ensemble", type=click.IntRange(1), help="Bookies per segment; entries are striped over them.")
-@click.option("--write-quorum", type=click.IntRange(1), help="Copies of each entry.")
-@click.option(
-    "--ack-quorum", type=click.IntRange(1), help="Copies that must be synced to disk before an append is acknowledged."
-)
-@click.option(
-    "--retention", metavar="TIME", help="How long a completed segment is kept, such as 72h. Default 0: for ever."
-)
-@click.option(
-    "--segment-bytes", metavar="SIZE", help="Size at which a segment is completed and the next begins, such as 256MiB."
-)
-@click.option(
-    "--segment-age", metavar="TIME", help="Age at which a segment is completed and the next begins, such as 2h."
-)
-@cluster_options
-def create(stream: str, connect: str | None, directory: str | None, as_json: bool, **given: Any) -> None:
-    """Create STREAM."""
-    settings = {k: given[k] for k in ("store", "ensemble", "write_quorum", "ack_quorum") if given[k] is not None}
+
+
+def _settings(given: Mapping[str, Any]) -> SettingsChanges:
+    """The settings among a command's options. Raises click.BadParameter, InvalidRequestError."""
+    names = ("store", "ensemble", "write_quorum", "ack_quorum")
+    settings: dict[str, Any] = {name: given[name] for name in names if given[name] is not None}
     if given["retention"] is not None:
         settings["retention_s"] = parse_duration_s(given["retention"])
     if given["segment_age"] is not None:
         settings["segment_age_s"] = parse_duration_s(given["segment_age"])
     if given["segment_bytes"] is not None:
         settings["segment_bytes"] = parse_bytes(given["segment_bytes"])
+    return cast(SettingsChanges, settings)
+
+
+@click.command(
+    cls=MutatingCommand,
+    when_unknown="whether the stream was created is unknown: `dlog ls` shows it; creating it again is harmless",
+)
+@click.argument("stream")
+@_store_option("Default: the cluster's, mostly ledger.")
+@settings_options
+@click.option(
+    "--exist-ok", is_flag=True, help="Succeed if the stream exists already and has the settings that are given here."
+)
+@cluster_options
+def create(
+    stream: str, exist_ok: bool, connect: str | None, directory: str | None, as_json: bool, **given: Any
+) -> None:
+    """Create STREAM."""
+    settings = _settings(given)
     stream_name(stream)
-    ask(connect, directory, lambda client: client.create(stream, **settings))
+    made = ask(connect, directory, lambda client: client.create(stream, exist_ok=exist_ok, **settings))
     if as_json:
-        say_json({"stream": stream, "created": True, "settings": settings})
+        told = (
+            {"exists": True, "settings": asdict(made.settings)} if exist_ok else {"created": True, "settings": settings}
+        )
+        say_json({"stream": stream, **told})
     else:
-        say(f"created {stream}")
+        say(f"{stream} exists" if exist_ok else f"created {stream}")
+
+
+@click.command(
+    cls=MutatingCommand,
+    when_unknown="whether the settings were altered is unknown: `dlog show STREAM` shows them; altering them again is "
+    "harmless",
+)
+@click.argument("stream")
+@_store_option("From the next segment on.")
+@settings_options
+@cluster_options
+def alter(stream: str, connect: str | None, directory: str | None, as_json: bool, **given: Any) -> None:
+    """Change settings of STREAM while it is written: those that are given here. The retention applies at once, the
+    others from the next segment on."""
+    settings = _settings(given)
+    stream_name(stream)
+    if not settings:
+        raise click.UsageError("no setting is given; `dlog alter --help` lists them")
+    now = ask(connect, directory, lambda client: client.alter(stream, **settings))
+    if as_json:
+        say_json({"stream": stream, "settings": asdict(now)})
+    else:
+        say(f"altered {stream}")
+        _say_settings(now)
 
 
 @click.command()
@@ -100,43 +159,36 @@ def show(stream: str, connect: str | None, directory: str | None, as_json: bool)
     stream_name(stream)
     told = ask(connect, directory, lambda client: client.stat(stream))
     if as_json:
-        say_json(told)
+        say_json(_stream_json(told))
         return
-    settings, owner = told.get("settings", {}), told.get("owner", {})
-    say(f"stream     {told.get('stream', stream)}{'  (sealed)' if told.get('sealed') else ''}")
-    say(f"records    {dlsn_text(told.get('first_dlsn'))} .. {dlsn_text(told.get('last_dlsn'))}")
-    if settings:
-        quorum = f"{settings['ensemble']}/{settings['write_quorum']}/{settings['ack_quorum']}"
-        say(f"store      {settings['store']}, ensemble/write/ack quorum {quorum}")
-        say(
-            f"segments   end at {size_text(settings['segment_bytes'])} or {_duration(settings['segment_age_s'])}, "
-            f"{retention_text(settings['retention_s'])}"
-        )
-    if owner.get("epoch"):
-        released = " (released)" if owner.get("released") else ""
-        state = f", {told['state']}" if told.get("state") else ""
-        say(f"owner      {owner['location']}{released}, epoch {owner['epoch']}{state}")
+    say(f"stream     {told.name}{'  (sealed)' if told.is_sealed else ''}")
+    say(f"records    {dlsn_text(told.first_dlsn)} .. {dlsn_text(told.last_dlsn)}")
+    _say_settings(told.settings)
+    owner = told.owner
+    if owner is not None:
+        released = " (released)" if owner.is_released else ""
+        state = f", {owner.state}" if owner.state else ""
+        say(f"owner      {owner.location}{released}, epoch {owner.epoch}{state}")
     else:
         say("owner      none yet; the first append assigns one")
-    if told.get("segments_to_delete"):
-        say(f"truncated  {told['segments_to_delete']} segments are still being deleted by the owner")
-    segments = told.get("segments", [])
-    if segments:
+    if told.segments_to_delete:
+        say(f"truncated  {told.segments_to_delete} segments are still being deleted by the owner")
+    if told.segments:
         say("")
         say_table(
             ("segment", "location", "store", "first", "last", "records", "completed", "state"),
             (
                 (
-                    s["number"],
-                    s["place"],
-                    s["store"],
-                    dlsn_text(s["first_dlsn"]),
-                    dlsn_text(s["last_dlsn"]),
-                    s["records"] if s["completed"] else None,
-                    _when(s["completed_unix_ms"]) if s["completed"] else "in progress",
-                    s["truncation"],
+                    s.number,
+                    s.location,
+                    s.store,
+                    dlsn_text(s.first_dlsn),
+                    dlsn_text(s.last_dlsn),
+                    s.records if s.is_completed else None,
+                    _when(s.completed_unix_ms) if s.is_completed else "in progress",
+                    truncation_text(s),
                 )
-                for s in segments
+                for s in told.segments
             ),
         )
 
@@ -153,11 +205,11 @@ def truncate(stream: str, dlsn: str, connect: str | None, directory: str | None,
     point only moves forward. Exit 1 if DLSN is after the last record."""
     stream_name(stream)
     place = places.parse(dlsn)
-    told = ask(connect, directory, lambda client: client.truncate(stream, place))
+    first = ask(connect, directory, lambda client: client.truncate(stream, place))
     if as_json:
-        say_json({"stream": stream, **told})
+        say_json({"stream": stream, "first": list(first)})
     else:
-        say(f"truncated {stream}; the first DLSN kept is {dlsn_text(told.get('first'))}")
+        say(f"truncated {stream}; the first DLSN kept is {first}")
 
 
 @click.command(
@@ -169,9 +221,9 @@ def truncate(stream: str, dlsn: str, connect: str | None, directory: str | None,
 def seal(stream: str, connect: str | None, directory: str | None, as_json: bool) -> None:
     """Seal STREAM for good after its last acknowledged record. Readers then end there."""
     stream_name(stream)
-    told = ask(connect, directory, lambda client: client.seal(stream))
+    ask(connect, directory, lambda client: client.seal(stream))
     if as_json:
-        say_json({"stream": stream, "sealed": True, **told})
+        say_json({"stream": stream, "sealed": True})
     else:
         say(f"sealed {stream}")
 
@@ -208,14 +260,69 @@ def owners(connect: str | None, directory: str | None, as_json: bool) -> None:
     """List the streams that have an owner."""
     found = ask(connect, directory, lambda client: client.owners())
     if as_json:
-        say_json(found)
+        say_json([{"stream": o.stream, "epoch": o.epoch, "state": o.state, "location": o.location} for o in found])
     elif found:
-        say_table(
-            ("stream", "owner", "epoch", "state"),
-            ((o["stream"], o["location"], o["epoch"], o["state"]) for o in found),
-        )
+        say_table(("stream", "owner", "epoch", "state"), ((o.stream, o.location, o.epoch, o.state) for o in found))
     elif sys.stdout.isatty():
         say("no stream has an owner now; the first append to a stream assigns one")
+
+
+def truncation_text(segment: SegmentInfo) -> str:
+    """Whether the truncation point lies in the segment, as text."""
+    return "partial" if segment.is_cut else "active"
+
+
+def _say_settings(settings: StreamSettings) -> None:
+    quorum = f"{settings.ensemble}/{settings.write_quorum}/{settings.ack_quorum}"
+    say(f"store      {settings.store}, ensemble/write/ack quorum {quorum}")
+    say(
+        f"segments   end at {size_text(settings.segment_bytes)} or {_duration(settings.segment_age_s)}, "
+        f"{retention_text(settings.retention_s)}"
+    )
+
+
+def _stream_json(stream: StreamInfo) -> dict[str, Any]:
+    """The keys are those of the reply to STAT (docs/protocol.md, 1.8)."""
+    owner = stream.owner
+    told: dict[str, Any] = {
+        "stream": stream.name,
+        "life": stream.life,
+        "sealed": stream.is_sealed,
+        "settings": asdict(stream.settings),
+        "owner": {
+            "epoch": owner.epoch if owner else 0,
+            "proxy": (owner.proxy if owner else None) or "",
+            "location": owner.location if owner else "",
+            "released": owner.is_released if owner else False,
+        },
+        "first_dlsn": stream.first_dlsn,
+        "last_dlsn": stream.last_dlsn,
+        "last_txid": stream.last_txid,
+        "records": stream.records,
+        "segments": [_segment_json(segment) for segment in stream.segments],
+        "segments_left_out": stream.segments_left_out,
+        "segments_to_delete": stream.segments_to_delete,
+    }
+    if owner is not None and owner.state is not None:
+        told |= {"state": owner.state, "producers": stream.producers}
+    return told
+
+
+def _segment_json(segment: SegmentInfo) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "number": segment.number,
+        "store": segment.store,
+        "place": segment.location,
+        "completed": segment.is_completed,
+        "first_txid": segment.first_txid,
+        "last_txid": segment.last_txid,
+        "first_dlsn": segment.first_dlsn,
+        "last_dlsn": segment.last_dlsn,
+        "records": segment.records,
+        "completed_unix_ms": segment.completed_unix_ms,
+        "truncation": truncation_text(segment),
+    }
+    return told if segment.lac is None else {**told, "lac": segment.lac}
 
 
 def retention_text(retention_s: float) -> str:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 from weakref import WeakValueDictionary
 
 from dlog.client.address import target_addresses
@@ -33,6 +33,20 @@ from dlog.client.producer import Producer
 from dlog.client.reader import Reader
 from dlog.client.record import Record, RecordBatch
 from dlog.client.routing import WRITE, Router
+from dlog.client.stream_info import (
+    ImportResult,
+    Owner,
+    SettingsChanges,
+    StreamInfo,
+    StreamSettings,
+    decode_appended,
+    decode_first_kept,
+    decode_import,
+    decode_new_stream,
+    decode_owner,
+    decode_settings,
+    decode_stream,
+)
 from dlog.errors import (
     ClosedError,
     DLogError,
@@ -264,12 +278,13 @@ class Client:
 
     # ---- streams ----------------------------------------------------------------------------------------------------
 
-    async def create(self, stream: str, **settings: Any) -> None:
-        """Create a stream.
+    async def create(self, stream: str, *, exist_ok: bool = False, **settings: Unpack[SettingsChanges]) -> StreamInfo:
+        """Create a stream; the settings that are not given have their defaults.
 
-        settings: store, ensemble, write_quorum, ack_quorum, segment_bytes, segment_age_s, retention_s.
-        Raises StreamExistsError, InvalidStreamNameError, InvalidRequestError (a setting); RequestTimeoutError (the
-        stream may exist). Retries inside this call create it at most once: not again after another client deleted it.
+        exist_ok: return the stream if it exists already, provided that it has every setting given here; those not given
+        may have any value. Raises StreamExistsError, which names each setting that differs; InvalidStreamNameError,
+        InvalidRequestError (a setting); RequestTimeoutError (the stream may exist). Retries inside this call create it
+        at most once: not again after another client deleted it. After a cancellation the stream may exist.
         """
         router = self._check(stream)
         life, unknown = os.urandom(12).hex(), False
@@ -278,7 +293,11 @@ class Client:
             if told["life"] == life:
                 break
             if told["life"] is not None and not told["deleted"]:
-                raise StreamExistsError(f"the stream exists already; use it or choose another name: stream={stream}")
+                _check_exists_as_wanted(stream, told, settings, exist_ok=exist_ok)
+                try:
+                    return await self.stat(stream)
+                except StreamNotFoundError:
+                    continue  # it was deleted meanwhile
             if unknown:
                 raise RequestTimeoutError(
                     "unknown whether the stream was created: it does not exist, and streams were deleted meanwhile; "
@@ -286,11 +305,42 @@ class Client:
                 )
             make = partial(_create, stream=stream, life=life, deletions=told["deletions"], settings=settings)
             try:
-                await router.ask(make)
+                told = await router.ask(make)
                 break
             except StaleRequestError as error:
                 unknown = error.outcome_unknown
+            except StreamExistsError:
+                if not exist_ok:
+                    raise
         self._stream_changed(stream)
+        return decode_new_stream(stream, life, told)
+
+    async def alter(self, stream: str, **settings: Unpack[SettingsChanges]) -> StreamSettings:
+        """Change the settings given, while the stream is written; returns all of them as they are now.
+
+        They are checked as those of `create`. The retention applies at once, the others from the next segment on (a
+        segment that is created in advance keeps its store and quorums). Retries inside this call never undo what
+        another client altered meanwhile. Raises StreamNotFoundError, InvalidRequestError (a setting, or none given);
+        RequestTimeoutError (they may be altered). After a cancellation they may be altered.
+        """
+        router = self._check(stream)
+        if not settings:
+            raise InvalidRequestError(f"no setting to alter, name at least one: stream={stream}")
+        life: str | None = None
+        while True:
+            told = await router.ask(lambda request: proxy.Life(request, stream))
+            if told["life"] is None or told["deleted"] or life not in (None, told["life"]):
+                raise StreamNotFoundError(f"no such stream, or it was deleted meanwhile: stream={stream}")
+            life = told["life"]
+            alter = partial(_alter, stream=stream, life=life, version=told["settings_version"], settings=settings)
+            try:
+                return decode_settings((await router.ask(alter, stream=stream))["settings"])
+            except StaleRequestError as error:
+                if error.outcome_unknown:
+                    raise RequestTimeoutError(
+                        "unknown whether the settings were altered: another client altered them meanwhile; look at "
+                        f"them, and alter them again if needed: stream={stream}"
+                    ) from error
 
     async def delete(self, stream: str, *, force: bool = False) -> None:
         """Delete a stream and all its records. No owner acknowledges an append to it afterwards.
@@ -342,20 +392,21 @@ class Client:
             raise StreamNotFoundError(f"no such stream: stream={stream}")
         return str(told["life"])
 
-    async def truncate(self, stream: str, dlsn: DLSN | str) -> dict[str, Any]:
+    async def truncate(self, stream: str, dlsn: DLSN | str) -> DLSN:
         """Truncate the stream before `dlsn`: earlier records can no longer be read; whole segments of them are deleted.
-        The truncation point only moves forward; the result has it as `first`. Raises PositionBeyondEndError for a point
-        behind the last record."""
+        The truncation point only moves forward; returns the first position kept. Raises StreamNotFoundError,
+        PositionBeyondEndError for a point behind the last record."""
         router = self._check(stream)
         place = parse(dlsn) if isinstance(dlsn, str) else dlsn
         life = await self.life(stream)
-        return await router.ask(lambda request: proxy.Truncate(request, stream, life, (*place,)), stream=stream)
+        ask = router.ask(lambda request: proxy.Truncate(request, stream, life, (*place,)), stream=stream)
+        return decode_first_kept(await ask)
 
-    async def seal(self, stream: str) -> dict[str, Any]:
-        """Seal the stream for good after its last acknowledged record. Idempotent."""
+    async def seal(self, stream: str) -> None:
+        """Seal the stream for good after its last acknowledged record. Idempotent. Raises StreamNotFoundError."""
         router = self._check(stream)
         life = await self.life(stream)
-        return await router.ask(lambda request: proxy.Seal(request, stream, life), stream=stream)
+        await router.ask(lambda request: proxy.Seal(request, stream, life), stream=stream)
 
     async def take_in(
         self,
@@ -365,12 +416,12 @@ class Client:
         *,
         since: tuple[int, int] | None = None,
         life: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> ImportResult:
         """Import closed ledgers staged for this stream (STAGE in dlog/stores/contract.py) as its next segments, in this
         order, all or none, without copying. parts: location and last entry of each, at most 1000. A batch without
         parts is still recorded, and fences programs that write for its sink under a lower epoch.
 
-        batch: the sink batch; a repeated one is not imported again ({"duplicate": True}). None: ledgers already in
+        batch: the sink batch; a repeated one is not imported again (`duplicate`). None: ledgers already in
         the segment list are not imported again. Raises TxidOutOfOrderError (`last`: the lowest txid allowed);
         InvalidRequestError (no such stage, or a program of another query or a higher epoch writes for this sink);
         ProducerUnknownError: an earlier attempt may have appended the batch. Look for it in the log, up to the error's
@@ -381,12 +432,13 @@ class Client:
         of_life = life or await self.life(stream)
         b = batch or SinkBatch("", 0, "", 0)
         told = tuple((place, int(last)) for place, last in parts)
-        return await router.ask(
+        done = await router.ask(
             lambda request: proxy.TakeIn(
                 request, stream, of_life, b.sink, b.epoch, b.query, b.batch, _place(since), told
             ),
             stream=stream,
         )
+        return decode_import(done)
 
     async def append_once(
         self,
@@ -397,9 +449,9 @@ class Client:
         txid: int | None = None,
         since: tuple[int, int] | None = None,
         life: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> BatchResult:
         """Append a sink's batch as one record set, exactly once: a repetition, also by another process, appends nothing
-        ({"duplicate": True}). Raises as `append_batch`, and InvalidRequestError if a program of another query or of a
+        (`duplicate`). Raises as `append_batch`, and InvalidRequestError if a program of another query or of a
         higher epoch writes for this sink; ProducerUnknownError as `take_in` does. life: as in `take_in`."""
         router = self._check(stream)
         records = checked_batch(payloads)
@@ -407,13 +459,14 @@ class Client:
         body = build_record_set(records)
         crc, b = crc32c(body), batch
         of_life = life or await self.life(stream)
-        return await router.ask(
+        done = await router.ask(
             lambda request: proxy.SinkWrite(
                 *(request, stream, of_life, b.sink, b.epoch, b.query, b.batch, _place(since)),
                 *(len(records), txid, crc, body),
             ),
             stream=stream,
         )
+        return decode_appended(done)
 
     async def relocate(
         self,
@@ -425,21 +478,21 @@ class Client:
         to_store: str,
         to_place: str,
         life: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> None:
         """Change the location of completed segment `number` from `place` in `store` to `to_place` in `to_store`, where
         a copy with the same entry ids must exist already. The data at `place` is left alone. Idempotent.
         Raises InvalidRequestError, TruncatedError. life: as in `take_in`."""
         router = self._check(stream)
         of_life = life or await self.life(stream)
-        return await router.ask(
+        await router.ask(
             lambda request: proxy.Relocate(request, stream, of_life, number, store, place, to_store, to_place),
             stream=stream,
         )
 
-    async def stat(self, stream: str) -> dict[str, Any]:
-        """Settings, segments and state of a stream (docs/protocol.md, Stat)."""
+    async def stat(self, stream: str) -> StreamInfo:
+        """Settings, owner and segments of a stream. Raises StreamNotFoundError."""
         router = self._check(stream)
-        return await router.ask(lambda request: proxy.Stat(request, stream), stream=stream)
+        return decode_stream(await router.ask(lambda request: proxy.Stat(request, stream), stream=stream))
 
     async def streams(self) -> AsyncGenerator[str, None]:
         """Yield the names of all streams, sorted."""
@@ -456,16 +509,17 @@ class Client:
                 return
             after = names[-1]
 
-    async def owner(self, stream: str) -> dict[str, Any]:
-        """The stream's owner: {"location": "host:port", "epoch": n}. A stream without an owner is taken over first."""
+    async def owner(self, stream: str) -> Owner:
+        """The stream's owner. For a stream without one: the proxy that takes it over at the first append, with the
+        epoch of the last claim. Raises StreamNotFoundError."""
         router = self._check(stream)
-        return await router.ask(lambda request: proxy.GetOwner(request, stream, None))
+        return decode_owner(stream, await router.ask(lambda request: proxy.GetOwner(request, stream, None)))
 
-    async def owners(self) -> list[dict[str, Any]]:
-        """Every stream that has an owner, as reported by the known write proxies: stream, epoch, state, location."""
-        return await self._check(None).owned()
+    async def owners(self) -> list[Owner]:
+        """The owner of every stream that has one, by name of the stream, as reported by the known write proxies."""
+        return [decode_owner(told["stream"], told) for told in await self._check(None).owned()]
 
-    async def release(self, stream: str) -> dict[str, Any]:
+    async def release(self, stream: str) -> None:
         """Have the owner complete the segment and release its claim; the next append finds another owner.
 
         Idempotent: nothing happens to a stream without an owner. Raises StreamNotFoundError; RequestTimeoutError
@@ -473,7 +527,7 @@ class Client:
         """
         router = self._check(stream)
         life = await self.life(stream)
-        return await router.ask(lambda request: proxy.Release(request, stream, life), stream=stream)
+        await router.ask(lambda request: proxy.Release(request, stream, life), stream=stream)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
@@ -537,8 +591,28 @@ def _place(since: tuple[int, int] | None) -> tuple[int, int, int] | None:
     return None if since is None else (*since, 0)
 
 
-def _create(request: int, *, stream: str, life: str, deletions: int, settings: dict[str, Any]) -> proxy.Create:
-    return proxy.Create(request, stream, life, deletions, settings)
+def _create(request: int, *, stream: str, life: str, deletions: int, settings: Mapping[str, Any]) -> proxy.Create:
+    return proxy.Create(request, stream, life, deletions, dict(settings))
+
+
+def _alter(request: int, *, stream: str, life: str, version: int, settings: Mapping[str, Any]) -> proxy.Alter:
+    return proxy.Alter(request, stream, life, version, dict(settings))
+
+
+def _check_exists_as_wanted(stream: str, told: Mapping[str, Any], wanted: Mapping[str, Any], *, exist_ok: bool) -> None:
+    """Raises StreamExistsError unless the existing stream that LIFE told of may be returned by `create`."""
+    if not exist_ok:
+        raise StreamExistsError(f"the stream exists already; use it or choose another name: stream={stream}")
+    found = told["settings"]
+    unknown = sorted(name for name in wanted if name not in found)
+    if unknown:
+        raise InvalidRequestError(f"unknown stream setting, known are {sorted(found)}: setting={unknown[0]}")
+    differences = [f"{name}={found[name]!r} wanted={value!r}" for name, value in wanted.items() if found[name] != value]
+    if differences:
+        raise StreamExistsError(
+            f"the stream exists already with other settings, alter them or choose another name: stream={stream} "
+            + "; ".join(differences)
+        )
 
 
 def _list(request: int, after: str, listing: str | None) -> proxy.List:

@@ -21,7 +21,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from dlog.client.batch import BatchResult
 from dlog.client.check import check_thread
@@ -30,6 +30,7 @@ from dlog.client.options import ClientOptions
 from dlog.client.pipeline import Pipeline
 from dlog.client.position import Position, position
 from dlog.client.record import Record, RecordBatch
+from dlog.client.stream_info import ImportResult, Owner, SettingsChanges, StreamInfo, StreamSettings
 from dlog.client.thread_feed import Feed
 from dlog.errors import ClosedError, DLogError
 from dlog.model.dlsn import DLSN
@@ -130,8 +131,11 @@ class SyncClient:
 
     # ---- streams ----------------------------------------------------------------------------------------------------
 
-    def create(self, stream: str, **settings: Any) -> None:
-        self._ask(lambda client: client.create(stream, **settings))
+    def create(self, stream: str, *, exist_ok: bool = False, **settings: Unpack[SettingsChanges]) -> StreamInfo:
+        return self._ask(lambda client: client.create(stream, exist_ok=exist_ok, **settings))
+
+    def alter(self, stream: str, **settings: Unpack[SettingsChanges]) -> StreamSettings:
+        return self._ask(lambda client: client.alter(stream, **settings))
 
     def delete(self, stream: str, *, force: bool = False) -> None:
         self._ask(lambda client: client.delete(stream, force=force))
@@ -147,7 +151,7 @@ class SyncClient:
         *,
         since: tuple[int, int] | None = None,
         life: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> ImportResult:
         given = list(parts)
         return self._ask(lambda client: client.take_in(stream, given, batch, since=since, life=life))
 
@@ -160,7 +164,7 @@ class SyncClient:
         txid: int | None = None,
         since: tuple[int, int] | None = None,
         life: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> BatchResult:
         records = list(payloads)
         return self._ask(lambda client: client.append_once(stream, records, batch, txid=txid, since=since, life=life))
 
@@ -174,34 +178,34 @@ class SyncClient:
         to_store: str,
         to_place: str,
         life: str | None = None,
-    ) -> dict[str, Any]:
-        return self._ask(
+    ) -> None:
+        self._ask(
             lambda client: client.relocate(
                 stream, number, store=store, place=place, to_store=to_store, to_place=to_place, life=life
             )
         )
 
-    def truncate(self, stream: str, dlsn: DLSN | str) -> dict[str, Any]:
+    def truncate(self, stream: str, dlsn: DLSN | str) -> DLSN:
         return self._ask(lambda client: client.truncate(stream, dlsn))
 
-    def seal(self, stream: str) -> dict[str, Any]:
-        return self._ask(lambda client: client.seal(stream))
+    def seal(self, stream: str) -> None:
+        self._ask(lambda client: client.seal(stream))
 
-    def stat(self, stream: str) -> dict[str, Any]:
+    def stat(self, stream: str) -> StreamInfo:
         return self._ask(lambda client: client.stat(stream))
 
     def streams(self) -> Iterator[str]:
         running = self._running()
         return self._pull(running, running.client.streams())
 
-    def owner(self, stream: str) -> dict[str, Any]:
+    def owner(self, stream: str) -> Owner:
         return self._ask(lambda client: client.owner(stream))
 
-    def owners(self) -> list[dict[str, Any]]:
+    def owners(self) -> list[Owner]:
         return self._ask(lambda client: client.owners())
 
-    def release(self, stream: str) -> dict[str, Any]:
-        return self._ask(lambda client: client.release(stream))
+    def release(self, stream: str) -> None:
+        self._ask(lambda client: client.release(stream))
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 

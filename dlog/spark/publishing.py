@@ -134,7 +134,7 @@ class _Publishing:
                 if await self._is_in_log(error):
                     return 0
                 continue
-            return 0 if told["duplicate"] else int(told["count"])
+            return 0 if told.duplicate else told.count
 
     async def _take_in(self, parts: list[Staged]) -> int:
         for number in range(_TRIES):
@@ -155,7 +155,7 @@ class _Publishing:
                 if await self._is_in_log(error):
                     return 0
             else:
-                return 0 if told["duplicate"] else sum(part.records for part in parts)
+                return 0 if told.duplicate else sum(part.records for part in parts)
         raise UnavailableError(f"other writers are faster than the import, retry later: stream={self._stream}")
 
     async def _ahead_of(self, parts: Sequence[Staged], last: int, lead_ms: int) -> list[Staged]:

@@ -221,8 +221,8 @@ class Life:
     """Get the incarnation id of the present stream of this name. A client asks once before a request that it may repeat
     or that may come late, and puts the id into each try, so that a late one never changes the next stream of the name.
 
-    Done {"life": str or nil (no stream), "deleted": bool (a deletion is not finished), "deletions": n}, and of a stream
-    that is not deleted {"settings": as in Create, "settings_version": how often they were altered}.
+    Done {"life": str or nil (no stream), "deleted": bool (a deletion is not finished), "deletions": n}, and if there is
+    one {"settings": as in Create, "settings_version": how often they were altered}.
     """
 
     request: int

@@ -9,6 +9,7 @@ of real segments costs more.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Unpack
 
 import dlog
 from dlog.io.clock import unix_ms
@@ -26,7 +27,13 @@ _PORTION = 2000  # segments per change; ZooKeeper accepts 1 MiB
 _RELEASE_S = 30.0
 
 
-async def fill(client: dlog.Client, metadata: ZooKeeperMetadata, stream: str, count: int, **settings: object) -> None:
+async def fill(
+    client: dlog.Client,
+    metadata: ZooKeeperMetadata,
+    stream: str,
+    count: int,
+    **settings: Unpack[dlog.SettingsChanges],
+) -> None:
     """Create the stream with `count` completed segments without ledgers, then a real one; it has no owner.
 
     The record of the real segment carries no producer: truncate it before checking. Raises DLogError, CannotRunError.

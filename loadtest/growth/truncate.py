@@ -32,7 +32,7 @@ async def measure(request: Request) -> Point:
             async with asyncio.TaskGroup() as group:
                 group.create_task(writer.run(1), name="writer")
                 await writer.acknowledged(ACKS_BETWEEN)
-                owner = cluster.part_at("write", str((await client.owner(STREAM))["location"]))
+                owner = cluster.part_at("write", (await client.owner(STREAM)).location)
                 writer.mark()
                 cpu = cluster.measure_cpu([owner])
                 await asyncio.sleep(quiet_s)

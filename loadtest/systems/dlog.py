@@ -161,7 +161,7 @@ class Dlog(System):
     async def owner(self, log: str) -> str:
         assert self._client is not None, "started"
         async with asyncio.timeout(PATIENCE_S):
-            location = str((await self._client.owner(log))["location"])
+            location = (await self._client.owner(log)).location
         return next(p.id for p in self.running().parts if p.role == "write" and p.address == location)
 
     async def kill(self, node: str) -> None:

@@ -106,7 +106,8 @@ class Admin:
         since: this request can never succeed), MetadataUnavailableError (the stream may exist).
         """
         stream = stream_name(name)
-        made = StreamMetadata(name=stream, settings=self._settings(settings, StreamSettings(store=self._written[0])), life=life)
+        chosen = self._settings(settings, StreamSettings(store=self._written[0]))
+        made = StreamMetadata(name=stream, settings=chosen, life=life)
         done = {"settings": settings_to_map(made.settings)}
         if await self._has_life(stream, life):
             return done

@@ -24,7 +24,7 @@ from typing import Any
 import dlog
 from dlog.client.position import TAIL, Position, at_dlsn, at_txid
 from dlog.errors import DamagedError, DLogError, TruncatedError
-from dlog.model.dlsn import DLSN, DLSN_INVALID, of
+from dlog.model.dlsn import DLSN, DLSN_INVALID
 from loadtest.records import RecordMaker
 from tests.history.notes import NEVER, End, start_at
 from tests.history.tape import Tape
@@ -141,12 +141,11 @@ class Work:
             place = places[len(places) // 2][0]
             invoked = time.monotonic_ns()
             try:
-                told = await self._client.truncate(self._streams[stream], place)
+                kept = await self._client.truncate(self._streams[stream], place)
             except DLogError as error:
                 self.errors[f"truncate: {type(error).__name__}"] += 1
                 self._tape.truncate(stream, place, invoked, NEVER, None)
                 continue
-            kept = of(*told["first"]) if told.get("first") else None
             self._tape.truncate(stream, place, invoked, time.monotonic_ns(), kept)
 
     # ---- reading ----------------------------------------------------------------------------------------------------

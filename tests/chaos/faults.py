@@ -216,7 +216,7 @@ class Faults:
             return target
         with contextlib.suppress(DLogError, TimeoutError):
             async with asyncio.timeout(_OWNER_S):
-                location = (await self._client.owner(stream))["location"]
+                location = (await self._client.owner(stream)).location
             for name, address in self._cluster.addresses.items():
                 if address == location:
                     return name

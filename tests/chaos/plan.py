@@ -14,10 +14,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from dlog.client.stream_info import SettingsChanges
+
 WARM_UP_S = 4.0
 BOOKIES, WRITERS, READERS, CLIENTS = 4, 2, 2, 3
 #: stream -> what `create` is told
-STREAMS: dict[str, dict[str, int]] = {
+STREAMS: dict[str, SettingsChanges] = {
     "bulk": {"ensemble": 3, "write_quorum": 3, "ack_quorum": 2, "segment_bytes": 16 << 20},
     "rolls": {"ensemble": 3, "write_quorum": 2, "ack_quorum": 2, "segment_bytes": 1 << 20},
     "singles": {"ensemble": 3, "write_quorum": 3, "ack_quorum": 2, "segment_bytes": 512 << 10},

@@ -223,8 +223,8 @@ def _reads() -> list[dict[str, Any]]:
     return [{"do": "read_all", "stream": n} for n in range(len(_NAMES))] * 2
 
 
-def _places(stat: dict[str, Any]) -> dict[int, str]:
-    return {int(segment["number"]): str(segment["place"]) for segment in stat["segments"]}
+def _places(stream: dlog.StreamInfo) -> dict[int, str]:
+    return {segment.number: segment.location for segment in stream.segments}
 
 
 @asynccontextmanager

@@ -66,7 +66,7 @@ async def test_from_a_txid(proxies: ProxyCluster, logs: JavaLogs, stream: str) -
             await client.append(stream, b"%04d" % i * 1000, txid=1000 + 10 * i)
         await client.release(stream)
         seen = await we_read(client, stream)
-        assert len((await client.stat(stream))["segments"]) > 2
+        assert len((await client.stat(stream)).segments) > 2
         for txid, first in ((0, 0), (1000, 0), (1001, 1), (1255, 26), (1300, 30), (1590, 59)):
             assert await we_read(client, stream, dlog.at_txid(txid)) == seen[first:]
             assert java_read(await logs.read(stream, 60 - first, txid)) == seen[first:]
@@ -123,7 +123,7 @@ async def test_the_tail_across_segments(proxies: ProxyCluster, logs: JavaLogs, s
         await reader.close()
         assert java_read(reading.result()) == await we_read(client, stream)
         assert [record.payload for record in reading.result()] == written
-        assert len((await client.stat(stream))["segments"]) > 3
+        assert len((await client.stat(stream)).segments) > 3
 
 
 async def test_a_reader_that_stays_when_the_owner_is_killed(
@@ -139,7 +139,7 @@ async def test_a_reader_that_stays_when_the_owner_is_killed(
             reading = tasks.create_task(reader.take(300), name="java's reader")
             for number, payload in enumerate(written[1:]):
                 if number == 150:
-                    own_proxies.writer_at((await client.owner(stream))["location"]).kill()
+                    own_proxies.writer_at((await client.owner(stream)).location).kill()
                 await client.append(stream, payload)
         await reader.close()
         assert java_read(reading.result()) == await we_read(client, stream)

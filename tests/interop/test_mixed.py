@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.java
 
 #: of six bookies, three of each kind, any four are of both kinds, and four are left when one of each kind is dead
 BOTH = Quorum(ensemble=4, write=3, ack=2)
-BOTH_SETTINGS = {"ensemble": 4, "write_quorum": 3, "ack_quorum": 2}
+BOTH_SETTINGS: dlog.SettingsChanges = {"ensemble": 4, "write_quorum": 3, "ack_quorum": 2}
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +42,10 @@ def mixed_proxies(mixed: JavaCluster, tmp_path: Path) -> Iterator[ProxyCluster]:
     yield from started(mixed, tmp_path / "proxies")
 
 
-async def ensembles(cluster: JavaCluster, segments: list[dict[str, Any]]) -> list[set[str]]:
+async def ensembles(cluster: JavaCluster, segments: Sequence[dlog.SegmentInfo]) -> list[set[str]]:
     """Of every fragment of every segment, in order."""
     async with cluster.ledgers() as ledgers:
-        found = [await ledgers.metadata_of(LedgerId(int(segment["place"]))) for segment in segments]
+        found = [await ledgers.metadata_of(LedgerId(int(segment.location))) for segment in segments]
     return [set(fragment.ensemble) for metadata in found for fragment in metadata.fragments]
 
 
@@ -62,10 +61,10 @@ async def test_a_stream_of_ours_on_java_bookies_loses_nothing_when_its_owner_is_
     own_proxies: ProxyCluster,
 ) -> None:
     async with loaded(own_proxies.target) as load:
-        owner = own_proxies.writer_at((await load.client.owner("orders"))["location"])
+        owner = own_proxies.writer_at((await load.client.owner("orders")).location)
         owner.kill()
         await load.acknowledged(200)
-        assert own_proxies.writer_at((await load.client.owner("orders"))["location"]) is not owner
+        assert own_proxies.writer_at((await load.client.owner("orders")).location) is not owner
 
 
 async def test_a_stream_of_ours_on_java_bookies_rolls_and_is_read_along(own_proxies: ProxyCluster) -> None:
@@ -81,7 +80,7 @@ async def test_a_stream_of_ours_on_java_bookies_rolls_and_is_read_along(own_prox
         async with asyncio.timeout(120):
             await tail()
         assert seen == [load.record(number) for number in range(1500)]
-        assert len((await load.client.stat("orders"))["segments"]) > 2
+        assert len((await load.client.stat("orders")).segments) > 2
 
 
 async def test_a_stream_on_a_mixed_ensemble_loses_nothing_when_one_of_each_kind_is_killed(
@@ -91,7 +90,7 @@ async def test_a_stream_on_a_mixed_ensemble_loses_nothing_when_one_of_each_kind_
     async with loaded(mixed_proxies.target, **BOTH_SETTINGS) as load:
 
         async def last_ensemble() -> set[str]:
-            return (await ensembles(mixed, (await load.client.stat("orders"))["segments"]))[-1]
+            return (await ensembles(mixed, (await load.client.stat("orders")).segments))[-1]
 
         first = await last_ensemble()
         assert first & all_java and first & all_ours
@@ -151,9 +150,9 @@ async def test_java_opens_the_ledger_that_a_proxy_wrote_and_finds_every_record(
         await client.create("orders", **BOTH_SETTINGS)
         first = await client.append("orders", written[0])
         await client.append_many("orders", written[1:])
-        (segment,) = (await client.stat("orders"))["segments"]
+        (segment,) = (await client.stat("orders")).segments
         await client.release("orders")  # completes the segment: its ledger is closed
-        found = await JavaLedgers(java, mixed.hosts).open(int(segment["place"]))
+        found = await JavaLedgers(java, mixed.hosts).open(int(segment.location))
         assert found.closed
         records = [
             (dlog.DLSN(first.segment, entry, record.slot), record.payload)  # type: ignore[arg-type]

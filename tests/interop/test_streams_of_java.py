@@ -33,8 +33,8 @@ async def test_a_completed_stream(proxies: ProxyCluster, logs: JavaLogs, stream:
         seen = await we_read(client, stream)
         assert seen == [(place, *record) for place, record in zip(places, records, strict=True)]
         assert seen == java_read(await logs.read(stream, 300))
-        (segment,) = (await client.stat(stream))["segments"]
-    assert segment["records"] == 300
+        (segment,) = (await client.stat(stream)).segments
+    assert segment.records == 300
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -88,10 +88,9 @@ async def wait_in_progress(client: dlog.Client, stream: str) -> int:
     async with asyncio.timeout(60):
         await client.truncate(stream, DLSN_FIRST)
         while True:
-            segments = (await client.stat(stream))["segments"]
-            if segments and not segments[-1]["completed"]:
-                number: int = segments[-1]["number"]
-                return number
+            segments = (await client.stat(stream)).segments
+            if segments and not segments[-1].is_completed:
+                return segments[-1].number
             await asyncio.sleep(0.1)
 
 
@@ -173,7 +172,7 @@ async def test_java_hears_that_our_owner_holds_the_lock(proxies: ProxyCluster, l
         with pytest.raises(JavaError) as refusal:
             await logs.writer(stream, **AT_ONCE)
         assert refusal.value.kind == "OwnershipAcquireFailedException"
-        location = (await client.owner(stream))["location"]
+        location = (await client.owner(stream)).location
         assert f"the current owner is 1;0;{location}" in str(refusal.value)
         await client.append(stream, b"still ours")
         assert payloads_of(await we_read(client, stream)) == [b"ours", b"still ours"]

@@ -69,6 +69,8 @@ def test_a_stream_from_its_creation_to_its_deletion(cluster: Up) -> None:
     assert shown["settings"]["retention_s"] == 3600
     assert b"none yet" in ok(cluster, "show", "life")
     ok(cluster, "append", "life", given=b"one\ntwo\n")
+    assert told(cluster, "alter", "life", "--retention", "2h")["settings"]["retention_s"] == 7200
+    assert told(cluster, "show", "life")["settings"] == {**shown["settings"], "retention_s": 7200}
     [owner] = [o for o in told(cluster, "owners") if o["stream"] == "life"]
     assert owner["location"] in {p.address for p in cluster.running.parts if p.role == "write"}
     explained = told(cluster, "explain", "life", "1:0:1")

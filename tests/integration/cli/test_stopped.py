@@ -118,6 +118,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "create": ("create", "s"),
     "delete": ("delete", "s", "--yes"),
     "seal": ("seal", "s"),
+    "alter": ("alter", "s", "--retention", "1h"),
     "truncate": ("truncate", "s", "1:0:0"),
 }
 
@@ -130,7 +131,7 @@ def log_for(words: tuple[str, ...]) -> Log:
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("words", CHANGES.values(), ids=CHANGES)
 async def test_a_change_that_has_no_answer_is_called_unknown(words: tuple[str, ...], number: signal.Signals) -> None:
-    asked = (proxy.Create, proxy.Delete, proxy.Seal, proxy.Truncate)
+    asked = (proxy.Create, proxy.Delete, proxy.Seal, proxy.Truncate, proxy.Alter)
 
     def mute(peer: Peer, message: proxy.Message) -> bool:
         return isinstance(message, asked)
@@ -148,7 +149,7 @@ async def test_a_change_that_has_no_answer_is_called_unknown(words: tuple[str, .
 @pytest.mark.parametrize("words", CHANGES.values(), ids=CHANGES)
 async def test_a_change_of_unknown_outcome_says_how_to_look(words: tuple[str, ...]) -> None:
     def unknown(peer: Peer, message: proxy.Message) -> bool:
-        if isinstance(message, proxy.Create | proxy.Delete | proxy.Seal | proxy.Truncate):
+        if isinstance(message, proxy.Create | proxy.Delete | proxy.Seal | proxy.Truncate | proxy.Alter):
             peer.send(proxy.Failed(message.request, 500, "no answer from ZooKeeper", outcome_unknown=True))
             return True
         return False

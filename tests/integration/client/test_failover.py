@@ -42,7 +42,7 @@ async def test_two_clients_on_one_stream_through_the_death_of_its_owner(cluster:
                 told.append((writer, n, result.first))
                 if writer == 0 and n == BATCHES // 3:
                     owner = await client.owner("both")
-                    cluster.kill_part("write", owner["location"])
+                    cluster.kill_part("write", owner.location)
 
         async with asyncio.TaskGroup() as group:
             group.create_task(write(one, 0))
@@ -75,7 +75,7 @@ async def test_a_reader_at_the_tail_through_everything(cluster: Up) -> None:
                 await client.append_batch("tail", batch(0, n))
                 if n == 15:
                     owner = await client.owner("tail")
-                    cluster.wait_restarted(await asyncio.to_thread(cluster.kill_part, "write", owner["location"]))
+                    cluster.wait_restarted(await asyncio.to_thread(cluster.kill_part, "write", owner.location))
                 if n in (25, 35):
                     readers = [p for p in cluster.running.parts if p.role == "read"]
                     part = readers[n == 35]
@@ -116,7 +116,7 @@ async def test_positions(cluster: Up) -> None:
         assert await first(dlog.at_txid(11)) == b"20.0"
         assert await first(dlog.at_txid(20)) == b"20.0"
         assert await first(dlog.at_txid(31)) is None
-        place = (await client.stat("positions"))["last_dlsn"]
+        place = (await client.stat("positions")).last_dlsn
         assert place is not None
         assert await first("1:0:1") == b"10.1"
         assert await first("1:0:99") == b"20.0", "a place that holds no record: the next that does"

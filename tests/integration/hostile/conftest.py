@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from dlog.client.client import Client, connect
+from dlog.client.stream_info import SettingsChanges
 from dlog.io.zookeeper_cluster import cluster_init
 from tests.integration.cluster import BookieCluster, ServerProcess, bookies
 
 __all__ = ["bookies"]
 
 #: stream settings for three bookies that nobody needs to hurt
-SETTINGS = {"ensemble": 1, "write_quorum": 1, "ack_quorum": 1}
+SETTINGS: SettingsChanges = {"ensemble": 1, "write_quorum": 1, "ack_quorum": 1}
 
 
 class SmallCluster:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Unpack
 
 import dlog
 from dlog.model.dlsn import DLSN
@@ -97,7 +98,7 @@ class Load:
 
 
 @asynccontextmanager
-async def loaded(target: str, **settings: int) -> AsyncIterator[Load]:
+async def loaded(target: str, **settings: Unpack[dlog.SettingsChanges]) -> AsyncIterator[Load]:
     """A stream under load; all that was acknowledged is looked for at the end, through the read proxies."""
     async with dlog.connect(target) as client:
         await client.create("orders", **settings)

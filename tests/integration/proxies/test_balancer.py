@@ -63,8 +63,9 @@ class Balanced:
 
     async def owner_of(self, client: dlog.Client, stream: str) -> str:
         """The name of the proxy that owns a stream."""
-        location = (await client.stat(stream))["owner"]["location"]
-        return next(name for name, process in self.proxies.items() if process.address == location)
+        owner = (await client.stat(stream)).owner
+        assert owner is not None
+        return next(name for name, process in self.proxies.items() if process.address == owner.location)
 
     def asked(self, name: str, path: str) -> int:
         """Status of a health check, asked as a balancer does."""
@@ -133,8 +134,9 @@ def test_with_only_the_balancer_in_reach_everything_works(balanced: Start) -> No
                 assert first.result().payload == b"news"
                 await followed.aclose()
                 await client.truncate(stream, places[2])
-                assert (await client.stat(stream))["state"] == "serving"
-            owners = {one["stream"]: one["location"] for one in await client.owners()}
+                told = await client.stat(stream)
+                assert told.owner is not None and told.owner.state == "serving"
+            owners = {one.stream: one.location for one in await client.owners()}
             assert len(owners) == 4
             for _ in range(2):
                 await client.release("orders-0")

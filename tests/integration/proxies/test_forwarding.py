@@ -45,7 +45,7 @@ from tests.integration.proxies.load import Load
 from tests.integration.proxies.raw import ANYTHING, Raw, RawProducer
 from tests.integration.proxies.unreachable import filtered, refused
 
-MEMORY = {"store": "memory"}
+MEMORY: dlog.SettingsChanges = {"store": "memory"}
 RECEIVED_AT_ONCE_BYTES = 512 * 1024  # one reading of a socket, and the frame that it ends
 
 
@@ -152,9 +152,9 @@ async def test_a_client_that_reaches_one_proxy_does_everything_through_it(house:
                     assert first.result().payload == b"news"
                     await followed.aclose()
                     told = await client.stat(stream)
-                    assert told["state"] == "serving"
-                    owners = {one["stream"]: one["location"] for one in await client.owners()}
-                    assert owners[stream] == told["owner"]["location"]
+                    assert told.owner is not None and told.owner.state == "serving"
+                    owners = {owner.stream: owner.location for owner in await client.owners()}
+                    assert owners[stream] == told.owner.location
                     await client.truncate(stream, places[2])
                     await client.release(stream)
                     await client.append(stream, b"after the hand-over")
@@ -411,7 +411,8 @@ async def test_who_can_reach_the_owner_goes_there_and_leaves_the_one_between(hou
             stream = f"s{number}"
             await client.create(stream, **MEMORY)
             await client.append(stream, b"1")
-            if (await client.stat(stream))["owner"]["location"] == address:
+            owner = (await client.stat(stream)).owner
+            if owner is not None and owner.location == address:
                 break
         assert forwarded(seen) > 0
         host, _, port = members.peer_address_of(address).rpartition(":")

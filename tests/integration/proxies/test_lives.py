@@ -35,7 +35,7 @@ from tests.integration.proxies.house import House
 from tests.integration.proxies.processes import ProxyCluster
 from tests.integration.proxies.raw import Raw, RawProducer
 
-MEMORY = {"store": "memory"}
+MEMORY: dlog.SettingsChanges = {"store": "memory"}
 STREAM = StreamName("orders")
 BODY = build_record_set([b"of a sink"])
 
@@ -146,7 +146,7 @@ async def test_a_deletion_that_was_interrupted_is_finished_by_the_next_and_by_a_
                 assert not house.state.segments
         await client.create(STREAM, **MEMORY)
         assert not house.state.segments
-        assert (await client.stat(STREAM))["records"] == 0
+        assert (await client.stat(STREAM)).records == 0
 
 
 async def test_a_life_is_told_and_may_be_named_later(house: House) -> None:
@@ -156,13 +156,13 @@ async def test_a_life_is_told_and_may_be_named_later(house: House) -> None:
             await client.life(STREAM)
         await client.create(STREAM, **MEMORY)
         life = await client.life(STREAM)
-        assert (await client.stat(STREAM))["life"] == life
+        assert (await client.stat(STREAM)).life == life
         await client.delete(STREAM)
         await client.create(STREAM, **MEMORY)
         batch = SinkBatch("sink", 0, "q", 0)
         with pytest.raises(dlog.StreamNotFoundError):
             await client.append_once(STREAM, [b"late"], batch, life=life)
-        assert (await client.stat(STREAM))["last_dlsn"] is None
+        assert (await client.stat(STREAM)).last_dlsn is None
 
 
 @pytest.mark.zookeeper
@@ -173,7 +173,7 @@ async def test_what_lies_before_the_door_of_a_frozen_owner_does_not_touch_the_ne
         await client.create(STREAM)
         await client.append(STREAM, b"first")
         life = await client.life(STREAM)
-        owner = cluster.writer_at((await client.owner(STREAM))["location"])
+        owner = cluster.writer_at((await client.owner(STREAM)).location)
         async with Raw(owner.address) as raw:
             producer = RawProducer(raw, STREAM)
             await producer.write([b"taken"])
@@ -200,7 +200,7 @@ async def test_what_lies_before_the_door_of_a_frozen_owner_does_not_touch_the_ne
         with pytest.raises(dlog.StreamNotFoundError):
             await client.stat("another")
         after = await client.stat(STREAM)
-        for key in ("life", "sealed", "settings", "first_dlsn", "owner"):
-            assert after[key] == now[key]
+        for name in ("life", "is_sealed", "settings", "first_dlsn", "owner"):
+            assert getattr(after, name) == getattr(now, name)
         await client.append(STREAM, b"third")
         assert [record.payload async for record in client.read(STREAM)] == [b"second", b"third"]

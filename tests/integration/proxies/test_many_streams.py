@@ -28,7 +28,7 @@ from tests.ports import free_port
 
 STREAMS = 1000
 AT_ONCE = 64  # what the test asks at a time
-QUORUMS = (
+QUORUMS: tuple[dlog.SettingsChanges, ...] = (
     {"ensemble": 1, "write_quorum": 1, "ack_quorum": 1},
     {"ensemble": 2, "write_quorum": 2, "ack_quorum": 2},
     {"ensemble": 3, "write_quorum": 3, "ack_quorum": 2},

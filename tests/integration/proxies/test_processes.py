@@ -20,7 +20,7 @@ pytestmark = pytest.mark.zookeeper
 
 
 async def owner_of(cluster: ProxyCluster, load: Load) -> ServerProcess:
-    return cluster.writer_at((await load.client.owner(load.stream))["location"])
+    return cluster.writer_at((await load.client.owner(load.stream)).location)
 
 
 async def test_what_one_proxy_wrote_is_read_through_any_other(cluster: ProxyCluster) -> None:

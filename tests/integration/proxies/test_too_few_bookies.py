@@ -39,7 +39,7 @@ async def test_an_append_that_no_segment_can_take_is_refused_by_name_and_taken_w
     async with dlog.connect(own_cluster.target) as client:
         await client.create("orders")
         await one_gone(own_cluster)
-        location = (await client.owner("orders"))["location"]
+        location = (await client.owner("orders")).location
         async with Raw(location) as raw:
             answer = await RawProducer(raw, "orders").write([b"refused"])
             assert isinstance(answer, Failed)
@@ -64,15 +64,15 @@ async def test_a_segment_is_opened_on_fewer_bookies_than_asked_for_but_not_below
 ) -> None:
     async def quorum() -> Quorum:
         """Of the newest segment."""
-        newest = (await client.stat("orders"))["segments"][-1]
+        newest = (await client.stat("orders")).segments[-1]
         async with own_cluster.bookies.ledgers() as ledgers:
-            return (await ledgers.metadata_of(LedgerId(int(newest["place"])))).quorum
+            return (await ledgers.metadata_of(LedgerId(int(newest.location)))).quorum
 
     async with dlog.connect(own_cluster.target) as client:
         await client.create("orders", ensemble=3, write_quorum=2, ack_quorum=2)
         await one_gone(own_cluster)
         await client.append("orders", b"on two")
-        assert len((await client.stat("orders"))["segments"]) == 1
+        assert len((await client.stat("orders")).segments) == 1
         found = await quorum()
         assert (found.ensemble, found.write, found.ack) == (2, 2, 2)
         await asyncio.to_thread(own_cluster.bookies.bookies[0].start)

@@ -139,7 +139,7 @@ async def test_owners_and_readers_go_on_without_zookeeper_and_everything_comes_b
                     await load.acknowledged(10)
                 while await segments(client) < before + 3:
                     await load.acknowledged(10)
-            location = (await client.owner("orders"))["location"]
+            location = (await client.owner("orders")).location
             owner = next(p for p in writers if p.address == location)
             await owner.kill()
             await load.acknowledged(200)
@@ -155,7 +155,7 @@ async def test_owners_and_readers_go_on_without_zookeeper_and_everything_comes_b
 
 async def segments(client: dlog.Client) -> int:
     """The number of the newest segment."""
-    return max(int(s["number"]) for s in (await client.stat("orders"))["segments"])
+    return max(segment.number for segment in (await client.stat("orders")).segments)
 
 
 async def newest(metadata: ZooKeeperMetadata) -> int:

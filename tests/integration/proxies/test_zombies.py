@@ -18,7 +18,7 @@ async def test_what_a_frozen_owner_finds_before_its_door_is_refused(cluster: Pro
     async with dlog.connect(cluster.target) as client:
         await client.create("orders")
         await client.append("orders", b"before")
-        owner = cluster.writer_at((await client.owner("orders"))["location"])
+        owner = cluster.writer_at((await client.owner("orders")).location)
         async with Raw(owner.address) as raw:
             sleeping = RawProducer(raw, "orders")
             await sleeping.write([b"taken"])
@@ -26,7 +26,7 @@ async def test_what_a_frozen_owner_finds_before_its_door_is_refused(cluster: Pro
             batches = [sleeping.batch([b"late %d" % n]) for n in range(20)]
             raw.say(*batches)
             await client.append("orders", b"meanwhile")
-            assert cluster.writer_at((await client.owner("orders"))["location"]) is not owner
+            assert cluster.writer_at((await client.owner("orders")).location) is not owner
             owner.thaw()
             async with asyncio.timeout(90.0):
                 answers = [await sleeping.answer(batch.request) for batch in batches]

@@ -6,6 +6,7 @@ import json
 import uuid
 from typing import Any
 
+from dlog.client.stream_info import ImportResult
 from dlog.client.sync import SyncClient
 from dlog.errors import LedgerNotFoundError
 from dlog.log.staging import StagedSet
@@ -49,12 +50,12 @@ class Abandoned:
         staged: Staged = self.ask(work)
         return staged
 
-    def take_in(self, number: int, stream: str, staged: Staged) -> dict[str, Any]:
-        async def work(cluster: Cluster) -> dict[str, Any]:
+    def take_in(self, number: int, stream: str, staged: Staged) -> ImportResult:
+        async def work(cluster: Cluster) -> ImportResult:
             async with await proxies_of(cluster, 30.0) as client:
                 return await client.take_in(stream, [(staged.place, staged.last_entry)], self.batch(number))
 
-        told: dict[str, Any] = self.ask(work)
+        told: ImportResult = self.ask(work)
         return told
 
     def is_there(self, staged: Staged) -> bool:

@@ -59,7 +59,7 @@ def test_a_moved_stream_goes_on(yard: Yard) -> None:
     assert [(*r.dlsn, r.txid, r.payload) for r in rest] == rows
 
     yard.client.append_batch(name, [b"behind"], txid=rows[-1][3] + 5)
-    where = yard.client.owner(name)["location"]
+    where = yard.client.owner(name).location
     yard.cluster.wait_restarted(yard.cluster.kill_part("write", where))
     yard.client.append_batch(name, [b"after the owner died"], txid=rows[-1][3] + 9)
     now = yard.rows(name)

@@ -42,7 +42,7 @@ class Stage:
 
     def _wait_for_segments(self, least: int) -> None:
         """What is there fills one less; the next one is on its way."""
-        wait_until(lambda: len(self.lake.client.stat(self.large)["segments"]) >= least, "it does not roll")
+        wait_until(lambda: len(self.lake.client.stat(self.large).segments) >= least, "it does not roll")
 
     def _read(self, directory: Path) -> None:
         """Of several batches the last one is not told of; then some more comes."""
@@ -86,10 +86,10 @@ def test_the_numbers_are_those_of_the_streams(stage: Stage, tmp_path: Path) -> N
     large, small = rows(told, "stream")
     assert (large["stream"], large["records"], small["records"]) == (stage.large, 800, 1)
     truth = stage.lake.client.stat(stage.large)
-    assert large["segments"] == len(truth["segments"]) >= 3
+    assert large["segments"] == len(truth.segments) >= 3
     assert large["segments_in_progress"] == 1 and not large["sealed"]
     assert large["bytes"] > 800 * 500
-    assert large["owner"] == stage.lake.client.owner(stage.large)["location"]
+    assert large["owner"] == stage.lake.client.owner(stage.large).location
     assert large["growth_bytes_a_day"] > 0
     sizes = [size for _, size in large["growth"]]
     assert sizes == sorted(sizes) and len(sizes) == large["segments"] and sizes[-1] == large["bytes"]

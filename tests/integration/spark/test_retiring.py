@@ -88,7 +88,7 @@ def test_a_batch_of_nothing_is_remembered_by_its_stream(abandoned: Abandoned) ->
             return told
 
     first, again = abandoned.ask(work)
-    assert (first["segments"], first["duplicate"]) == (0, False) and again["duplicate"]
+    assert (first.segments, first.duplicate) == (0, False) and again.duplicate
     late = abandoned.stage(4, abandoned.two)
-    assert abandoned.take_in(4, abandoned.two, late)["duplicate"], "its batch lies below the one that is remembered"
+    assert abandoned.take_in(4, abandoned.two, late).duplicate, "its batch lies below the one that is remembered"
     assert abandoned.values(abandoned.two) == []

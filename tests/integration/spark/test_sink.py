@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dlog.client.stream_info import SegmentInfo
 from dlog.errors import LedgerNotFoundError
 from dlog.log.staging import StagedSet
 from dlog.model.sink import SinkBatch
@@ -42,8 +43,8 @@ def expected(count: int, size: int = 10, first: int = 0) -> list[bytes]:
     return [str(number).zfill(size).encode() for number in range(first, first + count)]
 
 
-def segments(lake: Lake, stream: str) -> list[dict[str, Any]]:
-    return list(lake.client.stat(stream)["segments"])
+def segments(lake: Lake, stream: str) -> tuple[SegmentInfo, ...]:
+    return lake.client.stat(stream).segments
 
 
 def stages(lake: Lake, *streams: str) -> list[str]:
@@ -74,7 +75,7 @@ def test_few_rows_are_appended_and_many_become_segments(lake: Lake) -> None:
     assert len(segments(lake, name)) == 1
     write(lake, rows(lake, 4000, 4, size=1000, first=100), name)
     assert values(lake, name)[100:] == expected(4000, 1000, 100)
-    taken = [s for s in segments(lake, name) if s["completed"]]
+    taken = [s for s in segments(lake, name) if s.is_completed]
     assert len(taken) == 5, "one that was appended to, and one of each partition"
     assert lake.truth(name) == lake.rows(lake.read(name)), "Spark reads what it wrote"
     assert [txid for *_, txid, _ in lake.truth(name)] == sorted(txid for *_, txid, _ in lake.truth(name))

@@ -89,11 +89,11 @@ class Administrator:
             return
         except DLogError:
             return
-        if self._life and told["life"] != self._life:
-            self._breach(f"another stream has its name: {self._life} became {told['life']}")
-        if told["sealed"] and not self._is_sealed:
+        if self._life and told.life != self._life:
+            self._breach(f"another stream has its name: {self._life} became {told.life}")
+        if told.is_sealed and not self._is_sealed:
             self._breach("it is sealed, and nobody asked for it")
-        self._life = told["life"]
+        self._life = told.life
 
     async def _read(self) -> None:
         """What is in it was meant for it, as far as that is known."""

@@ -285,12 +285,11 @@ async def truncating(work: Work, client: Client, notes: StreamNotes, rng: random
         place, _ = notes.acked[rng.randrange(len(notes.acked) // 2)]
         invoked = work.loop.now
         try:
-            told = await client.truncate(notes.name, place)
+            kept = await client.truncate(notes.name, place)
         except DLogError:
             notes.history.truncate(place, invoked)
             continue
-        kept = told.get("first_dlsn") or told.get("first")
-        notes.history.truncate(place, invoked, work.loop.now, DLSN(*kept) if kept else None)
+        notes.history.truncate(place, invoked, work.loop.now, kept)
         work.reached["truncate"] += 1
 
 

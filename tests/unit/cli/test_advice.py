@@ -28,6 +28,7 @@ from dlog.errors import (
 #: what they need; a command that is not listed needs nothing
 WORDS: dict[str, tuple[str, ...]] = {
     "create": ("s",),
+    "alter": ("s",),
     "append": ("s", "-"),
     "read": ("s",),
     "show": ("s",),

@@ -1,11 +1,19 @@
-"""What `dlog create` and `dlog show` say of a stream's settings."""
+"""What `dlog create`, `dlog alter` and `dlog show` say of a stream and its settings."""
 
 from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from asyncio.subprocess import PIPE
+from typing import Any
 
 import pytest
 
 from dlog.cli.streams import retention_text
 from dlog.model.segment import StreamSettings
+from tests.unit.client.proxy_double import Double, Log
+from tests.unit.client.test_stream_info import SEGMENTS
 
 
 def test_a_stream_is_kept_for_ever_unless_somebody_says_otherwise() -> None:
@@ -18,3 +26,41 @@ def test_a_stream_is_kept_for_ever_unless_somebody_says_otherwise() -> None:
 )
 def test_retention_in_words(retention_s: float, text: str) -> None:
     assert retention_text(retention_s) == text
+
+
+async def shown(log: Log, *words: str) -> tuple[int, Any, str]:
+    """Exit code, JSON on stdout, and stderr of a command on a double."""
+    async with Double(log) as double:
+        command = [sys.executable, "-m", "dlog", *words, "--connect", double.target, "--json"]
+        process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
+        out, err = await process.communicate()
+    return process.returncode or 0, json.loads(out) if out else None, err.decode()
+
+
+async def test_show_tells_what_a_proxy_told_under_the_same_keys() -> None:
+    log = Log()
+    segment = {**SEGMENTS[1], "last_txid": None}
+    stat = log.stat() | {
+        "state": "serving",
+        "producers": 2,
+        "first_dlsn": [1, 3, 2],
+        "segments": [SEGMENTS[0], segment],
+    }
+    log.stat = lambda: stat  # type: ignore[method-assign]
+    code, told, _ = await shown(log, "show", "s")
+    assert (code, told) == (0, stat)
+
+
+async def test_create_and_alter_tell_settings_and_what_differs() -> None:
+    log = Log()
+    assert await shown(log, "alter", "s", "--retention", "1h") == (
+        0,
+        {"stream": "s", "settings": log.settings | {"retention_s": 3600.0}},
+        "",
+    )
+    code, told, _ = await shown(log, "create", "s", "--exist-ok", "--retention", "60m")
+    assert (code, told["exists"], told["settings"]["retention_s"]) == (0, True, 3600.0)
+    code, told, err = await shown(log, "create", "s", "--exist-ok", "--retention", "2h", "--ensemble", "5")
+    assert (code, told) == (1, None) and "retention_s=3600.0 wanted=7200" in err and "ensemble=3 wanted=5" in err
+    code, _, err = await shown(log, "alter", "s")
+    assert code == 2 and "no setting is given" in err

@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cluster init": ("", ZOOKEEPER),
     "cluster status": ("", ZOOKEEPER),
     "create": ("s", PROXIES),
+    "alter": ("s --retention 1h", PROXIES),
     "delete": ("s --yes", PROXIES),
     "explain": ("s 1:0:0", BOTH),
     "ledger adopt": ("1", ZOOKEEPER),

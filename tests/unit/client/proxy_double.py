@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from dlog.client.decoding import decode_one
 from dlog.log.dedup_trailer import encode_trailer
 from dlog.model.dlsn import DLSN
+from dlog.model.segment import StreamSettings
 from dlog.wire import proxy
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import Record, build_record_set, control_record, encode_entry, parse_record_set
 from dlog.wire.proxy_codec import FrameDecoder, encode
+from dlog.wire.stream_metadata import settings_to_map
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024
 SET_FLAG = 0x4
@@ -49,6 +52,8 @@ class Log:
     places: dict[tuple[bytes, int], tuple[int, int, int]] = field(default_factory=dict)
     sealed: bool = False
     complete: bool = True
+    settings: dict[str, Any] = field(default_factory=lambda: settings_to_map(StreamSettings()))
+    settings_version: int = 0
 
     def write(self, message: proxy.Write) -> proxy.Written | proxy.Failed:
         producer, sequence = message.producer, message.sequence
@@ -81,6 +86,31 @@ class Log:
         self.newest[producer[:12]] = producer
         self.places[producer, sequence] = place
         return proxy.Written(message.request, message.request, place, 1)
+
+    def alter(self, message: proxy.Alter) -> proxy.Done | proxy.Failed:
+        wanted = self.settings | message.settings
+        if wanted != self.settings and message.version != self.settings_version:
+            return proxy.Failed(message.request, 555, "altered since")
+        self.settings_version += wanted != self.settings
+        self.settings = wanted
+        return proxy.Done(message.request, {"settings": wanted})
+
+    def stat(self) -> dict[str, Any]:
+        """As a proxy describes a stream of one open segment, without what its owner adds."""
+        return {
+            "stream": self.stream,
+            "life": self.life,
+            "sealed": self.sealed,
+            "settings": self.settings,
+            "owner": {"epoch": 1, "proxy": "p", "location": "host:1", "released": False},
+            "first_dlsn": None,
+            "last_dlsn": None,
+            "last_txid": None,
+            "records": len(self.payloads),
+            "segments": [],
+            "segments_left_out": 0,
+            "segments_to_delete": 0,
+        }
 
     def at(self, place: DLSN, count: int) -> list[bytes]:
         """So many records from a place on."""
@@ -167,12 +197,20 @@ class Double:
             case proxy.Read():
                 self._serve(peer, message)
             case proxy.Life():
-                known = {"life": self.log.life, "deleted": False, "deletions": 0}
+                known: dict[str, Any] = {"life": self.log.life, "deleted": False, "deletions": 0}
+                if self.log.life is not None:
+                    known |= {"settings": self.log.settings, "settings_version": self.log.settings_version}
                 peer.send(proxy.Done(message.request, known))
-            case proxy.Ping() | proxy.Create() | proxy.Delete() | proxy.Seal() | proxy.Truncate():
+            case proxy.Ping() | proxy.Delete() | proxy.Seal():
                 peer.send(proxy.Done(message.request, {}))
+            case proxy.Truncate():
+                peer.send(proxy.Done(message.request, {"first": list(message.dlsn)}))
+            case proxy.Create():
+                peer.send(proxy.Done(message.request, {"settings": self.log.settings | message.settings}))
+            case proxy.Alter():
+                peer.send(self.log.alter(message))
             case proxy.Stat():
-                peer.send(proxy.Done(message.request, {"records": len(self.log.payloads)}))
+                peer.send(proxy.Done(message.request, self.log.stat()))
             case proxy.List():
                 peer.send(proxy.Done(message.request, {"streams": [self.log.stream]}))
             case proxy.GetOwners():

@@ -1,0 +1,201 @@
+"""Results of requests about whole streams, decoded from a proxy's replies (docs/protocol.md, 1.7 to 1.9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypedDict, TypeVar
+
+from dlog.client.batch import BatchResult, result_of
+from dlog.errors import ProtocolError
+from dlog.model.dlsn import DLSN, DLSN_INVALID, of
+
+T = TypeVar("T")
+
+
+class SettingsChanges(TypedDict, total=False):
+    """Settings by name, as `create` and `alter` take them; see StreamSettings."""
+
+    store: str
+    ensemble: int
+    write_quorum: int
+    ack_quorum: int
+    segment_bytes: int
+    segment_age_s: float
+    retention_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings:
+    """Settings of a stream. Those not given to `create` have the defaults of docs/protocol.md, 5.6."""
+
+    store: str  # where segments are created
+    ensemble: int  # bookies of a segment; its entries are striped over them
+    write_quorum: int  # copies of each entry
+    ack_quorum: int  # copies that must be synced to disk before an append is acknowledged
+    segment_bytes: int  # size at which a segment is completed and the next begins
+    segment_age_s: float  # age at which that is done
+    retention_s: float  # how long a segment is kept after it was completed; 0: for ever
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """A claim on a stream: the write proxy that owns it, or owned it last.
+
+    state: what the proxy says of the stream, such as "serving", "claiming" or "draining"; None: it was not asked.
+    proxy: id of the proxy; None: not told. is_released: it gave the stream up, which nobody owns now.
+    """
+
+    stream: str
+    location: str  # host:port of the proxy
+    epoch: int  # grows by one with every claim
+    state: str | None = None
+    proxy: str | None = None
+    is_released: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentInfo:
+    """One segment of a stream. last_txid, last_dlsn and records are those of a completed segment."""
+
+    number: int
+    store: str
+    location: str  # in its store: a ledger id, or the path of an object
+    is_completed: bool
+    first_txid: int
+    last_txid: int | None
+    first_dlsn: DLSN  # the first position that may be read
+    last_dlsn: DLSN | None
+    records: int
+    completed_unix_ms: int  # by the writer's clock; 0 while it is in progress
+    is_cut: bool  # the truncation point lies in it
+    lac: int | None  # last confirmed entry of a segment in progress, if its owner told it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamInfo:
+    """A stream as metadata describes it; what its owner adds is None if the owner was not asked.
+
+    segments: the newest 5,000, oldest first.
+    """
+
+    name: str
+    life: str  # incarnation id: a stream that is created again under the name has another
+    is_sealed: bool
+    settings: StreamSettings
+    owner: Owner | None = None  # the newest claim; None: it was never claimed
+    first_dlsn: DLSN | None = None  # the first position kept; None: there is no segment yet
+    last_dlsn: DLSN | None = None  # of the last record known; None: none is known
+    last_txid: int | None = None  # of completed segments
+    records: int = 0  # in completed segments that are kept
+    segments: tuple[SegmentInfo, ...] = ()
+    segments_left_out: int = 0  # older ones that are not in `segments`
+    segments_to_delete: int = 0  # truncated ones whose data are not deleted yet
+    producers: int | None = None  # that the owner remembers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportResult:
+    """Segments that `take_in` imported."""
+
+    first: int  # number of the first one; 0: none, or imported before
+    segments: int
+    records: int
+    duplicate: bool  # they were imported before
+
+
+def _decoder(decode: Callable[..., T]) -> Callable[..., T]:
+    """Let `decode` raise ProtocolError if a reply lacks a key or has a value of another type."""
+
+    def checked(*given: Any) -> T:
+        try:
+            return decode(*given)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ProtocolError(f"a proxy's reply cannot be read: {type(error).__name__} {error}") from error
+
+    return checked
+
+
+def _settings(told: Mapping[str, Any]) -> StreamSettings:
+    values = {field.name: told[field.name] for field in fields(StreamSettings)}
+    return StreamSettings(**values)
+
+
+def _owner(stream: str, told: Mapping[str, Any]) -> Owner:
+    return Owner(
+        stream=stream,
+        location=str(told["location"]),
+        epoch=int(told["epoch"]),
+        state=told.get("state"),
+        proxy=told.get("proxy"),
+        is_released=bool(told.get("released", False)),
+    )
+
+
+def _segment(told: Mapping[str, Any]) -> SegmentInfo:
+    is_completed = bool(told["completed"])
+    return SegmentInfo(
+        number=told["number"],
+        store=told["store"],
+        location=told["place"],
+        is_completed=is_completed,
+        first_txid=told["first_txid"],
+        last_txid=told["last_txid"] if is_completed else None,
+        first_dlsn=of(*told["first_dlsn"]),
+        last_dlsn=_place(told["last_dlsn"]),
+        records=told["records"],
+        completed_unix_ms=told["completed_unix_ms"],
+        is_cut=told["truncation"] == "partial",
+        lac=told.get("lac"),
+    )
+
+
+def _stream(told: Mapping[str, Any]) -> StreamInfo:
+    name, claim = str(told["stream"]), told["owner"]
+    return StreamInfo(
+        name=name,
+        life=str(told["life"]),
+        is_sealed=bool(told["sealed"]),
+        settings=_settings(told["settings"]),
+        owner=_owner(name, {**claim, "state": told.get("state")}) if claim["epoch"] else None,
+        first_dlsn=_place(told["first_dlsn"]),
+        last_dlsn=_place(told["last_dlsn"]),
+        last_txid=told["last_txid"],
+        records=told["records"],
+        segments=tuple(map(_segment, told["segments"])),
+        segments_left_out=told["segments_left_out"],
+        segments_to_delete=told["segments_to_delete"],
+        producers=told.get("producers"),
+    )
+
+
+def _new_stream(name: str, life: str, told: Mapping[str, Any]) -> StreamInfo:
+    return StreamInfo(name=name, life=life, is_sealed=False, settings=_settings(told["settings"]))
+
+
+def _imported(told: Mapping[str, Any]) -> ImportResult:
+    return ImportResult(
+        first=told["first"], segments=told["segments"], records=told["records"], duplicate=told["duplicate"]
+    )
+
+
+def _appended(told: Mapping[str, Any]) -> BatchResult:
+    place = _place(told["dlsn"]) or DLSN_INVALID
+    return result_of(place, 0, told["count"], told["txid"], told["duplicate"])
+
+
+def _first_kept(told: Mapping[str, Any]) -> DLSN:
+    return of(*told["first"])
+
+
+def _place(told: Any) -> DLSN | None:
+    return None if told is None else of(*told)
+
+
+decode_settings = _decoder(_settings)
+decode_owner = _decoder(_owner)
+decode_stream = _decoder(_stream)
+decode_new_stream = _decoder(_new_stream)
+decode_import = _decoder(_imported)
+decode_appended = _decoder(_appended)
+decode_first_kept = _decoder(_first_kept)
