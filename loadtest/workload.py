@@ -113,12 +113,11 @@ class Run:
             self.checker.acknowledged(producer, told, result.count, result.first)
             told += result.count
 
-        pipeline = client.pipeline(self.stream, written)
-        for first in range(0, count, self.workload.batch_records):
-            batch = [make(i) for i in range(first, min(count, first + self.workload.batch_records))]
-            self.checker.sent(producer, first, len(batch))
-            await pipeline.put(batch)
-        await pipeline.finish()
+        async with client.pipeline(self.stream, written) as pipeline:
+            for first in range(0, count, self.workload.batch_records):
+                batch = [make(i) for i in range(first, min(count, first + self.workload.batch_records))]
+                self.checker.sent(producer, first, len(batch))
+                await pipeline.put(batch)
 
     async def _write_awaiting(self, client: dlog.Client, producer: int, count: int) -> None:
         make = RecordMaker(producer, self.workload.record_bytes).make

@@ -208,7 +208,7 @@ async def _send(pipeline: Pipeline, tally: Tally, batches: AsyncIterator[tuple[l
         async for records, size in batches:
             tally.sent(size)
             await pipeline.put(records)
-        await pipeline.finish()
+        await pipeline.drain()
     except DLogError as error:
         return error
     return None

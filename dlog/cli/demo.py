@@ -210,10 +210,9 @@ async def _append(client: Client, directory: Path, lines: list[bytes]) -> Append
             what = _kill(directory, role, matches)
             appended.kills.append(Kill(what, monotonic_s(), appended.records))
 
-        pipeline = client.pipeline(STREAM, on_written)
-        for batch in _batches(lines):
-            await pipeline.put(batch)
-        await pipeline.finish()
+        async with client.pipeline(STREAM, on_written) as pipeline:
+            for batch in _batches(lines):
+                await pipeline.put(batch)
     return appended
 
 

@@ -204,11 +204,11 @@ class Client:
         pipeline = self.pipeline(stream, written)
         if isinstance(payloads, AsyncIterable):
             async for payload in payloads:
-                while not pipeline.append(payload):
+                while not pipeline.append_nowait(payload):
                     await pipeline.room()
         else:
             for payload in payloads:
-                while not pipeline.append(payload):
+                while not pipeline.append_nowait(payload):
                     await pipeline.room()
         await pipeline.drain()
         return summary
@@ -216,7 +216,10 @@ class Client:
     def pipeline(self, stream: str, on_written: Callable[[BatchResult], None] | None = None) -> Pipeline:
         """Append without waiting for each acknowledgement: record by record (`append`) or batch by batch (`put`).
 
-        Fastest for many small records; see dlog.client.pipeline. on_written: called, in order, with each run of records
+            async with client.pipeline("orders") as pipeline:
+                await pipeline.append(b"...")
+
+        Fastest for many small records; see dlog.Pipeline. on_written: called, in order, with each run of records
         that became durable (BatchResult: `index` of its first record in this pipeline, count, DLSNs). It runs in the
         event loop and must not block; an exception that it raises ends the pipeline and is raised by the next call.
         After a record fails, no later one is sent; `error.fates` has the outcome of each.

@@ -1,10 +1,8 @@
 """Appends records without waiting for each acknowledgement, one by one or in batches.
 
-    pipeline = client.pipeline("orders", on_written)
-    for record in records:
-        while not pipeline.append(record):
-            await pipeline.room()
-    await pipeline.finish()
+    async with client.pipeline("orders", on_written) as pipeline:
+        for record in records:
+            await pipeline.append(record)
 
 `append` only puts the record into the open batch, without a future, task or tuple for each. For this the producer lends
 the open batch: a loan (a "lot") is a number of bytes that may be added without calling the producer. The producer ends
@@ -15,6 +13,7 @@ Invariants:
   one entry ("rows"), in order, each record once, and none after the first failure.
 - After a record failed, no later one is sent: those certainly not written are withdrawn, those pending are waited for.
 - A failure is raised when the outcome of every record is known, and lists these outcomes (`fates`).
+- A pipeline whose block has ended takes no more records.
 """
 
 from __future__ import annotations
@@ -22,18 +21,24 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import TracebackType
 
 from dlog.client.batch import SLOT_BYTES, BatchListener, BatchResult, result_of
 from dlog.client.check import check_txid, checked_batch, checked_payload
 from dlog.client.fate import Fate, Outcome, failure_of
 from dlog.client.producer import Producer
-from dlog.errors import DLogError, to_raise
+from dlog.errors import ClosedError, DLogError, to_raise
 from dlog.model.dlsn import DLSN
 
 
 class Pipeline:
-    """Appends to one stream without waiting. Made by `Client.pipeline`. Several pipelines may write one stream, each
-    with its own order and its own failure."""
+    """Appends to one stream without waiting. Made by `Client.pipeline`, for use in `async with`. Several pipelines may
+    write one stream, each with its own order and its own failure.
+
+    The end of the block waits until all records are durable, and raises the first failure (see `drain`). If the block
+    is left by an exception, also a cancellation, that exception is raised at once: records that were not sent yet are
+    withdrawn, those that were sent may still be written, and `on_written` is not called any more.
+    """
 
     def __init__(self, producer: Producer, on_written: Callable[[BatchResult], None] | None = None) -> None:
         self._producer = producer
@@ -55,6 +60,20 @@ class Pipeline:
         self._failure: Exception | None = None  # set when all fates are known; every later call raises it
         self._waiting: list[asyncio.Future[None]] = []  # woken after each reply
 
+    async def __aenter__(self) -> Pipeline:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.drain()
+        elif self._cause is None:
+            self._producer.settle()
+            self._cause = ClosedError("the block of this pipeline was left by an exception")
+            self._on_failed(self._told)
+        self._failure = self._failure or ClosedError("the block of this pipeline has ended; make another pipeline")
+
     @property
     def obstacle(self) -> DLogError | None:
         """The latest error that delays the stream's appends, or None if the last reply was an acknowledgement."""
@@ -68,15 +87,21 @@ class Pipeline:
         """
         return tuple(self._fates)
 
-    def append(self, payload: bytes, *, txid: int | None = None) -> bool:
-        """Buffer one record; False if it was not buffered (no room, or a record failed): await `room`, then try again.
+    async def append(self, payload: bytes, *, txid: int | None = None) -> None:
+        """Buffer one record, after waiting for room in the buffer.
 
         `on_written` reports it when it is durable. Records appended in one loop iteration, or while earlier batches
         are pending, share a batch. payload, txid: see `Client.append`. Raises RecordTooLargeError, InvalidRequestError,
         ClosedError; and the first failure of an earlier record, with the outcomes in `error.fates` (if its
         `outcome_unknown` is False, no record that was not passed to `on_written` is written, and all may be sent
-        again). When it raises, this record was not buffered.
+        again). If it raises or is cancelled, this record was not buffered.
         """
+        while not self.append_nowait(payload, txid=txid):
+            await self.room()
+
+    def append_nowait(self, payload: bytes, *, txid: int | None = None) -> bool:
+        """As `append`, without waiting: False if the record was not buffered, since there is no room or an earlier one
+        failed. Then await `room` and try again. Saves the cost of a coroutine for each record."""
         if type(payload) is not bytes:
             payload = checked_payload(payload)
         left = self._left - len(payload)
@@ -89,7 +114,7 @@ class Pipeline:
     async def room(self) -> None:
         """Wait for room in the buffer, in turn with other callers. Append at once after the return.
 
-        Another caller may still be faster: `while not pipeline.append(record): await pipeline.room()`.
+        Another caller may still be faster: `while not pipeline.append_nowait(record): await pipeline.room()`.
         Raises the first failure, once the outcomes of all records are known. Cancelling passes the turn on and loses
         no record.
         """
@@ -126,10 +151,6 @@ class Pipeline:
         while self._told < taken and self._failure is None:
             await self._news()
         await self._settled()
-
-    async def finish(self) -> None:
-        """As `drain`."""
-        await self.drain()
 
     # ---- called by the producer (BatchBorrower) ----------------------------------------------------------------------
 

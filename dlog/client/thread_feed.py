@@ -105,7 +105,7 @@ class Feed:
                 if payload is None:
                     await pipeline.drain()
                     return
-                while not pipeline.append(payload):
+                while not pipeline.append_nowait(payload):
                     self._news.put(None)
                     await pipeline.room()
                 self._taken_bytes += len(payload) + SLOT_BYTES

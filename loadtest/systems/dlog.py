@@ -329,7 +329,7 @@ class DlogWriter(Writer):
         life.spawn(self._watch(), f"answers of {log}")
 
     async def hand_over(self, records: Sequence[bytes]) -> None:
-        append = self._pipeline.append
+        append = self._pipeline.append_nowait
         for i, record in enumerate(records):
             try:
                 while not append(record):

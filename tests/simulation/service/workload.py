@@ -166,7 +166,7 @@ class OneByOne:
                 for _ in range(count):
                     record = self._maker.make(self._sequence)
                     txid = 0 if self._rng.random() < REFUSED else None  # below all that the owner gives: refused
-                    while not self._pipeline.append(record, txid=txid):
+                    while not self._pipeline.append_nowait(record, txid=txid):
                         await self._pipeline.room()
                     self._ops.append(history.invoke(self._number, self._sequence, 1, work.loop.now))
                     self._sequence += 1

@@ -119,7 +119,7 @@ async def test_nothing_is_written_behind_a_refused_record_of_its_pipeline() -> N
         double.script = out_of_order(3)
         pipeline = client.pipeline("s", rows.append)
         for txid in (5, 3, 6, 7, 8, 9, 10, 11):
-            assert pipeline.append(b"%d" % txid, txid=txid)
+            assert pipeline.append_nowait(b"%d" % txid, txid=txid)
         with pytest.raises(
             TxidOutOfOrderError, match="1 reported as written; of the others 0 written, 7 not written"
         ) as e:
@@ -182,8 +182,8 @@ async def test_the_failure_is_raised_when_what_is_under_way_behind_it_is_known()
             await pipeline.put([b"%d" % txid], txid=txid)
         task = group.create_task(_caught(pipeline.room()))
         await double.wait(lambda: bool(holding.held))
-        await double.wait(lambda: not pipeline.append(b"x"))  # until the refusal is heard
-        assert not pipeline.append(b"x"), "nothing is taken any more, and what to say is not known yet"
+        await double.wait(lambda: not pipeline.append_nowait(b"x"))  # until the refusal is heard
+        assert not pipeline.append_nowait(b"x"), "nothing is taken any more, and what to say is not known yet"
         room = group.create_task(_caught(pipeline.room()))
         put = group.create_task(_caught(pipeline.put([b"x"])))
         await asyncio.sleep(0)
@@ -204,7 +204,7 @@ async def test_a_deadline_leaves_unknown_what_was_sent_and_sends_nothing_more() 
     ):
         pipeline = client.pipeline("s")
         for n in range(5):
-            assert pipeline.append(b"%d" % n, txid=n)
+            assert pipeline.append_nowait(b"%d" % n, txid=n)
         with pytest.raises(RequestTimeoutError) as e:
             await pipeline.drain()
         holding.on = False
@@ -221,7 +221,7 @@ async def test_nothing_meant_for_a_deleted_stream_goes_to_the_next_of_that_name(
         double.script = failing(1, 510)  # the stream is deleted, and there again at once
         pipeline = client.pipeline("s")
         for n in range(8):
-            assert pipeline.append(b"%06d" % n)
+            assert pipeline.append_nowait(b"%06d" % n)
         single = asyncio.ensure_future(_caught(client.append("s", b"a single")))  # noqa: TID251
         await asyncio.sleep(0)
         with pytest.raises(dlog.StreamNotFoundError) as e:
@@ -259,8 +259,8 @@ async def test_others_in_the_same_batch_are_written_though_a_pipeline_withdraws_
         await asyncio.sleep(0)
         await fails.put([b"refused"], txid=3)
         for n in range(3):  # one batch of three sources
-            assert fails.append(b"f%d" % n)
-            assert stays.append(b"s%d" % n)
+            assert fails.append_nowait(b"f%d" % n)
+            assert stays.append_nowait(b"s%d" % n)
             blocks.append(group.create_task(client.append("s", b"t%d" % n)))
             await asyncio.sleep(0)
         failure = group.create_task(_caught(fails.drain()))
@@ -284,7 +284,7 @@ async def test_what_the_listener_raises_ends_the_writing_and_the_pipeline_says_w
     async with Double() as double, dlog.connect(double.target, inflight_batches_max=1) as client:
         pipeline = client.pipeline("s", listen)
         for n in range(4):
-            assert pipeline.append(b"%d" % n, txid=n)
+            assert pipeline.append_nowait(b"%d" % n, txid=n)
         with pytest.raises(ZeroDivisionError) as e:
             await pipeline.drain()
         await client.append("s", b"another's", txid=9)
@@ -297,9 +297,9 @@ async def test_misuse_by_the_pipelines_own_caller_is_not_its_failure() -> None:
     async with Double() as double, dlog.connect(double.target) as client:
         pipeline = client.pipeline("s")
         with pytest.raises(InvalidRequestError) as e:
-            pipeline.append("text")  # type: ignore[arg-type]
+            pipeline.append_nowait("text")  # type: ignore[arg-type]
         assert e.value.fates == ()
-        assert pipeline.append(b"a")
+        assert pipeline.append_nowait(b"a")
         await pipeline.drain()
     assert pipeline.fates == ()
 

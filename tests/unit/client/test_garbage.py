@@ -53,7 +53,7 @@ async def written(client: Client, stream: str) -> None:
     await client.append_batch(stream, [b"b", b"c"])
     await client.append_many(stream, [b"d"] * 3)
     pipeline = client.pipeline(stream, lambda _: None)
-    assert pipeline.append(b"e")
+    assert pipeline.append_nowait(b"e")
     await pipeline.put([b"f", b"g"])
     await pipeline.drain()
 
@@ -77,7 +77,7 @@ async def test_a_thousand_clients_that_are_closed_while_they_write() -> None:
                 async with dlog.connect(double.target) as client:
                     await client.append("s", b"a")
                     pipeline = client.pipeline("s")
-                    assert pipeline.append(b"b")
+                    assert pipeline.append_nowait(b"b")
                     await client.close(orderly=bool(n % 2))
 
         assert await garbage_of(rounds) == {}
@@ -130,6 +130,6 @@ async def test_appends_to_a_client_that_is_closed() -> None:
                 with pytest.raises(ClosedError):
                     await client.append("s", b"a")
                 with pytest.raises(ClosedError):
-                    pipeline.append(b"a")
+                    pipeline.append_nowait(b"a")
 
         assert await garbage_of(rounds) == {}

@@ -49,7 +49,7 @@ async def test_a_pipeline_goes_on_under_its_producer_after_a_rest() -> None:
         client._producers_max = MAX
         pipeline = client.pipeline("s")
         for n in range(3):
-            assert pipeline.append(b"%d" % n)
+            assert pipeline.append_nowait(b"%d" % n)
             await pipeline.drain()
             for other in range(2 * MAX):
                 await client.append(f"other {n} {other}".replace(" ", "-"), b"x")
@@ -60,7 +60,7 @@ async def test_a_pipeline_goes_on_under_its_producer_after_a_rest() -> None:
     assert [w.sequence for w in mine] == [0, 1, 2, 3]
     assert len({w.producer for w in mine}) == 1
     with pytest.raises(ClosedError):
-        pipeline.append(b"x")
+        pipeline.append_nowait(b"x")
 
 
 async def test_who_waits_for_an_answer_is_not_forgotten() -> None:
@@ -95,7 +95,7 @@ async def test_a_closed_client_ends_what_rests_too() -> None:
         for n in range(3):
             client.pipeline(f"s{n}")
         assert "s" in client._resting
-        assert pipeline.append(b"x")
+        assert pipeline.append_nowait(b"x")
         await double.wait(lambda: bool(double.writes))
         await client.close(orderly=False)
         error = await _caught(pipeline.drain())
@@ -182,14 +182,14 @@ async def test_the_owner_of_a_stream_that_somebody_else_deleted_is_forgotten() -
 async def test_a_pipeline_outlives_the_deletion_of_its_stream_and_writes_the_next_one() -> None:
     async with Double() as double, dlog.connect(double.target) as client:
         pipeline = client.pipeline("s")
-        assert pipeline.append(b"a")
+        assert pipeline.append_nowait(b"a")
         await pipeline.drain()
         await client.delete("s")
         assert "s" not in client._producers
         double.log.life = None
         await client.create("s")
         double.log.life = "b2"
-        assert pipeline.append(b"b")
+        assert pipeline.append_nowait(b"b")
         await pipeline.drain()
     assert [write.life for write in double.writes] == ["a1", "b2"]
 

@@ -22,9 +22,9 @@ async def test_records_of_one_turn_travel_together_and_are_told_in_one_row() -> 
     async with Double() as double, dlog.connect(double.target) as client:
         pipeline = client.pipeline("s", rows.append)
         for n in range(5):
-            assert pipeline.append(b"%d" % n)
+            assert pipeline.append_nowait(b"%d" % n)
         await pipeline.drain()
-        assert pipeline.append(b"5")
+        assert pipeline.append_nowait(b"5")
         await pipeline.drain()
     assert [(r.index, r.count, r.first, r.last) for r in rows] == [
         (0, 5, of(1, 0, 0), of(1, 0, 4)),
@@ -37,10 +37,10 @@ async def test_records_that_come_while_the_pipe_is_busy_gather() -> None:
     holding = Holding()
     async with Double(script=holding) as double, dlog.connect(double.target) as client:
         pipeline = client.pipeline("s")
-        assert pipeline.append(b"first")
+        assert pipeline.append_nowait(b"first")
         await double.wait(lambda: len(double.writes) == 1)
         for n in range(50):
-            assert pipeline.append(b"%d" % n)
+            assert pipeline.append_nowait(b"%d" % n)
             await asyncio.sleep(0)
         holding.let_go()
         await pipeline.drain()
@@ -55,10 +55,10 @@ async def test_a_full_buffer_refuses_and_room_is_waited_for() -> None:
     ):
         pipeline = client.pipeline("s")
         taken = 0
-        while pipeline.append(b"%06d" % taken):
+        while pipeline.append_nowait(b"%06d" % taken):
             taken += 1
         assert taken == 10
-        assert not pipeline.append(b""), "nothing is taken past the bound"
+        assert not pipeline.append_nowait(b""), "nothing is taken past the bound"
         assert client._producers["s"]._room.held == 100
         async with asyncio.TaskGroup() as group:
             waits = group.create_task(pipeline.room())
@@ -66,10 +66,10 @@ async def test_a_full_buffer_refuses_and_room_is_waited_for() -> None:
             assert not waits.done()
             holding.let_go()
         while taken < 100:
-            while not pipeline.append(b"%06d" % taken):
+            while not pipeline.append_nowait(b"%06d" % taken):
                 await pipeline.room()
             taken += 1
-        await pipeline.finish()
+        await pipeline.drain()
     assert double.log.payloads == [b"%06d" % n for n in range(100)]
 
 
@@ -79,7 +79,7 @@ async def test_room_comes_in_turn_to_all_who_wait() -> None:
         async def send(name: bytes) -> None:
             pipeline = client.pipeline("s")
             for n in range(30):
-                while not pipeline.append(b"%b%d" % (name, n)):
+                while not pipeline.append_nowait(b"%b%d" % (name, n)):
                     await pipeline.room()
             await pipeline.drain()
 
@@ -100,7 +100,7 @@ async def test_one_who_leaves_the_wait_for_room_gives_its_turn_on() -> None:
         asyncio.TaskGroup() as group,
     ):
         pipeline = client.pipeline("s")
-        assert pipeline.append(b"first")
+        assert pipeline.append_nowait(b"first")
         await double.wait(lambda: len(double.writes) == 1)
         leaves = group.create_task(pipeline.room())
         group.create_task(client.append("s", b"second"))
@@ -115,13 +115,13 @@ async def test_misuse_is_told_at_once_and_takes_nothing() -> None:
         pipeline = client.pipeline("s")
         for begun in (False, True):  # without a lot, and within one
             with pytest.raises(InvalidRequestError, match="encode it first: type=str"):
-                pipeline.append("text")  # type: ignore[arg-type]
+                pipeline.append_nowait("text")  # type: ignore[arg-type]
             with pytest.raises(InvalidRequestError, match="encode it first: type=NoneType"):
-                pipeline.append(None)  # type: ignore[arg-type]
+                pipeline.append_nowait(None)  # type: ignore[arg-type]
             with pytest.raises(RecordTooLargeError):
-                pipeline.append(b"x" * 1_040_345)
+                pipeline.append_nowait(b"x" * 1_040_345)
             with pytest.raises(InvalidRequestError, match="transaction id"):
-                pipeline.append(b"x", txid=-1)
+                pipeline.append_nowait(b"x", txid=-1)
             with pytest.raises(InvalidRequestError, match="encode it first: type=int"):
                 await pipeline.put([b"x", 1])  # type: ignore[list-item]
             with pytest.raises(InvalidRequestError, match="at least one record"):
@@ -129,11 +129,11 @@ async def test_misuse_is_told_at_once_and_takes_nothing() -> None:
             with pytest.raises(RecordTooLargeError, match="split it"):
                 await pipeline.put([b"x" * 600_000] * 2)
             if not begun:
-                assert pipeline.append(b"good")
+                assert pipeline.append_nowait(b"good")
         await pipeline.drain()
     assert double.log.payloads == [b"good"]
     with pytest.raises(ClosedError):
-        pipeline.append(b"x")
+        pipeline.append_nowait(b"x")
 
 
 async def test_what_may_change_later_is_copied() -> None:
@@ -141,8 +141,8 @@ async def test_what_may_change_later_is_copied() -> None:
         pipeline = client.pipeline("s")
         changes = bytearray(b"as it was")
         for _ in range(3):
-            assert pipeline.append(changes)  # type: ignore[arg-type]
-        assert pipeline.append(memoryview(changes))  # type: ignore[arg-type]
+            assert pipeline.append_nowait(changes)  # type: ignore[arg-type]
+        assert pipeline.append_nowait(memoryview(changes))  # type: ignore[arg-type]
         changes[:] = b"!" * 9
         await pipeline.drain()
     assert double.log.payloads == [b"as it was"] * 4
@@ -154,7 +154,7 @@ async def test_records_with_another_txid_travel_apart() -> None:
     async with Double() as double, dlog.connect(double.target) as client:
         pipeline = client.pipeline("s", rows.append)
         for txid in (7, 7, 8, None):
-            assert pipeline.append(b"x", txid=txid)
+            assert pipeline.append_nowait(b"x", txid=txid)
         await pipeline.drain()
     assert [(w.count, w.txid) for w in double.writes] == [(2, 7), (1, 8), (1, None)]
     assert [(r.index, r.count) for r in rows] == [(0, 2), (2, 1), (3, 1)]
@@ -164,12 +164,12 @@ async def test_others_share_the_batch_and_each_hears_of_its_own_records() -> Non
     rows: dict[str, list[dlog.BatchResult]] = {"a": [], "b": []}
     async with Double() as double, dlog.connect(double.target) as client, asyncio.TaskGroup() as group:
         one, two = client.pipeline("s", rows["a"].append), client.pipeline("s", rows["b"].append)
-        assert one.append(b"a0")
-        assert one.append(b"a1")
+        assert one.append_nowait(b"a0")
+        assert one.append_nowait(b"a1")
         task = group.create_task(client.append("s", b"single"))
         await asyncio.sleep(0)
-        assert two.append(b"b0")
-        assert one.append(b"a2")
+        assert two.append_nowait(b"b0")
+        assert one.append_nowait(b"a2")
         await one.drain()
         await two.drain()
     assert double.log.payloads == [b"a0", b"a1", b"single", b"b0", b"a2"]
@@ -187,12 +187,12 @@ async def test_rows_told_may_make_room_for_the_next_record() -> None:
             nonlocal sent
             for _ in range(row.count):
                 if sent < 60:
-                    assert pipeline.append(b"%d" % sent)
+                    assert pipeline.append_nowait(b"%d" % sent)
                     sent += 1
 
         pipeline = client.pipeline("s", refill)
         for _ in range(3):
-            assert pipeline.append(b"%d" % sent)
+            assert pipeline.append_nowait(b"%d" % sent)
             sent += 1
         await double.wait(lambda: len(double.log.payloads) == 60)
         await pipeline.drain()
@@ -211,14 +211,14 @@ async def test_the_first_failure_ends_it_and_rows_before_it_were_told() -> None:
     async with Double(script=script) as double, dlog.connect(double.target) as client:
         pipeline = client.pipeline("s", rows.append)
         for txid in (1, 1, 3, 4):
-            assert pipeline.append(b"%d" % txid, txid=txid)
+            assert pipeline.append_nowait(b"%d" % txid, txid=txid)
         with pytest.raises(TxidOutOfOrderError):
             await pipeline.drain()
-        for call in (pipeline.drain, pipeline.finish, pipeline.room):
+        for call in (pipeline.drain, pipeline.room):
             with pytest.raises(TxidOutOfOrderError):
                 await call()
         with pytest.raises(TxidOutOfOrderError):
-            pipeline.append(b"x", txid=4)
+            pipeline.append_nowait(b"x", txid=4)
         with pytest.raises(TxidOutOfOrderError):
             await pipeline.put([b"x"])
         await client.append("s", b"another's", txid=5)
@@ -230,22 +230,22 @@ async def test_a_failure_is_heard_at_the_next_record_even_within_a_lot() -> None
     holding = Holding()
     async with Double(script=holding) as double, dlog.connect(double.target) as client, asyncio.TaskGroup() as group:
         pipeline = client.pipeline("s")
-        assert pipeline.append(b"refused")
+        assert pipeline.append_nowait(b"refused")
         drain = group.create_task(_caught(pipeline.drain()))
         await double.wait(lambda: len(double.writes) == 1)
-        assert pipeline.append(b"begins a lot")
+        assert pipeline.append_nowait(b"begins a lot")
         [(peer, write)] = holding.held
         peer.send(proxy.Failed(write.request, 413, "refused by the test"))
         assert isinstance(await drain, RecordTooLargeError)
         with pytest.raises(RecordTooLargeError):
-            pipeline.append(b"x")
+            pipeline.append_nowait(b"x")
         await client.close(orderly=False)  # what began a lot is answered by nobody
 
 
 async def test_silence_ends_in_an_unknown_outcome() -> None:
     async with Double(script=Holding()) as double, dlog.connect(double.target, append_deadline_s=2.0) as client:
         pipeline = client.pipeline("s")
-        assert pipeline.append(b"a")
+        assert pipeline.append_nowait(b"a")
         with pytest.raises(RequestTimeoutError) as caught:
             await pipeline.drain()
         assert caught.value.outcome_unknown
@@ -254,12 +254,12 @@ async def test_silence_ends_in_an_unknown_outcome() -> None:
 async def test_closing_fails_what_is_not_answered() -> None:
     async with Double(script=Holding()) as double, dlog.connect(double.target) as client:
         pipeline = client.pipeline("s")
-        assert pipeline.append(b"a")
+        assert pipeline.append_nowait(b"a")
         await double.wait(lambda: len(double.writes) == 1)
-        assert pipeline.append(b"b")
+        assert pipeline.append_nowait(b"b")
         await client.close(orderly=False)
         with pytest.raises(ClosedError) as caught:
-            pipeline.append(b"c")
+            pipeline.append_nowait(b"c")
         assert caught.value.outcome_unknown
 
 
@@ -267,7 +267,7 @@ async def test_a_cancelled_drain_loses_nothing() -> None:
     holding = Holding()
     async with Double(script=holding) as double, dlog.connect(double.target) as client, asyncio.TaskGroup() as group:
         pipeline = client.pipeline("s")
-        assert pipeline.append(b"a")
+        assert pipeline.append_nowait(b"a")
         leaves = group.create_task(pipeline.drain())
         await double.wait(lambda: len(double.writes) == 1)
         leaves.cancel()
@@ -284,7 +284,7 @@ async def test_drain_waits_for_what_was_taken_before_it_only() -> None:
 
         async def never_pauses() -> None:
             while True:
-                pipeline.append(b"more")
+                pipeline.append_nowait(b"more")
                 await asyncio.sleep(0)
 
         source = group.create_task(never_pauses())
@@ -300,11 +300,11 @@ async def test_what_the_listener_raises_ends_the_pipeline_and_nothing_else() -> 
 
     async with Double() as double, dlog.connect(double.target) as client:
         pipeline = client.pipeline("s", listen)
-        assert pipeline.append(b"a")
+        assert pipeline.append_nowait(b"a")
         with pytest.raises(ZeroDivisionError):
             await pipeline.drain()
         with pytest.raises(ZeroDivisionError):
-            pipeline.append(b"b")
+            pipeline.append_nowait(b"b")
         await client.append("s", b"c")
     assert double.log.payloads == [b"a", b"c"]
 
@@ -327,8 +327,8 @@ async def test_a_repetition_whose_place_is_forgotten_is_told_without_a_place() -
         dlog.connect(f"dlog://{first.address},{second.address}") as client,
     ):
         pipeline = client.pipeline("s", rows.append)
-        assert pipeline.append(b"a")
-        assert pipeline.append(b"b")
+        assert pipeline.append_nowait(b"a")
+        assert pipeline.append_nowait(b"b")
         await pipeline.drain()
     assert log.payloads == [b"a", b"b"]
     assert [(r.first, r.last, r.count, r.duplicate) for r in rows] == [(DLSN_INVALID, DLSN_INVALID, 2, True)]
@@ -369,7 +369,7 @@ async def _mix(steps: list[tuple[str, int, int, Any]], batch_bytes_max: int, buf
             match what:
                 case "append":
                     record = name + bytes(size)
-                    while not pipelines[who].append(record, txid=txid):
+                    while not pipelines[who].append_nowait(record, txid=txid):
                         await pipelines[who].room()
                     sent[who].append(record)
                 case "put":
@@ -399,3 +399,92 @@ async def _mix(steps: list[tuple[str, int, int, Any]], batch_bytes_max: int, buf
     for name, task in singles.items():
         assert places.pop(task.result()).startswith(name)
     assert not places
+
+
+# ---- as a block -----------------------------------------------------------------------------------------------------
+
+
+async def test_the_end_of_the_block_waits_for_all_records() -> None:
+    rows: list[dlog.BatchResult] = []
+    async with (
+        Double() as double,
+        dlog.connect(double.target, buffer_bytes_max=1000) as client,
+    ):
+        async with client.pipeline("s", rows.append) as pipeline:
+            for n in range(500):  # more than the buffer takes
+                await pipeline.append(b"%06d" % n)
+        assert sum(row.count for row in rows) == 500
+        with pytest.raises(ClosedError, match="block"):
+            await pipeline.append(b"late")
+    assert double.log.payloads == [b"%06d" % n for n in range(500)]
+
+
+async def test_the_end_of_the_block_raises_the_first_failure() -> None:
+    def script(peer: Peer, message: proxy.Message) -> bool:
+        if isinstance(message, proxy.Write) and message.txid == 3:
+            peer.send(proxy.Failed(message.request, 513, "txid out of order"))
+            return True
+        return False
+
+    async with Double(script=script) as double, dlog.connect(double.target) as client:
+        with pytest.raises(TxidOutOfOrderError) as error:
+            async with client.pipeline("s") as pipeline:
+                for txid in (1, 3, 4):
+                    await pipeline.append(b"%d" % txid, txid=txid)
+        assert [(fate.index, fate.outcome) for fate in error.value.fates] == [
+            (1, dlog.Outcome.NOT_WRITTEN),
+            (2, dlog.Outcome.NOT_WRITTEN),
+        ]
+    assert double.log.payloads == [b"1"]
+
+
+@pytest.mark.parametrize("how", ["error", "cancelled"])
+async def test_a_block_that_is_left_by_an_exception_sends_nothing_more_and_does_not_hide_it(how: str) -> None:
+    """What was sent may be written; nothing is told of it any more."""
+    holding = Holding()
+    rows: list[dlog.BatchResult] = []
+
+    async def write(client: dlog.Client) -> None:
+        async with client.pipeline("s", rows.append) as pipeline:
+            await pipeline.append(b"sent")
+            await double.wait(lambda: len(double.writes) == 1)
+            await pipeline.append(b"not sent")
+            if how == "error":
+                raise KeyError("of the program")
+            await asyncio.Event().wait()
+
+    async with Double(script=holding) as double, dlog.connect(double.target) as client:
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(_outcome(write(client)))
+            if how == "cancelled":
+                await double.wait(lambda: len(double.writes) == 1)
+                await asyncio.sleep(0)
+                task.cancel()
+        assert isinstance(task.result(), KeyError if how == "error" else asyncio.CancelledError)
+        holding.let_go()
+        await client.append("s", b"another's")
+    assert double.log.payloads == [b"sent", b"another's"]
+    assert rows == []
+
+
+async def _outcome(work: Any) -> BaseException | None:
+    try:
+        await work
+    except BaseException as error:  # noqa: BLE001 - the test looks at it
+        return error
+    return None
+
+
+async def test_a_failure_within_the_block_is_raised_as_it_is() -> None:
+    def script(peer: Peer, message: proxy.Message) -> bool:
+        if isinstance(message, proxy.Write):
+            peer.send(proxy.Failed(message.request, 513, "txid out of order"))
+            return True
+        return False
+
+    async with Double(script=script) as double, dlog.connect(double.target) as client:
+        with pytest.raises(TxidOutOfOrderError) as error:
+            async with client.pipeline("s") as pipeline:
+                await pipeline.append(b"a")
+                await pipeline.drain()
+        assert len(error.value.fates) == 1

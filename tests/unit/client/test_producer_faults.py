@@ -84,7 +84,7 @@ async def run(seed: int) -> str | None:
                     await pipeline.put(batch)
                 else:
                     for record in batch:
-                        assert pipeline.append(record), "the buffer is larger than all of it"
+                        assert pipeline.append_nowait(record), "the buffer is larger than all of it"
                 if rng.random() < 0.3:
                     await asyncio.sleep(0)
             try:
@@ -163,7 +163,7 @@ async def run_to_failure(seed: int) -> str | None:
                         if rng.random() < 0.5:
                             await pipeline.put([record])
                         else:
-                            while not pipeline.append(record):
+                            while not pipeline.append_nowait(record):
                                 await pipeline.room()
                         taken.append(record)
                         if rng.random() < 0.2:
