@@ -1,7 +1,6 @@
 """The owner of a stream: a state machine that claims, recovers, serves, rolls and hands over one stream.
 
-    Idle -> Claiming -> Recovering -> Serving -> (draining) -> Sealed | Released
-                             ^-----------'       any of them -> Lost
+Its phases and what may follow each: TRANSITIONS in dlog/log/owner_context.py; ARCHITECTURE.md has the diagram.
 
 Invariants:
 - an owner never answers anything that a later owner could contradict;
@@ -163,7 +162,7 @@ class StreamOwnerMachine:
 
     @property
     def has_ended(self) -> bool:
-        return self._context.phase in (Phase.RELEASED, Phase.LOST)
+        return self._context.has_ended
 
     @property
     def epoch(self) -> Epoch:
@@ -188,7 +187,7 @@ class StreamOwnerMachine:
 
     @property
     def value(self) -> StreamMetadata | None:
-        """The stream as last read or written under this claim; None before."""
+        """The stream as last read or written under this claim; None while it is not held."""
         return self._context.value if self._context.is_held else None
 
     def let_go(self) -> None:
@@ -223,8 +222,10 @@ class StreamOwnerMachine:
                 self._hear_store(message)
             case Asked(ticket, request, now_s):
                 self._asked(ticket, request, now_s)
+            case MetadataSeen(("lease", _)):
+                self._context.out += self._context.lease.handle(fact)
             case MetadataSeen():
-                self._hear_metadata(fact)
+                self._context.out += self._context.register.handle(fact)
             case TimerFired():
                 self._fired(fact)
             case PeerLost():
@@ -255,10 +256,10 @@ class StreamOwnerMachine:
                 self._altering.ask(ticket, request)
             case SealStream():
                 self._sealers += (ticket,)
-                t.is_draining = True
+                self._drain()
             case ReleaseStream():
                 self._releasers += (ticket,)
-                t.is_draining = True
+                self._drain()
             case _:
                 raise AssertionError(f"not a request to a stream's owner: {request}")
 
@@ -269,21 +270,17 @@ class StreamOwnerMachine:
             return
         self._takers += (ticket,)
         if t.phase is Phase.IDLE:
-            t.phase = Phase.CLAIMING
+            t.enter(Phase.CLAIMING)
             t.out += t.lease.claim(if_epoch)
-
-    def _hear_metadata(self, fact: MetadataSeen | TimerFired) -> None:
-        t = self._context
-        t.out += t.lease.handle(fact)
-        if t.is_held:
-            t.out += t.register.handle(fact)
 
     def _fired(self, fact: TimerFired) -> None:
         t = self._context
         t.saw_monotonic(fact.now_s)
         match fact.key:
-            case ("lease" | "register", _):
-                self._hear_metadata(fact)
+            case ("lease", _):
+                t.out += t.lease.handle(fact)
+            case ("register", _):
+                t.out += t.register.handle(fact)
             case ("control",):
                 t.writing.append_control(t.out)
             case ("recovery",):
@@ -346,7 +343,7 @@ class StreamOwnerMachine:
                 break
             for change in done:
                 self._changed(change)
-        if lease.error is not None:
+        if lease.error is not None and not self.has_ended:
             self._lose()
 
     def _hold(self) -> None:
@@ -361,16 +358,19 @@ class StreamOwnerMachine:
 
     def _progress(self) -> None:
         t = self._context
-        if t.phase is Phase.SERVING:
-            self._rolling.progress()
-            if self._rolling.state is Roll.NONE:
+        match t.phase:
+            case Phase.RECOVERING:
+                self._taking.progress()
+            case Phase.SERVING | Phase.DRAINING:
+                self._rolling.progress()
+                if self._rolling.state is Roll.NONE:
+                    self._taking_in.progress()
+                if t.phase is Phase.DRAINING:
+                    self._progress_draining()
+            case Phase.CLOSING:
                 self._taking_in.progress()
-            if t.is_draining:
-                self._progress_draining()
-        elif t.phase is Phase.RECOVERING:
-            self._taking.progress()
-        elif t.phase is Phase.SEALED:
-            self._progress_sealed()
+            case Phase.SEALED | Phase.RELEASING:
+                self._progress_sealed()
 
     def _changed(self, change: Change) -> None:
         """A change is applied, or had nothing to change: act on what metadata shows now."""
@@ -410,7 +410,7 @@ class StreamOwnerMachine:
             case ForgetTruncated():
                 self._truncating.forgotten()
             case Refresh():
-                if t.is_closing and t.value.is_sealed:
+                if t.value.is_sealed and (t.phase is Phase.CLOSING or self._taking.has_found_end_of_stream):
                     self._end_sealed()
                 else:
                     self._taking.refreshed()
@@ -439,6 +439,7 @@ class StreamOwnerMachine:
         self._rolling.restart()
         self._expiring.look()
         self._answer_takers(segment.number)
+        self._drain()
 
     def _answer_takers(self, number: SegmentNumber) -> None:
         self._context.out.extend(Answer(ticket, StreamAcquired(self.epoch, number)) for ticket in self._takers)
@@ -448,7 +449,7 @@ class StreamOwnerMachine:
         """Admit a batch, queue it, or refuse it. is_confirmed: see dlog/log/deferred_refusals.py."""
         t, taking = self._context, self._taking
         refusal = self.refusal()
-        if t.is_held and not self.has_ended and request.life not in (None, self.life):
+        if t.is_held and request.life not in (None, self.life):
             self._write_of_another_life(ticket, request, is_confirmed=is_confirmed)
         elif taking.table_known and not t.is_holding and not self.has_ended:
             if not t.writing.admit(ticket, request, refusal, t.out, is_confirmed=is_confirmed):
@@ -481,16 +482,16 @@ class StreamOwnerMachine:
         match t.phase:
             case Phase.IDLE:
                 return NotReadyError("the stream is not claimed yet, try again")
-            case Phase.SEALED:
+            case Phase.SEALED | Phase.RELEASING:
                 return EndOfStreamError("the stream is sealed and takes no more records")
             case Phase.LOST:
                 assert t.lease.error is not None
                 return t.lease.error
-        if not t.is_draining:
-            return self._taking.obstacle
         if self._sealers:
             return EndOfStreamError("the stream is being sealed and takes no more records")
-        return StreamUnavailableError("the stream is being handed over, ask again for its owner")
+        if self._releasers or t.phase is Phase.RELEASED:
+            return StreamUnavailableError("the stream is being handed over, ask again for its owner")
+        return self._taking.obstacle
 
     def _is_of_this_life(self, request: Any) -> bool:
         """Whether the request names the owned incarnation of the stream, or none."""
@@ -501,7 +502,7 @@ class StreamOwnerMachine:
 
     def _appended(self, number: int, entry: int) -> None:
         t = self._context
-        if t.phase is Phase.SERVING:
+        if t.phase in (Phase.SERVING, Phase.DRAINING):
             self._taking.calm()
             t.writing.appended(number, entry, t.out)
 
@@ -525,8 +526,8 @@ class StreamOwnerMachine:
         if self._rolling.state is Roll.CLOSING:
             self._rolling.closed(end)
             return
-        t.lose_segment()
-        t.is_closing = True
+        t.enter(Phase.CLOSING)
+        t.writing.lose_segment()
         t.register.want(Refresh() if segment.end_of_stream else MarkReleased())
 
     # ---- store failures ---------------------------------------------------------------------------------------------
@@ -564,7 +565,7 @@ class StreamOwnerMachine:
         t.disposal.lost()
         t.out += t.disposal.later()
         self._taking_in.lost()
-        if t.phase in (Phase.SERVING, Phase.RECOVERING):
+        if t.phase in (Phase.RECOVERING, Phase.SERVING, Phase.DRAINING, Phase.CLOSING):
             self._trouble()
 
     def _trouble(self) -> None:
@@ -573,6 +574,12 @@ class StreamOwnerMachine:
         self._taking_in.abandon()
 
     # ---- ends -------------------------------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        """If a seal or a hand-over is asked for: admit no more batches. Before SERVING, `refusal` alone does so."""
+        t = self._context
+        if t.phase is Phase.SERVING and (self._sealers or self._releasers):
+            t.enter(Phase.DRAINING)
 
     def _progress_draining(self) -> None:
         """Sealing or handing over: finish admitted batches, then seal the segment."""
@@ -594,14 +601,13 @@ class StreamOwnerMachine:
         t.out.extend(Answer(ticket, None) for ticket in self._sealers)
         self._sealers = ()
         self._taking_in.progress()
-        if self._releasers and not t.is_closing:
-            t.is_closing = True
+        if self._releasers and t.phase is Phase.SEALED:
+            t.enter(Phase.RELEASING)
             t.register.want(MarkReleased())
 
     def _end_sealed(self) -> None:
         t = self._context
-        t.phase = Phase.SEALED
-        t.is_closing = False
+        t.enter(Phase.SEALED)
         self._taking.stop()
         t.out.append(Tell(StreamSealed(t.stream, t.value.max_segment)))
         self._cancel_timers()
@@ -613,7 +619,7 @@ class StreamOwnerMachine:
 
     def _end_released(self) -> None:
         t = self._context
-        t.phase = Phase.RELEASED
+        t.enter(Phase.RELEASED)
         t.out.append(Tell(StreamReleased(t.stream, self.epoch)))
         t.out.extend(Answer(ticket, None) for ticket in self._releasers)
         self._releasers = ()
@@ -624,9 +630,9 @@ class StreamOwnerMachine:
         """The claim is lost: fail every waiting request."""
         t, error = self._context, self._context.lease.error
         assert error is not None
-        t.phase = Phase.LOST
-        certain = error
-        if t.is_held:
+        certain, was_held = error, t.is_held
+        t.enter(Phase.LOST)
+        if was_held:
             t.out.append(Tell(LeaseLost(t.stream, self.epoch, error.message)))
             if isinstance(error, OwnedElsewhereError):
                 certain = _lost(error)
@@ -660,7 +666,7 @@ class StreamOwnerMachine:
             last = of(segment.number, segment.lac, segment.last_slot)
         return StreamStat(
             self.epoch,
-            "draining" if t.phase is Phase.SERVING and t.is_draining else t.phase.value,
+            _STATES.get(t.phase, t.phase.value),
             SegmentNumber(segment.number if segment else 0),
             EntryId(segment.lac if segment else -1),
             last,
@@ -668,6 +674,10 @@ class StreamOwnerMachine:
             t.writing.written_bytes,
             len(t.table),
         )
+
+
+#: What StreamStat says of the phases that last one write of metadata.
+_STATES = {Phase.CLOSING: "draining", Phase.RELEASING: "sealed"}
 
 
 def _lost(error: DLogError) -> LeaseLostError:

@@ -25,30 +25,49 @@ from dlog.ownership.claim import Claim, Claimant, ClaimOptions
 
 
 class Phase(enum.Enum):
+    """What an owner does now. TRANSITIONS has what may follow."""
+
     IDLE = "idle"
-    CLAIMING = "claiming"
-    RECOVERING = "recovering"
-    SERVING = "serving"
-    SEALED = "sealed"
-    RELEASED = "released"
-    LOST = "lost"
+    CLAIMING = "claiming"  # metadata is asked for the claim
+    RECOVERING = "recovering"  # the claim is held; no segment is appended to
+    SERVING = "serving"  # batches are admitted and appended to the current segment
+    DRAINING = "draining"  # new batches are refused; admitted ones are confirmed, then the segment is sealed
+    CLOSING = "closing"  # the segment is sealed; the stream's end or the claim's release is being written to metadata
+    SEALED = "sealed"  # the stream takes no more records; the claim is held
+    RELEASING = "releasing"  # the claim on the sealed stream is being released in metadata
+    RELEASED = "released"  # any proxy may claim the stream
+    LOST = "lost"  # another proxy has the claim, or this one cannot go on
+
+
+#: The phases that may follow each phase; a final one has none. ARCHITECTURE.md shows this table as a diagram.
+#: A segment that fails while it is served, drained or closed leads back to RECOVERING. From there the owner is RELEASED
+#: if the release was being written to metadata already.
+TRANSITIONS: dict[Phase, set[Phase]] = {
+    Phase.IDLE: {Phase.CLAIMING},
+    Phase.CLAIMING: {Phase.RECOVERING, Phase.LOST},
+    Phase.RECOVERING: {Phase.RECOVERING, Phase.SERVING, Phase.SEALED, Phase.RELEASED, Phase.LOST},
+    Phase.SERVING: {Phase.RECOVERING, Phase.DRAINING, Phase.LOST},
+    Phase.DRAINING: {Phase.RECOVERING, Phase.CLOSING, Phase.LOST},
+    Phase.CLOSING: {Phase.RECOVERING, Phase.SEALED, Phase.RELEASED, Phase.LOST},
+    Phase.SEALED: {Phase.RELEASING, Phase.LOST},
+    Phase.RELEASING: {Phase.RELEASED, Phase.LOST},
+    Phase.RELEASED: set(),
+    Phase.LOST: set(),
+}
+_HELD = (Phase.SERVING, Phase.DRAINING, Phase.CLOSING, Phase.RECOVERING, Phase.SEALED, Phase.RELEASING)
 
 
 class OwnerContext:
     """State of one owner. out: effects of the fact being handled, in order. register: the stream's metadata, set by
-    `hold`. is_draining: new writes are refused; the stream is being sealed or handed over. is_holding: writes wait and
-    no segment is started; stages are being imported."""
+    `hold`. is_holding: writes wait and no segment is started; stages are being imported, which a failure of the segment
+    and its recovery may outlast. phase: changed by `enter` only."""
 
     __slots__ = (
         "_clock",
         "_final_stores",
         "_opened",
-        "_seal_asked",
         "allocation",
         "disposal",
-        "is_closing",
-        "is_draining",
-        "is_held",
         "is_holding",
         "lease",
         "options",
@@ -70,14 +89,26 @@ class OwnerContext:
         self.allocation = SegmentAllocator(options)
         self.disposal = SegmentDeleter(options)
         self.out: list[Effect] = []
-        self.is_draining = False
         self.is_holding = False
-        self.is_held = False  # whether the claim succeeded; it may have been lost since
-        self.is_closing = False  # the end of the stream or of the claim is being written to metadata
         self._final_stores = final_stores
-        self._seal_asked = False
         self._opened: Segment | None = None  # the segment opened last
         self._clock: tuple[int, float] | None = None  # wall clock in ms and monotonic clock in s at the claim
+
+    # ---- phase ------------------------------------------------------------------------------------------------------
+
+    def enter(self, phase: Phase) -> None:
+        """Change the phase; the table must allow it."""
+        assert phase in TRANSITIONS[self.phase], f"{self.phase.name} -> {phase.name}: stream={self.stream}"
+        self.phase = phase
+
+    @property
+    def is_held(self) -> bool:
+        """Whether metadata showed the claim as ours, and it is neither released nor lost since."""
+        return self.phase in _HELD
+
+    @property
+    def has_ended(self) -> bool:
+        return self.phase in (Phase.RELEASED, Phase.LOST)
 
     # ---- metadata ---------------------------------------------------------------------------------------------------
 
@@ -87,8 +118,9 @@ class OwnerContext:
         return self.register.value
 
     def hold(self) -> None:
+        """The claim succeeded: keep the stream's metadata, and recover the stream."""
         self.register = StreamMetadataUpdater(self.lease, self.options)
-        self.is_held = True
+        self.enter(Phase.RECOVERING)
 
     # ---- time (labels only) -----------------------------------------------------------------------------------------
 
@@ -117,7 +149,6 @@ class OwnerContext:
     def open(self, segment: Segment, txid: int) -> None:
         """Append to this segment from now on."""
         final = segment.store in self._final_stores
-        self._seal_asked = False
         self._opened = segment
         self.out.append(Tell(SegmentStarted(self.stream, segment.number, segment.place)))
         opened = OpenSegment(segment.number, segment.location, txid, final)
@@ -134,22 +165,20 @@ class OwnerContext:
     def ask_seal(self) -> None:
         """Seal the current segment, once, when every appended entry is confirmed."""
         segment = self.writing.current
-        if segment is not None and self.writing.pipe_is_empty and not self._seal_asked:
-            self._seal_asked = True
+        if segment is not None and self.writing.pipe_is_empty and not segment.is_seal_asked:
+            segment.is_seal_asked = True
             self.out.append(Send(STORE, SealSegment(SegmentNumber(segment.number))))
 
     @property
     def is_seal_asked(self) -> bool:
-        return self._seal_asked
+        """Whether the store was asked to seal the current segment."""
+        segment = self.writing.current
+        return segment is not None and segment.is_seal_asked
 
     def hears_seal(self, number: int) -> bool:
         """Whether a seal reply answers the pending request."""
         segment = self.writing.current
-        return segment is not None and segment.number == number and self._seal_asked
-
-    def lose_segment(self) -> None:
-        self.writing.lose_segment()
-        self._seal_asked = False
+        return segment is not None and segment.number == number and segment.is_seal_asked
 
 
 @lru_cache(maxsize=64)

@@ -50,6 +50,7 @@ class OpenSegment:
     last_slot: int = -1
     bytes: int = 0
     end_of_stream: bool = False
+    is_seal_asked: bool = False  # the store was asked to seal it
     snapshot_entry: int = -1
     snapshot_bytes: int = 0  # size of the last snapshot
     since_snapshot: int = 0  # bytes appended since

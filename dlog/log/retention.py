@@ -37,7 +37,7 @@ from dlog.machine import SetTimer, Tell
 
 RETENTION_TIMER = ("retention",)  # metadata was just changed: judge
 DUE_TIMER = ("due",)  # the oldest segment's retention is over by our clock
-_JUDGED = (Phase.SERVING, Phase.SEALED)
+_JUDGED = (Phase.SERVING, Phase.DRAINING, Phase.CLOSING, Phase.SEALED, Phase.RELEASING)
 
 
 class RetentionChecker:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 
 from dlog.log.changes import SegmentEnd, StartSegment
-from dlog.log.owner_context import OwnerContext
+from dlog.log.owner_context import OwnerContext, Phase
 from dlog.log.packing import OpenSegment
 from dlog.machine import SetTimer
 from dlog.model.segment import Segment, StreamSettings
@@ -71,7 +71,7 @@ class SegmentRoller:
         t, segment = self._context, self._context.writing.current
         if segment is None:
             return
-        if self.state is Roll.NONE and segment.next_entry > 0 and not t.is_draining and not t.is_holding:
+        if self.state is Roll.NONE and segment.next_entry > 0 and t.phase is Phase.SERVING and not t.is_holding:
             bytes_max = self._settings.segment_bytes
             if t.allocation.is_due or segment.bytes >= bytes_max * t.options.allocate_ahead:
                 self._progress_allocation(segment)

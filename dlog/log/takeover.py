@@ -56,9 +56,9 @@ class Takeover:
 
     __slots__ = (
         "_context",
+        "_last_change",
         "_mend_after_s",
         "_recovery",
-        "_starting",
         "_writer",
         "early",
         "early_bytes",
@@ -74,7 +74,7 @@ class Takeover:
         self._context = context
         self._writer: Writer = writer
         self._recovery: StreamRecovery | None = None
-        self._starting: Segment | None = None  # the segment that the recovery starts at its end
+        self._last_change: StartSegment | Refresh | None = None  # ends the recovery, once queued; Refresh: as sealed
         self._mend_after_s = 0.0
 
     def let_go(self) -> None:
@@ -84,10 +84,9 @@ class Takeover:
     # ---- recovering -------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Recover the stream as metadata now shows it."""
+        """Recover the stream as metadata now shows it. The phase is RECOVERING."""
         t = self._context
-        t.phase = Phase.RECOVERING
-        self._starting = None
+        self._last_change = None
         t.tell_dropped()
         pending = t.writing.under_way
         if pending is not None and t.value.has_lost(pending.segment):
@@ -101,8 +100,9 @@ class Takeover:
     def restart(self) -> None:
         """The current segment is completed, stages are listed: start the next one, unless recovering."""
         t = self._context
-        if t.phase is Phase.SERVING:
-            t.lose_segment()
+        if t.phase in (Phase.SERVING, Phase.DRAINING):
+            t.enter(Phase.RECOVERING)
+            t.writing.lose_segment()
             self.stop()
             self.begin()
 
@@ -131,7 +131,7 @@ class Takeover:
     def progress(self) -> None:
         """When recovered: complete the open segments and start the next, in one change."""
         t, recovery = self._context, self._recovery
-        if recovery is None or self._starting is not None or t.is_closing:
+        if recovery is None or self._last_change is not None:
             return
         if recovery.error is not None:
             t.lease.lose(recovery.error)
@@ -146,29 +146,35 @@ class Takeover:
         self._learn(recovery, is_sealed)
         if is_sealed:
             self._complete(recovery)
-            t.is_closing = True
-            t.register.want(Refresh())
+            self._last_change = Refresh()
+            t.register.want(self._last_change)
             return
         ahead = t.allocation.take(recovery.next_number)
         if ahead is not None:
             self._complete(recovery)
             floor = self._txid_floor(recovery)
-            self._starting = t.in_progress(recovery.next_number, ahead.location, floor)
-            t.register.want(StartSegment(self._starting, ahead.name))
+            segment = t.in_progress(recovery.next_number, ahead.location, floor)
+            self._last_change = StartSegment(segment, ahead.name)
+            t.register.want(self._last_change)
 
     def started(self, segment: Segment) -> None:
         """The segment is listed; if this recovery started it, serve."""
-        t, recovery = self._context, self._recovery
-        if recovery is None or self._starting is None or self._starting.location != segment.location:
+        t, recovery, change = self._context, self._recovery, self._last_change
+        if recovery is None or not isinstance(change, StartSegment) or change.segment.location != segment.location:
             return  # the store failed meanwhile: the next recovery finds the segment in the list
-        self._recovery = self._starting = None
-        t.phase = Phase.SERVING
+        self._recovery = self._last_change = None
+        t.enter(Phase.SERVING)
         t.open(segment, segment.first_txid)
         t.out.append(Tell(StreamReady(t.stream, t.lease.epoch, segment.number, recovery.recovered)))
         self._writer.serving(segment)
 
+    @property
+    def has_found_end_of_stream(self) -> bool:
+        """Whether the log ends with the end of the stream, which is being written to metadata."""
+        return isinstance(self._last_change, Refresh)
+
     def stop(self) -> None:
-        self._recovery = self._starting = None
+        self._recovery = self._last_change = None
         self.obstacle = None
 
     def _have_next_created(self, recovery: StreamRecovery) -> None:
@@ -224,9 +230,8 @@ class Takeover:
     def trouble(self) -> None:
         """The current segment failed: read the claim, after a back-off if repeated, and recover if it still stands."""
         t = self._context
-        t.phase = Phase.RECOVERING
-        t.is_closing = False
-        t.lose_segment()
+        t.enter(Phase.RECOVERING)
+        t.writing.lose_segment()
         self.stop()
         if self._mend_after_s:
             t.out.append(SetTimer(RECHECK_TIMER, self._mend_after_s))

@@ -436,6 +436,14 @@ PAST_THE_LAC = (
     ("_push", "<= self._lac,", "<= self._lac + 1,"),
 )
 
+PHASES = (
+    Mutant(
+        name="a claim is released before the owner's segment is sealed",
+        invariants=("assert",),
+        parts=planted(StreamOwnerMachine, ("_progress_draining", "t.ask_seal()", "t.register.want(MarkReleased())")),
+    ),
+)
+
 READING = (
     Mutant(
         name="a control record reaches a reader",
@@ -892,6 +900,7 @@ MUTANTS = (
     *TAKING,
     *WRITING,
     *TRUNCATED,
+    *PHASES,
     *READING,
     *FOLLOWING,
     *SINKS,
