@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from loadtest import runfile
-from loadtest.report import compare, figures, page, tables
+from loadtest.report import compare, figures, tables
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -19,8 +19,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("run", type=Path, metavar="RUN.json")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write goals, comparisons and tables")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page")
-    parser.add_argument("--png", type=Path, metavar="DIR", help="write plots into this directory")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page (needs plots)")
+    parser.add_argument("--png", type=Path, metavar="DIR", help="write plots into this directory (needs plots)")
     parser.add_argument("--notes", type=Path, metavar="FILE", help="TOML file of explanations to print with figures")
     given = parser.parse_args(arguments)
     try:
@@ -30,14 +30,16 @@ def main(arguments: Sequence[str]) -> int:
         if given.markdown:
             given.markdown.write_text(tables.markdown(collected, notes))
         if given.html:
+            from loadtest.report import page  # needs the group `plots`, as charts does
+
             given.html.write_text(page.html(collected, notes))
         if given.png:
-            from loadtest.report.png import draw_all  # imported here: needs matplotlib
+            from loadtest.report.charts import draw_all
 
             given.png.mkdir(parents=True, exist_ok=True)
             for path in draw_all(collected, given.png):
                 print(path)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         print(f"loadtest report: {error}", file=sys.stderr)
         return 2
     if not (given.markdown or given.html or given.png):

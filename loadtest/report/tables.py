@@ -8,8 +8,8 @@ Invariants:
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from loadtest.report import columns, compare, goals
 from loadtest.report.columns import number
@@ -40,14 +40,28 @@ _TOLD = {
 }
 
 
+class Table(NamedTuple):
+    """A table of either form of the report."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        """Empty if there are no rows."""
+        if not self.rows:
+            return ""
+        lines = [self.head, ["---"] * len(self.head), *self.rows]
+        return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
 def markdown(figures: Figures, notes: Sequence[compare.Note] = ()) -> str:
     """The whole report."""
     parts = [
         "# Performance",
         ABOUT,
-        *_verdict(figures),
+        _verdict(figures),
         "## Goals",
-        goal_table(figures),
+        goal_table(figures).markdown(),
         *_missed(figures, notes),
         *_lists(figures, notes),
         "## Run it again",
@@ -57,7 +71,8 @@ def markdown(figures: Figures, notes: Sequence[compare.Note] = ()) -> str:
         "## Systems",
         *(_system(figures, name) for name in figures.systems),
         "## Host conditions",
-        host_conditions(figures),
+        host_bounds(figures),
+        host_table(figures).markdown(),
         "## Figures",
         "Medians over the rounds, with the least and greatest in brackets. Units are in the column heads; MB are 10^6 "
         "bytes. Errors are failed appends that the client saw. Costs do not include the generators, which are separate "
@@ -65,7 +80,8 @@ def markdown(figures: Figures, notes: Sequence[compare.Note] = ()) -> str:
     ]
     for workload in figures.workloads:
         about = figures.run.workloads[workload]
-        parts += [f"### {workload} {about.get('name', '')}", _asked(about), *_workload(figures, workload)]
+        table = workload_table(figures, workload).markdown()
+        parts += [f"### {workload} {about.get('name', '')}", _asked(about), table]
     return wrapped("\n\n".join(part for part in parts if part)) + "\n"
 
 
@@ -79,20 +95,28 @@ def _fill(line: str) -> str:
     return textwrap.fill(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def _verdict(figures: Figures) -> list[str]:
+def counts(figures: Figures) -> dict[str, int]:
+    """Goals met, missed and with the moonshot reached; records sent and read; results not green and not run."""
+    judged, results = goals.judged(figures), figures.run.results
+    verdicts = [one["verdict"] for one in results if "verdict" in one]
+    return {
+        "met": sum(one.met is True for one in judged),
+        "moonshots": sum(one.is_moonshot for one in judged),
+        "missed": sum(one.met is False for one in judged),
+        **{name: sum(int(verdict[name]) for verdict in verdicts) for name in ("sent", "read")},
+        "red": sum(one.get("green") is False for one in results),
+        "failed": sum("error" in one for one in results),
+    }
+
+
+def _verdict(figures: Figures) -> str:
     """A summary in a few lines."""
-    judged = goals.judged(figures)
-    met, far = sum(one.met is True for one in judged), sum(one.is_moonshot for one in judged)
-    missed = sum(one.met is False for one in judged)
-    results = figures.run.results
-    sent, read = (sum(int(one["verdict"][name]) for one in results if "verdict" in one) for name in ("sent", "read"))
-    red = sum(one.get("green") is False for one in results)
-    failed = sum("error" in one for one in results)
-    return [
-        f"{met} of {met + missed} measured goals are met, {far} of them reach the moonshot; "
-        f"{missed} are missed. {sent:,} records were sent and {read:,} read back and checked; {red} results of a cell "
-        f"in a round were not green, and {failed} could not be run."
-    ]
+    n = counts(figures)
+    return (
+        f"{n['met']} of {n['met'] + n['missed']} measured goals are met, {n['moonshots']} of them reach the moonshot; "
+        f"{n['missed']} are missed. {n['sent']:,} records were sent and {n['read']:,} read back and checked; "
+        f"{n['red']} results of a cell in a round were not green, and {n['failed']} could not be run."
+    )
 
 
 def _again(figures: Figures) -> list[str]:
@@ -108,7 +132,7 @@ def _again(figures: Figures) -> list[str]:
         for part in parts
     ]
     lines = "\n".join(f"    {command}" for command in [*installs, *commands])
-    return [lines, table(("piece", "command of this piece", "started", "rounds"), rows) if whole else ""]
+    return [lines, Table(("piece", "command of this piece", "started", "rounds"), rows).markdown() if whole else ""]
 
 
 def _machine(figures: Figures) -> list[str]:
@@ -140,7 +164,7 @@ def _asked(about: Mapping[str, Any]) -> str:
     return f"{said} {', '.join(common)}." if common else said
 
 
-def goal_table(figures: Figures) -> str:
+def goal_table(figures: Figures) -> Table:
     rows = []
     for one in goals.judged(figures):
         ours = "" if one.ours is None else f"{number(one.ours)} {one.goal.unit}".strip()
@@ -148,7 +172,7 @@ def goal_table(figures: Figures) -> str:
         ratio = "" if one.ratio is None else f"{number(one.ratio)}x"
         bounds = (one.bound(one.goal.base), one.bound(one.goal.moonshot))
         rows.append((one.goal.id, one.goal.says, ours, theirs, ratio, *bounds, one.outcome))
-    return table(("", "goal", "dlog", "other system", "ratio", "base", "moonshot", "outcome"), rows)
+    return Table(("", "goal", "dlog", "other system", "ratio", "base", "moonshot", "outcome"), rows)
 
 
 def _system(figures: Figures, name: str) -> str:
@@ -161,39 +185,39 @@ def _system(figures: Figures, name: str) -> str:
     )
 
 
-def host_conditions(figures: Figures) -> str:
-    """Thresholds, void rounds, measurements."""
+def host_bounds(figures: Figures) -> str:
+    """Thresholds of host conditions, and the void rounds."""
     run = figures.run
     bounds = run.parts[0].get("thresholds", {}) if run.parts else {}
     limits = ", ".join(f"{key} {value:g}" for key, value in bounds.items())
-    looks = [turn["before"] for turn in run.turns if not turn["void"] and "before" in turn]
     voids = len({(turn["part"], turn["workload"], turn["round"]) for turn in run.turns if turn["void"]})
     kept = sum(bool(turn.get("faults")) for turn in run.turns if not turn["void"])
-    lines = [
+    return (
         f"A round is void if a measurement exceeds its bound: {limits}. {voids} rounds were void and repeated; {kept} "
         "turns were kept in bad host conditions and are marked."
-    ]
-    if looks:
-        names = list(looks[0])
-        rows = [(name, *(number(v) for v in _spread([float(look[name]) for look in looks]))) for name in names]
-        lines.append(table(("measured before each turn", "median", "least", "greatest"), rows))
-    return "\n\n".join(lines)
+    )
 
 
-def _spread(values: Sequence[float]) -> tuple[float, float, float]:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2], ordered[0], ordered[-1]
-
-
-def _workload(figures: Figures, workload: str) -> list[str]:
-    wanted = columns.of(workload)
+def host_table(figures: Figures) -> Table:
+    """The measured host conditions."""
+    looks = [turn["before"] for turn in figures.run.turns if not turn["void"] and "before" in turn]
     rows = []
-    for label in figures.labels(workload):
-        for system in figures.systems:
-            result = figures.get(workload, label, system)
-            if result is not None:
-                rows.append((label, system, figures.letter(system), *_cells(result, wanted)))
-    return [table(("cell", "system", "class", *(c.title for c in wanted), "rounds", "remarks"), rows)]
+    for name in looks[0] if looks else ():
+        values = sorted(float(look[name]) for look in looks)
+        rows.append((name, *map(number, (values[len(values) // 2], values[0], values[-1]))))
+    return Table(("measured before each turn", "median", "least", "greatest"), rows)
+
+
+def workload_table(figures: Figures, workload: str) -> Table:
+    """The figures of a workload: a row for each cell and system."""
+    wanted = columns.of(workload)
+    rows = [
+        (label, system, figures.letter(system), *_cells(result, wanted))
+        for label in figures.labels(workload)
+        for system in figures.systems
+        if (result := figures.get(workload, label, system)) is not None
+    ]
+    return Table(("cell", "system", "class", *(c.title for c in wanted), "rounds", "remarks"), rows)
 
 
 def _cells(result: Result, wanted: Sequence[columns.Column]) -> list[str]:
@@ -220,27 +244,27 @@ def _missed(figures: Figures, notes: Sequence[compare.Note]) -> list[str]:
 def _lists(figures: Figures, notes: Sequence[compare.Note]) -> list[str]:
     general = "\n".join(f"- {note.text}" for note in notes if note.is_general)
     said = ["## Before you compare", general] if general else []
+    for title, lines in duel_lists(figures, notes).items():
+        said += [f"## {title}", "\n".join(f"- {line}" for line in lines) or "Nowhere."]
+    found = compare.duels(figures)
+    if found:
+        wins, losses = sum(duel.is_win for duel in found), sum(duel.is_loss for duel in found)
+        even = len(found) - wins - losses
+        said.append(f"Comparisons: {wins} better, {losses} worse, {even} even (within {compare.EVEN:.0%}).")
+    return said
+
+
+def duel_lists(figures: Figures, notes: Sequence[compare.Note]) -> dict[str, list[str]]:
+    """The comparisons that dlog wins, at most LONGEST, and all that it loses; empty without another system."""
     found = compare.duels(figures, notes)
     if not found:
-        return said
-    wins = [duel for duel in found if duel.is_win]
-    losses = [duel for duel in reversed(found) if duel.is_loss]
-    even = len(found) - len(wins) - len(losses)
-    return [
-        *said,
-        "## Where dlog is better",
-        _duels(figures, wins, "better", LONGEST) or "Nowhere.",
-        "## Where dlog is worse, and why",
-        _duels(figures, losses, "worse", len(losses)) or "Nowhere.",
-        f"Comparisons: {len(wins)} better, {len(losses)} worse, {even} even (within {compare.EVEN:.0%}).",
-    ]
-
-
-def _duels(figures: Figures, duels: Sequence[compare.Duel], word: str, longest: int) -> str:
-    lines = [duel_text(figures, duel, word) for duel in duels[:longest]]
-    if len(duels) > longest:
-        lines.append(f"and {len(duels) - longest} more in the tables below")
-    return "\n".join(f"- {line}" for line in lines)
+        return {}
+    wins = [duel_text(figures, duel, "better") for duel in found if duel.is_win]
+    more = [f"and {len(wins) - LONGEST} more in the tables below"] if len(wins) > LONGEST else []
+    return {
+        "Where dlog is better": wins[:LONGEST] + more,
+        "Where dlog is worse, and why": [duel_text(figures, duel, "worse") for duel in reversed(found) if duel.is_loss],
+    }
 
 
 def duel_text(figures: Figures, duel: compare.Duel, word: str) -> str:
@@ -275,9 +299,3 @@ def _line(result: Result, wanted: Sequence[columns.Column]) -> str:
         return result.why
     told = [f"{c.title}={stat_text(result, c)}" for c in wanted if result.stat(c.figure) is not None]
     return "  ".join([*told, *(f"[{mark}]" for mark in result.marks)])
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
