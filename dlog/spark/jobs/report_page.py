@@ -1,43 +1,66 @@
-"""Renders the page of job `report`: one self-contained HTML file. Pure functions.
+"""Renders the page of job `report`: one self-contained HTML file, from report_page.html, with plots by matplotlib.
 
 Invariants:
 - no script, style or image comes from elsewhere: the page forbids them;
-- the page can be read without colours, in light and dark mode; every name is escaped;
+- the page can be read in light and dark mode; the tables have what the plots show; every name is escaped;
 - tables and plots are bounded, and say what they omit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
-from typing import Any
+import io
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from dlog.spark.jobs.report_plots import (
-    COLOURS,
-    Bar,
-    Series,
-    Stripe,
-    bars,
-    growth,
-    size_text,
-    spark,
-    stripes,
-    time_text,
-)
+import matplotlib
+import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 STREAMS_MAX = 1000  # rows of a table
 BARS_MAX = 20
+SAMPLES = 240  # of the plot of growth
+SPARK_POINTS = 40
+PALETTE = ("#2a6fdb", "#0f9d76", "#e0910a", "#7a4fd0", "#d8473c", "#0e93b4", "#c2559a")  # of the largest streams
+REST = "#98978f"  # of the other streams
+_INK = "#83827b"  # readable on white and on black
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "dlog",
+    "text.parse_math": False,
+    "font.size": 9,
+    "date.converter": "concise",
+    "timezone": "UTC",
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK),
+}
+_SVG_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_UNIX_MS_MAX = 2**47  # the year 6429: what a wrong clock wrote is drawn there at the latest
 
 Row = Mapping[str, Any]
 
-_STATES = {
-    "reads": "reads",
-    "begun": "begun",
-    "truncated": "next records truncated",
-    "beyond": "beyond the stream's end",
-    "gone": "no such stream",
-}
-_WRONG = ("truncated", "beyond", "gone")
+
+class Bar(NamedTuple):
+    label: str
+    value: float
+    text: str
+    colour: str
+
+
+class Series(NamedTuple):
+    """A growing quantity: [unix ms, bytes so far], in order."""
+
+    name: str
+    points: Sequence[Sequence[int]]
+    colour: str
+
+    def at(self, unix_ms: Any) -> Any:
+        """The values at these times, an array: linear between two points, 0 before the first."""
+        times, values = zip(*self.points, strict=True) if self.points else ([0], [0])
+        return np.interp(unix_ms, np.asarray(times, float), np.asarray(values, float), left=0.0)
 
 
 def page(
@@ -45,220 +68,153 @@ def page(
 ) -> str:
     """Render a report's rows."""
     streams = sorted((row for row in items if row["what"] == "stream"), key=lambda row: (-row["bytes"], row["stream"]))
-    readers = [row for row in items if row["what"] == "reader"]
-    proxies = [row for row in items if row["what"] == "proxy"]
-    colours = {row["stream"]: number for number, row in enumerate(streams[:COLOURS]) if row["bytes"]}
-    sections = [
-        _failures(failures),
-        _cards(counts),
-        _section("Growth", "stored bytes, one copy of each, by the end of each segment", _growth(streams, colours)),
-        _section("Size", "of the largest streams", _sizes(streams, colours)),
-        _section("Readers", "how far each is behind the tail of its stream", _lag(readers)),
-        _section("Owners", "streams of each write proxy, a stripe for each stream", _owners(proxies, streams, colours)),
-        _section("Streams", "", _stream_table(streams, now_unix_ms)),
-    ]
-    title = f"dlog {namespace}"
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
-        f"<header><h1>dlog <span>{escape(namespace)}</span></h1>"
-        f"<p>as of <time>{time_text(now_unix_ms)}</time></p></header>\n"
-        + "\n".join(part for part in sections if part)
-        + "\n<footer>Made by <code>dlog pipeline report</code> from metadata; no record was read. Sizes and counts of "
-        "segments in progress are estimates. Lags are upper bounds: Spark reports a batch when the "
-        "next one begins.</footer>\n</main>\n</body>\n</html>\n"
+    colours = {row["stream"]: colour for row, colour in zip(streams, PALETTE, strict=False) if row["bytes"]}
+    readers = sorted(
+        (row for row in items if row["what"] == "reader"),
+        key=lambda row: (-(row["behind_records"] or 0), row["reader"], row["stream"]),
+    )
+    pages = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    pages.filters |= {"size": size_text, "time": time_text, "short": _short, "duration": _duration}
+    begin = min((point[0] for row in streams[:STREAMS_MAX] for point in row["growth"]), default=0)
+    return pages.get_template("report_page.html").render(
+        namespace=namespace,
+        now_unix_ms=now_unix_ms,
+        counts=counts,
+        failures=failures,
+        streams=streams,
+        readers=readers,
+        proxies=[row for row in items if row["what"] == "proxy"],
+        unowned=sum(row["owner"] is None for row in streams),
+        growth=growth(_series(streams, colours)),
+        sizes=bars(
+            [
+                Bar(row["stream"], row["bytes"], size_text(row["bytes"]), colours.get(row["stream"], REST))
+                for row in streams[:BARS_MAX]
+            ]
+        ),
+        lags=bars(
+            [
+                Bar(f"{row['reader']} · {row['stream']}", behind, f"{_short(behind)} records", PALETTE[0])
+                for row in readers[:BARS_MAX]
+                if (behind := row["behind_records"])
+            ]
+        ),
+        spark=lambda points: spark_points(points, begin, now_unix_ms),
+        rows_max=STREAMS_MAX,
+        bars_max=BARS_MAX,
     )
 
 
-# ---- sections -------------------------------------------------------------------------------------------------------
+def _series(streams: Sequence[Row], colours: Mapping[str, str]) -> list[Series]:
+    """The growth of the largest streams, and of all others together."""
+    own = [Series(row["stream"], row["growth"], colour) for row in streams if (colour := colours.get(row["stream"]))]
+    rest = [Series("", row["growth"], REST) for row in streams if row["stream"] not in colours]
+    times = sorted({point[0] for one in rest for point in one.points})
+    if times:
+        times = [times[i] for i in np.unique(np.linspace(0, len(times) - 1, 100).round().astype(int))]
+        totals = sum(one.at(times) for one in rest)
+        points = [[time, round(total)] for time, total in zip(times, totals, strict=True)]
+        own.append(Series(f"{len(rest):,} other streams", points, REST))
+    return own
 
 
-def _section(title: str, words: str, body: str) -> str:
-    told = f"<p>{escape(words)}</p>" if words else ""
-    return f"<section><h2>{escape(title)}</h2>{told}{body}</section>"
+# ---- plots ----------------------------------------------------------------------------------------------------------
 
 
-def _cards(counts: Mapping[str, int]) -> str:
-    cards = [
-        ("streams", f"{counts['streams']:,}"),
-        ("segments", f"{counts['segments']:,}"),
-        ("records", _short(counts["records"])),
-        ("stored, one copy", size_text(counts["bytes"])),
-        ("a day", f"+{size_text(counts['growth_bytes_a_day'])}"),
-        ("records behind, at most", _short(counts["behind_records_max"])),
-    ]
-    told = (f"<div><strong>{escape(value)}</strong><span>{escape(name)}</span></div>" for name, value in cards)
-    return f'<section class="cards">{"".join(told)}</section>'
-
-
-def _growth(streams: Sequence[Row], colours: Mapping[str, int]) -> str:
-    own = [Series(row["stream"], colours[row["stream"]], row["growth"]) for row in streams if row["stream"] in colours]
-    rest = [Series(row["stream"], -1, row["growth"]) for row in streams if row["stream"] not in colours]
-    series = list(own)
-    moments = sorted({point[0] for one in rest for point in one.points})
-    if moments:
-        moments = [moments[round(i * (len(moments) - 1) / 99)] for i in range(100)] if len(moments) > 100 else moments
-        told = [[moment, round(sum(one.at(moment) for one in rest))] for moment in moments]
-        series.append(Series(_streams(len(rest)).replace(" ", " other ", 1), -1, told))
-    drawn = growth(series)
-    if not drawn:
-        return _nothing("No segment has ended yet; growth is known once one has.")
-    return _framed(drawn) + _legend(series)
-
-
-def _legend(series: Sequence[Series]) -> str:
-    told = (
-        f'<li><i class="{f"c{one.colour}" if one.colour >= 0 else "rest"}"></i>{escape(one.name)}</li>'
-        for one in series
-    )
-    return f'<ul class="legend">{"".join(told)}</ul>'
-
-
-def _sizes(streams: Sequence[Row], colours: Mapping[str, int]) -> str:
-    shown = streams[:BARS_MAX]
-    rows = [
-        Bar(
-            row["stream"],
-            row["bytes"],
-            size_text(row["bytes"]),
-            f"{row['stream']}: {size_text(row['bytes'])}, {row['records']:,} records in {row['segments']:,} segments",
-            colours.get(row["stream"], -1),
-        )
-        for row in shown
-    ]
-    if not rows:
-        return _nothing("There are no streams.")
-    return _framed(bars(rows, "Size of the largest streams")) + _left_out(len(streams), len(shown), "streams")
-
-
-def _lag(readers: Sequence[Row]) -> str:
-    if not readers:
-        return _nothing("No reader has reported its position; streaming queries with option readerId do.")
-    furthest = sorted(readers, key=lambda row: (-(row["behind_records"] or 0), row["reader"], row["stream"]))
-    shown = [row for row in furthest if row["behind_records"]][:BARS_MAX]
-    rows = [
-        Bar(
-            f"{row['reader']} · {row['stream']}",
-            row["behind_records"],
-            f"{_short(row['behind_records'])} records",
-            f"{row['reader']} in {row['stream']}: {row['behind_records']:,} records, {size_text(row['behind_bytes'])}",
-        )
-        for row in shown
-    ]
-    drawn = _framed(bars(rows, "Records that each reader is behind")) if rows else ""
-    head = ("reader", "stream", "state", "#records behind", "#entries", "#bytes", "position", "reported at")
-    table = _table(head, (_reader_cells(row) for row in furthest[:STREAMS_MAX]))
-    return drawn + table + _left_out(len(furthest), len(furthest[:STREAMS_MAX]), "readers")
-
-
-def _reader_cells(row: Row) -> list[str]:
-    state = escape(_STATES[row["state"]])
-    if row["state"] in _WRONG:
-        state = f'<b class="wrong">✕ {state}</b>'
-    size = "" if row["behind_bytes"] is None else size_text(row["behind_bytes"])
-    return [
-        escape(row["reader"]),
-        escape(row["stream"]),
-        state,
-        *(_number(row[name]) for name in ("behind_records", "behind_entries")),
-        size,
-        escape(":".join(map(str, row["place"]))),
-        time_text(row["told_unix_ms"]),
-    ]
-
-
-def _owners(proxies: Sequence[Row], streams: Sequence[Row], colours: Mapping[str, int]) -> str:
-    if not proxies:
-        return _nothing("No write proxy is registered.")
-    sizes = {row["stream"]: row["bytes"] for row in streams}
-    rows = []
-    for row in proxies:
-        held = [Stripe(name, sizes[name], colours.get(name, -1)) for name in row["streams"]]
-        away = "" if row["registered"] else ", not registered"
-        rows.append((row["address"], held, f"{_streams(len(held))}, {size_text(row['bytes'])}{away}"))
-    alone = [row["stream"] for row in streams if row["owner"] is None]
-    told = f"<p>{_streams(len(alone))} without an owner; the next append makes a proxy claim it.</p>" if alone else ""
-    return _framed(stripes(rows, "Streams that each write proxy owns")) + told
-
-
-def _stream_table(streams: Sequence[Row], now_unix_ms: int) -> str:
-    shown = streams[:STREAMS_MAX]
-    times = [point[0] for row in shown for point in row["growth"]]
-    begin = min(times, default=0)
-    head = ("stream", "growth", "#size", "#a day", "#records", "#segments", "owner", "kept for")
-    rows = (_stream_cells(row, begin, now_unix_ms) for row in shown)
-    return _table(head, rows) + _left_out(len(streams), len(shown), "streams")
-
-
-def _stream_cells(row: Row, begin: int, now_unix_ms: int) -> list[str]:
-    per_day = row["growth_bytes_a_day"]
-    sealed = ' <span class="tag">sealed</span>' if row["sealed"] else ""
-    return [
-        escape(row["stream"]) + sealed,
-        spark(row["growth"], begin, now_unix_ms, row["stream"]),
-        size_text(row["bytes"]),
-        "" if per_day is None else f"+{size_text(per_day)}",
-        _number(row["records"]),
-        _number(row["segments"]),
-        escape(row["owner"] or ""),
-        _duration(row["retention_s"]),
-    ]
-
-
-def _failures(failures: Sequence[Row]) -> str:
-    if not failures:
+@matplotlib.rc_context(_STYLE)
+def growth(series: Sequence[Series]) -> str:
+    """Stacked areas. "" if nothing can be drawn."""
+    times = [min(point[0], _UNIX_MS_MAX) for one in series for point in one.points]
+    if not times or max(times) <= min(times):
         return ""
-    told = (
-        f"<li>{escape(' '.join(str(row[name]) for name in ('stream', 'reader') if row.get(name)))}: "
-        f"{escape(str(row['error']))}</li>"
-        for row in failures[:BARS_MAX]
+    moments = np.linspace(min(times), max(times), SAMPLES)
+    areas = np.array([one.at(moments) for one in series])
+    power = min(int(np.log2(max(1.0, areas.sum(0).max())) // 10), len(_UNITS) - 1)
+    figure, axes = _empty(3.2)
+    colours = [one.colour for one in series]
+    drawn = axes.stackplot(moments.astype("datetime64[ms]"), areas / 1024**power, colors=colours)
+    axes.set_ylabel(_UNITS[power])
+    axes.margins(x=0)
+    axes.grid(axis="y", color=_INK, alpha=0.25, linewidth=0.6)
+    names = [" " + _cut(one.name, 38) for one in series]  # matplotlib leaves out names that begin with _
+    figure.legend(drawn[::-1], names[::-1], loc="outside right upper", frameon=False)
+    return _svg(figure)
+
+
+@matplotlib.rc_context(_STYLE)
+def bars(rows: Sequence[Bar]) -> str:
+    """Horizontal bars. "" if there are none."""
+    if not rows:
+        return ""
+    figure, axes = _empty(0.26 * len(rows) + 0.2)
+    drawn = axes.barh(range(len(rows)), [row.value for row in rows], 0.6, color=[row.colour for row in rows])
+    axes.bar_label(drawn, [row.text for row in rows], padding=4)
+    axes.set_yticks(range(len(rows)), [_cut(row.label, 38) for row in rows])
+    axes.set_xticks([])
+    axes.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0, max(1, *(1.15 * row.value for row in rows))))
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    return _svg(figure)
+
+
+def spark_points(points: Sequence[Sequence[int]], begin: int, end: int) -> str:
+    """The line of a sparkline of 120 by 26, over the time range shared by all; "" if there is nothing to draw."""
+    if len(points) < 2 or end <= begin:
+        return ""
+    most = max(1, points[-1][1])
+    shown = points[:: -max(1, len(points) // SPARK_POINTS)]
+    return " ".join(
+        f"{2 + 116 * min(1.0, (time - begin) / (end - begin)):.1f},{23 - 20 * size / most:.1f}" for time, size in shown
     )
-    more = _left_out(len(failures), len(failures[:BARS_MAX]), "failures")
-    return f'<section class="failed"><h2>Not reported</h2><ul>{"".join(told)}</ul>{more}</section>'
 
 
-# ---- parts ----------------------------------------------------------------------------------------------------------
+def _empty(height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(10, height), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table. Cells are HTML already. Columns whose head begins with # are numbers."""
-    right = [name.startswith("#") for name in head]
-    names = "".join(
-        f'<th scope="col"{" class=n" if is_right else ""}>{escape(name.removeprefix("#"))}</th>'
-        for name, is_right in zip(head, right, strict=True)
-    )
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f"<td{' class=n' if is_right else ''}>{cell}</td>" for cell, is_right in zip(cells, right, strict=True)
-        )
-        + "</tr>\n"
-        for cells in rows
-    )
-    return f'<div class="wide"><table><thead><tr>{names}</tr></thead><tbody>\n{body}</tbody></table></div>'
+def _svg(figure: Figure) -> str:
+    """An element for a page, without a background."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", transparent=True, metadata=_SVG_METADATA)
+    return text.getvalue().partition("<svg")[2].join(("<svg", ""))
 
 
-def _framed(drawn: str) -> str:
-    return f'<div class="wide"><div class="frame">{drawn}</div></div>'
+def _cut(text: str, most: int) -> str:
+    """Shorten in the middle, where names differ least."""
+    if len(text) <= most:
+        return text
+    half = (most - 1) // 2
+    return f"{text[:half]}…{text[len(text) - (most - 1 - half) :]}"
 
 
-def _nothing(words: str) -> str:
-    return f'<p class="nothing">{escape(words)}</p>'
+# ---- numbers as text ------------------------------------------------------------------------------------------------
 
 
-def _left_out(there: int, shown: int, what: str) -> str:
-    return f"<p>{there - shown:,} more {what} are in the JSON report.</p>" if there > shown else ""
+def size_text(size: float) -> str:
+    """A number of bytes for display."""
+    for unit in _UNITS:
+        if abs(size) < 1024 or unit == _UNITS[-1]:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError("the last unit takes everything")
 
 
-def _streams(number: int) -> str:
-    return f"{number:,} stream{'' if number == 1 else 's'}"
+def time_text(unix_ms: int) -> str:
+    return _moment(unix_ms).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def _number(number: int | None) -> str:
-    return "" if number is None else f"{number:,}"
+def _moment(unix_ms: float) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=min(unix_ms, _UNIX_MS_MAX))
 
 
 def _short(number: int) -> str:
@@ -275,68 +231,3 @@ def _duration(seconds: float) -> str:
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:g} {unit}"
     return f"{seconds:g} s"
-
-
-_LIGHT = (
-    "--page:#f6f6f3;--card:#fff;--ink:#191918;--soft:#5d5c57;--line:#e3e2dc;--accent:#2a6fdb;--wrong:#b3261e;"
-    "--rest:#b9b8b0;--c0:#2a6fdb;--c1:#0f9d76;--c2:#e0910a;--c3:#7a4fd0;--c4:#d8473c;--c5:#0e93b4;--c6:#c2559a"
-)
-_DARK = (
-    "--page:#161615;--card:#1f1f1d;--ink:#efeee9;--soft:#a3a29a;--line:#35342f;--accent:#5b9bff;--wrong:#ff8a80;"
-    "--rest:#63625b;--c0:#5b9bff;--c1:#34c79a;--c2:#f2b13c;--c3:#a98bf5;--c4:#f5776d;--c5:#3fbfe0;--c6:#e585c0"
-)
-_STYLE = f"""
-:root{{color-scheme:light dark;{_LIGHT}}}
-@media (prefers-color-scheme:dark){{:root{{{_DARK}}}}}
-*{{box-sizing:border-box}}
-body{{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}}
-main{{max-width:1080px;margin:0 auto;padding:32px 20px 48px}}
-header{{display:flex;flex-wrap:wrap;align-items:baseline;justify-content:space-between;gap:0 24px;margin-bottom:20px}}
-h1{{font-size:26px;line-height:1.2;margin:0;letter-spacing:-.01em;overflow-wrap:anywhere}}
-h1 span{{color:var(--soft);font-weight:400}}
-h2{{font-size:17px;margin:0}}
-p{{margin:0;color:var(--soft)}}
-section{{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:20px;margin:0 0 16px}}
-section>p,section>.wide,section>.nothing{{margin-top:4px}}
-.wide{{overflow-x:auto}}
-.wide+.wide{{margin-top:16px}}
-.frame{{min-width:640px;padding-top:12px}}
-.cards{{display:grid;grid-template-columns:repeat(auto-fit,minmax(140px,1fr));gap:1px;padding:0;overflow:hidden;
-background:var(--line)}}
-.cards div{{background:var(--card);padding:16px 20px}}
-.cards strong{{display:block;font-size:23px;line-height:1.25;font-weight:600;letter-spacing:-.01em}}
-.cards span{{color:var(--soft);font-size:13px}}
-.failed{{border-color:var(--wrong)}}
-.failed h2,.wrong{{color:var(--wrong)}}
-.failed ul{{margin:8px 0 0;padding-left:20px;overflow-wrap:anywhere}}
-.legend{{display:flex;flex-wrap:wrap;gap:4px 18px;list-style:none;margin:12px 0 0;padding:0;font-size:13px}}
-.legend li{{overflow-wrap:anywhere}}
-.legend i{{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:7px;vertical-align:-1px}}
-svg{{display:block;width:100%;height:auto}}
-.spark{{width:120px;height:26px}}
-.spark polygon{{fill:var(--accent);opacity:.14}}
-.spark polyline{{fill:none;stroke:var(--accent);stroke-width:1.8;stroke-linejoin:round;stroke-linecap:round}}
-text{{font-size:14px;fill:var(--ink)}}
-text.tick{{font-size:13px;fill:var(--soft)}}
-text.value{{fill:var(--soft)}}
-text.end{{text-anchor:end}}
-text.middle{{text-anchor:middle}}
-.grid{{stroke:var(--line);stroke-width:1}}
-.area{{stroke:var(--card);stroke-width:1;fill-opacity:.88}}
-.hit{{fill:transparent}}
-.accent{{fill:var(--accent)}}
-.rest{{fill:var(--rest);background:var(--rest)}}
-{"".join(f".c{n}{{fill:var(--c{n});background:var(--c{n})}}" for n in range(COLOURS))}
-table{{border-collapse:collapse;width:100%;font-size:14px;margin-top:12px}}
-th{{text-align:left;font-weight:600;color:var(--soft);font-size:13px;white-space:nowrap}}
-th,td{{padding:6px 18px 6px 0;border-bottom:1px solid var(--line);vertical-align:middle}}
-td{{font-variant-numeric:tabular-nums;white-space:nowrap}}
-td:first-child{{min-width:140px;white-space:normal;overflow-wrap:anywhere}}
-.n{{text-align:right}}
-th:last-child,td:last-child{{padding-right:0}}
-tbody tr:last-child td{{border-bottom:0}}
-.tag{{border:1px solid var(--line);border-radius:6px;padding:0 6px;font-size:12px;color:var(--soft)}}
-footer{{color:var(--soft);font-size:13px;margin-top:24px}}
-code{{font-family:ui-monospace,monospace;font-size:.95em}}
-@media print{{section{{break-inside:avoid}}}}
-""".strip()
