@@ -8,7 +8,7 @@ from typing import Any
 
 from actors.store_executor import StoreExecutor
 from dlog.io.driver import Driver
-from dlog.io.metadata import Metadata
+from dlog.io.metadata import VersionedStore
 from dlog.log.messages import DeleteStream
 from dlog.log.options import OwnerOptions
 from dlog.log.stream_deletion import StreamDeletion as DeletionMachine
@@ -26,7 +26,7 @@ class StreamDeletionActor:
         stream: StreamName,
         claimant: Claimant,
         *,
-        metadata: Metadata,
+        metadata: VersionedStore,
         stores: Mapping[str, SegmentStore],
         options: OwnerOptions,
     ) -> None:

@@ -34,7 +34,7 @@ from actors.owner_feed import OwnerFeed, OwnerSubscriptions
 from actors.retrying import FreezeTolerantTimeout, RefreshSignal, RetryBackoff
 from actors.segment_readers import SegmentReaders, segment_key
 from dlog.errors import DamagedError, DLogError, MetadataUnavailableError, OwnedElsewhereError, Remedy
-from dlog.io.metadata import Metadata, SessionState
+from dlog.io.metadata import SessionState, VersionedStore
 from dlog.log.source_messages import (
     SOURCE,
     GetEntries,
@@ -58,7 +58,7 @@ class StreamFeed:
         self,
         stream: StreamName,
         *,
-        metadata: Metadata,
+        metadata: VersionedStore,
         stores: Mapping[str, SegmentStore],
         cache: EntryCache,
         fetches: asyncio.Semaphore,

@@ -17,7 +17,7 @@ from actors.store_executor import StoreExecutor
 from dlog.events import Event, LacMoved
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.driver import Driver, Sink
-from dlog.io.metadata import Metadata
+from dlog.io.metadata import VersionedStore
 from dlog.io.shared_timers import ProcessTimers
 from dlog.log.messages import HINTS, AcquireStream, ReleaseStream, StreamAcquired, StreamChanged
 from dlog.log.options import OwnerOptions
@@ -57,7 +57,7 @@ class StreamOwnerActor:
         stream: StreamName,
         claimant: Claimant,
         *,
-        metadata: Metadata,
+        metadata: VersionedStore,
         stores: Mapping[str, SegmentStore],
         options: OwnerOptions,
         requests_max: int,

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from dlog.io.metadata import Metadata
+from dlog.io.metadata import StreamMetadataStore
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import TXID_END_OF_STREAM, StreamName
 from dlog.model.segment import Segment, StreamMetadata
@@ -40,7 +40,7 @@ class Listings:
     - at most LISTINGS_MAX listings are kept, each until its last page; the least recently used is dropped first.
     """
 
-    def __init__(self, metadata: Metadata) -> None:
+    def __init__(self, metadata: StreamMetadataStore) -> None:
         self._metadata = metadata
         self._kept: dict[str, _Listing] = {}  # by listing id; least recently used first
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from dlog.errors import UnavailableError
 from dlog.events import Event, ProxySuspected, ProxyTrusted
-from dlog.io.metadata import Metadata
+from dlog.io.metadata import Membership
 from dlog.model.ids import ProxyId
 from dlog.options import option
 from dlog.ownership.adaptive_timeout import AdaptiveTimeout
@@ -51,7 +51,7 @@ class Detector:
         self,
         me: ProxyId,
         address: str,
-        metadata: Metadata,
+        metadata: Membership,
         options: DetectorOptions,
         dialler: Dialler,
         *,

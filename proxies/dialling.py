@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from dlog.io.metadata import Metadata
+from dlog.io.metadata import Membership
 from dlog.wire.proxy_protocol import LOCAL
 from proxies.proxy_connection import ProxyConnection
 
@@ -15,7 +15,7 @@ class Dialler:
     """Connects to proxies. role, name: of this process (docs/protocol.md 1.2). says_preamble: send a LOCAL
     header first, as proxies require a PROXY protocol header from every source."""
 
-    def __init__(self, role: str, name: str, metadata: Metadata, *, says_preamble: bool = False) -> None:
+    def __init__(self, role: str, name: str, metadata: Membership, *, says_preamble: bool = False) -> None:
         self._role = role
         self._name = name
         self._metadata = metadata

@@ -23,7 +23,7 @@ from dlog.errors import ConfigError
 from dlog.hostport import join_host_port
 from dlog.io import listening
 from dlog.io.clock import SYSTEM_CLOCK, Clock
-from dlog.io.metadata import Metadata, SessionState
+from dlog.io.metadata import Membership, SessionState
 
 REQUEST_BYTES_MAX = 4096
 REQUEST_S = 5.0  # a request must be complete by then
@@ -84,7 +84,7 @@ class Health:
     """
 
     def __init__(
-        self, metadata: Metadata, *, patience_s: float, needs_bookies: bool = False, clock: Clock = SYSTEM_CLOCK
+        self, metadata: Membership, *, patience_s: float, needs_bookies: bool = False, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self.readiness = Readiness(patience_s)
         self.address = ""

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from dlog.events import Event
 from dlog.io.bookie_client import BookieClient, BookieClientOptions
 from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
-from dlog.io.metadata import Metadata
 from dlog.io.metadata_contact import connection_events
 from dlog.io.settings import configured
 from dlog.io.stores import StoresOptions, load_stores, open_stores
@@ -22,13 +21,14 @@ from dlog.io.zookeeper_members import MemberOptions
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.stores.contract import SegmentStore
 from proxies import serving
+from proxies.streams import ProxyMetadata
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Backends of a proxy. stores: by the name that a stream's settings and segments use, the default first."""
 
-    metadata: Metadata
+    metadata: ProxyMetadata
     stores: Mapping[str, SegmentStore]
 
 

@@ -1,11 +1,11 @@
-"""Reads a stream's metadata and checks which incarnation of the stream it is."""
+"""The metadata ports of a proxy; reads a stream's metadata and checks which incarnation of the stream it is."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from dlog.errors import MetadataUnavailableError, StreamNotFoundError
-from dlog.io.metadata import Metadata
+from dlog.io.metadata import Membership, StreamMetadataStore, VersionedStore
 from dlog.machine import Conflict, Missing, OutcomeUnknown, Versioned
 from dlog.model.ids import StreamName
 from dlog.model.segment import StreamKey, StreamMetadata
@@ -14,7 +14,11 @@ from dlog.wire.stream_metadata import settings_to_map
 _TRIES = 20  # to set the incarnation of a stream that a Java program changes
 
 
-async def read_stream(metadata: Metadata, stream: StreamName) -> Versioned:
+class ProxyMetadata(StreamMetadataStore, Membership, Protocol):
+    """The metadata that a proxy needs: streams, and who is registered."""
+
+
+async def read_stream(metadata: VersionedStore, stream: StreamName) -> Versioned:
     """The stream's current metadata. Raises StreamNotFoundError, MetadataUnavailableError."""
     outcome = await metadata.read(StreamKey(stream))
     match outcome:
@@ -28,7 +32,7 @@ async def read_stream(metadata: Metadata, stream: StreamName) -> Versioned:
             raise AssertionError("a read has no version to conflict with")
 
 
-async def read_incarnation(metadata: Metadata, stream: StreamName, life: str) -> StreamMetadata:
+async def read_incarnation(metadata: VersionedStore, stream: StreamName, life: str) -> StreamMetadata:
     """The current metadata of this incarnation of the stream. Raises StreamNotFoundError if it is gone,
     MetadataUnavailableError."""
     value: StreamMetadata = (await read_stream(metadata, stream)).value
@@ -37,7 +41,7 @@ async def read_incarnation(metadata: Metadata, stream: StreamName, life: str) ->
     return value
 
 
-async def current_incarnation(metadata: Metadata, stream: StreamName) -> dict[str, Any]:
+async def current_incarnation(metadata: StreamMetadataStore, stream: StreamName) -> dict[str, Any]:
     """A stream's current incarnation, as the reply to Life. Sets it if Java created the stream.
 
     Raises MetadataUnavailableError.

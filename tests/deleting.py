@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from dlog.io.metadata import Metadata
+from dlog.io.metadata import StreamMetadataStore
 from dlog.machine import Key, Outcome, Versioned
 from dlog.model.ids import StreamName
 from dlog.model.segment import StreamKey
@@ -13,7 +13,7 @@ from dlog.model.segment import StreamKey
 Read = Callable[[Key], Awaitable[Outcome]]
 
 
-async def mark_deleted(metadata: Metadata, stream: StreamName, read: Read | None = None) -> str:
+async def mark_deleted(metadata: StreamMetadataStore, stream: StreamName, read: Read | None = None) -> str:
     """Mark it as deleted, and leave what is left of it; returns its life. read: instead of the metadata's own."""
     found = await (read or metadata.read)(StreamKey(stream))
     assert isinstance(found, Versioned), found
@@ -23,7 +23,7 @@ async def mark_deleted(metadata: Metadata, stream: StreamName, read: Read | None
     return str(marked.value.life)
 
 
-async def delete_stream(metadata: Metadata, stream: StreamName, read: Read | None = None) -> None:
+async def delete_stream(metadata: StreamMetadataStore, stream: StreamName, read: Read | None = None) -> None:
     """Mark it as deleted and remove it; nothing happens if there is none."""
     if isinstance(await (read or metadata.read)(StreamKey(stream)), Versioned):
         await metadata.remove(stream, await mark_deleted(metadata, stream, read))

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from actors.bookie.connection import Connection
 from actors.bookie.running import BookieEnvironment, live
+from actors.bookie.server import BookieMetadata
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ConfigError
 from dlog.events import Event, VariablesIgnored
@@ -23,7 +24,7 @@ from dlog.hostport import join_host_port
 from dlog.io import local_transport, logs, metrics, process, settings
 from dlog.io.disk import RealDisk
 from dlog.io.listening import listening_socket
-from dlog.io.metadata import BookieInfo, Metadata
+from dlog.io.metadata import BookieInfo
 from dlog.io.threads import RealThreads
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 
@@ -60,7 +61,7 @@ async def serve(options: BookieOptions) -> None:
         )
 
     @contextlib.asynccontextmanager
-    async def metadata() -> AsyncIterator[Metadata]:
+    async def metadata() -> AsyncIterator[BookieMetadata]:
         async with await ZooKeeperMetadata.connect(options.zookeeper, options.namespace) as connected:
             yield connected
 

@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.garbage_collection import (
@@ -49,7 +49,7 @@ from dlog.bookie.options import BookieOptions
 from dlog.errors import DLogError, MetadataUnavailableError
 from dlog.io import metrics
 from dlog.io.clock import unix_ms
-from dlog.io.metadata import Metadata, SessionState
+from dlog.io.metadata import Cookies, LedgerMetadataStore, SessionState
 from dlog.machine import Missing, OutcomeUnknown, Tell, Versioned
 from dlog.model.ids import BookieId, LedgerId
 from dlog.model.ledger import LedgerKey
@@ -59,6 +59,10 @@ _AT_ONCE = 64  # concurrent reads of ledger znodes
 _PART_BYTES = 4 << 20  # most bytes copied between two flushes
 _SHORT_OF_ROOM_S = 30.0  # between collections while the disk is nearly full
 _REPORTS_KEPT = 16  # newest reports kept
+
+
+class CollectionMetadata(LedgerMetadataStore, Cookies, Protocol):
+    """The metadata that garbage collection needs: ledgers, and this bookie's mark."""
 
 
 class GarbageCollection:
@@ -74,7 +78,7 @@ class GarbageCollection:
     def __init__(
         self,
         options: BookieOptions,
-        metadata: Metadata,
+        metadata: CollectionMetadata,
         bookie: BookieId,
         machine: Bookie,
         collector: GarbageCollector,

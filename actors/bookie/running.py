@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
-from actors.bookie.server import BookieServer, DiskFailedError, Listen
+from actors.bookie.server import BookieMetadata, BookieServer, DiskFailedError, Listen
 from dlog.bookie.events import BookieStarted
 from dlog.bookie.garbage_collection import GarbageCollector
 from dlog.bookie.options import BookieOptions
@@ -23,7 +23,7 @@ from dlog.io.bookie_dirs import LockedDirs, check_cookies, lock_dirs, paths_of, 
 from dlog.io.bookie_store import OpenedStorage, open_storage
 from dlog.io.disk import Disk
 from dlog.io.gc_mark_file import read_mark_record
-from dlog.io.metadata import BookieInfo, Metadata
+from dlog.io.metadata import BookieInfo
 from dlog.io.metadata_contact import connection_events
 from dlog.io.threads import Threads
 from dlog.model.ids import BookieId, bookie_id
@@ -39,7 +39,7 @@ class BookieEnvironment:
 
     disk: Disk
     threads: Threads
-    connect: Callable[[], AbstractAsyncContextManager[Metadata]]
+    connect: Callable[[], AbstractAsyncContextManager[BookieMetadata]]
     listen: Listen
     address: str
     random_bits: Callable[[int], int] = secrets.randbits

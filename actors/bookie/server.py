@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from actors.bookie.collection import GarbageCollection
+from actors.bookie.collection import CollectionMetadata, GarbageCollection
 from actors.bookie.connection import Connection
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.garbage_collection import GarbageCollector, MarkRecord
@@ -38,7 +38,7 @@ from dlog.events import Event
 from dlog.io.bookie_disk import BookieDisk
 from dlog.io.bookie_store import OpenedStorage
 from dlog.io.disk import Disk
-from dlog.io.metadata import BookieInfo, Metadata
+from dlog.io.metadata import BookieInfo, Membership
 from dlog.io.threads import Threads
 from dlog.machine import Persist, Received, Send, Tell
 from dlog.wire.bookie import CollectionReport, CollectionState, Request
@@ -60,6 +60,10 @@ Listen = Callable[[Callable[[], Connection]], Awaitable[Listening]]
 
 class DiskFailedError(DLogError):
     """A write or fdatasync failed, or the state machine raised: the bookie acknowledges nothing more and ends."""
+
+
+class BookieMetadata(CollectionMetadata, Membership, Protocol):
+    """The metadata that a bookie needs: its registration and cookie, and ledgers for garbage collection."""
 
 
 class BookieServer:
@@ -124,7 +128,7 @@ class BookieServer:
         listen: Listen,
         stopping: asyncio.Event,
         *,
-        metadata: Metadata | None = None,
+        metadata: BookieMetadata | None = None,
         info: BookieInfo | None = None,
         collector: GarbageCollector | None = None,
         on_ready: Callable[[], None],
@@ -206,8 +210,8 @@ class BookieServer:
         await self._failed.wait()
         raise DiskFailedError(f"the bookie failed, restart it to recover: {self._failure!r}") from self._failure
 
-    async def _keep_registered(self, metadata: Metadata, info: BookieInfo) -> None:
-        """Register as read-only or writable when that changes; Metadata restores lost sessions."""
+    async def _keep_registered(self, members: Membership, info: BookieInfo) -> None:
+        """Register as read-only or writable when that changes; Membership restores lost sessions."""
         registered = self.machine.read_only
         while True:
             await self._standing_changed.wait()
@@ -215,13 +219,13 @@ class BookieServer:
             wanted = self.machine.read_only
             if wanted != registered:
                 try:
-                    await metadata.register_bookie(info, readonly=wanted)
+                    await members.register_bookie(info, readonly=wanted)
                     registered = wanted
                 except MetadataUnavailableError:
                     await asyncio.sleep(1.0)
                     self._standing_changed.set()
 
-    async def _collect(self, metadata: Metadata, info: BookieInfo, collector: GarbageCollector) -> None:
+    async def _collect(self, metadata: CollectionMetadata, info: BookieInfo, collector: GarbageCollector) -> None:
         async def keep(record: MarkRecord) -> str:
             return await self._threads.run(self._disk.write_mark_record, record)
 

@@ -20,7 +20,7 @@ from dlog.io.bookie_store import StoragePaths
 from dlog.io.disk import DirectoryLock, Disk, read_file, replace_file
 from dlog.io.file_errors import remedy_for
 from dlog.io.ledger_dir import MANIFEST
-from dlog.io.metadata import Metadata
+from dlog.io.metadata import Cookies
 from dlog.io.threads import Threads
 from dlog.machine import Versioned
 from dlog.model.ids import BookieId
@@ -91,7 +91,7 @@ def stored_id(dirs: LockedDirs) -> BookieId | None:
 
 
 async def check_cookies(
-    dirs: LockedDirs, bookie: BookieId, metadata: Metadata, threads: Threads, *, may_have_moved: bool = False
+    dirs: LockedDirs, bookie: BookieId, metadata: Cookies, threads: Threads, *, may_have_moved: bool = False
 ) -> None:
     """Check that the directories are this bookie's; on a first start write the cookies. may_have_moved: if all were
     moved together, rewrite their cookies. Raises CookieError, MetadataUnavailableError."""

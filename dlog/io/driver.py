@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from dlog.errors import ClosedError, DLogError, OverCapacityError, Remedy, UnavailableError
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.event_trace import EventTrace
-from dlog.io.metadata import Metadata
+from dlog.io.metadata import VersionedStore
 from dlog.io.shared_timers import ProcessTimers
 from dlog.machine import (
     Answer,
@@ -111,7 +111,7 @@ class Driver:
         *,
         name: str,
         send: Callable[[Peer, Any], None],
-        metadata: Metadata | None = None,
+        metadata: VersionedStore | None = None,
         persist: Callable[[int, Any], None] | None = None,
         on_event: Callable[[Any], None] = _ignore,
         requests_max: int = 10_000,
@@ -411,7 +411,7 @@ class Driver:
         verb = "read" if isinstance(effect, ReadMetadata) else "write"
         self.start(self._ask_metadata(self._metadata, effect), name=f"{self.name} {verb} {effect.key}")
 
-    async def _ask_metadata(self, metadata: Metadata, effect: ReadMetadata | CompareAndSet) -> None:
+    async def _ask_metadata(self, metadata: VersionedStore, effect: ReadMetadata | CompareAndSet) -> None:
         outcome: SeenOutcome
         try:
             if isinstance(effect, ReadMetadata):

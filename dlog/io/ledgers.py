@@ -1,7 +1,7 @@
 """The ledger client, as BookKeeper's client, for asyncio: create, append, read, follow, recover, delete, verify.
 
 Each handle runs a state machine of dlog/ledger, which holds the protocol, on a driver. Sockets are in bookie_client.py;
-ZooKeeper is behind the Metadata port.
+ZooKeeper is behind the metadata ports.
 
 Invariants:
 - Every driver ends before the scope of `Ledgers` is left.
@@ -26,6 +26,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
+from typing import Protocol
 
 from dlog.errors import (
     ClosedError,
@@ -40,7 +41,7 @@ from dlog.io.bookie_client import BookieClient, BookieRequester, Resolve
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.driver import Driver
 from dlog.io.ledger_handles import LedgerReader, LedgerWriter
-from dlog.io.metadata import Metadata
+from dlog.io.metadata import LedgerMetadataStore, Membership, VersionedStore
 from dlog.ledger.adding import AddingOptions, LedgerAdder
 from dlog.ledger.finding import FindTail, TailFinder
 from dlog.ledger.placement import Placement, RandomPlacement
@@ -73,12 +74,16 @@ class LedgersOptions:
     recovery: RecoveryOptions = field(default_factory=RecoveryOptions)
 
 
-def resolver(metadata: Metadata) -> Resolve:
+class LedgersMetadata(LedgerMetadataStore, Membership, Protocol):
+    """The metadata that a client of ledgers needs: ledgers, and which bookies are registered."""
+
+
+def resolver(members: Membership) -> Resolve:
     """Look up bookies' addresses in their registrations; for BookieClient."""
 
     def resolve(bookie: BookieId) -> tuple[str, int] | None:
-        members = metadata.known_members()
-        info = members.writable.get(bookie) or members.readonly.get(bookie)
+        known = members.known_members()
+        info = known.writable.get(bookie) or known.readonly.get(bookie)
         return (info.host, info.port) if info is not None else None
 
     return resolve
@@ -92,7 +97,7 @@ class Ledgers:
 
     def __init__(
         self,
-        metadata: Metadata,
+        metadata: LedgersMetadata,
         bookies: BookieClient,
         *,
         rng: random.Random,
@@ -400,7 +405,7 @@ class _MetadataRefresher:
     def __init__(
         self,
         ledger: LedgerId,
-        metadata: Metadata,
+        metadata: VersionedStore,
         tasks: asyncio.TaskGroup,
         on_end: Callable[[_MetadataRefresher], None],
     ) -> None:

@@ -1,12 +1,15 @@
-"""The metadata port: all reads and writes of metadata that the service makes in ZooKeeper.
+"""The metadata ports: all reads and writes of metadata that the service makes in ZooKeeper.
+
+LedgerMetadataStore, StreamMetadataStore, Membership and Cookies; a caller names those that it needs. Calls raise
+MetadataUnavailableError unless they say otherwise. A cancelled call may still take effect.
 
 Invariants:
 - `read`, lists and `members` show every write confirmed to any client before the call; `known_members` may be old.
 - A version belongs to one incarnation of a key: a key deleted and created again takes no write with an older version.
 - Every write that decides something is a compare-and-set; watches are hints.
 
-Implementations: dlog/io/zookeeper_metadata.py, dlog/io/memory_metadata.py for tests of one process, and the model in
-tests/simulation.
+Implementations of all: dlog/io/zookeeper_metadata.py, and dlog/io/memory_metadata.py for tests of one process. The
+model in tests/simulation is a VersionedStore.
 """
 
 from __future__ import annotations
@@ -73,7 +76,7 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class AbsentStream:
-    """Version of a stream that does not exist. deletions: `Metadata.deletions`, read before the creation.
+    """Version of a stream that does not exist. deletions: `StreamMetadataStore.deletions`, read before the creation.
 
     A creation with it fails if any stream was deleted since, so a delayed one cannot create its stream a second time.
     """
@@ -93,13 +96,8 @@ class StreamHead:
 Unsubscribe = Callable[[], None]
 
 
-class Metadata(Protocol):
-    """Reads and writes ledgers by LedgerKey (LedgerMetadata) and streams by StreamKey (StreamMetadata).
-
-    After a network failure `read` and `compare_and_set` return OutcomeUnknown. They raise only what a retry cannot
-    repair: DamagedError, UnsupportedVersionError, MetadataWentBackError (not readable), RequestTooLargeError,
-    NoRightsError (not written). Other calls raise MetadataUnavailableError. A cancelled call may still take effect.
-    """
+class MetadataSession(Protocol):
+    """The connection that all metadata ports of a process share."""
 
     @property
     def state(self) -> SessionState: ...
@@ -109,6 +107,20 @@ class Metadata(Protocol):
     def unresponsive_s(self) -> float:
         """Seconds since the oldest pending request was sent or the connection was lost; 0: neither."""
         ...
+
+    async def instance_id(self) -> str:
+        """Identity of the cluster. Raises MetadataUnavailableError, or a NotFound error if there is no cluster."""
+        ...
+
+
+class VersionedStore(MetadataSession, Protocol):
+    """Values that change by compare-and-set: ledgers by LedgerKey (LedgerMetadata), streams by StreamKey
+    (StreamMetadata).
+
+    After a network failure `read` and `compare_and_set` return OutcomeUnknown. They raise only what a retry cannot
+    repair: DamagedError, UnsupportedVersionError, MetadataWentBackError (not readable), RequestTooLargeError,
+    NoRightsError (not written).
+    """
 
     async def read(self, key: Key) -> Outcome: ...
 
@@ -124,9 +136,29 @@ class Metadata(Protocol):
         """
         ...
 
+    def watch(self, key: Key, callback: Callable[[], None]) -> Unsubscribe:
+        """Call `callback` at least once after each change of the value, and after a reconnect if it may have changed.
+        `on_state` reports every reconnect."""
+        ...
+
+
+class LedgerMetadataStore(VersionedStore, Protocol):
+    """Ledgers: their metadata, ids and list."""
+
     async def delete(self, key: LedgerKey) -> None:
         """Idempotent."""
         ...
+
+    async def new_ledger_id(self, ahead: int = 1) -> LedgerId:
+        """Draw `ahead` ids and return the last; the others stay unused. More than one skips ids that bookies know
+        already, after a restored backup has set the generator back."""
+        ...
+
+    def ledgers(self) -> AsyncIterator[LedgerId]: ...
+
+
+class StreamMetadataStore(VersionedStore, Protocol):
+    """Streams of one namespace: their metadata, list and deletion."""
 
     async def remove(self, stream: StreamName, life: str) -> None:
         """Remove the znodes of a stream whose incarnation `life` is marked as deleted. The caller deletes its ledgers.
@@ -139,18 +171,6 @@ class Metadata(Protocol):
         """Number of streams deleted in the namespace so far."""
         ...
 
-    def watch(self, key: Key, callback: Callable[[], None]) -> Unsubscribe:
-        """Call `callback` at least once after each change of the value, and after a reconnect if it may have changed.
-        `on_state` reports every reconnect."""
-        ...
-
-    async def new_ledger_id(self, ahead: int = 1) -> LedgerId:
-        """Draw `ahead` ids and return the last; the others stay unused. More than one skips ids that bookies know
-        already, after a restored backup has set the generator back."""
-        ...
-
-    def ledgers(self) -> AsyncIterator[LedgerId]: ...
-
     async def streams(self) -> list[StreamName]: ...
 
     async def stream_heads(self, streams: Sequence[StreamName]) -> list[StreamHead | None]:
@@ -158,9 +178,9 @@ class Metadata(Protocol):
         may be slightly old, caches and watches nothing."""
         ...
 
-    async def instance_id(self) -> str:
-        """Identity of the cluster. Raises MetadataUnavailableError, or a NotFound error if there is no cluster."""
-        ...
+
+class Membership(MetadataSession, Protocol):
+    """Registrations of bookies and proxies."""
 
     async def members(self) -> Members:
         """Read the registrations now."""
@@ -185,6 +205,10 @@ class Metadata(Protocol):
 
     async def unregister_proxy(self, proxy: ProxyId) -> None: ...
 
+
+class Cookies(MetadataSession, Protocol):
+    """What metadata remembers of each bookie: its cookie and its garbage collection mark."""
+
     async def read_cookie(self, bookie: BookieId) -> Versioned | Missing:
         """Read the cookie's text."""
         ...
@@ -200,5 +224,9 @@ class Metadata(Protocol):
     async def write_gc_mark(self, bookie: BookieId, text: str, version: object) -> Outcome:
         """Write the mark; version None creates it. Returns OutcomeUnknown as `compare_and_set`."""
         ...
+
+
+class Metadata(LedgerMetadataStore, StreamMetadataStore, Membership, Cookies, Protocol):
+    """All ports on one session, as they are opened and closed."""
 
     async def close(self) -> None: ...

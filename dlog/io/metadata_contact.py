@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dlog.events import Event, MetadataLost, MetadataRegained
-from dlog.io.metadata import Metadata, SessionState
+from dlog.io.metadata import MetadataSession, SessionState
 from dlog.io.metrics import METADATA_CONNECTED
 
 
 @contextmanager
-def connection_events(metadata: Metadata, tell: Callable[[Event], None]) -> Iterator[None]:
+def connection_events(metadata: MetadataSession, tell: Callable[[Event], None]) -> Iterator[None]:
     """Report each loss and return of the metadata connection in this context."""
     contact = _Contact(tell)
     unsubscribe = metadata.on_state(contact.hear)

@@ -1,4 +1,4 @@
-"""The metadata port on a real ZooKeeper, in a layout that BookKeeper's and DistributedLog's own tools can use.
+"""The metadata ports on a real ZooKeeper, in a layout that BookKeeper's and DistributedLog's own tools can use.
 
 It only combines zookeeper_ledgers.py, zookeeper_streams.py, zookeeper_members.py and the session in zookeeper.py.
 """
@@ -34,7 +34,7 @@ READ_AGAIN_S = 0.1
 
 
 class ZooKeeperMetadata:
-    """Implements dlog/io/metadata.py for one cluster and one namespace. Made by `connect`."""
+    """Implements Metadata (dlog/io/metadata.py) for one cluster and one namespace. Made by `connect`."""
 
     def __init__(
         self, zk: ZooKeeper, ledgers: LedgerPaths, streams: StreamPaths, members: MemberOptions, rng: random.Random

@@ -295,7 +295,7 @@ class ZooKeeperStreams:
         return streams
 
     async def heads(self, streams: Sequence[StreamName]) -> list[StreamHead | None]:
-        """See Metadata.stream_heads."""
+        """See StreamMetadataStore.stream_heads."""
         roots = [self._paths.root(stream) for stream in streams]
         found = await self._zk.get_many([f"{root}/{name}" for root in roots for name in ("owner", "settings")])
         return [_head(owner, settings) for owner, settings in zip(found[::2], found[1::2], strict=True)]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from actors.retrying import FreezeTolerantTimeout
 from dlog.errors import DLogError, MetadataUnavailableError, StreamNotFoundError
-from dlog.io.metadata import Metadata
+from dlog.io.metadata import Membership
 from dlog.model.ids import ProxyId
 from dlog.wire.proxy import Stat
 from proxies.dialling import Dialler
@@ -28,7 +28,7 @@ class MetadataContact:
     """
 
     def __init__(
-        self, metadata: Metadata, dialler: Dialler, own: ProxyId, *, every_s: float, patience_s: float
+        self, metadata: Membership, dialler: Dialler, own: ProxyId, *, every_s: float, patience_s: float
     ) -> None:
         self.better_served_by: dict[ProxyId, str] = {}
         self._metadata = metadata

@@ -15,7 +15,7 @@ from typing import Any
 
 from dlog.errors import ConnectionLostError, RequestTimeoutError, StreamUnavailableError, UnavailableError
 from dlog.io.clock import SYSTEM_CLOCK, Clock
-from dlog.io.metadata import Metadata
+from dlog.io.metadata import Membership
 from dlog.ownership.ring import Ring
 from dlog.wire.proxy import Alter, Create, Delete, GetOwner, Life, Release, Relocate, Seal, SinkWrite, TakeIn, Truncate
 from proxies.dialling import Dialler
@@ -31,7 +31,7 @@ REST_S = 2.0  # how long a failed proxy is tried last
 class Relay:
     """Connections to write proxies for forwarded requests; opened on demand, kept until they break."""
 
-    def __init__(self, dialler: Dialler, metadata: Metadata, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, dialler: Dialler, metadata: Membership, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._dialler = dialler
         self._metadata = metadata
         self._clock = clock

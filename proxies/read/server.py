@@ -20,7 +20,7 @@ from actors.stream_feed import StreamFeed
 from actors.supervisor import Supervisor
 from dlog.errors import DLogError, OverCapacityError
 from dlog.events import Event
-from dlog.io.metadata import Metadata, ProxyInfo
+from dlog.io.metadata import ProxyInfo
 from dlog.model.ids import ProxyId, StreamName, stream_name
 from dlog.stores.contract import SegmentStore
 from dlog.wire.proxy import GetOwner, Hello, Read
@@ -39,7 +39,7 @@ from proxies.read.reader import ReaderActor
 from proxies.read.rechecks import recheck_periodically
 from proxies.read.relay import Relay
 from proxies.read.session import ReadSession
-from proxies.streams import read_stream
+from proxies.streams import ProxyMetadata, read_stream
 
 UNREGISTER_S = 2.0
 TAILERS_END_S = 2.0
@@ -51,7 +51,7 @@ class ReadProxy:
     def __init__(
         self,
         options: ReadOptions,
-        metadata: Metadata,
+        metadata: ProxyMetadata,
         stores: Mapping[str, SegmentStore],
         *,
         tell: Callable[[Event], None] = serving.tell,

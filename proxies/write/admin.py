@@ -29,7 +29,7 @@ from dlog.errors import (
     StreamUnavailableError,
 )
 from dlog.events import Event, SegmentDeleted, SegmentLeftBehind
-from dlog.io.metadata import AbsentStream, Metadata
+from dlog.io.metadata import AbsentStream
 from dlog.log.changes import allocated_location
 from dlog.log.messages import AlterStream, DeleteStream, StatStream, StreamStat
 from dlog.machine import Conflict, Missing, OutcomeUnknown, Versioned
@@ -38,7 +38,7 @@ from dlog.model.segment import StreamKey, StreamMetadata, StreamSettings
 from dlog.stores.contract import SegmentRef, SegmentStore, StoreUnavailableError
 from dlog.wire.stream_metadata import settings_from_map, settings_to_map
 from proxies import catalog
-from proxies.streams import current_incarnation, read_incarnation, read_stream
+from proxies.streams import ProxyMetadata, current_incarnation, read_incarnation, read_stream
 from proxies.write.owned_streams import Advisor, OwnedStreams
 from proxies.write.ownership_advisor import ClaimHere, GoElsewhere
 
@@ -72,7 +72,7 @@ class Admin:
 
     def __init__(
         self,
-        metadata: Metadata,
+        metadata: ProxyMetadata,
         stores: Mapping[str, SegmentStore],
         holdings: OwnedStreams,
         placement: Advisor,

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from dlog.io import local_transport
-from dlog.io.metadata import BookieInfo, Metadata
+from dlog.io.metadata import BookieInfo, Membership
 
 LOOK_S = 0.25
 STUCK_S = 0.75  # no progress for so long although requests wait
@@ -50,7 +50,7 @@ class Streams(Protocol):
 class DependencyCheck:
     """Finds out what one write proxy lacks. has_peer: whether another proxy could serve in its place."""
 
-    def __init__(self, metadata: Metadata, streams: Streams, has_peer: Callable[[], bool]) -> None:
+    def __init__(self, metadata: Membership, streams: Streams, has_peer: Callable[[], bool]) -> None:
         self.lacks = ""  # METADATA, BOOKIES or ""
         self.moves = 0  # incremented by others on any stream's progress
         self._metadata = metadata

@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from dlog.io.metadata import Metadata
 from dlog.model.ids import Epoch, ProxyId, StreamName
 from dlog.model.segment import Owner, StreamMetadata
 from dlog.ownership.evidence import Advice, Probe, judge
 from proxies.detector import Detector
 from proxies.preference import Preference
-from proxies.streams import read_stream
+from proxies.streams import ProxyMetadata, read_stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class OwnershipAdvisor:
     """Ownership advice for one proxy. drains: whether it takes no more streams."""
 
     def __init__(
-        self, me: ProxyId, address: str, metadata: Metadata, detector: Detector, drains: Callable[[], bool]
+        self, me: ProxyId, address: str, metadata: ProxyMetadata, detector: Detector, drains: Callable[[], bool]
     ) -> None:
         self._me = me
         self._address = address

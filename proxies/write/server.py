@@ -18,7 +18,7 @@ from actors.supervisor import Supervisor
 from dlog.errors import DLogError
 from dlog.events import Event, LacMoved, LeaseLost, ProxyDrained, ProxyDraining, StreamReady, StreamStalled
 from dlog.io.clock import NeverAheadClock
-from dlog.io.metadata import Metadata, ProxyInfo, SessionState
+from dlog.io.metadata import ProxyInfo, SessionState
 from dlog.io.shared_timers import ProcessTimers, SharedTimers
 from dlog.model.ids import NO_ENTRY, ProxyId, StreamName, stream_name
 from dlog.ownership.claim import Claimant
@@ -33,6 +33,7 @@ from proxies.forwarding import ForwardingPool
 from proxies.health import Health
 from proxies.meters import Meters
 from proxies.preference import Preference
+from proxies.streams import ProxyMetadata
 from proxies.write.admin import Admin
 from proxies.write.dependency_check import DependencyCheck
 from proxies.write.lac_subscriptions import LacSubscriptions
@@ -54,7 +55,7 @@ class WriteProxy:
     def __init__(
         self,
         options: WriteOptions,
-        metadata: Metadata,
+        metadata: ProxyMetadata,
         stores: Mapping[str, SegmentStore],
         *,
         tell: Callable[[Event], None] = serving.tell,

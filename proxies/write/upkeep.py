@@ -22,10 +22,11 @@ from contextlib import suppress
 from typing import Protocol
 
 from dlog.errors import DLogError
-from dlog.io.metadata import Metadata, StreamHead
+from dlog.io.metadata import StreamHead
 from dlog.machine import Versioned
 from dlog.model.ids import ProxyId, StreamName
 from dlog.model.segment import Owner, StreamKey, StreamMetadata
+from proxies.streams import ProxyMetadata
 
 STREAMS_AT_ONCE = 100
 PAUSE_S = 0.5  # after each hundred: a round takes a small share of a CPU, and 4 minutes for 50,000 streams
@@ -47,7 +48,7 @@ class Upkeep:
     def __init__(
         self,
         me: ProxyId,
-        metadata: Metadata,
+        metadata: ProxyMetadata,
         owners: Owners,
         *,
         preferred: Callable[[str], str | None],

@@ -34,7 +34,7 @@ S = 1_000_000_000
 
 
 class MetadataPort:
-    """A Metadata, as far as a source asks one."""
+    """A VersionedStore, as far as a source asks one."""
 
     def __init__(self, world: CacheWorld, process: Process) -> None:
         self._world = world

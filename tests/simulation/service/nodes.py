@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from actors.bookie import running as bookie_life
+from actors.bookie.server import BookieMetadata
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DLogError
 from dlog.events import Event
-from dlog.io.metadata import Metadata
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from proxies import parts
 from proxies.read import running as read_life
@@ -215,7 +215,7 @@ class BookieNode(Node):
             return server
 
         @contextlib.asynccontextmanager
-        async def connect() -> AsyncIterator[Metadata]:
+        async def connect() -> AsyncIterator[BookieMetadata]:
             async with await ZooKeeperMetadata.connect(
                 ZOOKEEPER, NAMESPACE, session_timeout_s=self._session_timeout_s, rng=process.rng("metadata")
             ) as metadata:
