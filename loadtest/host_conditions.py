@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from loadtest.histogram import Histogram
 
 PROBE_S = 0.3
@@ -68,7 +70,7 @@ class HostConditions:
 
 @dataclass(frozen=True, slots=True)
 class CpuTimes:
-    """/proc/stat's first line, in seconds of all CPUs."""
+    """Seconds of all CPUs since the machine started."""
 
     total: float
     idle: float
@@ -87,9 +89,9 @@ class CpuTimes:
 
 def cpu_times() -> CpuTimes:
     """The present times. Idle includes waiting for a disk."""
-    ticks = os.sysconf("SC_CLK_TCK")
-    numbers = [int(word) / ticks for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    return CpuTimes(total=sum(numbers), idle=numbers[3] + numbers[4], steal=numbers[7])
+    now = psutil.cpu_times()
+    guests = now.guest + now.guest_nice  # user and nice include them
+    return CpuTimes(total=sum(now) - guests, idle=now.idle + now.iowait, steal=now.steal)
 
 
 async def look(directory: Path) -> HostConditions:

@@ -1,4 +1,4 @@
-"""Resource usage of processes, from /proc: CPU seconds, memory, page faults, open files; summed by role.
+"""Resource usage of processes: CPU seconds, memory, open files; summed by role.
 
 A process that has ended counts with its last sample.
 """
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+import psutil
+
 _SCHED = 2  # CPUCLOCK_SCHED (Linux): the CPU time clock of a process
 
 
@@ -23,28 +23,20 @@ class Usage:
 
     cpu_s: float
     rss_bytes: int
-    rss_peak_bytes: int
-    minor_faults: int
     files: int
 
 
 def usage(pid: int) -> Usage | None:
     """Sample a process; None if it does not run."""
-    place = Path(f"/proc/{pid}")
     try:
-        words = (place / "stat").read_text().rsplit(")", 1)[1].split()
-        peak = 0
-        for line in (place / "status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                peak = int(line.split()[1]) * 1024
-        files = len(os.listdir(place / "fd"))
-    except (OSError, IndexError, ValueError):
+        process = psutil.Process(pid)
+        with process.oneshot():
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return None
+            times = process.cpu_times()
+            return Usage(times.user + times.system, process.memory_info().rss, process.num_fds())
+    except psutil.Error:
         return None
-    if words[0] == "Z":
-        return None
-    cpu_s = (int(words[11]) + int(words[12])) / _TICKS
-    rss = int(words[21]) * _PAGE
-    return Usage(cpu_s, rss, max(peak, rss), int(words[7]), files)
 
 
 def cpu_s(pid: int) -> float | None:
@@ -84,18 +76,15 @@ class Watch:
             self._rss_peak[role] = max(self._rss_peak.get(role, 0), rss)
 
     def used(self) -> dict[str, dict[str, Any]]:
-        """By role: processes, cpu_s, rss_bytes (last), rss_peak_bytes (of samples), minor_faults, files."""
+        """By role: processes, cpu_s, rss_bytes (last), rss_peak_bytes (of samples), files."""
         found: dict[str, dict[str, Any]] = {}
         for pid, last in self._last.items():
             role = self._role[pid]
             begun = self._begin.get(pid)
-            entry = found.setdefault(
-                role, {"processes": 0, "cpu_s": 0.0, "rss_bytes": 0, "minor_faults": 0, "files": 0}
-            )
+            entry = found.setdefault(role, {"processes": 0, "cpu_s": 0.0, "rss_bytes": 0, "files": 0})
             entry["processes"] += 1
             entry["cpu_s"] = round(entry["cpu_s"] + last.cpu_s - (begun.cpu_s if begun else 0.0), 3)
             entry["rss_bytes"] += last.rss_bytes
-            entry["minor_faults"] += last.minor_faults - (begun.minor_faults if begun else 0)
             entry["files"] += last.files
         for role, entry in found.items():
             entry["rss_peak_bytes"] = self._rss_peak[role]
@@ -109,14 +98,7 @@ class Watch:
 def machine() -> dict[str, Any]:
     """The host: CPUs, memory, kernel."""
     info = os.uname()
-    models = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
-    model = models[0] if models else info.machine
-    memory = next((int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
+    lines = Path("/proc/cpuinfo").read_text().splitlines()  # psutil does not tell the model
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), info.machine)
+    memory = psutil.virtual_memory().total
     return {"cpus": os.cpu_count(), "cpu": model, "memory_bytes": memory, "kernel": info.release}
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []

@@ -20,6 +20,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import dlog
 from dlog.cli.discovery import RunningCluster, RunningPart, read_run_file
 from dlog.client.background_tasks import BackgroundTasks
@@ -27,6 +29,7 @@ from dlog.client.pipeline import Pipeline
 from dlog.errors import DLogError
 from dlog.hostport import split_host_port
 from dlog.io.children import die_with_parent, module_environment, python_module
+from loadtest.processes import usage
 from loadtest.soaking import Load, Soak, Soaked
 from loadtest.systems.base import (
     Acked,
@@ -197,7 +200,7 @@ class Dlog(System):
             os.kill(pid, signal.SIGKILL)
         assert self._up is not None, "started"
         await self._up.wait()
-        await self._until(lambda: not any(_is_alive(pid) for pid in pids), "killed processes still run", needs_up=False)
+        await self._until(lambda: not any(map(usage, pids)), "killed processes still run", needs_up=False)
 
     async def start_all(self) -> None:
         await self._start_up()
@@ -244,8 +247,8 @@ class Dlog(System):
 def zookeeper_version(pid: int) -> str:
     """The version in the name of its jar."""
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
+        command = " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
         return "unknown"
     found = re.search(r"zookeeper-(\d[\w.]*?)\.jar", command)
     return found[1] if found else "unknown"
@@ -260,13 +263,6 @@ async def _greets(part: RunningPart) -> bool:
         return False
     writer.close()
     return True
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 # ---- in a generator process -----------------------------------------------------------------------------------------

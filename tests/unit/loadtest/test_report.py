@@ -21,7 +21,7 @@ VERDICT = dict.fromkeys(
     0,
 ) | {"diverged": 0, "examples": []}
 USAGE = {
-    role: {"processes": count, "cpu_s": 1.0, "rss_bytes": 3e7, "rss_peak_bytes": 5e7, "minor_faults": 1, "files": 9}
+    role: {"processes": count, "cpu_s": 1.0, "rss_bytes": 3e7, "rss_peak_bytes": 5e7, "files": 9}
     for role, count in (("bookie", 3), ("write", 2), ("read", 2), ("generator", 1))
 }
 
