@@ -1,10 +1,11 @@
-"""`python -m loadtest append|await|fan|failover|freeze|handover|away|starved|heirs`: quick measurement of one cluster.
+"""`python -m loadtest append|await|fan|failover|freeze|handover|away|starved|heirs`: a quick look at one cluster.
 
-`heirs` starts its own cluster. Host conditions are not checked: published figures come from `python -m loadtest
-W1,W2,...`, except those of owner failures.
+The first six are workloads, run once on the cluster that `dlog` finds; `failover`, `freeze` and `handover` have the
+goals of their workloads. `heirs` starts its own cluster. Host conditions void nothing: published figures come from
+`python -m loadtest W1,W2,...`, except those of outages.
 
 Invariants:
-- figures are printed only after the checker has passed every record.
+- figures are printed only after the checker has passed every record and every append has succeeded.
 """
 
 from __future__ import annotations
@@ -13,31 +14,104 @@ import argparse
 import asyncio
 import json
 import sys
-import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import dlog
-from dlog.cli.discovery import find_running
-from dlog.errors import DLogError, InvalidRequestError
-from loadtest import faults, outages, starved
-from loadtest.systems.base import CannotRunError
-from loadtest.workload import WORKLOADS, Run, Workload, load
+from dlog.cli.discovery import RunningCluster, find_running, target
+from dlog.errors import DLogError
+from loadtest import outages, spec
+from loadtest.command import pair
+from loadtest.report.goals import GOALS
+from loadtest.runner import Plan, Runner
+from loadtest.systems.base import CannotRunError, Durability, Variant
+from loadtest.systems.dlog import Dlog
 
-NAMES = (*(path.stem for path in sorted(WORKLOADS.glob("[a-z]*.toml"))), *faults.KINDS, *outages.NAMES)
+WORKLOADS: Mapping[str, tuple[str, Mapping[str, str]]] = {  # workload, and what is changed of it
+    "append": ("W3", {"record_bytes": "100"}),
+    "await": ("W20", {}),
+    "fan": ("W3", {"record_bytes": "200", "producers": "4", "readers": "3"}),
+    "failover": ("W10", {"faults": "20"}),
+    "freeze": ("W11", {"faults": "5"}),
+    "handover": ("W21", {"faults": "20"}),
+}
+FAULTS = ("failover", "freeze", "handover")
+NAMES = (*WORKLOADS, *outages.GOALS)
+Tell = Callable[[str], None]
+FIGURES = ("records_per_s", "mb_per_s", "gap_max_ms", "delivered_mb_per_s", "cpu_s_per_gb")
+
+
+def goals_of(name: str) -> dict[str, float]:
+    """The most that figures of a fault may be in ms: those goals of its workload that name no other system."""
+    goals = (goal for goal in GOALS if goal.workload == WORKLOADS[name][0] and not goal.peer)
+    return {goal.figure.removeprefix("gap_"): goal.base for goal in goals} if name in FAULTS else {}
+
+
+class RunningDlog(Dlog):
+    """The cluster at `connect`, which goes on running. dir: of its `dlog up`, if it is one of this machine.
+
+    The logs that it creates are deleted in the end.
+    """
+
+    start_s = 0.0
+    durability = Durability("F", "as this cluster is configured")
+
+    async def start(self, room: Path, options: Mapping[str, str]) -> None:
+        self._logs: list[str] = []
+        self._connect, self._room = options["connect"], Path(options["dir"] or room)
+        self._client = await dlog.connect(self._connect).__aenter__()
+
+    async def stop(self) -> None:
+        for log in self._logs:
+            with suppress(DLogError):
+                await self._client.delete(log) if self._client is not None else None
+        await super().stop()
+
+    def configuration(self) -> Mapping[str, Any]:
+        return {}
+
+    async def create(self, log: str) -> None:
+        assert self._client is not None, "started"
+        await self._client.create(log)
+        self._logs.append(log)
+
+    def address(self) -> dict[str, Any]:
+        return {"connect": self._connect}
 
 
 def main(arguments: list[str]) -> int:
     """Exit 0: green; 1: the checker found an error, or the cluster failed; 2: wrong usage."""
+    given = _parser().parse_args(arguments)
+    try:
+        work = _work(given)
+    except (ValueError, DLogError) as error:
+        print(f"loadtest: {given.workload}: {error}", file=sys.stderr)
+        return 2
+    report: dict[str, Any] = {}
+    try:
+        report = asyncio.run(work)
+    except* (DLogError, TimeoutError, CannotRunError) as errors:
+        print(f"loadtest: {given.workload}: {first_of(errors)}", file=sys.stderr)
+    if not report:
+        return 1
+    print(json.dumps(report) if given.json else outages.as_text(report))
+    is_missed = given.strict and not all(goal["met"] for goal in report.get("goals", {}).values())
+    return 0 if report["green"] and not is_missed else 1
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtest", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "workload",
-        help="a workload (append, await, fan or a TOML file); or a fault of a stream's owner: failover (kill -9), "
-        "freeze (SIGSTOP, then SIGCONT), handover; or a fault of the whole cluster: away (ZooKeeper is frozen), "
-        "starved (each process gets 5 %% of a CPU); faults need the `dlog up` of this directory (or --dir); or heirs: "
-        "a write proxy that owns many streams dies, in a temporary cluster",
+        choices=NAMES,
+        help="a workload: append, await, fan; or a fault of a stream's owner: failover (kill -9), freeze (SIGSTOP, "
+        "then SIGCONT), handover; or a fault of the whole cluster: away (ZooKeeper is frozen), starved (each process "
+        "gets 5 %% of a CPU); faults need the `dlog up` of this directory (or --dir); or heirs: a write proxy that "
+        "owns many streams dies, in a temporary cluster",
     )
-    parser.add_argument("--stream", help="stream to use; default: a new one, deleted at the end")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change an option of the workload"
     )
@@ -45,119 +119,72 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--streams", type=int, default=outages.STREAMS, help="heirs: number of streams that the killed proxy owns"
     )
-    parser.add_argument("--seconds", type=float, default=outages.AWAY_S, help="away, starved: duration of the fault")
-    parser.add_argument("--dir", help="directory of the `dlog up` whose processes are killed or frozen")
+    parser.add_argument("--seconds", type=float, help="length of the load; away, starved: of the fault (default 60)")
+    parser.add_argument("--dir", help="directory of the `dlog up` that is measured")
     parser.add_argument("--strict", action="store_true", help="exit 1 also when a goal is missed")
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output")
-    given = parser.parse_args(arguments)
-    if given.workload in faults.KINDS:
-        return hurt(given)
-    if given.workload in outages.NAMES:
-        return break_off(given)
-    try:
-        changes = dict(_pair(change) for change in given.set)
-        workload = load(given.workload, changes)
-    except (ValueError, InvalidRequestError) as error:
-        print(f"loadtest: {error}", file=sys.stderr)
-        return 2
-    result: dict[str, Any] = {}
-    try:
-        result = asyncio.run(go(workload, given.stream))
-    except* DLogError as errors:
-        print(f"loadtest: {first_of(errors)}", file=sys.stderr)
-    if not result:
-        return 1
-    print(json.dumps(result) if given.json else as_text(result))
-    return 0 if result["green"] else 1
+    return parser
 
 
-def hurt(given: argparse.Namespace) -> int:
-    """Run failover, freeze or handover."""
+def _work(given: argparse.Namespace) -> Coroutine[Any, Any, dict[str, Any]]:
+    """What is to be run; it returns the report. Raises ValueError, DLogError for wrong usage."""
+    name, tell = given.workload, partial(print, file=sys.stderr) if sys.stderr.isatty() else lambda _: None
+    seconds = outages.AWAY_S if given.seconds is None else given.seconds
+    if given.streams < 1 or seconds <= 0:
+        raise ValueError("--streams must be at least 1, --seconds above 0")
+    if name == "heirs":
+        return outages.Heirs(given.streams, tell=tell).go()
     running = find_running(given.dir)
-    if running is None or (given.rounds is not None and given.rounds < 1):
-        why = (
-            "no `dlog up` found on this machine; start one, or name its directory with --dir"
-            if running is None
-            else "--rounds must be at least 1"
-        )
-        print(f"loadtest: {given.workload}: {why}", file=sys.stderr)
-        return 2
-    kind = faults.KINDS[given.workload]
-    tell = partial(print, file=sys.stderr) if sys.stderr.isatty() else lambda _: None
-    ordeal = faults.Ordeal(kind=kind, running=running, rounds=given.rounds or kind.rounds, tell=tell)
-    result: dict[str, Any] = {}
-    try:
-        result = asyncio.run(ordeal.go(given.stream or f"loadtest-{uuid.uuid4().hex[:8]}")).as_json(kind)
-    except* (DLogError, TimeoutError) as errors:
-        print(f"loadtest: {first_of(errors)!r}", file=sys.stderr)
-    if not result:
-        return 1
-    print(json.dumps(result) if given.json else faults.as_text(result))
-    met = result["green"] and all(goal["met"] for goal in result["goals"].values())
-    return 0 if met or (result["green"] and not given.strict) else 1
-
-
-def break_off(given: argparse.Namespace) -> int:
-    """Run heirs, away or starved."""
-    running = find_running(given.dir) if given.workload != "heirs" else None
-    if given.streams < 1 or given.seconds <= 0:
-        print(f"loadtest: {given.workload}: --streams must be at least 1, --seconds above 0", file=sys.stderr)
-        return 2
-    if given.workload != "heirs" and running is None:
-        print(
-            f"loadtest: {given.workload}: no `dlog up` found on this machine; start one, or name its directory with "
-            "--dir",
-            file=sys.stderr,
-        )
-        return 2
-    tell = partial(print, file=sys.stderr) if sys.stderr.isatty() else lambda _: None
-    stream = given.stream or f"loadtest-{uuid.uuid4().hex[:8]}"
+    if name in WORKLOADS and name not in FAULTS:
+        return _load(name, _workload(given), given.dir, running, tell)
     if running is None:
-        going = outages.Heirs(given.streams, tell=tell).go()
-    elif given.workload == "away":
-        going = outages.Away(running, given.seconds, tell=tell).go(stream)
-    else:
-        going = starved.Starved(running, given.seconds, tell=tell).go(stream)
-    result: dict[str, Any] = {}
-    try:
-        result = asyncio.run(going)
-    except* (DLogError, TimeoutError, CannotRunError) as errors:
-        print(f"loadtest: {first_of(errors)!r}", file=sys.stderr)
-    if not result:
-        return 1
-    print(json.dumps(result) if given.json else outages.as_text(result))
-    met = result["green"] and all(goal["met"] for goal in result["goals"].values())
-    return 0 if met or (result["green"] and not given.strict) else 1
+        raise ValueError("no `dlog up` found on this machine; start one, or name its directory with --dir")
+    if name in FAULTS:
+        return _run(name, _workload(given), running.connect, running.directory, tell)
+    return outages.away(running, seconds, tell=tell) if name == "away" else outages.starved(running, seconds, tell)
 
 
-def _pair(change: str) -> tuple[str, str]:
-    key, equals, value = change.partition("=")
-    if not equals:
-        raise InvalidRequestError(f"expected KEY=VALUE, as in records=1000: --set {change[:60]}")
-    return key, value
+def _workload(given: argparse.Namespace) -> spec.Workload:
+    """Raises ConfigError, InvalidRequestError, ValueError."""
+    identity, preset = WORKLOADS[given.workload]
+    changes = {**preset, **dict(pair(change, "--set") for change in given.set)}
+    for key, value in (("faults", given.rounds), ("seconds", given.seconds)):
+        if value is not None:
+            changes[key] = str(value)
+    workload = spec.load(identity, changes=changes)
+    if len(workload.cells) > 1:
+        raise ValueError(f"give one value of each option: --set {' --set '.join(given.set)}")
+    return workload
 
 
-async def go(workload: Workload, stream: str | None) -> dict[str, Any]:
-    """Run the workload on the cluster that `dlog` finds (DLOG_CONNECT, or the `dlog up` of this directory)."""
-    name = stream or f"loadtest-{uuid.uuid4().hex[:8]}"
-    async with dlog.connect() as client:
-        if stream is None:
-            await client.create(name)
-        run = Run(workload, name)
-        verdict = await run.go(client)
-        if stream is None:
-            await client.delete(name)
-    result: dict[str, Any] = {"green": verdict.is_green, "verdict": verdict.as_json(), "failed": run.failed[:10]}
-    if verdict.is_green:
-        payload_bytes = verdict.acknowledged * workload.record_bytes
-        result |= {
-            "seconds": round(run.seconds, 3),
-            "records_per_s": round(verdict.acknowledged / run.seconds),
-            "mb_per_s": round(payload_bytes / run.seconds / 1e6, 1),
-            "ack_gap_max_ms": round(run.gap_s * 1000, 1),
-            "read_back_records_per_s": round(verdict.acknowledged / run.read_seconds),
-        }
-    return result
+async def _load(
+    name: str, workload: spec.Workload, directory: str | None, running: RunningCluster | None, tell: Tell
+) -> dict[str, Any]:
+    """As `_run`, on the cluster that the environment or this directory names."""
+    connect = target(None, directory)
+    is_here = running is not None and running.connect == connect
+    return await _run(name, workload, connect, running.directory if running is not None and is_here else "", tell)
+
+
+async def _run(name: str, workload: spec.Workload, connect: str, directory: str, tell: Tell) -> dict[str, Any]:
+    """Run a workload once; the report. Raises CannotRunError."""
+    system = Variant(RunningDlog, {"connect": connect, "dir": directory}, "a cluster that runs already")
+    plan = Plan(workloads=[workload], systems={"dlog": system}, rounds=1, voids=0, wait_s=0.0)
+    (told,) = (await Runner(plan, tell).run()).results
+    if "verdict" not in told:
+        raise CannotRunError(told.get("error") or told["not_applicable"])
+    is_green = told["green"] and not told["errors"]
+    report = {"fault": name, "green": is_green, "verdict": told["verdict"], "failed": told["errors"]}
+    if not is_green:
+        return report
+    figures = told["figures"]
+    if name not in FAULTS:
+        report["said"] = f"{workload.name}, {told['verdict']['acknowledged']:,} records acknowledged and read back"
+        report |= {key: figures[key] for key in FIGURES if figures.get(key) is not None}
+        return outages.judged(report | {f"{key}_ms": value for key, value in figures["response_ms"].items()}, {})
+    gaps = {"rounds": len(figures["gaps_ms"]), "p50_ms": figures["gap_p50_ms"], "max_ms": figures["gap_max_ms"]}
+    report |= gaps | {"gaps_ms": figures["gaps_ms"], "steady_max_ms": figures["steady_gap_max_ms"]}
+    return outages.judged(report, goals_of(name))
 
 
 def first_of(errors: BaseExceptionGroup[Any]) -> BaseException:
@@ -166,11 +193,3 @@ def first_of(errors: BaseExceptionGroup[Any]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def as_text(result: dict[str, Any]) -> str:
-    counts = " ".join(f"{k}={v}" for k, v in result["verdict"].items() if k != "examples")
-    if not result["green"]:
-        return "\n".join([f"NOT GREEN, so no figures: {counts}", *result["verdict"]["examples"]])
-    speed = " ".join(f"{k}={v}" for k, v in result.items() if k not in ("green", "verdict", "failed"))
-    return f"green: {counts}\n{speed}"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from dlog.model.dlsn import DLSN
 from loadtest.judge import Judge, Verdict
-from loadtest.records import read
+from loadtest.payload import read
 
 __all__ = ["Checker", "Verdict"]
 

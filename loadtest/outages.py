@@ -1,7 +1,8 @@
-"""Measures what clients see when a write proxy with many streams dies (`heirs`) and while ZooKeeper is away (`away`).
+"""Measures what clients see of outages that the workloads lack (`heirs`, `away`, `starved`).
 
-`heirs` starts its own cluster: nothing may restart the dead proxy, and the surviving one needs a metrics port. `away`
-freezes the ZooKeeper of a `dlog up`, so that connections hang instead of closing.
+`heirs`: a write proxy with many streams dies. It starts its own cluster: nothing may restart the dead proxy, and the
+surviving one needs a metrics port. `away`: the ZooKeeper of a `dlog up` is frozen, so that connections hang instead of
+closing. `starved`: each process of a `dlog up` gets a few percent of a CPU (loadtest/throttle.py).
 
 Invariants:
 - figures are reported only if every append succeeded and every acknowledged record is read back exactly once.
@@ -19,8 +20,9 @@ import statistics
 import tempfile
 import time
 import urllib.request
+import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -30,21 +32,19 @@ from dlog.cli.discovery import RunningCluster, read_run_file
 from dlog.errors import DLogError
 from dlog.io.children import die_with_parent, module_environment, python_module
 from loadtest.checker import Checker
-from loadtest.faults import ACKS_BETWEEN, Goal, Writer, read_back
 from loadtest.systems.base import CannotRunError
 from loadtest.systems.dlog import Dlog
 from loadtest.systems.nodes import HOST, Ports
+from loadtest.throttle import SHARE, throttled
+from loadtest.writer import ACKS_BETWEEN, Writer, read_back
 from loadtest.zookeeper import server_counts
 
-GOALS = {
-    "heirs": (Goal("p99_ms", 10_000.0),),
-    "away": (Goal("max_ms", 1500.0),),
-    "starved": (Goal("max_ms", 10_000.0),),  # loadtest/starved.py
-}
-NAMES = tuple(GOALS)
+GOALS = {"heirs": {"p99_ms": 10_000.0}, "away": {"max_ms": 1500.0}, "starved": {"max_ms": 10_000.0}}  # at most
 STREAMS, AWAY_S = 1000, 60.0
 AFTER_S = 15.0  # sessions expire up to ten seconds after ZooKeeper is back; owners then register again
 CLIENTS = 4
+WRITERS = 2
+DEADLINE_S = 600.0  # of an append while processes starve: long, so that a silence is measured and fails no append
 AT_ONCE = 4  # streams created at once: fewer than concurrent take-overs, so that their peak is after the kill
 PATIENCE_S = 600.0
 PATIENCE_A_STREAM_S = 0.1
@@ -182,97 +182,119 @@ class Heirs:
                 f"{len(waited):,} streams: p99 {report['p99_ms']:,.0f} ms, at most {figures['takes_peak']:,} "
                 f"concurrent take-overs, {figures['zookeeper_requests']:,} requests to ZooKeeper"
             )
-            judge(report)
+            return judged(report, GOALS["heirs"])
         return report
 
 
-class Away:
-    """ZooKeeper frozen for `seconds` under writers that await each record."""
+async def away(
+    running: RunningCluster, seconds: float, after_s: float = AFTER_S, tell: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
+    """ZooKeeper frozen for `seconds`; the report. Raises CannotRunError if this `dlog up` uses another ZooKeeper,
+    DLogError, TimeoutError."""
+    pid = next((part.pid for part in running.parts if part.role == "zookeeper" and part.pid), None)
+    if pid is None:
+        raise CannotRunError("this `dlog up` uses an external ZooKeeper; use one that starts its own")
 
-    def __init__(
-        self,
-        running: RunningCluster,
-        seconds: float,
-        after_s: float = AFTER_S,
-        tell: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self._running = running
-        self._seconds = seconds
-        self._after_s = after_s
-        self._tell = tell
-        self._checker = Checker()
-
-    async def go(self, stream: str) -> dict[str, Any]:
-        """Run; the report. Raises CannotRunError if this `dlog up` uses another ZooKeeper, DLogError, TimeoutError."""
-        pid = next((part.pid for part in self._running.parts if part.role == "zookeeper" and part.pid), None)
-        if pid is None:
-            raise CannotRunError("this `dlog up` uses an external ZooKeeper; use one that starts its own")
-        async with AsyncExitStack() as clients:
-            client = await clients.enter_async_context(dlog.connect(self._running.connect))
-            await client.create(stream)
-            writers = []
-            for number in range(2):
-                own = await clients.enter_async_context(dlog.connect(self._running.connect))
-                writers.append(Writer(number, stream, own, self._checker, record_bytes=100))
-            async with asyncio.TaskGroup() as group:
-                for writer in writers:
-                    group.create_task(writer.run(16), name="writer")
-                try:
-                    silences_ms = await self._freeze(pid, writers)
-                finally:
-                    for writer in writers:
-                        writer.stop()
-            await read_back(client, stream, self._checker)
-            await client.delete(stream)
-        return self._report(silences_ms, [text for writer in writers for text in writer.failed])
-
-    async def _freeze(self, pid: int, writers: Sequence[Writer]) -> dict[str, float]:
+    async def freeze(writers: Sequence[Writer], _: Callable[[], Awaitable[int]]) -> dict[str, Any]:
         """The longest silence of any writer before, during and after the freeze."""
-        for writer in writers:
-            await writer.acknowledged(ACKS_BETWEEN)
-            writer.mark()
         silences_ms = {}
-        for name, seconds in (("before_ms", 2.0), ("away_ms", self._seconds), ("after_ms", self._after_s)):
+        for name, length_s in (("before_ms", 2.0), ("away_ms", seconds), ("after_ms", after_s)):
             if name == "away_ms":
                 os.kill(pid, signal.SIGSTOP)
             try:
-                await asyncio.sleep(seconds)
-                for writer in writers:
-                    await writer.acknowledged(1)
+                silences_ms[name] = await _silence_ms(writers, length_s)
             finally:
                 if name == "away_ms":
                     os.kill(pid, signal.SIGCONT)
-            silences_ms[name] = round(max(writer.mark() for writer in writers) * 1000, 1)
-            self._tell(f"{name}={silences_ms[name]}")
-        return silences_ms
-
-    def _report(self, silences_ms: dict[str, float], failed: list[str]) -> dict[str, Any]:
-        verdict = self._checker.finish()
-        report: dict[str, Any] = {
-            "fault": "away",
-            "green": verdict.is_green and not failed,
-            "verdict": verdict.as_json(),
-            "failed": failed[:10],
+            tell(f"{name}={silences_ms[name]}")
+        return silences_ms | {
+            "seconds": seconds,
+            "max_ms": max(silences_ms["away_ms"], silences_ms["after_ms"]),
+            "said": f"ZooKeeper frozen for {seconds:,.0f} s: longest ack gap "
+            f"{silences_ms['away_ms']:,.0f} ms meanwhile, {silences_ms['after_ms']:,.0f} ms after",
         }
-        if report["green"]:
-            report |= silences_ms | {
-                "rounds": 1,
-                "seconds": self._seconds,
-                "max_ms": max(silences_ms["away_ms"], silences_ms["after_ms"]),
-                "said": f"ZooKeeper frozen for {self._seconds:,.0f} s: longest ack gap "
-                f"{silences_ms['away_ms']:,.0f} ms meanwhile, {silences_ms['after_ms']:,.0f} ms after",
-            }
-            judge(report)
-        return report
+
+    return await _under_load("away", running, 16, freeze)
 
 
-def judge(report: dict[str, Any]) -> None:
-    """Add the goals of this outage to its report."""
-    report |= {"load_average": round(os.getloadavg()[0], 2), "cpus": os.cpu_count()}
-    report["goals"] = {
-        goal.figure: {"at_most": goal.at_most, "met": report[goal.figure] <= goal.at_most}
-        for goal in GOALS[report["fault"]]
-    }
+async def starved(
+    running: RunningCluster, seconds: float, tell: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
+    """Each process gets throttle.SHARE of a CPU for `seconds`; the report. Raises DLogError, TimeoutError; processes
+    run freely afterwards in any case."""
+
+    async def starve(writers: Sequence[Writer], claims: Callable[[], Awaitable[int]]) -> dict[str, Any]:
+        epoch, acks = await claims(), sum(writer.acks for writer in writers)
+        async with throttled([part.pid for part in running.parts if part.pid]):
+            longest_ms = await _silence_ms(writers, seconds)
+        acks = sum(writer.acks for writer in writers) - acks
+        tell(f"longest_ms={longest_ms} acks={acks}")
+        takes = await claims() - epoch
+        return {
+            "seconds": seconds,
+            "max_ms": longest_ms,
+            "acks": acks,
+            "takes": takes,
+            "said": f"{SHARE:.0%} of a CPU for each process, {seconds:,.0f} s: {acks:,} acknowledged, "
+            f"{takes} changes of owner",
+        }
+
+    return await _under_load("starved", running, 4, starve, append_deadline_s=DEADLINE_S, request_deadline_s=DEADLINE_S)
+
+
+async def _under_load(
+    name: str,
+    running: RunningCluster,
+    tasks: int,
+    disturb: Callable[[Sequence[Writer], Callable[[], Awaitable[int]]], Awaitable[dict[str, Any]]],
+    **deadlines: Any,
+) -> dict[str, Any]:
+    """The report of an outage under two writers, each of whose `tasks` await every record.
+
+    disturb: gets the writers, and a function that returns the epoch of the stream; returns the figures.
+    """
+    stream, checker = f"loadtest-{uuid.uuid4().hex[:8]}", Checker()
+    async with AsyncExitStack() as clients:
+        client, *own = [
+            await clients.enter_async_context(dlog.connect(running.connect, **deadlines)) for _ in range(1 + WRITERS)
+        ]
+        await client.create(stream)
+        writers = [Writer(number, stream, one, checker) for number, one in enumerate(own)]
+
+        async def claims() -> int:
+            return (await client.owner(stream)).epoch
+
+        async with asyncio.TaskGroup() as group:
+            for writer in writers:
+                group.create_task(writer.run(tasks), name="writer")
+            try:
+                for writer in writers:
+                    await writer.acknowledged(ACKS_BETWEEN)
+                    writer.mark()
+                figures = await disturb(writers, claims)
+            finally:
+                for writer in writers:
+                    writer.stop()
+        await read_back(client, stream, checker)
+        await client.delete(stream)
+    failed, verdict = [text for writer in writers for text in writer.failed], checker.finish()
+    is_green = verdict.is_green and not failed
+    report = {"fault": name, "green": is_green, "verdict": verdict.as_json(), "failed": failed[:10]}
+    return judged(report | {"rounds": 1} | figures, GOALS[name]) if is_green else report
+
+
+async def _silence_ms(writers: Sequence[Writer], seconds: float) -> float:
+    """The longest time without an acknowledgement to one writer, over all writers, in the next `seconds`."""
+    await asyncio.sleep(seconds)
+    for writer in writers:
+        await writer.acknowledged(1)
+    return round(max(writer.mark() for writer in writers) * 1000, 1)
+
+
+def judged(report: dict[str, Any], goals: Mapping[str, float]) -> dict[str, Any]:
+    """A report with its goals, each the most that a figure may be, and the state of the machine."""
+    met = {name: {"at_most": most, "met": report[name] <= most} for name, most in goals.items()}
+    return report | {"load_average": round(os.getloadavg()[0], 2), "cpus": os.cpu_count(), "goals": met}
 
 
 def as_text(report: dict[str, Any]) -> str:
@@ -280,7 +302,7 @@ def as_text(report: dict[str, Any]) -> str:
     if not report["green"]:
         examples = report.get("verdict", {}).get("examples", [])
         return "\n".join(["NOT GREEN, so no figures", *examples, *report["failed"]])
-    lines = [f"green: {report['said']}"]
+    lines = [f"green: {report.get('said', report['fault'])}"]
     for figure, goal in report["goals"].items():
         met = "met" if goal["met"] else "MISSED"
         lines.append(f"{report['fault']} {figure}={report[figure]} goal<={goal['at_most']:g} {met}")

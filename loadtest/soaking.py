@@ -31,12 +31,12 @@ from dlog.cli.discovery import RunningCluster, RunningPart
 from dlog.errors import DLogError
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from loadtest.checker import Checker
-from loadtest.faults import read_back
 from loadtest.judge import Verdict
+from loadtest.payload import PayloadMaker, read
 from loadtest.processes import usage
-from loadtest.records import RecordMaker, read
 from loadtest.systems.base import CannotRunError
 from loadtest.waiting import until
+from loadtest.writer import read_back
 
 MB = 1e6
 BATCH_S = 0.1  # between two batches of a writer
@@ -307,13 +307,13 @@ class SoakStream:
         self.live_bytes = 0
         self.has_lost_its_reader = False
         self._record_bytes = load.record_bytes
-        self._make = RecordMaker(0, load.record_bytes).make
+        self._maker = PayloadMaker(0, load.record_bytes)
         self._live: deque[tuple[dlog.DLSN, int, float]] = deque()  # last DLSN, bytes, time of acknowledgement
         self._newest = self._seen = -1  # last sequence acknowledged, last sequence received by the follower
 
     def next_batch(self, count: int) -> list[bytes]:
         self.checker.sent(0, self.sent, count)
-        batch = [self._make(self.sent + i) for i in range(count)]
+        batch = self._maker.make(self.sent, count, 0)
         self.sent += count
         return batch
 

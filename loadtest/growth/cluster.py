@@ -11,13 +11,13 @@ import dlog
 from dlog.cli.discovery import RunningCluster, RunningPart
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from loadtest.checker import Checker
-from loadtest.faults import read_back
 from loadtest.judge import Verdict
 from loadtest.outages import each
+from loadtest.payload import PayloadMaker, read
 from loadtest.processes import cpu_s, usage
-from loadtest.records import RecordMaker, read
 from loadtest.systems.base import CannotRunError
 from loadtest.systems.dlog import Dlog
+from loadtest.writer import read_back
 from loadtest.zookeeper import ServerCounts, server_counts
 
 SERVING = ("bookie", "write", "read", "zookeeper")  # roles whose CPU is counted; `dlog up` itself serves nothing
@@ -109,7 +109,7 @@ class Written:
 
     def __init__(self, record_bytes: int = RECORD_BYTES) -> None:
         self.failed: list[str] = []
-        self._make = RecordMaker(0, record_bytes).make
+        self._maker = PayloadMaker(0, record_bytes)
         self._streams: dict[str, tuple[Checker, int]] = {}
 
     async def append(self, client: dlog.Client, stream: str) -> float:
@@ -118,7 +118,7 @@ class Written:
         self._streams[stream] = checker, sequence + 1
         checker.sent(0, sequence, 1)
         begin_s = time.monotonic()
-        dlsn = await client.append(stream, self._make(sequence))
+        dlsn = await client.append(stream, *self._maker.make(sequence, 1, 0))
         took_s = time.monotonic() - begin_s
         checker.acknowledged(0, sequence, 1, dlsn)
         return took_s

@@ -10,13 +10,13 @@ from contextlib import aclosing
 import dlog
 from dlog.model.ids import EntryId, SegmentNumber
 from loadtest.checker import Checker
-from loadtest.faults import read_back
 from loadtest.growth.cluster import start_cluster
 from loadtest.growth.curve import Bound, Curve, Point, Request
 from loadtest.growth.segments import segments_listed, wait_until_listed
 from loadtest.judge import Verdict
-from loadtest.records import RecordMaker
+from loadtest.payload import PayloadMaker
 from loadtest.systems.nodes import HOST, Ports
+from loadtest.writer import read_back
 
 MIB = 1024 * 1024
 SEGMENTS = 100
@@ -72,12 +72,12 @@ async def measure(request: Request) -> Point:
 
 async def _fill_cache(client: dlog.Client, size: int) -> Verdict:
     """Write a stream as large as the cache, and read it."""
-    checker, make = Checker(), RecordMaker(0, RECORD_BYTES).make
+    checker, maker = Checker(), PayloadMaker(0, RECORD_BYTES)
     stream = "fills-the-cache"
     await client.create(stream)
     sequence = 0
     while sequence * RECORD_BYTES < size:
-        batch = [make(sequence + i) for i in range(BATCH_RECORDS)]
+        batch = maker.make(sequence, BATCH_RECORDS, 0)
         checker.sent(0, sequence, len(batch))
         told = await client.append_batch(stream, batch)
         checker.acknowledged(0, sequence, len(batch), told.first)
@@ -88,23 +88,23 @@ async def _fill_cache(client: dlog.Client, size: int) -> Verdict:
 
 async def _write(client: dlog.Client, stream: str, checker: Checker) -> None:
     """Fill each segment with one large record; append small ones until the next segment begins."""
-    large, small = RecordMaker(0, RECORD_BYTES).make, RecordMaker(0, SMALL_BYTES).make
+    large, small = PayloadMaker(0, RECORD_BYTES), PayloadMaker(0, SMALL_BYTES)
     sequence = 0
 
-    async def append(record: bytes) -> int:
+    async def append(maker: PayloadMaker) -> int:
         nonlocal sequence
         checker.sent(0, sequence, 1)
-        dlsn = await client.append(stream, record)
+        dlsn = await client.append(stream, *maker.make(sequence, 1, 0))
         checker.acknowledged(0, sequence, 1, dlsn)
         sequence += 1
         return dlsn.segment
 
     segment = 0
     while segment <= SEGMENTS:
-        filled = segment = await append(large(sequence))
+        filled = segment = await append(large)
         while segment == filled <= SEGMENTS:
             await asyncio.sleep(PAUSE_S)
-            segment = await append(small(sequence))
+            segment = await append(small)
 
 
 async def _follow(client: dlog.Client, stream: str, checker: Checker, have: asyncio.Event) -> None:

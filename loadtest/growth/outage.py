@@ -9,12 +9,12 @@ import time
 from contextlib import AsyncExitStack
 
 from loadtest.checker import Checker
-from loadtest.faults import ACKS_BETWEEN, Writer, read_back
 from loadtest.growth.cluster import Cluster, Written, create_streams, start_cluster
 from loadtest.growth.curve import Bound, Curve, Point, Request
 from loadtest.judge import Verdict
 from loadtest.systems.base import CannotRunError
 from loadtest.waiting import until
+from loadtest.writer import ACKS_BETWEEN, Writer, read_back
 
 WRITERS = 4
 PAUSE_S = 0.005  # between an acknowledgement and a writer's next append
@@ -37,7 +37,7 @@ async def measure(request: Request) -> Point:
             await client.create(stream)
             checkers.append((stream, Checker()))
             own = await clients.enter_async_context(cluster.connect())
-            writers.append(Writer(0, stream, own, checkers[-1][1], record_bytes=100, pause_s=PAUSE_S))
+            writers.append(Writer(0, stream, own, checkers[-1][1], pause_s=PAUSE_S))
         async with asyncio.TaskGroup() as group:
             for writer in writers:
                 group.create_task(writer.run(1), name="writer")

@@ -8,13 +8,13 @@ from functools import partial
 import dlog
 from dlog.model.ids import EntryId, SegmentNumber
 from loadtest.checker import Checker
-from loadtest.faults import read_back
 from loadtest.growth.cluster import SERVING, follow, start_cluster
 from loadtest.growth.curve import COST_RATIO, Bound, Curve, Point, Request
 from loadtest.growth.segments import fill
-from loadtest.records import RecordMaker
+from loadtest.payload import PayloadMaker
 from loadtest.systems.base import CannotRunError
 from loadtest.waiting import until
+from loadtest.writer import read_back
 
 READERS = 100
 ROLLS, QUICK_ROLLS = 60, 6
@@ -29,7 +29,7 @@ async def measure(request: Request) -> Point:
     """Raises CannotRunError, DLogError, TimeoutError."""
     checker = Checker()
     records = QUICK_ROLLS if request.is_quick else ROLLS
-    make = RecordMaker(0, RECORD_BYTES).make
+    maker = PayloadMaker(0, RECORD_BYTES)
     sent = 0
     given = [0] * READERS  # number of records that each reader has received
     last = [-1] * READERS
@@ -45,7 +45,7 @@ async def measure(request: Request) -> Point:
             nonlocal sent
             sequence, sent = sent, sent + 1
             checker.sent(0, sequence, 1)
-            dlsn = await client.append(STREAM, make(sequence))
+            dlsn = await client.append(STREAM, *maker.make(sequence, 1, 0))
             checker.acknowledged(0, sequence, 1, dlsn)
             return dlsn
 

@@ -8,10 +8,10 @@ import time
 import dlog
 from dlog.model.ids import EntryId, SegmentNumber
 from loadtest.checker import Checker
-from loadtest.faults import ACKS_BETWEEN, Writer, read_back
 from loadtest.growth.cluster import start_cluster
 from loadtest.growth.curve import Bound, Curve, Point, Request
 from loadtest.growth.segments import fill, segments_listed, wait_until_listed
+from loadtest.writer import ACKS_BETWEEN, Writer, read_back
 
 PAUSE_S = 0.005  # between an acknowledgement and the next append
 QUIET_S, QUICK_QUIET_S = 3.0, 0.5  # measured before the truncation: the cost of the appends alone
@@ -28,7 +28,7 @@ async def measure(request: Request) -> Point:
         namespace = cluster.running.namespace
         async with cluster.connect() as client, await cluster.connect_metadata() as metadata:
             await fill(client, metadata, STREAM, request.size)
-            writer = Writer(0, STREAM, client, checker, record_bytes=100, pause_s=PAUSE_S)
+            writer = Writer(0, STREAM, client, checker, pause_s=PAUSE_S)
             async with asyncio.TaskGroup() as group:
                 group.create_task(writer.run(1), name="writer")
                 await writer.acknowledged(ACKS_BETWEEN)

@@ -25,8 +25,8 @@ import dlog
 from dlog.client.position import TAIL, Position, at_dlsn, at_txid
 from dlog.errors import DamagedError, DLogError, TruncatedError
 from dlog.model.dlsn import DLSN, DLSN_INVALID
-from loadtest.records import RecordMaker
 from tests.history.notes import NEVER, End, start_at
+from tests.history.records import RecordMaker
 from tests.history.tape import Tape
 
 RECORD_BYTES = 64

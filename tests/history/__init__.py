@@ -9,7 +9,7 @@
     verdict = check(history)
     assert verdict.is_green, verdict.text()
 
-- A record says who wrote it (`loadtest.records.RecordMaker`): producer u32, sequence u64. A producer here is one
+- A record says who wrote it (`tests.history.records.RecordMaker`): producer u32, sequence u64. A producer here is one
   ordered source of records, whatever ids the client gives its batches; its sequences grow and are never given twice.
 - An operation is one batch: all of it is written or nothing. An operation without an answer is unknown: it may be
   in the log once or not at all, now or later. `failed` means certainly not written.

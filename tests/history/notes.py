@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from dlog.model.dlsn import DLSN, of
-from loadtest.records import RECORD_BYTES_MIN
+from tests.history.records import RECORD_BYTES_MIN
 
 _ENTRY_BITS, _SLOT_BITS = 28, 20
 _SEGMENTS, _ENTRIES, _SLOTS = 1 << 15, 1 << _ENTRY_BITS, 1 << _SLOT_BITS

@@ -9,9 +9,9 @@ import pytest
 
 from dlog.model.dlsn import DLSN, DLSN_INVALID, of
 from dlog.wire.entry import CONTROL_PAYLOAD
-from loadtest.records import RecordMaker
 from tests.history import End, History, check, start_at
 from tests.history.notes import Position, Run, place_of
+from tests.history.records import RecordMaker
 from tests.history.verdict import KINDS, Verdict
 
 MAKE = [RecordMaker(producer, 24).make for producer in range(4)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from dlog.model.dlsn import of
-from loadtest.records import RecordMaker
 from tests.history import End, History, check, start_at
+from tests.history.records import RecordMaker
 from tests.history.tape import Tape, play
 
 MAKE = RecordMaker(3, 32).make

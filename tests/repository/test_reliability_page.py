@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from loadtest import faults, outages
+from loadtest import attached, outages
 from tests.simulation import record, rooms
 from tests.simulation.mutant_table import CPU_S_MAX
 
@@ -49,17 +49,17 @@ def test_every_planted_defect_of_today_was_hunted_and_no_other() -> None:
     assert {(row["room"], row["name"]) for row in rows} == planted, "run python -m tests.simulation --mutants --record"
 
 
-@pytest.mark.parametrize("name", faults.KINDS)
+@pytest.mark.parametrize("name", attached.FAULTS)
 def test_what_a_change_of_owner_costs_is_recorded_and_within_its_goals(name: str) -> None:
-    kind, told = faults.KINDS[name], record.load(record.RECORD)["owners"][name]
-    assert told["green"] and told["rounds"] >= kind.rounds
-    assert all(told["goals"][goal.figure]["at_most"] == goal.at_most for goal in kind.goals), "the page shows it"
-    assert all(told[goal.figure] <= goal.at_most for goal in kind.goals)
+    told, goals = record.load(record.RECORD)["owners"][name], attached.goals_of(name)
+    assert told["green"] and told["rounds"] >= int(attached.WORKLOADS[name][1]["faults"])
+    assert goals and {figure: goal["at_most"] for figure, goal in told["goals"].items()} == goals, "the page shows them"
+    assert all(told[figure] <= most for figure, most in goals.items())
 
 
-@pytest.mark.parametrize("name", outages.NAMES)
+@pytest.mark.parametrize("name", outages.GOALS)
 def test_what_an_outage_costs_is_recorded_and_within_its_goals(name: str) -> None:
     told = record.load(record.RECORD)["owners"].get(name)
     assert told is not None and told["green"]
-    assert all(told["goals"][goal.figure]["at_most"] == goal.at_most for goal in outages.GOALS[name])
-    assert all(told[goal.figure] <= goal.at_most for goal in outages.GOALS[name])
+    assert all(told["goals"][figure]["at_most"] == most for figure, most in outages.GOALS[name].items())
+    assert all(told[figure] <= most for figure, most in outages.GOALS[name].items())

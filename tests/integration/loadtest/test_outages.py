@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.outages import Away, Heirs, as_text
-from loadtest.starved import Starved
+from loadtest.outages import Heirs, as_text, away, starved
 from tests.integration.cli.up import up
 from tests.simulation.record import load, render, save, set_owners
 
@@ -39,7 +38,7 @@ async def test_each_stream_of_a_dead_proxy_is_taken_once_and_acknowledges_again(
 
 async def test_acknowledgements_go_on_while_zookeeper_is_away(tmp_path: Path) -> None:
     with up(tmp_path / "cluster") as cluster:
-        report = await Away(cluster.running, seconds=3.0, after_s=1.0).go("while-away")
+        report = await away(cluster.running, seconds=3.0, after_s=1.0)
     print(json.dumps(report))
     assert report["green"], report["failed"]
     assert report["max_ms"] == max(report["away_ms"], report["after_ms"]) > 0
@@ -48,7 +47,7 @@ async def test_acknowledgements_go_on_while_zookeeper_is_away(tmp_path: Path) ->
 
 async def test_acknowledgements_go_on_where_processes_have_little_cpu(tmp_path: Path) -> None:
     with up(tmp_path / "cluster") as cluster:
-        report = await Starved(cluster.running, seconds=3.0).go("starved")
+        report = await starved(cluster.running, seconds=3.0)
     print(json.dumps(report))
     assert report["green"], report["failed"]
     assert report["max_ms"] > 0

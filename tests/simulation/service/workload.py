@@ -26,8 +26,8 @@ from dlog.errors import (
     TruncatedError,
 )
 from dlog.model.dlsn import DLSN, DLSN_INVALID
-from loadtest.records import RecordMaker
 from tests.history import End, History, start_at
+from tests.history.records import RecordMaker
 from tests.simulation.service.loop import Process, SimulatedLoop
 
 REFUSED = 0.01  # share of the records handed over one by one that the owner refuses

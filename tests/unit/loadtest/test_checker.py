@@ -8,15 +8,15 @@ import pytest
 
 from dlog.model.dlsn import DLSN, of
 from loadtest.checker import Checker, Verdict
-from loadtest.records import RecordMaker, read
+from loadtest.payload import PayloadMaker, read
 
-MAKE = [RecordMaker(producer, 40).make for producer in range(2)]
+MAKERS = [PayloadMaker(producer, 40) for producer in range(2)]
 History = list[tuple[DLSN, bytes]]
 
 
 def history() -> History:
     """Twenty records of two producers, in turns."""
-    return [(of(1, i // 4, i % 4), MAKE[i % 2](i // 2)) for i in range(20)]
+    return [(of(1, i // 4, i % 4), MAKERS[i % 2].make(i // 2, 1, 0)[0]) for i in range(20)]
 
 
 def judge(readers: dict[str, History]) -> Verdict:
@@ -63,7 +63,7 @@ def damage(h: History) -> None:
 
 
 def invent(h: History) -> None:
-    h.append((of(2, 0, 0), MAKE[0](10)))
+    h.append((of(2, 0, 0), MAKERS[0].make(10, 1, 0)[0]))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_two_readers_that_differ_are_named() -> None:
 
 
 def test_a_record_without_an_answer_may_be_there_or_not_but_for_all_alike() -> None:
-    unanswered = (of(1, 5, 0), MAKE[0](10))
+    unanswered = (of(1, 5, 0), MAKERS[0].make(10, 1, 0)[0])
     for readers, green in (({"a", "b"}, True), (set[str](), True), ({"a"}, False)):
         checker = Checker()
         for producer in range(2):
