@@ -30,6 +30,7 @@ KEPT = {
     "bookie-1/journal/LOCK": "f",
     "bookie-1/ledgers": "d",
     "bookie-1/ledgers/VERSION": "f",
+    "segments": "d",
     "zookeeper": "d",
     "zookeeper/cluster-made": "f",
     "zookeeper/data": "d",

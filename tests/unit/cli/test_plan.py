@@ -50,6 +50,30 @@ def test_bookies_may_not_be_left_out(tmp_path: Path) -> None:
         plan_of(tmp_path, bookies=2)
 
 
+def test_a_cluster_without_bookies_stays_so_until_it_is_given_some(tmp_path: Path) -> None:
+    first = plan_of(tmp_path, bookies=0)
+    assert (first.bookies, len(first.write), len(first.read)) == ([], 2, 2)
+    write_plan(tmp_path, first)
+    assert plan_of(tmp_path) == first, "nothing said: as it was"
+    grown = plan_of(tmp_path, bookies=3)
+    assert len({*grown.bookies, *(port for _, port in first.addresses())}) == 8, "ports of their own"
+    assert (grown.write, grown.read, grown.zookeeper_port) == (first.write, first.read, first.zookeeper_port)
+    write_plan(tmp_path, grown)
+    assert plan_of(tmp_path) == grown
+    with pytest.raises(CommandError, match="3 bookies") as caught:
+        plan_of(tmp_path, bookies=0)
+    assert "--bookies 3" in caught.value.next_step
+
+
+def test_numbers_of_processes_have_bounds() -> None:
+    for name, least in (("bookies", -1), ("write_proxies", 0), ("read_proxies", 0)):
+        for value in (least, 64):
+            UpOptions(**{name: value})  # type: ignore[arg-type]
+        for value in (least - 1, 65):
+            with pytest.raises(ValueError, match=name):
+                UpOptions(**{name: value})  # type: ignore[arg-type]
+
+
 def test_ports_follow_the_one_that_is_given_and_bookies_keep_theirs(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, port=7400)
     assert (plan.write, plan.read, plan.bookies) == ([7400, 7401], [7402, 7403], [7404, 7405, 7406])

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from actors.runtime import TaskScope
-from dlog.errors import StreamUnavailableError
+from dlog.errors import InvalidRequestError, StreamUnavailableError
 from dlog.events import SegmentDeleted, SegmentLeftBehind
 from dlog.io.memory_metadata import MemoryMetadata
 from dlog.machine import Missing, Versioned
@@ -226,3 +226,18 @@ async def test_few_long_streams_are_removed_at_a_time_and_the_others_keep_their_
             assert (await proxy.admin.delete(name, str(made.value.life), force=False))["left"] == LONG
         await until(lambda: proxy.store.under_way == admin.REMOVALS_MAX * admin.DELETES_AT_ONCE)
         assert len(proxy.admin._removing) == admin.REMOVALS_MAX
+
+
+async def test_a_stream_that_names_no_store_gets_the_first_that_can_be_written() -> None:
+    for stores in (("file",), ("file", "memory"), ("memory", "file")):
+        proxy = Proxy(MemoryMetadata(), *stores)
+        made = await proxy.admin.create("s", {}, "life", 0)
+        assert made["settings"]["store"] == stores[0]
+        named = await proxy.admin.create("t", {"store": stores[-1]}, "life", 0)
+        assert named["settings"]["store"] == stores[-1]
+
+
+async def test_a_store_that_this_cluster_lacks_is_refused_with_those_that_it_has() -> None:
+    proxy = Proxy(MemoryMetadata(), "file", "memory")
+    with pytest.raises(InvalidRequestError, match=r"choose one of \['file', 'memory'\]: store=ledger"):
+        await proxy.admin.create("s", {"store": "ledger"}, "life", 0)

@@ -50,6 +50,22 @@ def test_a_flag_that_makes_no_sense_is_a_configuration_error(flags: list[str]) -
         serving.configure("write", WriteOptions, serving.parse("write", WriteOptions, flags))
 
 
+@pytest.mark.parametrize(("role", "cls"), ROLES[1:])
+def test_a_proxy_takes_a_list_of_stores(role: str, cls: Any, tmp_path: Path) -> None:
+    config = tmp_path / "dlog.toml"
+    config.write_text(f'[{role}]\nstores = ["ledger", "file"]\n')
+
+    def stores(*flags: str, environ: dict[str, str] | None = None) -> tuple[str, ...]:
+        parsed = serving.parse(role, cls, [*flags, "--config", str(config)])
+        parsed.pop("config")
+        options = load(cls, role, config if environ is None else None, parsed, environ=environ or {})
+        return tuple(options.stores)
+
+    assert stores() == ("ledger", "file")
+    assert stores("--stores", "file") == ("file",)
+    assert stores(environ={f"DLOG_{role.upper()}_STORES": "file,ledger"}) == ("file", "ledger")
+
+
 def parse_bookie(arguments: list[str]) -> dict[str, Any]:
     return vars(bookie_parser().parse_args(arguments))
 

@@ -1,0 +1,103 @@
+"""Which stores a process opens, and what it says about a configuration that cannot be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import pytest
+
+from dlog.errors import ConfigError
+from dlog.io.stores import StoresOptions, load_stores, open_stores
+from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
+from dlog.model.quorum import Quorum
+from dlog.stores.contract import SegmentRef
+from dlog.stores.file.options import FileStoreOptions
+
+NO_LEDGERS = cast(Any, None)  # no test here has any
+
+
+def options(directory: Path | str) -> StoresOptions:
+    return StoresOptions(file=FileStoreOptions(directory=str(directory)))
+
+
+async def names(chosen: StoresOptions, *writable: str) -> list[str]:
+    async with open_stores(NO_LEDGERS, chosen, Random(1), writable=writable) as stores:
+        return list(stores)
+
+
+async def refused(chosen: StoresOptions, *writable: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        await names(chosen, *writable)
+    return caught.value.message
+
+
+async def test_stores_are_what_is_configured_and_the_first_is_the_default(tmp_path: Path) -> None:
+    with_files = options(tmp_path / "segments")
+    assert await names(StoresOptions()) == ["ledger", "cold"]
+    assert await names(with_files) == ["ledger", "file", "cold"]
+    assert await names(with_files, "file") == ["file", "cold"]
+    assert await names(with_files, "file", "ledger") == ["file", "ledger", "cold"]
+    assert await names(with_files, "ledger") == ["ledger", "cold"]
+
+
+@pytest.mark.parametrize("writable", [("files",), ("ledger", "cold"), ("",)])
+async def test_a_store_that_does_not_exist_is_told_with_those_that_do(writable: tuple[str, ...]) -> None:
+    said = await refused(StoresOptions(), *writable)
+    assert "choose from ledger, file" in said and ",".join(writable) in said
+
+
+async def test_files_without_a_directory_are_told_where_to_set_it() -> None:
+    said = await refused(StoresOptions(), "file")
+    assert "[file]" in said and "DLOG_FILE_DIRECTORY" in said
+
+
+async def test_a_directory_is_made_with_its_parents_and_used_again(tmp_path: Path) -> None:
+    directory = tmp_path / "a" / "b"
+    stream, number = StreamName("s"), SegmentNumber(1)
+    async with open_stores(NO_LEDGERS, options(directory), Random(1)) as stores:
+        writer = await stores["file"].create(stream, number, Epoch(1), Quorum())
+        await writer.append(EntryId(0), [b"payload"])
+    assert (directory / "dlog-segments").exists()
+    async with open_stores(NO_LEDGERS, options(directory), Random(2)) as stores:
+        assert [place async for place in stores["file"].list()] == [writer.place]
+        assert await stores["file"].recover(SegmentRef(stream, number, writer.place)) == 0
+
+
+async def test_a_file_in_the_way_is_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for directory in (tmp_path / "file", tmp_path / "file" / "segments"):
+        said = await refused(options(directory))
+        assert "cannot use the directory of the file store" in said
+        assert str(tmp_path / "file") in said
+        assert "choose another path" in said or "check the name" in said
+
+
+@pytest.fixture
+def forbidden(tmp_path: Path) -> Iterator[Path]:
+    tmp_path.chmod(0o500)
+    yield tmp_path
+    tmp_path.chmod(0o700)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root is refused nothing")
+@pytest.mark.parametrize("name", ["", "new"])
+async def test_a_directory_of_another_user_is_named_with_what_to_do(name: str, forbidden: Path) -> None:
+    said = await refused(options(forbidden / name))
+    assert "run it as the user that owns the path" in said and str(forbidden) in said
+
+
+def test_sections_come_from_the_file_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "dlog.toml"
+    config.write_text('[file]\ndirectory = "/from/the/file"\nthreads = 2\n[cold]\nroots = ["file:///cold"]\n')
+    monkeypatch.delenv("DLOG_FILE_DIRECTORY", raising=False)
+    loaded = load_stores(config)
+    assert (loaded.file.directory, loaded.file.threads, loaded.cold.roots) == ("/from/the/file", 2, ("file:///cold",))
+    monkeypatch.setenv("DLOG_FILE_DIRECTORY", "/from/the/environment")
+    assert load_stores(config).file.directory == "/from/the/environment"
+    config.write_text("[file]\ndirectroy = 1\n")
+    with pytest.raises(ConfigError, match="directroy"):
+        load_stores(config)
