@@ -186,6 +186,10 @@ class SegmentFiles:
         try:
             file.pwritev([encode_end(nonce, end)], 0)
             file.datasync()
+        except OSError:  # on a full disk recoveries repeat, and each would leave its draft
+            with contextlib.suppress(OSError):
+                self._disk.unlink(self._draft)
+            raise
         finally:
             file.close()
         try:

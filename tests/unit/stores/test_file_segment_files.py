@@ -233,6 +233,18 @@ def test_entries_beyond_the_watermark_that_are_not_whole_are_dropped() -> None:
     assert segment.other().read_progress(reader, NONCE)[0] == segment.other().read_end(NONCE)
 
 
+def test_a_full_disk_lets_nothing_be_ended_and_is_not_filled_by_the_attempts() -> None:
+    segment = Segment().append(50, 60)
+    segment.disk.bytes_max = segment.disk.used + 10
+    before = segment.disk.names(f"{ROOT}/01")
+    for attempt in range(3):
+        with pytest.raises(OSError, match="no space"):
+            SegmentFiles(segment.disk, ROOT, PLACE, f"{attempt}").decide_end()
+        assert segment.disk.names(f"{ROOT}/01") == [name for name in before if not name.endswith(".writable")]
+    segment.disk.bytes_max += 1000
+    assert segment.other().decide_end().last_entry == 1
+
+
 # ---- names -----------------------------------------------------------------------------------------------------------
 
 
