@@ -12,9 +12,9 @@ import pytest
 
 from dlog.errors import ConfigError
 from dlog.io.stores import StoresOptions, load_stores, open_stores
-from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
+from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.quorum import Quorum
-from dlog.stores.contract import SegmentRef
+from dlog.stores.contract import SegmentNotFoundError, SegmentRef, StoreUnavailableError
 from dlog.stores.file.options import FileStoreOptions
 
 NO_LEDGERS = cast(Any, None)  # no test here has any
@@ -65,6 +65,23 @@ async def test_a_directory_is_made_with_its_parents_and_used_again(tmp_path: Pat
     async with open_stores(NO_LEDGERS, options(directory), Random(2)) as stores:
         assert [place async for place in stores["file"].list()] == [writer.place]
         assert await stores["file"].recover(SegmentRef(stream, number, writer.place)) == 0
+
+
+async def test_a_directory_that_went_away_is_not_taken_for_deleted_segments(tmp_path: Path) -> None:
+    """As when its disk was unmounted: reads and take-overs are to wait."""
+    stream, number = StreamName("s"), SegmentNumber(1)
+    async with open_stores(NO_LEDGERS, options(tmp_path / "segments"), Random(1)) as stores:
+        writer = await stores["file"].create(stream, number, Epoch(1), Quorum())
+        ref = SegmentRef(stream, number, writer.place)
+        (tmp_path / "segments").rename(tmp_path / "elsewhere")
+        for call in (stores["file"].recover, stores["file"].open_reader, stores["file"].find_tail):
+            with pytest.raises(StoreUnavailableError, match="mount its disk"):
+                await call(ref)
+        (tmp_path / "elsewhere").rename(tmp_path / "segments")
+        assert await stores["file"].recover(ref) == NO_ENTRY
+        await stores["file"].delete(ref)
+        with pytest.raises(SegmentNotFoundError):
+            await stores["file"].recover(ref)
 
 
 async def test_a_file_in_the_way_is_named_with_what_to_do(tmp_path: Path) -> None:
