@@ -55,6 +55,9 @@ OTHERS = {
     "sink ls",
     "bookie ls",
     "bookie status",
+    "bookie run",
+    "write-proxy run",
+    "read-proxy run",
 } | {f"ledger {name}" for name in ("ls", "show", "read", "verify", "strays")}
 
 
