@@ -1,6 +1,7 @@
 """Histogram of durations in microseconds, with the bucket layout of HdrHistogram: relative error below 1/1024.
 
-A value below 0 counts as 0. Our own, because generators in other languages send these sparse counts.
+A value below 0 counts as 0. Our own, because the package hdrhistogram takes four times as long to record a value, and
+generators in other languages send these sparse counts (docs/decisions/0034-reports-and-load-test-use-libraries.md).
 
 Invariants:
 - a percentile is the greatest value of its bucket, so that it is never reported too low.

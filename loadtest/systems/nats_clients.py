@@ -1,5 +1,8 @@
 """JetStream clients of generators: nats-py as a Python program would use it, and a faster pipelined client.
 
+The latter is our own, because nats-py has a quarter of its throughput and `nats bench` checks no record
+(docs/decisions/0034-reports-and-load-test-use-libraries.md).
+
 A batch that the application makes is one message: a mark, the number of records, their lengths, the records.
 
 Invariants:
