@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from loadtest.bench import Bench, Outcome, cost_figures, produced_figures
@@ -30,65 +31,65 @@ ACKED_S = 0.3  # the load has recovered once the records of so many seconds are 
 async def fault(bench: Bench) -> Outcome:
     """Kill or freeze the owner, or a storage node, repeatedly."""
     shape, system = bench.shape, bench.system
-    await bench.make_logs(1)
-    producer = await _begin(bench)
-    marks: list[tuple[int, int]] = []
-    async with bench.watching():
-        for _ in range(shape.faults):
-            await asyncio.sleep(shape.calm_s)
-            node = await _target(bench)
-            began_ns = time.monotonic_ns()
-            if shape.fault == "kill":
-                await system.kill(node)
-                await _answered(bench, producer, began_ns)
-                healed_ns = time.monotonic_ns()
-                await system.revive(node)
-            else:
-                await system.pause(node)
-                await asyncio.sleep(shape.frozen_s)
-                await system.resume(node)
-                await _answered(bench, producer, time.monotonic_ns())
-                healed_ns = time.monotonic_ns()
-            await system.whole()
-            marks.append((began_ns, healed_ns))
-        await asyncio.sleep(shape.calm_s)
-    return await _end(bench, marks)
+
+    async def hurt(producer: Generator) -> int:
+        node = await _target(bench)
+        killed_ns = time.monotonic_ns()
+        if shape.fault == "kill":
+            await system.kill(node)
+            await _answered(bench, producer, killed_ns)
+        else:
+            await system.pause(node)
+            await asyncio.sleep(shape.frozen_s)
+            await system.resume(node)
+            await _answered(bench, producer, time.monotonic_ns())
+        healed_ns = time.monotonic_ns()
+        if shape.fault == "kill":
+            await system.revive(node)
+        await system.whole()
+        return healed_ns
+
+    return await _repeat(bench, [hurt] * shape.faults)
 
 
 async def hand_over(bench: Bench) -> Outcome:
     """Have the owner hand over, repeatedly."""
-    shape, system = bench.shape, bench.system
-    await bench.make_logs(1)
-    producer = await _begin(bench)
-    marks: list[tuple[int, int]] = []
-    async with bench.watching():
-        for _ in range(shape.faults):
-            await asyncio.sleep(shape.calm_s)
-            began_ns = time.monotonic_ns()
-            await system.hand_over(bench.logs[0])
-            await _answered(bench, producer, time.monotonic_ns())
-            marks.append((began_ns, time.monotonic_ns()))
-        await asyncio.sleep(shape.calm_s)
-    return await _end(bench, marks)
+
+    async def change(producer: Generator) -> int:
+        await bench.system.hand_over(bench.logs[0])
+        await _answered(bench, producer, time.monotonic_ns())
+        return time.monotonic_ns()
+
+    return await _repeat(bench, [change] * bench.shape.faults)
 
 
 async def roll(bench: Bench) -> Outcome:
     """Restart every node in turn."""
-    shape, system = bench.shape, bench.system
+    system = bench.system
+
+    async def restart(name: str, producer: Generator) -> int:
+        await system.restart(name)
+        await system.whole()
+        await _answered(bench, producer, time.monotonic_ns())
+        return time.monotonic_ns()
+
+    names = [node.name for node in system.nodes()]
+    return await _repeat(bench, [partial(restart, name) for name in names * bench.shape.faults])
+
+
+async def _repeat(bench: Bench, faults: Sequence[Callable[[Generator], Awaitable[int]]]) -> Outcome:
+    """One fault after the other under a load, with a pause before each; a fault returns the instant of recovery."""
     await bench.make_logs(1)
     producer = await _begin(bench)
     marks: list[tuple[int, int]] = []
     async with bench.watching():
-        for _ in range(shape.faults):
-            for name in [node.name for node in system.nodes()]:
-                await asyncio.sleep(shape.calm_s)
-                began_ns = time.monotonic_ns()
-                await system.restart(name)
-                await system.whole()
-                await _answered(bench, producer, time.monotonic_ns())
-                marks.append((began_ns, time.monotonic_ns()))
-        await asyncio.sleep(shape.calm_s)
-    return await _end(bench, marks)
+        for one in faults:
+            await asyncio.sleep(bench.shape.calm_s)
+            began_ns = time.monotonic_ns()
+            marks.append((began_ns, await one(producer)))
+        await asyncio.sleep(bench.shape.calm_s)
+    verdict, load = await _stop(bench)
+    return _outcome(bench, verdict, load, marks)
 
 
 async def kill_all(bench: Bench) -> Outcome:
@@ -145,11 +146,6 @@ async def _target(bench: Bench) -> str:
         if node.role == system.storage_role and node.name != owner and node.pid:
             return node.name
     raise NotApplicable("no storage node that does not also own the log")
-
-
-async def _end(bench: Bench, marks: Sequence[tuple[int, int]]) -> Outcome:
-    verdict, load = await _stop(bench)
-    return _outcome(bench, verdict, load, marks)
 
 
 async def _stop(bench: Bench) -> tuple[Verdict, dict[str, Any]]:

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,9 +160,7 @@ def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float | None:
         return None
     xs = [math.log(size) for size in sizes]
     ys = [math.log(max(cost, _COST_MIN)) for cost in costs]
-    middle_x, middle_y = sum(xs) / len(xs), sum(ys) / len(ys)
-    above = sum((x - middle_x) * (y - middle_y) for x, y in zip(xs, ys, strict=True))
-    return above / sum((x - middle_x) ** 2 for x in xs)
+    return statistics.linear_regression(xs, ys).slope
 
 
 def judge(curve: Curve, points: Sequence[Point], error: str = "") -> Judged:
