@@ -41,7 +41,7 @@ WORKLOADS: Mapping[str, tuple[str, Mapping[str, str]]] = {  # workload, and what
 FAULTS = ("failover", "freeze", "handover")
 NAMES = (*WORKLOADS, *outages.GOALS)
 Tell = Callable[[str], None]
-FIGURES = ("records_per_s", "mb_per_s", "gap_max_ms", "delivered_mb_per_s", "cpu_s_per_gb")
+FIGURES = ("records_per_s", "mb_per_s", "gap_max_ms", "delivered_mb_per_s")
 
 
 def goals_of(name: str) -> dict[str, float]:
@@ -59,15 +59,20 @@ class RunningDlog(Dlog):
     start_s = 0.0
     durability = Durability("F", "as this cluster is configured")
 
-    async def start(self, room: Path, options: Mapping[str, str]) -> None:
+    def __init__(self, variant: str) -> None:
+        super().__init__(variant)
+        self._connect = ""
         self._logs: list[str] = []
+
+    async def start(self, room: Path, options: Mapping[str, str]) -> None:
         self._connect, self._room = options["connect"], Path(options["dir"] or room)
         self._client = await dlog.connect(self._connect).__aenter__()
 
     async def stop(self) -> None:
-        for log in self._logs:
-            with suppress(DLogError):
-                await self._client.delete(log) if self._client is not None else None
+        if self._client is not None:
+            for log in self._logs:
+                with suppress(DLogError):  # the run has failed already, or its figures stand
+                    await self._client.delete(log)
         await super().stop()
 
     def configuration(self) -> Mapping[str, Any]:
