@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dlog.client.options import ClientOptions
     from dlog.client.pipeline import Pipeline
     from dlog.client.position import START, TAIL, Position, at_dlsn, at_time, at_txid
+    from dlog.client.reader import Lag, Reader
     from dlog.client.record import Record, RecordBatch
     from dlog.client.stream_info import (
         ImportResult,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
         StreamInfo,
         StreamSettings,
     )
-    from dlog.client.sync import SyncClient, connect_sync
+    from dlog.client.sync import SyncClient, SyncReader, connect_sync
     from dlog.errors import (
         ClosedError,
         ClusterNotFoundError,
@@ -102,6 +103,7 @@ __all__ = [
     "ImportResult",
     "InvalidRequestError",
     "InvalidStreamNameError",
+    "Lag",
     "LeaseLostError",
     "LedgerFencedError",
     "LedgerNotFoundError",
@@ -118,6 +120,7 @@ __all__ = [
     "PositionBeyondEndError",
     "ProducerUnknownError",
     "ProtocolError",
+    "Reader",
     "Record",
     "RecordBatch",
     "RecordTooLargeError",
@@ -136,6 +139,7 @@ __all__ = [
     "StreamSettings",
     "StreamUnavailableError",
     "SyncClient",
+    "SyncReader",
     "TruncatedError",
     "TxidOutOfOrderError",
     "UnauthorizedError",
@@ -169,6 +173,10 @@ _HOMES = {
         "at_time",
         "at_txid",
     ),
+    "dlog.client.reader": (
+        "Lag",
+        "Reader",
+    ),
     "dlog.client.record": (
         "Record",
         "RecordBatch",
@@ -183,6 +191,7 @@ _HOMES = {
     ),
     "dlog.client.sync": (
         "SyncClient",
+        "SyncReader",
         "connect_sync",
     ),
     "dlog.model.dlsn": ("DLSN",),

@@ -43,7 +43,7 @@ GREETING_S = 0.3  # and is given up if the proxy does not accept a new one in th
 SLOW_S = 10.0  # and is given up after so long a silence in any case
 ANSWER_S = 15.0
 READS_MAX = 1000  # of one connection
-_GO_ON = (ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP)  # a following reader goes on after these
+_GO_ON = (ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP, ReaderEventKind.BEHIND)  # a following reader goes on
 
 
 class ForwardingPool:

@@ -15,7 +15,7 @@ import click
 from dlog.cli.discovery import cluster_options, target
 from dlog.cli.output import EXIT_OK, CommandError, say_bytes
 from dlog.client.client import connect
-from dlog.client.position import START, TAIL, Position, at_dlsn, at_time, at_txid
+from dlog.client.position import START, TAIL, Position, at_dlsn, at_time, at_txid, begin_of
 from dlog.client.record import RecordBatch
 from dlog.errors import ConfigError
 from dlog.io.children import on_signals
@@ -29,6 +29,11 @@ _LENGTH = struct.Struct(">I")
 @click.command()
 @click.argument("stream")
 @click.option("--from", "from_dlsn", metavar="POSITION", help="Start at this DLSN, such as 3:17:2, or at a position.")
+@click.option(
+    "--after",
+    metavar="POSITION",
+    help="Start after the record at this DLSN, or with this position, as --format json prints it.",
+)
 @click.option(
     "--from-txid", type=click.IntRange(0), metavar="N", help="Start at the first record with this txid or above."
 )
@@ -52,6 +57,7 @@ _LENGTH = struct.Struct(">I")
 def read(
     stream: str,
     from_dlsn: str | None,
+    after: str | None,
     from_txid: int | None,
     from_time: str | None,
     from_start: bool,
@@ -66,12 +72,14 @@ def read(
 ) -> int:
     """Print the records of STREAM."""
     stream_name(stream)
-    given = [from_dlsn is not None, from_txid is not None, from_time is not None, from_start, tail]
+    given = [from_dlsn is not None, after is not None, from_txid is not None, from_time is not None, from_start, tail]
     if sum(given) > 1:
-        raise click.UsageError("give only one of --from, --from-txid, --from-time, --from-start and --tail")
+        raise click.UsageError("give only one of --from, --after, --from-txid, --from-time, --from-start and --tail")
     start = START
     if from_dlsn is not None:
         start = at_dlsn(from_dlsn)
+    elif after is not None:
+        start = begin_of(None, after)
     elif from_txid is not None:
         start = at_txid(from_txid)
     elif from_time is not None:

@@ -28,9 +28,9 @@ from dlog.client.batch import BatchResult
 from dlog.client.check import check_txid, checked_batch, checked_payload
 from dlog.client.options import ClientOptions
 from dlog.client.pipeline import Pipeline
-from dlog.client.position import Position, position
+from dlog.client.position import Position, begin_of
 from dlog.client.producer import Producer
-from dlog.client.reader import Reader
+from dlog.client.reader import Reader, ReadProgress, ReadSession, iterate_batches, iterate_records
 from dlog.client.record import Record, RecordBatch
 from dlog.client.routing import WRITE, Router
 from dlog.client.stream_info import (
@@ -228,56 +228,54 @@ class Client:
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
-    async def read(
+    def read(
         self,
         stream: str,
         start: Position | DLSN | str | datetime | None = None,
         *,
+        after: Position | DLSN | str | None = None,
         follow: bool = False,
         limit: int | None = None,
-    ) -> AsyncGenerator[Record, None]:
-        """Yield records in order from `start` on (default: the first one; see dlog.client.position), each once.
+    ) -> Reader[Record]:
+        """Read records in order, each once, from `start` on (default: the first one; see dlog.Position): iterate over
+        the result with `async for`.
 
-        Ends at the tail as of the start of the read; with `follow` it waits there for new records. At the end of a
-        sealed stream it ends either way. limit: most records to yield. Raises StreamNotFoundError, TruncatedError,
-        DamagedError; RequestTimeoutError if no proxy served the read for `read_deadline_s`. The read goes on at another
-        proxy if one dies. After a cancellation, read on from the last record's `position`.
+        after: begin after this record instead: its DLSN, its `position`, or the text of either. Ends at the tail as of
+        the start of the read; with `follow` it waits there for new records. At the end of a sealed stream it ends
+        either way. limit: most records to yield. Raises InvalidRequestError for a wrong argument; the iteration raises
+        StreamNotFoundError, StreamRecreatedError, PositionBeyondEndError, TruncatedError, DamagedError;
+        RequestTimeoutError if no proxy served the read for `read_deadline_s`. The read goes on at another proxy if one
+        dies. After a cancellation, read on after the last record.
         """
-        batches = self.read_batches(stream, start, follow=follow, limit=limit)
-        try:
-            async for batch in batches:
-                for record in batch:
-                    yield record
-        finally:
-            await batches.aclose()
+        begin, progress = self._begin_read(stream, start, after, follow=follow, limit=limit), ReadProgress()
+        return Reader(iterate_records(begin, limit, progress), progress)
 
-    async def read_batches(
+    def read_batches(
         self,
         stream: str,
         start: Position | DLSN | str | datetime | None = None,
         *,
+        after: Position | DLSN | str | None = None,
         follow: bool = False,
         limit: int | None = None,
-    ) -> AsyncGenerator[RecordBatch, None]:
+    ) -> Reader[RecordBatch]:
         """As `read`, but yield whole batches: fastest for many small records."""
-        router = self._check(stream)
-        if limit is not None and limit < 1:
-            if limit < 0:
-                raise InvalidRequestError(f"limit must be 0 or more: limit={limit}")
-            return
-        left = limit
-        reader = Reader(stream, position(start), follow=follow, router=router, options=self.options)
-        batches = reader.batches()
-        try:
-            async for batch in batches:
-                if left is not None:
-                    batch = batch.first_n(left)
-                    left -= len(batch)
-                yield batch
-                if left == 0:
-                    return
-        finally:
-            await batches.aclose()
+        begin, progress = self._begin_read(stream, start, after, follow=follow, limit=limit), ReadProgress()
+        return Reader(iterate_batches(begin, limit, progress), progress)
+
+    def _begin_read(
+        self,
+        stream: str,
+        start: Position | DLSN | str | datetime | None,
+        after: Position | DLSN | str | None,
+        *,
+        follow: bool,
+        limit: int | None,
+    ) -> Callable[[], ReadSession]:
+        if limit is not None and limit < 0:
+            raise InvalidRequestError(f"limit must be 0 or more: limit={limit}")
+        place = begin_of(start, after)
+        return lambda: ReadSession(stream, place, follow=follow, router=self._check(stream), options=self.options)
 
     # ---- streams ----------------------------------------------------------------------------------------------------
 

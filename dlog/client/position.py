@@ -1,13 +1,13 @@
 """Positions to read from: a DLSN, a transaction id, a time, the first record, or the tail.
 
 A position may contain its stream's incarnation id (`life`); it is then rejected by a re-created stream of the same
-name. Its text form is LIFE@DLSN.
+name. Its text form is LIFE@DLSN; LIFE is empty if the stream has no id.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -23,18 +23,20 @@ _LIFE = re.compile(r"[0-9A-Za-z]{1,64}\Z", re.ASCII)
 class Position:
     """A position in a stream: from `at_dlsn`, `at_txid`, `at_time`, `Record.position`, or START, or TAIL.
 
-    life: the stream's incarnation id, or "" for any stream of the name. The `str` of a DLSN position can be given to
-    `at_dlsn` and to `read(start=...)`.
+    life: the stream's incarnation id, or "" for any stream of the name. follows: it is the position after a record
+    (`Record.position`), so nothing is left out from there on. The `str` of a DLSN position can be given to `at_dlsn`
+    and to `read` as `start` and as `after`.
     """
 
     kind: Start
     value: Any = None
     life: str = ""
+    follows: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         if self.kind is not Start.DLSN:
             return self.kind.name.lower() if self.value is None else f"{self.kind.name.lower()}={self.value}"
-        return f"{self.life}@{of(*self.value)}" if self.life else str(of(*self.value))
+        return f"{self.life}@{of(*self.value)}" if self.life or self.follows else str(of(*self.value))
 
 
 #: the first record that is retained
@@ -48,10 +50,31 @@ def at_dlsn(dlsn: DLSN | str, life: str = "") -> Position:
     the text of `Record.position` does. Raises InvalidRequestError."""
     if isinstance(dlsn, str) and "@" in dlsn:
         life, _, dlsn = dlsn.strip().partition("@")
-        if not _LIFE.match(life):
+        if life and not _LIFE.match(life):
             raise InvalidRequestError(f"invalid stream incarnation, write LIFE@segment:entry:slot: value={life[:70]!r}")
     place = parse(dlsn) if isinstance(dlsn, str) else dlsn
     return Position(Start.DLSN, tuple(place), life)
+
+
+def after_record(dlsn: DLSN, life: str = "") -> Position:
+    """The position after the record at this DLSN."""
+    return Position(Start.DLSN, tuple(dlsn.next_slot()), life, follows=True)
+
+
+def begin_of(start: Position | DLSN | str | datetime | None, after: Position | DLSN | str | None) -> Position:
+    """Where a read begins that was given `start` and `after`. Raises InvalidRequestError."""
+    if after is None:
+        return position(start)
+    if start is not None:
+        raise InvalidRequestError("give either start= or after=, not both")
+    match after:
+        case str() if "@" in after:
+            return at_dlsn(after)  # the text of a record's position
+        case str() | DLSN():
+            return after_record(parse(after) if isinstance(after, str) else after)
+        case Position(kind=Start.DLSN):
+            return after if after.follows else after_record(of(*after.value), after.life)
+    raise InvalidRequestError(f"invalid position to read after, use a DLSN or a record's position: {after!r}")
 
 
 def at_txid(txid: int) -> Position:

@@ -11,15 +11,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
 from functools import cache
+from typing import Any, TypeVar
 
 from dlog.client.backoff import Backoff
 from dlog.client.connection import Connection
 from dlog.client.decoding import decode_entries
 from dlog.client.options import ClientOptions
 from dlog.client.position import Position, at_dlsn
-from dlog.client.record import RecordBatch
+from dlog.client.record import Record, RecordBatch
 from dlog.client.routing import READ, Router
 from dlog.errors import (
     ConnectionLostError,
@@ -37,16 +39,36 @@ from dlog.model.dlsn import DLSN, of
 from dlog.wire import proxy
 from dlog.wire.proxy import ReaderEventKind
 
+T = TypeVar("T")
+
 _MOVES_MAX = 3  # redirects in a row that are followed without back-off; a changing ring may redirect more than once
 _BLOCK_BYTES = 16 << 20  # glibc adapts its thresholds to blocks of up to 32 MiB only
 
 
-class Reader:
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a reader is behind the end of its stream, as its proxy knew it when it sent records last.
+
+    segments: how many segments follow the one of the last delivered record. entries: how many entries of that segment
+    follow the entry of that record (an entry has one batch or several, and may have no record); None if segments
+    follow.
+    """
+
+    segments: int
+    entries: int | None
+
+
+class ReadSession:
     """One read of one stream. Iterate `batches()` once, in one task."""
 
     def __init__(self, stream: str, start: Position, *, follow: bool, router: Router, options: ClientOptions) -> None:
         self.stream = stream
-        self.caught_up = 0  # how often the server reported the tail
+        self._left = 0  # batches of the current frame that are not delivered yet
+        self._delivered: tuple[int, int] | None = None  # segment and entry of the last delivered record
+        self._arrived: tuple[int, int] | None = None  # of the last entry that came over this connection
+        self._announced: tuple[int, int | None] | None = None  # what follows the next frame: segments, entries
+        self._end: tuple[int, int | None] | None = None  # segment and entry where the stream ends, if known
+        self._is_tail_told = False  # all that the stream has came over this connection
         self._start = start
         self._follow = follow
         self._router = router
@@ -84,8 +106,13 @@ class Reader:
                 while self._heard:
                     heard = self._heard.popleft()
                     if isinstance(heard, proxy.Entries):
-                        for batch in self._take(heard):
+                        batches = self._take(heard)
+                        self._left = len(batches)
+                        for batch in batches:
+                            self._left -= 1
+                            self._delivered = batch.dlsn[:2]
                             yield batch
+                        self._delivered = _last_of(heard)
                     elif isinstance(heard, proxy.ReaderEvent):
                         self._on_reader_event(heard)
                     else:
@@ -96,13 +123,41 @@ class Reader:
         finally:
             self._leave()
 
+    @property
+    def lag(self) -> Lag | None:
+        """See Reader."""
+        if self._is_tail_told and self._arrived is None:
+            return Lag(0, 0)
+        if self._end is None or self._delivered is None:
+            return None
+        segment, entry = self._end
+        segments = segment - self._delivered[0]
+        return Lag(segments, entry - self._delivered[1] if entry is not None and not segments else None)
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether every record that came was delivered, and the proxy knew of no more."""
+        has_more = self._left > 0 or any(isinstance(heard, proxy.Entries) for heard in self._heard)
+        return not has_more and self.lag == Lag(0, 0)
+
     # ---- called by the connection (ReaderPort) ----------------------------------------------------------------------
 
     def on_entries(self, entries: proxy.Entries) -> None:
+        segment, entry = self._arrived = _last_of(entries)
+        segments, more = self._announced or (0, 0)
+        self._announced = None
+        self._end = segment + segments, entry + more if more is not None else None
         self._heard.append(entries)
         self._wake.set()
 
     def on_event(self, event: proxy.ReaderEvent) -> None:
+        match event.kind:
+            case ReaderEventKind.BEHIND:
+                self._announced = event.detail.get("segments", 0), event.detail.get("entries")
+                self._is_tail_told = False
+                return
+            case ReaderEventKind.CAUGHT_UP | ReaderEventKind.END_OF_STREAM:
+                self._end, self._is_tail_told = self._arrived, True
         self._heard.append(event)
         self._wake.set()
 
@@ -213,7 +268,6 @@ class Reader:
             case ReaderEventKind.CAUGHT_UP:
                 self._served()
                 self._life = detail.get("life") or self._life
-                self.caught_up += 1
                 self._expects_records = False
                 self._ended = not self._follow
             case ReaderEventKind.END_OF_STREAM:
@@ -282,6 +336,90 @@ class Reader:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.cancel(self._request)
+        if not self._ended:
+            self._arrived = self._announced = self._end = None  # the next proxy tells
+            self._is_tail_told = False
+
+
+class Reader(AsyncIterator[T]):
+    """One read of a stream, made by `Client.read` and `Client.read_batches`. Iterate over it once, in one task;
+    `aclose` ends it early."""
+
+    def __init__(self, items: AsyncGenerator[T, None], progress: ReadProgress) -> None:
+        self._items = items
+        self._progress = progress
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self._items
+
+    def __anext__(self) -> Coroutine[Any, Any, T]:
+        return self._items.__anext__()
+
+    async def aclose(self) -> None:
+        """End the read; the proxy sends nothing more. Idempotent."""
+        await self._items.aclose()
+
+    @property
+    def lag(self) -> Lag | None:
+        """How far the last record delivered is behind the end of the stream. None while that is not known: before the
+        first record, and after a change of proxy until the next one answers."""
+        session = self._progress.session
+        return session.lag if session is not None else None
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether all records of the stream are delivered, as far as its proxy knew when it sent the last ones; also
+        False if that is not known. Records written since are on their way."""
+        session = self._progress.session
+        return session is not None and self._progress.left == 0 and session.is_caught_up
+
+
+class ReadProgress:
+    """What a Reader and its generator share; a generator that referred to its Reader would be a reference cycle."""
+
+    __slots__ = ("left", "session")
+
+    def __init__(self) -> None:
+        self.session: ReadSession | None = None  # None: not begun
+        self.left = 0  # records of the last batch that are not delivered yet
+
+
+async def iterate_batches(
+    begin: Callable[[], ReadSession], limit: int | None, progress: ReadProgress
+) -> AsyncGenerator[RecordBatch, None]:
+    """Yield the batches of a read, at most `limit` records."""
+    session = progress.session = begin()
+    batches = session.batches()
+    if limit == 0:
+        return
+    left = limit
+    try:
+        async for batch in batches:
+            if left is not None:
+                batch = batch.first_n(left)
+                left -= len(batch)
+            yield batch
+            if left == 0:
+                return
+    finally:
+        await batches.aclose()
+
+
+async def iterate_records(
+    begin: Callable[[], ReadSession], limit: int | None, progress: ReadProgress
+) -> AsyncGenerator[Record, None]:
+    """As `iterate_batches`, record by record."""
+    batches = iterate_batches(begin, limit, progress)
+    try:
+        async for batch in batches:
+            for progress.left, record in zip(range(len(batch) - 1, -1, -1), batch, strict=True):
+                yield record
+    finally:
+        await batches.aclose()
+
+
+def _last_of(entries: proxy.Entries) -> tuple[int, int]:
+    return entries.segment, entries.first_entry + len(entries.lengths) - 1
 
 
 @cache

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import count, repeat
 from typing import NamedTuple
 
-from dlog.client.position import Position, at_dlsn
+from dlog.client.position import Position, after_record
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import EntryId, SegmentNumber
 from dlog.values import value
@@ -29,7 +29,7 @@ class Record(NamedTuple):
     def position(self) -> Position:
         """The position after this record: save its `str`, and resume with `read(start=...)`. If the stream was
         re-created meanwhile, that read raises StreamRecreatedError."""
-        return at_dlsn(self.dlsn.next_slot(), self.life)
+        return after_record(self.dlsn, self.life)
 
 
 @value
@@ -45,7 +45,7 @@ class RecordBatch:
     @property
     def position(self) -> Position:
         """The position after the last record."""
-        return at_dlsn(self.last.next_slot(), self.life)
+        return after_record(self.last, self.life)
 
     def __len__(self) -> int:
         return len(self.payloads)

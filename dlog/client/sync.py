@@ -18,7 +18,8 @@ import asyncio
 import concurrent.futures
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from datetime import datetime
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
@@ -28,7 +29,8 @@ from dlog.client.check import check_thread
 from dlog.client.client import AppendSummary, Client, connect
 from dlog.client.options import ClientOptions
 from dlog.client.pipeline import Pipeline
-from dlog.client.position import Position, position
+from dlog.client.position import Position
+from dlog.client.reader import Lag, Reader, ReadProgress
 from dlog.client.record import Record, RecordBatch
 from dlog.client.stream_info import ImportResult, Owner, SettingsChanges, StreamInfo, StreamSettings
 from dlog.client.thread_feed import Feed
@@ -110,24 +112,27 @@ class SyncClient:
         stream: str,
         start: Position | DLSN | str | datetime | None = None,
         *,
+        after: Position | DLSN | str | None = None,
         follow: bool = False,
         limit: int | None = None,
-    ) -> Iterator[Record]:
-        for batch in self.read_batches(stream, start, follow=follow, limit=limit):
-            yield from batch
+    ) -> SyncReader[Record]:
+        running = self._running()
+        reader = running.client.read_batches(stream, start, after=after, follow=follow, limit=limit)
+        progress = ReadProgress()
+        return SyncReader(_records(self._pull(running, reader), progress), reader, progress)
 
     def read_batches(
         self,
         stream: str,
         start: Position | DLSN | str | datetime | None = None,
         *,
+        after: Position | DLSN | str | None = None,
         follow: bool = False,
         limit: int | None = None,
-    ) -> Iterator[RecordBatch]:
-        begin = position(start)
+    ) -> SyncReader[RecordBatch]:
         running = self._running()
-        batches = running.client.read_batches(stream, begin, follow=follow, limit=limit)
-        return self._pull(running, batches)
+        reader = running.client.read_batches(stream, start, after=after, follow=follow, limit=limit)
+        return SyncReader(self._pull(running, reader), reader, ReadProgress())
 
     # ---- streams ----------------------------------------------------------------------------------------------------
 
@@ -213,7 +218,7 @@ class SyncClient:
         running = self._running()
         return running.wait(question(running.client))
 
-    def _pull(self, running: _ClientThread, items: AsyncGenerator[T, None]) -> Iterator[T]:
+    def _pull(self, running: _ClientThread, items: AsyncGenerator[T, None] | Reader[T]) -> Generator[T, None, None]:
         """Iterate in this thread over items made in the client's thread; about 50 µs for each."""
 
         async def following() -> tuple[T, ...]:
@@ -242,6 +247,43 @@ class SyncClient:
                     self._here = _ClientThread(connect(self._target, options=self._options))
                 here = self._here
         return here
+
+
+class SyncReader(Iterator[T]):
+    """One read of a stream, made by `SyncClient.read` and `SyncClient.read_batches`. Iterate over it once; `close` ends
+    it early."""
+
+    def __init__(self, items: Generator[T, None, None], reader: Reader[RecordBatch], progress: ReadProgress) -> None:
+        self._items = items
+        self._reader = reader
+        self._progress = progress
+
+    def __iter__(self) -> Iterator[T]:
+        return self._items
+
+    def __next__(self) -> T:
+        return next(self._items)
+
+    def close(self) -> None:
+        """End the read; the proxy sends nothing more. Idempotent."""
+        self._items.close()
+
+    @property
+    def lag(self) -> Lag | None:
+        """See `Reader.lag`."""
+        return self._reader.lag
+
+    @property
+    def caught_up(self) -> bool:
+        """See `Reader.caught_up`."""
+        return self._progress.left == 0 and self._reader.caught_up
+
+
+def _records(batches: Generator[RecordBatch, None, None], progress: ReadProgress) -> Generator[Record, None, None]:
+    with closing(batches):
+        for batch in batches:
+            for progress.left, record in zip(range(len(batch) - 1, -1, -1), batch, strict=True):
+                yield record
 
 
 class _ClientThread:

@@ -585,6 +585,7 @@ class StreamReaderMachine:
             lengths, body = got.joined()
             self._credit -= len(body)
             message = Entries(self._read.request, self._number, self._entry, lengths, self._slot, body)
+            self._tell_if_behind(self._entry + len(payloads))
             self._out.append(Send(READER, message))
         self._entry, self._slot = self._entry + len(payloads), 0
 
@@ -601,6 +602,17 @@ class StreamReaderMachine:
         return read_contents(payload, enveloped=self._segment.version >= 4)
 
     # ---- events -----------------------------------------------------------------------------------------------------
+
+    def _tell_if_behind(self, following: int) -> None:
+        """Before entries are sent that do not reach the tail, as far as it is known: say how much follows them, and
+        report the tail again when it is reached. A reader at the tail gets no such event. following: the entry after
+        them."""
+        assert self._stream is not None
+        segments = max(0, self._stream.segments[-1].number - self._number) if self._stream.segments else 0
+        entries = self._lac + 1 - following
+        if segments or entries:
+            self._caught_up = False
+            self._say(ReaderEventKind.BEHIND, segments=segments, entries=None if segments else entries)
 
     def _tell_caught_up(self) -> None:
         assert self._read is not None

@@ -64,7 +64,7 @@ class Start(enum.IntEnum):
 
 
 class ReaderEventKind(enum.IntEnum):
-    """Events of a reader; all but CAUGHT_UP and STARTED end it. `life` in a detail is the stream's incarnation."""
+    """Events of a reader; all but STARTED, CAUGHT_UP and BEHIND end it. `life`: the stream's incarnation."""
 
     STARTED = 0  # detail: {"dlsn": [s, e, slot]} where delivery begins, "life"
     CAUGHT_UP = 1  # all confirmed records were sent; more may come; detail {"life": ...}
@@ -74,6 +74,7 @@ class ReaderEventKind(enum.IntEnum):
     MOVED = 5  # another read proxy serves this stream; detail {"location": "host:port"}
     DELETED = 6  # the stream was deleted; detail {"life": ...} of the present stream of its name, if there is one
     BEYOND_END = 7  # position after the end of the stream; detail {"end": [s, e, slot]}
+    BEHIND = 8  # the next Entries do not reach the tail; detail {"segments": n, "entries": n or nil} that follow them
 
 
 @dataclass(frozen=True, slots=True)

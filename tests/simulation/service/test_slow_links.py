@@ -15,7 +15,7 @@ from unittest import mock
 import dlog
 from dlog.client.client import Client
 from dlog.client.options import ClientOptions
-from dlog.client.reader import Reader
+from dlog.client.reader import ReadSession
 from dlog.options import MiB
 from tests.simulation.service import drawing
 from tests.simulation.service.loop import Process, S
@@ -69,11 +69,11 @@ def read_from_afar(
 
 
 def test_a_proxy_is_not_left_while_its_records_are_on_their_way() -> None:
-    def leave(self: Reader, error: dlog.DLogError) -> None:
+    def leave(self: ReadSession, error: dlog.DLogError) -> None:
         raise AssertionError(f"a proxy was left that was sending: {error.message}")
 
     async def read(client: Client) -> list[int]:
         return [len(record.payload) async for record in client.read(STREAM)]
 
-    with cluster([bytes(900_000)]) as world, mock.patch.object(Reader, "_on_trouble", leave):
+    with cluster([bytes(900_000)]) as world, mock.patch.object(ReadSession, "_on_trouble", leave):
         assert read_from_afar(world, read, 120.0, ClientOptions(stall_s=2.0)) == [900_000]

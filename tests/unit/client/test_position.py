@@ -7,8 +7,10 @@ from datetime import UTC, datetime, timedelta, timezone, tzinfo
 import pytest
 
 import dlog
-from dlog.client.position import position
+from dlog.client.position import begin_of, position
+from dlog.client.record import Record, RecordBatch
 from dlog.errors import InvalidRequestError
+from dlog.model.dlsn import of
 
 
 class Nowhere(tzinfo):
@@ -35,3 +37,29 @@ def test_a_datetime_with_a_zone_is_the_same_everywhere() -> None:
     eight = datetime(2026, 11, 20, 8, tzinfo=UTC)
     assert dlog.at_time(eight) == dlog.at_time(eight.astimezone(timezone(timedelta(hours=5, minutes=30))))
     assert dlog.at_time(eight) == position(eight) == dlog.at_time(eight.timestamp())
+
+
+@pytest.mark.parametrize("life", ["", "a1"])
+def test_reading_after_a_record_leaves_out_that_record_and_no_other_however_it_is_named(life: str) -> None:
+    record = Record(of(3, 17, 2), 5, b"x", 0, life)
+    following = (3, 17, 3)
+    place = dlog.at_dlsn(record.dlsn, life)
+    for after in (record.position, str(record.position), record.dlsn, str(record.dlsn), place):
+        assert begin_of(None, after).value == following, after
+    for start in (record.position, str(record.position)):
+        assert begin_of(start, None).value == following, start
+    for token in (record.position, str(record.position), place):
+        assert begin_of(None, token).life == life, "a stream that was created again is told apart"
+    batch = RecordBatch(of(3, 17, 2), 5, 0, [b"x", b"y"], life)
+    assert begin_of(None, batch.position).value == (3, 17, 4)
+
+
+@pytest.mark.parametrize("after", [dlog.START, dlog.TAIL, dlog.at_txid(5), "yesterday", "!@1:0:0", 17, "tail"])
+def test_only_a_record_is_a_place_to_read_after(after: object) -> None:
+    with pytest.raises(InvalidRequestError):
+        begin_of(None, after)  # type: ignore[arg-type]
+
+
+def test_a_read_begins_at_one_place() -> None:
+    with pytest.raises(InvalidRequestError, match="not both"):
+        begin_of("start", of(1, 0, 0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -221,7 +221,7 @@ def test_a_position_is_read_as_it_is_written(text: str) -> None:
     assert position.life == ("one" if "@" in text else "")
 
 
-@pytest.mark.parametrize("text", ["@1:2:3", "o/e@1:2:3", "one@", "one@x", "a@b@1:2:3", "x" * 65 + "@1:2:3"])
+@pytest.mark.parametrize("text", ["@", "o/e@1:2:3", "one@", "one@x", "a@b@1:2:3", "x" * 65 + "@1:2:3"])
 def test_what_is_no_position_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequestError):
         dlog.at_dlsn(text)
@@ -463,3 +463,116 @@ async def test_records_that_are_long_on_their_way_are_waited_for() -> None:
                 break
         assert len(double.of(proxy.Read)) == 1, "nobody else was asked"
         assert double.of(proxy.Ping)
+
+
+# ---- after a record, and how far behind ------------------------------------------------------------------------------
+
+
+async def test_a_read_after_a_record_begins_with_the_next_one() -> None:
+    log = log_of(*(b"%d" % n for n in range(5)))
+    async with Double(log, role="read") as double, dlog.connect(double.target) as client:
+        records = [record async for record in client.read("s")]
+        for after in (records[2].dlsn, records[2].position, str(records[2].position)):
+            assert [r.payload async for r in client.read("s", after=after)] == [b"3", b"4"]
+        with pytest.raises(dlog.InvalidRequestError):
+            client.read("s", dlog.START, after=records[2].dlsn)
+
+
+class Feeding:
+    """A script: a read is opened, and the test says what it gets."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.peer: Peer | None = None
+        self.request = 0
+
+    def __call__(self, peer: Peer, message: proxy.Message) -> bool:
+        if isinstance(message, proxy.Read):
+            self.peer, self.request = peer, message.request
+            self.event(ReaderEventKind.STARTED, dlsn=[1, 0, 0])
+            return True
+        return isinstance(message, proxy.Credit)
+
+    def event(self, kind: ReaderEventKind, **detail: object) -> None:
+        assert self.peer is not None
+        self.peer.send(proxy.ReaderEvent(self.request, kind, detail))
+
+    def send(self, *entries: int) -> None:
+        assert self.peer is not None
+        payloads = [self.log.entries[entry] for entry in entries]
+        lengths = tuple(map(len, payloads))
+        self.peer.send(proxy.Entries(self.request, 1, entries[0], lengths, 0, b"".join(payloads)))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the client's tasks run until this holds."""
+    async with asyncio.timeout(90):
+        while not condition():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+
+
+def state(reader: dlog.Reader[dlog.Record]) -> tuple[dlog.Lag | None, bool]:
+    return reader.lag, reader.caught_up
+
+
+async def test_a_reader_tells_how_far_it_is_behind_and_when_it_has_caught_up() -> None:
+    log = log_of(*(b"%d" % n for n in range(6)))
+    feeding = Feeding(log)
+    async with Double(log, role="read", script=feeding) as double, dlog.connect(double.target) as client:
+        reader = client.read("s", follow=True)
+        assert state(reader) == (None, False)
+        async with asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(anext(reader))
+            await double.wait(lambda: feeding.peer is not None)
+            feeding.event(ReaderEventKind.BEHIND, segments=2, entries=None)
+            feeding.send(0)
+        assert first.result().payload == b"0"
+        assert state(reader) == (dlog.Lag(2, None), False)
+        feeding.event(ReaderEventKind.BEHIND, segments=0, entries=3)
+        feeding.send(1, 2)
+        assert (await anext(reader)).payload == b"1"
+        assert state(reader) == (dlog.Lag(0, 4), False), "one that came, three that did not"
+        assert (await anext(reader)).payload == b"2"
+        assert state(reader) == (dlog.Lag(0, 3), False)
+        feeding.send(3)
+        assert (await anext(reader)).payload == b"3"
+        assert state(reader) == (dlog.Lag(0, 0), True), "nothing is said of the tail, and it was reached"
+        feeding.event(ReaderEventKind.BEHIND, segments=0, entries=1)
+        feeding.send(4)
+        assert (await anext(reader)).payload == b"4"
+        assert state(reader) == (dlog.Lag(0, 1), False)
+        async with asyncio.TaskGroup() as tasks:
+            waits = tasks.create_task(anext(reader))
+            feeding.event(ReaderEventKind.CAUGHT_UP)  # what followed has no record
+            await until(lambda: reader.caught_up)
+            assert state(reader) == (dlog.Lag(0, 0), True)
+            feeding.send(5)
+            assert (await waits).payload == b"5"
+        assert feeding.peer is not None
+        feeding.peer.cut()
+        waits = asyncio.get_running_loop().create_task(anext(reader))
+        await until(lambda: reader.lag is None)
+        assert state(reader) == (None, False), "the next proxy has not told"
+        waits.cancel()
+        await asyncio.wait([waits])
+        await reader.aclose()
+
+
+async def test_a_reader_has_caught_up_with_the_last_record_of_a_batch_only() -> None:
+    log = Log()
+    two, one = build_record_set([b"0", b"1"]), build_record_set([b"2"])
+    log.entries.append(entry_of([(b"p" * 16, two, 0), (b"q" * 16, one, 0)]))
+    async with Double(log, role="read") as double, dlog.connect(double.target) as client:
+        reader = client.read("s")
+        seen = [(record.payload, reader.caught_up) async for record in reader]
+        assert seen == [(b"0", False), (b"1", False), (b"2", True)]
+        assert reader.caught_up, "it has ended at the tail"
+        batches = client.read_batches("s")
+        assert [(len(batch), batches.caught_up) async for batch in batches] == [(2, False), (1, True)]
+
+
+async def test_an_empty_stream_is_caught_up_with_at_once() -> None:
+    async with Double(Log(), role="read") as double, dlog.connect(double.target) as client:
+        reader = client.read("s")
+        assert [record async for record in reader] == []
+        assert reader.caught_up and reader.lag == dlog.Lag(0, 0)

@@ -308,3 +308,20 @@ def test_a_closed_client_says_so() -> None:
         pass
     with pytest.raises(ClosedError):
         client.append_many("s", [b"x"])
+
+
+def test_a_blocking_reader_begins_after_a_record_and_tells_whether_it_has_caught_up() -> None:
+    with serving() as (double, client):
+        double.log.fill(b"a", b"b", b"c")
+        reader = client.read("s")
+        assert (reader.lag, reader.caught_up) == (None, False)
+        seen = [(record.payload, reader.caught_up) for record in reader]
+        assert [payload for payload, _ in seen] == [b"a", b"b", b"c"]
+        assert not seen[0][1]
+        assert (reader.lag, reader.caught_up) == (dlog.Lag(0, 0), True)
+        rest = client.read("s", after=of(1, 0, 0), limit=1)
+        assert [record.payload for record in rest] == [b"b"]
+        opened = client.read_batches("s", follow=True)
+        assert next(opened).payloads == [b"a"]
+        opened.close()
+        assert list(opened) == []

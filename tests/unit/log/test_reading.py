@@ -138,7 +138,8 @@ class Desk:
 
     @property
     def kinds(self) -> list[ReaderEventKind]:
-        return [event.kind for event in self.events]
+        """Without what is said of how far behind the reader is."""
+        return [event.kind for event in self.events if event.kind is not ReaderEventKind.BEHIND]
 
 
 def three_segments() -> tuple[Stage, Actor, list[DLSN]]:
@@ -160,6 +161,43 @@ def test_from_the_start_across_segments_to_the_tail_and_along_with_it() -> None:
     more = owner.ask(batch(12, txid=100)).dlsn
     desk.confirmed(more)
     assert desk.seen == [*places, more]
+
+
+def test_what_follows_entries_that_do_not_reach_the_tail_is_said_before_them_and_then_the_tail_again() -> None:
+    stage, owner, places = three_segments()
+    desk = Desk(stage, Start.START, credit=0)
+    said = []
+    while desk.seen != places:
+        sent = len(desk.entries)
+        desk.post(Received(READER, Credit(7, 1 - desk.machine._credit)))  # for one entry
+        if len(desk.entries) > sent:
+            newest = desk.events[-1]
+            left = newest.detail if newest.kind is ReaderEventKind.BEHIND else None
+            said.append((desk.entries[-1].segment, None if left is None else (left["segments"], left["entries"])))
+    last = places[-1]
+    assert [left for segment, left in said if segment < last.segment] == [
+        (last.segment - segment, None) for segment, _ in said if segment < last.segment
+    ]
+    assert desk.kinds[-1] is ReaderEventKind.CAUGHT_UP
+    desk.post(Received(READER, Credit(7, 10**6)))
+    before = len(desk.events)
+    desk.confirmed(owner.ask(batch(12, txid=100)).dlsn)
+    assert len(desk.events) == before, "at the tail nothing is said of each entry"
+
+
+def test_a_reader_that_falls_behind_at_the_tail_is_told_when_it_is_there_again() -> None:
+    stage = Stage()
+    owner = stage.taken("p1")
+    desk = Desk(stage, Start.START, credit=0)
+    assert desk.kinds == [ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP]
+    more = [owner.ask(batch(n)).dlsn for n in range(3)]
+    desk.confirmed(more[-1])
+    while desk.seen != more:
+        desk.post(Received(READER, Credit(7, 1 - desk.machine._credit)))
+    ahead = [event.detail["entries"] for event in desk.events if event.kind is ReaderEventKind.BEHIND]
+    assert ahead == [2, 1]
+    assert desk.kinds[-1] is ReaderEventKind.CAUGHT_UP
+    assert desk.kinds.count(ReaderEventKind.CAUGHT_UP) == 2
 
 
 @pytest.mark.parametrize("at", range(12))
