@@ -2,4 +2,12 @@
 
 client.py is the public API, sync.py the same without an event loop; producer.py batches and retries, pipeline.py
 appends without waiting, reader.py reads, routing.py finds proxies, connection.py implements docs/protocol.md.
+
+It logs to `logging.getLogger("dlog")` and the loggers below it, and never configures logging: DEBUG for connections
+made, INFO for connections lost, requests retried and reads and appends that go on at another proxy, ERROR for an
+internal error. Nothing is logged per record. Without a handler of the program nothing is shown.
 """
+
+import logging
+
+logging.getLogger("dlog").addHandler(logging.NullHandler())

@@ -12,6 +12,7 @@ an error says what to do; `outcome_unknown` says whether the record may still ap
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
@@ -63,6 +64,8 @@ from dlog.model.sink import SinkBatch
 from dlog.wire import proxy
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import build_record_set
+
+_log = logging.getLogger(__name__)
 
 LIST_LIMIT = 1000
 PRODUCERS_MAX = 1000  # kept for idle streams; beyond it idle ones are dropped, and made again when used
@@ -565,6 +568,7 @@ class Client:
             f"internal error, the client is closed; open another one and report this: {error!r}", outcome_unknown=True
         )
         self._broken.__cause__ = error
+        _log.error("internal error, the client is closed", exc_info=error)
         self._close_producers()
 
     def _close_producers(self) -> None:

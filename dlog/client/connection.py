@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
@@ -39,6 +40,8 @@ from dlog.wire.proxy_codec import FrameDecoder, encode
 B = TypeVar("B", contravariant=True)
 _QUESTIONS = 64  # concurrent requests, if the server names no limit
 _JOINED_BYTES_MAX = 4096  # of a body: copying it costs less than a vectored write
+
+_log = logging.getLogger(__name__)
 
 
 class WriterPort(Protocol[B]):
@@ -247,6 +250,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def give_up(self, reason: str) -> None:
         """Abort the connection: this server is not expected to answer."""
+        if self.error is None:
+            _log.info("connection given up: %s address=%s", reason, self.address)
         if self._transport is not None:
             self._transport.abort()
         self._end(ConnectionLostError(f"{reason}: address={self.address}"))
@@ -274,6 +279,8 @@ class Connection(asyncio.BufferedProtocol):
         why = _why(exc) if isinstance(exc, OSError) else "connection closed by the server"
         if self._farewell is not None:
             why = f"closed by the server, {self._farewell.message}"
+        if self.error is None:
+            _log.info("connection lost: %s address=%s", why, self.address)
         self._end(ConnectionLostError(f"{why}: address={self.address}"))
 
     def pause_writing(self) -> None:

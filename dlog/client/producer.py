@@ -24,6 +24,7 @@ Only `_seek`, which finds the owner when there is something to send, is asynchro
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import weakref
 from collections import deque
@@ -54,6 +55,8 @@ from dlog.wire.proxy import GetOwner
 
 NAME_BYTES = 12  # of a producer id; 4 of its generation follow
 JOIN_SHARE = 1 / 30  # of append_deadline_s: batches made within this time may be sent, and then fail, as one
+
+_log = logging.getLogger(__name__)
 
 
 class BatchBorrower(Protocol):
@@ -319,6 +322,7 @@ class Producer:
                     if error.remedy in (Remedy.FIX, Remedy.STOP, Remedy.REPORT):
                         self._fail_all(error)
                     else:
+                        _log.info("appends wait for an owner: stream=%s obstacle=%s", self.stream, error)
                         self._moving_to = error.location if isinstance(error, OwnedElsewhereError) else None
                         self._pause_due = True
         finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from dlog.wire import proxy
 from dlog.wire.proxy import ReaderEventKind
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 _MOVES_MAX = 3  # redirects in a row that are followed without back-off; a changing ring may redirect more than once
 _BLOCK_BYTES = 16 << 20  # glibc adapts its thresholds to blocks of up to 32 MiB only
@@ -312,6 +314,7 @@ class ReadSession:
             raise error
         elif isinstance(error, ConnectionLostError | RequestTimeoutError):
             self._avoid = failed
+        _log.info("read goes on at another proxy: stream=%s obstacle=%s", self.stream, error)
         self._check_deadline(error.message)
 
     def _served(self) -> None:

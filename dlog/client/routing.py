@@ -12,6 +12,7 @@ reachable, the work moves to a direct connection.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable
@@ -37,6 +38,8 @@ from dlog.errors import (
     with_outcome,
 )
 from dlog.wire import proxy
+
+_log = logging.getLogger(__name__)
 
 OWNERS_MAX = 10_000  # remembered owners; beyond it the oldest are forgotten, and asked for again when needed
 ADDRESSES_MAX = 1_000  # remembered proxies; beyond it the oldest that are not in use are forgotten
@@ -97,7 +100,8 @@ class Router:
             self._check_open()
             try:
                 connection = await Connection.open(address, self.options, hops=hops)
-            except DLogError:
+            except DLogError as error:
+                _log.debug("not connected: %s", error)
                 self._failed_s[address] = self._now_s()
                 self._reach.failed(address, self._now_s())
                 raise
@@ -108,6 +112,7 @@ class Router:
             self._reach.reached(address)
             self._roles[address] = connection.role
             self._connections[address, hops] = connection
+            _log.debug("connected: address=%s role=%s hops=%d", address, connection.role, hops)
             return connection
 
     def _open_at(self, address: str, hops: int = 0) -> Connection | None:
@@ -452,6 +457,7 @@ class Router:
                         if is_final or isinstance(error, ProducerUnknownError):
                             raise with_outcome(error, unknown) from error.__cause__
                         obstacle = error
+                        _log.info("request is retried: stream=%s obstacle=%s", stream, error)
                         suspect = self._suspect(stream, connection, error)
                     await asyncio.sleep(self.pause_s(backoff))
         except TimeoutError as late:
