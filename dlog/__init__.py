@@ -78,7 +78,9 @@ if TYPE_CHECKING:
         UnsupportedVersionError,
     )
     from dlog.model.dlsn import DLSN
+    from dlog.model.ids import EntryId, SegmentNumber
     from dlog.model.sink import SinkBatch
+    from dlog.wire.proxy import Start
 
 __all__ = [
     "DLSN",
@@ -96,6 +98,7 @@ __all__ = [
     "DLogError",
     "DamagedError",
     "EndOfStreamError",
+    "EntryId",
     "EntryMissingError",
     "EntryUnreadableError",
     "Fate",
@@ -128,10 +131,12 @@ __all__ = [
     "RequestTimeoutError",
     "SegmentInfo",
     "SegmentNotEndedError",
+    "SegmentNumber",
     "SequenceGapError",
     "SettingsChanges",
     "SinkBatch",
     "StaleRequestError",
+    "Start",
     "StreamExistsError",
     "StreamInfo",
     "StreamNotFoundError",
@@ -195,7 +200,12 @@ _HOMES = {
         "connect_sync",
     ),
     "dlog.model.dlsn": ("DLSN",),
+    "dlog.model.ids": (
+        "EntryId",
+        "SegmentNumber",
+    ),
     "dlog.model.sink": ("SinkBatch",),
+    "dlog.wire.proxy": ("Start",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

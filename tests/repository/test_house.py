@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import re
 import shutil
 import subprocess
@@ -10,6 +12,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from dlog.client.producer import BatchBorrower
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -81,14 +85,64 @@ def test_ruff_bans_bite(line: str) -> None:
     assert result.returncode == 1, result.stdout
 
 
-def test_the_wheel_holds_the_library_and_the_service_and_nothing_else(copy: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(copy)]
+@pytest.fixture(scope="module")
+def wheel(copy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(target), str(copy)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    (wheel,) = tmp_path.glob("dlogd-*.whl")
+    (made,) = target.glob("dlogd-*.whl")
+    return made
+
+
+def test_the_wheel_holds_the_library_and_the_service_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"dlog", "actors", "proxies"}
     assert "dlog/py.typed" in names
+
+
+PROGRAM = ROOT / "tests" / "repository" / "user_program.py"
+
+
+def test_a_users_program_is_checked_strictly_against_the_installed_wheel(wheel: Path, tmp_path: Path) -> None:
+    """A wrong use is found, so the types of the installed package are really looked at."""
+    python = tmp_path / "env" / "bin" / "python"
+    installed = f"{sys.executable} -m pip --python {python} install --quiet --no-deps --no-index {wheel}"
+    for command in (f"{sys.executable} -m venv --without-pip {tmp_path / 'env'}", installed):
+        done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    program, wrong = tmp_path / "program.py", tmp_path / "wrong.py"
+    program.write_text(PROGRAM.read_text())
+    wrong.write_text(
+        "import dlog\n\nasync def main(client: dlog.Client) -> int:\n"
+        "    await client.alter('s', colour='red')\n    return await client.append('s', 'text')\n"
+    )
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--python-executable={python}"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
+    checked = subprocess.run(
+        [*mypy, program.name, wrong.name], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    found = checked.stdout.splitlines()
+    assert not [line for line in found if line.startswith(program.name)], checked.stdout
+    assert [line.rpartition("[")[2] for line in found if f"{wrong.name}:" in line and ": error:" in line] == [
+        "call-arg]",
+        "return-value]",
+        "arg-type]",
+    ], checked.stdout + checked.stderr
+
+
+def test_the_users_program_calls_every_public_method() -> None:
+    import dlog
+
+    text = PROGRAM.read_text()
+    missing = [
+        f"{cls.__name__}.{name}"
+        for cls in (dlog.Client, dlog.SyncClient, dlog.Pipeline, dlog.Reader, dlog.SyncReader, dlog.RecordBatch)
+        for name, value in vars(cls).items()
+        if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, property))
+        if not hasattr(BatchBorrower, name) and f".{name}" not in text
+    ]
+    assert not missing
 
 
 def test_documents_point_at_files_that_exist() -> None:

@@ -6,8 +6,10 @@ import ast
 import builtins
 import importlib
 import inspect
+import itertools
 import pkgutil
 import re
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,38 @@ def test_every_type_of_ours_in_a_signature_is_public(name: str, thing: Any) -> N
     for text in inspect.get_annotations(thing).values():
         for word in set(re.findall(r"\w+", str(text))):
             assert word not in ours or word in dlog.__all__, f"{name} takes or gives {word}, which is not public"
+
+
+def reachable() -> Iterator[tuple[str, Any]]:
+    """Every type of ours in the annotations of public functions, methods, properties and fields."""
+    for name, thing in PUBLIC:
+        if isinstance(thing, type) or inspect.isfunction(thing):
+            for hint in typing.get_type_hints(thing).values():
+                yield from ((name, found) for found in parts_of(hint))
+
+
+def parts_of(hint: Any) -> Iterator[Any]:
+    """The types of ours that an annotation is made of."""
+    module, name = getattr(hint, "__module__", ""), getattr(hint, "__name__", "")
+    if module.startswith("dlog.") and not isinstance(hint, typing.TypeVar):
+        yield hint
+    elif isinstance(hint, type | typing.NewType) or name.startswith("_"):
+        return
+    for part in typing.get_args(hint):
+        yield from parts_of(part) if not isinstance(part, list) else itertools.chain(*map(parts_of, part))
+
+
+def test_every_type_that_a_public_annotation_reaches_is_public() -> None:
+    missing = {(name, part.__name__) for name, part in reachable() if part.__name__ not in dlog.__all__}
+    assert not missing
+    assert {part.__name__ for _, part in reachable()} > {"DLSN", "BatchResult", "StreamInfo", "Lag", "SegmentNumber"}
+
+
+@pytest.mark.parametrize(("name", "thing"), PUBLIC, ids=[name for name, _ in PUBLIC])
+def test_every_error_named_under_raises_is_public(name: str, thing: Any) -> None:
+    for said in re.findall(r"[Rr]aises? (.*?)(?:\n\n|\Z)", inspect.getdoc(thing) or "", re.DOTALL):
+        for word in re.findall(r"\b[A-Z]\w*Error\b", said):
+            assert word in dlog.__all__ or hasattr(builtins, word), f"{name} raises {word}, which is not public"
 
 
 def test_every_error_that_a_client_may_raise_is_public() -> None:
