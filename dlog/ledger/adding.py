@@ -7,7 +7,7 @@ Invariants:
 - a failed member is replaced from entry LAC + 1 on, by compare-and-set from a value that is OPEN and still names it;
   after a conflict the value found in metadata is adopted;
 - an unknown outcome is resolved by a later write that succeeds, or by reading the proposed value at another version
-  than it was written from. One read is not enough: the write may be in flight, or the two values equal;
+  than it was written over (dlog/metadata_update.py);
 - a replacement must report that it has no such ledger before metadata names it (vetting.py): entries of another ledger
   under this id would be served to readers. The first members were vetted at creation;
 - as long as Qa members are reachable the ledger goes on without the failed ones; metadata changes only when there is a
@@ -40,7 +40,6 @@ from dlog.machine import (
     Answer,
     Asked,
     CancelTimer,
-    CompareAndSet,
     Conflict,
     Effect,
     Fact,
@@ -48,10 +47,8 @@ from dlog.machine import (
     Missing,
     OutcomeUnknown,
     PeerLost,
-    ReadMetadata,
     Received,
     Refused,
-    SeenOutcome,
     Send,
     SetTimer,
     Tell,
@@ -59,6 +56,7 @@ from dlog.machine import (
     TimerFired,
     Versioned,
 )
+from dlog.metadata_update import Found, MetadataUpdateLoop, Written
 from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from dlog.model.ledger import LedgerKey, LedgerMetadata, LedgerState
 from dlog.options import option
@@ -121,15 +119,12 @@ class LedgerAdder:
         "_metadata",
         "_options",
         "_placement",
-        "_proposed",
         "_quarantine",
-        "_question",
-        "_questions",
         "_replaced",
         "_replacement_due",
         "_timers",
         "_told_lost",
-        "_version",
+        "_update",
         "_vetted",
         "_window",
         "ensemble_changes",
@@ -151,16 +146,13 @@ class LedgerAdder:
         self.error: DLogError | None = None
         self.ensemble_changes = 0
         self._metadata = value
-        self._version = metadata.version
+        self._update = MetadataUpdateLoop(LedgerKey(ledger), version=metadata.version)
         self._digest = digest
         self._placement = placement
         self._options = options
         self._window = Window(value.quorum, value.fragments[0].ensemble, NO_ENTRY, 0, options.lag_entries_max)
         self._closing: Close | None = None
         self._closers: tuple[Ticket, ...] = ()
-        self._question: tuple[str, int] | None = None  # token of the metadata request in flight
-        self._questions = 0
-        self._proposed: LedgerMetadata | None = None  # sent to metadata; its outcome is not known
         self._replaced: tuple[tuple[str, str], ...] = ()  # by the proposed value: (old bookie, new bookie)
         self._replacement_due = False  # something changed that makes a replacement worth trying
         self._again = False  # this try is a retry: quarantined bookies may be chosen, failed members readmitted
@@ -213,8 +205,8 @@ class LedgerAdder:
                 case PeerLost(peer, reason):
                     self._window.disconnect(cast(BookieId, peer), reason or "connection lost")
                     self._note_vetted(cast(BookieId, peer), None)
-                case MetadataSeen(token, outcome):
-                    self._note_metadata(token, outcome)
+                case MetadataSeen():
+                    self._note_metadata(fact)
                 case TimerFired(key):
                     self._note_timer(key)
         if self.error is None:
@@ -292,43 +284,38 @@ class LedgerAdder:
             case "replace":
                 self._replacement_due = self._again = True
             case "metadata":
-                self._read_metadata()
+                self._update.read(self._effects)
             case "give_up":
                 why = (
                     f"no entry was confirmed for {self._options.give_up_s} s, check bookies (dlog bookie ls) and "
                     f"ZooKeeper: ledger={self.ledger} lac={self.lac}"
                 )
-                if self._is_uncertain:
+                if not self._update.is_current:
                     self._die(MetadataUnavailableError(f"metadata is unreachable, {why}", outcome_unknown=True))
                 else:
                     self._die(NotEnoughBookiesError(why, outcome_unknown=True))
 
-    def _note_metadata(self, token: object, outcome: SeenOutcome) -> None:
-        if self._question is None or token != self._question:
-            return
-        kind, self._question = self._question[0], None
-        match outcome:
-            case Versioned(value, version) if kind == "write":
-                self._take_in(value, version)
-            case Versioned(value, version):
-                self._note_read(value, version)
-            case Conflict():
-                self._read_metadata()
+    def _note_metadata(self, fact: MetadataSeen) -> None:
+        match self._update.handle(fact, self._effects):
+            case Written(value):
+                self._take_in(value)
+            case Found(value):
+                self._note_read(value)
             case Missing():
                 self._die(LedgerNotFoundError(f"the ledger was deleted: ledger={self.ledger}", outcome_unknown=True))
             case Refused(error):
                 text = f"ZooKeeper rejected the ledger's metadata: {error.message}: ledger={self.ledger}"
                 self._die(MetadataUnavailableError(text, outcome_unknown=True))
-            case OutcomeUnknown() if kind == "write":
-                self._read_metadata()
+            case Conflict() | OutcomeUnknown() if self._update.wrote:
+                self._update.read(self._effects)
             case OutcomeUnknown():
                 self._set_timer("metadata", self._options.metadata_retry_s)
 
-    def _note_read(self, value: LedgerMetadata, version: object) -> None:
+    def _note_read(self, value: LedgerMetadata) -> None:
         """Go on from metadata as read after a conflict or an unknown outcome."""
         last = value.fragments[-1]
         if value.state is LedgerState.CLOSED and self._closing is not None and self._is_our_end(value):
-            self._take_in(value, version)
+            self._take_in(value)
         elif value.state is not LedgerState.OPEN or last.first_entry > self.lac + 1:
             self._effects.append(Tell(LedgerFenced(self.ledger, METADATA_PEER)))
             state = value.state.name.lower()
@@ -337,20 +324,18 @@ class LedgerAdder:
                     f"another client took over the ledger, use a new one: ledger={self.ledger} state={state}"
                 )
             )
-        elif value == self._proposed and version != self._version:
-            self._take_in(value, version)
         else:
-            # not in ZooKeeper, but the write may be in flight: only a successful write from this version resolves it
-            self._metadata, self._version = value, version
+            # our value is not in ZooKeeper, but the write may be in flight: only a write from this version resolves it
+            self._metadata = value
             self._adopt(value)
-            self._write_metadata(self._next_value(settle=True))
+            self._update.write(self._next_value(settle=True), self._effects)
 
     def _is_our_end(self, value: LedgerMetadata) -> bool:
         return value.last_entry == self.lac and value.length == self.length and not len(self._window)
 
-    def _take_in(self, value: LedgerMetadata, version: object) -> None:
+    def _take_in(self, value: LedgerMetadata) -> None:
         """This value is in ZooKeeper, and no write of ours is in flight."""
-        self._metadata, self._version, self._proposed = value, version, None
+        self._metadata = value
         self._drop_timer("give_up")
         if value.is_closed:
             self._effects.append(Tell(LedgerClosed(self.ledger, value.last_entry, value.length)))
@@ -374,15 +359,10 @@ class LedgerAdder:
 
     # ---- consequences ------------------------------------------------------------------------------------------------
 
-    @property
-    def _is_uncertain(self) -> bool:
-        """Whether metadata may differ from the value we use; nothing is confirmed meanwhile."""
-        return self._question is not None or self._proposed is not None
-
     def _settle(self) -> None:
         """Derive every consequence of the facts so far. Only this method confirms entries."""
         window = self._window
-        if self._is_uncertain:
+        if not self._update.is_current:  # metadata may differ from the value in use
             self._set_timer("give_up", self._options.give_up_s)
             return
         effects = self._effects
@@ -392,7 +372,7 @@ class LedgerAdder:
         if self._timers and (window.lac != lac or not len(window)):  # a failed replacement is no progress
             self._drop_timer("give_up")
         if self._closing is not None and not len(window):
-            self._write_metadata(self._next_value(settle=False))
+            self._update.write(self._next_value(settle=False), self._effects)
         elif window.failed:
             self._mend()
         elif self._timers:
@@ -416,7 +396,7 @@ class LedgerAdder:
                     )
                     self._die(UnavailableError(why, outcome_unknown=True))
                 else:
-                    self._write_metadata(value)
+                    self._update.write(value, self._effects)
                 return
             if again:
                 self._readmit()
@@ -466,20 +446,7 @@ class LedgerAdder:
         value = self._replace(again=False) if self._window.failed else None
         return value or self._metadata
 
-    # ---- metadata and timers -----------------------------------------------------------------------------------------
-
-    def _write_metadata(self, value: LedgerMetadata) -> None:
-        assert self._question is None, "one metadata request at a time"
-        self._proposed = value
-        self._questions += 1
-        self._question = ("write", self._questions)
-        self._effects.append(CompareAndSet(self._question, LedgerKey(self.ledger), value, self._version))
-
-    def _read_metadata(self) -> None:
-        assert self._question is None, "one metadata request at a time"
-        self._questions += 1
-        self._question = ("read", self._questions)
-        self._effects.append(ReadMetadata(self._question, LedgerKey(self.ledger)))
+    # ---- timers ------------------------------------------------------------------------------------------------------
 
     def _set_timer(self, key: str, after_s: float) -> None:
         """Start a timer unless it is running."""

@@ -38,7 +38,6 @@ from dlog.machine import (
     Answer,
     Asked,
     CancelTimer,
-    CompareAndSet,
     Conflict,
     Effect,
     Fact,
@@ -46,16 +45,14 @@ from dlog.machine import (
     Missing,
     OutcomeUnknown,
     PeerLost,
-    ReadMetadata,
     Received,
     Refused,
-    SeenOutcome,
     Send,
     SetTimer,
     Ticket,
     TimerFired,
-    Versioned,
 )
+from dlog.metadata_update import Found, MetadataUpdateLoop, Written
 from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from dlog.model.ledger import LedgerKey, LedgerMetadata
 from dlog.model.quorum import Quorum
@@ -119,9 +116,8 @@ class TailFinder:
         self._options = options
         self._ticket: Ticket = 0
         self._stage = _Stage.IDLE
-        self._question = 0  # token of the last metadata request
+        self._update = MetadataUpdateLoop(LedgerKey(ledger))
         self._metadata: LedgerMetadata
-        self._version: object = None
         self._lac = NO_ENTRY
         self._last = NO_ENTRY  # highest entry that a bookie reported
         self._wanted: EntryId | None = None  # nothing above it was confirmed when the request came
@@ -145,8 +141,8 @@ class TailFinder:
                 self._note_added(cast(BookieId, peer), answer)
             case PeerLost(peer):
                 self._note_lost(cast(BookieId, peer))
-            case MetadataSeen(token, outcome) if token == self._question:
-                self._note_metadata(outcome)
+            case MetadataSeen():
+                self._note_metadata(fact)
             case TimerFired("patience") if self._stage is _Stage.PATIENCE:
                 self._read_metadata()
             case TimerFired("retry") if self._waiting:
@@ -155,7 +151,7 @@ class TailFinder:
             case TimerFired("deadline") if self._stage is not _Stage.IDLE:
                 self._give_up()
             case Asked(ticket, FindTail()):
-                assert self._stage is _Stage.IDLE and not self._question, "a finder serves one request"
+                assert self._stage is _Stage.IDLE and not self._update.reads, "a finder serves one request"
                 self._ticket = ticket
                 self._effects.append(SetTimer("deadline", self._options.answer_s))
                 self._read_metadata()
@@ -165,16 +161,14 @@ class TailFinder:
 
     # ---- facts -------------------------------------------------------------------------------------------------------
 
-    def _note_metadata(self, outcome: SeenOutcome) -> None:
-        match outcome:
-            case _ if self._stage not in (_Stage.METADATA, _Stage.DECIDING):
-                return
+    def _note_metadata(self, fact: MetadataSeen) -> None:
+        match self._update.handle(fact, self._effects):
             case Missing():
                 self._answer(LedgerNotFoundError(f"the ledger was deleted: ledger={self.ledger}"))
-            case Versioned() if self._stage is _Stage.DECIDING:
+            case Written() if self._stage is _Stage.DECIDING:
                 self._answer(LedgerLac(self._safe, False))
-            case Versioned(value, version):
-                self._begin(value, version)
+            case Written(value) | Found(value):
+                self._begin(value)
             case Conflict():
                 self._read_metadata()
             case Refused(error):
@@ -184,9 +178,9 @@ class TailFinder:
                 self._reason = f"metadata is unreachable: {reason}"
                 self._pause()
 
-    def _begin(self, value: LedgerMetadata, version: object) -> None:
+    def _begin(self, value: LedgerMetadata) -> None:
         """Ask the bookies of the last ensemble for their last entries."""
-        self._metadata, self._version = value, version
+        self._metadata = value
         if value.is_closed:
             self._answer(LedgerLac(value.last_entry, True))
             return
@@ -322,9 +316,7 @@ class TailFinder:
             return
         assert self._safe >= self._metadata.fragments[-1].first_entry, "the search stays in the last fragment"
         self._stage = _Stage.DECIDING
-        value = self._metadata.with_ensemble(EntryId(self._safe + 1), self._ensemble)
-        self._question += 1
-        self._effects.append(CompareAndSet(self._question, LedgerKey(self.ledger), value, self._version))
+        self._update.write(self._metadata.with_ensemble(EntryId(self._safe + 1), self._ensemble), self._effects)
 
     @property
     def _ensemble(self) -> tuple[BookieId, ...]:
@@ -340,8 +332,7 @@ class TailFinder:
 
     def _read_metadata(self) -> None:
         self._stage = _Stage.METADATA
-        self._question += 1
-        self._effects.append(ReadMetadata(self._question, LedgerKey(self.ledger)))
+        self._update.read(self._effects)
 
     def _send_add(self, entry: EntryId, sought: _TailProbe, place: int) -> None:
         assert sought.packet is not None
@@ -381,5 +372,6 @@ class TailFinder:
 
     def _answer(self, result: LedgerLac | DLogError) -> None:
         self._stage = _Stage.IDLE
+        self._update.stop(self._effects)
         self._effects.append(Answer(self._ticket, result))
         self._effects += [CancelTimer(key) for key in ("deadline", "retry", "patience")]

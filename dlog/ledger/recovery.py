@@ -43,7 +43,6 @@ from dlog.machine import (
     Answer,
     Asked,
     CancelTimer,
-    CompareAndSet,
     Conflict,
     Effect,
     Fact,
@@ -51,17 +50,15 @@ from dlog.machine import (
     Missing,
     OutcomeUnknown,
     PeerLost,
-    ReadMetadata,
     Received,
     Refused,
-    SeenOutcome,
     Send,
     SetTimer,
     Tell,
     Ticket,
     TimerFired,
-    Versioned,
 )
+from dlog.metadata_update import Found, MetadataUpdateLoop, Written
 from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from dlog.model.ledger import LedgerKey, LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
@@ -148,8 +145,7 @@ class LedgerRecoverer:
         self._password = password
         self._stage = _Stage.IDLE
         self._tickets: list[Ticket] = []
-        self._question: tuple[str, int] | None = None
-        self._questions = 0
+        self._update = MetadataUpdateLoop(LedgerKey(ledger))
         self._attempts = 0  # consecutive, without progress
         self._waiting = False  # the retry timer is running
         self._effects: list[Effect] = []
@@ -168,8 +164,8 @@ class LedgerRecoverer:
                 self._note_added(cast(BookieId, peer), answer)
             case PeerLost(peer, reason):
                 self._note_lost(cast(BookieId, peer), reason)
-            case MetadataSeen(token, outcome):
-                self._note_metadata(token, outcome)
+            case MetadataSeen():
+                self._note_metadata(fact)
             case TimerFired("retry") if self._waiting:
                 self._waiting = False
                 self._retry()
@@ -191,45 +187,36 @@ class LedgerRecoverer:
     def _open(self) -> None:
         """Start, or start over, from current metadata."""
         self._stage = _Stage.OPENING
-        self._read_metadata()
+        self._update.read(self._effects)
 
     # ---- metadata ----------------------------------------------------------------------------------------------------
 
-    def _note_metadata(self, token: object, outcome: SeenOutcome) -> None:
-        if self._question is None or token != self._question:
-            return
-        kind, self._question = self._question[0], None
-        match outcome:
+    def _note_metadata(self, fact: MetadataSeen) -> None:
+        match self._update.handle(fact, self._effects):
+            case Written(value) | Found(value):
+                self._note_value(value)
             case Missing():
                 self._fail(LedgerNotFoundError(f"no such ledger, never created or deleted: ledger={self.ledger}"))
-            case Versioned(value, version) if kind == "close":
-                self._finish(value)
-            case Versioned(value, version) if kind == "mark":
-                self._begin(value, version)
-            case Versioned(value, version):
-                self._note_value(value, version)
-            case Conflict():
-                self._read_metadata()
             case Refused(error):
                 self._fail(error)
-            case OutcomeUnknown() if kind in ("mark", "close"):
-                self._read_metadata()
+            case Conflict() | OutcomeUnknown() if self._update.wrote:
+                self._update.read(self._effects)
             case OutcomeUnknown(reason):
                 self._wait(
                     MetadataUnavailableError(f"metadata is unreachable, retry: ledger={self.ledger} reason={reason}")
                 )
 
-    def _note_value(self, value: LedgerMetadata, version: object) -> None:
+    def _note_value(self, value: LedgerMetadata) -> None:
+        """Go on from this value of metadata, read or written."""
         if value.is_closed:
             self._finish(value)
         elif self._stage is _Stage.CLOSING and self._is_unchanged(value):
-            self._version = version
             self._write_end()
         elif value.state is LedgerState.IN_RECOVERY:
-            self._begin(value, version)
+            self._begin(value)
         else:
             self._stage = _Stage.OPENING
-            self._compare_and_set("mark", value.in_recovery(), version)
+            self._update.write(value.in_recovery(), self._effects)
 
     def _is_unchanged(self, value: LedgerMetadata) -> bool:
         """Whether metadata still names the fragments that were searched."""
@@ -237,11 +224,11 @@ class LedgerRecoverer:
 
     # ---- fencing -----------------------------------------------------------------------------------------------------
 
-    def _begin(self, value: LedgerMetadata, version: object) -> None:
+    def _begin(self, value: LedgerMetadata) -> None:
         """Metadata is IN_RECOVERY: fence the last ensemble."""
         last = value.fragments[-1]
         password = value.password if self._password is None else self._password
-        self._metadata, self._version = value, version
+        self._metadata = value
         self._local = value  # with this recovery's replacements; written when closing
         self._digest = Digest(self.ledger, value.digest, password)
         self._ensemble = last.ensemble
@@ -523,7 +510,7 @@ class LedgerRecoverer:
 
     def _write_end(self) -> None:
         assert self._end is not None
-        self._compare_and_set("close", self._local.closed_at(self._end, self._length), self._version)
+        self._update.write(self._local.closed_at(self._end, self._length), self._effects)
 
     def _finish(self, value: LedgerMetadata) -> None:
         """The ledger is closed, by this recovery or by another client."""
@@ -538,7 +525,7 @@ class LedgerRecoverer:
     def _fail(self, error: DLogError) -> None:
         """Give up for now; the next Recover request starts over."""
         self._stage = _Stage.IDLE
-        self._question = None
+        self._update.stop(self._effects)
         self._effects += [Answer(ticket, type(error)(error.message)) for ticket in self._tickets]
         self._tickets.clear()
         self._stop_waiting()
@@ -591,7 +578,7 @@ class LedgerRecoverer:
                 return
         match self._stage:
             case _Stage.OPENING | _Stage.CLOSING:
-                self._read_metadata()
+                self._update.read(self._effects)
             case _Stage.FENCING:
                 for place in sorted(self._mute):
                     self._ask_entry(self._ensemble[place], NO_ENTRY)
@@ -613,13 +600,3 @@ class LedgerRecoverer:
         key = self._digest.master_key
         message = ReadEntry(self.ledger, entry, fence=True, master_key=key, high_priority=True)
         self._effects.append(Send(bookie, message))
-
-    def _read_metadata(self) -> None:
-        self._questions += 1
-        self._question = ("read", self._questions)
-        self._effects.append(ReadMetadata(self._question, LedgerKey(self.ledger)))
-
-    def _compare_and_set(self, kind: str, value: LedgerMetadata, version: object) -> None:
-        self._questions += 1
-        self._question = (kind, self._questions)
-        self._effects.append(CompareAndSet(self._question, LedgerKey(self.ledger), value, version))

@@ -6,8 +6,7 @@ Invariants:
 - a claim is one compare-and-set that adds one to the epoch and carries a unique nonce;
 - two proxies may believe that they own a stream, which is harmless: a deposed owner is stopped by the fence on its
   segment and by the version that every change of the segment list names;
-- after a lost reply the stream is read again, and our nonce in it shows that the claim was made;
-- only the answer to the newest request counts.
+- after a lost reply the stream is read again, and our nonce in it shows that the claim was made.
 
 Source: architecture notes 3.2; docs/decisions.
 """
@@ -18,21 +17,8 @@ import enum
 from dataclasses import dataclass, replace
 
 from dlog.errors import DLogError, OwnedElsewhereError, StreamNotFoundError
-from dlog.machine import (
-    CancelTimer,
-    CompareAndSet,
-    Conflict,
-    Effect,
-    MetadataSeen,
-    Missing,
-    OutcomeUnknown,
-    ReadMetadata,
-    Refused,
-    SeenOutcome,
-    SetTimer,
-    TimerFired,
-    Versioned,
-)
+from dlog.machine import Effect, MetadataSeen, Missing, Refused, TimerFired, Versioned
+from dlog.metadata_update import Found, MetadataUpdateLoop, Written
 from dlog.model.ids import Epoch, ProxyId
 from dlog.model.segment import Owner, StreamKey, StreamMetadata
 from dlog.options import option
@@ -67,8 +53,7 @@ class Claim:
 
     __slots__ = (
         "_base",
-        "_options",
-        "_question",
+        "_update",
         "claimant",
         "epoch",
         "error",
@@ -90,9 +75,8 @@ class Claim:
         self.seen: Versioned | None = None  # the stream as our claim wrote it, until `take_seen`
         self.error: DLogError | None = None  # why it is lost
         self.life: str | None = None  # the incarnation of the stream, once known
-        self._options = options
         self._base: Epoch | None = None  # the epoch that may be replaced
-        self._question = 0  # number of the newest request; only its answer counts
+        self._update = MetadataUpdateLoop(key, "lease", options)
 
     def claim(self, if_epoch: Epoch | None, life: str | None = None) -> list[Effect]:
         """Start claiming. if_epoch: replace only the claim of this epoch; None: the one found at the first read. life:
@@ -101,17 +85,25 @@ class Claim:
         self.state = ClaimState.CLAIMING
         self.life = life
         self._base = if_epoch
-        return self._read()
+        out: list[Effect] = []
+        self._update.read(out)
+        return out
 
     def handle(self, fact: MetadataSeen | TimerFired) -> list[Effect]:
         """Take an answer or a timeout; those of older requests are ignored."""
+        out: list[Effect] = []
         if self.state is not ClaimState.CLAIMING:
-            return []
-        if isinstance(fact, TimerFired):
-            return self._read() if fact.key == self._token() else []
-        if not self._answers_our_question(fact):
-            return []
-        return self._heard(fact.outcome)
+            return out
+        match self._update.handle(fact, out):
+            case Written(value) | Found(value):
+                self._saw(value, out)
+            case Missing():
+                self._lose(StreamNotFoundError(f"no such stream: stream={self.key.stream}"))
+            case Refused(error):
+                self._lose(error)
+        if self.state is ClaimState.CLAIMING and self._update.is_idle:
+            self._update.read(out)  # after a conflict, or without an answer
+        return out
 
     def observe(self, value: StreamMetadata) -> bool:
         """Whether the stream, as just read, has our claim; if not, the lease is lost for good."""
@@ -140,73 +132,37 @@ class Claim:
         """Mark the lease as lost for a reason found by the caller."""
         self._lose(error)
 
-    def _answers_our_question(self, fact: MetadataSeen) -> bool:
-        return fact.token == self._token()
-
     def _is_ours(self, value: StreamMetadata) -> bool:
         return value.owner.claim == self.claimant.nonce
 
-    def _heard(self, outcome: SeenOutcome) -> list[Effect]:
-        match outcome:
-            case Versioned(value, _):
-                assert isinstance(value, StreamMetadata)
-                self.seen = outcome
-                return self._saw(value)
-            case Missing():
-                self._lose(StreamNotFoundError(f"no such stream: stream={self.key.stream}"))
-                return [CancelTimer(self._token())]
-            case Conflict():
-                return self._read()  # the stream has changed, maybe by our own write whose reply was lost
-            case Refused(error):
-                self._lose(error)
-                return [CancelTimer(self._token())]
-            case OutcomeUnknown():
-                cancel = CancelTimer(self._token())
-                self._question += 1
-                return [cancel, SetTimer(self._token(), self._options.retry_after_s)]
-
-    def _saw(self, value: StreamMetadata) -> list[Effect]:
-        cancel = CancelTimer(self._token())
+    def _saw(self, value: StreamMetadata, out: list[Effect]) -> None:
         if self.life is not None and value.life != self.life:
             self.observe(value)
-            return [cancel]
+            return
         self.newest = value.owner
         if self._is_ours(value):
             self.life = value.life
             self.state = ClaimState.HELD
             self.epoch = value.owner.epoch
-            return [cancel]
+            self.seen = Versioned(value, self._update.version)
+            return
         if self._base is None:
             self._base = value.owner.epoch
-        if value.owner.epoch != self._base:
+        if value.owner.epoch == self._base:
+            self._write(value, out)
+        else:
             self.observe(value)
-            return [cancel]
-        return [cancel, *self._write(value)]
 
-    def _read(self) -> list[Effect]:
-        cancel = CancelTimer(self._token())
-        self._question += 1
-        return [cancel, ReadMetadata(self._token(), self.key), self._overdue()]
-
-    def _write(self, value: StreamMetadata) -> list[Effect]:
-        assert self.seen is not None
+    def _write(self, value: StreamMetadata, out: list[Effect]) -> None:
         self.previous = value.owner
-        self._question += 1
         claim = Owner(
             epoch=Epoch(value.owner.epoch + 1),
             proxy=self.claimant.proxy,
             address=self.claimant.address,
             claim=self.claimant.nonce,
         )
-        claimed = replace(value, owner=claim)
-        return [CompareAndSet(self._token(), self.key, claimed, self.seen.version), self._overdue()]
+        self._update.write(replace(value, owner=claim), out)
 
     def _lose(self, error: DLogError) -> None:
         self.state = ClaimState.LOST
         self.error = error
-
-    def _token(self) -> tuple[str, int]:
-        return ("lease", self._question)
-
-    def _overdue(self) -> SetTimer:
-        return SetTimer(self._token(), self._options.answer_timeout_s)

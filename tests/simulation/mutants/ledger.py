@@ -15,9 +15,12 @@ from dlog.ledger.reading import EntryReader
 from dlog.ledger.recovery import LedgerRecoverer, _EntryProbe
 from dlog.ledger.tailing import LedgerTailer
 from dlog.ledger.window import Window
+from dlog.metadata_update import MetadataUpdateLoop
+from dlog.model.ledger import LedgerKey
 from tests.simulation.bookie_model import BookieModel
 from tests.simulation.housed_bookie import HousedBookie
 from tests.simulation.mutants import edited
+from tests.simulation.mutants.metadata_update import CONFLICT_IS_OVERWRITTEN, LOST_IS_FAILED, LOST_IS_WRITTEN
 from tests.simulation.worlds import Mutant
 
 Edit = tuple[str, str, str]
@@ -39,6 +42,18 @@ def window(*edits: Edit) -> dict[str, Any]:
             for name in Window.__slots__:
                 setattr(made, name, getattr(self._window, name))
             self._window = made
+
+    return {"adder": Adder}
+
+
+def writers_loop(*edits: Edit) -> dict[str, Any]:
+    """A writer whose compare-and-set loop is edited."""
+    changed = edited(MetadataUpdateLoop, *edits)
+
+    class Adder(LedgerAdder):
+        def __init__(self, *args: Any, **kw: Any) -> None:
+            super().__init__(*args, **kw)
+            self._update = changed(LedgerKey(self.ledger), version=self._update.version)
 
     return {"adder": Adder}
 
@@ -105,10 +120,10 @@ WRITER = (
         parts=adder(
             (
                 "_settle",
-                "if self._is_uncertain:",
-                "for p in window.confirm() if self._is_uncertain else ():\n"
+                "if not self._update.is_current:",
+                "for p in () if self._update.is_current else window.confirm():\n"
                 "        self._effects.append(Answer(p.ticket, p.entry))\n"
-                "    if self._is_uncertain:",
+                "    if not self._update.is_current:",
             ),
         ),
     ),
@@ -121,14 +136,32 @@ WRITER = (
     Mutant(
         name="ensemble change in local metadata only (#1591)",
         invariants=("L10", "L4"),
-        parts=adder(("_mend", "self._write_metadata(value)", "self._take_in(value, self._version)")),
+        parts=adder(("_mend", "self._update.write(value, self._effects)", "self._take_in(value)")),
     ),
     Mutant(
         name="an unknown outcome is settled by one reading",
         invariants=("L10", "L4", "L1"),
         seeds=1500,
         style="churn",
-        parts=adder(("_note_read", "self._write_metadata(self._next_value(settle=True))", "self._proposed = None")),
+        parts=adder(("_note_read", "self._update.write(self._next_value(settle=True), self._effects)", "pass")),
+    ),
+    Mutant(
+        name="a lost reply is taken for a failure",
+        invariants=("L10", "L4", "L1"),
+        seeds=1500,
+        style="churn",
+        parts=writers_loop(LOST_IS_FAILED),
+    ),
+    Mutant(
+        name="a lost reply is taken for a success",
+        invariants=("L10", "L4", "L1"),
+        style="churn",
+        parts=writers_loop(LOST_IS_WRITTEN),
+    ),
+    Mutant(
+        name="a writer overwrites what it conflicts with",
+        invariants=("L2", "L4", "L1"),
+        parts=writers_loop(CONFLICT_IS_OVERWRITTEN),
     ),
     Mutant(
         name="confirms before the ack quorum",
@@ -152,8 +185,8 @@ WRITER = (
         seeds=1500,
         style="churn",
         parts=adder(
-            ("handle", "case PeerLost(peer, reason):", "case PeerLost(peer, reason) if not self._is_uncertain:"),
-            ("_note_added", "else:\n", "elif not self._is_uncertain:\n"),
+            ("handle", "case PeerLost(peer, reason):", "case PeerLost(peer, reason) if self._update.is_current:"),
+            ("_note_added", "else:\n", "elif self._update.is_current:\n"),
         ),
     ),
     Mutant(
@@ -285,7 +318,11 @@ RECOVERY = (
         invariants=("L2",),
         seeds=1500,
         parts=recoverer(
-            ("_note_value", "if value.is_closed:", "if value.is_closed and self._stage is not _Stage.CLOSING:"),
+            (
+                "_note_value",
+                "if value.is_closed:",
+                "if value.is_closed and (self._update.wrote or self._stage is not _Stage.CLOSING):",
+            ),
             ("_note_value", " and self._is_unchanged(value)", ""),
         ),
     ),

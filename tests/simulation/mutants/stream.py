@@ -32,12 +32,19 @@ from dlog.log.stream_deletion import StreamDeletion
 from dlog.log.takeover import Takeover
 from dlog.log.truncating import StreamTruncation
 from dlog.log.writing import EntryWriter
+from dlog.metadata_update import MetadataUpdateLoop
 from dlog.model.offloading import Record
 from dlog.model.segment import StreamMetadata
 from dlog.model.sink import StageSweepRule
 from dlog.ownership.claim import Claim
 from proxies.write.lac_subscriptions import ConsecutiveEntries, LacSubscription
 from tests.simulation.mutants import edited
+from tests.simulation.mutants.metadata_update import (
+    ANY_VERSION,
+    CONFLICT_IS_OVERWRITTEN,
+    LOST_IS_WRITTEN,
+    REFUSED_IS_REPEATED,
+)
 from tests.simulation.store_model import StoreModel
 from tests.simulation.worlds import Mutant
 
@@ -47,8 +54,6 @@ Edit = tuple[str, str, str]
 def planted(cls: type, *edits: Edit, mute: tuple[str, ...] = ()) -> dict[str, Any]:
     return {"planted": ((cls, edited(cls, *edits)),), "mute": mute}
 
-
-ANY_VERSION = 'type("Any", (), {"__ne__": lambda *_: False, "__eq__": lambda *_: True})()'
 
 DOES_NOT_FENCE = (
     ("_append", "segment is None or segment.end is not None", "segment is None"),
@@ -80,7 +85,7 @@ SAYING = (
     Mutant(
         name="a read of metadata that was over before a batch came confirms the claim",
         invariants=("S14",),
-        parts=planted(StreamMetadataUpdater, ("request_read", "self._reads + 1", "max(1, self._reads)")),
+        parts=planted(StreamMetadataUpdater, ("request_read", "self._update.reads + 1", "max(1, self._update.reads)")),
     ),
     Mutant(
         name="an owner that does not know the log yet says that the stream ends",
@@ -141,12 +146,35 @@ LEASE = (
     Mutant(
         name="the list is written without compare-and-set",
         invariants=("T3", "S9", "S1", "S7"),
-        parts=planted(StreamMetadataUpdater, ("_write", "value, self._version)", f"value, {ANY_VERSION})")),
+        parts=planted(
+            StreamMetadataUpdater,
+            (
+                "_write",
+                "self._update.write(value, out)",
+                f"self._update.version = {ANY_VERSION}\n        self._update.write(value, out)",
+            ),
+        ),
     ),
     Mutant(
         name="the list is written after a re-read that does not look at the owner",
         invariants=("S2", "S6", "T4", "S1", "S9", "T1"),
-        parts=planted(StreamMetadataUpdater, ("_heard", "not self._lease.observe(value)", "False")),
+        parts=planted(StreamMetadataUpdater, ("handle", "self._lease.observe(value)", "True")),
+    ),
+    Mutant(
+        name="a lost reply is taken for a success",
+        invariants=("T3",),
+        parts=planted(MetadataUpdateLoop, LOST_IS_WRITTEN),
+    ),
+    Mutant(
+        name="a conflict is overwritten",
+        invariants=("T3", "S9", "S1", "S7"),
+        parts=planted(MetadataUpdateLoop, CONFLICT_IS_OVERWRITTEN),
+    ),
+    Mutant(
+        name="a permanent refusal is tried again for ever",
+        invariants=("T5", "T6"),
+        style="clocks",
+        parts=planted(MetadataUpdateLoop, REFUSED_IS_REPEATED),
     ),
     Mutant(
         name="pending batches are acknowledged when the claim is lost",
@@ -421,7 +449,7 @@ TRUNCATED = (
         name="what waits together with a change that is refused is given up with it",
         invariants=("T5", "T6"),
         style="clocks",
-        parts=planted(StreamMetadataUpdater, ("_hear_refusal", "len(question.changes) > 1", "False")),
+        parts=planted(StreamMetadataUpdater, ("_hear_refusal", "len(self._writing) > 1", "False")),
     ),
     Mutant(
         name="one portion of the truncated segments is deleted",

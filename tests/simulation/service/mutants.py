@@ -168,10 +168,12 @@ def _kept(close: Any) -> Any:
 def _same_epoch(write: Any) -> Any:
     """A claim replaces another without raising the epoch."""
 
-    def wrong(self: Claim, value: StreamMetadata) -> Any:
-        (question, *rest) = write(self, value)
+    def wrong(self: Claim, value: StreamMetadata, out: list[Any]) -> None:
+        made: list[Any] = []
+        write(self, value, made)
+        (question, *rest) = made
         owner = replace(question.value.owner, epoch=max(value.owner.epoch, Epoch(1)))
-        return [replace(question, value=replace(question.value, owner=owner)), *rest]
+        out += [replace(question, value=replace(question.value, owner=owner)), *rest]
 
     return wrong
 
