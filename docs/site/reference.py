@@ -26,6 +26,7 @@ SECTIONS = {
     "read": ("proxies.read.options", "ReadOptions"),
     "up": ("dlog.cli.plan", "UpOptions"),
     "cold": ("dlog.stores.cold.options", "ColdOptions"),
+    "file": ("dlog.stores.file.options", "FileStoreOptions"),
 }
 _UNITS = {"_bytes": "bytes", "_bytes_max": "bytes", "_s": "seconds", "_ms": "milliseconds", "_per_s": "per second"}
 

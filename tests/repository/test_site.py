@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dlog.io.settings import SECTIONS
+
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = (
     "docs",
@@ -43,6 +45,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("index.html", "A replicated, durable, ordered log"),
         ("architecture.html", "A record is written"),
         ("reference/configuration.html", "control_records_per_s"),
+        ("reference/configuration.html", "[file]"),
+        ("reference/configuration.html", "append_bytes_max"),
+        ("reference/configuration.html", "stores of segments, the first for streams that name none"),
         ("reference/errors.html", "StreamNotFoundError"),
         ("reference/events.html", "dlog_write_producers_unknown_total"),
         ("reference/cli.html", "dlog bookie gc"),
@@ -59,6 +64,7 @@ def test_no_option_is_without_a_meaning(monkeypatch: pytest.MonkeyPatch) -> None
     rows = [line for line in reference.configuration().splitlines() if line.startswith("| `")]
     assert len(rows) > 100
     assert [row for row in rows if row.endswith("|  |")] == []
+    assert SECTIONS - reference.SECTIONS.keys() == set(), "every section of a configuration file is described"
 
 
 def test_broken_links_and_anchors_fail(tmp_path: Path) -> None:
