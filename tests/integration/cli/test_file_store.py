@@ -133,10 +133,16 @@ def test_an_audit_reads_every_file_and_tells_what_is_damaged(files: Up) -> None:
     need_spark()
     ok(files, "create", "proved", "--segment-bytes", "64KiB")
     fill_segments(files, "proved")
+    ok(files, "append", "proved", given=b"in the segment in progress\n")
+    epoch, count = shown(files, "proved")["owner"]["epoch"], len(shown(files, "proved")["segments"])
     audit = ("pipeline", "audit", "--stream", "proved", "--json")
     report = json.loads(ok(files, *audit))
     assert report["findings"] == [] and report["failures"] == []
     assert {item["store"] for item in report["items"]} == {"file"}
+    assert report["items"][-1]["state"] == "in progress" and report["items"][-1]["entries"] > 0
+    ok(files, "append", "proved", given=b"more\n")
+    now = shown(files, "proved")
+    assert (now["owner"]["epoch"], len(now["segments"])) == (epoch, count), "an audit fences nobody"
     with entries_of(files, "proved", 2).open("r+b") as file:
         file.seek(ENTRIES_OFFSET + 1000)
         byte = file.read(1)
