@@ -40,7 +40,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "connect-no-utf8": ("ls", "--connect", f"dlog://{BYTES}:1"),
     "connect-nobody": ("ls", *NOBODY),
     "up-argument": ("up", "now"),
-    "up-bookies-0": ("up", "--bookies", "0"),
+    "up-bookies-negative": ("up", "--bookies", "-1"),
     "up-bookies-many": ("up", "--bookies", "65"),
     "up-port-beyond": ("up", "--port", "65536"),
     "up-config-missing": ("up", "--config", "no-such-file"),

@@ -53,7 +53,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["ledger", "show", "x"], "not a valid integer"),
         (["ledger", "recover", "1", "--zookeeper", "h:1"], "--yes"),
         (["bookie", "status", "a b", "--zookeeper", "h:1"], "not a bookie id"),
-        (["up", "--bookies", "0"], "0"),
+        (["up", "--bookies", "-1"], "-1"),
         (["up", "--config", "nofile.toml"], "cannot be read"),
         (["up", "--dir", "/dev/null/x"], "cannot create the directory"),
     ],
