@@ -27,8 +27,7 @@ from dlog.spark.planning import SegmentView, StreamView, Tally, prefix
 from dlog.spark.proxies import ensure_owned
 from dlog.stores.cold import store as cold
 from dlog.stores.cold.locations import payload_bytes
-from dlog.stores.contract import SegmentNotFoundError, SegmentReader, SegmentRef, SegmentStore, StoreUnavailableError
-from dlog.stores.ledger import LedgerStore
+from dlog.stores.contract import SegmentNotFoundError, SegmentReader, SegmentRef, StoreUnavailableError
 
 _AT_ONCE = 16
 _LOOKS, _LOOK_AGAIN_S = 40, 0.05  # retries while an owner changes segments
@@ -143,14 +142,11 @@ class StreamViewer:
         store = cluster.stores.get(segment.store)
         if store is None:
             raise UnsupportedVersionError(
-                f"Spark cannot read segments in this store, use `dlog read`; for files set DLOG_FILE_DIRECTORY on the "
-                f"driver and the workers: stream={stream} store={segment.store}"
+                f"Spark cannot read segments in this store, use `dlog read`: stream={stream} store={segment.store}"
             )
         if segment.store == cold.NAME:  # it was closed, read and counted before it was moved there
             return _End(int(segment.last_entry), payload_bytes(segment.place), segment.record_count, True)
         ref = SegmentRef(stream, segment.number, segment.place)
-        if segment.store != LedgerStore.name:
-            return await self._end_in(cluster, store, ref, segment)
         ledger_id = LedgerId(int(segment.place))
         ledger = await cluster.ledgers.metadata_of(ledger_id)
         if not ledger.is_closed and segment.completed:
@@ -168,21 +164,6 @@ class StreamViewer:
         if known is None or known.last != last:
             known = self._tails[ref.place] = await self._measured(cluster, ref, segment, last)
         return replace(known, is_final=ledger.is_closed)
-
-    async def _end_in(self, cluster: Cluster, store: SegmentStore, ref: SegmentRef, segment: Segment) -> _End:
-        """The end according to the store itself, for a store without metadata of its own."""
-        reader = await store.open_reader(ref, sealed_at=segment.last_entry if segment.completed else None)
-        end = reader.end
-        await reader.close()
-        last = int(await store.find_tail(ref) if end is None else end)
-        known = self._tails.get(ref.place)
-        if known is None or known.last != last:
-            known = self._tails[ref.place] = await self._measured(cluster, ref, segment, last)
-        if not segment.completed:
-            return replace(known, is_final=end is not None)
-        del self._tails[ref.place]
-        known = self._ends[ref.place] = replace(known, records=segment.record_count, is_final=True)
-        return known
 
     async def _measured(self, cluster: Cluster, ref: SegmentRef, segment: Segment, last: int) -> _End:
         """Estimate a segment that the list has not counted: its last entry counts the records; bytes are extrapolated

@@ -49,8 +49,8 @@ def offload(
     """Copy completed segments to PLACE, from where they are read afterwards, with the same DLSNs.
 
     A later run deletes their ledgers, after the grace period. Run it again after a kill or by cron: it continues.
-    Segments in files are not moved. Access to PLACE (keys, endpoints) is configured in the environment, by DLOG_COLD_*
-    or the usual variables of S3; proxies need the same configuration.
+    Access to PLACE (keys, endpoints) is configured in the environment, by DLOG_COLD_* or the usual variables of S3;
+    proxies need the same configuration.
     """
     from dlog.spark.jobs.offload import offload as job
     from dlog.spark.jobs.offload_work import OffloadOptions

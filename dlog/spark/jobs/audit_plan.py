@@ -25,7 +25,6 @@ from dlog.spark.jobs.audit_findings import Finding, Kind
 from dlog.spark.jobs.audit_replicas import LEDGER, entry_length
 from dlog.spark.planning import Range
 from dlog.stores.cold.locations import payload_bytes
-from dlog.stores.contract import SegmentRef
 
 LOOK_AGAIN_S = 0.25  # interval between reads of what may be in progress
 STREAMS_AT_ONCE, LEDGERS_AT_ONCE = 16, 32
@@ -197,7 +196,7 @@ async def _segment(
     how: _PlanParameters,
 ) -> SegmentFacts:
     if segment.store != LEDGER:
-        return await _elsewhere(cluster, facts, segment)
+        return _elsewhere(cluster, facts, segment)
     try:
         ledger = await cluster.ledgers.metadata_of(LedgerId(int(segment.place)))
     except LedgerNotFoundError:
@@ -232,20 +231,12 @@ async def _segment(
     return SegmentFacts(listed=segment, ledger=ledger, last=last, length=guess if length is None else length)
 
 
-async def _elsewhere(cluster: Cluster, facts: StreamFacts, segment: Segment) -> SegmentFacts:
-    """A segment in a store whose copies cannot be distinguished."""
-    store = cluster.stores.get(segment.store)
-    if store is None:
+def _elsewhere(cluster: Cluster, facts: StreamFacts, segment: Segment) -> SegmentFacts:
+    """A segment in a store that replicates by itself."""
+    if segment.store not in cluster.stores or not segment.completed:
         facts.fail(segment.number, f"it cannot be read by this audit: store={segment.store}")
         return SegmentFacts(listed=segment, is_there=False)
-    if segment.completed:
-        return SegmentFacts(listed=segment, last=int(segment.last_entry), length=payload_bytes(segment.place))
-    try:
-        last = int(await store.find_tail(SegmentRef(stream_name(facts.name), segment.number, segment.place)))
-    except DLogError as error:
-        facts.fail(segment.number, f"its tail cannot be found: {error.message}; run the audit again")
-        return SegmentFacts(listed=segment, is_there=False)
-    return SegmentFacts(listed=segment, last=last, length=0)
+    return SegmentFacts(listed=segment, last=int(segment.last_entry), length=payload_bytes(segment.place))
 
 
 async def _tail(cluster: Cluster, segment: Segment, dry_run: bool) -> EntryId:

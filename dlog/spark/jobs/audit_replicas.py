@@ -76,10 +76,10 @@ async def extents(cluster: Cluster, of: Range, reading: TaskReading) -> AsyncGen
 
 
 async def _kept_elsewhere(cluster: Cluster, of: Range, reading: TaskReading) -> AsyncGenerator[Extent, None]:
-    """One copy of each entry, from a store whose copies cannot be distinguished."""
+    """One copy of each entry, from a store that replicates by itself."""
     ref = SegmentRef(StreamName(of.stream), SegmentNumber(of.segment), of.place)
     async with _fresh(cluster, of.store) as store:
-        reader = await with_retries(lambda: store.open_reader(ref), reading.retries)
+        reader = await with_retries(lambda: store.open_reader(ref, sealed_at=EntryId(of.last)), reading.retries)
         try:
             reader.learn_lac(EntryId(of.last))
             entry = of.first

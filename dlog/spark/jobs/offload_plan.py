@@ -13,7 +13,6 @@ from dlog.spark.jobs.offload_copy import Source
 from dlog.stores.cold import store as cold
 from dlog.stores.cold.format import Head
 from dlog.stores.cold.locations import Location
-from dlog.stores.ledger import LedgerStore
 
 TASK_BYTES = 64 << 20  # small segments share a task up to here
 TASK_SEGMENTS = 64
@@ -35,8 +34,8 @@ def candidates(
     older_than_s: float,
     keep: int,
 ) -> list[Segment]:
-    """Completed segments in ledgers that are old enough, not among the newest `keep`, and not being moved already; and
-    those that are in cold storage. Segments in files stay where they are."""
+    """Completed segments that are old enough, not among the newest `keep`, and not being moved already; and those that
+    are in cold storage."""
     sealed = [s for s in value.segments if s.completed]
     before_unix_ms = now_unix_ms - older_than_s * 1000
     return [
@@ -44,7 +43,7 @@ def candidates(
         for s in sealed[: max(0, len(sealed) - keep)]
         if s.last_entry >= 0
         and s.completed_unix_ms <= before_unix_ms
-        and (s.store == cold.NAME or (s.store == LedgerStore.name and s.number not in being_moved))
+        and (s.store == cold.NAME or s.number not in being_moved)
     ]
 
 

@@ -111,12 +111,6 @@ def test_old_segments_go_but_for_the_newest() -> None:
     assert chosen(0.0, 0, {2, 3}) == [1, 4, 5, 6]
 
 
-def test_segments_in_files_stay_where_they_are() -> None:
-    value = stream(segment(1), segment(2, store="file", place="0" * 32), segment(3))
-    found = candidates(value, set(), now_unix_ms=NOW, older_than_s=0.0, keep=0)
-    assert [int(one.number) for one in found] == [1, 3]
-
-
 def test_open_truncated_and_empty_segments_stay() -> None:
     value = stream(
         segment(1),

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
 
-from dlog.errors import LedgerNotFoundError, UnavailableError, UnsupportedVersionError
-from dlog.io.disk import RealDisk
-from dlog.io.threads import RealThreads
+from dlog.errors import LedgerNotFoundError, UnavailableError
 from dlog.machine import Versioned
-from dlog.model.ids import BookieId, EntryId, Epoch, LedgerId, SegmentNumber, StreamName, Txid
+from dlog.model.ids import BookieId, EntryId, LedgerId, SegmentNumber, StreamName, Txid
 from dlog.model.ledger import Fragment, LedgerMetadata
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Segment, StreamMetadata
@@ -23,8 +18,6 @@ from dlog.spark.cluster_connection import Cluster
 from dlog.spark.offsets import Place
 from dlog.spark.options import SourceOptions
 from dlog.stores.contract import SegmentRef, StoreUnavailableError
-from dlog.stores.file.options import FileStoreOptions
-from dlog.stores.file.store import FileStore
 from tests.unit.spark.test_columns import entry_of
 
 NAME = StreamName("s")
@@ -59,7 +52,6 @@ class World:
     asked: list[int] = field(default_factory=list)
     on_look: Any = None
     idle: set[int] = field(default_factory=set)
-    files: FileStore | None = None
 
     async def read(self, key: Any) -> Versioned:
         self.looks += 1
@@ -82,8 +74,7 @@ class World:
         return _Entries(self.idle)
 
     async def look(self, kept: views.StreamViewer | None = None) -> views.Seen:
-        stores = {"ledger": cast(Any, self)} | ({} if self.files is None else {"file": self.files})
-        cluster = Cluster(cast(Any, self), cast(Any, self), stores)
+        cluster = Cluster(cast(Any, self), cast(Any, self), {"ledger": cast(Any, self)})
         return (await (kept or views.StreamViewer()).look(cluster, OPTIONS))[NAME]
 
 
@@ -182,41 +173,3 @@ async def test_a_place_in_the_stream_is_counted_before_the_list_does() -> None:
     assert [s.start_sequence_id for s in seen.view.segments] == [30, 100]
     alone = await World((segment(2),), {2: 0}).look()
     assert alone.view.segments[0].start_sequence_id == -1
-
-
-async def test_segments_in_files_are_shown_up_to_what_is_confirmed(tmp_path: Path) -> None:
-    options = FileStoreOptions(directory=str(tmp_path / "segments"))
-    store = FileStore(RealDisk(), RealThreads(asyncio.get_running_loop()), random.Random(1), options)
-    await store.open()
-    writers = [await store.create(NAME, SegmentNumber(number), Epoch(1), Quorum()) for number in (1, 2)]
-    for entry in range(3):
-        await writers[0].append(EntryId(entry), [entry_of([(1, [b"x"])])])
-    world = World((segment(1), segment(2)), files=store)
-    world.segments = tuple(
-        replace(one, store="file", place=writer.place) for one, writer in zip(world.segments, writers, strict=True)
-    )
-    kept = views.StreamViewer()
-    seen = await world.look(kept)
-    assert [(s.number, s.last, s.is_final) for s in seen.view.segments] == [(1, 2, False)]
-    await writers[0].seal()
-    await writers[1].append(EntryId(0), [entry_of([(1, [b"x"])])])
-    seen = await world.look(kept)
-    assert [(s.number, s.last, s.is_final) for s in seen.view.segments] == [(1, 2, True), (2, 0, False)], (
-        "not listed yet"
-    )
-    world.segments = (
-        replace(world.segments[0], completed=True, last_entry=EntryId(2), record_count=3),
-        world.segments[1],
-    )
-    seen = await world.look(kept)
-    assert (seen.view.segments[0].records, seen.view.segments[0].is_completed) == (3, True)
-    await writers[1].append(EntryId(1), [entry_of([(1, [b"x"])])])
-    seen = await world.look(kept)
-    assert [(s.last, s.is_final) for s in seen.view.segments] == [(2, True), (1, False)], "a look fences nothing"
-    await store.close()
-
-
-async def test_a_stream_in_files_without_their_directory_is_told_what_to_set() -> None:
-    world = World((replace(segment(1), store="file", place="0" * 32),))
-    with pytest.raises(UnsupportedVersionError, match="DLOG_FILE_DIRECTORY"):
-        await world.look()
