@@ -17,13 +17,16 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dlog.cli.output import CommandError, json_option
 from dlog.client.address import parse_target
 from dlog.io.file_errors import named_errors
+
+if TYPE_CHECKING:
+    from dlog.io.stores import StoresOptions
 
 RUN_FILE = "dlog.run.json"
 LOCK_FILE = "dlog.lock"
@@ -126,6 +129,14 @@ class Cluster:
     zookeeper: str
     namespace: str
     file_directory: str = ""
+
+    def stores(self) -> StoresOptions:
+        """How its segments are reached: from the environment, and from what is known of a running `dlog up`. Raises
+        ConfigError."""
+        from dlog.io.stores import load_stores
+
+        directory = os.environ.get("DLOG_FILE_DIRECTORY") or self.file_directory
+        return load_stores(None, {"file.directory": directory})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

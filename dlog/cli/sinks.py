@@ -6,13 +6,13 @@ from typing import Any, TypeVar
 
 import click
 
-from dlog.cli.discovery import zookeeper, zookeeper_options
+from dlog.cli.discovery import Cluster as SelectedCluster
+from dlog.cli.discovery import find_cluster, zookeeper_options
 from dlog.cli.output import EXIT_FAILED, EXIT_OK, CommandError, MutatingCommand, say, say_json, say_table
 from dlog.io.clock import unix_ms
 from dlog.model.sink import sink_name
 from dlog.spark.cluster_connection import Work, reach
 from dlog.spark.retiring import SinkStages, retire, sinks, staging
-from dlog.stores.cold.options import ColdOptions
 
 T = TypeVar("T")
 
@@ -26,8 +26,9 @@ def sink() -> None:
 @zookeeper_options
 def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
     """List the sinks with staged segments, or about to stage some."""
-    where, place = zookeeper(hosts, namespace, directory)
-    found = _ask(where, place, lambda cluster: sinks(cluster, place))
+    cluster = find_cluster(hosts=hosts, namespace=namespace, directory=directory, need_zookeeper=True)
+    place = cluster.namespace
+    found = _ask(cluster, lambda opened: sinks(opened, place))
     if as_json:
         say_json([_row(one) for one in found])
     else:
@@ -56,8 +57,9 @@ def retire_(
     did not answer: run it again.
     """
     sink_name(name)
-    where, place = zookeeper(hosts, namespace, directory)
-    told = _ask(where, place, lambda cluster: staging(cluster, place, name))
+    cluster = find_cluster(hosts=hosts, namespace=namespace, directory=directory, need_zookeeper=True)
+    place = cluster.namespace
+    told = _ask(cluster, lambda opened: staging(opened, place, name))
     if not told.stages and not told.strange:
         raise CommandError(
             f"the sink has nothing staged: sink={name}", "`dlog sink ls` lists the sinks that have", misused=False
@@ -68,7 +70,7 @@ def retire_(
         else:
             say(f"would fence {name} on {', '.join(told.streams)} and check {len(told.stages)} staged segments")
         return EXIT_OK
-    done = _ask(where, place, lambda cluster: retire(cluster, place, name))
+    done = _ask(cluster, lambda opened: retire(opened, place, name))
     if as_json:
         say_json(
             {"sink": name, "epoch": done.epoch, "streams": done.streams, "swept": done.swept, "failures": done.left}
@@ -83,8 +85,8 @@ def retire_(
     return EXIT_FAILED if done.left else EXIT_OK
 
 
-def _ask(where: str, namespace: str, work: Work[T]) -> T:
-    return reach(where, namespace, ColdOptions()).ask(work, timeout_s=None)
+def _ask(cluster: SelectedCluster, work: Work[T]) -> T:
+    return reach(cluster.zookeeper, cluster.namespace, cluster.stores()).ask(work, timeout_s=None)
 
 
 def _row(told: SinkStages) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 
 from dlog.errors import ConfigError
 from dlog.io.disk import RealDisk
@@ -34,21 +35,27 @@ class StoresOptions:
     file: FileStoreOptions = field(default_factory=FileStoreOptions)
 
 
-def load_stores(config_path: str | Path | None) -> StoresOptions:
-    """Load the stores' sections from a file and the environment. Raises ConfigError."""
+def load_stores(config_path: str | Path | None, given: Mapping[str, str] = MappingProxyType({})) -> StoresOptions:
+    """Load the stores' sections from a file, the environment and `given` (by `SECTION.OPTION`). Raises ConfigError."""
+
+    def flags(section: str) -> dict[str, str]:
+        return {key.removeprefix(f"{section}."): value for key, value in given.items() if key.startswith(f"{section}.")}
+
     return StoresOptions(
-        cold=load(ColdOptions, "cold", config_path, {}), file=load(FileStoreOptions, "file", config_path, {})
+        cold=load(ColdOptions, "cold", config_path, flags("cold")),
+        file=load(FileStoreOptions, "file", config_path, flags("file")),
     )
 
 
 @asynccontextmanager
 async def open_stores(
-    ledgers: Ledgers, options: StoresOptions, rng: Random, *, writable: Sequence[str] = ()
+    ledgers: Ledgers, options: StoresOptions, rng: Random, *, writable: Sequence[str] = (), creates: bool = False
 ) -> AsyncIterator[Mapping[str, SegmentStore]]:
     """Stores by name, open in the scope.
 
     writable: those that streams may be created on, the default first; none: ledger, and file if it has a directory.
-    Cold storage follows them. Raises ConfigError.
+    Cold storage follows them. creates: make the directory of the file store if there is none, as proxies do; to others
+    it would show a wrong directory as one whose segments are gone. Raises ConfigError.
     """
     names = tuple(writable) or (WRITABLE if options.file.directory else WRITABLE[:1])
     unknown = [name for name in names if name not in WRITABLE]
@@ -58,7 +65,7 @@ async def open_stores(
         stores: dict[str, SegmentStore] = {}
         for name in names:
             if name == FileStore.name:
-                stores[name] = await stack.enter_async_context(_file_store(options.file, rng))
+                stores[name] = await stack.enter_async_context(_file_store(options.file, rng, creates))
             else:
                 stores[name] = LedgerStore(ledgers)
                 stack.push_async_callback(stores[name].close)
@@ -68,13 +75,13 @@ async def open_stores(
 
 
 @asynccontextmanager
-async def _file_store(options: FileStoreOptions, rng: Random) -> AsyncIterator[FileStore]:
+async def _file_store(options: FileStoreOptions, rng: Random, creates: bool) -> AsyncIterator[FileStore]:
     if not options.directory:
         raise ConfigError("the file store needs a directory: set `directory` in [file], or DLOG_FILE_DIRECTORY")
     store = FileStore(RealDisk(), RealThreads(asyncio.get_running_loop()), rng, options)
     try:
         with named_errors(options.directory):
-            await store.open()
+            await store.open(creates=creates)
     except OSError as error:
         raise ConfigError(
             f"cannot use the directory of the file store, {remedy_for(error)}: {describe_error(error)}"

@@ -17,7 +17,7 @@ import random
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -27,11 +27,10 @@ from dlog.client.check import check_thread
 from dlog.errors import DLogError, Remedy
 from dlog.io.bookie_client import BookieClient
 from dlog.io.ledgers import Ledgers, resolver
-from dlog.io.settings import load
-from dlog.io.stores import load_stores, open_stores
+from dlog.io.stores import StoresOptions, load_stores, open_stores
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
-from dlog.stores.cold.options import ColdOptions
-from dlog.stores.contract import SegmentStore
+from dlog.stores.contract import MisconfiguredError, SegmentStore
+from dlog.stores.file.store import FileStore
 
 IDLE_S = 10.0
 AHEAD = 2  # items that are produced before the first is consumed
@@ -49,6 +48,14 @@ class Cluster:
     metadata: ZooKeeperMetadata
     ledgers: Ledgers
     stores: Mapping[str, SegmentStore]
+
+    def store(self, name: str) -> SegmentStore:
+        """The store of a segment. Raises MisconfiguredError if it is not configured here."""
+        found = self.stores.get(name)
+        if found is None:
+            hint = "set file.directory (or DLOG_FILE_DIRECTORY)" if name == FileStore.name else "use `dlog read`"
+            raise MisconfiguredError(f"segments in this store cannot be read here, {hint}: store={name}")
+        return found
 
 
 Work = Callable[[Cluster], Awaitable[T]]
@@ -77,10 +84,10 @@ async def with_retries(work: Callable[[], Awaitable[T]], retries: int) -> T:
 class ClusterConnection:
     """Connections to one cluster, for all threads of one process. Obtain it with `reach`."""
 
-    def __init__(self, zookeeper: str, namespace: str, cold: ColdOptions) -> None:
+    def __init__(self, zookeeper: str, namespace: str, stores: StoresOptions) -> None:
         self._zookeeper = zookeeper
         self._namespace = namespace
-        self._cold = cold
+        self._stores = stores
         self._loop = uvloop.new_event_loop()
         self._opened: asyncio.Future[Cluster] | None = None  # from here on: used on the event loop only
         self._over = asyncio.Event()
@@ -178,7 +185,7 @@ class ClusterConnection:
                 await ZooKeeperMetadata.connect(self._zookeeper, self._namespace, rng=rng) as metadata,
                 BookieClient(resolver(metadata), rng=rng) as bookies,
                 Ledgers(metadata, bookies, rng=rng) as ledgers,
-                open_stores(ledgers, replace(load_stores(None), cold=self._cold), rng) as stores,
+                open_stores(ledgers, self._stores, rng) as stores,
             ):
                 opened.set_result(Cluster(metadata, ledgers, stores))
                 await over.wait()
@@ -247,19 +254,19 @@ class Feed(Generic[T, R]):
             raise AssertionError("the consumer of a feed ended before its items did")
 
 
-_reaches: dict[tuple[int, str, str, ColdOptions], ClusterConnection] = {}
+_reaches: dict[tuple[int, str, str, StoresOptions], ClusterConnection] = {}
 _lock = threading.Lock()
 
 
-def reach(zookeeper: str, namespace: str, cold: ColdOptions | None = None) -> ClusterConnection:
-    """This process's connections to a cluster. cold: how cold storage is reached; None: from the environment. Raises
+def reach(zookeeper: str, namespace: str, stores: StoresOptions | None = None) -> ClusterConnection:
+    """This process's connections to a cluster. stores: how segments are reached; None: from the environment. Raises
     ConfigError if the environment is invalid."""
-    cold = load(ColdOptions, "cold", None, {}) if cold is None else cold
-    key = (os.getpid(), zookeeper, namespace, cold)
+    stores = load_stores(None) if stores is None else stores
+    key = (os.getpid(), zookeeper, namespace, stores)
     with _lock:
         found = _reaches.get(key)
         if found is None:
-            found = _reaches[key] = ClusterConnection(zookeeper, namespace, cold)
+            found = _reaches[key] = ClusterConnection(zookeeper, namespace, stores)
         return found
 
 

@@ -19,12 +19,11 @@ from enum import Enum
 from typing import Any
 
 from dlog.errors import ConfigError, InvalidRequestError
-from dlog.io.settings import load
+from dlog.io.stores import StoresOptions, load_stores
 from dlog.model.ids import TXID_MAX, stream_name
 from dlog.options import parse_bytes, parse_duration_s, parse_unix_ms
 from dlog.spark.offsets import Place, place_of
 from dlog.stores.cold.locations import parse_root
-from dlog.stores.cold.options import ColdOptions
 
 NAMESPACE = "/dlog"
 _SPARK_UNITS = re.compile(r"(?i)\s*(\d{1,15})\s*(b|k|kb|m|mb|g|gb)?\s*\Z")  # as in Spark's own settings: powers of 1024
@@ -97,7 +96,7 @@ class SourceOptions:
     poll_interval_min_s: float = 0.2
     fetch_retries: int = 3
     fetch_timeout_s: float = 30.0
-    cold: ColdOptions = field(default_factory=ColdOptions)
+    stores: StoresOptions = field(default_factory=StoresOptions)
 
     def __post_init__(self) -> None:
         if self.pattern:
@@ -130,7 +129,7 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         **_selector(told),
         starting=_starting(told, streaming),
         ending=_ending(told),
-        cold=_cold(told),
+        stores=stores_of(told),
         **reads,
     )
     _check(options, told, streaming)
@@ -254,7 +253,7 @@ _STREAM_ONLY = (
     *("maxTriggerDelay", "minPollIntervalMs"),
 )
 _BATCH_ONLY = (*_ENDS, "metadata", "pushdown")
-_COLD = "cold."  # prefix of options of cold storage, e.g. cold.s3_endpoint
+STORES = ("cold.", "file.")  # prefixes of options of segment stores, e.g. cold.s3_endpoint
 KNOWN = ("zookeeper", *_SELECTORS, *_STARTS, *_ENDS, *_SIMPLE)
 
 
@@ -263,7 +262,7 @@ def _refuse_unknown(told: Mapping[str, str], streaming: bool) -> None:
     for key in told:
         if key == "path":
             raise ConfigError("load() takes no path: name the stream with option('stream', NAME)")
-        if key not in known and not key.startswith(_COLD):
+        if key not in known and not key.startswith(STORES):
             near = difflib.get_close_matches(key, known, 1)
             hint = f", did you mean {known[near[0]]}?" if near else f", choose from {', '.join(sorted(KNOWN))}"
             raise ConfigError(f"no such option of format dlog{hint}: option={key[:60]}")
@@ -299,10 +298,9 @@ def _selector(told: Mapping[str, str]) -> dict[str, Any]:
         raise ConfigError(f"{given[0]}: {error.message}") from None
 
 
-def _cold(told: Mapping[str, str]) -> ColdOptions:
-    """Options of cold storage: from the driver's environment, unless given."""
-    given = {key.removeprefix(_COLD): value for key, value in told.items() if key.startswith(_COLD)}
-    return load(ColdOptions, "cold", None, given)
+def stores_of(told: Mapping[str, str]) -> StoresOptions:
+    """Options of segment stores: from the driver's environment, unless given. Raises ConfigError."""
+    return load_stores(None, told)
 
 
 # ---- bounds ---------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 def ask(options: SourceOptions, work: Work[T]) -> T:
     """Run `work` with the cluster, retries and timeout of these options."""
-    return reach(options.zookeeper, options.namespace, options.cold).ask(
+    return reach(options.zookeeper, options.namespace, options.stores).ask(
         work, retries=options.fetch_retries, timeout_s=options.fetch_timeout_s
     )
 

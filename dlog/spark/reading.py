@@ -65,7 +65,7 @@ def batches(
     """
     prepare_worker()
     left = SkippedEntries()
-    of_cluster = reach(options.zookeeper, options.namespace, options.cold)
+    of_cluster = reach(options.zookeeper, options.namespace, options.stores)
     try:
         yield from _batches(of_cluster, ranges, options, schema, left, tell)
     except GeneratorExit:
@@ -194,7 +194,7 @@ class _RangeReader:
         if self._reader is None:
             of = self._of
             ref = SegmentRef(StreamName(of.stream), SegmentNumber(of.segment), of.place)
-            self._reader = await self._cluster.stores[of.store].open_reader(ref)
+            self._reader = await self._cluster.store(of.store).open_reader(ref)
             self._reader.learn_lac(EntryId(of.last))
         try:
             return await self._reader.read_views(EntryId(first), EntryId(last), EXTENT_BYTES)

@@ -94,7 +94,7 @@ def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]
     pieces = [cast(Message, message).piece for message in messages if message is not None]
     if options.guarantee == AT_LEAST_ONCE or not pieces:
         return
-    of_cluster = reach(options.zookeeper, options.namespace)
+    of_cluster = reach(options.zookeeper, options.namespace, options.stores)
     retries = options.fetch_retries if once else 0  # a batch without a number must not be published twice
     of_cluster.ask(lambda cluster: publish(cluster, options, pieces, once=once), retries=retries, timeout_s=None)
 
@@ -160,7 +160,7 @@ class _Gathered:
 
     def _begin(self, stream: str) -> None:
         options, piece = self._options, self._piece
-        of_cluster = reach(options.zookeeper, options.namespace)
+        of_cluster = reach(options.zookeeper, options.namespace, options.stores)
         chosen = self._given_txid
         if chosen is None:
             chosen = of_cluster.ask(
@@ -206,7 +206,7 @@ async def _staging(
 
 def _append_all(options: SinkOptions, iterator: Iterator[pa.RecordBatch]) -> None:
     """Append rows through the proxies; a task that is retried writes its rows twice."""
-    feed = reach(options.zookeeper, options.namespace).feed(partial(_appending, options))
+    feed = reach(options.zookeeper, options.namespace, options.stores).feed(partial(_appending, options))
     try:
         for rows in iterator:
             for stream, some in rows_of(rows, options.stream):

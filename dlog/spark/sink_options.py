@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dlog.errors import ConfigError, InvalidRequestError
+from dlog.io.stores import StoresOptions
 from dlog.model.ids import stream_name
 from dlog.model.sink import sink_name
 from dlog.options import MiB, parse_duration_s
 from dlog.spark.options import (
     NAMESPACE,
+    STORES,
     read_milliseconds,
     read_one_of,
     read_path,
     read_retries,
     read_size,
     read_value,
+    stores_of,
     zookeeper_of,
 )
 
@@ -46,6 +49,7 @@ class SinkOptions:
     stage_keep_s: float = 24 * 3600.0
     fetch_retries: int = 3
     fetch_timeout_s: float = 30.0
+    stores: StoresOptions = field(default_factory=StoresOptions)
 
 
 def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
@@ -55,7 +59,7 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     for key in told:
         if key == "path":
             raise ConfigError("save() takes no path: name the stream with option('stream', NAME)")
-        if key not in known and key not in _SPARK_S:
+        if key not in known and key not in _SPARK_S and not key.startswith(STORES):
             near = difflib.get_close_matches(key, known, 1)
             hint = f", did you mean {known[near[0]]}?" if near else f", choose from {', '.join(sorted(known.values()))}"
             raise ConfigError(f"no such option of the sink of format dlog{hint}: option={key[:60]}")
@@ -63,7 +67,7 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     for key, (name, read) in _OPTIONS.items():
         if key.lower() in told:
             reads[name] = read_value(key, told[key.lower()], read)
-    options = SinkOptions(zookeeper=zookeeper_of(told), **reads)
+    options = SinkOptions(zookeeper=zookeeper_of(told), stores=stores_of(told), **reads)
     _check(options, streaming)
     return options
 

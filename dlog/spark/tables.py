@@ -113,7 +113,7 @@ async def rows(cluster: Cluster, *, options: SourceOptions) -> dict[str, list[An
 
 def entries(ranges: Sequence[Range], options: SourceOptions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of the table `entries`. Raises DamagedError."""
-    of_cluster = reach(options.zookeeper, options.namespace, options.cold)
+    of_cluster = reach(options.zookeeper, options.namespace, options.stores)
     for of, first, payloads in of_cluster.pump(lambda cluster: extents(cluster, ranges, options)):
         columns: dict[str, list[Any]] = {name: [] for name in TABLES["entries"]}
         for entry, payload in enumerate(payloads, first):

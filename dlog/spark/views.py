@@ -13,13 +13,14 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from dlog.errors import DLogError, LedgerNotFoundError, MetadataUnavailableError, UnsupportedVersionError
+from dlog.errors import DLogError, LedgerNotFoundError, MetadataUnavailableError
 from dlog.log.contents import EntryContents, read_contents
 from dlog.log.seeking import BinarySearch, SeekTarget
 from dlog.machine import Missing, Versioned
 from dlog.model.ids import SEGMENT_FIRST, EntryId, LedgerId, StreamName, stream_name
-from dlog.model.segment import Segment, StreamKey, StreamMetadata
+from dlog.model.segment import LEDGER, Segment, StreamKey, StreamMetadata
 from dlog.spark.cluster_connection import Cluster
 from dlog.spark.offsets import BEGINNING, Place
 from dlog.spark.options import Bound, Kind, SourceOptions
@@ -27,7 +28,7 @@ from dlog.spark.planning import SegmentView, StreamView, Tally, prefix
 from dlog.spark.proxies import ensure_owned
 from dlog.stores.cold import store as cold
 from dlog.stores.cold.locations import payload_bytes
-from dlog.stores.contract import SegmentNotFoundError, SegmentReader, SegmentRef, StoreUnavailableError
+from dlog.stores.contract import SegmentNotFoundError, SegmentReader, SegmentRef, SegmentStore, StoreUnavailableError
 
 _AT_ONCE = 16
 _LOOKS, _LOOK_AGAIN_S = 40, 0.05  # retries while an owner changes segments
@@ -53,6 +54,13 @@ class _End:
     records: int
     is_final: bool
     idle: int = 0
+
+
+class _Decided(NamedTuple):
+    """The end of a segment in its store. bytes: up to there, None if the store does not count them."""
+
+    last: EntryId
+    bytes: int | None
 
 
 class StreamViewer:
@@ -139,31 +147,25 @@ class StreamViewer:
         known = self._ends.get(segment.place)
         if known is not None:
             return known
-        store = cluster.stores.get(segment.store)
-        if store is None:
-            raise UnsupportedVersionError(
-                f"Spark cannot read segments in this store, use `dlog read`: stream={stream} store={segment.store}"
-            )
+        store = cluster.store(segment.store)
         if segment.store == cold.NAME:  # it was closed, read and counted before it was moved there
             return _End(int(segment.last_entry), payload_bytes(segment.place), segment.record_count, True)
         ref = SegmentRef(stream, segment.number, segment.place)
-        ledger_id = LedgerId(int(segment.place))
-        ledger = await cluster.ledgers.metadata_of(ledger_id)
-        if not ledger.is_closed and segment.completed:
-            reader = await store.open_reader(ref, sealed_at=segment.last_entry)  # the list is ahead of the store
-            await reader.close()
-            ledger = await cluster.ledgers.metadata_of(ledger_id)
-        if ledger.is_closed and segment.completed:
-            tail = self._tails.pop(segment.place, None)
-            idle = tail.idle if tail is not None and tail.last == int(ledger.last_entry) else 0
-            end = _End(int(ledger.last_entry), ledger.length, segment.record_count, True, idle)
-            self._ends[segment.place] = end
-            return end
-        last = int(ledger.last_entry) if ledger.is_closed else int(await store.find_tail(ref))
-        known = self._tails.get(ref.place)
-        if known is None or known.last != last:
-            known = self._tails[ref.place] = await self._measured(cluster, ref, segment, last)
-        return replace(known, is_final=ledger.is_closed)
+        decided = await _decided(cluster, store, ref, segment)
+        last = int(await store.find_tail(ref) if decided is None else decided.last)
+        seen = self._tails.get(segment.place)
+        if seen is not None and seen.last != last:
+            seen = None
+        if decided is None or not segment.completed:
+            seen = self._tails[segment.place] = seen or await self._measured(cluster, ref, segment, last)
+            return replace(seen, is_final=decided is not None)
+        self._tails.pop(segment.place, None)
+        if decided.bytes is None:
+            seen = seen or await self._measured(cluster, ref, segment, last)
+            decided = decided._replace(bytes=seen.bytes)
+        idle = 0 if seen is None else seen.idle
+        end = self._ends[segment.place] = _End(last, decided.bytes or 0, segment.record_count, True, idle)
+        return end
 
     async def _measured(self, cluster: Cluster, ref: SegmentRef, segment: Segment, last: int) -> _End:
         """Estimate a segment that the list has not counted: its last entry counts the records; bytes are extrapolated
@@ -177,6 +179,21 @@ class StreamViewer:
             while idle < min(_IDLE_MAX, last + 1) and not any((await opened.contents(last - idle)).counts):
                 idle += 1
         return _End(last, sum(sizes) * (last + 1) // len(sizes), position, False, idle)
+
+
+async def _decided(cluster: Cluster, store: SegmentStore, ref: SegmentRef, segment: Segment) -> _Decided | None:
+    """The end that the store has decided, if it has. It decides now if the list is ahead of it."""
+    sealed_at = segment.last_entry if segment.completed else None
+    if segment.store != LEDGER:
+        reader = await store.open_reader(ref, sealed_at=sealed_at)
+        await reader.close()
+        return None if reader.end is None else _Decided(reader.end, None)
+    ledger = await cluster.ledgers.metadata_of(LedgerId(int(ref.place)))
+    if not ledger.is_closed and sealed_at is not None:
+        reader = await store.open_reader(ref, sealed_at=sealed_at)
+        await reader.close()
+        ledger = await cluster.ledgers.metadata_of(LedgerId(int(ref.place)))
+    return _Decided(ledger.last_entry, ledger.length) if ledger.is_closed else None
 
 
 def _view(value: StreamMetadata, segment: Segment, end: _End) -> SegmentView:
@@ -228,7 +245,7 @@ class _Opened:
         self._reader: SegmentReader
 
     async def __aenter__(self) -> _Opened:
-        self._reader = await self._cluster.stores[self._segment.store].open_reader(self._ref)
+        self._reader = await self._cluster.store(self._segment.store).open_reader(self._ref)
         self._reader.learn_lac(EntryId(self._last))
         return self
 

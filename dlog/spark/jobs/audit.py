@@ -74,7 +74,7 @@ def audit(spark: SparkSession, place: Place, options: AuditOptions, *, progress:
     progress = progress or Silent()
     chosen = parse(place.options(), streaming=False)
     is_whole = not place.streams and not place.pattern
-    of_cluster = reach(chosen.zookeeper, chosen.namespace, chosen.cold)
+    of_cluster = reach(chosen.zookeeper, chosen.namespace, chosen.stores)
     with reporting("audit", dry_run=options.dry_run) as report:
         streams = _look(of_cluster, chosen, is_whole, options, progress)
         packed = partitions(
@@ -100,7 +100,7 @@ def audit(spark: SparkSession, place: Place, options: AuditOptions, *, progress:
                 rate_bytes_s=options.rate_bytes_s,
                 retries=options.retries,
                 patience_s=options.patience_s,
-                cold=chosen.cold,
+                stores=chosen.stores,
             )
             done = scatter(spark, packed, partial(examine, errand=errand), what="audit", progress=progress)
             findings = _judge(report, of_cluster, streams, [piece for task in done for piece in task], options)

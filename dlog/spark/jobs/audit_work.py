@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from dlog.errors import DLogError, LedgerNotFoundError
+from dlog.io.stores import StoresOptions
 from dlog.model.ids import BookieId
 from dlog.spark.cluster_connection import Cluster, reach
 from dlog.spark.jobs.audit_copies import Copy, Fault, TaskReading
@@ -21,7 +22,6 @@ from dlog.spark.jobs.audit_findings import Kind
 from dlog.spark.jobs.audit_replicas import Extent, extents
 from dlog.spark.planning import Range
 from dlog.spark.workers import prepare_worker
-from dlog.stores.cold.options import ColdOptions
 from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError
 from dlog.wire.digest import Entry
 
@@ -37,7 +37,7 @@ class AuditParameters:
     rate_bytes_s: int
     retries: int
     patience_s: float
-    cold: ColdOptions | None = None  # how cold storage is reached; None: from the task's environment
+    stores: StoresOptions | None = None  # how segments are reached; None: from the task's environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def examine(ranges: Sequence[Range], errand: AuditParameters) -> list[RangeResul
         patience_s=errand.patience_s,
     )
     proofs = {of: EntryVerifier(of, verify=errand.verify) for of in ranges}
-    of_cluster = reach(errand.zookeeper, errand.namespace, errand.cold)
+    of_cluster = reach(errand.zookeeper, errand.namespace, errand.stores)
     try:
         for item in of_cluster.pump(lambda cluster: _read(cluster, ranges, reading)):
             proof = proofs[item.of]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from dlog.errors import ConfigError, StreamNotFoundError
 from dlog.io.clock import unix_ms
-from dlog.io.settings import load
+from dlog.io.stores import load_stores
 from dlog.model.ids import LedgerId, StreamName, stream_name
 from dlog.model.offloading import Record
 from dlog.model.segment import Segment
@@ -33,7 +33,6 @@ from dlog.spark.jobs.offload_sweep import sweep
 from dlog.spark.jobs.offload_work import Job, OffloadOptions, StreamNow, read_stream
 from dlog.stores.cold import store as cold
 from dlog.stores.cold.locations import parse_root, payload_bytes
-from dlog.stores.cold.options import ColdOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,8 +50,8 @@ def offload(spark: SparkSession, place: Place, options: OffloadOptions, *, progr
     objects. failures: what could not be done now. Raises StreamNotFoundError for a named stream that does not exist,
     ConfigError, MisconfiguredError for a location that cannot be used, MetadataUnavailableError.
     """
-    settings = load(ColdOptions, "cold", None, {})
-    to, roots = parse_root(options.to), settings.allowed()
+    settings = load_stores(None)
+    to, roots = parse_root(options.to), settings.cold.allowed()
     if roots and not any(root.holds(to) for root in roots):
         raise ConfigError(f"the location is below none of the allowed roots (DLOG_COLD_ROOTS): to={to}")
     of_cluster = reach(place.zookeeper, place.namespace, settings)
@@ -152,7 +151,7 @@ def _copy(job: Job, sources: Sequence[Source]) -> None:
     wave = _TASKS_A_WAVE * job.spark.sparkContext.defaultParallelism
     for at in range(0, len(tasks), wave):
         errands = [
-            CopyTask(zookeeper=job.place.zookeeper, namespace=job.place.namespace, cold=job.settings, sources=task)
+            CopyTask(zookeeper=job.place.zookeeper, namespace=job.place.namespace, stores=job.settings, sources=task)
             for task in tasks[at : at + wave]
         ]
         done = scatter(job.spark, errands, copy_segments, what="copy", progress=job.progress)

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from dlog.errors import DamagedError, DLogError
+from dlog.io.stores import StoresOptions
 from dlog.log.dedup_trailer import decode_trailer, is_note
 from dlog.model.ids import NO_TXID, EntryId, SegmentNumber, StreamName
 from dlog.spark.cluster_connection import Cluster, reach, with_retries
@@ -25,7 +26,6 @@ from dlog.spark.workers import prepare_worker
 from dlog.stores.cold import store as cold
 from dlog.stores.cold.format import Builder, Contents, Head
 from dlog.stores.cold.locations import ObjectName, parse_root
-from dlog.stores.cold.options import ColdOptions
 from dlog.stores.cold.store import ColdStore, Scanned
 from dlog.stores.contract import Buffer, SegmentCorruptError, SegmentNotFoundError, SegmentReader, SegmentRef
 from dlog.wire.digest import crc32c
@@ -64,7 +64,7 @@ class CopyTask:
 
     zookeeper: str
     namespace: str
-    cold: ColdOptions
+    stores: StoresOptions
     sources: tuple[Source, ...]
 
 
@@ -106,21 +106,21 @@ class CheckTask:
 
     zookeeper: str
     namespace: str
-    cold: ColdOptions
+    stores: StoresOptions
     objects: tuple[tuple[str, int, str], ...]
 
 
 def copy_segments(errand: CopyTask) -> list[Copied]:
     """Copy in a Spark worker."""
     prepare_worker()
-    of_cluster = reach(errand.zookeeper, errand.namespace, errand.cold)
+    of_cluster = reach(errand.zookeeper, errand.namespace, errand.stores)
     return [_copied(of_cluster, source) for source in errand.sources]
 
 
 def check_objects(errand: CheckTask) -> list[Checked]:
     """Check in a Spark worker: read every byte."""
     prepare_worker()
-    of_cluster = reach(errand.zookeeper, errand.namespace, errand.cold)
+    of_cluster = reach(errand.zookeeper, errand.namespace, errand.stores)
     return [_checked(of_cluster, *told) for told in errand.objects]
 
 

@@ -290,7 +290,7 @@ def retire(job: Job, retiring: Sequence[ExpiredRecord]) -> None:
         CheckTask(
             zookeeper=job.place.zookeeper,
             namespace=job.place.namespace,
-            cold=job.settings,
+            stores=job.settings,
             objects=tuple((one.kept.record.stream, one.kept.record.number, one.lies_at) for one in task),
         )
         for task in packed(retiring, lambda one: payload_bytes(one.lies_at))

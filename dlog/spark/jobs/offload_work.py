@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dlog.client.client import Client, connect
 from dlog.errors import ConfigError, DamagedError, DLogError, MetadataUnavailableError, UnavailableError
+from dlog.io.stores import StoresOptions
 from dlog.machine import Missing, Versioned
 from dlog.model.ids import SegmentNumber, StreamName, stream_name
 from dlog.model.offloading import Record
@@ -24,7 +25,6 @@ from dlog.spark.cluster_connection import Cluster, ClusterConnection
 from dlog.spark.jobs.frame import Place, Progress, Report
 from dlog.spark.jobs.offload_records import OffloadRecords, StoredRecord
 from dlog.stores.cold.locations import Location, folder_of, parse_root, payload_bytes
-from dlog.stores.cold.options import ColdOptions
 from dlog.stores.contract import MisconfiguredError, SegmentRef
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Job:
 
     spark: SparkSession
     of_cluster: ClusterConnection
-    settings: ColdOptions
+    settings: StoresOptions
     place: Place
     options: OffloadOptions
     report: Report

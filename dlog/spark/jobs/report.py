@@ -68,7 +68,7 @@ def report(spark: SparkSession, place: Place, options: ReportOptions, *, progres
     progress = progress or Silent()
     chosen = parse(place.options(), streaming=False)
     is_whole = not place.streams and not place.pattern
-    of_cluster = reach(chosen.zookeeper, chosen.namespace, chosen.cold)
+    of_cluster = reach(chosen.zookeeper, chosen.namespace, chosen.stores)
     with reporting("report", dry_run=options.dry_run) as told:
         seen = _look(told, of_cluster, chosen, is_whole, options, progress)
         now_ms = SYSTEM_CLOCK.unix_ms()

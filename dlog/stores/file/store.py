@@ -91,9 +91,9 @@ class FileStore:
         self._readers: dict[str, set[FileSegmentReader]] = {}
         self._open = True
 
-    async def open(self) -> None:
-        """Create the directory if there is none. Raises OSError if it cannot be used."""
-        await self.threads.run(_prepare, self.disk, self.options.directory)
+    async def open(self, *, creates: bool = True) -> None:
+        """Check the directory. creates: create it if there is none. Raises OSError if it cannot be used."""
+        await self.threads.run(_prepare if creates else _check, self.disk, self.options.directory)
 
     async def create(
         self, stream: StreamName, number: SegmentNumber, epoch: Epoch, quorum: Quorum
@@ -460,6 +460,13 @@ def _prepare(disk: Disk, directory: str) -> None:
         with suppress(FileExistsError):
             disk.create(f"{directory}/{MARKER}").close()
         disk.sync_dir(directory)
+
+
+def _check(disk: Disk, directory: str) -> None:
+    """Raises FileNotFoundError if it is no directory of segments, or not mounted."""
+    marker = f"{directory}/{MARKER}"
+    if not disk.exists(marker):
+        raise FileNotFoundError(errno.ENOENT, "no directory of segments", marker)
 
 
 def _open(files: SegmentFiles, sealed_at: EntryId | None) -> tuple[File, Header, End | None]:

@@ -15,6 +15,7 @@ import pytest
 from dlog.client.sync import SyncClient
 from dlog.errors import LedgerNotFoundError
 from dlog.io.settings import load
+from dlog.io.stores import StoresOptions
 from dlog.io.zookeeper_protocol import NoNodeError
 from dlog.model.ids import LedgerId, stream_name
 from dlog.model.segment import Segment, StreamKey, StreamMetadata
@@ -47,7 +48,7 @@ class Yard:
         self.zookeeper = cluster.running.zookeeper
         self.namespace = cluster.running.namespace
         self.cold = load(ColdOptions, "cold", None, {}, environ=kept.environment)
-        self._reach = reach(self.zookeeper, self.namespace, self.cold)
+        self._reach = reach(self.zookeeper, self.namespace, StoresOptions(cold=self.cold))
 
     def ask(self, work: Callable[[Cluster], Any]) -> Any:
         return self._reach.ask(work)

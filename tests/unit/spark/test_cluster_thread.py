@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dlog.errors import InvalidRequestError
+from dlog.io.stores import StoresOptions
 from dlog.spark.cluster_connection import Cluster, ClusterConnection, Feed
-from dlog.stores.cold.options import ColdOptions
 
 WITHIN_S = 60.0
 
@@ -39,7 +39,7 @@ async def _take(cluster: Cluster, given: Any) -> None:
 
 @pytest.mark.parametrize("way", ["ask", "pump", "a pump begun elsewhere", "feed", "the end of a feed"])
 def test_a_question_in_its_own_thread_is_a_typed_error(way: str) -> None:
-    reach = Unopened("127.0.0.1:1", "/nowhere", ColdOptions())
+    reach = Unopened("127.0.0.1:1", "/nowhere", StoresOptions())
     feed: Feed[int, None] = reach.feed(_take)
     pump = reach.pump(_items)
     ways: dict[str, Callable[[], Any]] = {

@@ -7,6 +7,7 @@ import pytest
 from dlog.errors import ConfigError
 from dlog.spark.offsets import Place
 from dlog.spark.options import EARLIEST, LATEST, Kind, SourceOptions, parse
+from dlog.spark.sink_options import parse_sink
 
 HERE = {"zookeeper": "h1:2181,h2:2181/chroot", "stream": "s"}
 
@@ -139,3 +140,13 @@ def test_a_pattern_matches_whole_names_and_must_be_one() -> None:
     assert options.selects("ab") and not options.selects("ba")
     with pytest.raises(ConfigError, match="streamsPattern is not a regular expression"):
         parse({"zookeeper": "h:1", "streamsPattern": "("}, streaming=False)
+
+
+def test_stores_of_segments_have_options_of_source_and_sink() -> None:
+    given = {"zookeeper": "h:1", "stream": "s", "File.Directory": "/Segments", "cold.timeout_s": "5"}
+    for options in (parse(given, streaming=False), parse_sink(given, streaming=False)):
+        assert options.stores.file.directory == "/Segments"
+        assert options.stores.cold.timeout_s == 5.0
+    for wrong in ("file.dir", "filedirectory"):
+        with pytest.raises(ConfigError):
+            parse_sink({"zookeeper": "h:1", "stream": "s", wrong: "/x"}, streaming=False)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
 
 from dlog.errors import LedgerNotFoundError, UnavailableError
 from dlog.machine import Versioned
-from dlog.model.ids import BookieId, EntryId, LedgerId, SegmentNumber, StreamName, Txid
+from dlog.model.ids import BookieId, EntryId, Epoch, LedgerId, SegmentNumber, StreamName, Txid
 from dlog.model.ledger import Fragment, LedgerMetadata
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Segment, StreamMetadata
@@ -17,7 +17,13 @@ from dlog.spark import views
 from dlog.spark.cluster_connection import Cluster
 from dlog.spark.offsets import Place
 from dlog.spark.options import SourceOptions
-from dlog.stores.contract import SegmentRef, StoreUnavailableError
+from dlog.stores.contract import (
+    MisconfiguredError,
+    SegmentRef,
+    SegmentStore,
+    StoreUnavailableError,
+)
+from dlog.stores.memory import MemoryStore
 from tests.unit.spark.test_columns import entry_of
 
 NAME = StreamName("s")
@@ -52,6 +58,7 @@ class World:
     asked: list[int] = field(default_factory=list)
     on_look: Any = None
     idle: set[int] = field(default_factory=set)
+    stores: dict[str, SegmentStore] = field(default_factory=dict)
 
     async def read(self, key: Any) -> Versioned:
         self.looks += 1
@@ -74,7 +81,8 @@ class World:
         return _Entries(self.idle)
 
     async def look(self, kept: views.StreamViewer | None = None) -> views.Seen:
-        cluster = Cluster(cast(Any, self), cast(Any, self), {"ledger": cast(Any, self)})
+        stores = {"ledger": cast(Any, self), **self.stores}
+        cluster = Cluster(cast(Any, self), cast(Any, self), stores)
         return (await (kept or views.StreamViewer()).look(cluster, OPTIONS))[NAME]
 
 
@@ -165,6 +173,27 @@ async def test_what_an_idle_owner_wrote_is_told_from_records_also_once_it_has_en
     assert (await world.look(kept)).view.past == ((1, 4),), "whoever read its records has lost nothing"
     world.tails[2] = -1
     assert (await world.look(kept)).view.latest == Place(1, 7)
+
+
+async def test_segments_of_another_store_end_where_it_decided_and_are_measured() -> None:
+    """They have no ledger's metadata. An open one is shown up to its tail, and its writer goes on."""
+    store = MemoryStore()
+    writers = [await store.create(NAME, SegmentNumber(number), Epoch(1), Quorum()) for number in (1, 2)]
+    for writer in writers:
+        for number in range(8):
+            await writer.append(EntryId(number), [entry_of([(1, [b"x" * 100])])])
+    await writers[0].seal()
+    completed = segment(1, completed=True, last_entry=EntryId(7), record_count=8)
+    listed = zip((completed, segment(2)), writers, strict=True)
+    world = World(tuple(replace(one, store="file", place=writer.place) for one, writer in listed))
+    with pytest.raises(MisconfiguredError, match="DLOG_FILE_DIRECTORY"):
+        await world.look()
+    world.stores = {"file": store}
+    one, two = (await world.look()).view.segments
+    size = 8 * len(entry_of([(1, [b"x" * 100])]))
+    assert (one.last, one.bytes, one.records, one.is_final) == (7, size, 8, True)
+    assert (two.last, two.bytes, two.is_final) == (7, size, False)
+    await writers[1].append(EntryId(8), [b"and on"])
 
 
 async def test_a_place_in_the_stream_is_counted_before_the_list_does() -> None:
