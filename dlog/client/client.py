@@ -60,6 +60,7 @@ from dlog.errors import (
 )
 from dlog.model.dlsn import DLSN, parse
 from dlog.model.ids import stream_name
+from dlog.model.segment import LEDGER
 from dlog.model.sink import SinkBatch
 from dlog.wire import proxy
 from dlog.wire.digest import crc32c
@@ -420,25 +421,27 @@ class Client:
         *,
         since: tuple[int, int] | None = None,
         life: str | None = None,
+        store: str = LEDGER,
     ) -> ImportResult:
-        """Import closed ledgers staged for this stream (STAGE in dlog/stores/contract.py) as its next segments, in this
-        order, all or none, without copying. parts: location and last entry of each, at most 1000. A batch without
-        parts is still recorded, and fences programs that write for its sink under a lower epoch.
+        """Import closed segments staged for this stream (STAGE in dlog/stores/contract.py) as its next segments, in
+        this order, all or none, without copying. parts: location and last entry of each, at most 1000, all in `store`.
+        A batch without parts is still recorded, and fences programs that write for its sink under a lower epoch.
 
-        batch: the sink batch; a repeated one is not imported again (`duplicate`). None: ledgers already in
+        batch: the sink batch; a repeated one is not imported again (`duplicate`). None: stages already in
         the segment list are not imported again. Raises TxidOutOfOrderError (`last`: the lowest txid allowed);
         InvalidRequestError (no such stage, or a program of another query or a higher epoch writes for this sink);
         ProducerUnknownError: an earlier attempt may have appended the batch. Look for it in the log, up to the error's
         `since`; if it is not there, call again with that `since`. Repeating a call is harmless. life: the incarnation
-        that the ledgers were staged for (see `life`); None: the present one.
+        that the stages were written for (see `life`); None: the present one.
         """
         router = self._check(stream)
         of_life = life or await self.life(stream)
         b = batch or SinkBatch("", 0, "", 0)
         told = tuple((place, int(last)) for place, last in parts)
+        name = None if store == LEDGER else store
         done = await router.ask(
             lambda request: proxy.TakeIn(
-                request, stream, of_life, b.sink, b.epoch, b.query, b.batch, _place(since), told
+                request, stream, of_life, b.sink, b.epoch, b.query, b.batch, _place(since), name, told
             ),
             stream=stream,
         )

@@ -36,6 +36,7 @@ from dlog.client.stream_info import ImportResult, Owner, SettingsChanges, Stream
 from dlog.client.thread_feed import Feed
 from dlog.errors import ClosedError, DLogError
 from dlog.model.dlsn import DLSN
+from dlog.model.segment import LEDGER
 from dlog.model.sink import SinkBatch
 
 T = TypeVar("T")
@@ -156,9 +157,10 @@ class SyncClient:
         *,
         since: tuple[int, int] | None = None,
         life: str | None = None,
+        store: str = LEDGER,
     ) -> ImportResult:
         given = list(parts)
-        return self._ask(lambda client: client.take_in(stream, given, batch, since=since, life=life))
+        return self._ask(lambda client: client.take_in(stream, given, batch, since=since, life=life, store=store))
 
     def append_once(
         self,

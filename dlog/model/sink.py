@@ -28,7 +28,9 @@ from dlog.model.ids import StreamName, stream_name
 SINKS_MAX = 1000  # records per stream
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,199}\Z", re.ASCII)
-_PLACE = re.compile(r"(0|[1-9][0-9]{0,18})\Z")  # a ledger id
+_LEDGER_STORE = "ledger"
+_LEDGER_ID = re.compile(r"(0|[1-9][0-9]{0,18})\Z")
+_NAME_PART = re.compile(r"[0-9a-z]{1,64}\Z")  # of a store, and of a location in another store than ledgers
 _NUMBERS_END = 1 << 63
 
 
@@ -94,7 +96,8 @@ def standing(record: SinkRecord | None, batch: SinkBatch) -> Standing:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredStage:
-    """A registered stage: its ledger id (place), stream and batch, and when it was begun, by the writer's clock.
+    """A registered stage: its location (place) in its store, stream and batch, and when it was begun, by the writer's
+    clock.
 
     life: incarnation of the stream; "": unknown. is_offered: a write without a batch number is about to have it
     imported. is_swept: a sweeper is about to delete it.
@@ -107,11 +110,16 @@ class RegisteredStage:
     life: str = ""
     is_offered: bool = False
     is_swept: bool = False
+    store: str = _LEDGER_STORE
 
 
 def registered_stage(sink: str, place: str, told: object) -> RegisteredStage | None:
-    """Decode a stage's registration from JSON; None if it is not valid: such a stage is never swept."""
-    if not isinstance(told, dict) or not _PLACE.match(place) or int(place) >= _NUMBERS_END:
+    """Decode a stage's registration from JSON; None if it is not valid: such a stage is never swept. One that names no
+    store is a ledger."""
+    if not isinstance(told, dict):
+        return None
+    store = told.get("store", _LEDGER_STORE)
+    if not isinstance(store, str) or not _NAME_PART.match(store) or not _is_place(store, place):
         return None
     stream, query = told.get("stream"), told.get("query")
     epoch, batch, unix_ms = told.get("epoch"), told.get("batch"), told.get("unix_ms")
@@ -123,9 +131,16 @@ def registered_stage(sink: str, place: str, told: object) -> RegisteredStage | N
     try:
         known = SinkBatch(sink, epoch, sink_name(query), batch)
         is_offered, is_swept = told.get("offered") is True, told.get("swept") is True
-        return RegisteredStage(place, stream_name(stream), known, unix_ms, life, is_offered, is_swept)
+        return RegisteredStage(place, stream_name(stream), known, unix_ms, life, is_offered, is_swept, store)
     except DLogError:
         return None
+
+
+def _is_place(store: str, text: str) -> bool:
+    """Whether a stage of this store can have this location."""
+    if store == _LEDGER_STORE:
+        return _LEDGER_ID.match(text) is not None and int(text) < _NUMBERS_END
+    return _NAME_PART.match(text) is not None
 
 
 def _is_count(value: object) -> TypeGuard[int]:
@@ -135,11 +150,11 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 @dataclass(frozen=True, slots=True)
 class StreamLook:
-    """One look at a stage's stream. record: of the sink. places: locations of its segments in the stages' store.
-    is_open: False if it is sealed or deleted, and refuses all imports. life: its incarnation."""
+    """One look at a stage's stream. record: of the sink. places: stores and locations where its segments lie,
+    or were moved from. is_open: False if it is sealed or deleted, and refuses all imports. life: its incarnation."""
 
     record: SinkRecord | None = None
-    places: frozenset[str] = frozenset()
+    places: frozenset[tuple[str, str]] = frozenset()
     is_open: bool = True
     life: str = ""
 
@@ -175,7 +190,7 @@ class StageSweepRule:
             return SweepDecision.STAYS
         if len(looks) < 2:
             return SweepDecision.LOOK
-        return SweepDecision.LISTED if stage.place in looks[-1].places else SweepDecision.GOES
+        return SweepDecision.LISTED if (stage.store, stage.place) in looks[-1].places else SweepDecision.GOES
 
     def _is_worth_a_look(self, stage: RegisteredStage) -> bool:
         if self._is_own(stage):
@@ -190,7 +205,7 @@ class StageSweepRule:
         if stage.life and look.life and stage.life != look.life:
             return True  # an import names the incarnation that the stage was written for
         if not self.is_numbered:
-            return not stage.is_offered or self._is_own(stage) or stage.place in look.places
+            return not stage.is_offered or self._is_own(stage) or (stage.store, stage.place) in look.places
         verdict = standing(look.record, stage.batch)
         return verdict is not Standing.NEW and (verdict is not Standing.REPEATED or self._is_own(stage))
 

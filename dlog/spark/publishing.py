@@ -16,6 +16,7 @@ from dlog.client.client import Client
 from dlog.errors import (
     ConfigError,
     DLogError,
+    InvalidRequestError,
     ProducerUnknownError,
     StreamNotFoundError,
     TruncatedError,
@@ -25,7 +26,7 @@ from dlog.errors import (
 from dlog.io.clock import unix_ms
 from dlog.log.contents import read_contents
 from dlog.model.ids import StreamName
-from dlog.model.segment import Segment
+from dlog.model.segment import LEDGER, Segment
 from dlog.model.sink import SinkBatch
 from dlog.spark.cluster_connection import Cluster
 from dlog.spark.proxies import proxies_of
@@ -142,11 +143,24 @@ class _Publishing:
                 raise StreamNotFoundError(
                     f"rows were staged for a stream that was deleted and created again since: stream={self._stream}"
                 )
+            stores = sorted({part.store for part in parts})
+            if len(stores) > 1:
+                raise InvalidRequestError(
+                    f"the stream's store was changed while rows were staged, write the batch again: "
+                    f"stream={self._stream} stores={','.join(stores)}"
+                )
             try:
                 if self._batch is None:
                     await offer(self._cluster, self._options.namespace, self._name, parts)
                 named = [(part.place, part.last_entry) for part in parts]
-                told = await self._client.take_in(self._stream, named, self._batch, since=self._since, life=self._life)
+                told = await self._client.take_in(
+                    self._stream,
+                    named,
+                    self._batch,
+                    since=self._since,
+                    life=self._life,
+                    store=stores[0] if stores else LEDGER,
+                )
             except TxidOutOfOrderError as error:
                 if number == _TRIES - 1 or any(part.has_own_txids for part in parts):
                     raise
@@ -217,8 +231,6 @@ class _Publishing:
         for segment in value.segments:
             if not first <= segment.number <= last:
                 continue
-            if segment.store not in self._cluster.stores:
-                break
             low = entry if segment.number == first else 0
             high = end - 1 if segment.number == last else await self._end_of(segment)
             ref = SegmentRef(value.name, segment.number, segment.place)
@@ -226,10 +238,9 @@ class _Publishing:
                 note = read_contents(payload, enveloped=segment.version >= 4).note
                 if note is not None and any(b.producer == self._batch.producer for b in note.batches):
                     return True
-        else:
-            if value.segments and value.segments[0].number <= first:
-                self._since = unknown.since
-                return False
+        if value.segments and value.segments[0].number <= first:
+            self._since = unknown.since
+            return False
         raise TruncatedError(
             f"it is unknown whether batch {self._batch.batch} was written, that part of the stream was truncated: "
             f"check whether its rows are there, then continue with a higher sinkEpoch: stream={self._stream}"
@@ -239,4 +250,4 @@ class _Publishing:
         if segment.completed:
             return int(segment.last_entry)
         ref = SegmentRef(StreamName(self._stream), segment.number, segment.place)
-        return int(await self._cluster.stores[segment.store].find_tail(ref))
+        return int(await self._cluster.store(segment.store).find_tail(ref))

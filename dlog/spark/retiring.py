@@ -18,6 +18,7 @@ from dlog.model.sink import RegisteredStage, SinkBatch
 from dlog.spark.cluster_connection import Cluster
 from dlog.spark.proxies import proxies_of
 from dlog.spark.stages import UNNUMBERED, registered, sink_path, stream_of, sweep
+from dlog.stores.contract import MisconfiguredError
 
 QUERY = "retired"  # name of the query of the empty batch
 
@@ -42,7 +43,7 @@ class SinkStages:
 @dataclass(frozen=True, slots=True)
 class Retired:
     """Result. epoch: of the empty batch in these streams; a query may continue under a higher one. left: errors by
-    stream, whose stages stay."""
+    stream, of whose stages some stay."""
 
     sink: str
     epoch: int
@@ -93,6 +94,11 @@ async def retire(cluster: Cluster, namespace: str, sink: str, *, timeout_s: floa
                     continue  # deleted or sealed: it refuses every program
                 except DLogError as error:
                     left[stream] = error.message
+    for stage in told.stages:
+        try:
+            cluster.store(stage.store)
+        except MisconfiguredError as error:
+            left.setdefault(stage.stream, error.message)
     swept = await sweep(cluster, namespace, batch, keep_s=-math.inf)  # regardless of age
     with suppress(NoNodeError, NotEmptyError):  # a new stage was begun, or stages are left
         await cluster.metadata.zookeeper.delete(sink_path(namespace, sink), -1)

@@ -1,4 +1,5 @@
-"""Stages rows for streams: tasks write ledgers, registered before the first byte, and swept if they are never imported.
+"""Stages rows for streams: tasks write segments that no stream lists, registered before the first byte, and swept if
+they are never imported. A stage lies in the store that its stream had when it was begun.
 
 Invariants:
 - what is swept is in no stream's segment list and never will be; `StageSweepRule` in dlog/model/sink.py decides.
@@ -22,13 +23,12 @@ from dlog.io.zookeeper_protocol import BadVersionError, NodeExistsError, NoNodeE
 from dlog.log.staging import StagedSet, StagePacker
 from dlog.machine import Missing, Versioned
 from dlog.model.ids import EntryId, Epoch, StreamName
-from dlog.model.segment import StreamKey, StreamMetadata
+from dlog.model.segment import LEDGER, StreamKey, StreamMetadata
 from dlog.model.sink import RegisteredStage, SinkBatch, StageSweepRule, StreamLook, SweepDecision, registered_stage
 from dlog.spark.cluster_connection import Cluster
 from dlog.stores.contract import STAGE, SegmentRef, SegmentWriter
 from dlog.wire.entry import decode_entry
 
-STORE = "ledger"
 UNNUMBERED = ".writes"  # stages of writes without a batch number are registered here; no sink can have this name
 _UNDER_WAY_MAX = 8  # pending entries of a stage
 _READ_BYTES = 4 << 20
@@ -38,7 +38,7 @@ _TXID = re.compile(r"([0-9]{1,19})-(.+)-([0-9]{1,19})\Z")
 @dataclass(frozen=True, slots=True)
 class Staged:
     """A complete stage. has_own_txids: rows brought their own, so it cannot be rewritten with others. life: incarnation
-    of its stream."""
+    of its stream. store: where it lies."""
 
     stream: str
     place: str
@@ -47,6 +47,7 @@ class Staged:
     bytes: int
     has_own_txids: bool = False
     life: str = ""
+    store: str = LEDGER
 
 
 def sink_path(namespace: str, sink: str) -> str:
@@ -65,7 +66,7 @@ async def stream_of(cluster: Cluster, name: str) -> StreamMetadata:
 
 
 class Stager:
-    """Writes the stages of one Spark task, a ledger for each stream."""
+    """Writes the stages of one Spark task, one for each stream."""
 
     def __init__(self, cluster: Cluster, namespace: str, batch: SinkBatch) -> None:
         self._cluster = cluster
@@ -91,19 +92,20 @@ class Stager:
 
     async def _begin(self, stream: str) -> _Stage:
         value = await stream_of(self._cluster, stream)
-        store = self._cluster.stores[STORE]
-        writer = await store.create(value.name, STAGE, Epoch(0), value.settings.quorum)
+        name = value.settings.store
+        writer = await self._cluster.store(name).create(value.name, STAGE, Epoch(0), value.settings.quorum)
         path = f"{sink_path(self._namespace, self._batch.sink)}/stage-{writer.place}"
         told = {"stream": stream, "query": self._batch.query, "batch": self._batch.batch, "unix_ms": unix_ms()}
-        told |= {"epoch": self._batch.epoch, "life": value.life}
+        told |= {"epoch": self._batch.epoch, "life": value.life, "store": name}
         await self._cluster.metadata.zookeeper.create(path, json.dumps(told).encode(), parents=True)
-        return _Stage(stream, value.life, writer, StagePacker(self._batch.producer))
+        return _Stage(stream, value.life, name, writer, StagePacker(self._batch.producer))
 
 
 class _Stage:
-    def __init__(self, stream: str, life: str, writer: SegmentWriter, packer: StagePacker) -> None:
+    def __init__(self, stream: str, life: str, store: str, writer: SegmentWriter, packer: StagePacker) -> None:
         self.stream = stream
         self.life = life
+        self.store = store
         self.writer = writer
         self.has_own_txids = False
         self._packer = packer
@@ -132,6 +134,7 @@ class _Stage:
             self._bytes,
             self.has_own_txids,
             self.life,
+            self.store,
         )
 
 
@@ -140,7 +143,7 @@ async def write_again(cluster: Cluster, namespace: str, batch: SinkBatch, staged
     stager = Stager(cluster, namespace, batch)
     try:
         ref = SegmentRef(StreamName(staged.stream), STAGE, staged.place)
-        async for payload in entries_of(cluster, ref, staged.last_entry):
+        async for payload in entries_of(cluster, ref, staged.last_entry, store=staged.store):
             records = decode_entry(payload, expand=False)
             sets = [StagedSet(txid, _count(r.payload), bytes(r.payload)) for r in records if r.is_user]
             await stager.entry(staged.stream, sets, has_own_txids=False)
@@ -158,10 +161,10 @@ def _count(body: Any) -> int:
 
 
 async def entries_of(
-    cluster: Cluster, ref: SegmentRef, last: int, first: int = 0, *, store: str = STORE
+    cluster: Cluster, ref: SegmentRef, last: int, first: int = 0, *, store: str
 ) -> AsyncIterator[bytes]:
     """Payloads of entries first..last of a segment or a stage."""
-    reader = await cluster.stores[store].open_reader(ref)
+    reader = await cluster.store(store).open_reader(ref)
     try:
         reader.learn_lac(EntryId(last))
         entry = first
@@ -219,7 +222,8 @@ async def sweep(cluster: Cluster, namespace: str, done: SinkBatch, keep_s: float
     """Delete stages of this sink that will never be imported; returns their number: those of batches up to `done`,
     which are decided, and those of other queries that are older than `keep_s`. What is in a segment list stays and is
     unregistered. What its query may still import stays, however old: its stream has no later program of this sink on
-    record. A registration that cannot be parsed stays; the audit, which goes by its name, does not report it."""
+    record. A stage in a store that is not configured here stays, too, and so does a registration that cannot be parsed;
+    the audit, which goes by its name, does not report it."""
     path = sink_path(namespace, done.sink)
     zookeeper = cluster.metadata.zookeeper
     try:
@@ -240,12 +244,12 @@ async def sweep(cluster: Cluster, namespace: str, done: SinkBatch, keep_s: float
         seen = looks.setdefault(stage.stream, [])
         while (verdict := rule.judge(stage, seen)) is SweepDecision.LOOK:
             seen.append(await _look(cluster, stage.stream, done.sink))
-        if verdict is SweepDecision.STAYS:
+        if verdict is SweepDecision.STAYS or (verdict is SweepDecision.GOES and stage.store not in cluster.stores):
             continue
         if verdict is SweepDecision.GOES:
             if not rule.is_numbered and not await _mark(cluster, f"{path}/{name}", found, "swept"):
                 continue  # it is being imported
-            await cluster.stores[STORE].delete(SegmentRef(stage.stream, STAGE, stage.place))
+            await cluster.store(stage.store).delete(SegmentRef(stage.stream, STAGE, stage.place))
             swept += 1
         await _drop(cluster, f"{path}/{name}")
     return swept
@@ -291,7 +295,7 @@ async def _look(cluster: Cluster, stream: StreamName, sink: str) -> StreamLook:
         value = await stream_of(cluster, stream)
     except StreamNotFoundError:
         return StreamLook(is_open=False)
-    places = frozenset(s.place if s.store == STORE else s.former_ledger for s in value.listed)
+    places = frozenset(place for segment in value.listed for place in segment.locations)
     return StreamLook(value.sink(sink), places, is_open=not value.is_sealed, life=value.life)
 
 

@@ -282,10 +282,10 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class TakeIn:
-    """Import closed ledgers as segments after everything written, in this order, all or none. parts: location and last
-    entry of each. sink, epoch, query, batch: identify the batch (dlog/model/sink.py); sink "": no sink, and ledgers in
-    the list are not imported again. since: the client has read the log up to here and found nothing of the batch. A
-    batch without parts is only remembered. life: see Life.
+    """Import closed stages as segments after everything written, in this order, all or none. parts: location and last
+    entry of each, in `store` (None: ledger). sink, epoch, query, batch: identify the batch (dlog/model/sink.py);
+    sink "": no sink, and stages in the list are not imported again. since: the client has read the log up to here and
+    found nothing of the batch. A batch without parts is only remembered. life: see Life.
 
     Done {"first": segment, "segments": n, "records": n, "duplicate": bool}.
     """
@@ -298,6 +298,7 @@ class TakeIn:
     query: str
     batch: int
     since: tuple[int, int, int] | None
+    store: str | None
     parts: tuple[tuple[str, int], ...]
 
 

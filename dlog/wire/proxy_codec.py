@@ -219,7 +219,7 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
     Op.RELEASE: (proxy.Release, (("request", U63), ("stream", TEXT), ("life", LIFE))),
     Op.TAIL: (proxy.Tail, (("request", U63), ("stream", TEXT))),
     Op.PING: (proxy.Ping, (("request", U63),)),
-    Op.TAKE_IN: (proxy.TakeIn, (("request", U63), ("stream", TEXT), ("life", LIFE), *_SINK)),
+    Op.TAKE_IN: (proxy.TakeIn, (("request", U63), ("stream", TEXT), ("life", LIFE), *_SINK, ("store", _or_nil(TEXT)))),
     Op.SINK_WRITE: (
         proxy.SinkWrite,
         (
@@ -279,6 +279,9 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
     Op.GOAWAY: (proxy.GoAway, (("request", U63), ("reason", TEXT), ("location", _or_nil(TEXT)))),
 }
 
+#: operations whose last field is left out if it is nil, since it was added to the protocol later
+_LAST_IS_LEFT_OUT = frozenset({Op.TAKE_IN})
+
 
 # ---- encoding -------------------------------------------------------------------------------------------------------
 
@@ -297,7 +300,10 @@ def encode(message: Message) -> list[Buffer]:
             body = _packed(message.result, message)
         case proxy.TakeIn():
             body = _packed(message.parts, message)
-    header = _packed(_HEADERS[type(message)](message), message)
+    fields = _HEADERS[type(message)](message)
+    if fields[-1] is None and fields[0] in _LAST_IS_LEFT_OUT:
+        del fields[-1]
+    header = _packed(fields, message)
     if len(header) > HEADER_BYTES_MAX:
         raise InvalidRequestError(f"message too large: message={type(message).__name__} header_bytes={len(header)}")
     size = len(header)
@@ -383,6 +389,8 @@ def decode(frame: memoryview) -> Message:
     if known is None:
         raise ProtocolError(f"unknown op: op={header[0]}")
     cls, checks, with_body = known
+    if len(header) == len(checks) and header[0] in _LAST_IS_LEFT_OUT:
+        header.append(None)
     if len(header) != len(checks) + 1:
         raise ProtocolError(f"wrong number of fields: op={header[0]} fields={len(header) - 1} expected={len(checks)}")
     body = frame[stop:]

@@ -33,6 +33,7 @@ from dlog.log.messages import (
 )
 from dlog.model.dlsn import of
 from dlog.model.ids import EntryId, SegmentNumber, Txid, stream_name
+from dlog.model.segment import LEDGER
 from dlog.model.sink import SinkBatch, sink_name
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import RECORD_BYTES_MAX, SET_OVERHEAD, record_set_head
@@ -342,7 +343,8 @@ class WriteSession(Dispatch):
     async def _taken_in(self, m: TakeIn) -> dict[str, Any]:
         parts = tuple((place, EntryId(last)) for place, last in m.parts)
         since = None if m.since is None else m.since[:2]
-        request = asked.TakeIn(_batch_of(m) if m.sink else None, parts, since=since, life=m.life)
+        batch = _batch_of(m) if m.sink else None
+        request = asked.TakeIn(batch, parts, LEDGER if m.store is None else m.store, since, m.life)
         taken = await self._ask_owner(m, request)
         told = {"first": taken.first, "segments": taken.segments, "records": taken.records}
         return told | {"duplicate": taken.duplicate}

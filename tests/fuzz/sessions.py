@@ -58,7 +58,10 @@ def proxy_frames(rng: random.Random) -> list[bytes]:
             proxy.Alter(number, stream, LIFE, rng.randrange(3), {"retention_s": rng.choice((0, 3600.0, "1h", -1))})
         ),
         lambda: said(
-            proxy.TakeIn(number, stream, LIFE, *sink, ((str(rng.randrange(9)), rng.randrange(3)),) * rng.randrange(3))
+            proxy.TakeIn(
+                *(number, stream, LIFE, *sink, rng.choice((None, "file", ""))),
+                ((str(rng.randrange(9)), rng.randrange(3)),) * rng.randrange(3),
+            )
         ),
         lambda: said(proxy.SinkWrite(number, stream, LIFE, *sink, *rest)),
         lambda: said(proxy.Relocate(number, stream, LIFE, rng.randrange(3), "ledger", "1", "cold", "file:/nowhere")),

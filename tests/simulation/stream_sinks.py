@@ -103,7 +103,8 @@ class Stager:
                 return [Send(STORE, CreateSegment(SegmentNumber(0), Epoch(0), settings.store, settings.quorum))]
             case Received(_, SegmentCreated(_, location)) if not self._place:
                 self._place = place = location.name
-                stage = RegisteredStage(place, self._world.stream, self._batch, int(self._world.sim.now_s * 1000))
+                begun_ms = int(self._world.sim.now_s * 1000)
+                stage = RegisteredStage(place, self._world.stream, self._batch, begun_ms, store=location.store)
                 self._world.stages[place] = stage
                 return [self._append(entry, payload) for entry, payload in enumerate(self._payloads)]
             case Received(_, EntryAppended(_, entry)) if entry == len(self._payloads) - 1:
@@ -132,7 +133,7 @@ class Sweeper:
             case Asked():
                 return self._go_on()
             case MetadataSeen(_, Versioned(StreamMetadata() as value)):
-                places = frozenset(s.place for s in value.listed if s.store == "ledger")
+                places = frozenset(place for segment in value.listed for place in segment.locations)
                 self._looks.append(StreamLook(value.sink(SINK), places, is_open=not value.is_sealed))
                 pause_s = self._rng.choice((0.0, 0.0, 0.01, 0.05, 0.2))
                 return [SetTimer("go on", pause_s)] if pause_s else self._go_on()

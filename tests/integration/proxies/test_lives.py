@@ -49,7 +49,7 @@ def questions_of(life: str) -> list[tuple[type[Any], tuple[Any, ...]]]:
         (Truncate, (STREAM, life, (1, 0, 0))),
         (Release, (STREAM, life)),
         (Relocate, (STREAM, life, 1, "ledger", "1", "cold", "x")),
-        (TakeIn, (STREAM, life, "", 0, "", 0, None, (("1", 0),))),
+        (TakeIn, (STREAM, life, "", 0, "", 0, None, None, (("1", 0),))),
         (SinkWrite, (STREAM, life, *sink, 1, None, crc32c(BODY), BODY)),
     ]
 

@@ -29,7 +29,7 @@ STAGE = RegisteredStage("7", StreamName("s"), DONE, 1000)
 OTHER = replace(STAGE, batch=SinkBatch("sink", 0, "other", 9))
 RULE = StageSweepRule(DONE, 2000)
 NOW_DONE = StreamLook(SinkRecord(DONE))
-LISTED = StreamLook(SinkRecord(DONE), frozenset({"7"}))
+LISTED = StreamLook(SinkRecord(DONE), frozenset({("ledger", "7")}))
 NOBODY = StreamLook()
 GONE = StreamLook(is_open=False)
 
@@ -75,12 +75,16 @@ def test_a_stream_that_is_gone_refuses_and_one_that_was_made_anew_may_not() -> N
 def test_of_writes_without_a_number_only_age_is_known() -> None:
     rule = replace(RULE, is_numbered=False)
     assert rule.judge(OTHER, (NOBODY, NOBODY)) is SweepDecision.GOES
-    assert rule.judge(OTHER, (NOBODY, StreamLook(places=frozenset({"7"})))) is SweepDecision.LISTED
+    assert rule.judge(OTHER, (NOBODY, StreamLook(places=frozenset({("ledger", "7")})))) is SweepDecision.LISTED
 
 
 batches = st.builds(SinkBatch, st.just("sink"), st.integers(0, 2), st.sampled_from("qr"), st.integers(0, 2))
 records = st.none() | st.builds(SinkRecord, batches, st.none() | st.just((1, 0)))
-looks = st.builds(StreamLook, records, st.sampled_from((frozenset[str](), frozenset({"7"}))))
+looks = st.builds(
+    StreamLook,
+    records,
+    st.sampled_from((frozenset[tuple[str, str]](), frozenset({("ledger", "7")}), frozenset({("file", "7")}))),
+)
 
 
 @settings(max_examples=300, deadline=None)
@@ -90,7 +94,7 @@ def test_nothing_goes_that_is_listed_or_may_be_taken_in(
 ) -> None:
     verdict = StageSweepRule(done, 5).judge(RegisteredStage("7", StreamName("s"), batch, unix_ms), seen)
     if verdict is SweepDecision.GOES:
-        assert len(seen) > 1 and "7" not in seen[-1].places
+        assert len(seen) > 1 and ("ledger", "7") not in seen[-1].places
         assert all(standing(look.record, batch) is not Standing.NEW for look in seen)
     assert verdict is not SweepDecision.LOOK or len(seen) < 2, "it comes to an end"
 
@@ -125,6 +129,26 @@ def test_a_registration_with_one_wrong_value_is_nobodys(key: str, value: Any) ->
 @pytest.mark.parametrize("place", ["", "x", "-7", "07", "7 ", "²", "١", "9" * 19, "1" * 5000, "7\n"])
 def test_a_place_is_a_ledger_id(place: str) -> None:
     assert registered_stage("sink", place, TOLD) is None
+
+
+IN_FILES = "0123456789abcdef" * 2
+
+
+def test_a_registration_tells_the_store_of_its_stage() -> None:
+    told = {**TOLD, "store": "file"}
+    assert registered_stage("sink", IN_FILES, told) == replace(STAGE, place=IN_FILES, store="file")
+    assert registered_stage("sink", "7", {**TOLD, "store": "ledger"}) == STAGE
+    for place in ("", "a" * 65, "A1", "../x", "a/b", "a\n", "é"):
+        assert registered_stage("sink", place, told) is None
+    for store in NOT_NAMES:
+        assert registered_stage("sink", IN_FILES, {**TOLD, "store": store}) is None
+
+
+def test_only_a_segment_in_the_same_store_is_the_stage() -> None:
+    rule, stage = StageSweepRule(DONE, 5), replace(STAGE, store="file")
+    of_ledger, of_file = (StreamLook(SinkRecord(DONE), frozenset({(store, "7")})) for store in ("ledger", "file"))
+    assert rule.judge(stage, (of_file, of_file)) is SweepDecision.LISTED
+    assert rule.judge(stage, (of_ledger, of_ledger)) is SweepDecision.GOES
 
 
 def test_a_stage_of_a_stream_that_was_deleted_goes_though_the_next_of_its_name_remembers_nothing() -> None:

@@ -26,8 +26,8 @@ STREAM = StreamMetadata(name=StreamName("s"))
 KNOWN = STREAM.with_sink(SinkRecord(DONE))
 
 
-def listing(value: StreamMetadata, place: str) -> StreamMetadata:
-    segment = Segment(number=SegmentNumber(1), place=place, store="ledger", first_txid=Txid(0), completed=True)
+def listing(value: StreamMetadata, place: str, store: str = "ledger") -> StreamMetadata:
+    segment = Segment(number=SegmentNumber(1), place=place, store=store, first_txid=Txid(0), completed=True)
     return value.with_segment(segment)
 
 
@@ -58,7 +58,11 @@ class Tree:
 
     @property
     def cluster(self) -> Cluster:
-        return Cluster(cast(Any, self), cast(Any, None), {"ledger": cast(Any, _Store(self.deleted))})
+        return Cluster(
+            cast(Any, self),
+            cast(Any, None),
+            {"ledger": cast(Any, _Store(self.deleted)), "file": cast(Any, _Store(self.deleted, "file "))},
+        )
 
     async def children(self, path: str, *, fresh: bool) -> tuple[list[str], Any]:
         if path != self._path:
@@ -93,17 +97,38 @@ class _Stat(NamedTuple):
 
 
 class _Store:
-    def __init__(self, deleted: list[str]) -> None:
+    def __init__(self, deleted: list[str], mark: str = "") -> None:
         self._deleted = deleted
+        self._mark = mark
 
     async def delete(self, ref: SegmentRef) -> None:
-        self._deleted.append(ref.place)
+        self._deleted.append(self._mark + ref.place)
 
 
 def test_what_was_decided_goes_and_what_is_listed_is_registered_no_longer() -> None:
     tree = Tree({"stage-7": told(), "stage-8": told(), "stage-9": told(OLD)}, listing(KNOWN, "8"))
     assert tree.sweep() == 2
     assert (tree.deleted, tree.nodes, tree.reads) == (["7", "9"], {}, 2)
+
+
+FILE = "0123456789abcdef" * 2
+
+
+def in_store(name: str) -> bytes:
+    return json.dumps(json.loads(told()) | {"store": name}).encode()
+
+
+def test_stages_are_deleted_from_the_store_that_they_name_and_stay_if_it_is_not_configured() -> None:
+    nodes = {f"stage-{FILE}": in_store("file"), "stage-7": in_store("ledger"), "stage-a1": in_store("other")}
+    tree = Tree(nodes, KNOWN)
+    assert tree.sweep() == 2
+    assert (tree.deleted, tree.nodes) == ([f"file {FILE}", "7"], {"stage-a1": in_store("other")})
+
+
+def test_a_stage_in_files_that_became_a_segment_stays() -> None:
+    tree = Tree({f"stage-{FILE}": in_store("file")}, listing(KNOWN, FILE, "file"))
+    assert tree.sweep() == 0
+    assert (tree.deleted, tree.nodes) == ([], {})
 
 
 def test_a_sink_without_stages() -> None:

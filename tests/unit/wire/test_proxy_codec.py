@@ -124,8 +124,20 @@ def test_fields_of_any_kind_end_in_a_message_or_a_protocol_error(op: Op, fields:
 
 @pytest.mark.parametrize("parts", [[["1"]], [["1", -1]], [[1, 1]], ["1"], {}, [["1", 0]] * 1001])
 def test_parts_are_named_with_their_last_entries(parts: Any) -> None:
-    with pytest.raises(ProtocolError):
-        decoded(Op.TAKE_IN, 1, "s", "", 0, "", 0, None, body=msgpack.packb(parts))
+    with pytest.raises(ProtocolError, match=r"TakeIn|msgpack"):
+        decoded(Op.TAKE_IN, 1, "s", "a1", "", 0, "", 0, None, body=msgpack.packb(parts))
+
+
+def test_the_store_of_stages_is_left_out_where_they_are_ledgers() -> None:
+    parts = (("7", 3),)
+    header = [int(Op.TAKE_IN), 1, "s", "a1", "sink", 2, "q", 5, None]
+    for store, fields in ((None, header), ("file", [*header, "file"])):
+        message = proxy.TakeIn(1, "s", "a1", "sink", 2, "q", 5, None, store, parts)
+        assert b"".join(encode(message)) == frame_of(msgpack.packb(fields), msgpack.packb(parts))
+        assert decoded(*fields, body=msgpack.packb(parts)) == message
+    for wrong in (header[:-1], [*header, 1], [*header, "file", None]):
+        with pytest.raises(ProtocolError, match="field"):
+            decoded(*wrong, body=msgpack.packb(parts))
 
 
 def frame_of(header: bytes, body: bytes = b"") -> bytes:

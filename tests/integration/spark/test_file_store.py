@@ -1,0 +1,85 @@
+"""Spark on streams whose segments lie in files, in a cluster without bookies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import dlog
+from dlog.client.sync import SyncClient
+from tests.integration.cli.up import Up, up_for_many
+from tests.integration.spark.lake import Lake
+from tests.integration.spark.parts import need_spark
+from tests.integration.spark.test_sink import expected, rows, values, write
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="module")
+def without_bookies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    need_spark()
+    flags = ("--bookies", "0", "--write-proxies", "1", "--read-proxies", "1")
+    with up_for_many(tmp_path_factory, "files-up", *flags) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def opened(without_bookies: Up) -> Iterator[SyncClient]:
+    with dlog.connect_sync(without_bookies.running.connect) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def lake(without_bookies: Up, opened: SyncClient, spark: SparkSession) -> Lake:
+    return Lake(without_bookies, opened, spark)
+
+
+@pytest.fixture
+def files(without_bookies: Up) -> dict[str, Any]:
+    return {"file.directory": without_bookies.running.file_directory}
+
+
+def two_segments(lake: Lake) -> str:
+    """A stream with a completed segment and an open one."""
+    name = lake.create()
+    for payload in expected(100):
+        lake.client.append(name, payload)
+    lake.client.release(name)
+    for payload in expected(50, first=100):
+        lake.client.append(name, payload)
+    return name
+
+
+def stored(lake: Lake, directory: str, name: str) -> tuple[set[str], set[str]]:
+    """Locations of the stream's segments, and of all segments of the store."""
+    listed = lake.client.stat(name).segments
+    assert {segment.store for segment in listed} == {"file"}
+    return {segment.location for segment in listed}, {path.stem for path in Path(directory).glob("*/*.entries")}
+
+
+def test_completed_and_open_segments_are_read_and_batches_become_segments(
+    lake: Lake, files: dict[str, Any], tmp_path: Path
+) -> None:
+    name, copy = two_segments(lake), lake.create()
+    assert lake.rows(lake.read(name, **files)) == lake.truth(name)
+    write(lake, rows(lake, 4000, 2, size=1000, first=150), name, **files)
+    assert values(lake, name)[150:] == expected(4000, 1000, 150)
+    listed, _ = stored(lake, files["file.directory"], name)
+    assert len(listed) == 5, "two, a stage for each partition, and the open one"
+    reader = lake.spark.readStream.format("dlog").schema("value binary").option("stream", name)
+    reader = reader.option("startingOffsets", "earliest").option("zookeeper", lake.zookeeper)
+    writer = reader.option("file.directory", files["file.directory"]).load().writeStream.format("dlog")
+    writer = writer.option("zookeeper", lake.zookeeper).option("file.directory", files["file.directory"])
+    writer = writer.option("stream", copy).option("sinkId", "copy").option("checkpointLocation", str(tmp_path))
+    for _ in range(2):
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(180)
+    assert values(lake, copy) == values(lake, name)
+    listed |= stored(lake, files["file.directory"], copy)[0]
+    assert stored(lake, files["file.directory"], name)[1] == listed, "no stage is left"
+    with pytest.raises(Exception, match=r"set file\.directory"):
+        lake.read(name).count()
