@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     default="24h",
     show_default=True,
     metavar="TIME",
-    help="Report ledgers that no stream names if older than this.",
+    help="Report ledgers and files that no stream names if older than this.",
 )
 @click.option(
     "--patience",

@@ -28,19 +28,21 @@ from dlog.spark.jobs.frame import Place, Progress, Report, Silent, reporting, sc
 from dlog.spark.options import SourceOptions, parse
 from dlog.spark.planning import partitions
 from dlog.spark.plans import check_named
+from dlog.stores.file.store import FileStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STREAMS_A_LOOK = 256  # streams read in one request to the event loop
 LOOK_TIMEOUT_S = 600.0
+_KIND_OF_GONE = {LEDGER: Kind.LEDGER_GONE, FileStore.name: Kind.FILE_GONE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditOptions:
     """all_replicas: read every copy of every entry; else one good copy of each. verify: `full`; `crc` does not open
     record sets whose checksum matches; `none` verifies the bookies' copies without decoding them. rate_bytes_s: for
-    each task; 0: no limit. orphan_age_s: age from which an unnamed ledger is reported. retries: of requests.
+    each task; 0: no limit. orphan_age_s: age from which an unnamed ledger or file is reported. retries: of requests.
     patience_s: how long a fault that may be a change in progress, or an entry on its way to a bookie, is examined again
     before it is reported."""
 
@@ -65,7 +67,7 @@ class AuditOptions:
 
 
 def audit(spark: SparkSession, place: Place, options: AuditOptions, *, progress: Progress | None = None) -> Report:
-    """Verify the streams of `place`; for a whole namespace, also look for orphan ledgers.
+    """Verify the streams of `place`; for a whole namespace, also look for orphan ledgers and files.
 
     items: a row for each segment, with what was read of it. findings: a row for each problem (`Finding.row`), ordered
     by stream, segment and entry. Raises StreamNotFoundError for a named stream that does not exist, ConfigError for a
@@ -217,7 +219,7 @@ def _gone(of_cluster: ClusterConnection, facts: StreamFacts, gone: set[int], opt
     facts.segments = tuple(segment for segment in facts.segments if segment.listed.number not in gone)
     return [
         Finding(
-            kind=Kind.LEDGER_GONE if segment.store == LEDGER else Kind.OBJECT_GONE,
+            kind=_KIND_OF_GONE.get(segment.store, Kind.OBJECT_GONE),
             stream=facts.name,
             segment=segment.number,
             expected=f"{segment.store} {segment.place}",
@@ -231,15 +233,16 @@ def _gone(of_cluster: ClusterConnection, facts: StreamFacts, gone: set[int], opt
 def _orphans(
     report: Report, of_cluster: ClusterConnection, chosen: SourceOptions, options: AuditOptions, progress: Progress
 ) -> list[Finding]:
-    """Findings for ledgers that nothing names."""
+    """Findings for ledgers and files that nothing names."""
     progress.step("orphans", 0, 1)
     work = partial(find_orphans, zookeeper=chosen.zookeeper, namespace=chosen.namespace, age_s=options.orphan_age_s)
     try:
         orphans = of_cluster.ask(work, retries=options.retries, timeout_s=LOOK_TIMEOUT_S)
     except (DLogError, TimeoutError) as error:
-        failure = f"the search for orphan ledgers failed: {error}; run the audit again"
+        failure = f"the search for orphans failed: {error}; run the audit again"
         report.failures.append({"stream": None, "segment": None, "entries": None, "bookie": None, "error": failure})
         return []
     progress.step("orphans", 1, 1)
-    report.counts |= {"ledgers": orphans.ledgers, "foreign_ledgers": orphans.foreign}
+    report.counts |= {"ledgers": orphans.ledgers, "foreign_ledgers": orphans.foreign, "files": orphans.files}
+    report.failures += orphans.failures
     return orphans.findings

@@ -1,17 +1,18 @@
-"""Finds orphan ledgers, which nothing names.
+"""Finds orphans: ledgers and segments in files that nothing names.
 
-A ledger is named by the segment list of a stream, as allocated to it, as a sink's stage (dlog/spark/stages.py) and, for
-a while, as the old copy of a segment that was moved to cold storage (dlog/spark/jobs/offload_records.py).
+One is named by the segment list of a stream, as allocated to it, as a sink's stage (dlog/spark/stages.py) and, for a
+while, as the old copy of a segment that was moved to cold storage (dlog/spark/jobs/offload_records.py).
 
 Invariants:
-- names are read after the ledgers were listed, in every namespace of the cluster, and a ledger must be old enough for
-  its name to have been written;
+- names are read after ledgers and files were listed, in every namespace of the cluster, and an orphan must be old
+  enough for its name to have been written;
 - names move from stages to lists, and from lists to old copies, and are read in that order;
 - ledgers of other applications are ignored; nothing is deleted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from collections.abc import AsyncIterator
@@ -29,6 +30,8 @@ from dlog.model.ledger import LedgerMetadata
 from dlog.model.segment import StreamKey, StreamMetadata
 from dlog.spark.cluster_connection import Cluster
 from dlog.spark.jobs.audit_findings import Finding, Kind
+from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError
+from dlog.stores.file.store import FileStore
 from dlog.wire.stream_metadata import decode_binding
 
 DEPTH_MAX = 3  # of a namespace's znode
@@ -39,25 +42,31 @@ _STREAM, _SEGMENT, _APPLICATION = "dlog.stream", "dlog.segment", "application"  
 
 @dataclass(slots=True)
 class Orphans:
-    """Result. ledgers: number of all ledgers. foreign: number of ledgers of other applications."""
+    """Result. ledgers, files: number of all of them. foreign: number of ledgers of other applications."""
 
     ledgers: int = 0
     foreign: int = 0
+    files: int = 0
     findings: list[Finding] = field(default_factory=list)
     failures: list[dict[str, object]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Named:
-    """Ledgers that are named; streams with unreadable metadata, whose ledgers are unknown."""
+    """Locations that are named, which no two stores share; streams with unreadable metadata, whose segments are
+    unknown."""
 
-    ledgers: set[int] = field(default_factory=set)
+    places: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
 
 
 async def find_orphans(cluster: Cluster, zookeeper: str, namespace: str, *, age_s: float) -> Orphans:
-    """Orphan ledgers older than `age_s`. Raises MetadataUnavailableError."""
+    """Orphans older than `age_s`; files only if their store is configured. Raises MetadataUnavailableError,
+    StoreUnavailableError."""
     orphans = Orphans()
+    store = cluster.stores.get(FileStore.name)
+    files = [place async for place in store.list()] if isinstance(store, FileStore) else []
+    orphans.files = len(files)
     there = [int(ledger) async for ledger in cluster.ledgers.list()]
     orphans.ledgers = len(there)
     named = _Named()
@@ -67,8 +76,12 @@ async def find_orphans(cluster: Cluster, zookeeper: str, namespace: str, *, age_
                 await _collect(metadata, other, named)
     await _collect(cluster.metadata, namespace, named)
     for ledger in there:
-        if ledger not in named.ledgers:
+        if str(ledger) not in named.places:
             await _judge(cluster, LedgerId(ledger), named, age_s, orphans)
+    for place in files:
+        if place not in named.places:
+            assert isinstance(store, FileStore)
+            await _judge_file(store, place, named, age_s, orphans)
     return orphans
 
 
@@ -103,6 +116,30 @@ async def _judge(cluster: Cluster, ledger: LedgerId, named: _Named, age_s: float
     )
 
 
+async def _judge_file(store: FileStore, place: str, named: _Named, age_s: float, orphans: Orphans) -> None:
+    try:
+        file = await store.describe(place)
+        changed = await asyncio.to_thread(os.stat, file.path)
+    except (SegmentNotFoundError, FileNotFoundError):
+        return  # deleted meanwhile
+    except SegmentCorruptError as error:
+        found = Finding(kind=Kind.ORPHAN_FILE, stream="", expected="a stream that names it", found=error.message)
+        orphans.findings.append(found)
+        return
+    since_s = SYSTEM_CLOCK.unix_ms() / 1000 - changed.st_mtime
+    if file.stream in named.unknown or since_s < age_s:
+        return
+    orphans.findings.append(
+        Finding(
+            kind=Kind.ORPHAN_FILE,
+            stream=file.stream,
+            segment=int(file.number),
+            expected="a stream that names it",
+            found=f"file {file.path}, {file.bytes} bytes, written {_age(since_s)}",
+        )
+    )
+
+
 async def _collect(metadata: ZooKeeperMetadata, namespace: str, named: _Named) -> None:
     await _collect_beside(metadata, f"{namespace}/.sinks", "stage-", named)
     for name in await metadata.streams():
@@ -115,19 +152,18 @@ async def _collect(metadata: ZooKeeperMetadata, namespace: str, named: _Named) -
             value: StreamMetadata = outcome.value
             places = [segment.location for segment in value.listed]
             places += [allocated_location(value.allocated)] if value.allocated else []
-            named.ledgers |= {int(place) for store, place in places if store == "ledger" and place.isdigit()}
+            named.places |= {name for _, name in places}
         elif not isinstance(outcome, Missing):
             named.unknown.add(name)
     await _collect_beside(metadata, f"{namespace}/.offloaded", "", named)
 
 
 async def _collect_beside(metadata: ZooKeeperMetadata, path: str, prefix: str, named: _Named) -> None:
-    """Collect ledgers from names two levels below this znode that begin with the prefix and end with `-<ledger>`."""
+    """Collect locations: what follows the last `-` of names two levels below this znode that begin with the prefix."""
     for one in await _children(metadata, path):
         for name in await _children(metadata, f"{path}/{one}"):
-            place = name.rpartition("-")[2]
-            if name.startswith(prefix) and place.isdigit():
-                named.ledgers.add(int(place))
+            if name.startswith(prefix):
+                named.places.add(name.rpartition("-")[2])
 
 
 async def _children(metadata: ZooKeeperMetadata, path: str) -> list[str]:

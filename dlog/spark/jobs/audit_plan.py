@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 from dlog.errors import DamagedError, DLogError, LedgerNotFoundError, MetadataUnavailableError, UnsupportedVersionError
 from dlog.machine import Missing, Versioned
-from dlog.model.ids import EntryId, LedgerId, StreamName, stream_name
+from dlog.model.ids import NO_ENTRY, EntryId, LedgerId, StreamName, stream_name
 from dlog.model.ledger import LedgerMetadata
+from dlog.model.offloading import COLD
 from dlog.model.segment import Segment, StreamKey, StreamMetadata
 from dlog.options import KiB
 from dlog.spark.cluster_connection import Cluster
@@ -25,6 +26,8 @@ from dlog.spark.jobs.audit_findings import Finding, Kind
 from dlog.spark.jobs.audit_replicas import LEDGER, entry_length
 from dlog.spark.planning import Range
 from dlog.stores.cold.locations import payload_bytes
+from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError, SegmentRef
+from dlog.stores.file.store import FileStore
 
 LOOK_AGAIN_S = 0.25  # interval between reads of what may be in progress
 STREAMS_AT_ONCE, LEDGERS_AT_ONCE = 16, 32
@@ -34,7 +37,7 @@ _ENTRY_BYTES = 64 * KiB  # assumed, for a ledger without a bookie that knows its
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFacts:
     """A segment of the list. is_there: it can be read, as far as is known without reading it. ledger: its metadata, if
-    the segment is in an existing ledger.
+    the segment is in an existing ledger. end: its last entry, if it is in files and has an end.
 
     last: the last entry to read, -1 if there is none. length: bytes up to there; an estimate if it is open or not a
     ledger.
@@ -43,8 +46,16 @@ class SegmentFacts:
     listed: Segment
     is_there: bool = True
     ledger: LedgerMetadata | None = None
+    end: EntryId | None = None
     last: int = -1
     length: int = 0
+
+    @property
+    def decided_end(self) -> EntryId | None:
+        """The last entry that the segment's store has decided; None if it has not, or keeps no record of it."""
+        if self.ledger is not None and self.ledger.is_closed:
+            return self.ledger.last_entry
+        return self.end
 
     def range(self, stream: str) -> Range | None:
         """The entries to read, or None."""
@@ -195,8 +206,10 @@ async def _segment(
     suspect: Callable[[Kind, Segment, str, str], None],
     how: _PlanParameters,
 ) -> SegmentFacts:
+    if segment.store == COLD:
+        return _in_object(cluster, facts, segment)
     if segment.store != LEDGER:
-        return _elsewhere(cluster, facts, segment)
+        return await _in_files(cluster, facts, segment, suspect, how)
     try:
         ledger = await cluster.ledgers.metadata_of(LedgerId(int(segment.place)))
     except LedgerNotFoundError:
@@ -231,8 +244,51 @@ async def _segment(
     return SegmentFacts(listed=segment, ledger=ledger, last=last, length=guess if length is None else length)
 
 
-def _elsewhere(cluster: Cluster, facts: StreamFacts, segment: Segment) -> SegmentFacts:
-    """A segment in a store that replicates by itself."""
+async def _in_files(
+    cluster: Cluster,
+    facts: StreamFacts,
+    segment: Segment,
+    suspect: Callable[[Kind, Segment, str, str], None],
+    how: _PlanParameters,
+) -> SegmentFacts:
+    nothing = SegmentFacts(listed=segment, is_there=False)
+    ref = SegmentRef(StreamName(facts.name), segment.number, segment.place)
+    try:
+        store = cluster.store(segment.store)
+        assert isinstance(store, FileStore), "no other store is known to this process"
+        size = (await store.describe(segment.place)).bytes
+        reader = await store.open_reader(ref)
+        try:
+            end = last = reader.end
+            if last is None and segment.completed:
+                suspect(Kind.FILE_OPEN, segment, f"an end of {segment.place}", "none")
+                last = segment.last_entry
+            elif last is None:
+                last = await (reader.wait_lac(NO_ENTRY, 0.0) if how.dry_run else store.find_tail(ref))
+        finally:
+            await reader.close()
+    except SegmentNotFoundError:
+        suspect(Kind.FILE_GONE, segment, f"file {segment.place}", "nothing")
+        return nothing
+    except SegmentCorruptError as error:
+        facts.findings.append(
+            Finding(
+                kind=Kind.DIGEST,
+                stream=facts.name,
+                segment=segment.number,
+                expected="a file that verifies",
+                found=error.message,
+                bookie=segment.store,
+            )
+        )
+        return nothing
+    except DLogError as error:
+        facts.fail(segment.number, f"{error.message}; run the audit again")
+        return nothing
+    return SegmentFacts(listed=segment, end=end, last=int(last), length=size)
+
+
+def _in_object(cluster: Cluster, facts: StreamFacts, segment: Segment) -> SegmentFacts:
     if segment.store not in cluster.stores or not segment.completed:
         facts.fail(segment.number, f"it cannot be read by this audit: store={segment.store}")
         return SegmentFacts(listed=segment, is_there=False)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from dlog.errors import UnavailableError, UnsupportedVersionError
+from dlog.errors import UnavailableError
 from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId, SegmentNumber, StreamName
 from dlog.model.ledger import LedgerMetadata
 from dlog.options import MiB
@@ -53,7 +53,8 @@ class _MovedError(UnavailableError):
 async def extents(cluster: Cluster, of: Range, reading: TaskReading) -> AsyncGenerator[Extent, None]:
     """All entries of a range, in order; ends early where no bookie can be reached. Lost bookies: reading.lost.
 
-    Raises LedgerNotFoundError, SegmentNotFoundError, UnavailableError, DamagedError, UnsupportedVersionError.
+    Raises LedgerNotFoundError, SegmentNotFoundError, UnavailableError, DamagedError, UnsupportedVersionError,
+    MisconfiguredError.
     """
     if of.store != LEDGER:
         async for extent in _kept_elsewhere(cluster, of, reading):
@@ -76,10 +77,10 @@ async def extents(cluster: Cluster, of: Range, reading: TaskReading) -> AsyncGen
 
 
 async def _kept_elsewhere(cluster: Cluster, of: Range, reading: TaskReading) -> AsyncGenerator[Extent, None]:
-    """One copy of each entry, from a store that replicates by itself."""
+    """One copy of each entry, from a store that shows only one."""
     ref = SegmentRef(StreamName(of.stream), SegmentNumber(of.segment), of.place)
     async with _fresh(cluster, of.store) as store:
-        reader = await with_retries(lambda: store.open_reader(ref, sealed_at=EntryId(of.last)), reading.retries)
+        reader = await with_retries(lambda: store.open_reader(ref), reading.retries)
         try:
             reader.learn_lac(EntryId(of.last))
             entry = of.first
@@ -94,15 +95,13 @@ async def _kept_elsewhere(cluster: Cluster, of: Range, reading: TaskReading) -> 
 
 @asynccontextmanager
 async def _fresh(cluster: Cluster, name: str) -> AsyncIterator[SegmentStore]:
-    """The store, without cached data: what was read earlier proves nothing. Raises UnsupportedVersionError."""
-    store = cluster.stores.get(name)
+    """The store, without cached data: what was read earlier proves nothing. Raises MisconfiguredError."""
+    store = cluster.store(name)
     if isinstance(store, ColdStore):
         async with ColdStore(store.objects, replace(store.options, cache_bytes_max=COLD_BYTES_MAX)) as cold:
             yield cold
-    elif store is not None:
-        yield store
     else:
-        raise UnsupportedVersionError(f"segments in this store cannot be read by this audit: store={name}")
+        yield store
 
 
 async def _shown(reader: SegmentReader, entry: int, last: int, retries: int) -> list[Copy]:

@@ -206,7 +206,7 @@ def _judge_length(stream: str, segment: SegmentFacts, pieces: Sequence[RangeResu
 
 def _judge_completed(stream: str, segment: SegmentFacts, end: End | None, is_known: bool, held: _Held) -> list[Finding]:
     """Check the list's values for a completed segment."""
-    listed, ledger = segment.listed, segment.ledger
+    listed, decided = segment.listed, segment.decided_end
     claims: list[tuple[Kind, object, object]] = []
     records = None if segment.last >= 0 else listed.record_count
     if end is not None and end.entry == listed.last_entry:
@@ -216,8 +216,8 @@ def _judge_completed(stream: str, segment: SegmentFacts, end: End | None, is_kno
             (Kind.RECORD_COUNT, end.position, listed.record_count),
         ]
         records = end.position
-    elif ledger is not None and ledger.is_closed and (is_known or listed.last_entry > ledger.last_entry):
-        claims.append((Kind.LAST_ENTRY, ledger.last_entry, listed.last_entry))  # the other values belong to that entry
+    elif decided is not None and (is_known or listed.last_entry > decided):
+        claims.append((Kind.LAST_ENTRY, decided, listed.last_entry))  # the other values belong to that entry
     if listed.start_sequence_id >= 0:
         if held.sequence_id is None:
             held.sequence_id = listed.start_sequence_id

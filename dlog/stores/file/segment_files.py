@@ -112,6 +112,11 @@ class SegmentFiles:
         self._entries, self._writable, self._end = f"{path}.entries", f"{path}.writable", f"{path}.end"
         self._draft = f"{path}.{draft_id}.draft"  # becomes `.end`
 
+    @property
+    def path(self) -> str:
+        """Of the file of entries."""
+        return self._entries
+
     # ---- writing ----------------------------------------------------------------------------------------------------
 
     def create(self, header: Header) -> File:

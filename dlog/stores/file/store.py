@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Protocol, TypeVar, TypeVarTuple
@@ -61,6 +62,16 @@ class Threads(Protocol):
     def pool(self, name: str, count: int, on_failed: Callable[[BaseException], None]) -> Pool: ...
     async def run(self, work: Callable[[*Ts], T], *args: *Ts) -> T: ...
     def to_loop(self, callback: Callable[[*Ts], object], *args: *Ts) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFile:
+    """A segment's file of entries. stream, number: for which it was created, STAGE for a stage. bytes: its size."""
+
+    path: str
+    stream: StreamName
+    number: SegmentNumber
+    bytes: int
 
 
 class FileStore:
@@ -117,9 +128,12 @@ class FileStore:
         return reader
 
     async def stage_of(self, place: str) -> StreamName | None:
-        file, header = await self.run_reading(place, self._files(place).open)
-        file.close()
-        return header.stream if header.number == STAGE else None
+        found = await self.describe(place)
+        return found.stream if found.number == STAGE else None
+
+    async def describe(self, place: str) -> SegmentFile:
+        """The file of a segment, for tools. Raises SegmentNotFoundError, SegmentCorruptError, StoreUnavailableError."""
+        return await self.run_reading(place, _describe, self._files(place))
 
     async def find_tail(self, ref: SegmentRef) -> EntryId:
         return await self._run(ref.place, self._files(ref.place).find_tail)
@@ -382,6 +396,12 @@ class FileSegmentReader:
                     await moved.wait()
             wait_s = min(wait_s * 2, self._store.options.poll_max_s)
 
+    async def offset_of(self, entry: EntryId) -> int | None:
+        """Where an entry up to the LAC begins in the file, in bytes: its head, then its payload. None: damage before it
+        hides it. Raises as `read`."""
+        assert 0 <= entry <= self._lac, f"offset above the LAC: entry={entry} lac={self._lac}"
+        return await self._store.run_reading(self._files.location, self._find, entry)
+
     def learn_lac(self, lac: EntryId) -> None:
         if self._end is None and lac > self._lac:
             self._lac = lac
@@ -432,6 +452,11 @@ class FileSegmentReader:
             self._offsets.read_upto(first + len(found), offset)
             return found
 
+    def _find(self, entry: int) -> int | None:
+        with self._turn:
+            self._check_open()
+            return self._offsets.find(self._file, entry)
+
     def _close(self) -> None:
         with self._turn:
             self._file.close()
@@ -460,6 +485,14 @@ def _prepare(disk: Disk, directory: str) -> None:
         with suppress(FileExistsError):
             disk.create(f"{directory}/{MARKER}").close()
         disk.sync_dir(directory)
+
+
+def _describe(files: SegmentFiles) -> SegmentFile:
+    file, header = files.open()
+    try:
+        return SegmentFile(files.path, header.stream, SegmentNumber(header.number), file.size())
+    finally:
+        file.close()
 
 
 def _check(disk: Disk, directory: str) -> None:
