@@ -1,8 +1,10 @@
-"""`dlog explain`: shows where a record is stored, from its DLSN down to the bookies."""
+"""`dlog explain`: shows where a record is stored, from its DLSN down to the bookies or the file."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 from typing import Any
 
 import click
@@ -16,7 +18,9 @@ from dlog.errors import DLogError
 from dlog.log.dedup_trailer import decode_trailer, is_note
 from dlog.model import dlsn as places
 from dlog.model.dlsn import DLSN
-from dlog.model.ids import EntryId, LedgerId, stream_name
+from dlog.model.ids import NO_ENTRY, EntryId, LedgerId, SegmentNumber, stream_name
+from dlog.stores.contract import SegmentRef
+from dlog.stores.file.format import ENTRY_HEAD
 from dlog.wire.entry import decode_entry, record_set_count
 
 
@@ -33,7 +37,7 @@ def explain(
     directory: str | None,
     as_json: bool,
 ) -> None:
-    """Show where the record of STREAM at DLSN is stored: segment, ledger, entry, bookies, and its batch."""
+    """Show where the record of STREAM at DLSN is stored: segment, ledger and bookies, or file, entry, and its batch."""
     stream_name(stream)
     place = places.parse(dlsn)
     cluster = find_cluster(
@@ -72,6 +76,8 @@ async def _explain(stream: str, place: DLSN, cluster: Cluster) -> dict[str, Any]
         "store": segment.store,
         "place": segment.location,
     }
+    if segment.store == "file":
+        return told | await _in_file(stream, place, segment.location, cluster)
     if segment.store != "ledger":
         return told
     async with ledgers_of(cluster.zookeeper, cluster.namespace, None) as ledgers:
@@ -91,6 +97,35 @@ async def _explain(stream: str, place: DLSN, cluster: Cluster) -> dict[str, Any]
         except DLogError as error:
             told["entry"] = f"cannot be read: {error.message}"
         await reader.close()
+    return told
+
+
+async def _in_file(stream: str, place: DLSN, location: str, cluster: Cluster) -> dict[str, Any]:
+    """The segment's file, and where the entry is in it."""
+    from dlog.io.stores import open_file_store
+
+    options = cluster.stores().file
+    if not options.directory:
+        return {"entry": "not read: set DLOG_FILE_DIRECTORY to the directory of the segments, on their machine"}
+    told: dict[str, Any] = {}
+    async with open_file_store(options, random.Random(os.urandom(8))) as store:
+        try:
+            file = await store.describe(location)
+            reader = await store.open_reader(SegmentRef(stream_name(stream), SegmentNumber(place.segment), location))
+            end = reader.end
+            confirmed = await reader.wait_lac(NO_ENTRY, 0.0)
+            state = "being written" if end is None else f"ended, last entry {end}"
+            told["file"] = f"{file.path} ({file.bytes:,} bytes, {state})"
+            if not 0 <= place.entry <= confirmed:
+                told["entry"] = f"{place.entry} is not confirmed; the last confirmed entry is {confirmed}"
+                return told
+            offset = await reader.offset_of(EntryId(place.entry))
+            if offset is not None:
+                told["offset"] = f"{offset}, its payload from {offset + ENTRY_HEAD.size}"
+            [payload] = await reader.read(EntryId(place.entry), EntryId(place.entry), 1)
+            told |= describe_entry(payload, place.slot)
+        except DLogError as error:
+            told["entry"] = f"cannot be read: {error.message}"
     return told
 
 

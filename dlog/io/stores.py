@@ -65,7 +65,7 @@ async def open_stores(
         stores: dict[str, SegmentStore] = {}
         for name in names:
             if name == FileStore.name:
-                stores[name] = await stack.enter_async_context(_file_store(options.file, rng, creates))
+                stores[name] = await stack.enter_async_context(open_file_store(options.file, rng, creates=creates))
             else:
                 stores[name] = LedgerStore(ledgers)
                 stack.push_async_callback(stores[name].close)
@@ -75,7 +75,8 @@ async def open_stores(
 
 
 @asynccontextmanager
-async def _file_store(options: FileStoreOptions, rng: Random, creates: bool) -> AsyncIterator[FileStore]:
+async def open_file_store(options: FileStoreOptions, rng: Random, *, creates: bool = False) -> AsyncIterator[FileStore]:
+    """The file store, open in the scope. creates: see `open_stores`. Raises ConfigError."""
     if not options.directory:
         raise ConfigError("the file store needs a directory: set `directory` in [file], or DLOG_FILE_DIRECTORY")
     store = FileStore(RealDisk(), RealThreads(asyncio.get_running_loop()), rng, options)
