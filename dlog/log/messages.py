@@ -133,7 +133,8 @@ class AppendSinkBatch:
 @dataclass(frozen=True, slots=True)
 class RelocateSegment:
     """Change a completed segment's location; the copy has the same entries and ids. Answered with None. Raises
-    InvalidRequestError (not completed, or not at `store` and `place`), TruncatedError. life: see TruncateBefore."""
+    InvalidRequestError (not completed, not at `store` and `place`, or in files), TruncatedError. life: see
+    TruncateBefore."""
 
     number: SegmentNumber
     store: str

@@ -54,7 +54,8 @@ from dlog.log.takeover import NO_OWNER, Takeover, Writer
 from dlog.machine import Answer, Send, Tell, Ticket
 from dlog.model.dlsn import DLSN_INVALID
 from dlog.model.ids import NO_ENTRY, NO_TXID, SegmentNumber, Txid
-from dlog.model.segment import Location
+from dlog.model.offloading import COLD
+from dlog.model.segment import LEDGER, Location
 from dlog.model.sink import SINKS_MAX, SinkBatch, SinkRecord, Standing, standing
 
 WAITING_MAX = 64
@@ -358,6 +359,9 @@ class SegmentImport:
     # ---- locations --------------------------------------------------------------------------------------------------
 
     def relocate(self, ticket: Ticket, request: RelocateSegment) -> None:
+        if request.store not in (LEDGER, COLD):  # the list could not name the former location, see `_listed`
+            self._answer(ticket, InvalidRequestError(f"segments of this store are not moved: store={request.store}"))
+            return
         if not self._context.is_held:
             self._answer(ticket, StreamUnavailableError("the stream is being taken over: try again"))
             return

@@ -8,7 +8,8 @@ Invariants:
 - a copy that metadata does not name is on record until it is deleted, so a run may be killed anywhere, and run beside
   another one;
 - the driver decides; no byte of a segment passes through it;
-- a segment with a fault stays where it is, and is reported.
+- a segment with a fault stays where it is, and is reported;
+- only ledgers are moved: the segment list can name no other former location, by which a late import is recognised.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dlog.io.clock import unix_ms
 from dlog.io.stores import load_stores
 from dlog.model.ids import LedgerId, StreamName, stream_name
 from dlog.model.offloading import Record
-from dlog.model.segment import Segment
+from dlog.model.segment import LEDGER, Segment
 from dlog.spark.cluster_connection import Cluster, reach
 from dlog.spark.jobs.frame import Place, Progress, Report, reporting, scatter
 from dlog.spark.jobs.offload_copy import Copied, CopyTask, Source, cold_store, copy_segments
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["OffloadOptions", "offload"]
 
 _TASKS_A_WAVE = 8  # for each core; streams are told of the segments of a wave before the next one begins
-_LEDGER = "ledger"
 
 
 def offload(spark: SparkSession, place: Place, options: OffloadOptions, *, progress: Progress | None = None) -> Report:
@@ -113,6 +113,9 @@ async def _plan_stream(cluster: Cluster, job: Job, stream: StreamNow) -> list[So
         if options.parquet:
             parquet = parquet_place(job.folder(stream.name, root=options.parquet), value.life, segment.number)
         is_cold = segment.store == cold.NAME
+        if not is_cold and segment.store != LEDGER:
+            job.report.add("kept_in_files")
+            continue
         if is_cold and (not parquet or parquet in written):
             continue
         found.append(
@@ -129,11 +132,9 @@ async def _plan_stream(cluster: Cluster, job: Job, stream: StreamNow) -> list[So
 
 
 async def _bytes_of(cluster: Cluster, segment: Segment) -> int:
-    """Bytes of its entries' payloads, according to its store; 0 if unknown."""
+    """Bytes of its entries' payloads, according to its store."""
     if segment.store == cold.NAME:
         return payload_bytes(segment.place)
-    if segment.store != _LEDGER:
-        return 0
     return (await cluster.ledgers.metadata_of(LedgerId(int(segment.place)))).length
 
 

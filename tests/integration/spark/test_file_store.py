@@ -83,3 +83,42 @@ def test_completed_and_open_segments_are_read_and_batches_become_segments(
     assert stored(lake, files["file.directory"], name)[1] == listed, "no stage is left"
     with pytest.raises(Exception, match=r"set file\.directory"):
         lake.read(name).count()
+
+
+def test_an_audit_proves_files_and_an_offload_leaves_them(
+    lake: Lake, files: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dlog.spark.jobs.audit import AuditOptions, audit
+    from dlog.spark.jobs.frame import Place
+    from dlog.spark.jobs.offload import OffloadOptions, offload
+
+    directory = Path(files["file.directory"])
+    monkeypatch.setenv("DLOG_FILE_DIRECTORY", str(directory))
+    name = two_segments(lake)
+    whole, stream = Place(zookeeper=lake.zookeeper), Place(zookeeper=lake.zookeeper, streams=(name,))
+    options = AuditOptions(orphan_age_s=0.0, patience_s=0.5)
+    proved = audit(lake.spark, whole, options)
+    assert (proved.findings, proved.failures) == ([], [])
+    of_stream = [item for item in proved.items if item["stream"] == name]
+    assert [(item["records"], item["store"], item["replicas"]) for item in of_stream] == [
+        (100, "file", 1),
+        (50, "file", 1),
+    ]
+    place = of_stream[0]["place"]
+    sound = directory / place[:2] / f"{place}.entries"
+    orphan = directory / "00" / f"{'0' * 32}.entries"
+    orphan.parent.mkdir(exist_ok=True)
+    data = sound.read_bytes()
+    orphan.write_bytes(data)
+    sound.write_bytes(data.replace(expected(100)[50], b"damaged..."))
+    told = audit(lake.spark, whole, options)
+    assert {(f["stream"], f["segment"], f["kind"]) for f in told.findings} == {
+        (name, 1, "digest"),
+        (name, 1, "orphan_file"),
+    }
+    assert told.counts["files"] == proved.counts["files"] + 1
+    orphan.unlink()
+    report = offload(lake.spark, stream, OffloadOptions(to=f"file://{tmp_path}", older_than_s=0.0, keep=0))
+    assert report.counts["kept_in_files"] == 1
+    assert (report.items, report.findings, report.failures) == ([], [], [])
+    lake.client.append(name, b"and on")

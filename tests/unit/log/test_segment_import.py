@@ -455,6 +455,14 @@ def test_what_is_not_there_is_not_moved() -> None:
     assert isinstance(gone, TruncatedError)
 
 
+def test_a_segment_in_files_is_not_moved() -> None:
+    """Its former location would be forgotten, and a late import of that stage would list it twice."""
+    stage, owner = rolled()
+    first = stage.value.segments[0]
+    answer = owner.ask(RelocateSegment(first.number, "file", first.place, "cold", "c"))
+    assert isinstance(answer, InvalidRequestError) and "not moved: store=file" in answer.message
+
+
 def test_that_a_segment_is_not_there_is_said_of_metadata_read_since() -> None:
     """An owner that was deposed and does not know it has not heard of the newer segments; one that is not owner yet of
     none. A read that began before the question does not count."""
