@@ -68,7 +68,7 @@ _NEXT: dict[type[DLogError], str] = {
     RequestTimeoutError: "try again; `dlog cluster status` lists the registered processes",
     ConnectionLostError: "try again; `dlog owners` lists the owners of streams",
     UnavailableError: "start a cluster with `dlog up`, or name one with --connect or DLOG_CONNECT",
-    DamagedError: "`dlog ledger verify LEDGER` shows which replica is damaged, `dlog pipeline audit` all that is",
+    DamagedError: "`dlog pipeline audit` reads every entry and names what is damaged, and where",
 }
 
 #: errors about the state of the cluster, not about the usage of the command: exit 1
