@@ -68,7 +68,7 @@ _NEXT: dict[type[DLogError], str] = {
     RequestTimeoutError: "try again; `dlog cluster status` lists the registered processes",
     ConnectionLostError: "try again; `dlog owners` lists the owners of streams",
     UnavailableError: "start a cluster with `dlog up`, or name one with --connect or DLOG_CONNECT",
-    DamagedError: "`dlog pipeline audit` reads every entry and names what is damaged, and where",
+    DamagedError: "`dlog ledger verify LEDGER` checks a ledger, `dlog pipeline audit` segments in every store",
 }
 
 #: errors about the state of the cluster, not about the usage of the command: exit 1

@@ -274,8 +274,8 @@ def truncation_text(segment: SegmentInfo) -> str:
 
 def _say_settings(settings: StreamSettings) -> None:
     quorum = f"{settings.ensemble}/{settings.write_quorum}/{settings.ack_quorum}"
-    copies = f", ensemble/write/ack quorum {quorum}" if settings.store == "ledger" else ""
-    say(f"store      {settings.store}{copies}")
+    copies = f"ensemble/write/ack quorum {quorum}" if settings.store == "ledger" else "one copy of each entry"
+    say(f"store      {settings.store}, {copies}")
     say(
         f"segments   end at {size_text(settings.segment_bytes)} or {_duration(settings.segment_age_s)}, "
         f"{retention_text(settings.retention_s)}"

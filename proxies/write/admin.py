@@ -120,8 +120,8 @@ class Admin:
             )
         if not removed.is_removed:
             raise StreamUnavailableError(
-                "a stream of that name was deleted, and some of its segments cannot be deleted now, as bookies or cold "
-                f"storage do not respond: try again, or if they are lost for good run `dlog delete --force`: "
+                "a stream of that name was deleted, and some of its segments cannot be deleted now, as bookies or "
+                f"another store do not respond: try again, or if they are lost for good run `dlog delete --force`: "
                 f"stream={stream}"
             )
         outcome = await self._metadata.compare_and_set(StreamKey(stream), made, AbsentStream(deletions))
