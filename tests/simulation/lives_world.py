@@ -203,7 +203,7 @@ class LivesWorld:
 
     def _start_store(self, node: Node) -> None:
         rng = random.Random(self.sim.rng.random())
-        self.store = StoreModel(rng, self.sim.disk("store").durable, visible_is_final=False)
+        self.store = StoreModel(rng, self.sim.disk("store").durable, final_stores=frozenset())
         self.sim.place(STORE_NODE, "store", self.store, listens=True)
 
     # ---- what is asked ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A model of a segment store that keeps the contract of dlog/stores/contract.py, and nothing more than it.
+"""A model of segment stores that keep the contract of dlog/stores/contract.py, and nothing more than it.
 
 Appends are confirmed once they are durable, in order. A recovery decides the end of a segment once and for all: all
 that was confirmed, and of the rest whatever prefix chance kept; entries above the end are gone, also those that
@@ -103,7 +103,7 @@ class StoredSegment:
 class StoreModel:
     """The machine at the address "store"; a new one after a crash, from what was durable."""
 
-    def __init__(self, rng: random.Random, durable: list[tuple[int, Any]], *, visible_is_final: bool) -> None:
+    def __init__(self, rng: random.Random, durable: list[tuple[int, Any]], *, final_stores: frozenset[str]) -> None:
         self.segments: dict[Location, StoredSegment] = {}
         self.deleted: set[Location] = set()
         self.on_append: Callable[[StoredSegment], None] | None = None  # an append was accepted
@@ -113,7 +113,7 @@ class StoreModel:
         self.is_curt = False  # who is fenced hears of nothing more that was on its way, survived or not
         self._rng = rng
         self._seed = len(durable)
-        self._visible_is_final = visible_is_final
+        self._final_stores = final_stores  # where what is visible is final
         self._token = 0
         self._waiting: dict[int, list[Callable[[], list[Effect]]]] = {}
         self._done = 0
@@ -149,7 +149,7 @@ class StoreModel:
             return None
         if segment.end is not None and segment.is_final:
             return segment.end, True
-        return (segment.confirmed if self._visible_is_final else segment.carried), False
+        return (segment.confirmed if location.store in self._final_stores else segment.carried), False
 
     def _hear(self, peer: str, message: Any) -> list[Effect]:
         if isinstance(message, CreateSegment | AppendEntry | SealSegment):

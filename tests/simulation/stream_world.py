@@ -9,6 +9,8 @@ Styles of plan:
 - "clocks": segments expire, and clocks jump by days both ways: the proxies' or metadata's (stream_retention.py);
 - "offload": segments are moved to cold storage and back by runs at once, and truncated meanwhile (stream_offload.py);
 - "sink": programs write batches as sinks too, repeat them, and sweep what was staged in vain (stream_sinks.py);
+- "stores": the store of the next segments is altered again and again: what is visible in one of them is final, and in
+  the other is not;
 - "lives": streams of one name that are deleted and made again (lives_world.py);
 - "calm": no faults but what clients do to each other: every batch must be acknowledged, hand-overs, truncation, seal.
 
@@ -25,12 +27,12 @@ from typing import Any
 
 from dlog.errors import DLogError, InvalidRequestError
 from dlog.events import LacMoved
-from dlog.log.messages import ReleaseStream, SealStream, StatStream, TruncateBefore
+from dlog.log.messages import AlterStream, ReleaseStream, SealStream, StatStream, TruncateBefore
 from dlog.log.options import OwnerOptions
 from dlog.machine import Versioned
 from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import StreamName
-from dlog.model.segment import Location, Segment, StreamKey, StreamMetadata, StreamSettings
+from dlog.model.segment import LEDGER, Location, Segment, StreamKey, StreamMetadata, StreamSettings
 from dlog.model.sink import RegisteredStage
 from dlog.options import draw
 from dlog.wire.proxy import Start
@@ -50,11 +52,25 @@ from tests.simulation.stream_sinks import SINK_NODE, SinkChecks, SinkProgram, Si
 from tests.simulation.stream_stranger import STRANGER, Stranger
 from tests.simulation.worlds import Outcome, Room
 
+FILE = "file"  # the second store
 STREAM = StreamName("s")
 KEY = StreamKey(STREAM)
 STORE_NODE, READ_NODE, STRANGE_NODE = "store", "r", "j"
 MARKS = ("owned", "owned", "segment_started", "ready_after_1", "ready_after_2", "lease_lost")
-STYLES = ("swarm", "roll", "final", "forget", "stranger", "calm", "sink", "clocks", "given-up", "lives", "offload")
+STYLES = (
+    "swarm",
+    "roll",
+    "final",
+    "forget",
+    "stranger",
+    "calm",
+    "sink",
+    "clocks",
+    "given-up",
+    "lives",
+    "offload",
+    "stores",
+)
 MUST_REACH = (
     "ack",
     "duplicate",
@@ -106,6 +122,7 @@ MUST_REACH = (
     "offload_back",
     "offload_take_back",
     "offload_drop",
+    "store_altered",
 )
 PROGRESS = {
     "acks": ("ack",),
@@ -182,6 +199,9 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     if style == "offload":
         config |= {"offloads": sorted(rng.uniform(0, duration * 1.3) for _ in range(rng.choice((8, 20, 40))))}
         config |= {"segment_bytes": rng.choice((100, 300)), "retention_s": 0.0, "batches": 15}
+    if style == "stores":
+        config["alters"] = sorted(rng.uniform(0, duration) for _ in range(rng.choice((2, 5, 10))))
+        config |= {"final": False, "segment_bytes": rng.choice((100, 300)), "batches": 30}
     if style == "clocks":
         config["strangers"] = [rng.uniform(0, duration)] if rng.random() < 0.3 else []
     if style == "sink":
@@ -264,6 +284,11 @@ class StreamWorld:
         self._strangers = 0
 
     @property
+    def final_stores(self) -> frozenset[str]:
+        """Stores where what a reader can see is final."""
+        return frozenset({LEDGER, FILE} if self.config["final"] else {FILE})
+
+    @property
     def value(self) -> StreamMetadata:
         seen = self.sim.metadata.values[KEY]
         assert isinstance(seen, Versioned)
@@ -275,7 +300,7 @@ class StreamWorld:
     def _start_store(self, node: Node) -> None:
         rng = random.Random(self.sim.rng.random())
         made = self.parts.get("store", StoreModel)
-        self.store: StoreModel = made(rng, self.sim.disk("store").durable, visible_is_final=self.config["final"])
+        self.store: StoreModel = made(rng, self.sim.disk("store").durable, final_stores=self.final_stores)
         self.store.too_small = self.config.get("too_small", 0.0)
         self.store.is_curt = self.config["style"] == "stranger" and self.plan.seed % 2 == 0
         self.store.on_append = self._appended
@@ -315,6 +340,8 @@ class StreamWorld:
             self.older_segments.update({s.number: s for s in old.listed})
             self._note_dropped(old, new)
             self.retention.changed(old, new)
+            if {segment.store for segment in new.listed} >= {LEDGER, FILE}:
+                self.sim.reach("store_altered")
         self.checks.changed(old, new, self.store)
         self.offload.check(new)
         self.sink_checks.listed(new)
@@ -360,6 +387,8 @@ class StreamWorld:
             sim.call_in(at_s, self._release)
         for at_s in self.config["truncates"]:
             sim.call_in(at_s, self._truncate)
+        for at_s in self.config.get("alters", ()):
+            sim.call_in(at_s, self._alter_store)
         for at_s in self.config.get("strangers", ()):
             sim.call_in(at_s, self._estrange)
         for program, (at_s, _) in zip(self.programs, self.config.get("sinks", ()), strict=True):
@@ -397,6 +426,14 @@ class StreamWorld:
         address = self._owner_address()
         if address is not None:
             self.sim.ask(address, ReleaseStream(), lambda r: self._done("released", r))
+
+    def _alter_store(self) -> None:
+        """Have the next segments in the other store."""
+        address, settings = self._owner_address(), self.value.settings
+        if address is not None:
+            store = FILE if settings.store == LEDGER else LEDGER
+            altered = replace(settings, store=store, version=settings.version + 1)
+            self.sim.ask(address, AlterStream(altered), lambda r: self._done("altered", r))
 
     def _truncate(self) -> None:
         address = self._owner_address()

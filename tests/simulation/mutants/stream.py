@@ -21,6 +21,7 @@ from dlog.log.changes import (
 )
 from dlog.log.metadata_updater import StreamMetadataUpdater
 from dlog.log.owner import StreamOwnerMachine
+from dlog.log.owner_context import OwnerContext
 from dlog.log.producer_table import Producer, ProducerTable
 from dlog.log.reading import StreamReaderMachine
 from dlog.log.recovery import StreamRecovery
@@ -922,6 +923,15 @@ OFFLOADING = (
     ),
 )
 
+STORES = (
+    Mutant(
+        name="a segment is listed in the store that the settings name by now",
+        invariants=("T5", "S9"),
+        style="stores",
+        parts=planted(OwnerContext, ("in_progress", "store=location.store", "store=self.value.settings.store")),
+    ),
+)
+
 MUTANTS = (
     *SAYING,
     *LEASE,
@@ -936,4 +946,5 @@ MUTANTS = (
     *LIVES,
     *ALTERING,
     *OFFLOADING,
+    *STORES,
 )
