@@ -135,6 +135,17 @@ class Verification:
 AppendSink = Callable[[StoreError | None], None]
 
 
+def settle(future: asyncio.Future[None], error: StoreError | None) -> None:
+    """Complete an append's future, as the sink of its `submit`; a failure that no caller awaits is not logged."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+        future.exception()
+
+
 # ---- ports ----------------------------------------------------------------------------------------------------------
 
 

@@ -47,6 +47,7 @@ from dlog.stores.contract import (
     StoreTooSmallError,
     StoreUnavailableError,
     Verification,
+    settle,
 )
 
 ENTRY_BYTES_MAX = 4 * MiB  # a bookie's frame holds 5 MiB
@@ -232,7 +233,7 @@ class LedgerSegmentWriter:
 
     def append(self, entry_id: EntryId, payload: Sequence[Buffer]) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.submit(entry_id, payload, partial(_settle, future))
+        self.submit(entry_id, payload, partial(settle, future))
         return future
 
     def submit(self, entry_id: EntryId, payload: Sequence[Buffer], sink: AppendSink) -> None:
@@ -343,17 +344,6 @@ def _hear(expected: EntryId, sink: AppendSink, result: Any) -> None:
         return
     assert result == expected, f"the ledger assigns the same entry ids: expected={expected} got={result}"
     sink(None)
-
-
-def _settle(future: asyncio.Future[None], error: StoreError | None) -> None:
-    """Complete the future; a failure that no caller awaits is not logged."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)
-        future.exception()
 
 
 @contextmanager

@@ -37,6 +37,7 @@ from dlog.stores.contract import (
     StoreError,
     StoreUnavailableError,
     Verification,
+    settle,
 )
 from dlog.stores.file.format import ENTRY_BYTES_MAX, NONCE_BYTES, End, Header, encode_entry_head
 from dlog.stores.file.options import FileStoreOptions
@@ -227,7 +228,7 @@ class FileSegmentWriter:
 
     def append(self, entry_id: EntryId, payload: Sequence[Buffer]) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.submit(entry_id, payload, partial(_settle, future))
+        self.submit(entry_id, payload, partial(settle, future))
         return future
 
     def submit(self, entry_id: EntryId, payload: Sequence[Buffer], sink: AppendSink) -> None:
@@ -512,17 +513,6 @@ def _open(files: SegmentFiles, sealed_at: EntryId | None) -> tuple[File, Header,
         file.close()
         raise
     return file, header, end
-
-
-def _settle(future: asyncio.Future[None], error: StoreError | None) -> None:
-    """Complete the future; a failure that no caller awaits is not logged."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)
-        future.exception()
 
 
 def _copy(error: StoreError, *, outcome_unknown: bool | None = None) -> StoreError:
