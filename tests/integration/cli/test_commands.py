@@ -130,7 +130,7 @@ def test_the_layers_below(cluster: Up) -> None:
         (("truncate", "nosuch", "1:0:0"), 1, "no such stream"),
         (("delete", "nosuch", "--yes"), 1, "no such stream"),
         (("explain", "nosuch", "1:0:0"), 1, "no such stream"),
-        (("create", "odd", "--store", "tape"), 2, "no such store"),
+        (("create", "odd", "--store", "tape"), 2, "is not one of"),
         (("create", "odd", "--ensemble", "1", "--write-quorum", "2"), 2, "quorum"),
         (("ledger", "show", "987654"), 1, "ledger ls"),
         (("bookie", "status", "nobody:1"), 1, "bookie ls"),

@@ -6,6 +6,8 @@ import asyncio
 import itertools
 import random
 
+import pytest
+
 from dlog.io.shared_timers import CANCELLED_MIN, PORTION_S, SharedTimers
 
 
@@ -90,6 +92,7 @@ async def test_no_more_fire_a_second_than_are_allowed() -> None:
         assert now_s - third_before >= PORTION_S - 1e-6, "three in a portion, never a fourth"
 
 
+@pytest.mark.real_time
 async def test_one_that_comes_while_a_portion_is_used_up_waits_for_the_next() -> None:
     timers, fired_s = SharedTimers(per_s=1 / PORTION_S), list[float]()
     loop = asyncio.get_running_loop()

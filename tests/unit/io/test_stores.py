@@ -25,7 +25,7 @@ def options(directory: Path | str) -> StoresOptions:
 
 
 async def names(chosen: StoresOptions, *writable: str) -> list[str]:
-    async with open_stores(NO_LEDGERS, chosen, Random(1), writable=writable) as stores:
+    async with open_stores(NO_LEDGERS, chosen, Random(1), writable=writable, creates=True) as stores:
         return list(stores)
 
 
@@ -58,11 +58,11 @@ async def test_files_without_a_directory_are_told_where_to_set_it() -> None:
 async def test_a_directory_is_made_with_its_parents_and_used_again(tmp_path: Path) -> None:
     directory = tmp_path / "a" / "b"
     stream, number = StreamName("s"), SegmentNumber(1)
-    async with open_stores(NO_LEDGERS, options(directory), Random(1)) as stores:
+    async with open_stores(NO_LEDGERS, options(directory), Random(1), creates=True) as stores:
         writer = await stores["file"].create(stream, number, Epoch(1), Quorum())
         await writer.append(EntryId(0), [b"payload"])
     assert (directory / "dlog-segments").exists()
-    async with open_stores(NO_LEDGERS, options(directory), Random(2)) as stores:
+    async with open_stores(NO_LEDGERS, options(directory), Random(2), creates=True) as stores:
         assert [place async for place in stores["file"].list()] == [writer.place]
         assert await stores["file"].recover(SegmentRef(stream, number, writer.place)) == 0
 
@@ -70,7 +70,7 @@ async def test_a_directory_is_made_with_its_parents_and_used_again(tmp_path: Pat
 async def test_a_directory_that_went_away_is_not_taken_for_deleted_segments(tmp_path: Path) -> None:
     """As when its disk was unmounted: reads and take-overs are to wait."""
     stream, number = StreamName("s"), SegmentNumber(1)
-    async with open_stores(NO_LEDGERS, options(tmp_path / "segments"), Random(1)) as stores:
+    async with open_stores(NO_LEDGERS, options(tmp_path / "segments"), Random(1), creates=True) as stores:
         writer = await stores["file"].create(stream, number, Epoch(1), Quorum())
         ref = SegmentRef(stream, number, writer.place)
         (tmp_path / "segments").rename(tmp_path / "elsewhere")
