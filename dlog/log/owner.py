@@ -569,6 +569,8 @@ class StreamOwnerMachine:
             self._trouble()
 
     def _trouble(self) -> None:
+        if self.has_ended:
+            return  # a change written together with the release shows another writer: nothing is left to recover
         self._rolling.abandon()
         self._taking.trouble()
         self._taking_in.abandon()

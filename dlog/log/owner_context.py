@@ -1,6 +1,6 @@
 """State shared by the components of one owner under one claim: the claim, metadata, the writer, pending effects.
 
-The components are taking.py (recovery), rolling.py, truncating.py, owner.py (fact handling, the end) and others; each
+The components are takeover.py (recovery), rolling.py, truncating.py, owner.py (fact handling, the end) and others; each
 changes only its own state and the state here.
 """
 
