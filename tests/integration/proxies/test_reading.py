@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -85,9 +86,9 @@ class Reading:
             at += length
 
 
-async def filled(house: House, raw: Raw, count: int = 30) -> RawProducer:
+async def filled(house: House, raw: Raw, count: int = 30, *, settings: Mapping[str, object] = MEMORY) -> RawProducer:
     """Three segments of records "0", "1", ..., one a batch, txid 1000 + n."""
-    await raw.ask(Create, "orders", MEMORY)
+    await raw.ask(Create, "orders", settings)
     producer = RawProducer(raw, "orders")
     for n in range(count):
         if n and n % (count // 3) == 0:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from dlog.io.metadata import BookieInfo
 from dlog.io.objects import Objects
-from dlog.model.ids import EntryId, StreamName
+from dlog.model.ids import BookieId, EntryId, StreamName
 from dlog.model.segment import Segment, StreamKey, StreamMetadata
 from dlog.spark.cluster_connection import Cluster
 from dlog.spark.options import SourceOptions
@@ -74,14 +75,23 @@ def ref_of(segment: Segment) -> SegmentRef:
     return SegmentRef(STREAM, segment.number, segment.place)
 
 
+#: segments are moved from ledgers, so memory takes their name here
+LEDGERS = {"store": "ledger", "ensemble": 1, "write_quorum": 1, "ack_quorum": 1}
+
+
+async def with_ledgers(house: House, cold: ColdStore) -> None:
+    house.other_stores |= {"ledger": MemoryStore(house.state), "cold": cold}
+    await house.metadata.register_bookie(BookieInfo(BookieId("b:1"), "b", 1))
+
+
 async def test_an_open_reader_goes_on_in_cold_storage_and_back(tmp_path: Path) -> None:
     options = ColdOptions(roots=(f"file://{tmp_path}",))
     async with open_house() as house, Objects(options) as objects, ColdStore(objects, options) as cold:
-        house.other_stores["cold"] = cold
+        await with_ledgers(house, cold)
         writer = await house.write_proxy()
         reader = await house.read_proxy(cache_bytes_max=0, chunk_bytes=1)
         async with Raw(writer.address) as raw, Raw(reader.address) as rr:
-            await filled(house, raw)
+            await filled(house, raw, settings=LEDGERS)
             mover = Mover(house, raw, objects, tmp_path)
             reading = Reading(rr, STREAM, Start.START, credit=1)
             assert (await reading.event()).kind is Kind.STARTED
@@ -97,7 +107,7 @@ async def test_an_open_reader_goes_on_in_cold_storage_and_back(tmp_path: Path) -
             hot = await mover.to_cold(1)
             await one_more()
             moved = await mover.segment(1)
-            assert (hot.store, moved.store) == ("memory", "cold")
+            assert (hot.store, moved.store) == ("ledger", "cold")
             await mover.tell(moved, hot.store, hot.place)
             await cold.delete(ref_of(moved))
             await one_more()
@@ -113,10 +123,10 @@ async def test_an_open_reader_goes_on_in_cold_storage_and_back(tmp_path: Path) -
 async def test_a_spark_task_reads_a_segment_where_it_was_moved_to_since_it_was_planned(tmp_path: Path) -> None:
     options = ColdOptions(roots=(f"file://{tmp_path}",))
     async with open_house() as house, Objects(options) as objects, ColdStore(objects, options) as cold:
-        house.other_stores["cold"] = cold
+        await with_ledgers(house, cold)
         writer = await house.write_proxy()
         async with Raw(writer.address) as raw:
-            await filled(house, raw)
+            await filled(house, raw, settings=LEDGERS)
             mover = Mover(house, raw, objects, tmp_path)
             value = await mover.stream()
             ranges: list[Range] = []
@@ -131,7 +141,7 @@ async def test_a_spark_task_reads_a_segment_where_it_was_moved_to_since_it_was_p
                     life=value.life,
                 )
                 ranges.append(asked)
-            cluster: Any = Cluster(house.metadata, None, {"memory": mover.hot, "cold": cold})  # type: ignore[arg-type]
+            cluster: Any = Cluster(house.metadata, None, {"ledger": mover.hot, "cold": cold})  # type: ignore[arg-type]
             source = SourceOptions(zookeeper="h:1", streams=(STREAM,), fetch_retries=0)
             planned = [payload async for _, _, got in extents(cluster, ranges, source) for payload in got]
             for number in (1, 2):
