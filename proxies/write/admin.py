@@ -158,7 +158,7 @@ class Admin:
                 f"the settings were altered since they were read, read them again: stream={name} "
                 f"version={version} now={base.version}"
             )
-        if wanted.quorum != base.quorum:
+        if (wanted.store, wanted.quorum) != (base.store, base.quorum):
             self._check_ensemble(wanted)
         await self._holdings.ask(stream, AlterStream(replace(wanted, version=version + 1), life))
         return {"settings": settings_to_map(wanted)}

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 import dlog
+from dlog.stores.memory import MemoryStore
 from dlog.wire.proxy import Alter, Create, Failed
 from tests.integration.proxies.house import House
 from tests.integration.proxies.processes import ProxyCluster
@@ -43,6 +44,15 @@ async def test_settings_are_altered_under_load_and_the_owner_stays(house: House)
         assert (found.settings.retention_s, found.settings.segment_bytes) == (3600.0, 64 * 1024)
         assert found.owner is not None and found.owner.epoch <= epoch + 1, "the release only changed it"
         assert len([None async for _ in client.read("orders")]) >= writing.result() + 1
+
+
+async def test_a_store_without_enough_bookies_is_refused(house: House) -> None:
+    house.other_stores["ledger"] = MemoryStore(house.state)
+    writer = await house.write_proxy()
+    async with dlog.connect(writer.address) as client:
+        await client.create("orders", **MEMORY)
+        with pytest.raises(dlog.InvalidRequestError, match="not enough bookies"):
+            await client.alter("orders", store="ledger")
 
 
 async def test_settings_are_checked_as_those_of_a_new_stream(house: House) -> None:
