@@ -2,7 +2,7 @@
 
 A segment has up to three files: `.entries` (format.py), `.writable`, an empty file that permits appends, and `.end`.
 
-    create      write and sync the header, create `.writable`, sync the directory
+    create      write and sync the header, create `.writable`, sync the directory and the one above it
     append      write entries, sync them, check that `.writable` exists, move the watermark, confirm
     fence       remove `.writable`
     end         fence; write again and sync the valid entries after the watermark; name a file with the end `.end`,
@@ -14,7 +14,8 @@ Invariants:
   the file after `.writable` was removed. So every confirmed entry is below the end, whatever process decides it and
   however long the writer slept before it confirms.
 - The watermark covers confirmed entries only, so a reader that goes by it sees nothing that a recovery drops.
-- `.end` is named once and never replaced. Whoever finds it syncs the directory before relying on it.
+- `.end` is created once, by a rename, and never replaced. A process that finds it syncs the directory before it relies
+  on it.
 - Entries that a failed sync may have dropped from memory are written again before they are counted.
 
 All functions block and may be called from any thread. They raise OSError, besides the errors they name. `Disk` is the
@@ -99,7 +100,7 @@ def locations(disk: Disk, root: str, directory: str) -> list[str]:
 class SegmentFiles:
     """The files of one segment. draft_id: no other object of this or another process has the same."""
 
-    __slots__ = ("_disk", "_draft", "_end", "_entries", "_writable", "directory", "location")
+    __slots__ = ("_disk", "_draft", "_end", "_entries", "_root", "_writable", "directory", "location")
 
     def __init__(self, disk: Disk, root: str, location: str, draft_id: str) -> None:
         """Raises SegmentNotFoundError for a location that no segment can have."""
@@ -108,6 +109,7 @@ class SegmentFiles:
         self.location = location
         self.directory = f"{root}/{location[:2]}"
         self._disk = disk
+        self._root = root
         path = f"{self.directory}/{location}"
         self._entries, self._writable, self._end = f"{path}.entries", f"{path}.writable", f"{path}.end"
         self._draft = f"{path}.{draft_id}.draft"  # becomes `.end`
@@ -127,14 +129,15 @@ class SegmentFiles:
         file.datasync()
         self._disk.create(self._writable).close()
         self._disk.sync_dir(self.directory)
+        self._disk.sync_dir(self._root)  # another process may have made the directory, and not synced its name
         return file
 
     def is_writable(self) -> bool:
-        """Whether nobody has fenced the segment."""
+        """Whether no process has fenced the segment."""
         return self._disk.exists(self._writable)
 
     def fence(self) -> bool:
-        """Permit no append any more; whether it was this call that did so."""
+        """Fence the segment: from now on no append is confirmed. Returns whether it was not fenced before."""
         try:
             self._disk.unlink(self._writable)
         except FileNotFoundError:

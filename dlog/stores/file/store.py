@@ -124,6 +124,12 @@ class FileStore:
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> FileSegmentReader:
         files = self._files(ref.place)
         file, header, end = await self.run_reading(ref.place, _open, files, sealed_at)
+        if end is None and sealed_at is not None:  # completed in the list: no writer may append
+            try:
+                end = await self._run(ref.place, files.decide_end)
+            except BaseException:
+                file.close()
+                raise
         reader = FileSegmentReader(self, files, file, header.nonce, end)
         self._readers.setdefault(ref.place, set()).add(reader)
         return reader
@@ -506,13 +512,10 @@ def _check(disk: Disk, directory: str) -> None:
 def _open(files: SegmentFiles, sealed_at: EntryId | None) -> tuple[File, Header, End | None]:
     file, header = files.open()
     try:
-        end = files.read_end(header.nonce, expected=sealed_at)
-        if end is None and sealed_at is not None:  # completed in the list: no writer may append
-            end = files.decide_end()
+        return file, header, files.read_end(header.nonce, expected=sealed_at)
     except BaseException:
         file.close()
         raise
-    return file, header, end
 
 
 def _copy(error: StoreError, *, outcome_unknown: bool | None = None) -> StoreError:
