@@ -106,8 +106,9 @@ class Capabilities:
     """Properties of a store that the core relies on.
 
     visible_is_final: an entry visible to a reader is never dropped, so no control record is needed to move the LAC.
-    entry_bytes_max: largest payload of an entry; longer ones are refused. is_written: segments can be created here;
-    False where they only arrive by being moved.
+    entry_bytes_max: largest payload of an entry; longer ones are refused. Where segments can be created it is at least
+    the largest entry that the core appends (ENTRY_BYTES_MAX of dlog/wire/entry.py and the envelope). is_written:
+    segments can be created here; False where they only arrive by being moved.
     """
 
     visible_is_final: bool

@@ -16,6 +16,7 @@ from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.quorum import Quorum
 from dlog.stores.contract import SegmentNotFoundError, SegmentRef, StoreUnavailableError
 from dlog.stores.file.options import FileStoreOptions
+from dlog.wire.entry import ENTRY_BYTES_MAX, RECORD_OVERHEAD, Record, control_record, encode_entry
 
 NO_LEDGERS = cast(Any, None)  # no test here has any
 
@@ -33,6 +34,16 @@ async def refused(chosen: StoresOptions, *writable: str) -> str:
     with pytest.raises(ConfigError) as caught:
         await names(chosen, *writable)
     return caught.value.message
+
+
+async def test_every_store_that_is_written_takes_the_largest_entry_of_the_core(tmp_path: Path) -> None:
+    body = b"x" * (ENTRY_BYTES_MAX - 2 * RECORD_OVERHEAD - 1)
+    largest = encode_entry([Record(0, 1, 1, body), control_record(1, 1, b"x")])
+    async with open_stores(NO_LEDGERS, options(tmp_path / "segments"), Random(1), creates=True) as stores:
+        written = [store for store in stores.values() if store.capabilities.is_written]
+    assert len(written) == 2
+    for store in written:
+        assert sum(map(len, largest)) <= store.capabilities.entry_bytes_max, store.name
 
 
 async def test_stores_are_what_is_configured_and_the_first_is_the_default(tmp_path: Path) -> None:
