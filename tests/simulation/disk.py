@@ -460,7 +460,8 @@ class SimulatedFile:
         """Nothing that could be seen."""
 
     def datasync(self) -> None:
-        """As on Linux, each handle hears once of every failed sync of its file, whoever asked for it."""
+        """As on Linux, a failed sync of a file is reported once to each of its open handles, through any of which it
+        may have been requested."""
         self._step()
         try:
             if self._errors_told != self._disk.sync_errors.get(self.inode, 0):

@@ -6,60 +6,26 @@ DLOG_SIM_SEEDS: as for the other rooms; here a third of it is run, for a trial c
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections import Counter
 
 import pytest
 
-from tests.simulation.cache_drawing import STYLES, draw_plan
-from tests.simulation.cache_world import MUST_REACH, run_plan
+from tests.simulation.cache_world import room
+from tests.simulation.judging import check_histories, check_is_caught, check_one_history
 from tests.simulation.mutants.cache import MUTANTS
 from tests.simulation.worlds import Mutant
 
 SEEDS = max(40, int(os.environ.get("DLOG_SIM_SEEDS", "240")) // 3)
+ROOM = room()
 
 
 def test_every_history_keeps_the_invariants_and_every_mark_is_reached() -> None:
-    reached: Counter[str] = Counter()
-    broken: list[str] = []
-    for style in STYLES:
-        for seed in range(SEEDS):
-            outcome = run_plan(draw_plan(seed, style))
-            reached += outcome.reached
-            if outcome.violation:
-                broken.append(f"python -m tests.simulation cache --style {style} --seed {seed}: {outcome.text}")
-    assert not broken, "\n".join(broken)
-    assert not [mark for mark in MUST_REACH if not reached[mark]], "a mark was never reached, the batch proves nothing"
+    check_histories(ROOM, SEEDS)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_planted_defect_is_caught(mutant: Mutant) -> None:
-    for seed in range(mutant.seeds):
-        outcome = run_plan(draw_plan(seed, mutant.style or "swarm"), mutant.parts)
-        if outcome.violation in mutant.invariants:
-            return
-    pytest.fail(f"{mutant.seeds} seeds did not catch it, {mutant.invariants} should have")
+    check_is_caught(ROOM, mutant)
 
 
-def hashes() -> list[int]:
-    return [run_plan(draw_plan(seed, style)).trace_hash for style in STYLES for seed in range(4)]
-
-
-def test_one_seed_has_one_history() -> None:
-    assert hashes() == hashes()
-
-
-def test_a_history_does_not_depend_on_the_hash_seed() -> None:
-    program = "from tests.simulation.test_cache import hashes; print(hashes())"
-    seen = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("0", "4711")
-    }
-    assert len(seen) == 1
+def test_one_seed_has_one_history_in_every_process() -> None:
+    check_one_history(ROOM.name, 4)

@@ -1,0 +1,52 @@
+"""What the test of every room checks: its histories, its planted defects, and that a seed means one history."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+from tests.simulation import rooms
+from tests.simulation.mutant_table import hunt
+from tests.simulation.worlds import Mutant, Room
+
+
+def check_histories(room: Room, seeds: int) -> None:
+    """Run this many seeds of each style: none breaks an invariant, and together they reach every mark that they must.
+    A mark that is not reached means that the run proves nothing about it."""
+    reached: Counter[str] = Counter()
+    broken: list[str] = []
+    for style in room.styles:
+        for seed in range(seeds):
+            outcome = room.run(room.draw(seed, style))
+            reached += outcome.reached
+            if outcome.violation:
+                broken.append(f"python -m tests.simulation {room.name} --style {style} --seed {seed}: {outcome.text}")
+    assert not broken, "\n".join(broken)
+    missed = [mark for mark in room.must_reach if not reached[mark]]
+    assert not missed, f"never reached: {missed}"
+
+
+def check_is_caught(room: Room, mutant: Mutant) -> None:
+    """The planted defect breaks an invariant that it names, within the seeds that it names."""
+    assert hunt(room, mutant).is_caught, f"{mutant.seeds} seeds did not catch it, {mutant.invariants} should have"
+
+
+def check_one_history(name: str, seeds: int) -> None:
+    """A seed of the room `name` means one history: in this process, and in others whatever their PYTHONHASHSEED."""
+    expected = trace_hashes(name, seeds)
+    assert trace_hashes(name, seeds) == expected
+    program = f"from tests.simulation.judging import trace_hashes; print(trace_hashes({name!r}, {seeds}))"
+    for hash_seed in ("0", "4711"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == str(expected)
+
+
+def trace_hashes(name: str, seeds: int) -> list[int]:
+    """Of the first seeds of each style of a room."""
+    room = rooms.load(name)
+    return [room.run(room.draw(seed, style)).trace_hash for style in room.styles for seed in range(seeds)]
