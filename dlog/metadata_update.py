@@ -131,8 +131,8 @@ class MetadataUpdateLoop:
         """Take an answer or a timeout. Returns what the owner must act on; None: nothing yet.
 
         Conflict: another client changed the value; read it. OutcomeUnknown: no answer, or it was lost; read the value
-        once `is_idle`. Missing, Refused: for good; what was asked for was not done, but an earlier write whose outcome
-        is unknown may have been. After a refused write another value may be written.
+        once `is_idle`. Missing, Refused: a repetition fails in the same way; this request had no effect, though an
+        earlier write with an unknown outcome may have had. After a refused write another value may be written.
         """
         if self.is_idle or (fact.token if isinstance(fact, MetadataSeen) else fact.key) != self._token:
             return None

@@ -15,7 +15,7 @@ _TRIES = 20  # to set the incarnation of a stream that a Java program changes
 
 
 class ProxyMetadata(StreamMetadataStore, Membership, Protocol):
-    """The metadata that a proxy needs: streams, and who is registered."""
+    """The metadata that a proxy needs: of streams, and the registered bookies and proxies."""
 
 
 async def read_stream(metadata: VersionedStore, stream: StreamName) -> Versioned:

@@ -282,8 +282,8 @@ class World:
         out: list[Effect] = []
         match said := self.loop.handle(fact, out):
             case Found(value) | Written(value):
-                check(value == self.history[self.loop.version], "not what is there at this version")
-                check(isinstance(said, Found) or set(self.appends) <= set(value), "told as written, and it is not")
+                check(value == self.history[self.loop.version], "the value differs from the one that has this version")
+                check(isinstance(said, Found) or set(self.appends) <= set(value), "reported as written, but is not")
                 self.value, self.must_read = value, False
                 if isinstance(said, Written) or (self.appends and self.appends[0] in value):
                     self.result, self.written_at = said, self.loop.version

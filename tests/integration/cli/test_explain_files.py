@@ -9,6 +9,7 @@ import pytest
 
 from tests.integration.cli.test_commands import ok, told
 from tests.integration.cli.up import Up, up_for_many
+from tests.integration.spark.parts import need_spark
 
 
 @pytest.fixture(scope="module")
@@ -45,5 +46,5 @@ def test_a_damaged_record_is_said_to_be_and_where(files: Up) -> None:
 
 
 def test_sinks_are_listed_without_a_bookie(files: Up) -> None:
-    pytest.importorskip("pyspark")
+    need_spark()
     assert told(files, "sink", "ls") == []

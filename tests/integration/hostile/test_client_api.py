@@ -40,10 +40,10 @@ CASES: dict[str, Call] = {
     "start-number": lambda c: first(c, 17),
     "start-nonsense": lambda c: first(c, "yesterday"),
     "start-time-without-a-zone": lambda c: first(c, datetime(2026, 11, 20, 8, 0)),
-    "setting-unknown": lambda c: c.create("s", colour="red"),  # type: ignore[call-arg]
+    "setting-unknown": lambda c: c.create("s", colour="red"),  # type: ignore[call-arg]  # the bad input
     "setting-half-a-pair": lambda c: c.create("s", store="\ud800"),
     "setting-beyond-64-bits": lambda c: c.create("s", segment_bytes=2**80),
-    "setting-object": lambda c: c.create("s", store=object()),  # type: ignore[arg-type]
+    "setting-object": lambda c: c.create("s", store=object()),  # type: ignore[arg-type]  # the bad input
 }
 
 

@@ -68,7 +68,7 @@ def test_a_cluster_without_bookies_stays_so_until_it_is_given_some(tmp_path: Pat
 def test_numbers_of_processes_have_bounds() -> None:
     for name, least in (("bookies", -1), ("write_proxies", 0), ("read_proxies", 0)):
         for value in (least, 64):
-            UpOptions(**{name: value})  # type: ignore[arg-type]
+            UpOptions(**{name: value})  # type: ignore[arg-type]  # mypy cannot see which option it is
         for value in (least - 1, 65):
             with pytest.raises(ValueError, match=name):
                 UpOptions(**{name: value})  # type: ignore[arg-type]

@@ -138,7 +138,7 @@ class Desk:
 
     @property
     def kinds(self) -> list[ReaderEventKind]:
-        """Without what is said of how far behind the reader is."""
+        """Of the events, but for BEHIND."""
         return [event.kind for event in self.events if event.kind is not ReaderEventKind.BEHIND]
 
 
