@@ -44,7 +44,7 @@ from tests.simulation.cache_checks import CacheChecks, Watched, first_readable
 from tests.simulation.cache_drawing import STYLES, draw_plan
 from tests.simulation.cache_ports import MetadataPort, OwnersPort, StorePort, draw_latency
 from tests.simulation.cache_stream import STREAM, StreamModel
-from tests.simulation.kernel import Violation
+from tests.simulation.kernel import Violation, judged
 from tests.simulation.mutants import planting
 from tests.simulation.plan import Fault, FaultKind, Plan
 from tests.simulation.service.loop import Process, SimulatedLoop
@@ -561,7 +561,7 @@ def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool 
     parts = parts or {}
     with planting(parts.get("planted", ())):
         world = CacheWorld(plan, parts, trace=trace)
-        violation, text = _judged(world)
+        violation, text = judged(world.run, trace=trace)
         failed = list(world.loop.failures)
         world.close()
         loop, reached, lines = world.loop, world.reached, world.lines
@@ -580,17 +580,6 @@ def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool 
         virtual_s=loop.now_s - 1000.0,
         lines=lines,
     )
-
-
-def _judged(world: CacheWorld) -> tuple[str, str]:
-    """Run to the end or to the first violation: which, and how."""
-    try:
-        world.run()
-    except Violation as found:
-        return found.invariant, str(found)
-    except AssertionError as error:
-        return "assert", f"{error!r}"
-    return "", ""
 
 
 def room() -> Room:

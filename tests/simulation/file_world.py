@@ -31,6 +31,7 @@ from dlog.stores.file.format import Header, encode_entry_head
 from dlog.stores.file.segment_files import Appender, EntryOffsets, SegmentFiles, read_entries
 from tests.integration.stores.checker import BREACHES, History
 from tests.simulation.disk import Died, Mount, SimulatedDisk, coin
+from tests.simulation.kernel import Violation, judged
 from tests.simulation.mutants import planting
 from tests.simulation.plan import Plan
 from tests.simulation.worlds import Outcome, Room
@@ -73,14 +74,6 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         "sleepy": rng.choice((0.0, 0.05, 0.2)),  # how often a process falls asleep for a while
     }
     return Plan(seed=seed, config=config)
-
-
-class Breach(Exception):
-    """invariant: which one was broken."""
-
-    def __init__(self, invariant: str, text: str) -> None:
-        super().__init__(text)
-        self.invariant = invariant
 
 
 class SteppedMount(Mount):
@@ -232,7 +225,7 @@ class FileWorld:
                 assert offset is not None, "a head below the LAC is damaged"
                 found, offset = read_entries(file, header.nonce, offset, position, lac, 100)
                 if not found:
-                    raise Breach("F2", f"{process.name} cannot read entry {position} below its LAC {lac}")
+                    raise Violation("F2", f"{process.name} cannot read entry {position} below its LAC {lac}")
                 self.history.read(process.name, position, [bytes(view) for view in found])
                 self.reached["read"] += len(found)
                 position += len(found)
@@ -250,7 +243,7 @@ class FileWorld:
     # ---- the run ----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Raises Breach."""
+        """Raises Violation."""
         config = self.config
         self._start("writer", self.write)
         while not self.processes[0].done and not self.created:
@@ -297,10 +290,10 @@ class FileWorld:
         self.steps += 1
         self.trace_hash = hash((self.trace_hash, len(self.disk.operations), self.processes.index(process)))
         process.step()
-        if isinstance(process.error, Breach):
+        if isinstance(process.error, Violation):
             raise process.error
         if process.error is not None:
-            raise Breach("assert", f"{process.name}: {process.error!r}")
+            raise Violation("assert", f"{process.name}: {process.error!r}")
 
     def _fail_power(self) -> None:
         self.reached["power"] += 1
@@ -315,12 +308,12 @@ class FileWorld:
         left = self.disk.names(f"{ROOT}/{LOCATION[:2]}")
         if self.deleted:
             if left and not has_died:
-                raise Breach("F6", f"left of a deleted segment: {left}")
+                raise Violation("F6", f"left of a deleted segment: {left}")
         elif not self.deleting:
             self._end_and_read()
         for invariant, check in BREACHES:
             for text in check(self.history):
-                raise Breach(invariant, text)
+                raise Violation(invariant, text)
 
     def _end_and_read(self) -> None:
         """What a process that comes last finds."""
@@ -330,7 +323,7 @@ class FileWorld:
             end = files.decide_end()
             file, header = files.open()
         except DLogError as error:
-            raise Breach("F2", f"the segment cannot be ended: {error}") from error
+            raise Violation("F2", f"the segment cannot be ended: {error}") from error
         history.recovered.append(end.last_entry)
         offsets, history.final = EntryOffsets(), []
         offsets.add(end.points)
@@ -341,22 +334,19 @@ class FileWorld:
                 [] if offset is None else read_entries(file, header.nonce, offset, first, end.last_entry, 1 << 20)[0]
             )
             if not found:
-                raise Breach("F2", f"entry {first} below the end {end.last_entry} cannot be read")
+                raise Violation("F2", f"entry {first} below the end {end.last_entry} cannot be read")
             history.final += map(bytes, found)
         for before, tail in self.tails:
             if not before <= tail <= end.last_entry:
-                raise Breach("F5", f"a tail of {tail}: acknowledged before {before}, the end is {end.last_entry}")
+                raise Violation("F5", f"a tail of {tail}: acknowledged before {before}, the end is {end.last_entry}")
 
 
 def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool = False) -> Outcome:
     """Run one plan to its end or to the first violation. parts["planted"]: pairs of a class and its mutant."""
     with planting((parts or {}).get("planted", ())):
         world = FileWorld(plan)
-        violation, text = "", ""
         try:
-            world.run()
-        except Breach as breach:
-            violation, text = breach.invariant, str(breach)
+            violation, text = judged(world.run, trace=trace)
         finally:
             world.close()
     return Outcome(

@@ -78,6 +78,22 @@ class Violation(AssertionError):
         self.invariant = invariant
 
 
+def judged(run: Callable[[], None], *, trace: bool = False) -> tuple[str, str]:
+    """Run a world: the invariant that it broke first, "assert" for an assertion of the code, "" for none; and how.
+
+    trace: raise the failure of an assertion instead, with its traceback.
+    """
+    try:
+        run()
+    except Violation as found:
+        return found.invariant, str(found)
+    except AssertionError as error:
+        if trace:
+            raise
+        return "assert", f"{error!r}"
+    return "", ""
+
+
 class Simulation:
     """One history; see the module's docstring."""
 

@@ -29,7 +29,7 @@ from dlog.wire.bookie import AddEntry, BatchRead, BatchReadDone, EntryAdded, Ent
 from dlog.wire.digest import Digest
 from tests.simulation.bookie_model import Ailments, BookieModel
 from tests.simulation.housed_bookie import HousedBookie
-from tests.simulation.kernel import Simulation, Violation
+from tests.simulation.kernel import Simulation, Violation, judged
 from tests.simulation.ledger_checks import LedgerChecks
 from tests.simulation.ledger_drawing import (
     FINDER,
@@ -345,13 +345,7 @@ class LedgerWorld:
 def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool = False) -> Outcome:
     """Run one plan to its end or to the first violation."""
     world = LedgerWorld(plan, parts or {}, trace=trace)
-    violation = text = ""
-    try:
-        world.run()
-    except Violation as found:
-        violation, text = found.invariant, str(found)
-    except AssertionError as error:
-        violation, text = "assertion", f"an assertion of a machine failed: {error}"
+    violation, text = judged(world.run, trace=trace)
     sim = world.sim
     return Outcome(
         plan=plan,

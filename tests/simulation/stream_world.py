@@ -37,7 +37,7 @@ from dlog.model.sink import RegisteredStage
 from dlog.options import draw
 from dlog.wire.proxy import Start
 from tests.simulation import lives_world
-from tests.simulation.kernel import Simulation, Violation
+from tests.simulation.kernel import Simulation, judged
 from tests.simulation.lives_world import LivesWorld
 from tests.simulation.mutants import planting
 from tests.simulation.network import Node
@@ -531,18 +531,11 @@ class StreamWorld:
 def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool = False) -> Outcome:
     """Run one plan to its end. parts["planted"]: pairs of a class and its mutant, whose methods it has meanwhile."""
     parts = parts or {}
-    violation, text, story = "", "", ""
     is_of_lives = plan.config["style"] == "lives"
     world = LivesWorld(plan, trace=trace) if is_of_lives else StreamWorld(plan, parts, trace=trace)
-    try:
-        with planting(parts.get("planted", ())):
-            world.run()
-    except Violation as error:
-        violation, text = error.invariant, str(error)
-    except AssertionError as error:
-        violation, text = "assert", f"{error!r}"
-        if trace:
-            raise
+    with planting(parts.get("planted", ())):
+        violation, text = judged(world.run, trace=trace)
+    story = ""
     if violation and trace:
         story = "\n\n".join(f"{a}:\n{world.sim.story(a)}" for a in sorted(world.sim.hosts) if "owner" in a)
     return Outcome(
