@@ -15,7 +15,7 @@ import pytest
 from dlog.wire import proxy
 from tests.integration.cluster import ROOT
 from tests.unit.client.proxy_double import Double, Log, Peer
-from tests.unit.client.test_producer import Holding
+from tests.unit.client.scripts import Holding
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 

@@ -14,7 +14,7 @@ from dlog.model.dlsn import of
 from dlog.wire import proxy
 from dlog.wire.entry import parse_record_set
 from tests.unit.client.proxy_double import Double, Log, Peer, Script
-from tests.unit.client.test_producer import Holding, _caught, failing
+from tests.unit.client.scripts import Holding, error_of, failing, out_of_order
 
 FOR_GOOD = (400, 403, 413, 500, 502, 510, 512, 513, 521, 523, 531, 602)
 
@@ -48,7 +48,7 @@ async def test_a_batch_that_may_be_written_fails_as_unknown_whoever_refuses_it_l
         dlog.connect(f"dlog://{first.address},{second.address}") as client,
         asyncio.TaskGroup() as group,
     ):
-        task = group.create_task(_caught(client.append("s", b"a")))
+        task = group.create_task(error_of(client.append("s", b"a")))
         await first.wait(lambda: len(first.writes) == 1)
         log.write(first.writes[0])  # it is in the log, and the answer is lost
         first.stop()
@@ -60,7 +60,7 @@ async def test_a_batch_that_may_be_written_fails_as_unknown_whoever_refuses_it_l
 @pytest.mark.parametrize("code", FOR_GOOD)
 async def test_a_batch_that_was_refused_at_once_is_not_written(code: int) -> None:
     async with Double(script=failing(1, code)) as double, dlog.connect(double.target) as client:
-        error = await _caught(client.append("s", b"a"))
+        error = await error_of(client.append("s", b"a"))
     assert isinstance(error, DLogError)
     assert (error.code, error.outcome_unknown) == (code, False)
 
@@ -81,7 +81,7 @@ async def test_a_question_that_may_be_carried_out_fails_as_unknown_whoever_refus
         return True
 
     async with Double(script=script) as double, dlog.connect(double.target) as client:
-        error = await _caught(client.seal("s"))
+        error = await error_of(client.seal("s"))
     assert isinstance(error, DLogError)
     assert (error.code, error.outcome_unknown) == (code, True)
 
@@ -94,21 +94,9 @@ async def test_a_question_without_an_answer_is_unknown_only_if_it_changes_someth
         return isinstance(message, kind)
 
     async with Double(script=mute) as double, dlog.connect(double.target, request_deadline_s=0.5) as client:
-        error = await _caught(client.seal("s") if kind is proxy.Seal else client.stat("s"))
+        error = await error_of(client.seal("s") if kind is proxy.Seal else client.stat("s"))
     assert isinstance(error, RequestTimeoutError)
     assert error.outcome_unknown is unknown
-
-
-def out_of_order(txid: int, after: Script | None = None) -> Script:
-    """Refuse the batch of this txid. after: asked for all others."""
-
-    def script(peer: Peer, message: proxy.Message) -> bool:
-        if isinstance(message, proxy.Write) and message.txid == txid:
-            peer.send(proxy.Failed(message.request, 513, "txid out of order"))
-            return True
-        return after is not None and after(peer, message)
-
-    return script
 
 
 async def test_nothing_is_written_behind_a_refused_record_of_its_pipeline() -> None:
@@ -180,12 +168,12 @@ async def test_the_failure_is_raised_when_what_is_under_way_behind_it_is_known()
         pipeline = client.pipeline("s")
         for txid in (3, 4):
             await pipeline.put([b"%d" % txid], txid=txid)
-        task = group.create_task(_caught(pipeline.room()))
+        task = group.create_task(error_of(pipeline.room()))
         await double.wait(lambda: bool(holding.held))
         await double.wait(lambda: not pipeline.append_nowait(b"x"))  # until the refusal is heard
         assert not pipeline.append_nowait(b"x"), "nothing is taken any more, and what to say is not known yet"
-        room = group.create_task(_caught(pipeline.room()))
-        put = group.create_task(_caught(pipeline.put([b"x"])))
+        room = group.create_task(error_of(pipeline.room()))
+        put = group.create_task(error_of(pipeline.put([b"x"])))
         await asyncio.sleep(0)
         assert not (room.done() or put.done())
         [(peer, write)] = holding.held
@@ -222,7 +210,7 @@ async def test_nothing_meant_for_a_deleted_stream_goes_to_the_next_of_that_name(
         pipeline = client.pipeline("s")
         for n in range(8):
             assert pipeline.append_nowait(b"%06d" % n)
-        single = asyncio.ensure_future(_caught(client.append("s", b"a single")))  # noqa: TID251
+        single = asyncio.ensure_future(error_of(client.append("s", b"a single")))  # noqa: TID251
         await asyncio.sleep(0)
         with pytest.raises(dlog.StreamNotFoundError) as e:
             await pipeline.drain()
@@ -263,7 +251,7 @@ async def test_others_in_the_same_batch_are_written_though_a_pipeline_withdraws_
             assert stays.append_nowait(b"s%d" % n)
             blocks.append(group.create_task(client.append("s", b"t%d" % n)))
             await asyncio.sleep(0)
-        failure = group.create_task(_caught(fails.drain()))
+        failure = group.create_task(error_of(fails.drain()))
         await double.wait(lambda: len(holding.held) >= 2)
         holding.let_go()
         error = await failure

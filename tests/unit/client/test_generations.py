@@ -6,7 +6,6 @@ Whatever is then told "not written" or acknowledged holds, whatever a deposed ow
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 
 import pytest
 
@@ -14,18 +13,11 @@ import dlog
 from dlog.errors import ProducerUnknownError, RequestTimeoutError
 from dlog.wire import proxy
 from tests.unit.client.proxy_double import Double, Log, Peer
+from tests.unit.client.scripts import error_of, out_of_order
 
 
 def generation(write: proxy.Write) -> int:
     return int.from_bytes(write.producer[12:], "big")
-
-
-async def caught(work: Awaitable[object]) -> BaseException | None:
-    try:
-        await work
-    except dlog.DLogError as error:
-        return error
-    return None
 
 
 async def test_a_batch_that_was_written_is_not_written_again_because_a_deposed_owner_expects_an_older_one() -> None:
@@ -89,17 +81,11 @@ async def test_a_batch_given_up_is_never_written_once_the_next_one_is_acknowledg
 
 
 async def test_what_goes_on_under_the_next_generation_is_named_by_its_lowest_sequence() -> None:
-    def refuse(peer: Peer, message: proxy.Message) -> bool:
-        if isinstance(message, proxy.Write) and message.txid == 3:
-            peer.send(proxy.Failed(message.request, 513, "txid out of order"))
-            return True
-        return False
-
     async with Double() as double, dlog.connect(double.target) as client:
         await client.append("s", b"0")
-        double.script = refuse
+        double.script = out_of_order(3)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(caught(client.append("s", b"%d" % n, txid=n))) for n in (5, 3, 6, 7)]
+            tasks = [group.create_task(error_of(client.append("s", b"%d" % n, txid=n))) for n in (5, 3, 6, 7)]
     assert [type(task.result()) for task in tasks] == [type(None), dlog.TxidOutOfOrderError, type(None), type(None)]
     assert double.log.payloads == [b"0", b"5", b"6", b"7"]
     begun = next(w for w in double.writes if generation(w) == 1)

@@ -13,7 +13,7 @@ from dlog.client import routing
 from dlog.errors import ClosedError, StreamNotFoundError, TxidOutOfOrderError
 from dlog.wire import proxy
 from tests.unit.client.proxy_double import Double, Log, Peer
-from tests.unit.client.test_producer import Holding, _caught, failing
+from tests.unit.client.scripts import Holding, error_of, failing
 
 MAX = 10
 ROUNDS = 1000
@@ -98,7 +98,7 @@ async def test_a_closed_client_ends_what_rests_too() -> None:
         assert pipeline.append_nowait(b"x")
         await double.wait(lambda: bool(double.writes))
         await client.close(orderly=False)
-        error = await _caught(pipeline.drain())
+        error = await error_of(pipeline.drain())
     assert isinstance(error, ClosedError)
     assert error.outcome_unknown
 

@@ -14,7 +14,7 @@ from dlog.errors import ClosedError, InvalidRequestError, RecordTooLargeError, R
 from dlog.model.dlsn import DLSN_INVALID, of
 from dlog.wire import proxy
 from tests.unit.client.proxy_double import Double, Log, Peer
-from tests.unit.client.test_producer import Holding, _caught
+from tests.unit.client.scripts import Holding, error_of, failing, out_of_order
 
 
 async def test_records_of_one_turn_travel_together_and_are_told_in_one_row() -> None:
@@ -201,14 +201,8 @@ async def test_rows_told_may_make_room_for_the_next_record() -> None:
 
 
 async def test_the_first_failure_ends_it_and_rows_before_it_were_told() -> None:
-    def script(peer: Peer, message: proxy.Message) -> bool:
-        if isinstance(message, proxy.Write) and message.txid == 3:
-            peer.send(proxy.Failed(message.request, 513, "txid out of order"))
-            return True
-        return False
-
     rows: list[dlog.BatchResult] = []
-    async with Double(script=script) as double, dlog.connect(double.target) as client:
+    async with Double(script=out_of_order(3)) as double, dlog.connect(double.target) as client:
         pipeline = client.pipeline("s", rows.append)
         for txid in (1, 1, 3, 4):
             assert pipeline.append_nowait(b"%d" % txid, txid=txid)
@@ -231,7 +225,7 @@ async def test_a_failure_is_heard_at_the_next_record_even_within_a_lot() -> None
     async with Double(script=holding) as double, dlog.connect(double.target) as client, asyncio.TaskGroup() as group:
         pipeline = client.pipeline("s")
         assert pipeline.append_nowait(b"refused")
-        drain = group.create_task(_caught(pipeline.drain()))
+        drain = group.create_task(error_of(pipeline.drain()))
         await double.wait(lambda: len(double.writes) == 1)
         assert pipeline.append_nowait(b"begins a lot")
         [(peer, write)] = holding.held
@@ -420,13 +414,7 @@ async def test_the_end_of_the_block_waits_for_all_records() -> None:
 
 
 async def test_the_end_of_the_block_raises_the_first_failure() -> None:
-    def script(peer: Peer, message: proxy.Message) -> bool:
-        if isinstance(message, proxy.Write) and message.txid == 3:
-            peer.send(proxy.Failed(message.request, 513, "txid out of order"))
-            return True
-        return False
-
-    async with Double(script=script) as double, dlog.connect(double.target) as client:
+    async with Double(script=out_of_order(3)) as double, dlog.connect(double.target) as client:
         with pytest.raises(TxidOutOfOrderError) as error:
             async with client.pipeline("s") as pipeline:
                 for txid in (1, 3, 4):
@@ -455,7 +443,7 @@ async def test_a_block_that_is_left_by_an_exception_sends_nothing_more_and_does_
 
     async with Double(script=holding) as double, dlog.connect(double.target) as client:
         async with asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(_outcome(write(client)))
+            task = tasks.create_task(error_of(write(client)))
             if how == "cancelled":
                 await double.wait(lambda: len(double.writes) == 1)
                 await asyncio.sleep(0)
@@ -467,22 +455,8 @@ async def test_a_block_that_is_left_by_an_exception_sends_nothing_more_and_does_
     assert rows == []
 
 
-async def _outcome(work: Any) -> BaseException | None:
-    try:
-        await work
-    except BaseException as error:  # noqa: BLE001 - the test looks at it
-        return error
-    return None
-
-
 async def test_a_failure_within_the_block_is_raised_as_it_is() -> None:
-    def script(peer: Peer, message: proxy.Message) -> bool:
-        if isinstance(message, proxy.Write):
-            peer.send(proxy.Failed(message.request, 513, "txid out of order"))
-            return True
-        return False
-
-    async with Double(script=script) as double, dlog.connect(double.target) as client:
+    async with Double(script=failing(1, TxidOutOfOrderError.code)) as double, dlog.connect(double.target) as client:
         with pytest.raises(TxidOutOfOrderError) as error:
             async with client.pipeline("s") as pipeline:
                 await pipeline.append(b"a")

@@ -23,43 +23,10 @@ from dlog.errors import (
 )
 from dlog.model.dlsn import DLSN_INVALID, of
 from dlog.wire import proxy
-from tests.unit.client.proxy_double import Double, Log, Peer, Script
+from tests.unit.client.proxy_double import Double, Log, Peer
+from tests.unit.client.scripts import Holding, error_of, failing, out_of_order
 
 Append = Callable[[Client], "asyncio.Task[dlog.DLSN]"]
-
-
-class Holding:
-    """A script that keeps writes back until told."""
-
-    def __init__(self) -> None:
-        self.held: list[tuple[Peer, proxy.Write]] = []
-        self.on = True
-
-    def __call__(self, peer: Peer, message: proxy.Message) -> bool:
-        if self.on and isinstance(message, proxy.Write):
-            self.held.append((peer, message))
-            return True
-        return False
-
-    def let_go(self) -> None:
-        self.on = False
-        held, self.held = self.held, []
-        for peer, message in held:
-            peer.double.answer(peer, message)
-
-
-def failing(times: int, code: int, **extra: object) -> Script:
-    """Refuse the first writes with an error."""
-    left = [times]
-
-    def script(peer: Peer, message: proxy.Message) -> bool:
-        if isinstance(message, proxy.Write) and left[0]:
-            left[0] -= 1
-            peer.send(proxy.Failed(message.request, code, "refused by the script", **extra))  # type: ignore[arg-type]
-            return True
-        return False
-
-    return script
 
 
 async def appended(client: Client, *payloads: bytes, txid: int | None = None) -> list[dlog.DLSN]:
@@ -278,15 +245,9 @@ async def test_the_first_batch_for_an_owner_goes_alone() -> None:
 
 
 async def test_a_refused_batch_fails_alone_and_those_behind_it_go_on_under_a_new_producer() -> None:
-    def script(peer: Peer, message: proxy.Message) -> bool:
-        if isinstance(message, proxy.Write) and message.txid == 3:
-            peer.send(proxy.Failed(message.request, 513, "txid out of order"))
-            return True
-        return False
-
     async with Double() as double, dlog.connect(double.target) as client:
         await client.append("s", b"0")
-        double.script = script
+        double.script = out_of_order(3)
         tasks = [asyncio.ensure_future(client.append("s", b"%d" % n, txid=n)) for n in (5, 3, 6, 7)]  # noqa: TID251
         await asyncio.wait(tasks)
     assert [type(t.exception()) for t in tasks] == [type(None), TxidOutOfOrderError, type(None), type(None)]
@@ -351,7 +312,7 @@ async def test_a_forgotten_producer_whose_batch_is_in_doubt_says_so() -> None:
         dlog.connect(f"dlog://{first.address},{second.address}") as client,
     ):
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(_caught(client.append("s", b"a")))
+            task = group.create_task(error_of(client.append("s", b"a")))
             await first.wait(lambda: len(first.writes) == 1)
             first.stop()
         error = task.result()
@@ -586,11 +547,3 @@ def test_a_producers_name_is_12_bytes_of_chance() -> None:
     draw = Producer.__init__.__defaults__[-1]
     assert len(draw()) == 12
     assert draw() != draw()
-
-
-async def _caught(work: object) -> BaseException | None:
-    try:
-        await work  # type: ignore[misc]
-    except dlog.DLogError as error:
-        return error
-    return None

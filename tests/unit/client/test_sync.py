@@ -19,7 +19,7 @@ from dlog.model.dlsn import of
 from dlog.model.sink import SinkBatch
 from dlog.wire import proxy
 from tests.unit.client.proxy_double import Double
-from tests.unit.client.test_producer import Holding, failing
+from tests.unit.client.scripts import Holding, failing
 
 WITHIN_S = 60.0  # a hang is told as one
 

@@ -1,0 +1,64 @@
+"""What a proxy double does to writes in tests, and how their errors are caught."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from dlog.wire import proxy
+from tests.unit.client.proxy_double import Peer, Script
+
+
+class Holding:
+    """A script that keeps writes back until told."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[Peer, proxy.Write]] = []
+        self.on = True
+
+    def __call__(self, peer: Peer, message: proxy.Message) -> bool:
+        if self.on and isinstance(message, proxy.Write):
+            self.held.append((peer, message))
+            return True
+        return False
+
+    def let_go(self) -> None:
+        self.on = False
+        held, self.held = self.held, []
+        for peer, message in held:
+            peer.double.answer(peer, message)
+
+
+def failing(times: int, code: int, **extra: object) -> Script:
+    """Refuse the first writes with an error."""
+    left = [times]
+
+    def script(peer: Peer, message: proxy.Message) -> bool:
+        if isinstance(message, proxy.Write) and left[0]:
+            left[0] -= 1
+            peer.send(proxy.Failed(message.request, code, "refused by the script", **extra))  # type: ignore[arg-type]
+            return True
+        return False
+
+    return script
+
+
+def out_of_order(txid: int, after: Script | None = None) -> Script:
+    """Refuse the batch of this txid. after: asked for all others."""
+
+    def script(peer: Peer, message: proxy.Message) -> bool:
+        if isinstance(message, proxy.Write) and message.txid == txid:
+            peer.send(proxy.Failed(message.request, 513, "txid out of order"))
+            return True
+        return after is not None and after(peer, message)
+
+    return script
+
+
+async def error_of(work: Awaitable[object]) -> BaseException | None:
+    """The error or the cancellation that `work` ends with; None if there is none."""
+    try:
+        await work
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the test examines it
+        return error
+    return None
