@@ -39,7 +39,7 @@ def lake(without_bookies: Up, opened: SyncClient, spark: SparkSession) -> Lake:
 
 
 @pytest.fixture
-def files(without_bookies: Up) -> dict[str, Any]:
+def file_options(without_bookies: Up) -> dict[str, Any]:
     return {"file.directory": without_bookies.running.file_directory}
 
 
@@ -62,37 +62,37 @@ def stored(lake: Lake, directory: str, name: str) -> tuple[set[str], set[str]]:
 
 
 def test_completed_and_open_segments_are_read_and_batches_become_segments(
-    lake: Lake, files: dict[str, Any], tmp_path: Path
+    lake: Lake, file_options: dict[str, Any], tmp_path: Path
 ) -> None:
     name, copy = two_segments(lake), lake.create()
-    assert lake.rows(lake.read(name, **files)) == lake.truth(name)
-    write(lake, rows(lake, 4000, 2, size=1000, first=150), name, **files)
+    assert lake.rows(lake.read(name, **file_options)) == lake.truth(name)
+    write(lake, rows(lake, 4000, 2, size=1000, first=150), name, **file_options)
     assert values(lake, name)[150:] == expected(4000, 1000, 150)
-    listed, _ = stored(lake, files["file.directory"], name)
+    listed, _ = stored(lake, file_options["file.directory"], name)
     assert len(listed) == 5, "two, a stage for each partition, and the open one"
     reader = lake.spark.readStream.format("dlog").schema("value binary").option("stream", name)
     reader = reader.option("startingOffsets", "earliest").option("zookeeper", lake.zookeeper)
-    writer = reader.option("file.directory", files["file.directory"]).load().writeStream.format("dlog")
-    writer = writer.option("zookeeper", lake.zookeeper).option("file.directory", files["file.directory"])
+    writer = reader.option("file.directory", file_options["file.directory"]).load().writeStream.format("dlog")
+    writer = writer.option("zookeeper", lake.zookeeper).option("file.directory", file_options["file.directory"])
     writer = writer.option("stream", copy).option("sinkId", "copy").option("checkpointLocation", str(tmp_path))
     for _ in range(2):
         query = writer.trigger(availableNow=True).start()
         assert query.awaitTermination(180)
     assert values(lake, copy) == values(lake, name)
-    listed |= stored(lake, files["file.directory"], copy)[0]
-    assert stored(lake, files["file.directory"], name)[1] == listed, "no stage is left"
+    listed |= stored(lake, file_options["file.directory"], copy)[0]
+    assert stored(lake, file_options["file.directory"], name)[1] == listed, "no stage is left"
     with pytest.raises(Exception, match=r"set file\.directory"):
         lake.read(name).count()
 
 
 def test_an_audit_proves_files_and_an_offload_leaves_them(
-    lake: Lake, files: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lake: Lake, file_options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dlog.spark.jobs.audit import AuditOptions, audit
     from dlog.spark.jobs.frame import Place
     from dlog.spark.jobs.offload import OffloadOptions, offload
 
-    directory = Path(files["file.directory"])
+    directory = Path(file_options["file.directory"])
     monkeypatch.setenv("DLOG_FILE_DIRECTORY", str(directory))
     name = two_segments(lake)
     whole, stream = Place(zookeeper=lake.zookeeper), Place(zookeeper=lake.zookeeper, streams=(name,))
