@@ -79,13 +79,13 @@ class OwnerFeedUser(Protocol):
 class OwnerFeed(OwnerListener):
     """What one connection to an owner has sent; a segment is looked up before its LAC is used.
 
-    life: incarnation of the stream that the owner was asked about (StreamMetadata). epoch: of the claim that metadata
+    incarnation: of the stream that the owner was asked about (StreamMetadata). epoch: of the claim that metadata
     named before the request; None: another proxy redirected us here.
     """
 
-    def __init__(self, listener: OwnerFeedUser, address: str, life: str, epoch: Epoch | None = None) -> None:
+    def __init__(self, listener: OwnerFeedUser, address: str, incarnation: str, epoch: Epoch | None = None) -> None:
         self.address = address
-        self.life = life
+        self.incarnation = incarnation
         self.epoch = epoch
         self.anything = False
         self.is_over = False

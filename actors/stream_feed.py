@@ -119,14 +119,14 @@ class StreamFeed:
         unsubscribes = self._metadata.watch(self._key, self._stale.hint), self._metadata.on_state(self._contact)
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                lives = [
+                loops = [
                     self._tasks.create_task(self._keep_metadata(), name=f"metadata of {self.stream}"),
                     self._tasks.create_task(self._hear_owners(), name=f"LAC from owners of {self.stream}"),
                     self._tasks.create_task(self._ask_store(), name=f"LAC from the store of {self.stream}"),
                 ]
                 await self._stopping.wait()
                 # errands may wait for these loops; their readers are told through `on_lost`
-                for task in (*lives, *self._errands):
+                for task in (*loops, *self._errands):
                     task.cancel()
         finally:
             for unsubscribe in unsubscribes:
@@ -287,7 +287,11 @@ class StreamFeed:
 
     def _saw(self, value: StreamMetadata | None) -> None:
         before = self._value
-        if self._is_known and value == before and (value is None or before is None or value.life == before.life):
+        if (
+            self._is_known
+            and value == before
+            and (value is None or before is None or value.incarnation == before.incarnation)
+        ):
             return
         self._value, self._is_known, self._has_news = value, True, True
         in_progress = value.in_progress if value is not None else ()
@@ -486,13 +490,13 @@ class StreamFeed:
         asked: object = None  # incarnation and epoch in metadata when the redirecting proxy was asked
         while True:
             named = self._owner.address if self._owner is not None else None
-            before, asked = asked, (self._life(), self._epoch)
+            before, asked = asked, (self._incarnation(), self._epoch)
             address = redirect if redirect and before == asked else named
             if address is None or not (self._watching or self._seekers):
                 await self._changed.wait()
                 redirect = None
                 continue
-            heard = OwnerFeed(self, address, self._life(), self._epoch if address == named else None)
+            heard = OwnerFeed(self, address, self._incarnation(), self._epoch if address == named else None)
             error = await self._follow(address, heard)
             heard.end()
             redirect = None
@@ -514,12 +518,12 @@ class StreamFeed:
     def _epoch(self) -> Epoch | None:
         return self._owner.epoch if self._owner is not None else None
 
-    def _life(self) -> str:
-        return self._value.life if self._value is not None else ""
+    def _incarnation(self) -> str:
+        return self._value.incarnation if self._value is not None else ""
 
-    def _is_of_this_life(self, heard: OwnerFeed) -> bool:
+    def _is_of_this_incarnation(self, heard: OwnerFeed) -> bool:
         """Whether the stream is the incarnation the owner was asked about; "" matches any, as it may be set later."""
-        return not heard.life or heard.life == self._life()
+        return not heard.incarnation or heard.incarnation == self._incarnation()
 
     async def _follow(self, address: str, heard: OwnerFeed) -> DLogError | None:
         """Receive from the owner until it ends (returns the error) or metadata names another owner or incarnation
@@ -533,7 +537,7 @@ class StreamFeed:
                     await asyncio.wait((following, changed), return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     changed.cancel()
-                if self._value is None or not self._is_of_this_life(heard):
+                if self._value is None or not self._is_of_this_incarnation(heard):
                     return None
                 if self._owner is not None and self._epoch != heard.epoch and not following.done():
                     return None
@@ -558,7 +562,7 @@ class StreamFeed:
 
     def _place(self, heard: OwnerFeed, number: int, error: DLogError | None) -> None:
         if error is None:
-            if self._is_of_this_life(heard):  # otherwise the LAC is dropped and the connection ends
+            if self._is_of_this_incarnation(heard):  # otherwise the LAC is dropped and the connection ends
                 heard.place(number, self.listed(number))
         elif not heard.is_over:
             self.believe(heard, number)

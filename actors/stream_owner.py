@@ -19,7 +19,7 @@ from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.driver import Driver, Sink
 from dlog.io.metadata import VersionedStore
 from dlog.io.shared_timers import ProcessTimers
-from dlog.log.messages import HINTS, AcquireStream, ReleaseStream, StreamAcquired, StreamChanged
+from dlog.log.messages import HINTS, AcquireStream, HandOverStream, StreamAcquired, StreamChanged
 from dlog.log.options import OwnerOptions
 from dlog.log.owner import StreamOwnerMachine as OwnerMachine
 from dlog.machine import Received
@@ -100,9 +100,9 @@ class StreamOwnerActor:
         return self._driver.ended
 
     @property
-    def life(self) -> str | None:
+    def incarnation(self) -> str | None:
         """The incarnation of the owned stream, once known."""
-        return self._machine.life
+        return self._machine.incarnation
 
     @property
     def waiting(self) -> int:
@@ -125,10 +125,10 @@ class StreamOwnerActor:
         """See Driver.ask."""
         return self._driver.ask(request)
 
-    async def release(self) -> None:
+    async def hand_over(self) -> None:
         """Finish accepted writes, complete the segment, release the claim, end. Raises the state machine's errors."""
         try:
-            await self._driver.ask(ReleaseStream())
+            await self._driver.ask(HandOverStream())
         finally:
             self.stop()
 

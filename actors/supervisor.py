@@ -61,7 +61,7 @@ class Supervisor:
         self._on_event = on_event
         self._on_failure = on_failure
         self._clock = clock
-        self._lifetime = TaskScope(drain_s=drain_s)
+        self._tasks = TaskScope(drain_s=drain_s)
         self._children: dict[str, _Child] = {}
 
     @property
@@ -70,11 +70,11 @@ class Supervisor:
         return tuple(self._children)
 
     async def __aenter__(self) -> Supervisor:
-        await self._lifetime.__aenter__()
+        await self._tasks.__aenter__()
         return self
 
     async def __aexit__(self, *exit_: Any) -> None:
-        await self._lifetime.__aexit__(*exit_)
+        await self._tasks.__aexit__(*exit_)
 
     def start(self, resident: Resident) -> OneTimeEvent:
         """Keep `resident` running; the returned Ending is set when it has ended for good.
@@ -85,7 +85,7 @@ class Supervisor:
             raise ClosedError(f"an actor of this name is already running: actor={resident.name}")
         child = _Child(resident, self._children)
         self._children[resident.name] = child
-        task = self._lifetime.start(self._keep(child), name=resident.name, stop=child.stop)
+        task = self._tasks.start(self._keep(child), name=resident.name, stop=child.stop)
         task.add_done_callback(child.bury)  # also if the task is cancelled before its first step
         return child.ended
 

@@ -85,7 +85,7 @@ async def describe(value: StreamMetadata) -> dict[str, Any]:
     owner = value.owner
     return {
         "stream": value.name,
-        "life": value.life,
+        "life": value.incarnation,
         "sealed": value.is_sealed,
         "settings": settings_to_map(value.settings),
         "owner": {

@@ -68,7 +68,7 @@ class ForwardingPool:
         """Bytes that wait for proxies that do not read."""
         return sum(pipe.unsent_bytes for pipe in self.open)
 
-    async def lives(self, address: str) -> bool:
+    async def is_alive(self, address: str) -> bool:
         """Whether the proxy at `address` accepts a connection."""
         try:
             link = await self.dialler.open(address, GREETING_S, ProxyConnection)
@@ -227,7 +227,7 @@ class Forwarding:
         for run, _ in waiting:
             run(pipe)
         try:
-            await pipe.guard(PING_EVERY_S, PING_TIMEOUT_S, SLOW_S, partial(self._carriage.lives, lane.address))
+            await pipe.guard(PING_EVERY_S, PING_TIMEOUT_S, SLOW_S, partial(self._carriage.is_alive, lane.address))
         finally:
             pipe.close()
             self._gone(lane, pipe)  # if it ended before on_end was set

@@ -79,7 +79,7 @@ class ForwardingConnection(ProxyConnection):
         return sum(map(len, self._out)) + (self._transport.get_write_buffer_size() if self._transport else 0)
 
     async def guard(
-        self, every_s: float, timeout_s: float, slow_s: float, lives: Callable[[], Awaitable[bool]]
+        self, every_s: float, timeout_s: float, slow_s: float, is_alive: Callable[[], Awaitable[bool]]
     ) -> None:
         """Return once the peer has to be given up, or the connection ended.
 
@@ -92,7 +92,7 @@ class ForwardingConnection(ProxyConnection):
         while not self.ended:
             await asyncio.sleep(every_s)
             if not await self.ping(timeout_s) and self._heard == heard and not self._is_held:
-                if now_s() - heard_s >= slow_s or not (await lives() or self._heard != heard):
+                if now_s() - heard_s >= slow_s or not (await is_alive() or self._heard != heard):
                     return
             else:
                 heard, heard_s = self._heard, now_s()

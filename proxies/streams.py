@@ -32,24 +32,24 @@ async def read_stream(metadata: VersionedStore, stream: StreamName) -> Versioned
             raise AssertionError("a read has no version to conflict with")
 
 
-async def read_incarnation(metadata: VersionedStore, stream: StreamName, life: str) -> StreamMetadata:
+async def read_incarnation(metadata: VersionedStore, stream: StreamName, incarnation: str) -> StreamMetadata:
     """The current metadata of this incarnation of the stream. Raises StreamNotFoundError if it is gone,
     MetadataUnavailableError."""
     value: StreamMetadata = (await read_stream(metadata, stream)).value
-    if value.life != life:
+    if value.incarnation != incarnation:
         raise StreamNotFoundError(f"the stream was deleted and created again: stream={stream}")
     return value
 
 
 async def current_incarnation(metadata: StreamMetadataStore, stream: StreamName) -> dict[str, Any]:
-    """A stream's current incarnation, as the reply to Life. Sets it if Java created the stream.
+    """A stream's current incarnation, as the reply to GetIncarnation. Sets it if Java created the stream.
 
     Raises MetadataUnavailableError.
     """
     for _ in range(_TRIES):
         deletions = await metadata.deletions()
         match await metadata.read(StreamKey(stream)):
-            case Versioned(value, version) if not value.life:
+            case Versioned(value, version) if not value.incarnation:
                 await metadata.compare_and_set(StreamKey(stream), value, version)  # every change by dlog sets it
             case Versioned(value):
                 return _described(value, deleted=False, deletions=deletions)
@@ -64,4 +64,4 @@ async def current_incarnation(metadata: StreamMetadataStore, stream: StreamName)
 
 def _described(value: StreamMetadata, *, deleted: bool, deletions: int) -> dict[str, Any]:
     settings = {"settings": settings_to_map(value.settings), "settings_version": value.settings.version}
-    return {"life": value.life, "deleted": deleted, "deletions": deletions, **settings}
+    return {"life": value.incarnation, "deleted": deleted, "deletions": deletions, **settings}

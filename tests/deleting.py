@@ -20,7 +20,7 @@ async def mark_deleted(metadata: StreamMetadataStore, stream: StreamName, read: 
     dead = replace(found.value, owner=replace(found.value.owner, deleted=True))
     marked = await metadata.compare_and_set(StreamKey(stream), dead, found.version)
     assert isinstance(marked, Versioned), marked
-    return str(marked.value.life)
+    return str(marked.value.incarnation)
 
 
 async def delete_stream(metadata: StreamMetadataStore, stream: StreamName, read: Read | None = None) -> None:

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def serve(options: BookieOptions) -> None:
-    """Run until SIGTERM. Raises the errors of `life.live`, and ConfigError if the port cannot be bound."""
+    """Run until SIGTERM. Raises the errors of `running.run`, and ConfigError if the port cannot be bound."""
     stopping = process.stop_event(_tell)
     listener = _bind(options.host, options.port)
     address = options.advertise or join_host_port(process.reachable_host(options.host), listener.getsockname()[1])

@@ -144,18 +144,22 @@ class BookieServer:
         self._settle()
         server = await listen(self._connect)
         try:
-            async with asyncio.TaskGroup() as life:
+            async with asyncio.TaskGroup() as incarnation:
                 tasks = [
-                    life.create_task(self._watch_space(), name="bookie space"),
-                    life.create_task(self._checkpoint(), name="bookie checkpoints"),
-                    life.create_task(self._watch_failure(), name="bookie failure"),
-                    life.create_task(self._watch_late(), name="bookie late frames"),
+                    incarnation.create_task(self._watch_space(), name="bookie space"),
+                    incarnation.create_task(self._checkpoint(), name="bookie checkpoints"),
+                    incarnation.create_task(self._watch_failure(), name="bookie failure"),
+                    incarnation.create_task(self._watch_late(), name="bookie late frames"),
                 ]
                 if metadata is not None and info is not None:
                     await metadata.register_bookie(info, readonly=self.machine.read_only)
-                    tasks.append(life.create_task(self._keep_registered(metadata, info), name="bookie registration"))
+                    tasks.append(
+                        incarnation.create_task(self._keep_registered(metadata, info), name="bookie registration")
+                    )
                     if collector is not None and not self.machine.may_lack_data:
-                        tasks.append(life.create_task(self._collect(metadata, info, collector), name="bookie gc"))
+                        tasks.append(
+                            incarnation.create_task(self._collect(metadata, info, collector), name="bookie gc")
+                        )
                 on_ready()
                 await stopping.wait()
                 for task in tasks:

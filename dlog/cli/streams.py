@@ -287,7 +287,7 @@ def _stream_json(stream: StreamInfo) -> dict[str, Any]:
     owner = stream.owner
     told: dict[str, Any] = {
         "stream": stream.name,
-        "life": stream.life,
+        "life": stream.incarnation,
         "sealed": stream.is_sealed,
         "settings": asdict(stream.settings),
         "owner": {

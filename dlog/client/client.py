@@ -97,13 +97,13 @@ class Client:
         self._producers: dict[str, Producer] = {}
         self._resting: WeakValueDictionary[str, Producer] = WeakValueDictionary()  # dropped, if a pipeline uses them
         self._producers_max = PRODUCERS_MAX
-        self._life: BackgroundTasks | None = None
+        self._incarnation: BackgroundTasks | None = None
         self._broken: DLogError | None = None
 
     async def __aenter__(self) -> Client:
-        self._life = BackgroundTasks("dlog client", self._on_defect)
-        await self._life.start()
-        self._router = Router(self.addresses, self.options, random.Random(os.urandom(8)), self._life.spawn)
+        self._incarnation = BackgroundTasks("dlog client", self._on_defect)
+        await self._incarnation.start()
+        self._router = Router(self.addresses, self.options, random.Random(os.urandom(8)), self._incarnation.spawn)
         return self
 
     async def __aexit__(
@@ -116,7 +116,7 @@ class Client:
 
         Appends that are still unanswered fail with ClosedError, whose `outcome_unknown` says if one may be written.
         """
-        if self._life is None or self._router is None:
+        if self._incarnation is None or self._router is None:
             return
         if orderly and self._broken is None:
             try:
@@ -128,7 +128,7 @@ class Client:
         self._broken = self._broken or ClosedError("this client is closed; open another one with dlog.connect")
         self._close_producers()
         self._router.close()
-        await self._life.stop()
+        await self._incarnation.stop()
 
     async def reach(self, patience_s: float = 3.0) -> None:
         """Check the address: wait until any proxy answers. Optional before other calls.
@@ -292,10 +292,10 @@ class Client:
         at most once: not again after another client deleted it. After a cancellation the stream may exist.
         """
         router = self._check(stream)
-        life, unknown = os.urandom(12).hex(), False
+        incarnation, unknown = os.urandom(12).hex(), False
         while True:
-            told = await router.ask(lambda request: proxy.Life(request, stream))
-            if told["life"] == life:
+            told = await router.ask(lambda request: proxy.GetIncarnation(request, stream))
+            if told["life"] == incarnation:
                 break
             if told["life"] is not None and not told["deleted"]:
                 _check_exists_as_wanted(stream, told, settings, exist_ok=exist_ok)
@@ -308,7 +308,9 @@ class Client:
                     "unknown whether the stream was created: it does not exist, and streams were deleted meanwhile; "
                     f"create it again if another client did not delete it on purpose: stream={stream}"
                 )
-            make = partial(_create, stream=stream, life=life, deletions=told["deletions"], settings=settings)
+            make = partial(
+                _create, stream=stream, incarnation=incarnation, deletions=told["deletions"], settings=settings
+            )
             try:
                 told = await router.ask(make)
                 break
@@ -318,7 +320,7 @@ class Client:
                 if not exist_ok:
                     raise
         self._stream_changed(stream)
-        return decode_new_stream(stream, life, told)
+        return decode_new_stream(stream, incarnation, told)
 
     async def alter(self, stream: str, **settings: Unpack[SettingsChanges]) -> StreamSettings:
         """Change the settings given, while the stream is written; returns all of them as they are now.
@@ -331,13 +333,15 @@ class Client:
         router = self._check(stream)
         if not settings:
             raise InvalidRequestError(f"no setting to alter, name at least one: stream={stream}")
-        life: str | None = None
+        incarnation: str | None = None
         while True:
-            told = await router.ask(lambda request: proxy.Life(request, stream))
-            if told["life"] is None or told["deleted"] or life not in (None, told["life"]):
+            told = await router.ask(lambda request: proxy.GetIncarnation(request, stream))
+            if told["life"] is None or told["deleted"] or incarnation not in (None, told["life"]):
                 raise StreamNotFoundError(f"no such stream, or it was deleted meanwhile: stream={stream}")
-            life = told["life"]
-            alter = partial(_alter, stream=stream, life=life, version=told["settings_version"], settings=settings)
+            incarnation = told["life"]
+            alter = partial(
+                _alter, stream=stream, incarnation=incarnation, version=told["settings_version"], settings=settings
+            )
             try:
                 return decode_settings((await router.ask(alter, stream=stream))["settings"])
             except StaleRequestError as error:
@@ -359,18 +363,18 @@ class Client:
         Raises StreamNotFoundError, SegmentNotEndedError.
         """
         router = self._check(stream)
-        told = await router.ask(lambda request: proxy.Life(request, stream))
-        life = told["life"]
-        if life is None:
+        told = await router.ask(lambda request: proxy.GetIncarnation(request, stream))
+        incarnation = told["life"]
+        if incarnation is None:
             raise StreamNotFoundError(f"no such stream: stream={stream}")
         is_marked = bool(told["deleted"])
         if not is_marked:
             try:
-                await router.ask(lambda request: proxy.Delete(request, stream, life, force), stream=stream)
+                await router.ask(lambda request: proxy.Delete(request, stream, incarnation, force), stream=stream)
             except StreamNotFoundError:
                 is_marked = True  # it is marked as deleted and has no owner: any proxy can finish the deletion
         if is_marked:
-            await router.ask(lambda request: proxy.Delete(request, stream, life, force))
+            await router.ask(lambda request: proxy.Delete(request, stream, incarnation, force))
         self._stream_changed(stream)
         router.forget_stream(stream)
         self._drop_producer(stream)
@@ -386,13 +390,13 @@ class Client:
         if producer is not None and producer.rest():
             self._resting[stream] = self._producers.pop(stream)
 
-    async def life(self, stream: str) -> str:
+    async def incarnation(self, stream: str) -> str:
         """The incarnation id of the stream: a stream re-created under the name has another. Raises StreamNotFoundError.
 
-        Pass it to a later `take_in`, `append_once` or `relocate`: if the stream was deleted meanwhile, that call fails
-        with StreamNotFoundError and does not touch the next stream of the name.
+        Pass it to a later `take_in`, `append_once` or `move_segment`: if the stream was deleted meanwhile, that call
+        fails with StreamNotFoundError and does not touch the next stream of the name.
         """
-        told = await self._check(stream).ask(lambda request: proxy.Life(request, stream))
+        told = await self._check(stream).ask(lambda request: proxy.GetIncarnation(request, stream))
         if told["life"] is None or told["deleted"]:
             raise StreamNotFoundError(f"no such stream: stream={stream}")
         return str(told["life"])
@@ -403,15 +407,15 @@ class Client:
         PositionBeyondEndError for a point behind the last record."""
         router = self._check(stream)
         place = parse(dlsn) if isinstance(dlsn, str) else dlsn
-        life = await self.life(stream)
-        ask = router.ask(lambda request: proxy.Truncate(request, stream, life, (*place,)), stream=stream)
+        incarnation = await self.incarnation(stream)
+        ask = router.ask(lambda request: proxy.Truncate(request, stream, incarnation, (*place,)), stream=stream)
         return decode_first_kept(await ask)
 
     async def seal(self, stream: str) -> None:
         """Seal the stream for good after its last acknowledged record. Idempotent. Raises StreamNotFoundError."""
         router = self._check(stream)
-        life = await self.life(stream)
-        await router.ask(lambda request: proxy.Seal(request, stream, life), stream=stream)
+        incarnation = await self.incarnation(stream)
+        await router.ask(lambda request: proxy.Seal(request, stream, incarnation), stream=stream)
 
     async def take_in(
         self,
@@ -420,7 +424,7 @@ class Client:
         batch: SinkBatch | None = None,
         *,
         since: tuple[int, int] | None = None,
-        life: str | None = None,
+        incarnation: str | None = None,
         store: str = LEDGER,
     ) -> ImportResult:
         """Import closed segments staged for this stream (STAGE in dlog/stores/contract.py) as its next segments, in
@@ -431,17 +435,18 @@ class Client:
         the segment list are not imported again. Raises TxidOutOfOrderError (`last`: the lowest txid allowed);
         InvalidRequestError (no such stage, or a program of another query or a higher epoch writes for this sink);
         ProducerUnknownError: an earlier attempt may have appended the batch. Look for it in the log, up to the error's
-        `since`; if it is not there, call again with that `since`. Repeating a call is harmless. life: the incarnation
-        that the stages were written for (see `life`); None: the present one.
+        `since`; if it is not there, call again with that `since`. Repeating a call is harmless.
+
+        incarnation: that of the stream which the stages were written for (see `incarnation`); None: the present one.
         """
         router = self._check(stream)
-        of_life = life or await self.life(stream)
+        of_incarnation = incarnation or await self.incarnation(stream)
         b = batch or SinkBatch("", 0, "", 0)
         told = tuple((place, int(last)) for place, last in parts)
         name = None if store == LEDGER else store
         done = await router.ask(
             lambda request: proxy.TakeIn(
-                request, stream, of_life, b.sink, b.epoch, b.query, b.batch, _place(since), name, told
+                request, stream, of_incarnation, b.sink, b.epoch, b.query, b.batch, _place(since), name, told
             ),
             stream=stream,
         )
@@ -455,27 +460,27 @@ class Client:
         *,
         txid: int | None = None,
         since: tuple[int, int] | None = None,
-        life: str | None = None,
+        incarnation: str | None = None,
     ) -> BatchResult:
         """Append a sink's batch as one record set, exactly once: a repetition, also by another process, appends nothing
         (`duplicate`). Raises as `append_batch`, and InvalidRequestError if a program of another query or of a
-        higher epoch writes for this sink; ProducerUnknownError as `take_in` does. life: as in `take_in`."""
+        higher epoch writes for this sink; ProducerUnknownError as `take_in` does. incarnation: as in `take_in`."""
         router = self._check(stream)
         records = checked_batch(payloads)
         check_txid(txid)
         body = build_record_set(records)
         crc, b = crc32c(body), batch
-        of_life = life or await self.life(stream)
+        of_incarnation = incarnation or await self.incarnation(stream)
         done = await router.ask(
             lambda request: proxy.SinkWrite(
-                *(request, stream, of_life, b.sink, b.epoch, b.query, b.batch, _place(since)),
+                *(request, stream, of_incarnation, b.sink, b.epoch, b.query, b.batch, _place(since)),
                 *(len(records), txid, crc, body),
             ),
             stream=stream,
         )
         return decode_appended(done)
 
-    async def relocate(
+    async def move_segment(
         self,
         stream: str,
         number: int,
@@ -484,15 +489,17 @@ class Client:
         place: str,
         to_store: str,
         to_place: str,
-        life: str | None = None,
+        incarnation: str | None = None,
     ) -> None:
         """Change the location of completed segment `number` from `place` in `store` to `to_place` in `to_store`, where
         a copy with the same entry ids must exist already. The data at `place` is left alone. Idempotent.
-        Raises InvalidRequestError, TruncatedError. life: as in `take_in`."""
+        Raises InvalidRequestError, TruncatedError. incarnation: as in `take_in`."""
         router = self._check(stream)
-        of_life = life or await self.life(stream)
+        of_incarnation = incarnation or await self.incarnation(stream)
         await router.ask(
-            lambda request: proxy.Relocate(request, stream, of_life, number, store, place, to_store, to_place),
+            lambda request: proxy.MoveSegment(
+                request, stream, of_incarnation, number, store, place, to_store, to_place
+            ),
             stream=stream,
         )
 
@@ -526,15 +533,15 @@ class Client:
         """The owner of every stream that has one, by name of the stream, as reported by the known write proxies."""
         return [decode_owner(told["stream"], told) for told in await self._check(None).owned()]
 
-    async def release(self, stream: str) -> None:
-        """Have the owner complete the segment and release its claim; the next append finds another owner.
+    async def hand_over(self, stream: str) -> None:
+        """Have the owner complete the segment and give up its claim; the next append finds another owner.
 
         Idempotent: nothing happens to a stream without an owner. Raises StreamNotFoundError; RequestTimeoutError
         (it may be released), for example while ZooKeeper is unreachable.
         """
         router = self._check(stream)
-        life = await self.life(stream)
-        await router.ask(lambda request: proxy.Release(request, stream, life), stream=stream)
+        incarnation = await self.incarnation(stream)
+        await router.ask(lambda request: proxy.HandOver(request, stream, incarnation), stream=stream)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
@@ -599,16 +606,18 @@ def _place(since: tuple[int, int] | None) -> tuple[int, int, int] | None:
     return None if since is None else (*since, 0)
 
 
-def _create(request: int, *, stream: str, life: str, deletions: int, settings: Mapping[str, Any]) -> proxy.Create:
-    return proxy.Create(request, stream, life, deletions, dict(settings))
+def _create(
+    request: int, *, stream: str, incarnation: str, deletions: int, settings: Mapping[str, Any]
+) -> proxy.Create:
+    return proxy.Create(request, stream, incarnation, deletions, dict(settings))
 
 
-def _alter(request: int, *, stream: str, life: str, version: int, settings: Mapping[str, Any]) -> proxy.Alter:
-    return proxy.Alter(request, stream, life, version, dict(settings))
+def _alter(request: int, *, stream: str, incarnation: str, version: int, settings: Mapping[str, Any]) -> proxy.Alter:
+    return proxy.Alter(request, stream, incarnation, version, dict(settings))
 
 
 def _check_exists_as_wanted(stream: str, told: Mapping[str, Any], wanted: Mapping[str, Any], *, exist_ok: bool) -> None:
-    """Raises StreamExistsError unless the existing stream that LIFE told of may be returned by `create`."""
+    """Raises StreamExistsError unless the existing stream that GetIncarnation found may be returned by `create`."""
     if not exist_ok:
         raise StreamExistsError(f"the stream exists already; use it or choose another name: stream={stream}")
     found = told["settings"]

@@ -212,14 +212,14 @@ class Connection(asyncio.BufferedProtocol):
         retry: bool,
         since: tuple[int, int] | None,
         replaces: int | None,
-        life: str | None,
+        incarnation: str | None,
         body: bytes,
     ) -> None:
         """Send one batch; `writer` is told the outcome. Request numbers are consecutive."""
         request = self._next_request()
         self._written[request] = (writer, batch, count)
         place = None if since is None else (*since, 0)
-        named = (stream, producer, sequence, count, txid, crc, retry, place, replaces, life)
+        named = (stream, producer, sequence, count, txid, crc, retry, place, replaces, incarnation)
         self._send(proxy.Write(request, *named, body))
 
     def read(self, reader: ReaderPort, question: Callable[[int], proxy.Read]) -> int:

@@ -15,13 +15,13 @@ from dlog.wire.digest import crc32c
 from dlog.wire.entry import decode_entry, parse_record_set
 
 
-def decode_entries(entries: proxy.Entries, life: str = "") -> list[RecordBatch]:
-    """The batches of one frame, in order. life: the stream's incarnation. Raises DamagedError, which names segment and
+def decode_entries(entries: proxy.Entries, incarnation: str = "") -> list[RecordBatch]:
+    """The batches of one frame, in order. incarnation: of the stream. Raises DamagedError, which names segment and
     entry."""
     batches: list[RecordBatch] = []
     skip = entries.skip
     for entry, payload in enumerate(entries.payloads(), entries.first_entry):
-        found = decode_one(payload, entries.segment, entry, life)
+        found = decode_one(payload, entries.segment, entry, incarnation)
         if skip:
             found = [rest for batch in found if (rest := batch.from_slot(skip)) is not None]
             skip = 0
@@ -29,7 +29,7 @@ def decode_entries(entries: proxy.Entries, life: str = "") -> list[RecordBatch]:
     return batches
 
 
-def decode_one(payload: memoryview, segment: int, entry: int, life: str = "") -> list[RecordBatch]:
+def decode_one(payload: memoryview, segment: int, entry: int, incarnation: str = "") -> list[RecordBatch]:
     """The batches of one entry. Raises DamagedError."""
     try:
         records = decode_entry(payload, expand=False)
@@ -49,12 +49,12 @@ def decode_one(payload: memoryview, segment: int, entry: int, life: str = "") ->
                 payloads = parse_record_set(record.payload)
                 if payloads:
                     at = place(segment, entry, record.slot)
-                    batches.append(RecordBatch(at, record.txid, unix_ms, payloads, life))
+                    batches.append(RecordBatch(at, record.txid, unix_ms, payloads, incarnation))
             elif batches and batches[-1].txid == record.txid and batches[-1].last.slot == record.slot - 1:
                 batches[-1].payloads.append(bytes(record.payload))
             else:
                 at = place(segment, entry, record.slot)
-                batches.append(RecordBatch(at, record.txid, unix_ms, [bytes(record.payload)], life))
+                batches.append(RecordBatch(at, record.txid, unix_ms, [bytes(record.payload)], incarnation))
     except DamagedError as error:
         raise DamagedError(f"{error.message} at segment={segment} entry={entry}") from error
     return batches

@@ -1,7 +1,7 @@
 """Positions to read from: a DLSN, a transaction id, a time, the first record, or the tail.
 
-A position may contain its stream's incarnation id (`life`); it is then rejected by a re-created stream of the same
-name. Its text form is LIFE@DLSN; LIFE is empty if the stream has no id.
+A position may contain the incarnation id of its stream; it is then rejected by a re-created stream of the same name.
+Its text form is INCARNATION@DLSN; INCARNATION is empty if the stream has no id.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from dlog.model.dlsn import DLSN, of, parse
 from dlog.model.ids import TXID_MAX
 from dlog.wire.proxy import Start
 
-_LIFE = re.compile(r"[0-9A-Za-z]{1,64}\Z", re.ASCII)
+_INCARNATION = re.compile(r"[0-9A-Za-z]{1,64}\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
     """A position in a stream: from `at_dlsn`, `at_txid`, `at_time`, `Record.position`, or START, or TAIL.
 
-    life: the stream's incarnation id, or "" for any stream of the name. follows: it is the position after a record
+    incarnation: of the stream id, or "" for any stream of the name. follows: it is the position after a record
     (`Record.position`), so nothing is left out from there on. The `str` of a DLSN position can be given to `at_dlsn`
     and to `read` as `start` and as `after`.
     """
 
     kind: Start
     value: Any = None
-    life: str = ""
+    incarnation: str = ""
     follows: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         if self.kind is not Start.DLSN:
             return self.kind.name.lower() if self.value is None else f"{self.kind.name.lower()}={self.value}"
-        return f"{self.life}@{of(*self.value)}" if self.life or self.follows else str(of(*self.value))
+        return f"{self.incarnation}@{of(*self.value)}" if self.incarnation or self.follows else str(of(*self.value))
 
 
 #: the first record that is retained
@@ -45,20 +45,22 @@ START = Position(Start.START)
 TAIL = Position(Start.TAIL)
 
 
-def at_dlsn(dlsn: DLSN | str, life: str = "") -> Position:
-    """Start at this DLSN, or at the next record if there is none. Text may contain the incarnation id, LIFE@DLSN, as
+def at_dlsn(dlsn: DLSN | str, incarnation: str = "") -> Position:
+    """Start at this DLSN, or at the next record if there is none. Text may be INCARNATION@DLSN, as
     the text of `Record.position` does. Raises InvalidRequestError."""
     if isinstance(dlsn, str) and "@" in dlsn:
-        life, _, dlsn = dlsn.strip().partition("@")
-        if life and not _LIFE.match(life):
-            raise InvalidRequestError(f"invalid stream incarnation, write LIFE@segment:entry:slot: value={life[:70]!r}")
+        incarnation, _, dlsn = dlsn.strip().partition("@")
+        if incarnation and not _INCARNATION.match(incarnation):
+            raise InvalidRequestError(
+                f"invalid stream incarnation, write INCARNATION@segment:entry:slot: value={incarnation[:70]!r}"
+            )
     place = parse(dlsn) if isinstance(dlsn, str) else dlsn
-    return Position(Start.DLSN, tuple(place), life)
+    return Position(Start.DLSN, tuple(place), incarnation)
 
 
-def after_record(dlsn: DLSN, life: str = "") -> Position:
+def after_record(dlsn: DLSN, incarnation: str = "") -> Position:
     """The position after the record at this DLSN."""
-    return Position(Start.DLSN, tuple(dlsn.next_slot()), life, follows=True)
+    return Position(Start.DLSN, tuple(dlsn.next_slot()), incarnation, follows=True)
 
 
 def begin_of(start: Position | DLSN | str | datetime | None, after: Position | DLSN | str | None) -> Position:
@@ -73,7 +75,7 @@ def begin_of(start: Position | DLSN | str | datetime | None, after: Position | D
         case str() | DLSN():
             return after_record(parse(after) if isinstance(after, str) else after)
         case Position(kind=Start.DLSN):
-            return after if after.follows else after_record(of(*after.value), after.life)
+            return after if after.follows else after_record(of(*after.value), after.incarnation)
     raise InvalidRequestError(f"invalid position to read after, use a DLSN or a record's position: {after!r}")
 
 

@@ -102,7 +102,7 @@ class Producer:
         self._flight: deque[Batch] = deque()  # sent on `_connection` but not answered, in order
         self._connection: Connection | None = None
         self._batch_bytes_max = options.batch_bytes_max
-        self._life: str | None = None  # the stream's incarnation id; "": it has none; None: not known yet
+        self._incarnation: str | None = None  # the stream's incarnation id; "": it has none; None: not known yet
         self._room = Admission(options.buffer_bytes_max, self._loop, lambda: weak.settle())
         self._first_alone = True  # send one batch and wait for its reply before the next, see `_pump`
         self._awaiting_replies = False  # a batch was refused: send nothing until all pending batches are answered
@@ -249,7 +249,7 @@ class Producer:
         if not self._room.is_free or self._resume_timer is not None:
             return False
         is_pending = self._new_producer_due or self._generation != self._acknowledged_generation
-        if is_pending and self._life is not None:
+        if is_pending and self._incarnation is not None:
             return False
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -286,7 +286,7 @@ class Producer:
             self._detach()
 
     def _forget_stream(self) -> None:
-        self._life = self._since = self._reached = None
+        self._incarnation = self._since = self._reached = None
         self._new_producer_due = self._new_producer_due or self._sequence > 0
         self._router.forget_stream(self.stream)
 
@@ -314,7 +314,7 @@ class Producer:
                         self._router.owner_is(self.stream, self._moving_to)
                         self._moving_to = None
                     connection = await self._router.owner(self.stream, self._suspect)
-                    if self._life is None:
+                    if self._incarnation is None:
                         await self._ask_stream(connection)
                     self._attach(connection)
                 except DLogError as error:
@@ -332,7 +332,7 @@ class Producer:
         """Before the first batch, get the stream's incarnation, so that no batch enters a later one, and a position
         before all that this producer writes (`since`). Raises DLogError."""
         result = await connection.ask(lambda request: GetOwner(request, self.stream, None))
-        self._life = str(result.get("life") or "")
+        self._incarnation = str(result.get("life") or "")
         self._reached = place_of(result.get("since"))
         if self._sequence == 0:
             self._since = self._reached
@@ -462,7 +462,7 @@ class Producer:
     def _settled(self, connection: Connection) -> None:
         """All pending batches are answered, refused ones are back in `_ready`: detach or resume."""
         self.withdraw()
-        if connection.is_draining or self._moving_to is not None or self._life is None:
+        if connection.is_draining or self._moving_to is not None or self._incarnation is None:
             self._detach()
             return
         if self._new_producer_due:
@@ -578,7 +578,7 @@ class Producer:
             retry=batch.may_be_written,
             since=self._since,
             replaces=self._replaces,
-            life=self._life or None,
+            incarnation=self._incarnation or None,
             body=batch.body,
         )
 

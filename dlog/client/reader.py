@@ -82,7 +82,7 @@ class ReadSession:
         self._request = 0
         self._owed = 0  # bytes consumed for which no new credit was sent yet
         self._next: DLSN | None = None  # DLSN of the next record to deliver, once known
-        self._life = start.life  # incarnation id of the stream, once known
+        self._incarnation = start.incarnation  # incarnation id of the stream, once known
         self._location: str | None = None  # address named by a redirect
         self._avoid: str | None = None  # address that failed last
         self._backoff = Backoff(options.backoff_first_s, options.backoff_max_s, router.rng)
@@ -206,7 +206,7 @@ class ReadSession:
         if self._moves > _MOVES_MAX:
             await asyncio.sleep(self._router.pause_s(self._backoff))
         start = self._start if self._next is None else at_dlsn(self._next)
-        life = self._life or None
+        incarnation = self._incarnation or None
         location, self._location = self._location, None
         try:
             if location is not None:
@@ -224,7 +224,7 @@ class ReadSession:
                     self._options.read_credit_bytes,
                     self._follow,
                     location is not None,
-                    life,
+                    incarnation,
                 ),
             )
             self._owed = 0
@@ -243,7 +243,7 @@ class ReadSession:
             self._connection.credit(self._request, self._owed)
             self._owed = 0
         batches: list[RecordBatch] = []
-        for batch in decode_entries(entries, self._life):
+        for batch in decode_entries(entries, self._incarnation):
             rest = self._from_next(batch)
             if rest is not None:
                 batches.append(rest)
@@ -264,12 +264,12 @@ class ReadSession:
         detail = event.detail
         match event.kind:
             case ReaderEventKind.STARTED:
-                self._life = detail.get("life") or self._life
+                self._incarnation = detail.get("life") or self._incarnation
                 if self._next is None and "dlsn" in detail:
                     self._next = of(*detail["dlsn"])
             case ReaderEventKind.CAUGHT_UP:
                 self._served()
-                self._life = detail.get("life") or self._life
+                self._incarnation = detail.get("life") or self._incarnation
                 self._expects_records = False
                 self._ended = not self._follow
             case ReaderEventKind.END_OF_STREAM:
@@ -283,20 +283,20 @@ class ReadSession:
                 raise DamagedError(f"{detail.get('message', 'an entry cannot be read')}: stream={self.stream}{where}")
             case ReaderEventKind.BEYOND_END:
                 end = str(of(*detail["end"])) if "end" in detail else None
-                start = self._start if self._next is None else at_dlsn(self._next, self._life)
+                start = self._start if self._next is None else at_dlsn(self._next, self._incarnation)
                 hint = f", it ends at {end}" if end else ""
                 raise PositionBeyondEndError(
                     f"the position is beyond the end of the stream{hint}; read from there, or from the start: "
                     f"stream={self.stream} position={start}",
                     end=end,
                 )
-            case ReaderEventKind.DELETED if self._life and detail.get("life") is not None:
+            case ReaderEventKind.DELETED if self._incarnation and detail.get("life") is not None:
                 raise StreamRecreatedError(
                     f"the stream of this position was deleted, and a new one has its name; read the new one from the "
-                    f"start: stream={self.stream} life={self._life} now={detail['life']}"
+                    f"start: stream={self.stream} life={self._incarnation} now={detail['life']}"
                 )
             case ReaderEventKind.DELETED:
-                what = "the stream was deleted" if self._next is not None or self._life else "no such stream"
+                what = "the stream was deleted" if self._next is not None or self._incarnation else "no such stream"
                 raise StreamNotFoundError(f"{what}: stream={self.stream}")
             case ReaderEventKind.MOVED:
                 self._leave()

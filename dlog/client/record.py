@@ -23,13 +23,13 @@ class Record(NamedTuple):
     txid: int
     payload: bytes
     unix_ms: int  # when the owner received it; 0 if the writer did not record it (then txid is often a time)
-    life: str = ""  # incarnation id of its stream (a re-created stream has another); "" if it has none
+    incarnation: str = ""  # incarnation id of its stream (a re-created stream has another); "" if it has none
 
     @property
     def position(self) -> Position:
         """The position after this record: save its `str`, and resume with `read(start=...)`. If the stream was
         re-created meanwhile, that read raises StreamRecreatedError."""
-        return after_record(self.dlsn, self.life)
+        return after_record(self.dlsn, self.incarnation)
 
 
 @value
@@ -40,12 +40,12 @@ class RecordBatch:
     txid: int
     unix_ms: int
     payloads: list[bytes]
-    life: str = ""  # incarnation id of the stream
+    incarnation: str = ""  # incarnation id of the stream
 
     @property
     def position(self) -> Position:
         """The position after the last record."""
-        return after_record(self.last, self.life)
+        return after_record(self.last, self.incarnation)
 
     def __len__(self) -> int:
         return len(self.payloads)
@@ -54,7 +54,7 @@ class RecordBatch:
         segment, entry, slot = self.dlsn
         new = tuple.__new__
         places = map(new, repeat(DLSN), zip(repeat(segment), repeat(entry), count(slot)))
-        rest = repeat(self.txid), self.payloads, repeat(self.unix_ms), repeat(self.life)
+        rest = repeat(self.txid), self.payloads, repeat(self.unix_ms), repeat(self.incarnation)
         return map(new, repeat(Record), zip(places, *rest, strict=False))
 
     @property
@@ -69,13 +69,13 @@ class RecordBatch:
             return self
         if skip >= len(self.payloads):
             return None
-        return RecordBatch(self.dlsn.next_slot(skip), self.txid, self.unix_ms, self.payloads[skip:], self.life)
+        return RecordBatch(self.dlsn.next_slot(skip), self.txid, self.unix_ms, self.payloads[skip:], self.incarnation)
 
     def first_n(self, n: int) -> RecordBatch:
         """The first `n` records, n at least 1."""
         if n >= len(self.payloads):
             return self
-        return RecordBatch(self.dlsn, self.txid, self.unix_ms, self.payloads[:n], self.life)
+        return RecordBatch(self.dlsn, self.txid, self.unix_ms, self.payloads[:n], self.incarnation)
 
 
 def place(segment: int, entry: int, slot: int) -> DLSN:

@@ -50,7 +50,7 @@ _READ_ONLY_REQUESTS = (
     proxy.GetOwners,
     proxy.Stat,
     proxy.List,
-    proxy.Life,
+    proxy.GetIncarnation,
 )  # requests that change nothing
 _NEXT = "is `dlog up` running, and is the address right?"
 

@@ -80,7 +80,7 @@ class StreamInfo:
     """
 
     name: str
-    life: str  # incarnation id: a stream that is created again under the name has another
+    incarnation: str  # incarnation id: a stream that is created again under the name has another
     is_sealed: bool
     settings: StreamSettings
     owner: Owner | None = None  # the newest claim; None: it was never claimed
@@ -154,7 +154,7 @@ def _stream(told: Mapping[str, Any]) -> StreamInfo:
     name, claim = str(told["stream"]), told["owner"]
     return StreamInfo(
         name=name,
-        life=str(told["life"]),
+        incarnation=str(told["life"]),
         is_sealed=bool(told["sealed"]),
         settings=_settings(told["settings"]),
         owner=_owner(name, {**claim, "state": told.get("state")}) if claim["epoch"] else None,
@@ -169,8 +169,8 @@ def _stream(told: Mapping[str, Any]) -> StreamInfo:
     )
 
 
-def _new_stream(name: str, life: str, told: Mapping[str, Any]) -> StreamInfo:
-    return StreamInfo(name=name, life=life, is_sealed=False, settings=_settings(told["settings"]))
+def _new_stream(name: str, incarnation: str, told: Mapping[str, Any]) -> StreamInfo:
+    return StreamInfo(name=name, incarnation=incarnation, is_sealed=False, settings=_settings(told["settings"]))
 
 
 def _imported(told: Mapping[str, Any]) -> ImportResult:

@@ -146,8 +146,8 @@ class SyncClient:
     def delete(self, stream: str, *, force: bool = False) -> None:
         self._ask(lambda client: client.delete(stream, force=force))
 
-    def life(self, stream: str) -> str:
-        return self._ask(lambda client: client.life(stream))
+    def incarnation(self, stream: str) -> str:
+        return self._ask(lambda client: client.incarnation(stream))
 
     def take_in(
         self,
@@ -156,11 +156,13 @@ class SyncClient:
         batch: SinkBatch | None = None,
         *,
         since: tuple[int, int] | None = None,
-        life: str | None = None,
+        incarnation: str | None = None,
         store: str = LEDGER,
     ) -> ImportResult:
         given = list(parts)
-        return self._ask(lambda client: client.take_in(stream, given, batch, since=since, life=life, store=store))
+        return self._ask(
+            lambda client: client.take_in(stream, given, batch, since=since, incarnation=incarnation, store=store)
+        )
 
     def append_once(
         self,
@@ -170,12 +172,14 @@ class SyncClient:
         *,
         txid: int | None = None,
         since: tuple[int, int] | None = None,
-        life: str | None = None,
+        incarnation: str | None = None,
     ) -> BatchResult:
         records = list(payloads)
-        return self._ask(lambda client: client.append_once(stream, records, batch, txid=txid, since=since, life=life))
+        return self._ask(
+            lambda client: client.append_once(stream, records, batch, txid=txid, since=since, incarnation=incarnation)
+        )
 
-    def relocate(
+    def move_segment(
         self,
         stream: str,
         number: int,
@@ -184,11 +188,11 @@ class SyncClient:
         place: str,
         to_store: str,
         to_place: str,
-        life: str | None = None,
+        incarnation: str | None = None,
     ) -> None:
         self._ask(
-            lambda client: client.relocate(
-                stream, number, store=store, place=place, to_store=to_store, to_place=to_place, life=life
+            lambda client: client.move_segment(
+                stream, number, store=store, place=place, to_store=to_store, to_place=to_place, incarnation=incarnation
             )
         )
 
@@ -211,8 +215,8 @@ class SyncClient:
     def owners(self) -> list[Owner]:
         return self._ask(lambda client: client.owners())
 
-    def release(self, stream: str) -> None:
-        self._ask(lambda client: client.release(stream))
+    def hand_over(self, stream: str) -> None:
+        self._ask(lambda client: client.hand_over(stream))
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 

@@ -78,10 +78,10 @@ class Driver:
         "__weakref__",
         "_clock",
         "_context",
+        "_done",
         "_ended",
         "_error",
         "_is_idle",
-        "_life",
         "_loop",
         "_mailbox",
         "_metadata",
@@ -132,7 +132,7 @@ class Driver:
         self._clock = clock
         self._mailbox: list[Fact] = []
         self._loop: asyncio.AbstractEventLoop | None = None  # set by `run` or `begin`
-        self._life: asyncio.Future[None] | None = None  # of `run`: done when no further turn will run
+        self._done: asyncio.Future[None] | None = None  # of `run`: done when no further turn will run
         self._on_end: Callable[[Driver, Exception | None], None] | None = None  # of `begin`: called once at the end
         self._context: contextvars.Context | None = None  # that of `run` or `begin`, not that of a caller of `post`
         self._is_idle = False  # running, with no turn scheduled
@@ -240,11 +240,11 @@ class Driver:
         """
         if self._ended:
             return
-        self._life = life = asyncio.get_running_loop().create_future()
+        self._done = done = asyncio.get_running_loop().create_future()
         self._begin()
         error: Exception | None = None
         try:
-            await life
+            await done
         except Exception as failure:
             error = failure
             raise
@@ -276,12 +276,12 @@ class Driver:
         self._loop.call_soon(self._turn, context=self._context)
 
     def _is_over(self) -> bool:
-        return self._ended or ((life := self._life) is not None and life.done())
+        return self._ended or ((done := self._done) is not None and done.done())
 
     def _turn(self) -> None:
         """Handle one batch of facts. An exception ends the driver."""
-        life = self._life
-        if self._ended or (life is not None and life.done()):  # `_is_over` inlined: checked twice a turn
+        done = self._done
+        if self._ended or (done is not None and done.done()):  # `_is_over` inlined: checked twice a turn
             return
         mailbox, self._mailbox = self._mailbox, []
         if len(mailbox) > FACTS_PER_BATCH_MAX:
@@ -305,7 +305,7 @@ class Driver:
                 raise  # cancelled in this turn, so `run` does not raise it: the loop's exception handler reports it
             self._finish(error)
             return
-        if self._ended or (life is not None and life.done()):
+        if self._ended or (done is not None and done.done()):
             return  # a callback of this turn has cancelled the driver
         if self._mailbox:
             self._plan_turn()  # other actors run in between
@@ -322,12 +322,12 @@ class Driver:
         """End: no further turn runs."""
         if error is not None:
             error.add_note(self._trace.text(self.name))
-        if self._life is None:
+        if self._done is None:
             self._end(error)
         elif error is None:
-            self._life.set_result(None)
+            self._done.set_result(None)
         else:
-            self._life.set_exception(error)
+            self._done.set_exception(error)
 
     def _end(self, error: Exception | None) -> None:
         farewell: DLogError
@@ -366,7 +366,7 @@ class Driver:
 
     def _let_go(self) -> None:
         """Break reference cycles: the garbage collector visits old objects too rarely to rely on it."""
-        self._life = self._context = None
+        self._done = self._context = None
         self._send = _send_nothing
         self._on_event = _ignore
         self._metadata = self._persist = None

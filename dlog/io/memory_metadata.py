@@ -67,8 +67,8 @@ class MemoryMetadata:
             return Conflict()
         self._versions += 1
         if isinstance(value, StreamMetadata):
-            life = now.value.life if now is not None else value.life or str(self._versions)
-            value = replace(value, life=life).stamped(self._clock.unix_ms())
+            incarnation = now.value.incarnation if now is not None else value.incarnation or str(self._versions)
+            value = replace(value, incarnation=incarnation).stamped(self._clock.unix_ms())
             self._deletions += value.owner.deleted
         written = self._values[key] = Versioned(value, self._versions)
         self._tell(key)
@@ -82,11 +82,11 @@ class MemoryMetadata:
         if self._values.pop(key, None) is not None:
             self._tell(key)
 
-    async def remove(self, stream: StreamName, life: str) -> None:
+    async def remove(self, stream: StreamName, incarnation: str) -> None:
         await asyncio.sleep(0)
         key = StreamKey(stream)
         now = self._values.get(key)
-        if now is not None and now.value.life == life and now.value.owner.deleted:
+        if now is not None and now.value.incarnation == incarnation and now.value.owner.deleted:
             del self._values[key]
             self._tell(key)
 

@@ -128,7 +128,7 @@ class VersionedStore(MetadataSession, Protocol):
         """Write if the version is current. None creates; Absent creates a stream, or returns Missing if one was deleted
         since. Claiming a stream (a higher owner epoch) also moves its lock znode.
 
-        A created stream gets the incarnation (`life`) of the value, or a new one. A stream whose owner is written as
+        A created stream gets the value's incarnation id, or a new one. A stream whose owner is written as
         deleted is read as Missing from then on, with its remains in `left`, and counted in `deletions`.
 
         Derive a stream's next value from the one returned with its version: that has each segment's
@@ -160,8 +160,8 @@ class LedgerMetadataStore(VersionedStore, Protocol):
 class StreamMetadataStore(VersionedStore, Protocol):
     """Streams of one namespace: their metadata, list and deletion."""
 
-    async def remove(self, stream: StreamName, life: str) -> None:
-        """Remove the znodes of a stream whose incarnation `life` is marked as deleted. The caller deletes its ledgers.
+    async def remove(self, stream: StreamName, incarnation: str) -> None:
+        """Remove the znodes of an incarnation that is marked as deleted. The caller deletes its ledgers.
 
         Does nothing if that incarnation is gone or not marked. Idempotent.
         """

@@ -31,9 +31,9 @@ DELETED_MAX = 1_024  # deleted streams remembered: those seen last
 
 
 class SeenVersion(NamedTuple):
-    """Versions of the znodes of one incarnation (`life`) of a stream: our changes set `owner`, Java's the others."""
+    """Versions of the znodes of one incarnation of a stream: our changes set `owner`, Java's the others."""
 
-    life: str
+    incarnation: str
     owner: int
     ledgers: int
     max_txid: int
@@ -41,14 +41,16 @@ class SeenVersion(NamedTuple):
 
     def is_older_than(self, seen: SeenVersion) -> bool:
         """Whether reading this after `seen` proves that changes were lost."""
-        return self.life == seen.life and any(now < was for now, was in zip(self[1:], seen[1:], strict=True))
+        return self.incarnation == seen.incarnation and any(
+            now < was for now, was in zip(self[1:], seen[1:], strict=True)
+        )
 
     def joined(self, seen: SeenVersion | None) -> SeenVersion:
         """The newest versions of both; those of another incarnation are dropped."""
-        if seen is None or seen.life != self.life:
+        if seen is None or seen.incarnation != self.incarnation:
             return self
         owner, ledgers, max_txid, epoch = map(max, zip(self[1:], seen[1:], strict=True))
-        return SeenVersion(self.life, owner, ledgers, max_txid, Epoch(epoch))
+        return SeenVersion(self.incarnation, owner, ledgers, max_txid, Epoch(epoch))
 
 
 class SeenVersions:
@@ -93,7 +95,7 @@ class SeenVersions:
             joined = now.joined(self._seen(stream))
             self._marks.pop(stream, None)
             ended = self._deleted.pop(stream, None)
-            is_deleted = version.value.owner.deleted or (ended is not None and ended.life == now.life)
+            is_deleted = version.value.owner.deleted or (ended is not None and ended.incarnation == now.incarnation)
             marks, most = (self._deleted, DELETED_MAX) if is_deleted else (self._marks, MARKS_MAX)
             marks[stream] = joined
             if len(marks) > most:
@@ -105,6 +107,6 @@ class SeenVersions:
 
 def _mark(version: StreamVersion) -> SeenVersion | None:
     """None: Java created the stream, so it cannot be told from an earlier one of the same name."""
-    if not version.life or version.owner is None:
+    if not version.incarnation or version.owner is None:
         return None
-    return SeenVersion(version.life, version.owner, version.ledgers, version.max_txid, version.value.owner.epoch)
+    return SeenVersion(version.incarnation, version.owner, version.ledgers, version.max_txid, version.value.owner.epoch)

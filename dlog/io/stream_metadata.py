@@ -3,8 +3,8 @@
 Invariants:
 - Every change sets `R/owner` under the version that was read, so of two changes based on one read only one succeeds.
 - Every change checks or sets `R/ledgers`, which every Java writer sets when it starts or completes a segment.
-- Every change checks `R/life-<life>`, a name unique to this incarnation: versions restart at 0 when a stream is deleted
-  and created under the same name.
+- Every change checks `R/life-<incarnation>`, a name unique to this incarnation: versions restart at 0 when a stream is
+  deleted and created under the same name.
 
 Source: DistributedLog `ZKLogSegmentMetadataStore`, `ZKLogStreamMetadataStore`.
 """
@@ -41,21 +41,21 @@ class StreamVersion:
     owner: int | None
     settings: int | None
     sinks: int | None
-    life: str  # incarnation id; "": none was assigned
+    incarnation: str  # incarnation id; "": none was assigned
 
 
-def incarnation_path(root: str, life: str) -> str:
+def incarnation_path(root: str, incarnation: str) -> str:
     """Path of the znode that identifies one incarnation of the stream."""
-    return f"{root}/life-{life}"
+    return f"{root}/life-{incarnation}"
 
 
-def plan_removal(root: str, life: str, owner_version: int, below: list[str], at_once: int) -> list[list[Op]]:
+def plan_removal(root: str, incarnation: str, owner_version: int, below: list[str], at_once: int) -> list[list[Op]]:
     """Remove all paths in `below` (the stream's own included) of a stream that was deleted in this incarnation.
 
     The znodes that identify the stream, `owner` and `life-*` among them, go together and last: until then a reader
     finds that it was deleted, and in which incarnation. Every multi checks both, so none touches the next stream.
     """
-    same: list[Op] = [Check(incarnation_path(root, life), 0), Check(f"{root}/owner", owner_version)]
+    same: list[Op] = [Check(incarnation_path(root, incarnation), 0), Check(f"{root}/owner", owner_version)]
     segments = f"{root}/ledgers/"
     first = sorted(path for path in below if path.startswith(segments))
     last = sorted((path for path in below if not path.startswith(segments)), key=lambda path: -path.count("/"))
@@ -63,7 +63,7 @@ def plan_removal(root: str, life: str, owner_version: int, below: list[str], at_
     return [[*same, *(Delete(path) for path in chunk)] for chunk in chunks]
 
 
-def plan_creation(root: str, value: StreamMetadata, life: str) -> list[Op]:
+def plan_creation(root: str, value: StreamMetadata, incarnation: str) -> list[Op]:
     """Create R and all znodes below it. The first six are DistributedLog's, in its order."""
     ops: list[Op] = [
         Create(root),
@@ -73,17 +73,17 @@ def plan_creation(root: str, value: StreamMetadata, life: str) -> list[Op]:
         Create(f"{root}/readLock"),
         Create(f"{root}/ledgers", encode_number(value.max_segment)),
         Create(f"{root}/allocation", value.allocated.encode()),
-        Create(f"{root}/owner", _encode_owner(value, life)),
-        Create(incarnation_path(root, life)),
+        Create(f"{root}/owner", _encode_owner(value, incarnation)),
+        Create(incarnation_path(root, incarnation)),
         Create(f"{root}/settings", encode_settings(value.settings)),
     ]
     return ops + [Create(_path(root, segment), encode_segment(segment)) for segment in value.listed]
 
 
-def plan_incarnation(root: str, old: StreamVersion, life: str) -> list[Op]:
+def plan_incarnation(root: str, old: StreamVersion, incarnation: str) -> list[Op]:
     """Give a stream without an incarnation id (Java created it) one, and change nothing else."""
-    owner = _set_or_create(f"{root}/owner", _encode_owner(old.value, life), old.owner)
-    return [owner, Create(incarnation_path(root, life)), Check(f"{root}/ledgers", old.ledgers)]
+    owner = _set_or_create(f"{root}/owner", _encode_owner(old.value, incarnation), old.owner)
+    return [owner, Create(incarnation_path(root, incarnation)), Check(f"{root}/ledgers", old.ledgers)]
 
 
 def plan_change(root: str, old: StreamVersion, new: StreamMetadata) -> list[Op]:
@@ -95,11 +95,11 @@ def plan_change(root: str, old: StreamVersion, new: StreamMetadata) -> list[Op]:
     was = old.value
     assert new.name == was.name, "a change concerns one stream"
     assert new.owner.epoch >= was.owner.epoch, "epochs only grow"
-    assert old.life, "a stream is changed only after it has an incarnation id"
+    assert old.incarnation, "a stream is changed only after it has an incarnation id"
     assert old.owner is not None, "the incarnation id is written into the owner's znode"
     ops: list[Op] = [
-        Check(incarnation_path(root, old.life), 0),
-        Set(f"{root}/owner", _encode_owner(new, old.life), old.owner),
+        Check(incarnation_path(root, old.incarnation), 0),
+        Set(f"{root}/owner", _encode_owner(new, old.incarnation), old.owner),
     ]
     segment_ops = _plan_segments(root, was, new)
     ops += segment_ops
@@ -150,7 +150,7 @@ def version_after(
         owner=versions.get(f"{root}/owner", old.owner),
         settings=versions.get(f"{root}/settings", old.settings),
         sinks=versions.get(f"{root}/sinks", old.sinks),
-        life=old.life,
+        incarnation=old.incarnation,
     )
 
 
@@ -160,10 +160,12 @@ def time_of(results: list[Any]) -> int:
     return max((stat.mtime_ms for stat in stats if isinstance(stat, Stat)), default=0)
 
 
-def version_of_creation(value: StreamMetadata, life: str) -> StreamVersion:
+def version_of_creation(value: StreamMetadata, incarnation: str) -> StreamVersion:
     """The version of a stream just created: every znode has version 0."""
     made = value.with_stamps({s.number: replace(s, metadata_version=0) for s in value.listed})
-    return StreamVersion(made, ledgers=0, max_txid=0, allocation=0, owner=0, settings=0, sinks=None, life=life)
+    return StreamVersion(
+        made, ledgers=0, max_txid=0, allocation=0, owner=0, settings=0, sinks=None, incarnation=incarnation
+    )
 
 
 def lock_client(value: StreamMetadata) -> str:
@@ -186,8 +188,8 @@ def _plan_segments(root: str, old: StreamMetadata, new: StreamMetadata) -> list[
     return ops + gone
 
 
-def _encode_owner(value: StreamMetadata, life: str) -> bytes:
-    return encode_owner(value.owner, life, value.first_number if value.truncated else 0)
+def _encode_owner(value: StreamMetadata, incarnation: str) -> bytes:
+    return encode_owner(value.owner, incarnation, value.first_number if value.truncated else 0)
 
 
 def _set_or_create(path: str, data: bytes, version: int | None) -> Op:

@@ -30,7 +30,7 @@ from dlog.io.zookeeper import GET_AT_ONCE_MAX, Stat, ZooKeeper
 from dlog.io.zookeeper_layout import StreamPaths
 from dlog.io.zookeeper_protocol import ZnodeError
 from dlog.model.ids import StreamName
-from dlog.wire.stream_metadata import decode_life, decode_owner
+from dlog.wire.stream_metadata import decode_incarnation, decode_owner
 
 _CHECKED = ("owner", "ledgers", "maxtxid")  # every change sets one of them
 STREAMS_AT_ONCE = GET_AT_ONCE_MAX // len(_CHECKED)  # what fits in one packet
@@ -134,8 +134,8 @@ def _is_unchanged(doubt: _Recheck, found: list[_Found | None]) -> bool:
     if doubt.mark is None:
         return True
     try:
-        life, claim = decode_life(owner[0]), decode_owner(owner[0])
+        incarnation, claim = decode_incarnation(owner[0]), decode_owner(owner[0])
     except DLogError:
         return False  # reading the stream reports what is wrong
     versions = owner[1].version, ledgers[1].version, max_txid[1].version
-    return doubt.mark == SeenVersion(life, *versions, claim.epoch)
+    return doubt.mark == SeenVersion(incarnation, *versions, claim.epoch)

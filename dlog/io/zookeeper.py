@@ -111,7 +111,7 @@ class ZooKeeper:
         self._contact_s = 0.0
         self._credentials: list[tuple[str, bytes]] = []
         self._watches = Watches(self._chroot)
-        self._life: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._closing = False
         self.session_id = 0
@@ -130,8 +130,8 @@ class ZooKeeper:
     ) -> ZooKeeper:
         """Open a session. Raises NotConnectedError if no server grants one within connect_timeout_s; ConfigError."""
         client = cls(hosts, session_timeout_s=session_timeout_s, request_timeout_s=request_timeout_s, rng=rng)
-        client._life = asyncio.get_running_loop().create_task(client._live(), name=f"zookeeper session {hosts}")
-        client._life.add_done_callback(report_crash)
+        client._task = asyncio.get_running_loop().create_task(client._live(), name=f"zookeeper session {hosts}")
+        client._task.add_done_callback(report_crash)
         try:
             async with asyncio.timeout(connect_timeout_s):
                 await client._attached.wait()
@@ -304,12 +304,12 @@ class ZooKeeper:
         finally:
             if connection is not None:
                 connection.drop("closed")
-            if self._life is not None:
-                self._life.cancel()
+            if self._task is not None:
+                self._task.cancel()
             self._lose("closed")
             self._attached.set()  # let waiting calls see that the session is closed
-        if self._life is not None:
-            await asyncio.wait((self._life,))
+        if self._task is not None:
+            await asyncio.wait((self._task,))
 
     # ---- the session's task ----------------------------------------------------------------------------------------
 

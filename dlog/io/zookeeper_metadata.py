@@ -46,7 +46,7 @@ class ZooKeeperMetadata:
         self._streams = ZooKeeperStreams(zk, streams, rng)
         self._registrations = Registrations(zk)
         self._members = MemberList(zk, ledgers, streams, members, rng)
-        self._life: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     @classmethod
     async def connect(
@@ -77,8 +77,8 @@ class ZooKeeperMetadata:
         except BaseException:
             await zk.close()
             raise
-        self._life = asyncio.get_running_loop().create_task(self._live(), name=f"metadata {hosts}")
-        self._life.add_done_callback(report_crash)
+        self._task = asyncio.get_running_loop().create_task(self._live(), name=f"metadata {hosts}")
+        self._task.add_done_callback(report_crash)
         return self
 
     async def _read_first(self, ledgers: LedgerPaths, until_s: float) -> None:
@@ -130,8 +130,8 @@ class ZooKeeperMetadata:
     async def delete(self, key: LedgerKey) -> None:
         await self._ledgers.delete(key.ledger)
 
-    async def remove(self, stream: StreamName, life: str) -> None:
-        await self._streams.remove(stream, life)
+    async def remove(self, stream: StreamName, incarnation: str) -> None:
+        await self._streams.remove(stream, incarnation)
 
     async def deletions(self) -> int:
         return await self._streams.deletions()
@@ -230,11 +230,11 @@ class ZooKeeperMetadata:
 
     async def close(self) -> None:
         """End the registrations and the session, even if the wait is cancelled. Idempotent."""
-        life, self._life = self._life, None
+        task, self._task = self._task, None
         try:
-            if life is not None:
-                life.cancel()
-                await asyncio.wait((life,))
+            if task is not None:
+                task.cancel()
+                await asyncio.wait((task,))
         finally:
             self._registrations.close()
             self._members.close()

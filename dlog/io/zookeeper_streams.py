@@ -49,7 +49,7 @@ from dlog.model.ids import SegmentNumber, StreamName, Txid, stream_name
 from dlog.model.segment import Owner, Segment, StreamMetadata, StreamSettings, Truncation
 from dlog.model.segment_list import EMPTY, SegmentList
 from dlog.wire.stream_metadata import (
-    decode_life,
+    decode_incarnation,
     decode_number,
     decode_owner,
     decode_segment,
@@ -86,7 +86,7 @@ class _CachedSegments:
     listed_s: float = 0.0  # when the whole list was last read
     moves: int = 0  # children created or deleted ever, as far as known here; compared with cversion
     owner: int = -1  # version of the owner's znode, as far as its changes are known here
-    life: str = ""  # incarnation at that read: counts and versions may be equal in the next one
+    incarnation: str = ""  # incarnation at that read: counts and versions may be equal in the next one
     epoch: int = 0  # counts invalidations
     segments: SegmentList = EMPTY
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -244,21 +244,21 @@ class ZooKeeperStreams:
         except MetadataUnavailableError as error:
             return unknown(error)
 
-    async def remove(self, stream: StreamName, life: str) -> None:
+    async def remove(self, stream: StreamName, incarnation: str) -> None:
         """Remove the znodes of a stream that was marked as deleted in this incarnation; another one is not touched."""
         root = self._paths.root(stream)
         for _ in range(DELETE_TRIES):
             below = await self._descendants(self._paths.stream(stream), fresh=True)
-            if stream_metadata.incarnation_path(root, life) not in below:
+            if stream_metadata.incarnation_path(root, incarnation) not in below:
                 return
             try:
                 data, stat = await self._zk.get(f"{root}/owner")
             except NoNodeError:
                 continue
-            if decode_life(data) != life or not decode_owner(data).deleted:
+            if decode_incarnation(data) != incarnation or not decode_owner(data).deleted:
                 return
             try:
-                for ops in stream_metadata.plan_removal(root, life, stat.version, below, DELETE_AT_ONCE):
+                for ops in stream_metadata.plan_removal(root, incarnation, stat.version, below, DELETE_AT_ONCE):
                     await self._zk.multi(ops)
             except MultiFailedError as failed:
                 if not isinstance(failed.error, (NoNodeError, NotEmptyError, BadVersionError)):
@@ -380,9 +380,9 @@ class ZooKeeperStreams:
         found = await self._zk.get_many([*heads, *below, *heads[:2]], fresh=not listed)
         first, segments, last = found[: len(heads)], found[len(heads) : -2], found[-2:]
         owner = first[1][1].version if first[1] is not None else -1
-        life = decode_life(first[1][0]) if first[1] is not None else ""
+        incarnation = decode_incarnation(first[1][0]) if first[1] is not None else ""
         if listed:
-            mirror.owner, mirror.life = owner, life
+            mirror.owner, mirror.incarnation = owner, incarnation
         for name, item in zip(names, segments, strict=True):
             mirror.put(name, item, former.get(name))
         if listed or names:
@@ -398,8 +398,8 @@ class ZooKeeperStreams:
         mirror.complete = self._zk.tree_is_watched(root) and known == first[0][1].children
         if mirror.touched or [_stat(item) for item in first[:2]] != [_stat(item) for item in last]:
             return None
-        told = len(mirror.nodes), mirror.moves, mirror.owner, mirror.life
-        if told != (first[0][1].children, first[0][1].cversion, owner, life):
+        told = len(mirror.nodes), mirror.moves, mirror.owner, mirror.incarnation
+        if told != (first[0][1].children, first[0][1].cversion, owner, incarnation):
             mirror.complete = False
             return None
         return _versioned(stream, first, mirror)
@@ -409,7 +409,7 @@ class ZooKeeperStreams:
     async def _create(self, stream: StreamName, value: StreamMetadata, version: AbsentStream | None) -> Outcome:
         root = self._paths.root(stream)
         claims = value.owner.epoch > 0 and not value.owner.released
-        life = value.life or self._new_life()
+        incarnation = value.incarnation or self._new_incarnation()
         same: list[Op] = []
         if version is not None:
             if await self.deletions() != version.deletions:
@@ -419,7 +419,7 @@ class ZooKeeperStreams:
             if await self._zk.exists(root, fresh=True) is not None:
                 return Conflict()
             above: list[Op] = [Create(path) for path in parents_of(root) if await self._zk.exists(path) is None]
-            ops = same + above + stream_metadata.plan_creation(root, value, life)
+            ops = same + above + stream_metadata.plan_creation(root, value, incarnation)
             if claims:
                 ops.append(self._member(root, value))
             if claims:
@@ -432,19 +432,19 @@ class ZooKeeperStreams:
                 if isinstance(failed.error, (NodeExistsError, NoNodeError)):
                     continue  # another process created or removed part of it; look again
                 raise
-            value = replace(value, life=life).stamped(stream_metadata.time_of(results))
-            made = stream_metadata.version_of_creation(value, life)
+            value = replace(value, incarnation=incarnation).stamped(stream_metadata.time_of(results))
+            made = stream_metadata.version_of_creation(value, incarnation)
             return Versioned(made.value, made)
         return Conflict()
 
     async def _change(self, stream: StreamName, value: StreamMetadata, version: StreamVersion) -> Outcome:
         root = self._paths.root(stream)
-        if not version.life:
-            given = await self._give_life(stream, version)
+        if not version.incarnation:
+            given = await self._add_incarnation(stream, version)
             if not isinstance(given, Versioned):
                 return given
             version = given.version
-        value = replace(value, life=version.life)
+        value = replace(value, incarnation=version.incarnation)
         ops = stream_metadata.plan_change(root, version, value)
         claims = value.owner.epoch > version.value.owner.epoch and not value.owner.released
         releases = value.owner.released and not version.value.owner.released
@@ -471,19 +471,19 @@ class ZooKeeperStreams:
             return Versioned(changed.value, changed)
         return OutcomeUnknown(f"the stream's lock members changed during every try: stream={stream}")
 
-    async def _give_life(self, stream: StreamName, version: StreamVersion) -> Outcome:
+    async def _add_incarnation(self, stream: StreamName, version: StreamVersion) -> Outcome:
         """Assign an incarnation id; return the stream as read before, with a version unique to the incarnation."""
-        life = self._new_life()
+        incarnation = self._new_incarnation()
         try:
-            await self._zk.multi(stream_metadata.plan_incarnation(self._paths.root(stream), version, life))
+            await self._zk.multi(stream_metadata.plan_incarnation(self._paths.root(stream), version, incarnation))
         except MultiFailedError as failed:
             return await self._refused(stream, failed)
         found = await self.read(stream)
-        if isinstance(found, Versioned) and (found.value.life != life or found.value != version.value):
+        if isinstance(found, Versioned) and (found.value.incarnation != incarnation or found.value != version.value):
             return Conflict()
         return found
 
-    def _new_life(self) -> str:
+    def _new_incarnation(self) -> str:
         return f"{self._rng.getrandbits(96):024x}"
 
     async def _refused(self, stream: StreamName, failed: MultiFailedError) -> Outcome:
@@ -560,8 +560,8 @@ class ZooKeeperStreams:
         owner = decode_owner(data)
         if owner.released or owner.deleted or (owner.epoch, owner.claim) != (held.owner.epoch, held.owner.claim):
             return []
-        life = decode_life(data)
-        same: list[Op] = [Check(stream_metadata.incarnation_path(root, life), 0)] if life else []
+        incarnation = decode_incarnation(data)
+        same: list[Op] = [Check(stream_metadata.incarnation_path(root, incarnation), 0)] if incarnation else []
         value = StreamMetadata(name=stream, owner=owner)
         return [*same, Check(f"{root}/owner", stat.version), self._member(root, value)]
 
@@ -657,7 +657,7 @@ def _versioned(stream: StreamName, heads: list[tuple[bytes, Stat] | None], mirro
         owner=decode_owner(owner[0]) if owner else Owner(),
         settings=decode_settings(settings[0]) if settings else StreamSettings(),
         sinks=decode_sinks(sinks[0]) if sinks else (),
-        life=decode_life(owner[0]) if owner else "",
+        incarnation=decode_incarnation(owner[0]) if owner else "",
         changed_unix_ms=owner[1].mtime_ms if owner else 0,
     )
     version = StreamVersion(
@@ -668,6 +668,6 @@ def _versioned(stream: StreamName, heads: list[tuple[bytes, Stat] | None], mirro
         owner=owner[1].version if owner else None,
         settings=settings[1].version if settings else None,
         sinks=sinks[1].version if sinks else None,
-        life=value.life,
+        incarnation=value.incarnation,
     )
     return Versioned(value, version)

@@ -278,7 +278,7 @@ def may_remember(value: StreamMetadata, record: SinkRecord, *, or_repeated: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Relocate:
+class SetSegmentLocation:
     """Change the location of a completed segment; the copy has the same entries under the same ids."""
 
     number: SegmentNumber
@@ -349,7 +349,7 @@ Change = (
     | ForgetTruncated
     | ListImportedSegments
     | RecordSinkBatch
-    | Relocate
+    | SetSegmentLocation
     | AlterSettings
     | MarkReleased
     | MarkDeleted

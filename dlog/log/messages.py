@@ -49,7 +49,7 @@ class WriteBatch:
 
     now_unix_ms: the wall clock at admission; a label of the records, correctness never depends on it. since: segment
     and entry below which the producer has written nothing; None: unknown. replaces: the sequence with which this
-    producer id begins, see dlog/log/producer_table.py. life: the incarnation of the stream that is meant,
+    producer id begins, see dlog/log/producer_table.py. incarnation: of the stream that is meant,
     StreamNotFoundError if the stream has another one; None: any.
     """
 
@@ -63,7 +63,7 @@ class WriteBatch:
     now_unix_ms: int
     since: tuple[int, int] | None = None
     replaces: int | None = None
-    life: str | None = None
+    incarnation: str | None = None
 
 
 @value
@@ -80,12 +80,12 @@ class BatchWritten:
 class TruncateBefore:
     """Truncate the stream: records before `dlsn` may be deleted.
 
-    life: the incarnation of the stream that is meant; None: the owned one. The owner of another one does nothing and
+    incarnation: of the stream that is meant; None: the owned one. The owner of another one does nothing and
     raises StreamUnavailableError: its own may be the deleted one.
     """
 
     dlsn: DLSN
-    life: str | None = None
+    incarnation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class TakeIn:
     already are not imported again. since: the log, as the caller has read it, holds nothing of this batch below this
     segment and entry. Raises InvalidRequestError (no such stage, it ends elsewhere, another program writes under this
     name), TxidOutOfOrderError (write the stages again with txids of at least `last`), OverCapacityError,
-    ProducerUnknownError (maybe appended before: read the log from the recorded position to `since`). life: see
+    ProducerUnknownError (maybe appended before: read the log from the recorded position to `since`). incarnation: see
     TruncateBefore.
     """
 
@@ -106,7 +106,7 @@ class TakeIn:
     parts: tuple[tuple[str, EntryId], ...]
     store: str = "ledger"
     since: tuple[int, int] | None = None
-    life: str | None = None
+    incarnation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +123,17 @@ class SegmentsImported:
 class AppendSinkBatch:
     """Append a sink's batch as one record set; a repeated one is answered and not written again. Answered with
     BatchWritten. write: the owner sets its producer and sequence; `since` as in TakeIn. Raises as WriteBatch does, and
-    InvalidRequestError (another program writes under this name). life: see TruncateBefore."""
+    InvalidRequestError (another program writes under this name). incarnation: see TruncateBefore."""
 
     batch: SinkBatch
     write: WriteBatch
-    life: str | None = None
+    incarnation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class RelocateSegment:
+class MoveListedSegment:
     """Change a completed segment's location; the copy has the same entries and ids. Answered with None. Raises
-    InvalidRequestError (not completed, not at `store` and `place`, or in files), TruncatedError. life: see
+    InvalidRequestError (not completed, not at `store` and `place`, or in files), TruncatedError. incarnation: see
     TruncateBefore."""
 
     number: SegmentNumber
@@ -141,7 +141,7 @@ class RelocateSegment:
     place: str
     to_store: str
     to_place: str
-    life: str | None = None
+    incarnation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,18 +149,18 @@ class AlterStream:
     """Replace the stream's settings. Answered with None once metadata has them.
 
     settings: all of them, with the version of those that they were made from plus one. Raises StaleRequestError if the
-    stream's settings have another version, `outcome_unknown` if these may have been theirs before. life: see
+    stream's settings have another version, `outcome_unknown` if these may have been theirs before. incarnation: see
     TruncateBefore."""
 
     settings: StreamSettings
-    life: str | None = None
+    incarnation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SealStream:
-    """End the stream for good. life: see TruncateBefore."""
+    """End the stream for good. incarnation: see TruncateBefore."""
 
-    life: str | None = None
+    incarnation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +172,13 @@ class DeleteStream:
     proxy claimed it: ask there), SegmentNotEndedError.
     """
 
-    life: str
+    incarnation: str
     if_epoch: Epoch | None
     force: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseStream:
+class HandOverStream:
     """Hand the stream over: refuse new writes, finish admitted ones, complete the segment, mark the claim released."""
 
 

@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from dlog.errors import DLogError, StreamNotFoundError
-from dlog.log.changes import AlterSettings, Change, Refresh, Relocate, Touch
+from dlog.log.changes import AlterSettings, Change, Refresh, SetSegmentLocation, Touch
 from dlog.log.options import OwnerOptions
 from dlog.machine import Effect, MetadataSeen, Missing, OutcomeUnknown, Refused, TimerFired
 from dlog.metadata_update import Found, MetadataUpdateLoop, Written
@@ -61,7 +61,7 @@ class StreamMetadataUpdater:
     def want(self, change: Change) -> None:
         """Queue a change; queued changes are written together, in order."""
         self._wanted += (change,)
-        if isinstance(change, Refresh | Relocate | AlterSettings):
+        if isinstance(change, Refresh | SetSegmentLocation | AlterSettings):
             # a refusal ("no such segment", "altered meanwhile") needs metadata read after the request
             self._needed_read = self._update.reads + 1
 

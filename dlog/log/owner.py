@@ -12,7 +12,7 @@ Invariants:
 
 One StreamOwner serves one claim: a new claim is a new instance with a new nonce. The segment store is the peer STORE
 (dlog/log/messages.py). Facts: Asked with AcquireStream first, then WriteBatch, TakeIn, AppendSinkBatch,
-RelocateSegment, TruncateBefore, AlterStream, SealStream, ReleaseStream, StatStream; Received(STORE, ...);
+MoveListedSegment, TruncateBefore, AlterStream, SealStream, HandOverStream, StatStream; Received(STORE, ...);
 Received(HINTS, StreamChanged()); PeerLost(STORE); MetadataSeen; TimerFired. Once `has_ended` is true, everything is
 answered: discard the instance.
 
@@ -51,7 +51,7 @@ from dlog.log.changes import (
     MarkTruncated,
     RecordSinkBatch,
     Refresh,
-    Relocate,
+    SetSegmentLocation,
     StartSegment,
     Touch,
     TruncateTo,
@@ -67,10 +67,10 @@ from dlog.log.messages import (
     EntriesRead,
     EntryAppended,
     ExamineStage,
+    HandOverStream,
+    MoveListedSegment,
     ReadEntries,
     RecoverSegment,
-    ReleaseStream,
-    RelocateSegment,
     SealSegment,
     SealStream,
     SegmentCreated,
@@ -175,9 +175,9 @@ class StreamOwnerMachine:
         return self._context.lease.claimant.nonce
 
     @property
-    def life(self) -> str | None:
+    def incarnation(self) -> str | None:
         """Incarnation of the owned stream, once known."""
-        return self._context.lease.life
+        return self._context.lease.incarnation
 
     @property
     def location(self) -> str | None:
@@ -243,13 +243,13 @@ class StreamOwnerMachine:
                 self._take(ticket, if_epoch)
             case _ if self.has_ended or t.phase is Phase.IDLE:
                 t.out.append(Answer(ticket, self.refusal()))
-            case _ if not self._is_of_this_life(request):
+            case _ if not self._is_of_this_incarnation(request):
                 t.out.append(Answer(ticket, StreamUnavailableError("not owned here in this incarnation, ask again")))
                 self._check_claim()  # the owned incarnation may be the deleted one
             case TakeIn() | AppendSinkBatch():
                 self._taking_in.ask(ticket, request)
-            case RelocateSegment():
-                self._taking_in.relocate(ticket, request)
+            case MoveListedSegment():
+                self._taking_in.move_segment(ticket, request)
             case TruncateBefore(dlsn):
                 self._truncating.ask(ticket, dlsn)
             case AlterStream():
@@ -257,7 +257,7 @@ class StreamOwnerMachine:
             case SealStream():
                 self._sealers += (ticket,)
                 self._drain()
-            case ReleaseStream():
+            case HandOverStream():
                 self._releasers += (ticket,)
                 self._drain()
             case _:
@@ -399,8 +399,8 @@ class StreamOwnerMachine:
                 self._taking_in.taken_in(change)
             case RecordSinkBatch():
                 self._taking_in.remembered(change)
-            case Relocate():
-                self._taking_in.relocated(change)
+            case SetSegmentLocation():
+                self._taking_in.segment_moved(change)
             case Touch():
                 self._expiring.look()
             case Expire():
@@ -425,7 +425,7 @@ class StreamOwnerMachine:
                 self._truncating.refused(change, error)
             case AlterSettings():
                 self._altering.refused(change, error)
-            case ListImportedSegments() | RecordSinkBatch() | Relocate():
+            case ListImportedSegments() | RecordSinkBatch() | SetSegmentLocation():
                 self._taking_in.refused(change, error)
             case Touch() | Expire() | MarkTruncated() | ForgetTruncated() | Allocate() | Deallocate():
                 t.out.append(Tell(ChangeRefused(t.stream, type(change).__name__, error.message)))
@@ -449,8 +449,8 @@ class StreamOwnerMachine:
         """Admit a batch, queue it, or refuse it. is_confirmed: see dlog/log/deferred_refusals.py."""
         t, taking = self._context, self._taking
         refusal = self.refusal()
-        if t.is_held and request.life not in (None, self.life):
-            self._write_of_another_life(ticket, request, is_confirmed=is_confirmed)
+        if t.is_held and request.incarnation not in (None, self.incarnation):
+            self._write_of_another_incarnation(ticket, request, is_confirmed=is_confirmed)
         elif taking.table_known and not t.is_holding and not self.has_ended:
             if not t.writing.admit(ticket, request, refusal, t.out, is_confirmed=is_confirmed):
                 self._confirming.hold(ticket, request)
@@ -462,7 +462,7 @@ class StreamOwnerMachine:
             taking.early.append((ticket, request))
             taking.early_bytes += len(request.body)
 
-    def _write_of_another_life(self, ticket: Ticket, request: WriteBatch, *, is_confirmed: bool) -> None:
+    def _write_of_another_incarnation(self, ticket: Ticket, request: WriteBatch, *, is_confirmed: bool) -> None:
         """Refuse a batch for another incarnation, once metadata, read since, confirms that this one still exists."""
         if is_confirmed:
             text = f"the stream this batch is for was deleted, another one has its name: stream={self._context.stream}"
@@ -493,11 +493,11 @@ class StreamOwnerMachine:
             return StreamUnavailableError("the stream is being handed over, ask again for its owner")
         return self._taking.obstacle
 
-    def _is_of_this_life(self, request: Any) -> bool:
+    def _is_of_this_incarnation(self, request: Any) -> bool:
         """Whether the request names the owned incarnation of the stream, or none."""
         match request:
-            case TruncateBefore() | AlterStream() | TakeIn() | AppendSinkBatch() | RelocateSegment() | SealStream():
-                return request.life is None or request.life == self.life
+            case TruncateBefore() | AlterStream() | TakeIn() | AppendSinkBatch() | MoveListedSegment() | SealStream():
+                return request.incarnation is None or request.incarnation == self.incarnation
         return True
 
     def _appended(self, number: int, entry: int) -> None:

@@ -161,7 +161,7 @@ class StreamReaderMachine:
             return
         if self._is_another(stream):
             if self._stream is not None or fresh:
-                self._end_deleted(life=stream.life)
+                self._end_deleted(life=stream.incarnation)
             else:
                 self._look_again()  # the remembered copy may be of the deleted incarnation
             return
@@ -184,8 +184,8 @@ class StreamReaderMachine:
     def _is_another(self, stream: StreamMetadata) -> bool:
         """Whether this is another incarnation than the one being read, or than the position's."""
         assert self._read is not None
-        ours = self._stream.life if self._stream is not None else self._read.life
-        return bool(ours) and stream.life != ours
+        ours = self._stream.incarnation if self._stream is not None else self._read.incarnation
+        return bool(ours) and stream.incarnation != ours
 
     def _choose_segment(self, stream: StreamMetadata) -> None:
         """Find the segment of the start position; the position within it may need its LAC and its entries."""
@@ -509,11 +509,11 @@ class StreamReaderMachine:
         """The start position is decided: report it, or later if a txid or time is sought that is not written yet."""
         self._is_placed = True
         if self._seek_target is None:
-            self._say(ReaderEventKind.STARTED, dlsn=list(self.position), life=self._life)
+            self._say(ReaderEventKind.STARTED, dlsn=list(self.position), life=self._incarnation)
 
     @property
-    def _life(self) -> str:
-        return self._stream.life if self._stream is not None else ""
+    def _incarnation(self) -> str:
+        return self._stream.incarnation if self._stream is not None else ""
 
     def _is_stop_in_doubt(self) -> bool:
         """Whether a reader that does not follow would stop by a list that may be older than its opening.
@@ -620,10 +620,10 @@ class StreamReaderMachine:
             self._end_caught_up()
         elif not self._caught_up:
             self._caught_up = True
-            self._say(ReaderEventKind.CAUGHT_UP, life=self._life)
+            self._say(ReaderEventKind.CAUGHT_UP, life=self._incarnation)
 
     def _end_caught_up(self) -> None:
-        self._say(ReaderEventKind.CAUGHT_UP, life=self._life)
+        self._say(ReaderEventKind.CAUGHT_UP, life=self._incarnation)
         self._end()
 
     def _end_of_stream(self) -> None:
@@ -634,7 +634,7 @@ class StreamReaderMachine:
         self._end()
 
     def _end_deleted(self, **now: Any) -> None:
-        """now: `life` of the incarnation that has the name now, if there is one."""
+        """now: `incarnation` of the incarnation that has the name now, if there is one."""
         self._say(ReaderEventKind.DELETED, **now)
         self._end()
 

@@ -32,8 +32,8 @@ from dlog.log.changes import (
     DropEmptySegment,
     ListImportedSegments,
     RecordSinkBatch,
-    Relocate,
     SegmentEnd,
+    SetSegmentLocation,
     Stage,
     allocated_name,
 )
@@ -43,7 +43,7 @@ from dlog.log.messages import (
     AppendSinkBatch,
     BatchWritten,
     ExamineStage,
-    RelocateSegment,
+    MoveListedSegment,
     SegmentsImported,
     StageExamined,
     TakeIn,
@@ -87,14 +87,14 @@ class SegmentImport:
     """Imports stages and appends sinks' batches. taking: admits writes that waited, and starts the next segment once
     the current one is completed. writer: the owner."""
 
-    __slots__ = ("_context", "_relocating", "_taking", "_waiting", "_writer")
+    __slots__ = ("_context", "_moving", "_taking", "_waiting", "_writer")
 
     def __init__(self, context: OwnerContext, taking: Takeover, writer: Writer) -> None:
         self._context = context
         self._taking = taking
         self._writer: Writer = writer
         self._waiting: tuple[_PendingImport | _Appending, ...] = ()
-        self._relocating: tuple[tuple[Ticket, Relocate], ...] = ()
+        self._moving: tuple[tuple[Ticket, SetSegmentLocation], ...] = ()
 
     @property
     def is_sealing(self) -> bool:
@@ -345,10 +345,10 @@ class SegmentImport:
         self._release_held()
         self._taking.restart()
 
-    def refused(self, change: ListImportedSegments | RecordSinkBatch | Relocate, error: DLogError) -> None:
+    def refused(self, change: ListImportedSegments | RecordSinkBatch | SetSegmentLocation, error: DLogError) -> None:
         """Metadata refused the change for good: answer the request with the error."""
-        if isinstance(change, Relocate):
-            self._answer_relocation(change, error)
+        if isinstance(change, SetSegmentLocation):
+            self._answer_move(change, error)
             return
         self._waiting[0].change = None
         self._drop(error)
@@ -358,31 +358,31 @@ class SegmentImport:
 
     # ---- locations --------------------------------------------------------------------------------------------------
 
-    def relocate(self, ticket: Ticket, request: RelocateSegment) -> None:
+    def move_segment(self, ticket: Ticket, request: MoveListedSegment) -> None:
         if request.store not in (LEDGER, COLD):  # the list could not name the former location, see `_listed`
             self._answer(ticket, InvalidRequestError(f"segments of this store are not moved: store={request.store}"))
             return
         if not self._context.is_held:
             self._answer(ticket, StreamUnavailableError("the stream is being taken over: try again"))
             return
-        change = Relocate(
+        change = SetSegmentLocation(
             request.number, Location(request.store, request.place), Location(request.to_store, request.to_place)
         )
-        self._relocating += ((ticket, change),)
+        self._moving += ((ticket, change),)
         self._context.register.want(change)
 
-    def relocated(self, change: Relocate) -> None:
+    def segment_moved(self, change: SetSegmentLocation) -> None:
         """The change was applied to metadata read after the request, or changes nothing there."""
         is_done = change.took_place(self._context.value)
-        self._answer_relocation(change, None if is_done else self._not_relocated(change))
+        self._answer_move(change, None if is_done else self._not_moved(change))
 
-    def _answer_relocation(self, change: Relocate, result: DLogError | None) -> None:
-        heard = [ticket for ticket, asked in self._relocating if asked is change]
-        self._relocating = tuple(waiting for waiting in self._relocating if waiting[1] is not change)
+    def _answer_move(self, change: SetSegmentLocation, result: DLogError | None) -> None:
+        heard = [ticket for ticket, asked in self._moving if asked is change]
+        self._moving = tuple(waiting for waiting in self._moving if waiting[1] is not change)
         for ticket in heard:
             self._answer(ticket, result)
 
-    def _not_relocated(self, change: Relocate) -> DLogError:
+    def _not_moved(self, change: SetSegmentLocation) -> DLogError:
         if self._context.value.segment(change.number) is not None:
             where = f"segment={change.number} store={change.at.store} location={change.at.name}"
             return InvalidRequestError(f"the segment is not completed, or has another location: {where}")
@@ -403,10 +403,10 @@ class SegmentImport:
         for waiting in self._waiting:
             is_on_its_way = isinstance(waiting, _PendingImport) and waiting.change is not None
             self._answer(waiting.ticket, unknown if is_on_its_way else error)
-        for ticket, _ in self._relocating:
+        for ticket, _ in self._moving:
             self._answer(ticket, unknown)
         self._waiting = ()
-        self._relocating = ()
+        self._moving = ()
         self._context.is_holding = False
 
     def let_go(self) -> None:

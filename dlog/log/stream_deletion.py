@@ -95,10 +95,10 @@ class StreamDeletion:
 
     def _note(self, fact: Fact) -> None:
         match fact:
-            case Asked(ticket, DeleteStream(life, if_epoch, force)):
+            case Asked(ticket, DeleteStream(incarnation, if_epoch, force)):
                 assert self._phase is _Phase.IDLE, "one instance handles one request"
                 self._ticket, self._force, self._phase = ticket, force, _Phase.CLAIMING
-                self._out += self._lease.claim(if_epoch, life)
+                self._out += self._lease.claim(if_epoch, incarnation)
             case _ if self._phase is _Phase.ENDED:
                 return
             case MetadataSeen():

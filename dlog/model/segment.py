@@ -96,7 +96,7 @@ class Segment:
 
     def is_move_of(self, known: Segment) -> bool:
         """Whether this is the segment `known`, maybe moved since: only completed segments are moved, with the same
-        entries and ids (`Relocate` in dlog/log/changes.py)."""
+        entries and ids (`SetSegmentLocation` in dlog/log/changes.py)."""
         is_same = (self.number, self.first_txid) == (known.number, known.first_txid)
         return self.completed and is_same and known.completed_unix_ms in (0, self.completed_unix_ms)
 
@@ -138,7 +138,9 @@ class StreamMetadata:
     owner: Owner = field(default_factory=Owner)
     settings: StreamSettings = field(default_factory=StreamSettings)
     sinks: tuple[SinkRecord, ...] = ()  # by name, one each
-    life: str = field(default="", compare=False)  # incarnation: set at creation, unique among streams of this name
+    incarnation: str = field(
+        default="", compare=False
+    )  # incarnation: set at creation, unique among streams of this name
     changed_unix_ms: int = field(default=0, compare=False)  # metadata's own clock at the last change; not written
 
     def __post_init__(self) -> None:

@@ -99,7 +99,7 @@ class RegisteredStage:
     """A registered stage: its location (place) in its store, stream and batch, and when it was begun, by the writer's
     clock.
 
-    life: incarnation of the stream; "": unknown. is_offered: a write without a batch number is about to have it
+    incarnation: of the stream; "": unknown. is_offered: a write without a batch number is about to have it
     imported. is_swept: a sweeper is about to delete it.
     """
 
@@ -107,7 +107,7 @@ class RegisteredStage:
     stream: StreamName
     batch: SinkBatch
     unix_ms: int
-    life: str = ""
+    incarnation: str = ""
     is_offered: bool = False
     is_swept: bool = False
     store: str = _LEDGER_STORE
@@ -123,15 +123,15 @@ def registered_stage(sink: str, place: str, told: object) -> RegisteredStage | N
         return None
     stream, query = told.get("stream"), told.get("query")
     epoch, batch, unix_ms = told.get("epoch"), told.get("batch"), told.get("unix_ms")
-    life = told.get("life", "")
-    if not (isinstance(stream, str) and isinstance(query, str) and isinstance(life, str)):
+    incarnation = told.get("life", "")
+    if not (isinstance(stream, str) and isinstance(query, str) and isinstance(incarnation, str)):
         return None
     if not (_is_count(epoch) and _is_count(batch) and _is_count(unix_ms)):
         return None
     try:
         known = SinkBatch(sink, epoch, sink_name(query), batch)
         is_offered, is_swept = told.get("offered") is True, told.get("swept") is True
-        return RegisteredStage(place, stream_name(stream), known, unix_ms, life, is_offered, is_swept, store)
+        return RegisteredStage(place, stream_name(stream), known, unix_ms, incarnation, is_offered, is_swept, store)
     except DLogError:
         return None
 
@@ -151,12 +151,12 @@ def _is_count(value: object) -> TypeGuard[int]:
 @dataclass(frozen=True, slots=True)
 class StreamLook:
     """One look at a stage's stream. record: of the sink. places: stores and locations where its segments lie,
-    or were moved from. is_open: False if it is sealed or deleted, and refuses all imports. life: its incarnation."""
+    or were moved from. is_open: False if it is sealed or deleted, and refuses all imports."""
 
     record: SinkRecord | None = None
     places: frozenset[tuple[str, str]] = frozenset()
     is_open: bool = True
-    life: str = ""
+    incarnation: str = ""
 
 
 class SweepDecision(enum.Enum):
@@ -202,7 +202,7 @@ class StageSweepRule:
         so it was appended, which the log shows."""
         if not look.is_open:
             return True
-        if stage.life and look.life and stage.life != look.life:
+        if stage.incarnation and look.incarnation and stage.incarnation != look.incarnation:
             return True  # an import names the incarnation that the stage was written for
         if not self.is_numbered:
             return not stage.is_offered or self._is_own(stage) or (stage.store, stage.place) in look.places

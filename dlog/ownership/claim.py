@@ -57,8 +57,8 @@ class Claim:
         "claimant",
         "epoch",
         "error",
+        "incarnation",
         "key",
-        "life",
         "newest",
         "previous",
         "seen",
@@ -74,16 +74,16 @@ class Claim:
         self.newest = Owner()  # the newest claim seen, ours or not
         self.seen: Versioned | None = None  # the stream as our claim wrote it, until `take_seen`
         self.error: DLogError | None = None  # why it is lost
-        self.life: str | None = None  # the incarnation of the stream, once known
+        self.incarnation: str | None = None  # the incarnation of the stream, once known
         self._base: Epoch | None = None  # the epoch that may be replaced
         self._update = MetadataUpdateLoop(key, "lease", options)
 
-    def claim(self, if_epoch: Epoch | None, life: str | None = None) -> list[Effect]:
-        """Start claiming. if_epoch: replace only the claim of this epoch; None: the one found at the first read. life:
-        claim only this incarnation of the stream; None: any."""
+    def claim(self, if_epoch: Epoch | None, incarnation: str | None = None) -> list[Effect]:
+        """Start claiming. if_epoch: replace only the claim of this epoch; None: the one found at the first read.
+        incarnation: claim only this incarnation of the stream; None: any."""
         assert self.state is ClaimState.IDLE, "a lease is claimed once"
         self.state = ClaimState.CLAIMING
-        self.life = life
+        self.incarnation = incarnation
         self._base = if_epoch
         out: list[Effect] = []
         self._update.read(out)
@@ -107,7 +107,7 @@ class Claim:
 
     def observe(self, value: StreamMetadata) -> bool:
         """Whether the stream, as just read, has our claim; if not, the lease is lost for good."""
-        if self.life is not None and value.life != self.life:
+        if self.incarnation is not None and value.incarnation != self.incarnation:
             self._lose(StreamNotFoundError(f"the stream was deleted, another has its name: stream={self.key.stream}"))
             return False
         self.newest = value.owner
@@ -136,12 +136,12 @@ class Claim:
         return value.owner.claim == self.claimant.nonce
 
     def _saw(self, value: StreamMetadata, out: list[Effect]) -> None:
-        if self.life is not None and value.life != self.life:
+        if self.incarnation is not None and value.incarnation != self.incarnation:
             self.observe(value)
             return
         self.newest = value.owner
         if self._is_ours(value):
-            self.life = value.life
+            self.incarnation = value.incarnation
             self.state = ClaimState.HELD
             self.epoch = value.owner.epoch
             self.seen = Versioned(value, self._update.version)

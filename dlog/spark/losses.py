@@ -49,10 +49,10 @@ def offset_at(view: StreamView, place: Place, before: StreamOffset | None = None
     if before is None or before.place != place or is_another(view, before):
         return now
     is_over = now.ended or _rest(view, before, before.read, _tallies(view)) == NOTHING
-    if (before.life or not now.life) and (before.ended or not is_over):
+    if (before.incarnation or not now.incarnation) and (before.ended or not is_over):
         return before
     read, start = (old if old >= 0 else new for old, new in ((before.read, now.read), (before.start, now.start)))
-    return StreamOffset(place, now.life or before.life, read, start, before.ended or is_over)
+    return StreamOffset(place, now.incarnation or before.incarnation, read, start, before.ended or is_over)
 
 
 def _known(view: StreamView, place: Place) -> StreamOffset:
@@ -60,17 +60,17 @@ def _known(view: StreamView, place: Place) -> StreamOffset:
         return StreamOffset(place)
     segment = view.segment(place.segment)
     if segment is None:
-        return StreamOffset(place, view.life)
+        return StreamOffset(place, view.incarnation)
     is_certain = segment.is_completed or not segment.start_sequence_id
     start = segment.start_sequence_id if is_certain else -1
     if not Place(segment.number, segment.last + 1 - segment.idle) <= place <= segment.end:
-        return StreamOffset(place, view.life, -1, start)
-    return StreamOffset(place, view.life, segment.counted, start, segment.is_final)
+        return StreamOffset(place, view.incarnation, -1, start)
+    return StreamOffset(place, view.incarnation, segment.counted, start, segment.is_final)
 
 
 def is_another(view: StreamView, mark: StreamOffset) -> bool:
     """Whether the mark is of an earlier incarnation of the stream, if known."""
-    return bool(mark.life and view.life and mark.life != view.life)
+    return bool(mark.incarnation and view.incarnation and mark.incarnation != view.incarnation)
 
 
 def lost(view: StreamView, mark: StreamOffset, to: Place | None = None, *, head: int = -1, read: int = -1) -> Loss:

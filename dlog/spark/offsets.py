@@ -43,13 +43,13 @@ Offsets = Mapping[str, Place]
 class StreamOffset(NamedTuple):
     """A position, with what later tells whether unread records are gone.
 
-    life: incarnation of the stream; empty if unknown. read: records of the segment before the position. start: records
+    incarnation: of the stream; empty if unknown. read: records of the segment before the position. start: records
     of the stream before the segment, as finally counted in the list; both -1 if unknown. ended: no record of the
     segment lies after the position, and none will.
     """
 
     place: Place
-    life: str = ""
+    incarnation: str = ""
     read: int = -1
     start: int = -1
     ended: bool = False
@@ -58,8 +58,8 @@ class StreamOffset(NamedTuple):
         told: dict[str, Any] = {"at": self.place.as_json()}
         if self.ended:
             told["ended"] = True
-        if self.life:
-            told["life"] = self.life
+        if self.incarnation:
+            told["life"] = self.incarnation
         if self.read >= 0:
             told["read"] = self.read
         if self.start >= 0:
@@ -111,9 +111,9 @@ def parse_positions(told: Any, what: str) -> dict[str, Place]:
 def _mark_of(told: Any, what: str) -> StreamOffset:
     if not isinstance(told, dict):
         raise ConfigError(f"{what}: expected a JSON object with a position: value={str(told)[:60]}")
-    life, ended = told.get("life", ""), told.get("ended", False)
+    incarnation, ended = told.get("life", ""), told.get("ended", False)
     read, start = told.get("read", -1), told.get("start", -1)
-    is_known = isinstance(life, str) and re.fullmatch(r"[\x21-\x7e]{0,200}", life) and type(ended) is bool
+    is_known = isinstance(incarnation, str) and re.fullmatch(r"[\x21-\x7e]{0,200}", incarnation) and type(ended) is bool
     if not is_known or not all(type(count) is int and -1 <= count <= I64_MAX for count in (read, start)):
         raise ConfigError(f"{what}: the fields beside the position cannot be read: value={str(told)[:120]}")
-    return StreamOffset(place_of(told.get("at"), what), str(life), read, start, ended)
+    return StreamOffset(place_of(told.get("at"), what), str(incarnation), read, start, ended)

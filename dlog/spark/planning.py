@@ -73,7 +73,7 @@ class StreamView:
 
     floor: its latest position if no segment has an entry. past: of segments that may not be read any more, the number
     and the last entry with a record, where their ends are known. tallies: counts of the same segments, where known.
-    life: the stream's incarnation; empty if none.
+    incarnation: of the stream; empty if none.
     """
 
     name: str
@@ -81,7 +81,7 @@ class StreamView:
     floor: Place = BEGINNING
     past: tuple[tuple[int, int], ...] = ()
     tallies: tuple[Tally, ...] = ()
-    life: str = ""
+    incarnation: str = ""
 
     @property
     def earliest(self) -> Place:
@@ -119,7 +119,7 @@ class StreamView:
 class Range:
     """Entries first..last of a segment: the first one from `first_slot` on, the last one up to `end_slot` (exclusive;
     0: all of it). bytes, records: about. counted: records of the segment up to `last` if that is its end and they are
-    counted, else -1. life: the stream's incarnation; with it the segment is found again after a move to another store;
+    counted, else -1. incarnation: of the stream; with it the segment is found again after a move to another store;
     "": only `place` is read."""
 
     stream: str
@@ -135,7 +135,7 @@ class Range:
     is_enveloped: bool = True
     start_sequence_id: int = -1
     counted: int = -1
-    life: str = ""
+    incarnation: str = ""
 
     @property
     def entries(self) -> int:
@@ -170,7 +170,7 @@ def _range(view: StreamView, segment: SegmentView, low: Place, high: Place) -> R
         is_enveloped=segment.is_enveloped,
         start_sequence_id=segment.start_sequence_id,
         counted=segment.counted if high == segment.end else -1,
-        life=view.life,
+        incarnation=view.incarnation,
     )
 
 

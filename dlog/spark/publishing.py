@@ -103,11 +103,11 @@ class _Publishing:
         self._batch = batch
         self._name = name
         self.has_staged = False
-        self._life = ""  # incarnation of the stream that the batch is for
+        self._incarnation = ""  # incarnation of the stream that the batch is for
         self._since: tuple[int, int] | None = None
 
     async def run(self, pieces: Sequence[TaskOutput]) -> int:
-        self._life = await self._client.life(self._stream)
+        self._incarnation = await self._client.incarnation(self._stream)
         rows = [row for piece in pieces for row in piece.inline.get(self._stream, ())]
         has_stages = any(s.stream == self._stream for piece in pieces for s in piece.staged)
         if rows and not has_stages:
@@ -129,7 +129,7 @@ class _Publishing:
         while True:
             try:
                 told = await self._client.append_once(
-                    self._stream, values, self._batch, txid=txid, since=self._since, life=self._life
+                    self._stream, values, self._batch, txid=txid, since=self._since, incarnation=self._incarnation
                 )
             except ProducerUnknownError as error:
                 if await self._is_in_log(error):
@@ -139,7 +139,7 @@ class _Publishing:
 
     async def _take_in(self, parts: list[Staged]) -> int:
         for number in range(_TRIES):
-            if any(part.life not in ("", self._life) for part in parts):
+            if any(part.incarnation not in ("", self._incarnation) for part in parts):
                 raise StreamNotFoundError(
                     f"rows were staged for a stream that was deleted and created again since: stream={self._stream}"
                 )
@@ -158,7 +158,7 @@ class _Publishing:
                     named,
                     self._batch,
                     since=self._since,
-                    life=self._life,
+                    incarnation=self._incarnation,
                     store=stores[0] if stores else LEDGER,
                 )
             except TxidOutOfOrderError as error:
@@ -220,7 +220,7 @@ class _Publishing:
         value = await stream_of(self._cluster, self._stream)
         record = value.sink(self._batch.sink)
         if (
-            value.life != self._life
+            value.incarnation != self._incarnation
             or record is None
             or record.last != self._batch
             or record.since is None

@@ -178,13 +178,17 @@ class _RangeReader:
         Raises MetadataUnavailableError.
         """
         of = self._of
-        if not of.life:
+        if not of.incarnation:
             return False
         outcome = await self._cluster.metadata.read(StreamKey(StreamName(of.stream)))
         if isinstance(outcome, OutcomeUnknown):
             raise MetadataUnavailableError(f"metadata cannot be read now, retry later: stream={of.stream}")
         value = outcome.value if isinstance(outcome, Versioned) else None
-        now = value.segment(of.segment) if isinstance(value, StreamMetadata) and value.life == of.life else None
+        now = (
+            value.segment(of.segment)
+            if isinstance(value, StreamMetadata) and value.incarnation == of.incarnation
+            else None
+        )
         if now is None or not now.completed or (now.store, now.place) == (of.store, of.place):
             return False
         self._of = replace(of, store=now.store, place=now.place)

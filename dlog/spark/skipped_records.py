@@ -127,7 +127,7 @@ def attempt_name() -> str:
 def loss_name(stream: str, mark: StreamOffset) -> str:
     """Name of the object for records that were lost after this mark; always the same."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", stream)
-    nonce = hashlib.sha256(f"{stream}\n{mark.life}".encode()).hexdigest()[:8]
+    nonce = hashlib.sha256(f"{stream}\n{mark.incarnation}".encode()).hexdigest()[:8]
     return f"lost-{plain}-{nonce}-{'.'.join(map(str, mark.place))}.json"
 
 

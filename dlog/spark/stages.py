@@ -37,8 +37,8 @@ _TXID = re.compile(r"([0-9]{1,19})-(.+)-([0-9]{1,19})\Z")
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A complete stage. has_own_txids: rows brought their own, so it cannot be rewritten with others. life: incarnation
-    of its stream. store: where it lies."""
+    """A complete stage. has_own_txids: rows brought their own, so it cannot be rewritten with others. incarnation: of
+    its stream. store: where it lies."""
 
     stream: str
     place: str
@@ -46,7 +46,7 @@ class Staged:
     records: int
     bytes: int
     has_own_txids: bool = False
-    life: str = ""
+    incarnation: str = ""
     store: str = LEDGER
 
 
@@ -96,15 +96,15 @@ class Stager:
         writer = await self._cluster.store(name).create(value.name, STAGE, Epoch(0), value.settings.quorum)
         path = f"{sink_path(self._namespace, self._batch.sink)}/stage-{writer.place}"
         told = {"stream": stream, "query": self._batch.query, "batch": self._batch.batch, "unix_ms": unix_ms()}
-        told |= {"epoch": self._batch.epoch, "life": value.life, "store": name}
+        told |= {"epoch": self._batch.epoch, "life": value.incarnation, "store": name}
         await self._cluster.metadata.zookeeper.create(path, json.dumps(told).encode(), parents=True)
-        return _Stage(stream, value.life, name, writer, StagePacker(self._batch.producer))
+        return _Stage(stream, value.incarnation, name, writer, StagePacker(self._batch.producer))
 
 
 class _Stage:
-    def __init__(self, stream: str, life: str, store: str, writer: SegmentWriter, packer: StagePacker) -> None:
+    def __init__(self, stream: str, incarnation: str, store: str, writer: SegmentWriter, packer: StagePacker) -> None:
         self.stream = stream
-        self.life = life
+        self.incarnation = incarnation
         self.store = store
         self.writer = writer
         self.has_own_txids = False
@@ -133,7 +133,7 @@ class _Stage:
             self._packer.position,
             self._bytes,
             self.has_own_txids,
-            self.life,
+            self.incarnation,
             self.store,
         )
 
@@ -296,7 +296,7 @@ async def _look(cluster: Cluster, stream: StreamName, sink: str) -> StreamLook:
     except StreamNotFoundError:
         return StreamLook(is_open=False)
     places = frozenset(place for segment in value.listed for place in segment.locations)
-    return StreamLook(value.sink(sink), places, is_open=not value.is_sealed, life=value.life)
+    return StreamLook(value.sink(sink), places, is_open=not value.is_sealed, incarnation=value.incarnation)
 
 
 async def _drop(cluster: Cluster, path: str) -> None:

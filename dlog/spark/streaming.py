@@ -250,10 +250,14 @@ def _tell_another(view: StreamView, mark: StreamOffset) -> DLogError | None:
     borne = "option failOnDataLoss=false reads the new stream from its first record"
     if is_another(view, mark):
         return TruncatedError(
-            f"the stream was deleted and created again under the same name: {place} life={mark.life} {latest} "
-            f"life={view.life}; {borne}"
+            f"the stream was deleted and created again under the same name: {place} life={mark.incarnation} {latest} "
+            f"life={view.incarnation}; {borne}"
         )
-    what = "its metadata went back" if mark.life and view.life else "deleted and created again under the same name"
+    what = (
+        "its metadata went back"
+        if mark.incarnation and view.incarnation
+        else "deleted and created again under the same name"
+    )
     return TruncatedError(f"the stream ends before the position already read, {what}: {place} {latest}; {borne}")
 
 

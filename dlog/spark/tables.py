@@ -25,7 +25,7 @@ _TEXT, _NUMBER = pa.string(), pa.int64()
 TABLES: dict[str, dict[str, pa.DataType]] = {
     "streams": {
         "stream": _TEXT,
-        "life": _TEXT,
+        "incarnation": _TEXT,
         "owner": _TEXT,
         "epoch": _NUMBER,
         "is_sealed": _TEXT,
@@ -102,7 +102,14 @@ async def rows(cluster: Cluster, *, options: SourceOptions) -> dict[str, list[An
             numbers = [segment.number for segment in view.segments]
             _add(
                 columns,
-                *(name, value.life, owner, value.owner.epoch, str(value.is_sealed).lower(), value.settings.store),
+                *(
+                    name,
+                    value.incarnation,
+                    owner,
+                    value.owner.epoch,
+                    str(value.is_sealed).lower(),
+                    value.settings.store,
+                ),
                 *(len(numbers), min(numbers, default=None), max(numbers, default=None)),
                 *(entries, records, size, int(value.settings.retention_s)),
             )

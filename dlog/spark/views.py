@@ -69,7 +69,7 @@ class StreamViewer:
     def __init__(self) -> None:
         self._ends: dict[str, _End] = {}  # by location: segments that are closed in the store and completed in the list
         self._tails: dict[str, _End] = {}  # by location: all others, as they were last seen
-        self._past: dict[tuple[str, str], dict[int, tuple[int, int]]] = {}  # name, life -> number -> last, idle
+        self._past: dict[tuple[str, str], dict[int, tuple[int, int]]] = {}  # name, incarnation -> number -> last, idle
         self._tallies: dict[tuple[str, str], dict[int, Tally]] = {}
 
     async def look(self, cluster: Cluster, options: SourceOptions) -> dict[str, Seen]:
@@ -112,10 +112,10 @@ class StreamViewer:
             print(f"dlog: no proxy took over stream {name}: {error.message}", file=sys.stderr)  # noqa: T201 - Spark shows it in the driver's log
 
     def _view_of(self, value: StreamMetadata, shown: Sequence[SegmentView]) -> StreamView:
-        ends = self._past.setdefault((value.name, value.life), {})
+        ends = self._past.setdefault((value.name, value.incarnation), {})
         ends |= {s.number: (s.last, s.idle) for s in shown if s.is_final}
         ends |= {s.number: (s.last_entry, 0) for s in value.listed if s.completed and s.number not in ends}
-        tallies = self._tallies.setdefault((value.name, value.life), {})
+        tallies = self._tallies.setdefault((value.name, value.incarnation), {})
         tallies |= {s.number: Tally(s.number, s.start_sequence_id, s.record_count) for s in value.listed if s.completed}
         for known in (ends, tallies):
             for number in sorted(known)[:-_PAST_MAX]:
@@ -127,7 +127,7 @@ class StreamViewer:
         if floor is None:
             floor = shown[0].begin if shown else Place(begin, 0) if value.max_segment else BEGINNING
         counted = tuple(tallies[number] for number in sorted(tallies) if number < begin)
-        return StreamView(value.name, tuple(shown), floor, past, counted, value.life)
+        return StreamView(value.name, tuple(shown), floor, past, counted, value.incarnation)
 
     async def _segments(self, cluster: Cluster, value: StreamMetadata) -> list[SegmentView]:
         turns = asyncio.Semaphore(_AT_ONCE)

@@ -35,13 +35,13 @@ class Op(enum.IntEnum):
     LIST = 11
     OWNER = 12
     OWNERS = 13
-    RELEASE = 14
+    HAND_OVER = 14
     TAIL = 15
     PING = 16
     TAKE_IN = 17
     SINK_WRITE = 18
-    RELOCATE = 19
-    LIFE = 20
+    MOVE_SEGMENT = 19
+    GET_INCARNATION = 20
     ALTER = 21
     WELCOME = 64
     WRITTEN = 65
@@ -64,7 +64,7 @@ class Start(enum.IntEnum):
 
 
 class ReaderEventKind(enum.IntEnum):
-    """Events of a reader; all but STARTED, CAUGHT_UP and BEHIND end it. `life`: the stream's incarnation."""
+    """Events of a reader; all but STARTED, CAUGHT_UP and BEHIND end it. `incarnation`: the stream's incarnation."""
 
     STARTED = 0  # detail: {"dlsn": [s, e, slot]} where delivery begins, "life"
     CAUGHT_UP = 1  # all confirmed records were sent; more may come; detail {"life": ...}
@@ -101,7 +101,7 @@ class Write:
     body. txid: None lets the owner assign it. retry: sent before with unknown outcome. since: a DLSN that the client
     knew before it first used this producer id, or None. replaces: the first sequence of this producer generation. From
     there on it replaces lower generations (same first 12 bytes): they write nothing more once its first batch is
-    written. None: generation 0. life: incarnation of the stream (see Life); None: any.
+    written. None: generation 0. incarnation: of the stream (see GetIncarnation); None: any.
     """
 
     request: int
@@ -114,7 +114,7 @@ class Write:
     retry: bool
     since: tuple[int, int, int] | None = None
     replaces: int | None = None
-    life: str | None = None
+    incarnation: str | None = None
     body: Buffer = b""
 
 
@@ -122,7 +122,7 @@ class Write:
 class Read:
     """Open a reader; its id is `request`. The server pushes up to `credit` bytes of entry payloads; see Credit.
 
-    follow: False ends the reader at the tail as of the open, with CAUGHT_UP. life: incarnation of the stream that the
+    follow: False ends the reader at the tail as of the open, with CAUGHT_UP. incarnation: of the stream that the
     position belongs to; None or "": unknown, the present stream of the name is read.
     """
 
@@ -133,7 +133,7 @@ class Read:
     credit: int
     follow: bool
     forwarded: bool = False  # the client was redirected here: serve it even if the ring names another proxy
-    life: str | None = None
+    incarnation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +156,13 @@ class Create:
     """Create a stream. settings: keys of StreamSettings flattened (store, ensemble, write_quorum, ack_quorum,
     segment_bytes, segment_age_s, retention_s).
 
-    life: incarnation id drawn by the client, the same in each try: a repetition finds the stream created.
-    deletions: as in Life's reply before the first try; 555 if a stream was deleted since.
+    incarnation: id drawn by the client, the same in each try: a repetition finds the stream created.
+    deletions: as in GetIncarnation's reply before the first try; 555 if a stream was deleted since.
     """
 
     request: int
     stream: str
-    life: str
+    incarnation: str
     deletions: int
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -174,37 +174,37 @@ class Delete:
 
     request: int
     stream: str
-    life: str
+    incarnation: str
     force: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Move the truncation point to `dlsn`; it only moves forward. life: see Life."""
+    """Move the truncation point to `dlsn`; it only moves forward. incarnation: see GetIncarnation."""
 
     request: int
     stream: str
-    life: str
+    incarnation: str
     dlsn: tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """End the stream for good after the records acknowledged now. life: see Life."""
+    """End the stream for good after the records acknowledged now. incarnation: see GetIncarnation."""
 
     request: int
     stream: str
-    life: str
+    incarnation: str
 
 
 @dataclass(frozen=True, slots=True)
 class Alter:
     """Change the named settings of the stream (keys as in Create). version: of the settings that the client has read
-    (see Life); 555 if they were altered since. Done {"settings": all of them}. life: see Life."""
+    (see GetIncarnation); 555 if they were altered since. Done {"settings": all of them}."""
 
     request: int
     stream: str
-    life: str
+    incarnation: str
     version: int
     settings: dict[str, Any]
 
@@ -218,7 +218,7 @@ class Stat:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class GetIncarnation:
     """Get the incarnation id of the present stream of this name. A client asks once before a request that it may repeat
     or that may come late, and puts the id into each try, so that a late one never changes the next stream of the name.
 
@@ -258,12 +258,12 @@ class GetOwners:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
-    """Hand over the stream: complete its segment at the LAC, mark the claim released. life: see Life."""
+class HandOver:
+    """Hand over the stream: complete its segment at the LAC, mark the claim released."""
 
     request: int
     stream: str
-    life: str
+    incarnation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,14 +285,14 @@ class TakeIn:
     """Import closed stages as segments after everything written, in this order, all or none. parts: location and last
     entry of each, in `store` (None: ledger). sink, epoch, query, batch: identify the batch (dlog/model/sink.py);
     sink "": no sink, and stages in the list are not imported again. since: the client has read the log up to here and
-    found nothing of the batch. A batch without parts is only remembered. life: see Life.
+    found nothing of the batch. A batch without parts is only remembered. incarnation: see GetIncarnation.
 
     Done {"first": segment, "segments": n, "records": n, "duplicate": bool}.
     """
 
     request: int
     stream: str
-    life: str
+    incarnation: str
     sink: str
     epoch: int
     query: str
@@ -305,11 +305,11 @@ class TakeIn:
 @dataclass(frozen=True, slots=True)
 class SinkWrite:
     """Append a sink's batch as one record set, once even if repeated. Done {"dlsn": [s, e, slot] or nil, "count": n,
-    "txid": n, "duplicate": bool}. life: see Life."""
+    "txid": n, "duplicate": bool}. incarnation: see GetIncarnation."""
 
     request: int
     stream: str
-    life: str
+    incarnation: str
     sink: str
     epoch: int
     query: str
@@ -322,13 +322,12 @@ class SinkWrite:
 
 
 @dataclass(frozen=True, slots=True)
-class Relocate:
-    """Change the location of completed segment `segment` from `place` of `store` to `to_place` of `to_store`. life: see
-    Life."""
+class MoveSegment:
+    """Change the location of completed segment `segment` from `place` of `store` to `to_place` of `to_store`."""
 
     request: int
     stream: str
-    life: str
+    incarnation: str
     segment: int
     store: str
     place: str
@@ -439,16 +438,16 @@ Question = (
     | Seal
     | Alter
     | Stat
-    | Life
+    | GetIncarnation
     | List
     | GetOwner
     | GetOwners
-    | Release
+    | HandOver
     | Tail
     | Ping
     | TakeIn
     | SinkWrite
-    | Relocate
+    | MoveSegment
 )
 Reply = Welcome | Written | Failed | Done | Entries | ReaderEvent | Lac | GoAway
 Message = Question | Reply

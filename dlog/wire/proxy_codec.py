@@ -26,7 +26,7 @@ from dlog.errors import InvalidRequestError, ProtocolError
 from dlog.wire import proxy
 from dlog.wire.framing import Buffer, Decoder
 from dlog.wire.proxy import Message, Op, ReaderEventKind, Start
-from dlog.wire.stream_metadata import LIFE_NAME
+from dlog.wire.stream_metadata import INCARNATION_NAME
 
 HELLO_LENGTH_MAX = 4096  # of frames until a Hello was accepted
 HEADER_BYTES_MAX = 65_535
@@ -114,9 +114,9 @@ def _producer(value: Any) -> bytes:
     return value
 
 
-def _life(value: Any) -> str:
-    if type(value) is not str or not LIFE_NAME.match(value):
-        raise ValueError("not an incarnation id (life) of a stream")
+def _incarnation(value: Any) -> str:
+    if type(value) is not str or not INCARNATION_NAME.match(value):
+        raise ValueError("not an incarnation id of a stream")
     return value
 
 
@@ -143,7 +143,7 @@ U16 = _integer("u16", 0, 2**16 - 1)
 COUNT = _integer("count", 1, 2**31 - 1)
 BOOL = Kind("bool", _flag)
 TEXT = Kind("str", _text)
-LIFE = Kind("life", _life)
+INCARNATION = Kind("incarnation", _incarnation)
 MAP = Kind("map", _map)
 LIMITS = Kind("map of u63", _limits)
 DLSN = Kind("dlsn", _dlsn)
@@ -184,7 +184,7 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
             ("retry", BOOL),
             ("since", _or_nil(DLSN)),
             ("replaces", _or_nil(U63)),
-            ("life", _or_nil(TEXT)),
+            ("incarnation", _or_nil(TEXT)),
         ),
     ),
     Op.READ: (
@@ -197,18 +197,18 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
             ("credit", U63),
             ("follow", BOOL),
             ("forwarded", BOOL),
-            ("life", _or_nil(TEXT)),
+            ("incarnation", _or_nil(TEXT)),
         ),
     ),
     Op.CREDIT: (proxy.Credit, (("request", U63), ("bytes", U63))),
     Op.CANCEL: (proxy.Cancel, (("request", U63),)),
     Op.CREATE: (
         proxy.Create,
-        (("request", U63), ("stream", TEXT), ("life", LIFE), ("deletions", U63), ("settings", MAP)),
+        (("request", U63), ("stream", TEXT), ("incarnation", INCARNATION), ("deletions", U63), ("settings", MAP)),
     ),
-    Op.DELETE: (proxy.Delete, (("request", U63), ("stream", TEXT), ("life", LIFE), ("force", BOOL))),
-    Op.TRUNCATE: (proxy.Truncate, (("request", U63), ("stream", TEXT), ("life", LIFE), ("dlsn", DLSN))),
-    Op.SEAL: (proxy.Seal, (("request", U63), ("stream", TEXT), ("life", LIFE))),
+    Op.DELETE: (proxy.Delete, (("request", U63), ("stream", TEXT), ("incarnation", INCARNATION), ("force", BOOL))),
+    Op.TRUNCATE: (proxy.Truncate, (("request", U63), ("stream", TEXT), ("incarnation", INCARNATION), ("dlsn", DLSN))),
+    Op.SEAL: (proxy.Seal, (("request", U63), ("stream", TEXT), ("incarnation", INCARNATION))),
     Op.STAT: (proxy.Stat, (("request", U63), ("stream", TEXT))),
     Op.LIST: (
         proxy.List,
@@ -216,28 +216,31 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
     ),
     Op.OWNER: (proxy.GetOwner, (("request", U63), ("stream", TEXT), ("suspect", _or_nil(TEXT)))),
     Op.OWNERS: (proxy.GetOwners, (("request", U63),)),
-    Op.RELEASE: (proxy.Release, (("request", U63), ("stream", TEXT), ("life", LIFE))),
+    Op.HAND_OVER: (proxy.HandOver, (("request", U63), ("stream", TEXT), ("incarnation", INCARNATION))),
     Op.TAIL: (proxy.Tail, (("request", U63), ("stream", TEXT))),
     Op.PING: (proxy.Ping, (("request", U63),)),
-    Op.TAKE_IN: (proxy.TakeIn, (("request", U63), ("stream", TEXT), ("life", LIFE), *_SINK, ("store", _or_nil(TEXT)))),
+    Op.TAKE_IN: (
+        proxy.TakeIn,
+        (("request", U63), ("stream", TEXT), ("incarnation", INCARNATION), *_SINK, ("store", _or_nil(TEXT))),
+    ),
     Op.SINK_WRITE: (
         proxy.SinkWrite,
         (
             ("request", U63),
             ("stream", TEXT),
-            ("life", LIFE),
+            ("incarnation", INCARNATION),
             *_SINK,
             ("count", COUNT),
             ("txid", _or_nil(U63)),
             ("crc", U32),
         ),
     ),
-    Op.RELOCATE: (
-        proxy.Relocate,
+    Op.MOVE_SEGMENT: (
+        proxy.MoveSegment,
         (
             ("request", U63),
             ("stream", TEXT),
-            ("life", LIFE),
+            ("incarnation", INCARNATION),
             ("segment", U63),
             ("store", TEXT),
             ("place", TEXT),
@@ -245,10 +248,10 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
             ("to_place", TEXT),
         ),
     ),
-    Op.LIFE: (proxy.Life, (("request", U63), ("stream", TEXT))),
+    Op.GET_INCARNATION: (proxy.GetIncarnation, (("request", U63), ("stream", TEXT))),
     Op.ALTER: (
         proxy.Alter,
-        (("request", U63), ("stream", TEXT), ("life", LIFE), ("version", U63), ("settings", MAP)),
+        (("request", U63), ("stream", TEXT), ("incarnation", INCARNATION), ("version", U63), ("settings", MAP)),
     ),
     Op.WELCOME: (
         proxy.Welcome,

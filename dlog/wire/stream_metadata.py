@@ -42,7 +42,7 @@ LOG_VERSION = b"\xff\xff\xff\xff"
 _VERSIONS = range(2, VERSION + 1)
 _INTEGER = re.compile(r"-?[0-9]{1,19}\Z", re.ASCII)
 _NAME = re.compile(r"(inprogress|logrecs)_([0-9]{18})\Z", re.ASCII)
-LIFE_NAME = re.compile(r"[0-9A-Za-z]{1,64}\Z", re.ASCII)
+INCARNATION_NAME = re.compile(r"[0-9A-Za-z]{1,64}\Z", re.ASCII)
 _TAIL = {2: 0, 3: 2, 4: 2, 5: 3}
 _LEDGER = "ledger"
 
@@ -207,8 +207,8 @@ def decode_binding(data: Buffer) -> Binding:
 # ---- ours: owner and settings ---------------------------------------------------------------------------------------
 
 
-def encode_owner(owner: Owner, life: str = "", trim: int = 0) -> bytes:
-    """Data of R/owner. life: incarnation id, as in `R/life-<life>`; "" is not written. trim: first readable segment,
+def encode_owner(owner: Owner, incarnation: str = "", trim: int = 0) -> bytes:
+    """Data of R/owner. incarnation: id, as in `R/life-<incarnation>`; "" is not written. trim: first readable segment,
     while znodes of earlier segments exist; 0 is not written."""
     told = {
         "epoch": owner.epoch,
@@ -218,7 +218,7 @@ def encode_owner(owner: Owner, life: str = "", trim: int = 0) -> bytes:
         "released": owner.released,
     }
     deleted = {"deleted": True} if owner.deleted else {}
-    return _json(told | deleted | ({"life": life} if life else {}) | ({"trim": trim} if trim else {}))
+    return _json(told | deleted | ({"life": incarnation} if incarnation else {}) | ({"trim": trim} if trim else {}))
 
 
 def decode_owner(data: Buffer) -> Owner:
@@ -239,12 +239,12 @@ def decode_owner(data: Buffer) -> Owner:
     )
 
 
-def decode_life(data: Buffer) -> str:
+def decode_incarnation(data: Buffer) -> str:
     """The stream's incarnation id in R/owner; "" if there is none. Raises DamagedError."""
-    life = _typed(_object(_text(data), "owner"), "life", str, "") if data else ""
-    if life and not LIFE_NAME.match(life):
-        raise DamagedError(f"owner has an invalid incarnation id: life={life[:40]!r}")
-    return life
+    incarnation = _typed(_object(_text(data), "owner"), "life", str, "") if data else ""
+    if incarnation and not INCARNATION_NAME.match(incarnation):
+        raise DamagedError(f"owner has an invalid incarnation id: life={incarnation[:40]!r}")
+    return incarnation
 
 
 def decode_trim(data: Buffer) -> int:

@@ -40,7 +40,7 @@ async def fill(
     """
     await client.create(stream, **settings)
     await client.append(stream, b"filled")
-    await client.release(stream)
+    await client.hand_over(stream)
     key = StreamKey(StreamName(stream))
     found = await metadata.read(key)
     if not isinstance(found, Versioned) or len(found.value.segments) != 1 or not found.value.segments[0].completed:

@@ -207,7 +207,7 @@ class Dlog(System):
 
     async def hand_over(self, log: str) -> None:
         assert self._client is not None, "started"
-        await self._client.release(log)
+        await self._client.hand_over(log)
 
     async def soak(self, load: Load) -> Soaked:
         return await Soak(self.running, load).run()
@@ -271,9 +271,9 @@ async def _greets(part: RunningPart) -> bool:
 class DlogClient(Client):
     """The public client, as a program would use it."""
 
-    def __init__(self, client: dlog.Client, life: BackgroundTasks) -> None:
+    def __init__(self, client: dlog.Client, incarnation: BackgroundTasks) -> None:
         self._client = client
-        self._life = life
+        self._incarnation = incarnation
 
     @classmethod
     async def connect(cls, address: Mapping[str, Any], options: Mapping[str, str]) -> DlogClient:
@@ -283,16 +283,16 @@ class DlogClient(Client):
                 changes[key.removeprefix("client.")] = float(value) if "." in value else int(value)
         client = await dlog.connect(str(address["connect"]), **changes).__aenter__()
         await client.reach(PATIENCE_S)
-        life = BackgroundTasks("loadtest writers", lambda error: print(f"generator: {error!r}", file=sys.stderr))
-        await life.start()
-        return cls(client, life)
+        incarnation = BackgroundTasks("loadtest writers", lambda error: print(f"generator: {error!r}", file=sys.stderr))
+        await incarnation.start()
+        return cls(client, incarnation)
 
     async def close(self) -> None:
-        await self._life.stop()
+        await self._incarnation.stop()
         await self._client.close(orderly=False)
 
     async def writer(self, log: str, tell: Tell) -> DlogWriter:
-        return DlogWriter(self._client, self._life, log, tell)
+        return DlogWriter(self._client, self._incarnation, log, tell)
 
     async def read(
         self, log: str, *, tail: bool, follow: bool
@@ -311,7 +311,7 @@ class DlogWriter(Writer):
     A failure ends a pipeline; a new one follows.
     """
 
-    def __init__(self, client: dlog.Client, life: BackgroundTasks, log: str, tell: Tell) -> None:
+    def __init__(self, client: dlog.Client, incarnation: BackgroundTasks, log: str, tell: Tell) -> None:
         self._client = client
         self._log = log
         self._tell = tell
@@ -322,7 +322,7 @@ class DlogWriter(Writer):
         self._more = asyncio.Event()
         self._all_told = asyncio.Event()
         self._pipeline = self._begin()
-        life.spawn(self._watch(), f"answers of {log}")
+        incarnation.spawn(self._watch(), f"answers of {log}")
 
     async def hand_over(self, records: Sequence[bytes]) -> None:
         append = self._pipeline.append_nowait

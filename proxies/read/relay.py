@@ -17,11 +17,25 @@ from dlog.errors import ConnectionLostError, RequestTimeoutError, StreamUnavaila
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.metadata import Membership
 from dlog.ownership.ring import Ring
-from dlog.wire.proxy import Alter, Create, Delete, GetOwner, Life, Release, Relocate, Seal, SinkWrite, TakeIn, Truncate
+from dlog.wire.proxy import (
+    Alter,
+    Create,
+    Delete,
+    GetIncarnation,
+    GetOwner,
+    HandOver,
+    MoveSegment,
+    Seal,
+    SinkWrite,
+    TakeIn,
+    Truncate,
+)
 from proxies.dialling import Dialler
 from proxies.proxy_connection import ProxyConnection
 
-Handed = Alter | Create | Delete | GetOwner | Life | Release | Relocate | Seal | SinkWrite | TakeIn | Truncate
+Handed = (
+    Alter | Create | Delete | GetOwner | GetIncarnation | HandOver | MoveSegment | Seal | SinkWrite | TakeIn | Truncate
+)
 
 CONNECT_S = 0.3
 ANSWER_S = 15.0
@@ -54,7 +68,7 @@ class Relay:
                     answer: dict[str, Any] = await link.ask(_numbered(question))
             except ConnectionLostError:
                 self._fail(address)
-                if isinstance(question, GetOwner | Life):
+                if isinstance(question, GetOwner | GetIncarnation):
                     continue
                 raise
             except TimeoutError as error:

@@ -91,15 +91,15 @@ class Admin:
         self._listings = catalog.Listings(metadata)
         self._tell = tell
 
-    async def life(self, name: str) -> dict[str, Any]:
+    async def incarnation(self, name: str) -> dict[str, Any]:
         """The stream's current incarnation. Raises InvalidStreamNameError, MetadataUnavailableError."""
         return await current_incarnation(self._metadata, stream_name(name))
 
-    async def check_incarnation(self, name: str, life: str) -> None:
+    async def check_incarnation(self, name: str, incarnation: str) -> None:
         """Raises StreamNotFoundError if this incarnation of the stream is gone, MetadataUnavailableError."""
-        await read_incarnation(self._metadata, stream_name(name), life)
+        await read_incarnation(self._metadata, stream_name(name), incarnation)
 
-    async def create(self, name: str, settings: Mapping[str, Any], life: str, deletions: int) -> dict[str, Any]:
+    async def create(self, name: str, settings: Mapping[str, Any], incarnation: str, deletions: int) -> dict[str, Any]:
         """Create a stream with this incarnation. Idempotent. deletions: the count of deletions when it was requested.
 
         Raises InvalidStreamNameError, InvalidRequestError, StreamExistsError, StaleRequestError (streams were deleted
@@ -107,9 +107,9 @@ class Admin:
         """
         stream = stream_name(name)
         chosen = self._settings(settings, StreamSettings(store=self._written[0]))
-        made = StreamMetadata(name=stream, settings=chosen, life=life)
+        made = StreamMetadata(name=stream, settings=chosen, incarnation=incarnation)
         done = {"settings": settings_to_map(made.settings)}
-        if await self._has_life(stream, life):
+        if await self._has_incarnation(stream, incarnation):
             return done
         self._check_ensemble(made.settings)
         removed = await self._remove_or_begin(stream, None, force=False)
@@ -129,7 +129,7 @@ class Admin:
             case Versioned():
                 return done
             case Conflict():
-                if await self._has_life(stream, life):
+                if await self._has_incarnation(stream, incarnation):
                     return done  # created meanwhile by a retry of the same request
                 raise StreamExistsError(f"a stream of that name exists: stream={stream}")
             case Missing():
@@ -141,7 +141,7 @@ class Admin:
                     f"it is unknown whether the stream was created: {reason}", outcome_unknown=True
                 )
 
-    async def alter(self, name: str, settings: Mapping[str, Any], life: str, version: int) -> dict[str, Any]:
+    async def alter(self, name: str, settings: Mapping[str, Any], incarnation: str, version: int) -> dict[str, Any]:
         """Have the owner give these settings of this incarnation of the stream new values. Idempotent. version: of the
         settings that the request was made from.
 
@@ -149,7 +149,7 @@ class Admin:
         MetadataUnavailableError, and the errors of OwnedStreams.ask.
         """
         stream = stream_name(name)
-        base = (await read_incarnation(self._metadata, stream, life)).settings
+        base = (await read_incarnation(self._metadata, stream, incarnation)).settings
         wanted = self._settings(settings, base)
         if wanted == base:
             return {"settings": settings_to_map(base)}
@@ -160,12 +160,12 @@ class Admin:
             )
         if (wanted.store, wanted.quorum) != (base.store, base.quorum):
             self._check_ensemble(wanted)
-        await self._holdings.ask(stream, AlterStream(replace(wanted, version=version + 1), life))
+        await self._holdings.ask(stream, AlterStream(replace(wanted, version=version + 1), incarnation))
         return {"settings": settings_to_map(wanted)}
 
-    async def _has_life(self, stream: StreamName, life: str) -> bool:
+    async def _has_incarnation(self, stream: StreamName, incarnation: str) -> bool:
         found = await self._metadata.read(StreamKey(stream))
-        return isinstance(found, Versioned) and found.value.life == life
+        return isinstance(found, Versioned) and found.value.incarnation == incarnation
 
     def _check_ensemble(self, settings: StreamSettings) -> None:
         """Refuse a stream whose ensemble has more members than there are bookies: its first write would fail."""
@@ -177,7 +177,7 @@ class Admin:
                 f"ensemble={settings.quorum.ensemble} bookies={bookies}"
             )
 
-    async def delete(self, name: str, life: str, *, force: bool) -> dict[str, Any]:
+    async def delete(self, name: str, incarnation: str, *, force: bool) -> dict[str, Any]:
         """Delete this incarnation of a stream with all its segments; succeeds if the incarnation is gone.
 
         The stream is claimed and its segments in progress are fenced and ended before metadata marks it as deleted.
@@ -187,14 +187,14 @@ class Admin:
         stream = stream_name(name)
         found = await self._metadata.read(StreamKey(stream))
         match found:
-            case Versioned(value) if value.life == life:
-                await self._mark_deleted(stream, life, force=force)
+            case Versioned(value) if value.incarnation == incarnation:
+                await self._mark_deleted(stream, incarnation, force=force)
             case OutcomeUnknown(reason):
                 raise MetadataUnavailableError(f"metadata cannot be read now: {reason}")
-        removed = await self._remove_or_begin(stream, life, force=force)
+        removed = await self._remove_or_begin(stream, incarnation, force=force)
         return {"segments": removed.segments, "left": removed.left}
 
-    async def _mark_deleted(self, stream: StreamName, life: str, *, force: bool) -> None:
+    async def _mark_deleted(self, stream: StreamName, incarnation: str, *, force: bool) -> None:
         try:
             advice = await self._placement.judge(stream)
         except StreamNotFoundError:
@@ -202,29 +202,31 @@ class Admin:
         if isinstance(advice, GoElsewhere) and advice.is_owner:
             raise OwnedElsewhereError(f"another proxy owns the stream: stream={stream}", location=advice.address)
         if_epoch = advice.if_epoch if isinstance(advice, ClaimHere) else advice.epoch
-        await self._holdings.delete(stream, DeleteStream(life, if_epoch, force))
+        await self._holdings.delete(stream, DeleteStream(incarnation, if_epoch, force))
 
-    async def finish_deletion(self, stream: StreamName, life: str | None = None, *, force: bool = False) -> Removed:
+    async def finish_deletion(
+        self, stream: StreamName, incarnation: str | None = None, *, force: bool = False
+    ) -> Removed:
         """Delete the segments of a stream marked as deleted, then the mark. It stays if some cannot be deleted now.
 
-        life: only this incarnation; None: any. force: remove the mark even if a store could not delete everything,
-        which may be lost for good. Raises MetadataUnavailableError.
+        incarnation: only this incarnation; None: any. force: remove the mark even if a store could not delete
+        everything, which may be lost for good. Raises MetadataUnavailableError.
         """
-        value = await self._left(stream, life)
+        value = await self._left(stream, incarnation)
         if value is None:
             return Removed(0, True)
-        if (value.life, force) in self._removing:
+        if (value.incarnation, force) in self._removing:
             return Removed(0, False, len(value.listed))
         return await self._remove(value, force=force)
 
-    async def _remove_or_begin(self, stream: StreamName, life: str | None, *, force: bool) -> Removed:
+    async def _remove_or_begin(self, stream: StreamName, incarnation: str | None, *, force: bool) -> Removed:
         """As `finish_deletion`; for a long stream start it in the background, unless under way."""
-        value = await self._left(stream, life)
+        value = await self._left(stream, incarnation)
         if value is None:
             return Removed(0, True)
         if len(value.listed) <= REMOVED_MAX:
             return await self._remove(value, force=force)
-        key = value.life, force
+        key = value.incarnation, force
         if key not in self._removing and len(self._removing) < REMOVALS_MAX:
             work = self._remove_behind(value, force=force)
             task = self._tasks.start_alone(work, name=f"remove deleted stream {stream}")
@@ -236,10 +238,14 @@ class Admin:
         with suppress(DLogError):  # the stream stays marked: the next upkeep round or request removes it
             await self._remove(value, force=force)
 
-    async def _left(self, stream: StreamName, life: str | None) -> StreamMetadata | None:
+    async def _left(self, stream: StreamName, incarnation: str | None) -> StreamMetadata | None:
         """Metadata of a stream that is marked as deleted; None: nothing is left of this incarnation."""
         found = await self._metadata.read(StreamKey(stream))
-        if not isinstance(found, Missing) or found.left is None or life not in (None, found.left.value.life):
+        if (
+            not isinstance(found, Missing)
+            or found.left is None
+            or incarnation not in (None, found.left.value.incarnation)
+        ):
             return None
         value: StreamMetadata = found.left.value
         return value
@@ -258,7 +264,7 @@ class Admin:
                 group.create_task(delete_next(), name="delete segments")
         is_removed = force or _DeleteResult.LATER not in fates
         if is_removed:
-            await self._metadata.remove(value.name, value.life)
+            await self._metadata.remove(value.name, value.incarnation)
         return Removed(fates.count(_DeleteResult.DELETED), is_removed)
 
     async def stat(self, name: str) -> dict[str, Any]:

@@ -180,11 +180,11 @@ class OwnedStreams:
         self.submit(stream, request, settle, doubted)
         return await future
 
-    async def release(self, stream: str, life: str | None = None) -> bool:
+    async def hand_over(self, stream: str, incarnation: str | None = None) -> bool:
         """Hand a stream over: finish accepted writes, complete the segment, release the claim. False: not owned here.
 
-        life: only this incarnation; raises StreamUnavailableError if another one is owned here, which may itself be the
-        deleted one.
+        incarnation: only this incarnation; raises StreamUnavailableError if another one is owned here, which may
+        itself be the deleted one.
 
         Requests that come meanwhile wait and are then redirected to the next owner. Raises the owner's errors, and
         after `release_s` RequestTimeoutError (ZooKeeper out of reach: the claim may or may not be released). In any
@@ -193,14 +193,14 @@ class OwnedStreams:
         holding = self._holdings.get(stream)
         if holding is None or holding.owner is None or not holding.serving:
             return False
-        if life is not None and holding.owner.life != life:
+        if incarnation is not None and holding.owner.incarnation != incarnation:
             raise StreamUnavailableError(f"another incarnation of the stream is owned here, try again: stream={stream}")
         holding.serving = False
         holding.state = "draining"
         self._asked[holding] = None
         try:
             async with asyncio.timeout(self._release_s):
-                await holding.owner.release()
+                await holding.owner.hand_over()
         except TimeoutError:
             raise RequestTimeoutError(
                 f"not handed over within {self._release_s:g} s, ZooKeeper may be out of reach; acknowledged records "
@@ -210,14 +210,14 @@ class OwnedStreams:
             self._drop(holding, None)
         return True
 
-    async def hand_over_on_request(self, stream: StreamName, life: str) -> None:
-        """`release` on a client's request. A stream that is being taken over, or whose owner is gone, is taken over
+    async def hand_over_on_request(self, stream: StreamName, incarnation: str) -> None:
+        """`hand_over` on a client's request. A stream that is being taken over, or whose owner is gone, is taken over
         first. For a stream without an owner it does nothing.
 
         Raises OwnedElsewhereError (another proxy owns it, or should), StreamUnavailableError (its owner is changing:
-        try again), and the errors of `release` and `ask`.
+        try again), and the errors of `hand_over` and `ask`.
         """
-        if await self.release(stream, life):
+        if await self.hand_over(stream, incarnation):
             return
         if self.find(stream) is None:
             advice = await self._placement.judge(stream, ())
@@ -226,7 +226,7 @@ class OwnedStreams:
             if not advice.held_by:
                 return
         await self.ask(stream, None)
-        if not await self.release(stream, life):
+        if not await self.hand_over(stream, incarnation):
             raise StreamUnavailableError(f"the stream's owner is changing, try again: stream={stream}")
 
     def drain(self) -> list[StreamName]:
@@ -445,7 +445,7 @@ class OwnedStreams:
     async def _retire(self, stream: StreamName, room: asyncio.Semaphore) -> None:
         async with room:
             try:
-                released = await self.release(stream)
+                released = await self.hand_over(stream)
             except DLogError:
                 return  # it was lost meanwhile, with the same result
             self.retired += released

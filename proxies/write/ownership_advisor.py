@@ -23,23 +23,23 @@ from proxies.streams import ProxyMetadata, read_stream
 class ClaimHere:
     """This proxy should claim the stream, if the newest claim still has this epoch.
 
-    held_by: address of that claim's owner, "" if it was released. life: incarnation of the stream that was read."""
+    held_by: address of that claim's owner, "" if it was released. incarnation: of the stream that was read."""
 
     if_epoch: Epoch
     held_by: str = ""
-    life: str = ""
+    incarnation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class GoElsewhere:
     """The proxy at `address` owns the stream (is_owner), or should, by the ring.
 
-    epoch: of the newest claim. life: incarnation of the stream that was read."""
+    epoch: of the newest claim. incarnation: of the stream that was read."""
 
     address: str
     epoch: Epoch
     is_owner: bool
-    life: str = ""
+    incarnation: str = ""
 
 
 class OwnershipAdvisor:
@@ -62,18 +62,18 @@ class OwnershipAdvisor:
         """
         seen = await read_stream(self._metadata, stream)
         assert isinstance(seen.value, StreamMetadata)
-        owner, life = seen.value.owner, seen.value.life
+        owner, incarnation = seen.value.owner, seen.value.incarnation
         if not await self._may_claim(owner, doubted):
-            return GoElsewhere(owner.address, owner.epoch, True, life)
+            return GoElsewhere(owner.address, owner.epoch, True, incarnation)
         if owner.proxy == self._me and owner.epoch and not owner.released and not self._drains():
             # no other proxy may claim it: to them this proxy is the registered, live owner
-            return ClaimHere(owner.epoch, owner.address, life)
+            return ClaimHere(owner.epoch, owner.address, incarnation)
         preferred = self.preferred(stream)
         while preferred is not None and preferred in doubted and await self._detector.is_gone(preferred):
             preferred = self.preferred(stream)
         if preferred is None or preferred in doubted:
-            return ClaimHere(owner.epoch, owner.address if owner.epoch and not owner.released else "", life)
-        return GoElsewhere(preferred, owner.epoch, False, life)
+            return ClaimHere(owner.epoch, owner.address if owner.epoch and not owner.released else "", incarnation)
+        return GoElsewhere(preferred, owner.epoch, False, incarnation)
 
     def preferred(self, stream: str) -> str | None:
         """Address of the proxy that the ring prefers for a stream; None: this one, or no other."""

@@ -148,10 +148,10 @@ class WriteProxy:
         members = self._metadata.known_members().write_proxies.values()
         return sorted(p.address for p in members if p.proxy != self.id and not self._detector.suspects(p.address))
 
-    async def release(self, stream: str, life: str) -> dict[str, Any]:
+    async def hand_over(self, stream: str, incarnation: str) -> dict[str, Any]:
         """Hand a stream over; see OwnedStreams.hand_over_on_request."""
-        await self.admin.check_incarnation(stream, life)
-        await self.holdings.hand_over_on_request(stream_name(stream), life)
+        await self.admin.check_incarnation(stream, incarnation)
+        await self.holdings.hand_over_on_request(stream_name(stream), incarnation)
         return {}
 
     async def stat(self, stream: str) -> dict[str, Any]:
@@ -305,7 +305,7 @@ class WriteProxy:
             async with room:
                 try:
                     await self.holdings.ask(stream, None)  # a take-over under way is completed first
-                    released = await self.holdings.release(stream)
+                    released = await self.holdings.hand_over(stream)
                     handed += released  # two statements: `+= await` would use the value from before the wait
                 except DLogError:
                     return  # not owned any more, or its state is unknown: the next owner recovers it

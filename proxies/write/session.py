@@ -26,7 +26,7 @@ from dlog.log import messages as asked
 from dlog.log.messages import (
     AppendSinkBatch,
     BatchWritten,
-    RelocateSegment,
+    MoveListedSegment,
     SealStream,
     TruncateBefore,
     WriteBatch,
@@ -44,16 +44,16 @@ from dlog.wire.proxy import (
     Credit,
     Delete,
     Done,
+    GetIncarnation,
     GetOwner,
     GetOwners,
+    HandOver,
     Hello,
-    Life,
+    MoveSegment,
     Ping,
     Read,
     ReaderEvent,
     ReaderEventKind,
-    Release,
-    Relocate,
     Seal,
     SinkWrite,
     Tail,
@@ -95,7 +95,7 @@ class WriteServerContext(dispatch.ServerContext, Protocol):
         """Addresses of the other write proxies that are not suspected."""
         ...
 
-    async def release(self, stream: str, life: str) -> dict[str, Any]:
+    async def hand_over(self, stream: str, incarnation: str) -> dict[str, Any]:
         """Hand a stream over."""
         ...
 
@@ -114,16 +114,16 @@ class WriteSession(Dispatch):
             Cancel: self._cancel,
             GetOwner: self._get_owner,
             GetOwners: self._get_owners,
-            Life: self._life,
+            GetIncarnation: self._incarnation,
             Create: self._create,
             Delete: self._delete,
             Truncate: self._truncate,
             Seal: self._seal,
             Alter: self._alter,
-            Release: self._release,
+            HandOver: self._hand_over,
             TakeIn: self._take_in,
             SinkWrite: self._sink_write,
-            Relocate: self._relocate,
+            MoveSegment: self._move_segment,
             Read: self._read,
             Credit: self._credit,
         }
@@ -170,7 +170,7 @@ class WriteSession(Dispatch):
         since = None if m.since is None else m.since[:2]
         body = kept(m.body)
         number, now = (m.producer, m.sequence), unix_ms()
-        batch = WriteBatch(body, m.count, txid, *number, m.crc, m.retry, now, since, m.replaces, m.life)
+        batch = WriteBatch(body, m.count, txid, *number, m.crc, m.retry, now, since, m.replaces, m.incarnation)
         sink = partial(self._written, m.request, m.stream, cost)
         doubted = None
         if forwarding is not None:
@@ -260,13 +260,13 @@ class WriteSession(Dispatch):
         if holding is None and suspect is None:
             advice = await server.placing.judge(stream_name(stream))
             if isinstance(advice, ClaimHere):  # without an owner: the first write takes it over
-                return self._location(server.address, advice.if_epoch, advice.life)
-            return self._location(advice.address, advice.epoch, advice.life)
+                return self._location(server.address, advice.if_epoch, advice.incarnation)
+            return self._location(advice.address, advice.epoch, advice.incarnation)
         holding = await server.holdings.ask(stream, None, suspect)
         assert isinstance(holding, OwnedStream)
         place = server.tails.place(stream)
-        life = (holding.owner.life if holding.owner is not None else None) or ""
-        told = self._location(server.address, holding.epoch, life)
+        incarnation = (holding.owner.incarnation if holding.owner is not None else None) or ""
+        told = self._location(server.address, holding.epoch, incarnation)
         return told | ({} if place is None else {"since": list(place)})
 
     async def _owner_of(self, stream: str, suspect: str | None) -> dict[str, Any]:
@@ -276,17 +276,17 @@ class WriteSession(Dispatch):
             raise StreamUnavailableError(f"no proxy owns the stream now, try again: stream={stream}")
         raise OwnedElsewhereError(f"another proxy owns the stream: stream={stream}", location=advice.address)
 
-    def _location(self, address: str, epoch: int, life: str) -> dict[str, Any]:
-        return {"location": address, "epoch": epoch, "life": life, "proxies": self._server.proxies()}
+    def _location(self, address: str, epoch: int, incarnation: str) -> dict[str, Any]:
+        return {"location": address, "epoch": epoch, "life": incarnation, "proxies": self._server.proxies()}
 
-    def _life(self, m: Life) -> None:
-        self._answer(m, self._server.admin.life(m.stream))
+    def _incarnation(self, m: GetIncarnation) -> None:
+        self._answer(m, self._server.admin.incarnation(m.stream))
 
     def _create(self, m: Create) -> None:
-        self._answer(m, self._server.admin.create(m.stream, m.settings, m.life, m.deletions))
+        self._answer(m, self._server.admin.create(m.stream, m.settings, m.incarnation, m.deletions))
 
     def _delete(self, m: Delete) -> None:
-        self._answer(m, self._server.admin.delete(m.stream, m.life, force=m.force))
+        self._answer(m, self._server.admin.delete(m.stream, m.incarnation, force=m.force))
 
     def _truncate(self, m: Truncate) -> None:
         self._answer(m, self._truncate_before(m))
@@ -295,10 +295,10 @@ class WriteSession(Dispatch):
         self._answer(m, self._seal_stream(m))
 
     def _alter(self, m: Alter) -> None:
-        self._answer(m, self._server.admin.alter(m.stream, m.settings, m.life, m.version))
+        self._answer(m, self._server.admin.alter(m.stream, m.settings, m.incarnation, m.version))
 
-    def _release(self, m: Release) -> None:
-        self._answer(m, self._server.release(m.stream, m.life))
+    def _hand_over(self, m: HandOver) -> None:
+        self._answer(m, self._server.hand_over(m.stream, m.incarnation))
 
     def _take_in(self, m: TakeIn) -> None:
         self._answer(m, self._taken_in(m))
@@ -307,8 +307,8 @@ class WriteSession(Dispatch):
         _check(m)
         self._answer(m, self._written_once(m))
 
-    def _relocate(self, m: Relocate) -> None:
-        self._answer(m, self._relocated(m))
+    def _move_segment(self, m: MoveSegment) -> None:
+        self._answer(m, self._segment_moved(m))
 
     def _read(self, m: Read) -> None:
         """A read sent to a write proxy: redirect it to a read proxy, or forward it."""
@@ -331,20 +331,20 @@ class WriteSession(Dispatch):
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    async def _ask_owner(self, m: Truncate | Seal | TakeIn | SinkWrite | Relocate, request: Any) -> Any:
+    async def _ask_owner(self, m: Truncate | Seal | TakeIn | SinkWrite | MoveSegment, request: Any) -> Any:
         """Send a request to the owner, after checking its incarnation against metadata read now."""
-        await self._server.admin.check_incarnation(m.stream, m.life)
+        await self._server.admin.check_incarnation(m.stream, m.incarnation)
         return await self._server.holdings.ask(stream_name(m.stream), request)
 
     async def _truncate_before(self, m: Truncate) -> dict[str, Any]:
-        first = await self._ask_owner(m, TruncateBefore(of(*m.dlsn), m.life))
+        first = await self._ask_owner(m, TruncateBefore(of(*m.dlsn), m.incarnation))
         return {"first": list(first)}
 
     async def _taken_in(self, m: TakeIn) -> dict[str, Any]:
         parts = tuple((place, EntryId(last)) for place, last in m.parts)
         since = None if m.since is None else m.since[:2]
         batch = _batch_of(m) if m.sink else None
-        request = asked.TakeIn(batch, parts, LEDGER if m.store is None else m.store, since, m.life)
+        request = asked.TakeIn(batch, parts, LEDGER if m.store is None else m.store, since, m.incarnation)
         taken = await self._ask_owner(m, request)
         told = {"first": taken.first, "segments": taken.segments, "records": taken.records}
         return told | {"duplicate": taken.duplicate}
@@ -359,19 +359,19 @@ class WriteSession(Dispatch):
             txid = None if m.txid is None else Txid(m.txid)
             since = None if m.since is None else m.since[:2]
             write = WriteBatch(kept(m.body), m.count, txid, batch.producer, 0, m.crc, True, unix_ms(), since)
-            written = await self._ask_owner(m, AppendSinkBatch(batch, write, m.life))
+            written = await self._ask_owner(m, AppendSinkBatch(batch, write, m.incarnation))
         finally:
             server.admission.give_back(stream, cost)
         place = list(written.dlsn) if written.dlsn.segment else None
         return {"dlsn": place, "count": written.count, "txid": written.txid, "duplicate": written.duplicate}
 
-    async def _relocated(self, m: Relocate) -> dict[str, Any]:
+    async def _segment_moved(self, m: MoveSegment) -> dict[str, Any]:
         number = SegmentNumber(m.segment)
-        await self._ask_owner(m, RelocateSegment(number, m.store, m.place, m.to_store, m.to_place, m.life))
+        await self._ask_owner(m, MoveListedSegment(number, m.store, m.place, m.to_store, m.to_place, m.incarnation))
         return {}
 
     async def _seal_stream(self, m: Seal) -> dict[str, Any]:
-        await self._ask_owner(m, SealStream(m.life))
+        await self._ask_owner(m, SealStream(m.incarnation))
         return {}
 
 

@@ -200,7 +200,7 @@ class Faults:
         stream = done.fault.target.partition(":")[2]
         try:
             async with asyncio.timeout(5.0):
-                await self._client.release(stream)
+                await self._client.hand_over(stream)
         except (DLogError, TimeoutError) as error:
             done.left_out = f"nobody could be asked: {type(error).__name__}"
 

@@ -19,7 +19,7 @@ from dlog.errors import DLogError
 from dlog.io.memory_metadata import MemoryMetadata
 from dlog.wire.bookie import Code
 from tests.crashpoints.history import History, asked
-from tests.crashpoints.life import begin
+from tests.crashpoints.incarnation import begin
 from tests.crashpoints.station import Station, add, fence, packet
 from tests.simulation.disk import SECTOR, Image, SimulatedDisk
 

@@ -16,7 +16,7 @@ from dlog.model.ids import BookieId
 from dlog.wire.bookie import Code
 from tests.crashpoints.damage import Held, has_served, held
 from tests.crashpoints.history import judge
-from tests.crashpoints.life import BOOKIE, OPTIONS, begin, stepped
+from tests.crashpoints.incarnation import BOOKIE, OPTIONS, begin, stepped
 from tests.crashpoints.states import states
 from tests.crashpoints.station import PATHS, Station, add, packet
 from tests.simulation.disk import Image, SimulatedDisk

@@ -17,7 +17,7 @@ from tests.integration.bookie.raw import FENCE, KEY, RECOVERY, add_frame, batch_
 from tests.integration.hostile.talk import HELLO, said, write
 
 PATIENCE_S = 0.2
-LIFE = "a1"  # of every stream that is made here
+INCARNATION = "a1"  # of every stream that is made here
 Frames = Callable[[random.Random], list[bytes]]
 
 
@@ -43,7 +43,7 @@ def proxy_frames(rng: random.Random) -> list[bytes]:
     batch = write(stream, sequence=0, producer=b"p" * 16)
     rest = (batch.count, rng.choice((None, 1, 1 << 60)), batch.crc, batch.body)
     makers = (
-        lambda: said(proxy.Create(number, stream, LIFE, 0, dict(settings))),
+        lambda: said(proxy.Create(number, stream, INCARNATION, 0, dict(settings))),
         lambda: said(write(stream, sequence=rng.choice((0, 2, 4, 100)), producer=rng.randbytes(16))),
         lambda: said(write(stream, sequence=rng.choice((0, 2, 4)), producer=b"p" * 16, retry=rng.random() < 0.5)),
         lambda: said(proxy.Read(number, stream, proxy.Start.START, None, rng.randrange(10_000), True, True)),
@@ -52,22 +52,26 @@ def proxy_frames(rng: random.Random) -> list[bytes]:
         lambda: said(proxy.Tail(number, stream)),
         lambda: said(proxy.Stat(number, stream)),
         lambda: said(proxy.GetOwner(number, stream, rng.choice((None, "127.0.0.1:1", "x")))),
-        lambda: said(proxy.Truncate(number, stream, LIFE, (rng.randrange(3), rng.randrange(3), 0))),
-        lambda: said(proxy.Release(number, stream, LIFE)),
+        lambda: said(proxy.Truncate(number, stream, INCARNATION, (rng.randrange(3), rng.randrange(3), 0))),
+        lambda: said(proxy.HandOver(number, stream, INCARNATION)),
         lambda: said(
-            proxy.Alter(number, stream, LIFE, rng.randrange(3), {"retention_s": rng.choice((0, 3600.0, "1h", -1))})
+            proxy.Alter(
+                number, stream, INCARNATION, rng.randrange(3), {"retention_s": rng.choice((0, 3600.0, "1h", -1))}
+            )
         ),
         lambda: said(
             proxy.TakeIn(
-                *(number, stream, LIFE, *sink, rng.choice((None, "file", ""))),
+                *(number, stream, INCARNATION, *sink, rng.choice((None, "file", ""))),
                 ((str(rng.randrange(9)), rng.randrange(3)),) * rng.randrange(3),
             )
         ),
-        lambda: said(proxy.SinkWrite(number, stream, LIFE, *sink, *rest)),
-        lambda: said(proxy.Relocate(number, stream, LIFE, rng.randrange(3), "ledger", "1", "cold", "file:/nowhere")),
+        lambda: said(proxy.SinkWrite(number, stream, INCARNATION, *sink, *rest)),
+        lambda: said(
+            proxy.MoveSegment(number, stream, INCARNATION, rng.randrange(3), "ledger", "1", "cold", "file:/nowhere")
+        ),
         lambda: said(proxy.List(number, "", rng.randrange(10))),
         lambda: said(proxy.Ping(number)),
-        lambda: said(proxy.Seal(number, stream, LIFE)) if rng.random() < 0.02 else said(proxy.Ping(number)),
+        lambda: said(proxy.Seal(number, stream, INCARNATION)) if rng.random() < 0.02 else said(proxy.Ping(number)),
     )
     frames = [rng.choice(makers)() for _ in range(rng.randrange(1, 12))]
     return [HELLO, *frames] if rng.random() < 0.9 else frames

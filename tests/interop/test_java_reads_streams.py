@@ -28,7 +28,7 @@ async def test_record_sets_of_a_completed_stream(proxies: ProxyCluster, logs: Ja
         await client.create(stream)
         rows: list[dlog.BatchResult] = []
         await client.append_many(stream, written, on_written=rows.append)
-        await client.release(stream)
+        await client.hand_over(stream)
         seen = await we_read(client, stream)
     found = await logs.read(stream, 1000, **STRICT)
     assert java_read(found) == seen
@@ -64,7 +64,7 @@ async def test_from_a_txid(proxies: ProxyCluster, logs: JavaLogs, stream: str) -
         await client.create(stream, segment_bytes=SEGMENT_BYTES)
         for i in range(60):
             await client.append(stream, b"%04d" % i * 1000, txid=1000 + 10 * i)
-        await client.release(stream)
+        await client.hand_over(stream)
         seen = await we_read(client, stream)
         assert len((await client.stat(stream)).segments) > 2
         for txid, first in ((0, 0), (1000, 0), (1001, 1), (1255, 26), (1300, 30), (1590, 59)):
@@ -79,7 +79,7 @@ async def test_many_segments(proxies: ProxyCluster, logs: JavaLogs, stream: str)
         await client.create(stream, segment_bytes=SEGMENT_BYTES)
         for first in range(0, 200, 10):
             await client.append_batch(stream, written[first : first + 10])
-        await client.release(stream)
+        await client.hand_over(stream)
         seen = await we_read(client, stream)
     found = await logs.read(stream, 200, **STRICT)
     assert java_read(found) == seen and payloads_of(seen) == written
@@ -151,7 +151,7 @@ async def test_a_truncated_stream(proxies: ProxyCluster, logs: JavaLogs, stream:
         await client.create(stream, segment_bytes=SEGMENT_BYTES)
         for first in range(0, 200, 10):
             await client.append_batch(stream, long_numbered("ours", first, 10))
-        await client.release(stream)
+        await client.hand_over(stream)
         seen = await we_read(client, stream)
         await client.truncate(stream, seen[75][0])
         left = await we_read(client, stream)
@@ -172,7 +172,7 @@ async def test_a_sealed_stream_ends_for_java(proxies: ProxyCluster, logs: JavaLo
         await client.create(stream)
         await client.append_many(stream, written)
         await client.seal(stream)
-        await client.release(stream)  # or Java would hear of the lock first
+        await client.hand_over(stream)  # or Java would hear of the lock first
         seen = await we_read(client, stream)
     reader = await logs.reader(stream, **STRICT)
     records, ended = await reader.next(100, 60.0)
@@ -190,7 +190,7 @@ async def test_the_largest_batches_and_records(proxies: ProxyCluster, logs: Java
         for payload in written:
             await client.append(stream, payload)
         await client.append_batch(stream, [sized(10_000)] * 100)
-        await client.release(stream)
+        await client.hand_over(stream)
         seen = await we_read(client, stream)
     assert payloads_of(seen) == written + [sized(10_000)] * 100
     assert java_read(await logs.read(stream, 104, **STRICT)) == seen

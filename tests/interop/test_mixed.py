@@ -151,7 +151,7 @@ async def test_java_opens_the_ledger_that_a_proxy_wrote_and_finds_every_record(
         first = await client.append("orders", written[0])
         await client.append_many("orders", written[1:])
         (segment,) = (await client.stat("orders")).segments
-        await client.release("orders")  # completes the segment: its ledger is closed
+        await client.hand_over("orders")  # completes the segment: its ledger is closed
         found = await JavaLedgers(java, mixed.hosts).open(int(segment.location))
         assert found.closed
         records = [

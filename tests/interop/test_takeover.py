@@ -153,12 +153,12 @@ async def test_turns_with_the_stream_handed_back_each_time(
         turns = Turns(client, stream)
         for _ in range(3):
             await turns.ours(20)
-            await client.release(stream)
+            await client.hand_over(stream)
             writer = await turns.java_takes(logs, **way)
             await turns.java(writer, 20)
             await writer.close()
         await turns.ours(5)
-        await client.release(stream)
+        await client.hand_over(stream)
         await judge(client, logs, stream, turns.acknowledged)
         found = await logs.read(stream, len(turns.acknowledged))
         assert [record.sequence for record in found] == list(range(len(found)))
@@ -197,7 +197,7 @@ async def test_java_takes_over_from_an_owner_that_lives_which_gets_nothing_ackno
             refused = await writer.try_write([turns.java_record()])
             assert isinstance(refused[0], JavaError) and refused[0].kind in LOST, refused
             await writer.abort()
-        await client.release(stream)
+        await client.hand_over(stream)
         await judge(client, logs, stream, turns.acknowledged)
 
 
@@ -247,7 +247,7 @@ async def test_a_frozen_owner_of_ours_that_wakes_up_after_java_took_over(
         refused = await writer.try_write([turns.java_record()])
         assert isinstance(refused[0], JavaError) and refused[0].kind in LOST, refused
         await writer.abort()
-        await client.release(stream)
+        await client.hand_over(stream)
         await judge(client, own_logs, stream, turns.acknowledged)
 
 
@@ -265,7 +265,7 @@ async def test_java_takes_over_a_segment_that_we_began_and_did_not_write(
             await turns.java(writer, 10)
             await turns.ours(10)
             await writer.abort()
-            await client.release(stream)
+            await client.hand_over(stream)
         # what our owner took before it heard of the fence keeps the txid it was given then, below Java's
         await judge(client, logs, stream, turns.acknowledged, txids_rise=False)
 
@@ -287,7 +287,7 @@ async def test_what_either_allocated_ahead_for_nothing_is_deleted_by_the_other(
             await turns.java(writer, 5)
             await turns.ours(5)
             await writer.abort()
-        await client.release(stream)
+        await client.hand_over(stream)
         await judge(client, logs, stream, turns.acknowledged)
         segments = (await logs.describe(stream))["segments"]
         kept = {segment["ledger"] for segment in segments}
@@ -314,7 +314,7 @@ async def test_we_take_over_from_a_java_writer_that_lives_which_gets_nothing_ack
         assert all(isinstance(answer, JavaError) and answer.kind in LOST for answer in late), late
         await turns.ours(20)
         await writer.abort()
-        await client.release(stream)
+        await client.hand_over(stream)
         await judge(client, logs, stream, turns.acknowledged)
 
 
@@ -327,7 +327,7 @@ async def test_we_take_over_what_a_dead_java_writer_left(proxies: ProxyCluster, 
             await turns.java(writer, 20)
             await writer.abort()
             await turns.ours(20)
-            await client.release(stream)
+            await client.hand_over(stream)
         await judge(client, logs, stream, turns.acknowledged)
 
 
@@ -351,7 +351,7 @@ async def test_we_take_over_while_java_writes_as_fast_as_it_can(
         answers = writing.result()
         await writer.abort()
         assert all(isinstance(answer, DLSN) or answer.kind in LOST for answer in answers)
-        await client.release(stream)
+        await client.hand_over(stream)
         seen = await we_read(client, stream)
         assert seen[-1] == (mine, 10**17, b"ours")
         places = {payload: dlsn for dlsn, _, payload in seen}
@@ -379,7 +379,7 @@ async def test_what_both_wrote_is_truncated_and_sealed_by_either(
         await client.create(stream)
         turns = Turns(client, stream)
         await turns.ours(20)
-        await client.release(stream)
+        await client.hand_over(stream)
         writer = await turns.java_takes(logs, **AT_ONCE)
         await turns.java(writer, 20)
         assert await writer.truncate(turns.acknowledged[10][0])
@@ -388,7 +388,7 @@ async def test_what_both_wrote_is_truncated_and_sealed_by_either(
         await client.truncate(stream, turns.acknowledged[25][0])
         seen = await we_read(client, stream)
         assert [(dlsn, payload) for dlsn, _, payload in seen] == turns.acknowledged[25:]
-        await client.release(stream)
+        await client.hand_over(stream)
         writer = await turns.java_takes(logs, **AT_ONCE)
         await writer.seal()
         await writer.close()

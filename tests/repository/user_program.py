@@ -20,7 +20,7 @@ def describe(stream: dlog.StreamInfo) -> str:
     settings: dlog.StreamSettings = stream.settings
     location = owner.location if owner is not None else "nowhere"
     sizes = [segment.records for segment in segments]
-    return f"{stream.name} at {location} from {first}: {sizes} {settings.retention_s:g} s {stream.life}"
+    return f"{stream.name} at {location} from {first}: {sizes} {settings.retention_s:g} s {stream.incarnation}"
 
 
 def told(batch: BatchResult) -> None:
@@ -40,14 +40,16 @@ async def streams(client: dlog.Client) -> None:
     owners: list[dlog.Owner] = await client.owners()
     print(owner.epoch, [one.state for one in owners])
     kept: DLSN = await client.truncate("orders", "2:0:0")
-    life: str = await client.life("orders")
+    incarnation: str = await client.incarnation("orders")
     batch = dlog.SinkBatch("sink", 0, "query", 1)
-    imported: dlog.ImportResult = await client.take_in("orders", [("17", 5)], batch, since=(1, 0), life=life)
-    once: BatchResult = await client.append_once("orders", [b"x"], batch, life=life)
+    imported: dlog.ImportResult = await client.take_in(
+        "orders", [("17", 5)], batch, since=(1, 0), incarnation=incarnation
+    )
+    once: BatchResult = await client.append_once("orders", [b"x"], batch, incarnation=incarnation)
     print(kept, imported.segments, once.duplicate)
-    await client.relocate("orders", 1, store="ledger", place="17", to_store="cold", to_place="s3://b/k")
+    await client.move_segment("orders", 1, store="ledger", place="17", to_store="cold", to_place="s3://b/k")
     await client.seal("orders")
-    await client.release("orders")
+    await client.hand_over("orders")
     await client.delete("orders", force=False)
 
 
@@ -110,14 +112,14 @@ def blocking() -> Iterator[bytes]:
         print(reader.lag, reader.caught_up, batch.count, many.count)
         reader.close()
         batches: dlog.SyncReader[RecordBatch] = client.read_batches("orders", limit=5)
-        print([len(one) for one in batches], list(client.streams()), client.life("orders"))
+        print([len(one) for one in batches], list(client.streams()), client.incarnation("orders"))
         print(client.owner("orders").location, [one.stream for one in client.owners()])
         kept: DLSN = client.truncate("orders", dlsn)
         sink = dlog.SinkBatch("sink", 0, "query", 1)
         imported: dlog.ImportResult = client.take_in("orders", [("17", 5)], sink)
         print(kept, imported.records, client.append_once("orders", [b"x"], sink).txid)
-        client.relocate("orders", 1, store="ledger", place="17", to_store="cold", to_place="s3://b/k")
+        client.move_segment("orders", 1, store="ledger", place="17", to_store="cold", to_place="s3://b/k")
         client.seal("orders")
-        client.release("orders")
+        client.hand_over("orders")
         client.delete("orders")
         client.close()

@@ -33,7 +33,7 @@ class Watched:
     known_at: int
     follow: bool
     start: DLSN | None = None
-    life: str = ""
+    incarnation: str = ""
     saved_in: str = ""
     is_beyond: bool = False
     seen: list[Key] = field(default_factory=list)
@@ -71,14 +71,21 @@ class CacheChecks:
         """Entries leave for a client: R1, R4. known: the list that it must have been served from, or a newer one."""
         place = self.stream.places[place_name]
         first = first_readable(known)
-        if known is not None and known.segments and self.stream.places[known.segments[0].place].life != place.life:
+        if (
+            known is not None
+            and known.segments
+            and self.stream.places[known.segments[0].place].incarnation != place.incarnation
+        ):
             first = None  # of another stream of that name
         at = 0
         for entry, length in enumerate(entries.lengths, entries.first_entry):
             payload = bytes(entries.body[at : at + length])
             at += length
-            if reader.life not in ("", str(place.life)):
-                self.fail("R6", f"{reader.name} reads life {reader.life}, and was sent {place_name} of {place.life}")
+            if reader.incarnation not in ("", str(place.incarnation)):
+                self.fail(
+                    "R6",
+                    f"{reader.name} reads life {reader.incarnation}, and was sent {place_name} of {place.incarnation}",
+                )
             if entry > place.confirmed:
                 self.fail("R1", f"{reader.name} was sent {place_name}:{entry}, confirmed is {place.confirmed}")
             elif payload != place.payloads[entry]:
@@ -90,13 +97,15 @@ class CacheChecks:
 
     def told(self, reader: Watched, kind: ReaderEventKind) -> None:
         """R6: a position is read in its own stream, and is told to lie beyond the end, if, and only if, it does."""
-        lives = {value.life if value is not None else None for value in self.stream.values_since(reader.opened_at)}
+        lives = {
+            value.incarnation if value is not None else None for value in self.stream.values_since(reader.opened_at)
+        }
         if reader.is_beyond and kind not in (ReaderEventKind.BEYOND_END, ReaderEventKind.DELETED):
             self.fail("R6", f"{reader.name} begins beyond the end, and was told {kind.name}")
         if kind is ReaderEventKind.BEYOND_END and lives == {reader.saved_in}:
             self.fail("R6", f"{reader.name} begins where a record was confirmed before, and was told {kind.name}")
-        if kind is ReaderEventKind.DELETED and lives == {reader.life}:
-            self.fail("R6", f"{reader.name} reads life {reader.life}, which goes on, and was told {kind.name}")
+        if kind is ReaderEventKind.DELETED and lives == {reader.incarnation}:
+            self.fail("R6", f"{reader.name} reads life {reader.incarnation}, which goes on, and was told {kind.name}")
 
     def took_in(self) -> None:
         """Number what was confirmed since the last look."""
@@ -108,11 +117,11 @@ class CacheChecks:
         """S4: what one reader was sent is a run without a gap, as long as the stream is the same."""
         self.took_in()
         last: int | None = None
-        life = 0
+        incarnation = 0
         for key in reader.seen:
             index = self.order[key]
-            if self.stream.places[key[0]].life != life:
-                last, life = None, self.stream.places[key[0]].life
+            if self.stream.places[key[0]].incarnation != incarnation:
+                last, incarnation = None, self.stream.places[key[0]].incarnation
             if last is not None and index != last + 1:
                 self.fail("S4", f"{reader.name} was sent {key} after number {last}, it is number {index}")
             last = index

@@ -31,7 +31,7 @@ class Place:
 
     name: str
     number: int
-    life: int  # of the stream, which may be deleted and made again
+    incarnation: int  # of the stream, which may be deleted and made again
     payloads: list[bytes] = field(default_factory=list)
     users: list[bool] = field(default_factory=list)  # whether an entry holds a user's record
     confirmed: int = -1
@@ -102,7 +102,7 @@ class StreamModel:
         self.reach = reach
         self.places: dict[str, Place] = {}
         self.lives = 1
-        self.value: StreamMetadata | None = StreamMetadata(name=STREAM, life="1")
+        self.value: StreamMetadata | None = StreamMetadata(name=STREAM, incarnation="1")
         self.history: list[tuple[int, StreamMetadata | None]] = [(loop.now, self.value)]
         self.on_change: Callable[[], None] = lambda: None
         self.owners: dict[str, OwnerModel] = {}
@@ -420,7 +420,7 @@ class StreamModel:
     def _create(self) -> None:
         if self.value is None:
             self.lives += 1
-            self.write(StreamMetadata(name=STREAM, life=str(self.lives)))
+            self.write(StreamMetadata(name=STREAM, incarnation=str(self.lives)))
             self.take_over(dead_s=0.0)
 
     def after(self, delay_s: float, callback: Callable[..., None], *args: object) -> None:

@@ -97,7 +97,7 @@ class ReaderHost:
         self.watched = watched
         self.machine = machine
         self.ended = ""
-        self.life = ""  # as it was told
+        self.incarnation = ""  # as it was told
         self._places: dict[int, str] = {}  # where the segments lie that it asked entries of
         self.driver = Driver(machine, name=watched.name, send=self._send)
         self.view = world.tailer.attach(self._heard, self._lost)
@@ -156,7 +156,7 @@ class ReaderHost:
         match kind:
             case ReaderEventKind.STARTED:
                 watched.start = of(*detail["dlsn"])
-                self.life = detail["life"]
+                self.incarnation = detail["life"]
             case ReaderEventKind.CAUGHT_UP:
                 world.reach("caught_up")
                 if not watched.follow:
@@ -183,7 +183,7 @@ class ReaderHost:
             case ReaderEventKind.DELETED:
                 self.ended = "deleted"
                 world.reach("deleted_reader")
-                if watched.life and not watched.seen:
+                if watched.incarnation and not watched.seen:
                     world.reach("other_life")
                 elif not world.was_deleted_since(world.sure_at(watched)):
                     world.checks.fail("R3", f"{watched.name} was told that the stream is not there")
@@ -202,7 +202,7 @@ def listed(value: StreamMetadata | None) -> str:
         f"{'' if s.truncation is Truncation.ACTIVE else f' {s.truncation.name.lower()} from {s.min_entry}'}"
         for s in value.listed
     )
-    return f"of life {value.life}, epoch {value.owner.epoch}: {segments or 'empty'}"
+    return f"of life {value.incarnation}, epoch {value.owner.epoch}: {segments or 'empty'}"
 
 
 def story(what: object) -> str:
@@ -304,8 +304,8 @@ class CacheWorld:
         process.post(lambda: self._live(tailer.run(), "source"))
         return process
 
-    def _live(self, life: Coroutine[Any, Any, None], name: str) -> None:
-        task = self.loop.create_task(life, name=name)
+    def _live(self, incarnation: Coroutine[Any, Any, None], name: str) -> None:
+        task = self.loop.create_task(incarnation, name=name)
         task.add_done_callback(_judge)
         self._lives.append(task)
 
@@ -316,11 +316,11 @@ class CacheWorld:
         if stream.confirmed and rng.random() < 0.5:
             _, number, entry, _ = rng.choice(stream.confirmed)
             start, value = Start.DLSN, (number, entry, 0)
-        life = saved_in = ""
+        incarnation = saved_in = ""
         if rng.random() < self.config.get("positions", 0.0):
-            start, value, life, saved_in = self._draw_position()
+            start, value, incarnation, saved_in = self._draw_position()
         follow = rng.random() < self.config["followers"]
-        self.process.post(self._open, start, value, follow, life, saved_in)
+        self.process.post(self._open, start, value, follow, incarnation, saved_in)
 
     def _draw_position(self) -> tuple[Start, Any, str, str]:
         """Somebody comes back to where he was, in this life of the stream or in an earlier one, or to a place that was
@@ -330,16 +330,16 @@ class CacheWorld:
             return Start.DLSN, BEYOND, rng.choice(("", str(stream.lives))), ""
         latest = stream.confirmed[-5:] if rng.random() < 0.5 else stream.confirmed
         _, number, entry, place = rng.choice(latest)
-        saved_in = str(stream.places[place].life)
+        saved_in = str(stream.places[place].incarnation)
         return Start.DLSN, (number, entry, rng.randint(0, 1)), rng.choice((saved_in, saved_in, "")), saved_in
 
-    def _open(self, start: Start, value: Any, follow: bool, life: str = "", saved_in: str = "") -> None:
+    def _open(self, start: Start, value: Any, follow: bool, incarnation: str = "", saved_in: str = "") -> None:
         self.opened += 1
         self.reach("opened")
         watched = Watched(f"reader-{self.opened}", self.loop.now, self.metadata.seen_at, follow)
-        watched.life, watched.saved_in, watched.is_beyond = life, saved_in, value == BEYOND
+        watched.incarnation, watched.saved_in, watched.is_beyond = incarnation, saved_in, value == BEYOND
         credit = self.rng.choice((1, 200, 10**6))
-        read = Read(self.opened, STREAM, start, value, credit, follow, life=life or None)
+        read = Read(self.opened, STREAM, start, value, credit, follow, incarnation=incarnation or None)
         machine = StreamReaderMachine(draw(ReadingOptions, random.Random(self.rng.random())))
         host = ReaderHost(self, read, machine, watched)
         self.readers.append(host)
@@ -436,8 +436,8 @@ class CacheWorld:
         self._start()
         self.trouble_at = self.loop.now + S // 10
         for host in again:
-            if host.life and self.config.get("positions"):
-                self.process.post(self._open, Start.DLSN, tuple(host.machine.position), True, host.life)
+            if host.incarnation and self.config.get("positions"):
+                self.process.post(self._open, Start.DLSN, tuple(host.machine.position), True, host.incarnation)
             else:
                 self.open_reader()
 
@@ -519,7 +519,7 @@ class CacheWorld:
             self.process.post(host.driver.stop)
         self.checks.is_over = True
         until_s = self.loop.now_s + 5.0
-        while any(not life.done() for life in self._lives) and self.loop.now_s < until_s:
+        while any(not incarnation.done() for incarnation in self._lives) and self.loop.now_s < until_s:
             with contextlib.suppress(Violation):  # the verdict stands; what a defect still causes is of no interest
                 self.loop.failures.clear()
                 self.loop.run(until_s=until_s)

@@ -92,13 +92,15 @@ INVARIANTS = {
     ),
     "T7": Invariant("who was shut out writes nothing more to a sink", STREAM, "SinkChecks.check, listed"),
     "D1": Invariant(
-        "what was asked of one life of a stream never changes another",
+        "what was asked of one incarnation of a stream never changes another",
         STREAM,
         "LivesWorld._changed, _check_last",
-        "A batch names no life: what is written late may lie in the next stream of the name.",
+        "A batch names no incarnation: what is written late may lie in the next stream of the name.",
     ),
     "D2": Invariant(
-        "what is asked after a deletion was answered is not acknowledged in that life", STREAM, "LivesWorld.written"
+        "what is asked after a deletion was answered is not acknowledged in that incarnation",
+        STREAM,
+        "LivesWorld.written",
     ),
     "R1": Invariant("what a cache tells is what the log holds", CACHE, "CacheChecks.sent, lac_said"),
     "R2": Invariant(

@@ -103,31 +103,31 @@ class Proxy:
         machine: StreamOwnerMachine | StreamDeletion | None = self.world.sim.machine(self.address)
         return None if machine is None or machine.has_ended else machine
 
-    def receive(self, request: Any, life: str) -> None:
+    def receive(self, request: Any, incarnation: str) -> None:
         """Somebody's request has arrived. What a proxy looks up first may be the past when it goes on."""
         world = self.world
         value = world.value
         is_frozen_behind_its_look = world.sim.rng.random() < 0.5
         looks = not isinstance(request, WriteBatch) and not is_frozen_behind_its_look
-        if looks and (value is None or value.life != life):
+        if looks and (value is None or value.incarnation != incarnation):
             world.sim.reach("life_gone")
-            world.told(request, life, None)
+            world.told(request, incarnation, None)
             return
         if isinstance(request, DeleteStream):
-            self._delete(request, life)
+            self._delete(request, incarnation)
         elif isinstance(machine := self.machine, StreamDeletion):
             return
         else:
             if machine is None and not self._claim(value):
                 return
             owner = world.sim.machine(self.address)
-            world.sim.ask(self.address, request, lambda result: self._answered(owner, request, life, result))
+            world.sim.ask(self.address, request, lambda result: self._answered(owner, request, incarnation, result))
 
-    def _answered(self, owner: StreamOwnerMachine, request: Any, life: str, result: Any) -> None:
+    def _answered(self, owner: StreamOwnerMachine, request: Any, incarnation: str, result: Any) -> None:
         if isinstance(request, WriteBatch):
             self.world.written(owner, request, result)
         else:
-            self.world.told(request, life, result)
+            self.world.told(request, incarnation, result)
 
     def _claim(self, value: StreamMetadata | None) -> bool:
         """Become the owner, on evidence that may be wrong."""
@@ -139,7 +139,7 @@ class Proxy:
         sim.ask(self.address, AcquireStream(self._epoch(value), 4_000_000))
         return True
 
-    def _delete(self, request: DeleteStream, life: str) -> None:
+    def _delete(self, request: DeleteStream, incarnation: str) -> None:
         sim = self.world.sim
         if isinstance(self.machine, StreamDeletion):
             return  # one is under way here
@@ -148,7 +148,7 @@ class Proxy:
         machine = StreamDeletion(KEY, self._claimant("deletion"), self.world.options, patience_s=0.3)
         sim.place(self.name, self.address, machine)
         request = replace(request, if_epoch=self._epoch(self.world.value))
-        sim.ask(self.address, request, lambda result: self.world.told(request, life, result))
+        sim.ask(self.address, request, lambda result: self.world.told(request, incarnation, result))
 
     def _epoch(self, value: StreamMetadata | None) -> Epoch | None:
         return None if value is None or self.world.sim.rng.random() < 0.5 else value.owner.epoch
@@ -216,69 +216,69 @@ class LivesWorld:
         """Make the next stream of the name, once nothing is left of the one before."""
         seen = self.sim.metadata.read(KEY)
         if isinstance(seen, Missing) and seen.left is not None:
-            self.sim.metadata.remove(KEY, seen.left.value.life)
-        life = f"life{len(self.lives) + 1}"
-        self.lives.append(life)
-        self.asked[life], self.acked[life] = set(), []
+            self.sim.metadata.remove(KEY, seen.left.value.incarnation)
+        incarnation = f"life{len(self.lives) + 1}"
+        self.lives.append(incarnation)
+        self.asked[incarnation], self.acked[incarnation] = set(), []
         settings = StreamSettings(segment_bytes=self.config["segment_bytes"], retention_s=0.0)
-        self.sim.metadata.create(KEY, StreamMetadata(name=STREAM, life=life, settings=settings))
+        self.sim.metadata.create(KEY, StreamMetadata(name=STREAM, incarnation=incarnation, settings=settings))
         if len(self.lives) < self.config["lives"]:
-            self.sim.call_in(self.sim.rng.uniform(0.0, self.config["duration_s"] / 2), self._delete, life)
+            self.sim.call_in(self.sim.rng.uniform(0.0, self.config["duration_s"] / 2), self._delete, incarnation)
 
     def _write(self) -> None:
         """A record of a producer of its own, wherever it arrives; now and then a seal or a truncation."""
-        rng, life = self.sim.rng, self.lives[-1]
+        rng, incarnation = self.sim.rng, self.lives[-1]
         body = build_record_set([b"%d" % self._batches])
         producer = (b"%d" % self._batches).ljust(NAME_BYTES, b".") + bytes(16 - NAME_BYTES)
         self._batches += 1
         self._asked_at[producer] = self.sim.now
-        self._send(WriteBatch(body, 1, None, producer, 0, 0, False, 4_000_000), life, copies=False)
+        self._send(WriteBatch(body, 1, None, producer, 0, 0, False, 4_000_000), incarnation, copies=False)
         if rng.random() < self.config["seals"]:
-            self._send(SealStream(life), life)
-        if self.acked[life] and rng.random() < self.config["truncates"]:
-            point = rng.choice(self.acked[life])
-            self.points[life] = max(self.points.get(life, point), point)
-            self._send(TruncateBefore(point, life), life)
+            self._send(SealStream(incarnation), incarnation)
+        if self.acked[incarnation] and rng.random() < self.config["truncates"]:
+            point = rng.choice(self.acked[incarnation])
+            self.points[incarnation] = max(self.points.get(incarnation, point), point)
+            self._send(TruncateBefore(point, incarnation), incarnation)
         if self.config.get("alters") and rng.random() < self.config["alters"]:
-            self._alter(life)
+            self._alter(incarnation)
         self.sim.call_in(rng.expovariate(1.0) * self.config["pace_s"], self._write)
 
-    def _alter(self, life: str) -> None:
+    def _alter(self, incarnation: str) -> None:
         """Alter the settings that somebody has read."""
         value = self.value
-        if value is None or value.life != life:
+        if value is None or value.incarnation != incarnation:
             return
         retention_s = RETENTION_S + len(self.alterations)
         settings = replace(value.settings, retention_s=retention_s, version=value.settings.version + 1)
-        request = self.alterations[retention_s] = AlterStream(settings, life)
-        self._send(request, life)
+        request = self.alterations[retention_s] = AlterStream(settings, incarnation)
+        self._send(request, incarnation)
 
-    def _delete(self, life: str) -> None:
+    def _delete(self, incarnation: str) -> None:
         """Delete, at any proxy, until that is answered."""
-        if life not in self.deleted:
-            self._send(DeleteStream(life, None, self.config["force"]), life)
-            self.sim.call_in(self.sim.rng.uniform(0.02, 0.4), self._delete, life)
+        if incarnation not in self.deleted:
+            self._send(DeleteStream(incarnation, None, self.config["force"]), incarnation)
+            self.sim.call_in(self.sim.rng.uniform(0.02, 0.4), self._delete, incarnation)
 
-    def _send(self, request: Any, life: str, *, copies: bool = True) -> None:
+    def _send(self, request: Any, incarnation: str, *, copies: bool = True) -> None:
         sim, rng = self.sim, self.sim.rng
-        self.asked[life].add(type(request))
-        self._arrive_in(rng.expovariate(1.0) * 0.001, request, life)
+        self.asked[incarnation].add(type(request))
+        self._arrive_in(rng.expovariate(1.0) * 0.001, request, incarnation)
         if copies and rng.random() < self.config["copies"]:
             sim.reach("late")
-            self._arrive_in(rng.uniform(0.0, self.config["late_s"]), request, life)
+            self._arrive_in(rng.uniform(0.0, self.config["late_s"]), request, incarnation)
 
-    def _arrive_in(self, delay_s: float, request: Any, life: str) -> None:
+    def _arrive_in(self, delay_s: float, request: Any, incarnation: str) -> None:
         proxy = self.sim.rng.choice(self.proxies)
-        self.sim.call_in(delay_s, proxy.receive, request, life, node=proxy.name)
+        self.sim.call_in(delay_s, proxy.receive, request, incarnation, node=proxy.name)
 
     # ---- what is answered -------------------------------------------------------------------------------------------
 
-    def told(self, request: Any, life: str, result: Any) -> None:
-        if isinstance(request, DeleteStream) and result is None and life not in self.deleted:
+    def told(self, request: Any, incarnation: str, result: Any) -> None:
+        if isinstance(request, DeleteStream) and result is None and incarnation not in self.deleted:
             self.sim.reach("deleted")
-            self.deleted[life] = self.sim.now
-            if self.value is not None and self.value.life == life:
-                raise Violation("D2", f"the deletion of {life} was answered, and metadata has it as it was")
+            self.deleted[incarnation] = self.sim.now
+            if self.value is not None and self.value.incarnation == incarnation:
+                raise Violation("D2", f"the deletion of {incarnation} was answered, and metadata has it as it was")
             self.sim.call_in(self.sim.rng.choice((0.0, 0.01, 0.2)), self._make)
         elif isinstance(request, AlterStream):
             self._told_of_alteration(request, result)
@@ -294,7 +294,7 @@ class LivesWorld:
                 raise Violation("D3", f"{request} was refused, and was done before")
         elif isinstance(result, DLogError) and result.outcome_unknown:
             self.sim.reach("alter_in_doubt")
-        elif result is None and self.value is not None and self.value.life == request.life:
+        elif result is None and self.value is not None and self.value.incarnation == request.incarnation:
             self.sim.reach("altered")
             if retention_s not in self.altered:
                 raise Violation("D3", f"{request} was answered as done, and is not in metadata")
@@ -302,32 +302,34 @@ class LivesWorld:
     def written(self, owner: StreamOwnerMachine, request: WriteBatch, result: Any) -> None:
         if not isinstance(result, BatchWritten):
             return
-        life = owner.life or ""
-        deleted_at = self.deleted.get(life)
+        incarnation = owner.incarnation or ""
+        deleted_at = self.deleted.get(incarnation)
         if deleted_at is not None and self._asked_at[request.producer] > deleted_at and not self.config["force"]:
-            raise Violation("D2", f"acknowledged {result.dlsn} in {life}, asked after its deletion was answered")
-        self.acked[life].append(result.dlsn)
-        self.sim.reach("ack" if life == self.lives[0] else "acked_in_a_later_life")
+            raise Violation("D2", f"acknowledged {result.dlsn} in {incarnation}, asked after its deletion was answered")
+        self.acked[incarnation].append(result.dlsn)
+        self.sim.reach("ack" if incarnation == self.lives[0] else "acked_in_a_later_life")
 
     def _changed(self, key: Any, old: StreamMetadata | None, new: StreamMetadata) -> None:
-        life, asked = new.life, self.asked[new.life]
-        if old is None or old.life != life:
+        incarnation, asked = new.incarnation, self.asked[new.incarnation]
+        if old is None or old.incarnation != incarnation:
             return
         if new.owner.deleted and not old.owner.deleted and DeleteStream not in asked:
-            raise Violation("D1", f"{life} was deleted, nobody asked for it")
+            raise Violation("D1", f"{incarnation} was deleted, nobody asked for it")
         if new.is_sealed and not old.is_sealed and SealStream not in asked:
-            raise Violation("D1", f"{life} was sealed, nobody asked for it")
+            raise Violation("D1", f"{incarnation} was sealed, nobody asked for it")
         if new.settings != old.settings:
-            self._check_settings(old.settings, new.settings, life)
+            self._check_settings(old.settings, new.settings, incarnation)
         first = first_readable(new)
         is_cut = bool(new.truncated) or any(s.truncation is not Truncation.ACTIVE for s in new.segments)
-        if is_cut and first is not None and first > self.points.get(life, of(1, 0, 0)):
-            raise Violation("D1", f"{life} was truncated to {first}, asked for was {self.points.get(life)}")
+        if is_cut and first is not None and first > self.points.get(incarnation, of(1, 0, 0)):
+            raise Violation(
+                "D1", f"{incarnation} was truncated to {first}, asked for was {self.points.get(incarnation)}"
+            )
 
-    def _check_settings(self, old: StreamSettings, new: StreamSettings, life: str) -> None:
+    def _check_settings(self, old: StreamSettings, new: StreamSettings, incarnation: str) -> None:
         request = self.alterations.get(new.retention_s)
-        if request is None or request.life != life:
-            raise Violation("D1", f"the settings of {life} were altered to {new}, nobody asked for it")
+        if request is None or request.incarnation != incarnation:
+            raise Violation("D1", f"the settings of {incarnation} were altered to {new}, nobody asked for it")
         times = self.altered[new.retention_s] = self.altered.get(new.retention_s, 0) + 1
         if times > 1 or new != request.settings or old.version != new.version - 1:
             raise Violation("D3", f"altered for time {times} by {request}: from {old} to {new}")
@@ -348,18 +350,18 @@ class LivesWorld:
 
     def _is_served(self) -> bool:
         value = self.value
-        return value is not None and (bool(self.acked[value.life]) or value.is_sealed)
+        return value is not None and (bool(self.acked[value.incarnation]) or value.is_sealed)
 
     def _check_last(self) -> None:
         """What was acknowledged in the life that is there now is there."""
         value = self.value
         assert value is not None
-        for dlsn in self.acked[value.life]:
+        for dlsn in self.acked[value.incarnation]:
             segment = value.segment(dlsn.segment)
             if segment is None:
-                if dlsn >= self.points.get(value.life, of(0, 0, 0)):
-                    raise Violation("D1", f"{dlsn} was acknowledged in {value.life} and its segment is gone")
+                if dlsn >= self.points.get(value.incarnation, of(0, 0, 0)):
+                    raise Violation("D1", f"{dlsn} was acknowledged in {value.incarnation} and its segment is gone")
                 continue
             held = self.store.segments.get(segment.location)
             if held is None or dlsn.entry >= len(held.payloads):
-                raise Violation("D1", f"{dlsn} was acknowledged in {value.life} and is nowhere")
+                raise Violation("D1", f"{dlsn} was acknowledged in {value.incarnation} and is nowhere")

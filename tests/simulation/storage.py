@@ -68,10 +68,10 @@ class MetadataModel:
             return Missing(left=found)
         return found
 
-    def remove(self, key: Hashable, life: str) -> None:
+    def remove(self, key: Hashable, incarnation: str) -> None:
         """Remove what is left of a stream that was marked as deleted in this life."""
         found = self.values.get(key)
-        if found is not None and found.value.life == life and found.value.owner.deleted:
+        if found is not None and found.value.incarnation == incarnation and found.value.owner.deleted:
             del self.values[key]
 
     def compare_and_set(self, key: Hashable, value: Any, version: Any) -> SeenOutcome:

@@ -39,7 +39,7 @@ class Follower:
         self.flush_s = self.rng.choice((0.001, 0.02))  # until an owner's proxy gets round to telling
         self._link_rng = random.Random(f"{world.plan.seed}/link")
         self._dawdles = self._link_rng.choice((0.0, 0.2))
-        self.life = 0
+        self.incarnation = 0
         self.lacs: dict[Location, int] = {}  # as believed
         self._link: Link | None = None
         self._read_s = self._told_s = 0.0  # when metadata is read next, at the earliest, and told
@@ -47,9 +47,9 @@ class Follower:
     def begin(self) -> None:
         """A new life: it knows nothing."""
         self._leave()
-        self.life += 1
+        self.incarnation += 1
         self.lacs.clear()
-        self._look(self.life)
+        self._look(self.incarnation)
 
     @property
     def is_at_tail(self) -> bool:
@@ -78,16 +78,16 @@ class Follower:
     def believe(self, heard: OwnerFeed, number: int) -> None:
         sim = self.world.sim
         self._read_s = max(self._read_s, sim.now_s + self.later(self.metadata_s))
-        sim.call_in(self._read_s - sim.now_s, self._read, heard, number, self.life, node=NODE)
+        sim.call_in(self._read_s - sim.now_s, self._read, heard, number, self.incarnation, node=NODE)
 
-    def _read(self, heard: OwnerFeed, number: int, life: int) -> None:
+    def _read(self, heard: OwnerFeed, number: int, incarnation: int) -> None:
         sim = self.world.sim
         self._told_s = max(self._told_s, sim.now_s + self.later(self.metadata_s))
         segment = self.world.value.segment(number)
-        sim.call_in(self._told_s - sim.now_s, self._told, heard, number, segment, life, node=NODE)
+        sim.call_in(self._told_s - sim.now_s, self._told, heard, number, segment, incarnation, node=NODE)
 
-    def _told(self, heard: OwnerFeed, number: int, segment: Segment | None, life: int) -> None:
-        if life == self.life:
+    def _told(self, heard: OwnerFeed, number: int, segment: Segment | None, incarnation: int) -> None:
+        if incarnation == self.incarnation:
             heard.place(number, segment)
 
     def heard(self, segment: Segment, lac: int, ended: bool) -> None:
@@ -115,11 +115,11 @@ class Follower:
 
     # ---- whom it listens to ------------------------------------------------------------------------------------------
 
-    def _look(self, life: int) -> None:
+    def _look(self, incarnation: int) -> None:
         """Now and then: is there an owner, and do we hear it?"""
-        if life != self.life:
+        if incarnation != self.incarnation:
             return
-        self.world.sim.call_in(LOOK_S, self._look, life, node=NODE)
+        self.world.sim.call_in(LOOK_S, self._look, incarnation, node=NODE)
         if self._link is not None and not (self._link.is_alive and (self._link.is_named or self.rng.random() < 0.5)):
             self._leave()
         proxy = self.world.proxies.get(self.world.value.owner.proxy)

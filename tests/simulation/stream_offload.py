@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dlog.errors import DLogError
-from dlog.log.messages import STORE, DeleteSegment, RelocateSegment, SegmentDeleted
+from dlog.log.messages import STORE, DeleteSegment, MoveListedSegment, SegmentDeleted
 from dlog.machine import (
     Asked,
     CompareAndSet,
@@ -194,7 +194,7 @@ class Run:
         """Whether the stream's owner says that it lies there now."""
         yield from self._pause()
         world, self._told = self._world, None
-        request = RelocateSegment(SegmentNumber(record.number), store, place, to_store, to_place)
+        request = MoveListedSegment(SegmentNumber(record.number), store, place, to_store, to_place)
         for _ in range(self._rng.choice((1, 1, 2))):
             late_s = self._rng.choice((0.0, 0.0, 0.05, 0.3, 1.0)) * self._rng.random()
             proxy = world.proxies[self._rng.choice(sorted(world.proxies))]

@@ -27,7 +27,7 @@ from typing import Any
 
 from dlog.errors import DLogError, InvalidRequestError
 from dlog.events import LacMoved
-from dlog.log.messages import AlterStream, ReleaseStream, SealStream, StatStream, TruncateBefore
+from dlog.log.messages import AlterStream, HandOverStream, SealStream, StatStream, TruncateBefore
 from dlog.log.options import OwnerOptions
 from dlog.machine import Versioned
 from dlog.model.dlsn import DLSN, of
@@ -425,7 +425,7 @@ class StreamWorld:
     def _release(self) -> None:
         address = self._owner_address()
         if address is not None:
-            self.sim.ask(address, ReleaseStream(), lambda r: self._done("released", r))
+            self.sim.ask(address, HandOverStream(), lambda r: self._done("released", r))
 
     def _alter_store(self) -> None:
         """Have the next segments in the other store."""

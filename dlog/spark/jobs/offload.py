@@ -111,7 +111,7 @@ async def _plan_stream(cluster: Cluster, job: Job, stream: StreamNow) -> list[So
     ):
         parquet = ""
         if options.parquet:
-            parquet = parquet_place(job.folder(stream.name, root=options.parquet), value.life, segment.number)
+            parquet = parquet_place(job.folder(stream.name, root=options.parquet), value.incarnation, segment.number)
         is_cold = segment.store == cold.NAME
         if not is_cold and segment.store != LEDGER:
             job.report.add("kept_in_files")

@@ -53,7 +53,7 @@ def source_of(
     """The description of a segment for a task. folder: empty for a segment that is in cold storage already."""
     head = Head(
         stream=value.name,
-        life=value.life,
+        incarnation=value.incarnation,
         number=int(segment.number),
         last_entry=int(segment.last_entry),
         last_slot=segment.last_slot,
@@ -77,9 +77,9 @@ def source_of(
     )
 
 
-def parquet_place(folder: Location, life: str, number: int) -> str:
+def parquet_place(folder: Location, incarnation: str, number: int) -> str:
     """Location of a segment's Parquet file: the same for each attempt, since each writes the same rows."""
-    return str(folder.below(f"{life or 'java'}-{number:018d}.parquet"))
+    return str(folder.below(f"{incarnation or 'java'}-{number:018d}.parquet"))
 
 
 def packed(things: Sequence[T], size: Callable[[T], int]) -> list[tuple[T, ...]]:

@@ -151,7 +151,7 @@ async def _move_segment(cluster: Cluster, client: Client, job: Job, kept: Stored
     """Tell the stream's owner to move the segment; False: the segment does not exist any more."""
     record = kept.record
     try:
-        await client.relocate(
+        await client.move_segment(
             record.stream,
             record.number,
             store=record.store,
@@ -190,7 +190,7 @@ async def _go_back(
 async def _move_back(client: Client, job: Job, record: Record, lies_at: str) -> None:
     """Move the segment back to its hot copy, if it still exists."""
     try:
-        await client.relocate(
+        await client.move_segment(
             record.stream,
             record.number,
             store=cold.NAME,

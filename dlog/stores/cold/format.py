@@ -12,10 +12,10 @@
               | summary length u32 | summary crc32c u32 | entries' crc32c u32 | object's crc32c u32 | "DLOGSEGE"
               | crc32c u32 of the footer before it
 
-All numbers are big-endian. `head` is the same in header and summary: stream, life, segment number, last entry and slot,
-txids, records, source store and location (see Head). txid -1, slot -1, time 0: the entry holds no record, or none is
-given. Times are unix milliseconds of the owner when it received the entry. The object's CRC covers everything before
-the footer; the entries' CRC covers, for each entry in order, length u32 | crc32c u32 of its payload, so that it
+All numbers are big-endian. `head` is the same in header and summary: stream, incarnation, segment number, last entry
+and slot, txids, records, source store and location (see Head). txid -1, slot -1, time 0: the entry holds no record, or
+none is given. Times are unix milliseconds of the owner when it received the entry. The object's CRC covers everything
+before the footer; the entries' CRC covers, for each entry in order, length u32 | crc32c u32 of its payload, so that it
 identifies the entries independently of their location.
 
 A reader needs the end (the footer locates the summary just before it), the header, and parts of blocks and entries.
@@ -67,7 +67,7 @@ class Head:
     """The segment in the object: entries 0..last_entry, described as in its stream's metadata."""
 
     stream: str
-    life: str
+    incarnation: str
     number: int
     last_entry: int
     last_slot: int
@@ -335,7 +335,7 @@ def _check_plan(summary: Summary) -> None:
 
 
 def _head_map(head: Head) -> dict[str, Any]:
-    return {field.name: getattr(head, field.name) for field in dataclasses.fields(head)}
+    return {_KEYS.get(name, name): getattr(head, name) for name, _ in _KINDS}
 
 
 def _packed_head(head: Head) -> bytes:
@@ -344,6 +344,7 @@ def _packed_head(head: Head) -> bytes:
     return packed
 
 
+_KEYS = {"incarnation": "life"}  # fields whose key in the stored map is not their name
 _BOUNDS: dict[str, Any] = {"strict_map_key": True, "max_map_len": 64, "max_ext_len": 0}
 _KINDS: Sequence[tuple[str, type]] = [
     (field.name, {"str": str, "int": int, "bool": bool}[str(field.type)]) for field in dataclasses.fields(Head)
@@ -359,9 +360,9 @@ def _unpacked(data: bytes) -> Any:
 
 def _head_of(told: Any) -> Head:
     """Unknown fields are ignored: a later version may add some."""
-    if type(told) is not dict or any(type(told.get(name)) is not kind for name, kind in _KINDS):
+    if type(told) is not dict or any(type(told.get(_KEYS.get(name, name))) is not kind for name, kind in _KINDS):
         raise DamagedError("the object does not name its segment")
-    head = Head(**{name: told[name] for name, _ in _KINDS})
+    head = Head(**{name: told[_KEYS.get(name, name)] for name, _ in _KINDS})
     if head.number < 1 or head.last_entry < 0:
         raise DamagedError(
             f"the object names an impossible segment: segment={head.number} last_entry={head.last_entry}"

@@ -125,7 +125,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
 
 def log_for(words: tuple[str, ...]) -> Log:
     """What the proxy has before the command: the stream, unless it is to be created."""
-    return Log(life=None if words[0] == "create" else "a1")
+    return Log(incarnation=None if words[0] == "create" else "a1")
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -132,7 +132,7 @@ async def test_a_planned_handover_is_not_seen(cluster: Up) -> None:
         for n in range(30):
             await client.append("handed", b"%d" % n)
             if n % 10 == 5:
-                await client.release("handed")
+                await client.hand_over("handed")
         assert await written(client, "handed") == [b"%d" % n for n in range(30)]
 
 

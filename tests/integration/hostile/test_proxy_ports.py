@@ -28,7 +28,7 @@ from tests.integration.hostile.talk import HELLO, REQUEST, Talk, forged, framed,
 pytestmark = pytest.mark.zookeeper
 FRAME_MAX = RECORD_BYTES_MAX + 64 * 1024 + 6
 STREAM = "bystander"
-LIFE = "a1"  # of the streams that are made here
+INCARNATION = "a1"  # of the streams that are made here
 LIVING = "living"
 NOWHERE = "no-such-stream"
 
@@ -118,20 +118,22 @@ NO_MESSAGE: dict[str, Callable[[], bytes]] = {
     "extension": lambda: header(b"\x92\x10\xd4\x05\x00"),
     "timestamp": lambda: header(b"\x92\x10\xd6\xff\x00\x00\x00\x00"),
     "map-keys-twice": lambda: header(b"\x94\x06\x4d\xa1s\x82\xa5store\xa1a\xa5store\xa1b"),
-    "map-keys-integers": lambda: forged(proxy.Create(REQUEST, "s", LIFE, 0, {}), settings={1: 2}),
-    "map-keys-bytes": lambda: forged(proxy.Create(REQUEST, "s", LIFE, 0, {}), settings={b"store": "x"}),
-    "map-too-large": lambda: forged(proxy.Create(REQUEST, "s", LIFE, 0, {}), settings={str(n): n for n in range(1025)}),
+    "map-keys-integers": lambda: forged(proxy.Create(REQUEST, "s", INCARNATION, 0, {}), settings={1: 2}),
+    "map-keys-bytes": lambda: forged(proxy.Create(REQUEST, "s", INCARNATION, 0, {}), settings={b"store": "x"}),
+    "map-too-large": lambda: forged(
+        proxy.Create(REQUEST, "s", INCARNATION, 0, {}), settings={str(n): n for n in range(1025)}
+    ),
     "body-where-none-is": lambda: forged(proxy.Ping(REQUEST), body=b"body"),
     "producer-15-bytes": lambda: forged(write(STREAM), producer=b"x" * 15),
     "count-0": lambda: forged(write(STREAM), count=0),
     "count-negative": lambda: forged(write(STREAM), count=-1),
     "sequence-overflow": lambda: forged(write(STREAM), sequence=2**63 - 1),
     "crc-2^32": lambda: forged(write(STREAM), crc=2**32),
-    "life-empty": lambda: forged(proxy.Seal(REQUEST, STREAM, LIFE), life=""),
-    "life-of-slashes": lambda: forged(proxy.Seal(REQUEST, STREAM, LIFE), life="../x"),
-    "life-of-bytes": lambda: forged(proxy.Delete(REQUEST, STREAM, LIFE), life=b"a1"),
-    "dlsn-of-two": lambda: forged(proxy.Truncate(REQUEST, STREAM, LIFE, (1, 0, 0)), dlsn=[1, 0]),
-    "dlsn-of-text": lambda: forged(proxy.Truncate(REQUEST, STREAM, LIFE, (1, 0, 0)), dlsn=["1", "0", "0"]),
+    "incarnation-empty": lambda: forged(proxy.Seal(REQUEST, STREAM, INCARNATION), incarnation=""),
+    "incarnation-of-slashes": lambda: forged(proxy.Seal(REQUEST, STREAM, INCARNATION), incarnation="../x"),
+    "incarnation-of-bytes": lambda: forged(proxy.Delete(REQUEST, STREAM, INCARNATION), incarnation=b"a1"),
+    "dlsn-of-two": lambda: forged(proxy.Truncate(REQUEST, STREAM, INCARNATION, (1, 0, 0)), dlsn=[1, 0]),
+    "dlsn-of-text": lambda: forged(proxy.Truncate(REQUEST, STREAM, INCARNATION, (1, 0, 0)), dlsn=["1", "0", "0"]),
     "start-unknown": lambda: forged(read(), start=5),
     "start-without-value": lambda: forged(read(), start=2),
     "start-value-of-another-kind": lambda: forged(read(), start=3, value=[1, 0, 0]),
@@ -143,17 +145,17 @@ QUESTIONS: dict[str, Callable[[], bytes]] = {
     "hello-twice": lambda: hello(),
     "answer-instead": lambda: said(proxy.Failed(REQUEST, 500, "no")),
     "stat-unknown": lambda: said(proxy.Stat(REQUEST, NOWHERE)),
-    "seal-unknown": lambda: said(proxy.Seal(REQUEST, NOWHERE, LIFE)),
-    "delete-unknown": lambda: said(proxy.Delete(REQUEST, NOWHERE, LIFE)),
-    "release-unknown": lambda: said(proxy.Release(REQUEST, NOWHERE, LIFE)),
-    "truncate-unknown": lambda: said(proxy.Truncate(REQUEST, NOWHERE, LIFE, (1, 0, 0))),
-    "alter-unknown": lambda: said(proxy.Alter(REQUEST, NOWHERE, LIFE, 0, {"retention_s": 1.0})),
+    "seal-unknown": lambda: said(proxy.Seal(REQUEST, NOWHERE, INCARNATION)),
+    "delete-unknown": lambda: said(proxy.Delete(REQUEST, NOWHERE, INCARNATION)),
+    "hand-over-unknown": lambda: said(proxy.HandOver(REQUEST, NOWHERE, INCARNATION)),
+    "truncate-unknown": lambda: said(proxy.Truncate(REQUEST, NOWHERE, INCARNATION, (1, 0, 0))),
+    "alter-unknown": lambda: said(proxy.Alter(REQUEST, NOWHERE, INCARNATION, 0, {"retention_s": 1.0})),
     "owner-unknown": lambda: said(proxy.GetOwner(REQUEST, NOWHERE)),
     "owner-suspect-garbage": lambda: said(proxy.GetOwner(REQUEST, STREAM, "\0 no address \n" * 200)),
-    "seal-of-another-life": lambda: said(proxy.Seal(REQUEST, LIVING, "b2")),
-    "delete-of-another-life": lambda: said(proxy.Delete(REQUEST, LIVING, "b2")),
-    "alter-of-another-life": lambda: said(proxy.Alter(REQUEST, LIVING, "b2", 0, {"retention_s": 1.0})),
-    "create-after-a-deletion": lambda: said(proxy.Create(REQUEST, "late", LIFE, 1, dict(SETTINGS))),
+    "seal-of-another-incarnation": lambda: said(proxy.Seal(REQUEST, LIVING, "b2")),
+    "delete-of-another-incarnation": lambda: said(proxy.Delete(REQUEST, LIVING, "b2")),
+    "alter-of-another-incarnation": lambda: said(proxy.Alter(REQUEST, LIVING, "b2", 0, {"retention_s": 1.0})),
+    "create-after-a-deletion": lambda: said(proxy.Create(REQUEST, "late", INCARNATION, 1, dict(SETTINGS))),
     "name-empty": lambda: said(proxy.Stat(REQUEST, "")),
     "name-dot-dot": lambda: said(proxy.Stat(REQUEST, "..")),
     "name-slash": lambda: said(proxy.Stat(REQUEST, "a/b")),
@@ -161,36 +163,36 @@ QUESTIONS: dict[str, Callable[[], bytes]] = {
     "name-twin": lambda: said(proxy.Stat(REQUEST, "bystande\N{CYRILLIC SMALL LETTER ER}")),
     "name-long": lambda: said(proxy.Stat(REQUEST, "n" * 201)),
     "name-longest-text": lambda: said(proxy.Stat(REQUEST, "n" * 4096)),
-    "create-exists": lambda: said(proxy.Create(REQUEST, STREAM, LIFE, 0, dict(SETTINGS))),
-    "create-name-illegal": lambda: said(proxy.Create(REQUEST, "../../ledgers", LIFE, 0, dict(SETTINGS))),
-    "create-setting-unknown": lambda: said(proxy.Create(REQUEST, "s", LIFE, 0, {"colour": "red"})),
-    "create-setting-type": lambda: said(proxy.Create(REQUEST, "s", LIFE, 0, {"ensemble": "3"})),
-    "create-setting-nan": lambda: said(proxy.Create(REQUEST, "s", LIFE, 0, {"retention_s": math.nan})),
-    "create-setting-infinite": lambda: said(proxy.Create(REQUEST, "s", LIFE, 0, {"segment_age_s": math.inf})),
-    "create-setting-huge": lambda: said(proxy.Create(REQUEST, "s", LIFE, 0, {"segment_bytes": 2**64 - 1})),
-    "create-setting-negative": lambda: said(proxy.Create(REQUEST, "s", LIFE, 0, {"segment_bytes": -5})),
-    "create-setting-nested": lambda: said(proxy.Create(REQUEST, "s", LIFE, 0, {"store": {"a": [[[[1]]]]}})),
-    "create-store-unknown": lambda: said(proxy.Create(REQUEST, "s", LIFE, 0, {"store": "floppy"})),
+    "create-exists": lambda: said(proxy.Create(REQUEST, STREAM, INCARNATION, 0, dict(SETTINGS))),
+    "create-name-illegal": lambda: said(proxy.Create(REQUEST, "../../ledgers", INCARNATION, 0, dict(SETTINGS))),
+    "create-setting-unknown": lambda: said(proxy.Create(REQUEST, "s", INCARNATION, 0, {"colour": "red"})),
+    "create-setting-type": lambda: said(proxy.Create(REQUEST, "s", INCARNATION, 0, {"ensemble": "3"})),
+    "create-setting-nan": lambda: said(proxy.Create(REQUEST, "s", INCARNATION, 0, {"retention_s": math.nan})),
+    "create-setting-infinite": lambda: said(proxy.Create(REQUEST, "s", INCARNATION, 0, {"segment_age_s": math.inf})),
+    "create-setting-huge": lambda: said(proxy.Create(REQUEST, "s", INCARNATION, 0, {"segment_bytes": 2**64 - 1})),
+    "create-setting-negative": lambda: said(proxy.Create(REQUEST, "s", INCARNATION, 0, {"segment_bytes": -5})),
+    "create-setting-nested": lambda: said(proxy.Create(REQUEST, "s", INCARNATION, 0, {"store": {"a": [[[[1]]]]}})),
+    "create-store-unknown": lambda: said(proxy.Create(REQUEST, "s", INCARNATION, 0, {"store": "floppy"})),
     "create-quorums-contradict": lambda: said(
-        proxy.Create(REQUEST, "s", LIFE, 0, {"ensemble": 2, "write_quorum": 3, "ack_quorum": 2})
+        proxy.Create(REQUEST, "s", INCARNATION, 0, {"ensemble": 2, "write_quorum": 3, "ack_quorum": 2})
     ),
     "create-ack-above-write": lambda: said(
-        proxy.Create(REQUEST, "s", LIFE, 0, {"ensemble": 3, "write_quorum": 2, "ack_quorum": 3})
+        proxy.Create(REQUEST, "s", INCARNATION, 0, {"ensemble": 3, "write_quorum": 2, "ack_quorum": 3})
     ),
     "create-ensemble-beyond-bookies": lambda: said(
-        proxy.Create(REQUEST, "s", LIFE, 0, {"ensemble": 99, "write_quorum": 3, "ack_quorum": 2})
+        proxy.Create(REQUEST, "s", INCARNATION, 0, {"ensemble": 99, "write_quorum": 3, "ack_quorum": 2})
     ),
-    "alter-setting-unknown": lambda: said(proxy.Alter(REQUEST, LIVING, LIFE, 0, {"colour": "red"})),
-    "alter-setting-type": lambda: said(proxy.Alter(REQUEST, LIVING, LIFE, 0, {"retention_s": "1h"})),
-    "alter-store-unknown": lambda: said(proxy.Alter(REQUEST, LIVING, LIFE, 0, {"store": "floppy"})),
-    "alter-ack-above-write": lambda: said(proxy.Alter(REQUEST, LIVING, LIFE, 0, {"ack_quorum": 9})),
-    "alter-nothing": lambda: said(proxy.Alter(REQUEST, LIVING, LIFE, 0, {})),
-    "alter-after-another": lambda: said(proxy.Alter(REQUEST, LIVING, LIFE, 2**63 - 1, {"retention_s": 7.0})),
+    "alter-setting-unknown": lambda: said(proxy.Alter(REQUEST, LIVING, INCARNATION, 0, {"colour": "red"})),
+    "alter-setting-type": lambda: said(proxy.Alter(REQUEST, LIVING, INCARNATION, 0, {"retention_s": "1h"})),
+    "alter-store-unknown": lambda: said(proxy.Alter(REQUEST, LIVING, INCARNATION, 0, {"store": "floppy"})),
+    "alter-ack-above-write": lambda: said(proxy.Alter(REQUEST, LIVING, INCARNATION, 0, {"ack_quorum": 9})),
+    "alter-nothing": lambda: said(proxy.Alter(REQUEST, LIVING, INCARNATION, 0, {})),
+    "alter-after-another": lambda: said(proxy.Alter(REQUEST, LIVING, INCARNATION, 2**63 - 1, {"retention_s": 7.0})),
     "list-limit-0": lambda: said(proxy.List(REQUEST, "", 0)),
     "list-limit-huge": lambda: said(proxy.List(REQUEST, "", 2**32 - 1)),
     "list-after-garbage": lambda: said(proxy.List(REQUEST, "\0\U0010ffff/../" * 100, 10)),
-    "truncate-dlsn-lowest": lambda: said(proxy.Truncate(REQUEST, LIVING, LIFE, (-(2**63),) * 3)),
-    "truncate-dlsn-beyond-the-end": lambda: said(proxy.Truncate(REQUEST, LIVING, LIFE, (2**62, 0, 0))),
+    "truncate-dlsn-lowest": lambda: said(proxy.Truncate(REQUEST, LIVING, INCARNATION, (-(2**63),) * 3)),
+    "truncate-dlsn-beyond-the-end": lambda: said(proxy.Truncate(REQUEST, LIVING, INCARNATION, (2**62, 0, 0))),
 }
 
 #: batches and tails, which only a write proxy takes
@@ -252,7 +254,7 @@ def nothing_is_lost(bystander: Bystander, cluster: SmallCluster) -> Iterator[Non
     """Something is there before the first case, and all of it behind the last."""
     asyncio.run(bystander.work())
     with Talk(cluster.writer.address) as raw:
-        raw.send(said(proxy.Create(REQUEST, LIVING, LIFE, 0, dict(SETTINGS))))
+        raw.send(said(proxy.Create(REQUEST, LIVING, INCARNATION, 0, dict(SETTINGS))))
         assert raw.answer() == "DONE"
     yield
     asyncio.run(bystander.work())
@@ -288,7 +290,7 @@ def test_a_sequence_that_was_used_is_not_written_again(cluster: SmallCluster, an
     """However the repeat is cut: a batch known by its place is told it, another one is refused."""
     name, told = producer(), []
     with Talk(cluster.writer.address) as raw:
-        raw.send(said(proxy.Create(REQUEST, "backwards", LIFE, 0, dict(SETTINGS))))
+        raw.send(said(proxy.Create(REQUEST, "backwards", INCARNATION, 0, dict(SETTINGS))))
         assert raw.answer() == "DONE"
         for sequence, records in ((0, 2), (2, 2), (0, 2), (1, 1), (3, 5), (0, 4)):
             body = build_record_set([b"%d" % n for n in range(records)])

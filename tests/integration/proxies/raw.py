@@ -16,11 +16,11 @@ from dlog.wire.proxy import (
     Delete,
     Done,
     Failed,
+    GetIncarnation,
+    HandOver,
     Hello,
-    Life,
     Message,
-    Release,
-    Relocate,
+    MoveSegment,
     Seal,
     SinkWrite,
     TakeIn,
@@ -34,8 +34,8 @@ from dlog.wire.proxy_codec import FrameDecoder, encode
 M = TypeVar("M")
 PATIENCE_S = 90.0
 ANYTHING: Any = object
-OF_ONE_LIFE = (Create, Delete, Truncate, Seal, Alter, Release, TakeIn, SinkWrite, Relocate)
-NO_LIFE = "none"
+OF_ONE_INCARNATION = (Create, Delete, Truncate, Seal, Alter, HandOver, TakeIn, SinkWrite, MoveSegment)
+NO_INCARNATION = "none"
 
 
 class Raw(asyncio.Protocol):
@@ -104,17 +104,17 @@ class Raw(asyncio.Protocol):
     async def ask(self, cls: type[Any], *fields: Any) -> dict[str, Any] | Failed:
         """A question with one answer: its result, or the failure. fields: without `life` (and `deletions`), which are
         those of now."""
-        if cls in OF_ONE_LIFE:
+        if cls in OF_ONE_INCARNATION:
             stream, *rest = fields
-            told = await self.life(stream)
-            fields = (stream, told["life"] or NO_LIFE, *rest)
+            told = await self.incarnation(stream)
+            fields = (stream, told["life"] or NO_INCARNATION, *rest)
             if cls is Create:
                 fields = (stream, os.urandom(12).hex(), told["deletions"], *rest)
         return await self.ask_exactly(cls, *fields)
 
-    async def life(self, stream: str) -> dict[str, Any]:
+    async def incarnation(self, stream: str) -> dict[str, Any]:
         """Which stream has this name now."""
-        told = await self.ask_exactly(Life, stream)
+        told = await self.ask_exactly(GetIncarnation, stream)
         return {"life": "", "deletions": 0} if isinstance(told, Failed) else told
 
     async def ask_exactly(self, cls: type[Any], *fields: Any) -> dict[str, Any] | Failed:
@@ -139,7 +139,7 @@ class RawProducer:
         self.producer = producer or os.urandom(16)
         self.sequence = sequence
         self.since: tuple[int, int, int] | None = None
-        self.life: str | None = None
+        self.incarnation: str | None = None
 
     def batch(self, records: list[bytes], *, retry: bool = False, txid: int | None = None) -> Write:
         """The next batch as a message; its sequence is used up."""
@@ -154,7 +154,7 @@ class RawProducer:
             crc32c(body),
             retry,
             self.since,
-            life=self.life,
+            incarnation=self.incarnation,
             body=body,
         )
         self.sequence += len(records)

@@ -139,9 +139,9 @@ class Stage:
 async def stage(options: FeedOptions = SHORT) -> AsyncIterator[Stage]:
     built = Stage(options)
     async with asyncio.TaskGroup() as tasks:
-        life = tasks.create_task(built.source.run())
+        running = tasks.create_task(built.source.run())
         try:
             yield built
         finally:
             built.source.stop()
-            await asyncio.wait((life,))
+            await asyncio.wait((running,))

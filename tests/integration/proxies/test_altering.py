@@ -36,7 +36,7 @@ async def test_settings_are_altered_under_load_and_the_owner_stays(house: House)
             for retention_s in (60.0, 0.0, 3600.0):
                 assert (await client.alter("orders", retention_s=retention_s)).retention_s == retention_s
             await client.alter("orders", segment_bytes=64 * 1024)
-            await client.release("orders")  # ends the segment that has the former size
+            await client.hand_over("orders")  # ends the segment that has the former size
             while len((await client.stat("orders")).segments) < 4:
                 await client.append("orders", b"more")
             is_over.set()
@@ -83,7 +83,7 @@ async def test_a_request_that_was_made_from_older_settings_is_refused_and_a_repe
         assert isinstance(await raw.ask(Alter, "orders", 0, {"retention_s": 60}), dict), "it is so already"
         refused = await raw.ask(Alter, "orders", 0, {"retention_s": 70})
         assert isinstance(refused, Failed) and refused.code == dlog.StaleRequestError.code
-        assert (await raw.life("orders"))["settings_version"] == 1
+        assert (await raw.incarnation("orders"))["settings_version"] == 1
         await client.alter("orders", retention_s=0.0)
         late = await raw.ask(Alter, "orders", 0, {"retention_s": 60})
         assert isinstance(late, Failed), "the values that it was made from are there again, and it was made before"

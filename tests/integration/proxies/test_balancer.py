@@ -139,7 +139,7 @@ def test_with_only_the_balancer_in_reach_everything_works(balanced: Start) -> No
             owners = {one.stream: one.location for one in await client.owners()}
             assert len(owners) == 4
             for _ in range(2):
-                await client.release("orders-0")
+                await client.hand_over("orders-0")
             await client.append("orders-0", b"after the hand-over")
             await client.seal("orders-1")
             await client.delete("orders-2")

@@ -9,7 +9,7 @@ import pytest
 
 from dlog.errors import MetadataUnavailableError
 from dlog.machine import Key, Outcome, OutcomeUnknown
-from dlog.wire.proxy import Create, ReaderEventKind, Release, Start
+from dlog.wire.proxy import Create, HandOver, ReaderEventKind, Start
 from proxies.read.server import ReadProxy
 from tests.integration.proxies.house import House
 from tests.integration.proxies.raw import Raw, RawProducer
@@ -55,7 +55,7 @@ async def test_a_reader_at_the_tail_goes_on_at_a_proxy_that_reaches_zookeeper(ho
         reading = Reading(ro, "orders", Start.START, follow=True, forwarded=True)
         assert [(await reading.event()).kind for _ in range(2)] == [ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP]
         cut.is_off = True
-        await raw.ask(Release, "orders")
+        await raw.ask(HandOver, "orders")
         await producer.write([b"in another segment"])
         moved = await reading.event()
         while moved.kind is ReaderEventKind.CAUGHT_UP:

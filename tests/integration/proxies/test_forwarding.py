@@ -22,12 +22,12 @@ from dlog.wire.proxy import (
     Entries,
     Failed,
     GetOwners,
+    HandOver,
     Hello,
     Ping,
     Read,
     ReaderEvent,
     ReaderEventKind,
-    Release,
     Seal,
     Start,
     Stat,
@@ -156,7 +156,7 @@ async def test_a_client_that_reaches_one_proxy_does_everything_through_it(house:
                     owners = {owner.stream: owner.location for owner in await client.owners()}
                     assert owners[stream] == told.owner.location
                     await client.truncate(stream, places[2])
-                    await client.release(stream)
+                    await client.hand_over(stream)
                     await client.append(stream, b"after the hand-over")
                     await client.seal(stream)
                     with pytest.raises(EndedError):
@@ -212,7 +212,7 @@ async def test_what_was_handed_on_is_never_handed_on_again(house: House, unreach
             answer = await RawProducer(raw, "orders").write([b"x"])
             assert isinstance(answer, Failed)
             assert (answer.code, answer.location) == (302, owner.address)
-            for question in ((Truncate, (1, 0, 0)), (Alter, 0, {"retention_s": 1.0}), (Seal,), (Release,)):
+            for question in ((Truncate, (1, 0, 0)), (Alter, 0, {"retention_s": 1.0}), (Seal,), (HandOver,)):
                 refusal = await raw.ask(question[0], "orders", *question[1:])
                 assert isinstance(refusal, Failed), question
                 assert (refusal.code, refusal.location) == (302, owner.address), question

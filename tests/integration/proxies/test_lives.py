@@ -21,8 +21,8 @@ from dlog.wire.proxy import (
     Create,
     Delete,
     Failed,
-    Release,
-    Relocate,
+    HandOver,
+    MoveSegment,
     Seal,
     SinkWrite,
     TakeIn,
@@ -40,17 +40,17 @@ STREAM = StreamName("orders")
 BODY = build_record_set([b"of a sink"])
 
 
-def questions_of(life: str) -> list[tuple[type[Any], tuple[Any, ...]]]:
+def questions_of(incarnation: str) -> list[tuple[type[Any], tuple[Any, ...]]]:
     """One of each kind that changes the stream of this life, without its request number."""
     sink = ("sink", 0, "q", 0, None)
     return [
-        (Seal, (STREAM, life)),
-        (Alter, (STREAM, life, 0, {"retention_s": 1.0})),
-        (Truncate, (STREAM, life, (1, 0, 0))),
-        (Release, (STREAM, life)),
-        (Relocate, (STREAM, life, 1, "ledger", "1", "cold", "x")),
-        (TakeIn, (STREAM, life, "", 0, "", 0, None, None, (("1", 0),))),
-        (SinkWrite, (STREAM, life, *sink, 1, None, crc32c(BODY), BODY)),
+        (Seal, (STREAM, incarnation)),
+        (Alter, (STREAM, incarnation, 0, {"retention_s": 1.0})),
+        (Truncate, (STREAM, incarnation, (1, 0, 0))),
+        (HandOver, (STREAM, incarnation)),
+        (MoveSegment, (STREAM, incarnation, 1, "ledger", "1", "cold", "x")),
+        (TakeIn, (STREAM, incarnation, "", 0, "", 0, None, None, (("1", 0),))),
+        (SinkWrite, (STREAM, incarnation, *sink, 1, None, crc32c(BODY), BODY)),
     ]
 
 
@@ -65,20 +65,20 @@ async def test_what_was_meant_for_a_deleted_stream_changes_nothing_of_the_next(h
     writer = await house.write_proxy()
     async with Raw(writer.address) as raw:
         await raw.ask(Create, STREAM, MEMORY)
-        life = (await raw.life(STREAM))["life"]
+        incarnation = (await raw.incarnation(STREAM))["life"]
         assert isinstance(await RawProducer(raw, STREAM).write([b"first"]), Written)
         await raw.ask(Delete, STREAM)
         await raw.ask(Create, STREAM, MEMORY)
         assert isinstance(await RawProducer(raw, STREAM).write([b"second"]), Written)
         before = await stream_now(house)
-        for cls, fields in questions_of(life):
+        for cls, fields in questions_of(incarnation):
             answer = await raw.ask_exactly(cls, *fields)
             assert isinstance(answer, Failed), cls
             assert answer.code == 510, cls
-        assert await raw.ask_exactly(Delete, STREAM, life, False) == {"segments": 0, "left": 0}
-        assert await raw.ask_exactly(Delete, STREAM, life, True) == {"segments": 0, "left": 0}
+        assert await raw.ask_exactly(Delete, STREAM, incarnation, False) == {"segments": 0, "left": 0}
+        assert await raw.ask_exactly(Delete, STREAM, incarnation, True) == {"segments": 0, "left": 0}
         assert await stream_now(house) == before
-        assert (await stream_now(house)).life == before.life != life
+        assert (await stream_now(house)).incarnation == before.incarnation != incarnation
 
 
 async def test_a_long_stream_is_deleted_and_made_again_at_once(house: House) -> None:
@@ -87,7 +87,7 @@ async def test_a_long_stream_is_deleted_and_made_again_at_once(house: House) -> 
     async with dlog.connect(writer.address) as client:
         await client.create(STREAM, **MEMORY)
         await client.append(STREAM, b"first")
-        await client.release(STREAM)
+        await client.hand_over(STREAM)
         seen = await house.metadata.read(StreamKey(STREAM))
         assert isinstance(seen, Versioned)
         first = seen.value.segments[-1].number + 1
@@ -111,7 +111,7 @@ async def test_a_long_stream_is_deleted_and_made_again_at_once(house: House) -> 
 async def test_a_creation_makes_one_life_however_often_and_late_it_comes(house: House) -> None:
     writer = await house.write_proxy()
     async with Raw(writer.address) as raw:
-        told = await raw.life(STREAM)
+        told = await raw.incarnation(STREAM)
         assert told == {"life": None, "deleted": False, "deletions": 0}
         create = (Create, STREAM, "a1", told["deletions"], MEMORY)
         made = await raw.ask_exactly(*create)
@@ -124,7 +124,7 @@ async def test_a_creation_makes_one_life_however_often_and_late_it_comes(house: 
         late = await raw.ask_exactly(*create)
         assert isinstance(late, Failed)
         assert late.code == 555
-        assert (await raw.life(STREAM))["life"] is None
+        assert (await raw.incarnation(STREAM))["life"] is None
 
 
 async def test_a_deletion_that_was_interrupted_is_finished_by_the_next_and_by_a_creation(house: House) -> None:
@@ -133,7 +133,7 @@ async def test_a_deletion_that_was_interrupted_is_finished_by_the_next_and_by_a_
         for finish in ("delete", "create"):
             await client.create(STREAM, **MEMORY)
             await client.append(STREAM, b"x")
-            await client.release(STREAM)
+            await client.hand_over(STREAM)
             await mark_deleted(house.metadata, STREAM)
             assert house.state.segments
             with pytest.raises(dlog.StreamNotFoundError):
@@ -153,15 +153,15 @@ async def test_a_life_is_told_and_may_be_named_later(house: House) -> None:
     writer = await house.write_proxy()
     async with dlog.connect(f"dlog://{writer.address}") as client:
         with pytest.raises(dlog.StreamNotFoundError):
-            await client.life(STREAM)
+            await client.incarnation(STREAM)
         await client.create(STREAM, **MEMORY)
-        life = await client.life(STREAM)
-        assert (await client.stat(STREAM)).life == life
+        incarnation = await client.incarnation(STREAM)
+        assert (await client.stat(STREAM)).incarnation == incarnation
         await client.delete(STREAM)
         await client.create(STREAM, **MEMORY)
         batch = SinkBatch("sink", 0, "q", 0)
         with pytest.raises(dlog.StreamNotFoundError):
-            await client.append_once(STREAM, [b"late"], batch, life=life)
+            await client.append_once(STREAM, [b"late"], batch, incarnation=incarnation)
         assert (await client.stat(STREAM)).last_dlsn is None
 
 
@@ -172,19 +172,19 @@ async def test_what_lies_before_the_door_of_a_frozen_owner_does_not_touch_the_ne
     async with dlog.connect(cluster.target) as client:
         await client.create(STREAM)
         await client.append(STREAM, b"first")
-        life = await client.life(STREAM)
+        incarnation = await client.incarnation(STREAM)
         owner = cluster.writer_at((await client.owner(STREAM)).location)
         async with Raw(owner.address) as raw:
             producer = RawProducer(raw, STREAM)
             await producer.write([b"taken"])
-            deletions = (await raw.life(STREAM))["deletions"]
+            deletions = (await raw.incarnation(STREAM))["deletions"]
             owner.freeze()
             batches = [producer.batch([b"late %d" % n]) for n in range(5)]
             newcomer = RawProducer(raw, STREAM)  # the next owner cannot know it
-            newcomer.life = life
+            newcomer.incarnation = incarnation
             batches += [newcomer.batch([b"later %d" % n]) for n in range(2)]
-            late: list[Any] = [cls(raw.next_request(), *fields) for cls, fields in questions_of(life)]
-            late.append(Delete(raw.next_request(), STREAM, life, True))
+            late: list[Any] = [cls(raw.next_request(), *fields) for cls, fields in questions_of(incarnation)]
+            late.append(Delete(raw.next_request(), STREAM, incarnation, True))
             late.append(Create(raw.next_request(), "another", "a1", deletions, {}))
             raw.say(*batches, *late)
             await client.delete(STREAM)
@@ -200,7 +200,7 @@ async def test_what_lies_before_the_door_of_a_frozen_owner_does_not_touch_the_ne
         with pytest.raises(dlog.StreamNotFoundError):
             await client.stat("another")
         after = await client.stat(STREAM)
-        for name in ("life", "is_sealed", "settings", "first_dlsn", "owner"):
+        for name in ("incarnation", "is_sealed", "settings", "first_dlsn", "owner"):
             assert getattr(after, name) == getattr(now, name)
         await client.append(STREAM, b"third")
         assert [record.payload async for record in client.read(STREAM)] == [b"second", b"third"]

@@ -19,9 +19,9 @@ from dlog.wire.proxy import (
     Entries,
     Failed,
     GetOwner,
+    HandOver,
     Read,
     ReaderEvent,
-    Release,
     Seal,
     Start,
     Stat,
@@ -92,7 +92,7 @@ async def filled(house: House, raw: Raw, count: int = 30, *, settings: Mapping[s
     producer = RawProducer(raw, "orders")
     for n in range(count):
         if n and n % (count // 3) == 0:
-            await raw.ask(Release, "orders")
+            await raw.ask(HandOver, "orders")
         await producer.write([b"%d" % n], txid=1000 + n)
     return producer
 
@@ -158,7 +158,7 @@ async def test_a_truncation_holds_within_the_open_segment(house: House) -> None:
             _ = [r async for r in client.read("orders", places[1])]
         with pytest.raises(PositionBeyondEndError):
             await client.truncate("orders", f"{places[3].segment}:{places[3].entry + 9}:0")
-        await client.release("orders")
+        await client.hand_over("orders")
         await client.append("orders", b"4")
         assert [r.payload async for r in client.read("orders")] == [b"2", b"3", b"4"]
 
@@ -220,7 +220,7 @@ async def test_what_was_acknowledged_before_the_open_is_read(house: House) -> No
         producer = RawProducer(raw, "orders")
         for n in range(60):
             if n % 20 == 19:
-                await raw.ask(Release, "orders")
+                await raw.ask(HandOver, "orders")
             await producer.write([b"%d" % n])
             read = Reading(rr, "orders", Start.START)
             while (await read.event()).kind is not Kind.CAUGHT_UP:
@@ -276,7 +276,7 @@ async def test_a_follower_goes_on_through_hand_overs_kills_and_the_end(house: Ho
             for n in range(10, 20):
                 await producer.write([b"%d" % n])
             await follower.until(20)
-            await raw.ask(Release, "orders")
+            await raw.ask(HandOver, "orders")
             for n in range(20, 30):
                 await producer.write([b"%d" % n])
             await follower.until(30)

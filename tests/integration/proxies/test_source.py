@@ -51,7 +51,7 @@ async def test_a_stream_made_again_is_told_even_if_it_looks_the_same(monkeypatch
         assert before == after == value
         assert before is not None
         assert after is not None
-        assert before.life != after.life
+        assert before.incarnation != after.incarnation
 
 
 async def test_a_lac_is_not_believed_for_a_place_that_the_number_had_before() -> None:
@@ -404,7 +404,7 @@ async def test_a_source_that_is_told_to_end_does_so_while_a_reader_waits_for_the
     """Or whoever asks for the stream next would wait for the end of this source, for ever."""
     on = Stage()
     async with asyncio.TaskGroup() as tasks:
-        life = tasks.create_task(on.source.run())
+        running = tasks.create_task(on.source.run())
         segment = await on.write(1, owned=False)
         asker = Asker(on.source)
         await asker.look()
@@ -420,7 +420,7 @@ async def test_a_source_that_is_told_to_end_does_so_while_a_reader_waits_for_the
         asker.view.close()
         on.source.stop()
         async with asyncio.timeout(90.0):
-            await life
+            await running
 
 
 async def test_readers_at_the_tail_are_told_in_their_turn_and_of_an_end_at_once() -> None:

@@ -77,6 +77,6 @@ async def test_a_segment_is_opened_on_fewer_bookies_than_asked_for_but_not_below
         assert (found.ensemble, found.write, found.ack) == (2, 2, 2)
         await asyncio.to_thread(own_cluster.bookies.bookies[0].start)
         await known(own_cluster, enough=True)
-        await client.release("orders")
+        await client.hand_over("orders")
         await client.append("orders", b"on three")
         assert (await quorum()).ensemble == 3

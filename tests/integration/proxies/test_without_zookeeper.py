@@ -22,9 +22,9 @@ from dlog.machine import Versioned
 from dlog.model.ids import StreamName
 from dlog.model.segment import StreamKey, StreamMetadata
 from proxies.parts import BackendLimits
-from proxies.read import running as read_life
+from proxies.read import running as read_incarnation
 from proxies.read.options import ReadOptions
-from proxies.write import running as write_life
+from proxies.write import running as write_incarnation
 from proxies.write.options import WriteOptions
 from tests.integration.cluster import BookieCluster
 from tests.integration.proxies.load import PATIENCE_S, Load
@@ -40,10 +40,10 @@ SEGMENT_BYTES = 256 * 1024
 class Living:
     """A proxy in this process."""
 
-    def __init__(self, life: Any, options: Any, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, incarnation: Any, options: Any, tasks: asyncio.TaskGroup) -> None:
         self.address = ""
         self._ready = asyncio.Event()
-        work = life.live(
+        work = incarnation.live(
             options, asyncio.Event(), self._is_ready, tell=_ignore, tuning=BackendLimits(session_timeout_s=SESSION_S)
         )
         self.task = tasks.create_task(work, name="proxy under test")
@@ -71,8 +71,8 @@ async def proxies(hosts: str, namespace: str) -> AsyncIterator[tuple[list[Living
     """Two write proxies and a read proxy that see ZooKeeper at `hosts`."""
     own: dict[str, Any] = {"zookeeper": hosts, "namespace": namespace, "port": 0}
     async with asyncio.TaskGroup() as tasks:
-        started = [Living(write_life, WriteOptions(**own), tasks) for _ in range(2)]
-        started.append(Living(read_life, ReadOptions(**own), tasks))
+        started = [Living(write_incarnation, WriteOptions(**own), tasks) for _ in range(2)]
+        started.append(Living(read_incarnation, ReadOptions(**own), tasks))
         try:
             for living in started:
                 await living.started()

@@ -22,11 +22,11 @@ from dlog.wire.proxy import (
     Failed,
     GetOwner,
     GetOwners,
+    HandOver,
     Hello,
     Lac,
     List,
     Ping,
-    Release,
     Seal,
     Stat,
     Tail,
@@ -143,7 +143,7 @@ async def test_what_a_producer_gave_up_is_refused_once_its_next_generation_began
                 raw.say(again)
                 refused = failed(await producer.answer(again.request))
                 assert (refused.code, refused.outcome_unknown) == (535, retry), owner
-            said(await raw.ask(Release, "orders"))
+            said(await raw.ask(HandOver, "orders"))
 
 
 async def test_streams_are_made_listed_described_sealed_and_deleted(house: House) -> None:
@@ -198,7 +198,7 @@ async def test_a_truncation_says_what_is_left(house: House) -> None:
         said(await raw.ask(Create, "orders", MEMORY))
         producer = RawProducer(raw, "orders")
         await producer.write([b"old"])
-        said(await raw.ask(Release, "orders"))
+        said(await raw.ask(HandOver, "orders"))
         await producer.write([b"new"])
         assert said(await raw.ask(Truncate, "orders", (2, 0, 0)))["first"] == [2, 0, 0]
         assert failed(await raw.ask(Truncate, "orders", (9, 0, 0))).code == 561
@@ -259,7 +259,7 @@ async def test_who_tails_hears_the_lac_and_the_end_of_ownership(house: House) ->
         assert (await at.hear(Lac, request=6)).lac == 1
         away.say(Tail(7, "orders"))
         assert (await away.hear(Failed, request=7)).location == location
-        said(await at.ask(Release, "orders"))
+        said(await at.ask(HandOver, "orders"))
         assert (await at.hear(Failed, request=6)).code in (302, 515)
 
 

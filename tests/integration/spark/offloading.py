@@ -68,7 +68,7 @@ class Yard:
                 batch = [b"%d.%06d|" % (segment, txid) + rng.randbytes(size) for _ in range(count)]
                 self.client.append_batch(name, batch, txid=txid)
             if segment < segments:
-                self.client.release(name)  # its next owner begins another one
+                self.client.hand_over(name)  # its next owner begins another one
         assert [s.completed for s in self.segments(name)] == [True] * segments + [False]
         return name
 

@@ -48,7 +48,7 @@ def two_segments(lake: Lake) -> str:
     name = lake.create()
     for payload in expected(100):
         lake.client.append(name, payload)
-    lake.client.release(name)
+    lake.client.hand_over(name)
     for payload in expected(50, first=100):
         lake.client.append(name, payload)
     return name

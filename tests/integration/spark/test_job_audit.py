@@ -279,7 +279,7 @@ def test_a_segment_in_cold_storage_is_proved_too(stage: Stage, tmp_path: Path) -
         client.create("cold")
         for _ in range(3):
             client.append_batch("cold", [b"c" * 500] * 160)
-            client.release("cold")  # its segment is completed, and the next owner begins another
+            client.hand_over("cold")  # its segment is completed, and the next owner begins another
     told = offload(
         stage.spark,
         Place(zookeeper=stage.zookeeper, streams=("cold",)),

@@ -47,7 +47,7 @@ def test_a_moved_stream_goes_on(yard: Yard) -> None:
     """Its owner dies, the next one reads what it needs of the newest segments from cold storage; a reader that was in
     the middle goes on; tables, seeking and splitting know of cold segments."""
     name = yard.written()
-    yard.client.release(name)  # the open segment is completed, so that the last one lies in cold storage too
+    yard.client.hand_over(name)  # the open segment is completed, so that the last one lies in cold storage too
     wait_until(lambda: all(s.completed for s in yard.segments(name)), "the stream was handed back")
     rows = yard.rows(name)
     reading = yard.client.read(name)
@@ -90,7 +90,7 @@ def test_a_streaming_query_goes_on_over_segments_that_were_moved(files: Yard, tm
     run()
     assert sorted(map(bytes, seen)) == sorted(row[4] for row in files.rows(name))
     files.client.append_batch(name, [b"new %d" % number for number in range(50)], txid=10**6)
-    files.client.release(name)
+    files.client.hand_over(name)
     files.offload(name, keep=0)
     files.offload(name, keep=0, grace_s=0.0)
     files.client.append(name, b"newest", txid=10**7)

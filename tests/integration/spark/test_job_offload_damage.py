@@ -91,7 +91,7 @@ def test_an_object_that_is_damaged_later_is_an_error_for_every_reader(
 def test_a_segment_that_is_damaged_stays_where_it_is_and_the_others_go(files: Yard) -> None:
     """Its entry is what was written, and not what its producer sent."""
     name = files.written()
-    files.client.release(name)
+    files.client.hand_over(name)
     wait_until(lambda: files.value(name).owner.released, "the stream was handed back")
     victim = files.sealed(name)[1]
 
@@ -120,7 +120,7 @@ def test_a_segment_that_is_damaged_stays_where_it_is_and_the_others_go(files: Ya
 
 def test_a_list_that_counts_other_records_is_told(files: Yard) -> None:
     name = files.written()
-    files.client.release(name)
+    files.client.hand_over(name)
     wait_until(lambda: files.value(name).owner.released, "the stream was handed back")
     victim = files.sealed(name)[0]
     files.replace_ledger(name, int(victim.number), victim.place, record_count=victim.record_count + 1)

@@ -77,7 +77,7 @@ def finished(yard: Yard, name: str) -> None:
     [
         (OffloadRecords, "begin"),  # the object is there, nobody knows
         (offload_settle, "_is_there"),  # remembered, its stream was not told
-        (Client, "relocate"),
+        (Client, "move_segment"),
         (offload_settle, "_note"),  # its stream was told, the grace period has not begun
     ],
 )
@@ -113,7 +113,7 @@ def test_a_run_that_dies_while_it_takes_a_segment_back(yard: Yard) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    with dying(Client, "relocate"):
+    with dying(Client, "move_segment"):
         yard.offload(name, grace_s=0.0)
     assert yard.offload(name).counts["segments_taken_back"] == 1
     assert yard.rows(name) == rows
@@ -138,7 +138,7 @@ def test_a_run_that_dies_while_it_sweeps(yard: Yard, what: str) -> None:
 def test_a_stream_that_is_deleted_under_a_run_leaves_nothing(yard: Yard) -> None:
     name = yard.written()
     hot = yard.hot(name)
-    with dying(Client, "relocate", after=1):
+    with dying(Client, "move_segment", after=1):
         yard.offload(name)
     yard.client.delete(name)
     yard.client.create(name)

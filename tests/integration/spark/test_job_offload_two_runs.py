@@ -116,7 +116,7 @@ def test_a_request_to_take_a_segment_back_that_comes_when_its_hot_copy_is_gone(
         raise UnavailableError("no answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Client, "relocate", frozen)
+        patch.setattr(Client, "move_segment", frozen)
         patch.setattr(offload_settle, "_try_out", _refused)
         files.offload(name, grace_s=0.0, fails=True)
     assert stuck and len(files.cold_segments(name)) > 1
@@ -124,5 +124,5 @@ def test_a_request_to_take_a_segment_back_that_comes_when_its_hot_copy_is_gone(
         files.offload(name, grace_s=0.0, orphan_age_s=0.0)
     for given, more in stuck:
         with pytest.raises(InvalidRequestError):
-            files.client.relocate(*given, **more)
+            files.client.move_segment(*given, **more)
     files.check_over(name, rows, hot)

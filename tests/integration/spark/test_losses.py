@@ -30,7 +30,7 @@ def metadata(lake: Lake, name: str) -> StreamMetadata:
 
 
 def end_segment(lake: Lake, name: str) -> None:
-    lake.client.release(name)
+    lake.client.hand_over(name)
     wait_until(lambda: metadata(lake, name).owner.released, "the stream is not handed back")
 
 

@@ -128,7 +128,7 @@ def test_several_streams_and_patterns(lake: Lake) -> None:
 def test_truncated_records_are_gone_and_told_of(lake: Lake) -> None:
     name = lake.create()
     places = [lake.client.append(name, b"%d" % number) for number in range(15)]
-    lake.client.release(name)  # its next owner begins another segment, and this one may be truncated in part
+    lake.client.hand_over(name)  # its next owner begins another segment, and this one may be truncated in part
     places += [lake.client.append(name, b"%d" % number) for number in range(15, 20)]
     assert places[-1].segment > places[0].segment
     lake.client.truncate(name, places[12])
@@ -163,7 +163,7 @@ def test_spark_still_remembers_what_one_query_left_out(lake: Lake) -> None:
     """Why pushdown=true is refused. The day this fails Spark has been mended, and it may be allowed."""
     name = lake.create()
     lake.client.append(name, b"early", txid=1)
-    lake.client.release(name)
+    lake.client.hand_over(name)
     lake.client.append(name, b"late", txid=2)
     frame = lake.read(name, pushdown="once")
     assert frame.where("txid >= 2").count() == 1

@@ -72,7 +72,7 @@ def test_every_record_once_over_runs_and_segments(lake: Lake, tmp_path: Path) ->
     name = lake.create()
     query = Query(lake, name, tmp_path)
     first = fill(lake, name, 0, 25)
-    lake.client.release(name)  # its next owner begins another segment
+    lake.client.hand_over(name)  # its next owner begins another segment
     first += fill(lake, name, 25, 25)
     assert query.run() == first
     assert query.run() == [], "nothing came"
@@ -130,7 +130,7 @@ def test_truncation_below_the_checkpoint_is_told(lake: Lake, tmp_path: Path) -> 
     query = Query(lake, name, tmp_path)
     query.run()
     fill(lake, name, 10, 8)
-    lake.client.release(name)
+    lake.client.hand_over(name)
     fill(lake, name, 18, 2)
     places = [record.dlsn for record in lake.client.read(name, follow=False)]
     lake.client.truncate(name, places[15])

@@ -130,7 +130,7 @@ async def bring(objects: Any, place: Location, entries: Sequence[bytes], stream:
     builder = Builder(
         Head(
             stream=stream,
-            life="",
+            incarnation="",
             number=number,
             last_entry=len(entries) - 1,
             last_slot=0,

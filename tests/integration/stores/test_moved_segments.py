@@ -22,7 +22,7 @@ from dlog.stores.cold.options import ColdOptions
 from dlog.stores.cold.store import ColdStore
 from dlog.stores.contract import SegmentNotFoundError, SegmentRef
 from dlog.stores.memory import MemoryStore
-from dlog.wire.proxy import Credit, Relocate, Start
+from dlog.wire.proxy import Credit, MoveSegment, Start
 from dlog.wire.proxy import ReaderEventKind as Kind
 from tests.integration.proxies.house import House
 from tests.integration.proxies.house import house as open_house
@@ -68,7 +68,7 @@ class Mover:
 
     async def tell(self, segment: Segment, store: str, place: str) -> None:
         asked = (STREAM, segment.number, segment.store, segment.place, store, place)
-        assert isinstance(await self.raw.ask(Relocate, *asked), dict)
+        assert isinstance(await self.raw.ask(MoveSegment, *asked), dict)
 
 
 def ref_of(segment: Segment) -> SegmentRef:
@@ -138,7 +138,7 @@ async def test_a_spark_task_reads_a_segment_where_it_was_moved_to_since_it_was_p
                     store=segment.store,
                     first=0,
                     last=segment.last_entry,
-                    life=value.life,
+                    incarnation=value.incarnation,
                 )
                 ranges.append(asked)
             cluster: Any = Cluster(house.metadata, None, {"ledger": mover.hot, "cold": cold})  # type: ignore[arg-type]
@@ -147,6 +147,6 @@ async def test_a_spark_task_reads_a_segment_where_it_was_moved_to_since_it_was_p
             for number in (1, 2):
                 await mover.hot.delete(ref_of(await mover.to_cold(number)))
             assert [payload async for _, _, got in extents(cluster, ranges, source) for payload in got] == planned
-            other_life = [replace(of, life="another") for of in ranges]
+            other_incarnation = [replace(of, incarnation="another") for of in ranges]
             with pytest.raises(SegmentNotFoundError):
-                _ = [payload async for payload in extents(cluster, other_life, source)]
+                _ = [payload async for payload in extents(cluster, other_incarnation, source)]

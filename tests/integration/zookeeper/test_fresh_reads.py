@@ -89,7 +89,7 @@ async def test_a_stream_is_read_as_it_stands(pair: Pair) -> None:
     assert await seen(reader, KEY) == FRESH
     await delete_stream(reader, KEY.stream)
     assert await writer.read(KEY) == Missing()
-    assert again.value.life != last.value.life
+    assert again.value.incarnation != last.value.incarnation
 
 
 async def test_a_stream_deleted_elsewhere_is_made_again_at_once(pair: Pair) -> None:

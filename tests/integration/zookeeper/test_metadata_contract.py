@@ -202,53 +202,59 @@ async def test_a_stream_made_again_takes_no_change_of_the_one_before(pair: Pair)
         for old in before:
             claim = replace(old.value, owner=replace(OWNER, epoch=Epoch(2), claim="late"))
             assert await one.compare_and_set(KEY, claim, old.version) == Conflict()
-    assert len({seen.value.life for seen in before}) == len({seen.value.life for seen in after}) == 1
-    assert (await seen(one, KEY)).value.life == after[-1].value.life != before[-1].value.life
+    assert len({seen.value.incarnation for seen in before}) == len({seen.value.incarnation for seen in after}) == 1
+    assert (await seen(one, KEY)).value.incarnation == after[-1].value.incarnation != before[-1].value.incarnation
 
 
 async def test_a_stream_is_deleted_by_one_change_and_what_is_left_is_removed_under_its_life(pair: Pair) -> None:
     one, two = pair
     owned = await change(one, replace(FRESH, owner=OWNER).with_segment(started(1, "17")), None)
-    life = await mark_deleted(two, KEY.stream)
-    assert life == owned.value.life
+    incarnation = await mark_deleted(two, KEY.stream)
+    assert incarnation == owned.value.incarnation
     for metadata in pair:
         gone = await metadata.read(KEY)
         assert isinstance(gone, Missing)
         assert gone.left is not None
         assert gone.left.value.segments == owned.value.segments
-        assert gone.left.value.life == life
+        assert gone.left.value.incarnation == incarnation
     late = owned.value.with_segment(started(2, "18"))
     assert await one.compare_and_set(KEY, late, owned.version) == Conflict()
     assert await one.compare_and_set(KEY, FRESH, None) == Conflict()  # what is left must go first
     await one.remove(KEY.stream, "another")
     assert await two.read(KEY) == gone
-    await one.remove(KEY.stream, life)
-    await two.remove(KEY.stream, life)
+    await one.remove(KEY.stream, incarnation)
+    await two.remove(KEY.stream, incarnation)
     assert await one.read(KEY) == Missing()
     again = await change(one, FRESH, None)
-    await two.remove(KEY.stream, life)
-    await two.remove(KEY.stream, again.value.life)  # it is not marked
+    await two.remove(KEY.stream, incarnation)
+    await two.remove(KEY.stream, again.value.incarnation)  # it is not marked
     assert (await seen(two, KEY)).value == FRESH
 
 
 async def test_a_creation_names_the_life_it_makes(pair: Pair) -> None:
     one, two = pair
-    made = await change(one, replace(FRESH, life="a1"), AbsentStream(await two.deletions()))
-    assert made.value.life == (await seen(two, KEY)).value.life == "a1"
-    assert await two.compare_and_set(KEY, replace(FRESH, life="a1"), AbsentStream(await two.deletions())) == Conflict()
+    made = await change(one, replace(FRESH, incarnation="a1"), AbsentStream(await two.deletions()))
+    assert made.value.incarnation == (await seen(two, KEY)).value.incarnation == "a1"
+    assert (
+        await two.compare_and_set(KEY, replace(FRESH, incarnation="a1"), AbsentStream(await two.deletions()))
+        == Conflict()
+    )
 
 
 async def test_a_creation_that_comes_late_makes_no_second_life(pair: Pair) -> None:
     one, two = pair
     before = await one.deletions()
-    await change(one, replace(FRESH, life="a1"), AbsentStream(before))
+    await change(one, replace(FRESH, incarnation="a1"), AbsentStream(before))
     await delete_stream(two, KEY.stream)
-    assert await one.compare_and_set(KEY, replace(FRESH, life="a1"), AbsentStream(before)) == Missing()
+    assert await one.compare_and_set(KEY, replace(FRESH, incarnation="a1"), AbsentStream(before)) == Missing()
     assert await two.read(KEY) == Missing()
     after = await two.deletions()
     assert after == await one.deletions() == before + 1
-    assert (await change(one, replace(FRESH, life="b2"), AbsentStream(after))).value.life == "b2"
-    assert await two.compare_and_set(KEY, replace(FRESH, life="a1"), AbsentStream(before)) in (Missing(), Conflict())
+    assert (await change(one, replace(FRESH, incarnation="b2"), AbsentStream(after))).value.incarnation == "b2"
+    assert await two.compare_and_set(KEY, replace(FRESH, incarnation="a1"), AbsentStream(before)) in (
+        Missing(),
+        Conflict(),
+    )
 
 
 async def test_of_two_changes_from_one_read_only_one_takes_place(pair: Pair) -> None:

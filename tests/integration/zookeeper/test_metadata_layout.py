@@ -196,10 +196,10 @@ async def test_a_stream_is_distributedlogs_and_three_znodes_more(
     await written(metadata, value, None)
     assert kazoo.get_children(f"{NAMESPACE}/orders") == ["<default>"]
     found = {name: data(kazoo, f"{R}/{name}") for name in kazoo.get_children(R)}
-    (life,) = (name for name in found if name.startswith("life-"))
-    assert found.pop(life) == b""
+    (incarnation,) = (name for name in found if name.startswith("life-"))
+    assert found.pop(incarnation) == b""
     owner = json.loads(found.pop("owner"))
-    assert (owner["epoch"], "life-" + owner["life"]) == (0, life)
+    assert (owner["epoch"], "life-" + owner["life"]) == (0, incarnation)
     assert found.pop("settings").startswith(b'{"store":"ledger",')
     assert found == {
         "maxtxid": b"0",

@@ -19,7 +19,7 @@ class Toxic:
         self._target = (host, int(port))
         self._chroot = target.partition("/")[1] + target.partition("/")[2]
         self._server: asyncio.Server | None = None
-        self._lifetime = asyncio.TaskGroup()
+        self._tasks = asyncio.TaskGroup()
         self._links: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
         self.silence_replies = False  # swallow what the server says
         self.silence_after: bytes | None = None  # do so from the request on that holds these bytes
@@ -36,7 +36,7 @@ class Toxic:
         return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}{self._chroot}"
 
     async def __aenter__(self) -> Toxic:
-        await self._lifetime.__aenter__()
+        await self._tasks.__aenter__()
         await self.listen()
         return self
 
@@ -45,7 +45,7 @@ class Toxic:
     ) -> None:
         self.refuse()
         self.cut()
-        await self._lifetime.__aexit__(kind, error, trace)
+        await self._tasks.__aexit__(kind, error, trace)
 
     async def listen(self, port: int | None = None) -> None:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", port or free_port())
@@ -86,8 +86,8 @@ class Toxic:
             return
         pair = (writer, up_writer)
         self._links.add(pair)
-        self._lifetime.create_task(self._requests(reader, up_writer, pair), name="toxic requests")
-        self._lifetime.create_task(self._replies(up_reader, writer, pair), name="toxic replies")
+        self._tasks.create_task(self._requests(reader, up_writer, pair), name="toxic requests")
+        self._tasks.create_task(self._replies(up_reader, writer, pair), name="toxic replies")
 
     async def _requests(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pair: tuple[asyncio.StreamWriter, ...]

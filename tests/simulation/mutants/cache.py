@@ -247,7 +247,7 @@ POSITIONS = (
         name="a position of an earlier stream of the name is read in the next",
         invariants=("R6",),
         style="lives",
-        parts=planted(StreamReaderMachine, ("_is_another", "else self._read.life", 'else ""')),
+        parts=planted(StreamReaderMachine, ("_is_another", "else self._read.incarnation", 'else ""')),
     ),
     Mutant(
         name="a position that the stream does not reach is waited for",

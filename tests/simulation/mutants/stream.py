@@ -15,7 +15,7 @@ from dlog.log.changes import (
     ListImportedSegments,
     MarkDeleted,
     RecordSinkBatch,
-    Relocate,
+    SetSegmentLocation,
     StartSegment,
     TruncateTo,
 )
@@ -815,13 +815,15 @@ LIVES = (
         name="a deletion claims whatever stream has the name",
         invariants=("D1",),
         style="lives",
-        parts=planted(Claim, ("claim", "self.life = life", "self.life = None")),
+        parts=planted(Claim, ("claim", "self.incarnation = incarnation", "self.incarnation = None")),
     ),
     Mutant(
-        name="an owner seals and truncates for whatever life is named",
+        name="an owner seals and truncates for whatever incarnation is named",
         invariants=("D1",),
         style="lives",
-        parts=planted(StreamOwnerMachine, ("_is_of_this_life", "request.life == self.life", "True")),
+        parts=planted(
+            StreamOwnerMachine, ("_is_of_this_incarnation", "request.incarnation == self.incarnation", "True")
+        ),
     ),
     Mutant(
         name="a stream is deleted without a fence",
@@ -857,15 +859,15 @@ ALTERING = (
         parts=planted(AlterSettings, ("apply", "value.settings.version != self.settings.version - 1", "False")),
     ),
     Mutant(
-        name="settings are altered in whatever life the owner has",
+        name="settings are altered in whatever incarnation the owner has",
         invariants=("D1",),
         style="lives",
         parts=planted(
             StreamOwnerMachine,
             (
-                "_is_of_this_life",
-                "request.life == self.life",
-                "(isinstance(request, AlterStream) or request.life == self.life)",
+                "_is_of_this_incarnation",
+                "request.incarnation == self.incarnation",
+                "(isinstance(request, AlterStream) or request.incarnation == self.incarnation)",
             ),
         ),
     ),
@@ -892,7 +894,7 @@ ALTERING = (
         name="an owner refuses an alteration by what it remembers",
         invariants=("D3",),
         style="lives",
-        parts=planted(StreamMetadataUpdater, ("want", "Relocate | AlterSettings", "Relocate")),
+        parts=planted(StreamMetadataUpdater, ("want", "SetSegmentLocation | AlterSettings", "SetSegmentLocation")),
     ),
 )
 
@@ -919,7 +921,7 @@ OFFLOADING = (
         name="a segment is moved wherever it lies by now",
         invariants=("E2",),
         style="offload",
-        parts=planted(Relocate, ("apply", "segment.location != self.at", "False")),
+        parts=planted(SetSegmentLocation, ("apply", "segment.location != self.at", "False")),
     ),
 )
 

@@ -145,7 +145,7 @@ class Collections:
         await workload.create(client, stream, self._world.settings)
         for number in range(3):
             await client.append(stream, b"%d" % number * 100)
-            await client.release(stream)
+            await client.hand_over(stream)
 
     def _step(self, bookie: str, step: str) -> None:
         """A step of a collection is asked for (STEPS); one of a compaction is done."""

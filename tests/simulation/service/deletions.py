@@ -181,4 +181,4 @@ async def _fill(client: Client, name: str, segments: int) -> None:
     """As many segments; the stream has no owner afterwards."""
     for number in range(segments):
         await client.append(name, b"%d" % number * 100)
-        await client.release(name)
+        await client.hand_over(name)

@@ -29,7 +29,7 @@ class Administrator:
         self._settings = settings
         self._rng = rng
         self._is_gone = False  # its deletion was answered, and nobody has made another
-        self._life = ""  # of the stream that is there; "": not known
+        self._incarnation = ""  # of the stream that is there; "": not known
         self._is_sealed = False  # it was asked to be
         self._place: DLSN | None = None  # of its last record
 
@@ -60,7 +60,7 @@ class Administrator:
         except DLogError:
             self._is_gone = False  # it may be made yet
             return False
-        self._is_gone, self._life, self._is_sealed, self._place = False, "", False, None
+        self._is_gone, self._incarnation, self._is_sealed, self._place = False, "", False, None
         await self._look()
         self._work.reached["lives.made"] += 1
         return True
@@ -74,9 +74,9 @@ class Administrator:
                 case 1 if self._place is not None:
                     await self._client.truncate(self._name, self._place)
                 case 2:
-                    await self._client.release(self._name)
+                    await self._client.hand_over(self._name)
                 case _:
-                    self._place = await self._client.append(self._name, self._life.encode())
+                    self._place = await self._client.append(self._name, self._incarnation.encode())
         except DLogError:
             self._work.reached["lives.failed"] += 1
 
@@ -89,18 +89,20 @@ class Administrator:
             return
         except DLogError:
             return
-        if self._life and told.life != self._life:
-            self._breach(f"another stream has its name: {self._life} became {told.life}")
+        if self._incarnation and told.incarnation != self._incarnation:
+            self._breach(f"another stream has its name: {self._incarnation} became {told.incarnation}")
         if told.is_sealed and not self._is_sealed:
             self._breach("it is sealed, and nobody asked for it")
-        self._life = told.life
+        self._incarnation = told.incarnation
 
     async def _read(self) -> None:
         """What is in it was meant for it, as far as that is known."""
         try:
             async for record in self._client.read(self._name):
-                if record.payload not in (b"", self._life.encode()):
-                    self._breach(f"a record of an earlier stream is in it: {record.payload!r} is not {self._life}")
+                if record.payload not in (b"", self._incarnation.encode()):
+                    self._breach(
+                        f"a record of an earlier stream is in it: {record.payload!r} is not {self._incarnation}"
+                    )
         except DLogError:
             self._work.reached["lives.failed"] += 1
 
@@ -125,10 +127,12 @@ class Administrator:
         for _ in range(4):
             await asyncio.sleep(self._rng.expovariate(1.0) * 0.5)  # as long as one that was frozen may take
             try:
-                life = await self._client.life(self._name)
+                incarnation = await self._client.incarnation(self._name)
             except DLogError:
                 continue
-            self._breach(f"it is there after its deletion was answered: {self._life} was deleted, {life} is there")
+            self._breach(
+                f"it is there after its deletion was answered: {self._incarnation} was deleted, {incarnation} is there"
+            )
             return
 
     def _breach(self, text: str) -> None:

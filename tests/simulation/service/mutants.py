@@ -289,16 +289,16 @@ def _at_any_time(delete: Any) -> Any:
     """A creation is carried out whatever was deleted since it was asked for. It comes a second time here, behind the
     deletion of what it made: that alone does no harm."""
 
-    async def wrong(self: Admin, name: str, life: str, *, force: bool) -> Any:
-        told = await delete(self, name, life, force=force)
+    async def wrong(self: Admin, name: str, incarnation: str, *, force: bool) -> Any:
+        told = await delete(self, name, incarnation, force=force)
         with suppress(DLogError):
-            await self.create(name, {}, life, (await self.life(name))["deletions"])
+            await self.create(name, {}, incarnation, (await self.incarnation(name))["deletions"])
         return told
 
     return wrong
 
 
-def _of_any_life(write: Any) -> Any:
+def _of_any_incarnation(write: Any) -> Any:
     """A batch does not say for which stream of the name it is meant. A copy of each comes late here: that alone does no
     harm."""
 
@@ -310,7 +310,7 @@ def _of_any_life(write: Any) -> Any:
             self._send(replace(message, request=request))
 
     def wrong(self: Connection, writer: Any, batch: Any, **named: Any) -> None:
-        named["life"] = None
+        named["incarnation"] = None
         write(self, writer, batch, **named)
         named["since"] = None if named["since"] is None else (*named["since"], 0)
         loop = asyncio.get_running_loop()
@@ -368,14 +368,14 @@ MUTANTS: tuple[Mutant, ...] = (
         seeds=20,
     ),
     mutant(
-        "a batch does not name the life that it is meant for",
+        "a batch does not name the incarnation that it is meant for",
         ("D1",),
-        instead(Connection, "write", _of_any_life),
+        instead(Connection, "write", _of_any_incarnation),
         style="lives",
         seeds=60,
     ),
     mutant(
-        "a creation that comes late makes a second life",
+        "a creation that comes late makes a second incarnation",
         ("D1",),
         instead(Admin, "delete", _at_any_time),
         style="lives",

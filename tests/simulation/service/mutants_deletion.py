@@ -318,13 +318,13 @@ def _left(look_after: Any) -> Any:
 def _without_segments(finish: Any) -> Any:
     """Who finishes a deletion that was cut short removes the stream, and leaves its ledgers."""
 
-    async def wrong(self: Admin, stream: StreamName, life: str | None = None, *, force: bool = False) -> Removed:
-        if life is None:
+    async def wrong(self: Admin, stream: StreamName, incarnation: str | None = None, *, force: bool = False) -> Removed:
+        if incarnation is None:
             found = await self._metadata.read(StreamKey(stream))
             if isinstance(found, Missing) and found.left is not None:
-                await self._metadata.remove(stream, found.left.value.life)
+                await self._metadata.remove(stream, found.left.value.incarnation)
             return Removed(0, True)
-        removed: Removed = await finish(self, stream, life, force=force)
+        removed: Removed = await finish(self, stream, incarnation, force=force)
         return removed
 
     return wrong
@@ -339,8 +339,8 @@ def _marked_once(finish: Any) -> Any:
     """The mark of a deleted stream goes although a store could not delete all. One deletion in three fails here: that
     alone does no harm."""
 
-    async def wrong(self: Admin, stream: StreamName, life: str | None = None, *, force: bool = False) -> Removed:
-        removed: Removed = await finish(self, stream, life, force=True)
+    async def wrong(self: Admin, stream: StreamName, incarnation: str | None = None, *, force: bool = False) -> Removed:
+        removed: Removed = await finish(self, stream, incarnation, force=True)
         return removed
 
     return wrong

@@ -20,9 +20,9 @@ from dlog.errors import DLogError
 from dlog.events import Event
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from proxies import parts
-from proxies.read import running as read_life
+from proxies.read import running as read_incarnation
 from proxies.read.options import ReadOptions
-from proxies.write import running as write_life
+from proxies.write import running as write_incarnation
 from proxies.write.options import WriteOptions
 from tests.simulation.disk import SimulatedDisk, coin
 from tests.simulation.service.loop import Process, SimulatedLoop
@@ -268,7 +268,7 @@ class WriteProxyNode(Node):
 
     async def live(self, process: Process) -> None:
         assert self.stopping is not None
-        await write_life.live(
+        await write_incarnation.live(
             self.options,
             self.stopping,
             lambda _: self._ready(),
@@ -292,7 +292,7 @@ class ReadProxyNode(Node):
 
     async def live(self, process: Process) -> None:
         assert self.stopping is not None
-        await read_life.live(
+        await read_incarnation.live(
             self.options,
             self.stopping,
             lambda _: self._ready(),

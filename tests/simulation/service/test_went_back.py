@@ -58,7 +58,7 @@ class Cluster:
         return self.ask(all_of_it)
 
     def hand_over(self) -> None:
-        self.ask(lambda client: client.release(STREAM))
+        self.ask(lambda client: client.hand_over(STREAM))
 
     def lose_what_follows(self) -> Callable[[], None]:
         """A snapshot; call it to have ZooKeeper restored from it."""

@@ -295,7 +295,7 @@ class World:
                 for number in range(3):
                     for notes in self.streams:
                         await client.append(notes.name, b"forgotten %d" % number)
-                        await client.release(notes.name)  # whoever writes next begins a segment
+                        await client.hand_over(notes.name)  # whoever writes next begins a segment
                 if self.collections.is_on:
                     await self.collections.live_after_backup(client)
 

@@ -221,7 +221,7 @@ def journal_path(disk: SimulatedDisk) -> str:
     return "/journal/" + next(n for n in disk.names("/journal") if n.startswith("journal-"))
 
 
-def life() -> SimulatedDisk:
+def incarnation() -> SimulatedDisk:
     disk = SimulatedDisk()
     station = Station(disk, OPTIONS)
     for entry in range(3):
@@ -231,14 +231,14 @@ def life() -> SimulatedDisk:
 
 
 def test_a_bookie_refuses_to_start_on_a_damaged_journal_and_says_what_to_do() -> None:
-    disk = life()
+    disk = incarnation()
     disk.image.flip_bit(journal_path(disk), (HEADER_BYTES + BLOCK + 60) * 8)
     with pytest.raises(JournalDamaged, match="--salvage"):
         Station(disk, OPTIONS)
 
 
 def test_salvage_serves_what_is_left_read_only_and_denies_nothing() -> None:
-    disk = life()
+    disk = incarnation()
     disk.image.flip_bit(journal_path(disk), (HEADER_BYTES + BLOCK + 60) * 8)
     salvaging = Station(disk, BookieOptions(journal_file_bytes=64 * 1024, salvage=True))
     assert any(isinstance(event, StorageDamaged) for event in salvaging.events)

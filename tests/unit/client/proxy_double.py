@@ -44,7 +44,7 @@ class Log:
     """One stream: an entry for each batch, and which producers wrote."""
 
     stream: str = "s"
-    life: str | None = "a1"
+    incarnation: str | None = "a1"
     entries: list[bytes] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     nexts: dict[bytes, int] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Log:
 
     def write(self, message: proxy.Write) -> proxy.Written | proxy.Failed:
         producer, sequence = message.producer, message.sequence
-        if message.life not in (None, self.life):
+        if message.incarnation not in (None, self.incarnation):
             return proxy.Failed(message.request, 510, "the stream that this was sent to was deleted")
         expected = self.nexts.get(producer)
         newest = self.newest.get(producer[:12], producer)
@@ -99,7 +99,7 @@ class Log:
         """As a proxy describes a stream of one open segment, without what its owner adds."""
         return {
             "stream": self.stream,
-            "life": self.life,
+            "life": self.incarnation,
             "sealed": self.sealed,
             "settings": self.settings,
             "owner": {"epoch": 1, "proxy": "p", "location": "host:1", "released": False},
@@ -190,15 +190,15 @@ class Double:
             case proxy.Hello():
                 peer.send(proxy.Welcome(message.request, 1, "double", self.role, self.limits))
             case proxy.GetOwner():
-                told = {"location": self.owner or self.address, "epoch": 1, "life": self.log.life or ""}
+                told = {"location": self.owner or self.address, "epoch": 1, "life": self.log.incarnation or ""}
                 peer.send(proxy.Done(message.request, told))
             case proxy.Write():
                 peer.send(self.log.write(message))
             case proxy.Read():
                 self._serve(peer, message)
-            case proxy.Life():
-                known: dict[str, Any] = {"life": self.log.life, "deleted": False, "deletions": 0}
-                if self.log.life is not None:
+            case proxy.GetIncarnation():
+                known: dict[str, Any] = {"life": self.log.incarnation, "deleted": False, "deletions": 0}
+                if self.log.incarnation is not None:
                     known |= {"settings": self.log.settings, "settings_version": self.log.settings_version}
                 peer.send(proxy.Done(message.request, known))
             case proxy.Ping() | proxy.Delete() | proxy.Seal():

@@ -223,13 +223,13 @@ async def test_nothing_meant_for_a_deleted_stream_goes_to_the_next_of_that_name(
 async def test_a_batch_names_the_stream_it_is_meant_for_and_the_next_one_is_asked_for_after_a_refusal() -> None:
     async with Double() as double, dlog.connect(double.target) as client:
         await client.append("s", b"0")
-        double.log = Log(life="b2")  # deleted, and made again
+        double.log = Log(incarnation="b2")  # deleted, and made again
         with pytest.raises(dlog.StreamNotFoundError) as e:
             await client.append("s", b"1")
         assert not e.value.outcome_unknown
         await client.append("s", b"new")
         assert double.log.payloads == [b"new"]
-        assert [write.life for write in double.writes] == ["a1", "a1", "b2"]
+        assert [write.incarnation for write in double.writes] == ["a1", "a1", "b2"]
         assert double.writes[-1].since is None, "a place of the first stream says nothing of the second"
         await client.append("s", b"newer")
         assert len(double.of(proxy.GetOwner)) == 4, "for each stream: where its owner is, and which one it is"

@@ -19,14 +19,16 @@ CALLS: dict[type[Any], Callable[[Client], Awaitable[Any]]] = {
     proxy.Truncate: lambda client: client.truncate("s", "1:0:0"),
     proxy.Seal: lambda client: client.seal("s"),
     proxy.Alter: lambda client: client.alter("s", retention_s=1.0),
-    proxy.Release: lambda client: client.release("s"),
-    proxy.Relocate: lambda client: client.relocate("s", 1, store="ledger", place="1", to_store="cold", to_place="x"),
+    proxy.HandOver: lambda client: client.hand_over("s"),
+    proxy.MoveSegment: lambda client: client.move_segment(
+        "s", 1, store="ledger", place="1", to_store="cold", to_place="x"
+    ),
     proxy.TakeIn: lambda client: client.take_in("s", [("1", 0)]),
     proxy.SinkWrite: lambda client: client.append_once("s", [b"x"], SinkBatch("k", 0, "q", 0)),
 }
 
 
-class NextLife:
+class NextIncarnation:
     """A script: the first question of a kind is carried out, its answer lost, and another stream has the name then."""
 
     def __init__(self, kind: type[Any], then: str | None = "b2") -> None:
@@ -39,9 +41,9 @@ class NextLife:
             return False
         self.tries.append(message)
         if len(self.tries) == 1:
-            peer.double.log.life = self.then
+            peer.double.log.incarnation = self.then
             peer.cut()
-        elif message.life == peer.double.log.life or isinstance(message, proxy.Delete):
+        elif message.incarnation == peer.double.log.incarnation or isinstance(message, proxy.Delete):
             peer.send(proxy.Done(message.request, {}))
         else:
             peer.send(proxy.Failed(message.request, 510, "the stream was deleted"))
@@ -50,20 +52,20 @@ class NextLife:
 
 @pytest.mark.parametrize("kind", CALLS, ids=lambda kind: kind.__name__)
 async def test_each_try_names_the_life_that_was_there_at_first(kind: type[Any]) -> None:
-    script = NextLife(kind)
+    script = NextIncarnation(kind)
     async with Double(script=script) as double, dlog.connect(double.target) as client:
         try:
             await CALLS[kind](client)
         except dlog.StreamNotFoundError as error:
             assert kind is not proxy.Delete
             assert error.outcome_unknown, "the first try may have been carried out"
-    assert {message.life for message in script.tries} == {"a1"}
+    assert {message.incarnation for message in script.tries} == {"a1"}
     assert len(script.tries) >= 2
-    assert len(double.of(proxy.Life)) == 1
+    assert len(double.of(proxy.GetIncarnation)) == 1
 
 
 async def test_what_is_not_there_is_told_and_nothing_is_asked_of_it() -> None:
-    async with Double(Log(life=None)) as double, dlog.connect(double.target) as client:
+    async with Double(Log(incarnation=None)) as double, dlog.connect(double.target) as client:
         for call in CALLS.values():
             with pytest.raises(dlog.StreamNotFoundError):
                 await call(client)
@@ -71,11 +73,11 @@ async def test_what_is_not_there_is_told_and_nothing_is_asked_of_it() -> None:
 
 
 async def test_a_creation_names_its_own_life_in_each_try() -> None:
-    script = NextLife(proxy.Create, None)
-    async with Double(Log(life=None), script=script) as double, dlog.connect(double.target) as client:
+    script = NextIncarnation(proxy.Create, None)
+    async with Double(Log(incarnation=None), script=script) as double, dlog.connect(double.target) as client:
         with pytest.raises(InvalidRequestError):
             await client.create("s")
-    assert len({message.life for message in script.tries}) == 1
+    assert len({message.incarnation for message in script.tries}) == 1
     assert len(script.tries) == 2
 
 
@@ -103,7 +105,7 @@ async def test_a_creation_that_came_too_late_looks_again_and_does_not_guess(firs
             peer.double.answer(peer, message)
         return True
 
-    async with Double(Log(life=None), script=script) as double, dlog.connect(double.target) as client:
+    async with Double(Log(incarnation=None), script=script) as double, dlog.connect(double.target) as client:
         if first_is_lost:
             with pytest.raises(RequestTimeoutError, match="unknown") as told:
                 await client.create("s")
@@ -111,13 +113,13 @@ async def test_a_creation_that_came_too_late_looks_again_and_does_not_guess(firs
         else:
             await client.create("s")
     assert len(tries) == 2
-    assert len({message.life for message in tries}) == 1
-    assert len(double.of(proxy.Life)) == 2
+    assert len({message.incarnation for message in tries}) == 1
+    assert len(double.of(proxy.GetIncarnation)) == 2
 
 
 async def test_a_deletion_that_is_not_finished_is_finished_by_any_proxy() -> None:
     def script(peer: Peer, message: proxy.Message) -> bool:
-        if isinstance(message, proxy.Life):
+        if isinstance(message, proxy.GetIncarnation):
             told = {"life": "a1", "deleted": True, "deletions": 1, "settings": {}, "settings_version": 0}
             peer.send(proxy.Done(message.request, told))
             return True
@@ -130,5 +132,7 @@ async def test_a_deletion_that_is_not_finished_is_finished_by_any_proxy() -> Non
         await client.delete("s", force=True)
         with pytest.raises(dlog.StreamNotFoundError):
             await client.seal("s")
-        assert [(m.life, m.force) for m in double.of(proxy.Delete) if isinstance(m, proxy.Delete)] == [("a1", True)]
+        assert [(m.incarnation, m.force) for m in double.of(proxy.Delete) if isinstance(m, proxy.Delete)] == [
+            ("a1", True)
+        ]
         await client.create("s")

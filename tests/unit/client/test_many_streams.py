@@ -150,9 +150,9 @@ async def test_of_a_thousand_deleted_streams_nothing_remains(monkeypatch: pytest
         client._producers_max = 2 * ROUNDS
         await client.append("kept", b"x")
         for n in range(ROUNDS):
-            double.log.life = None
+            double.log.incarnation = None
             await client.create(f"s{n}")
-            double.log.life = "a1"
+            double.log.incarnation = "a1"
             await client.append(f"s{n}", b"x")
             await client.delete(f"s{n}")
         assert list(client._producers) == ["kept"]
@@ -186,12 +186,12 @@ async def test_a_pipeline_outlives_the_deletion_of_its_stream_and_writes_the_nex
         await pipeline.drain()
         await client.delete("s")
         assert "s" not in client._producers
-        double.log.life = None
+        double.log.incarnation = None
         await client.create("s")
-        double.log.life = "b2"
+        double.log.incarnation = "b2"
         assert pipeline.append_nowait(b"b")
         await pipeline.drain()
-    assert [write.life for write in double.writes] == ["a1", "b2"]
+    assert [write.incarnation for write in double.writes] == ["a1", "b2"]
 
 
 async def test_addresses_of_proxies_that_were_named_and_are_not_used_have_a_bound() -> None:

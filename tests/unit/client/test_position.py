@@ -39,18 +39,18 @@ def test_a_datetime_with_a_zone_is_the_same_everywhere() -> None:
     assert dlog.at_time(eight) == position(eight) == dlog.at_time(eight.timestamp())
 
 
-@pytest.mark.parametrize("life", ["", "a1"])
-def test_reading_after_a_record_leaves_out_that_record_and_no_other_however_it_is_named(life: str) -> None:
-    record = Record(of(3, 17, 2), 5, b"x", 0, life)
+@pytest.mark.parametrize("incarnation", ["", "a1"])
+def test_reading_after_a_record_leaves_out_that_record_and_no_other_however_it_is_named(incarnation: str) -> None:
+    record = Record(of(3, 17, 2), 5, b"x", 0, incarnation)
     following = (3, 17, 3)
-    place = dlog.at_dlsn(record.dlsn, life)
+    place = dlog.at_dlsn(record.dlsn, incarnation)
     for after in (record.position, str(record.position), record.dlsn, str(record.dlsn), place):
         assert begin_of(None, after).value == following, after
     for start in (record.position, str(record.position)):
         assert begin_of(start, None).value == following, start
     for token in (record.position, str(record.position), place):
-        assert begin_of(None, token).life == life, "a stream that was created again is told apart"
-    batch = RecordBatch(of(3, 17, 2), 5, 0, [b"x", b"y"], life)
+        assert begin_of(None, token).incarnation == incarnation, "a stream that was created again is told apart"
+    batch = RecordBatch(of(3, 17, 2), 5, 0, [b"x", b"y"], incarnation)
     assert begin_of(None, batch.position).value == (3, 17, 4)
 
 

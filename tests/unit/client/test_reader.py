@@ -149,12 +149,12 @@ def in_lives(*lives: str) -> Script:
     def script(peer: Peer, message: proxy.Message) -> bool:
         if not isinstance(message, proxy.Read):
             return False
-        life = next(opened)
-        if message.life and message.life != life:
-            peer.send(proxy.ReaderEvent(message.request, ReaderEventKind.DELETED, {"life": life}))
+        incarnation = next(opened)
+        if message.incarnation and message.incarnation != incarnation:
+            peer.send(proxy.ReaderEvent(message.request, ReaderEventKind.DELETED, {"life": incarnation}))
             return True
         payload = peer.double.log.entries[0]
-        peer.send(proxy.ReaderEvent(message.request, ReaderEventKind.STARTED, {"dlsn": [1, 0, 0], "life": life}))
+        peer.send(proxy.ReaderEvent(message.request, ReaderEventKind.STARTED, {"dlsn": [1, 0, 0], "life": incarnation}))
         peer.send(proxy.Entries(message.request, 1, 0, (len(payload),), 0, payload))
         asyncio.get_running_loop().call_later(0.01, peer.cut)
         return True
@@ -170,7 +170,7 @@ async def test_a_follower_that_was_cut_off_does_not_go_on_in_the_next_stream_of_
             async for record in client.read("s", follow=True):
                 seen.append(record)
     assert [record.payload for record in seen] == [b"a"]
-    assert [read.life for read in double.of(proxy.Read)] == [None, "one"]  # type: ignore[union-attr]
+    assert [read.incarnation for read in double.of(proxy.Read)] == [None, "one"]  # type: ignore[union-attr]
 
 
 async def test_who_waits_for_a_txid_goes_on_waiting_for_it_in_the_same_stream() -> None:
@@ -189,7 +189,10 @@ async def test_who_waits_for_a_txid_goes_on_waiting_for_it_in_the_same_stream() 
     async with Double(log_of(), role="read", script=script) as double, dlog.connect(double.target) as client:
         assert [r async for r in client.read("s", dlog.at_txid(9), follow=True)] == []
     reads = [m for m in double.heard if isinstance(m, proxy.Read)]
-    assert [(m.start, m.value, m.life) for m in reads] == [(proxy.Start.TXID, 9, None), (proxy.Start.TXID, 9, "one")]
+    assert [(m.start, m.value, m.incarnation) for m in reads] == [
+        (proxy.Start.TXID, 9, None),
+        (proxy.Start.TXID, 9, "one"),
+    ]
 
 
 async def test_a_records_position_is_read_on_behind_it_and_only_in_its_stream() -> None:
@@ -197,12 +200,12 @@ async def test_a_records_position_is_read_on_behind_it_and_only_in_its_stream() 
     async with Double(log_of(b"a"), role="read", script=script) as double, dlog.connect(double.target) as client:
         record = await anext(client.read("s"))
         saved = str(record.position)
-        assert (saved, record.life) == ("one@1:0:1", "one")
+        assert (saved, record.incarnation) == ("one@1:0:1", "one")
         with pytest.raises(StreamRecreatedError):
             async for _ in client.read("s", saved):
                 pass
     again = double.of(proxy.Read)[1]
-    assert (again.start, again.value, again.life) == (proxy.Start.DLSN, (1, 0, 1), "one")  # type: ignore[union-attr]
+    assert (again.start, again.value, again.incarnation) == (proxy.Start.DLSN, (1, 0, 1), "one")  # type: ignore[union-attr]
 
 
 async def test_a_position_beyond_the_end_is_an_error_that_says_where_the_end_is() -> None:
@@ -218,7 +221,7 @@ async def test_a_position_beyond_the_end_is_an_error_that_says_where_the_end_is(
 def test_a_position_is_read_as_it_is_written(text: str) -> None:
     position = dlog.at_dlsn(text)
     assert dlog.at_dlsn(str(position)) == position
-    assert position.life == ("one" if "@" in text else "")
+    assert position.incarnation == ("one" if "@" in text else "")
 
 
 @pytest.mark.parametrize("text", ["@", "o/e@1:2:3", "one@", "one@x", "a@b@1:2:3", "x" * 65 + "@1:2:3"])

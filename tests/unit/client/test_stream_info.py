@@ -49,7 +49,7 @@ def told(**changes: Any) -> dict[str, Any]:
 
 def test_a_stream_is_described_in_values() -> None:
     found = decode_stream(told(state="serving", producers=3))
-    assert (found.name, found.life, found.is_sealed, found.producers) == ("s", "a1", False, 3)
+    assert (found.name, found.incarnation, found.is_sealed, found.producers) == ("s", "a1", False, 3)
     assert found.owner == dlog.Owner(stream="s", location="host:1", epoch=1, state="serving", proxy="p")
     assert (found.first_dlsn, found.last_dlsn) == (of(1, 3, 2), of(2, 4, 0))
     first, last = found.segments
@@ -107,11 +107,11 @@ async def test_a_client_tells_of_streams_and_owners_in_values() -> None:
 
 
 async def test_a_created_stream_is_returned_with_its_settings() -> None:
-    async with Double(Log(life=None)) as double, dlog.connect(double.target) as client:
+    async with Double(Log(incarnation=None)) as double, dlog.connect(double.target) as client:
         made = await client.create("s", retention_s=60.0)
         (asked,) = double.of(proxy.Create)
         assert isinstance(asked, proxy.Create)
-        assert (made.name, made.life, made.owner, made.segments) == ("s", asked.life, None, ())
+        assert (made.name, made.incarnation, made.owner, made.segments) == ("s", asked.incarnation, None, ())
         assert (made.settings.retention_s, made.settings.ensemble) == (60.0, 3)
 
 
@@ -120,7 +120,7 @@ async def test_an_existing_stream_is_returned_if_it_has_the_settings_that_are_gi
         double.log.settings["retention_s"] = 60.0
         for settings in ({}, {"retention_s": 60}, {"retention_s": 60.0, "ensemble": 3}):
             found = await client.create("s", exist_ok=True, **settings)
-            assert (found.life, found.settings.retention_s) == ("a1", 60.0)
+            assert (found.incarnation, found.settings.retention_s) == ("a1", 60.0)
         with pytest.raises(dlog.StreamExistsError) as error:
             await client.create("s", exist_ok=True, retention_s=0, ensemble=3, ack_quorum=3)
         assert "retention_s=60.0 wanted=0" in str(error.value) and "ack_quorum=2 wanted=3" in str(error.value)
@@ -140,29 +140,29 @@ async def test_a_creation_whose_reply_is_lost_is_found_and_not_called_another_st
             return False
         lost.append(message)
         if len(lost) == 1:
-            peer.double.log.life = message.life
+            peer.double.log.incarnation = message.incarnation
             peer.cut()
         else:  # as a proxy does for the life that it has
             peer.double.answer(peer, message)
         return True
 
-    async with Double(Log(life=None), script=script) as double, dlog.connect(double.target) as client:
+    async with Double(Log(incarnation=None), script=script) as double, dlog.connect(double.target) as client:
         made = await client.create("s")
-    assert made.life == lost[0].life and len({message.life for message in lost}) == 1
+    assert made.incarnation == lost[0].incarnation and len({message.incarnation for message in lost}) == 1
 
 
 async def test_a_creation_that_another_one_overtakes_is_an_error_or_finds_that_stream() -> None:
     def script(peer: Peer, message: proxy.Message) -> bool:
         if not isinstance(message, proxy.Create):
             return False
-        peer.double.log.life = "b2"
+        peer.double.log.incarnation = "b2"
         peer.send(proxy.Failed(message.request, 522, "a stream of that name exists"))
         return True
 
     for exist_ok in (False, True):
-        async with Double(Log(life=None), script=script) as double, dlog.connect(double.target) as client:
+        async with Double(Log(incarnation=None), script=script) as double, dlog.connect(double.target) as client:
             if exist_ok:
-                assert (await client.create("s", exist_ok=True)).life == "b2"
+                assert (await client.create("s", exist_ok=True)).incarnation == "b2"
             else:
                 with pytest.raises(dlog.StreamExistsError):
                     await client.create("s")
@@ -214,11 +214,11 @@ async def test_an_alteration_never_touches_the_next_stream_of_the_name() -> None
         if not isinstance(message, proxy.Alter):
             return False
         tries.append(message)
-        peer.double.log.life = "b2"
+        peer.double.log.incarnation = "b2"
         peer.send(proxy.Failed(message.request, 555, "altered since"))
         return True
 
     async with Double(script=script) as double, dlog.connect(double.target) as client:
         with pytest.raises(dlog.StreamNotFoundError):
             await client.alter("s", retention_s=60.0)
-    assert [message.life for message in tries] == ["a1"]
+    assert [message.incarnation for message in tries] == ["a1"]

@@ -226,7 +226,7 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
     "owners": (),
     "read": ("s",),
     "read_batches": ("s",),
-    "release": ("s",),
+    "hand_over": ("s",),
     "seal": ("s",),
     "stat": ("s",),
     "streams": (),
@@ -241,9 +241,9 @@ def test_no_question_of_the_client_hangs_in_its_own_thread() -> None:
         for name in public:
             given = QUESTIONS.get(name, ("s",))
             keywords = (
-                {"store": "ledger", "place": "1", "to_store": "cold", "to_place": "x"} if name == "relocate" else {}
+                {"store": "ledger", "place": "1", "to_store": "cold", "to_place": "x"} if name == "move_segment" else {}
             )
-            arguments = (*given, 1) if name == "relocate" else given
+            arguments = (*given, 1) if name == "move_segment" else given
 
             def ask(name: str = name, arguments: Any = arguments, keywords: Any = keywords) -> Any:
                 answer = getattr(client, name)(*arguments, **keywords)

@@ -250,12 +250,12 @@ async def test_cancellation_is_never_swallowed_and_leaves_no_task() -> None:
     driver = Driver(machine, name="m", send=lambda *_: None, metadata=metadata)  # type: ignore[arg-type]
     before = asyncio.all_tasks()
     async with asyncio.TaskGroup() as group:
-        life = group.create_task(driver.run(), name="life")
+        running = group.create_task(driver.run(), name="life")
         driver.post(Received("p", 1))
         pending = driver.ask("x")
         await until(lambda: len(asyncio.all_tasks()) == len(before) + 2)
-        life.cancel()
-    assert life.cancelled()
+        running.cancel()
+    assert running.cancelled()
     assert metadata.cancelled == 1
     assert asyncio.all_tasks() == before
     with pytest.raises(ClosedError):
@@ -271,15 +271,15 @@ async def test_who_is_cancelled_by_whom_it_answers_ends_without_a_word() -> None
         send=lambda *_: None,
     )
     async with asyncio.TaskGroup() as group:
-        life = group.create_task(driver.run(), name="life")
+        running = group.create_task(driver.run(), name="life")
         await asyncio.sleep(0)
 
         def stop_and_cancel(_: Any) -> None:
             driver.stop()
-            life.cancel()
+            running.cancel()
 
         driver.submit("x", stop_and_cancel)
-    assert life.cancelled() and driver.ended
+    assert running.cancelled() and driver.ended
     assert not told
 
 

@@ -16,15 +16,15 @@ STREAM = StreamName("orders")
 
 
 def version(
-    owner: int | None, *, epoch: int = 1, ledgers: int = 3, max_txid: int = 2, life: str = "a"
+    owner: int | None, *, epoch: int = 1, ledgers: int = 3, max_txid: int = 2, incarnation: str = "a"
 ) -> StreamVersion:
-    value = StreamMetadata(name=STREAM, owner=Owner(epoch=Epoch(epoch)), life=life)
-    return StreamVersion(value, ledgers, max_txid, None, owner, None, None, life)
+    value = StreamMetadata(name=STREAM, owner=Owner(epoch=Epoch(epoch)), incarnation=incarnation)
+    return StreamVersion(value, ledgers, max_txid, None, owner, None, None, incarnation)
 
 
-def deleted(owner: int, *, life: str = "a") -> StreamVersion:
-    value = StreamMetadata(name=STREAM, owner=Owner(epoch=Epoch(1), deleted=True), life=life)
-    return replace(version(owner, life=life), value=value)
+def deleted(owner: int, *, incarnation: str = "a") -> StreamVersion:
+    value = StreamMetadata(name=STREAM, owner=Owner(epoch=Epoch(1), deleted=True), incarnation=incarnation)
+    return replace(version(owner, incarnation=incarnation), value=value)
 
 
 def read(marks: SeenVersions, shown: StreamVersion) -> None:
@@ -65,9 +65,9 @@ def test_a_reading_that_began_before_is_not_behind() -> None:
 def test_another_life_and_a_stream_of_java_begin_anew() -> None:
     marks = SeenVersions()
     read(marks, version(7))
-    read(marks, version(None, life=""))
-    read(marks, version(0, life="b"))
-    read(marks, version(0, life="b"))
+    read(marks, version(None, incarnation=""))
+    read(marks, version(0, incarnation="b"))
+    read(marks, version(0, incarnation="b"))
 
 
 def test_what_is_remembered_has_a_bound() -> None:
@@ -105,8 +105,8 @@ def test_a_deleted_stream_that_comes_back_is_refused() -> None:
 def test_a_stream_that_was_made_again_is_one_that_is_there() -> None:
     marks = SeenVersions()
     for number in range(1000):
-        life = f"life {number}"
-        marks.saw(STREAM, version(0, life=life))
+        incarnation = f"life {number}"
+        marks.saw(STREAM, version(0, incarnation=incarnation))
         assert (len(marks._marks), len(marks._deleted)) == (1, 0)
-        marks.saw(STREAM, deleted(1, life=life))
+        marks.saw(STREAM, deleted(1, incarnation=incarnation))
         assert (len(marks._marks), len(marks._deleted)) == (0, 1)

@@ -48,7 +48,7 @@ READ = StreamVersion(
     owner=14,
     settings=15,
     sinks=None,
-    life="1f",
+    incarnation="1f",
 )
 CLOSED = replace(OPEN, completed=True, last_entry=EntryId(7))
 
@@ -103,13 +103,13 @@ def test_what_a_sink_has_written_is_changed_under_its_version() -> None:
 
 
 def test_znodes_java_does_not_make_are_made_with_the_first_change() -> None:
-    java = replace(READ, owner=None, settings=None, allocation=None, life="")
+    java = replace(READ, owner=None, settings=None, allocation=None, incarnation="")
     assert shape(plan_incarnation(R, java, "2e")) == [
         ("Create", "owner", None),
         ("Create", "life-2e", None),
         ("Check", "ledgers", 11),
     ]
-    ops = plan_change(R, replace(java, owner=0, life="2e"), replace(VALUE, allocated="5"))
+    ops = plan_change(R, replace(java, owner=0, incarnation="2e"), replace(VALUE, allocated="5"))
     assert [(kind, path) for kind, path, _ in shape(ops)] == [
         ("Check", "life-2e"),
         ("Set", "owner"),
@@ -152,7 +152,7 @@ def test_the_next_version_is_that_of_the_znodes_written() -> None:
         owner=15,
         settings=15,
         sinks=None,
-        life="1f",
+        incarnation="1f",
     )
 
 

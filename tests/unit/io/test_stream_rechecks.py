@@ -23,7 +23,7 @@ from dlog.wire.stream_metadata import encode_number, encode_owner
 
 PATHS = StreamPaths("/dlog")
 HEARD = 100  # the last transaction that was told of
-LIFE = "a1"
+INCARNATION = "a1"
 
 
 def owner(epoch: int) -> Owner:
@@ -43,7 +43,7 @@ class Server:
 
     def make(self, stream: StreamName) -> None:
         root = PATHS.root(stream)
-        self.write(f"{root}/owner", encode_owner(owner(1), LIFE))
+        self.write(f"{root}/owner", encode_owner(owner(1), INCARNATION))
         self.write(f"{root}/ledgers", encode_number(1))
         self.write(f"{root}/maxtxid", encode_number(0))
 
@@ -78,9 +78,9 @@ class Rig:
 
     def saw(self, stream: StreamName, *, epoch: int = 1, version: int = 0) -> None:
         """This process reads the stream."""
-        value = StreamMetadata(name=stream, owner=owner(epoch), life=LIFE)
+        value = StreamMetadata(name=stream, owner=owner(epoch), incarnation=INCARNATION)
         seen: dict[str, Any] = {"ledgers": 0, "max_txid": 0, "allocation": None, "settings": None, "sinks": None}
-        self.marks.saw(stream, StreamVersion(value=value, owner=version, life=LIFE, **seen))
+        self.marks.saw(stream, StreamVersion(value=value, owner=version, incarnation=INCARNATION, **seen))
 
     def doubt(self, reported_zxid: int = HEARD) -> None:
         for stream in self.streams:
@@ -147,7 +147,7 @@ async def test_another_version_than_was_seen_is_told_of_though_its_transaction_w
     assert await told_of(rig, reported_zxid)
 
 
-@pytest.mark.parametrize("found", [(2, LIFE), (1, "b2")])
+@pytest.mark.parametrize("found", [(2, INCARNATION), (1, "b2")])
 async def test_another_claim_or_life_under_the_same_versions_is_told_of(found: tuple[int, str]) -> None:
     rig = Rig()
     rig.server.write(rig.path("owner"), encode_owner(owner(found[0]), found[1]))
@@ -171,7 +171,7 @@ async def test_what_somebody_reads_before_the_check_takes_no_notice_away() -> No
     """Another part of this process reads the stream between the reconnect and the check, as it is by now."""
     rig = Rig()
     rig.doubt(0)
-    rig.server.write(rig.path("owner"), encode_owner(owner(2), LIFE), version=1, mzxid=HEARD + 5)
+    rig.server.write(rig.path("owner"), encode_owner(owner(2), INCARNATION), version=1, mzxid=HEARD + 5)
     rig.saw(rig.streams[0], epoch=2, version=1)
     async with rig.running():
         await rig.settle()
@@ -182,7 +182,7 @@ async def test_what_somebody_reads_before_the_check_takes_no_notice_away() -> No
 async def test_a_second_loss_of_contact_before_the_check_forgets_nothing(later: int) -> None:
     rig = Rig()
     rig.doubt(HEARD)
-    rig.server.write(rig.path("owner"), encode_owner(owner(2), LIFE), version=1, mzxid=HEARD + 5)
+    rig.server.write(rig.path("owner"), encode_owner(owner(2), INCARNATION), version=1, mzxid=HEARD + 5)
     rig.saw(rig.streams[0], epoch=2, version=1)
     rig.doubt(later)
     async with rig.running():
@@ -205,7 +205,7 @@ async def test_an_answer_that_is_older_than_the_newest_doubt_decides_nothing() -
 async def test_a_check_without_an_answer_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_rechecks, "RETRY_S", 0.0)
     rig = Rig()
-    rig.server.write(rig.path("owner"), encode_owner(owner(2), LIFE), version=1)
+    rig.server.write(rig.path("owner"), encode_owner(owner(2), INCARNATION), version=1)
     left = 3
 
     async def lose() -> None:

@@ -104,11 +104,11 @@ class OneStream(NoServer):
     def write(self, path: str, data: bytes) -> None:
         self.nodes[path] = data, self.nodes[path][1] + 1 if path in self.nodes else 0
 
-    def change(self, epoch: int, life: str, place: str) -> str:
+    def change(self, epoch: int, incarnation: str, place: str) -> str:
         """Write the owner and the segment; returns the segment's path."""
         segment = Segment(number=SegmentNumber(1), place=place, store="ledger", first_txid=Txid(0))
         path = f"{LEDGERS}/{segment_name(segment)}"
-        self.write(OWNER, encode_owner(owned(epoch), life))
+        self.write(OWNER, encode_owner(owned(epoch), incarnation))
         self.write(path, encode_segment(segment))
         return path
 

@@ -61,7 +61,7 @@ from dlog.stores.contract import SegmentFencedError, SegmentNotFoundError, Store
 from dlog.wire.entry import build_record_set
 
 KEY = StreamKey(StreamName("s"))
-LIFE = "a1"
+INCARNATION = "a1"
 ALICE = b"alice".ljust(16, b".")
 STAGER = b"stager".ljust(16, b".")
 BOB = b"bob".ljust(16, b".")
@@ -94,7 +94,7 @@ class Place:
 class Stage:
     def __init__(self, **settings: Any) -> None:
         self.version = 1
-        self.value = StreamMetadata(name=KEY.stream, settings=StreamSettings(**settings), life=LIFE)
+        self.value = StreamMetadata(name=KEY.stream, settings=StreamSettings(**settings), incarnation=INCARNATION)
         self.places: dict[str, Place] = {}
         self.created = 0
         self.deleted: list[str] = []
@@ -175,9 +175,12 @@ class Stage:
             return MetadataSeen(question.token, Missing(left=seen))
         return MetadataSeen(question.token, seen)
 
-    def made_again(self, life: str) -> None:
+    def made_again(self, incarnation: str) -> None:
         """The stream is deleted, and another one of its name is made."""
-        self.value, self.version = StreamMetadata(name=KEY.stream, settings=self.value.settings, life=life), 1
+        self.value, self.version = (
+            StreamMetadata(name=KEY.stream, settings=self.value.settings, incarnation=incarnation),
+            1,
+        )
 
     def store(self, actor: Actor, question: Any) -> Any:
         match question:

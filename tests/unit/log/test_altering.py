@@ -13,7 +13,7 @@ from dlog.log.messages import AlterStream, AppendEntry, BatchWritten, CreateSegm
 from dlog.machine import CompareAndSet, MetadataSeen, OutcomeUnknown, ReadMetadata, Versioned
 from dlog.model.quorum import Quorum
 from dlog.model.segment import StreamSettings, Truncation
-from tests.unit.log.stage import LIFE, Actor, Stage, batch
+from tests.unit.log.stage import INCARNATION, Actor, Stage, batch
 from tests.unit.log.test_retention import RETENTION_S, Clocks, kept
 
 
@@ -25,7 +25,7 @@ def altered(stage: Stage, **changes: Any) -> StreamSettings:
 
 def alter(owner: Actor, stage: Stage, **changes: Any) -> Any:
     """Alter settings; returns the ticket's answer. `None` stands for "done" and for "no answer yet"."""
-    owner.ask(AlterStream(altered(stage, **changes), LIFE))
+    owner.ask(AlterStream(altered(stage, **changes), INCARNATION))
     return owner.answers.get(owner._tickets, "no answer")
 
 
@@ -98,7 +98,7 @@ def test_a_shorter_retention_acts_at_once_and_a_longer_one_keeps_what_is_there()
 def test_a_repetition_changes_nothing_and_is_answered_alike() -> None:
     stage = Stage()
     owner = stage.taken("p1")
-    request = AlterStream(altered(stage, retention_s=60.0), LIFE)
+    request = AlterStream(altered(stage, retention_s=60.0), INCARNATION)
     assert owner.ask(request) is None
     value = stage.value
     assert owner.ask(request) is None
@@ -109,7 +109,7 @@ def test_a_late_repetition_does_not_undo_what_was_altered_since() -> None:
     """Also if the values of then are there again."""
     stage = Stage(retention_s=5.0)
     owner = stage.taken("p1")
-    late = AlterStream(altered(stage, retention_s=60.0), LIFE)
+    late = AlterStream(altered(stage, retention_s=60.0), INCARNATION)
     assert owner.ask(late) is None
     alter(owner, stage, retention_s=5.0)
     for name in ("", "p2"):
@@ -123,7 +123,7 @@ def test_a_late_repetition_does_not_undo_what_was_altered_since() -> None:
 def test_of_two_that_were_made_from_the_same_settings_one_is_refused() -> None:
     stage = Stage()
     owner = stage.taken("p1")
-    first, second = (AlterStream(altered(stage, retention_s=s), LIFE) for s in (1.0, 2.0))
+    first, second = (AlterStream(altered(stage, retention_s=s), INCARNATION) for s in (1.0, 2.0))
     stage.hold(CompareAndSet)
     owner.ask(first)
     owner.ask(second)
@@ -162,7 +162,7 @@ def test_a_deposed_owner_alters_nothing_and_does_not_say_that_it_did_not() -> No
     stage = Stage()
     owner = stage.taken("p1")
     stage.hold(CompareAndSet, ReadMetadata)
-    owner.ask(AlterStream(altered(stage, retention_s=60.0), LIFE))
+    owner.ask(AlterStream(altered(stage, retention_s=60.0), INCARNATION))
     held, stage.held = stage.held, type(stage.held)()
     stage.holding = ()
     stage.taken("p2")
@@ -180,7 +180,7 @@ def test_an_owner_that_does_not_know_of_its_loss_refuses_nothing_before_it_has_r
     owner = stage.taken("p1")
     other = stage.taken("p2")
     alter(other, stage, retention_s=60.0)
-    answer = owner.ask(AlterStream(altered(stage, retention_s=70.0), LIFE))
+    answer = owner.ask(AlterStream(altered(stage, retention_s=70.0), INCARNATION))
     assert isinstance(answer, LeaseLostError)
 
 
@@ -213,7 +213,7 @@ def test_settings_are_altered_while_entries_are_on_their_way() -> None:
     owner = stage.taken("p1")
     stage.hold(AppendEntry)
     owner.ask(batch(0))
-    owner.ask(AlterStream(altered(stage, retention_s=60.0), LIFE))
+    owner.ask(AlterStream(altered(stage, retention_s=60.0), INCARNATION))
     assert stage.value.settings.retention_s == 60.0, "it does not wait for the store"
     stage.release()
     assert any(isinstance(answer, BatchWritten) for answer in owner.answers.values())

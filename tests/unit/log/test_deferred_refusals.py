@@ -36,7 +36,7 @@ from dlog.machine import CompareAndSet, MetadataSeen, OutcomeUnknown, ReadMetada
 from dlog.model.dlsn import of
 from dlog.model.ids import EntryId, SegmentNumber
 from dlog.stores.contract import SegmentFencedError, SegmentNotFoundError
-from tests.unit.log.stage import BOB, LIFE, Actor, Stage, batch
+from tests.unit.log.stage import BOB, INCARNATION, Actor, Stage, batch
 
 
 def deposed(stage: Stage, first: WriteBatch | None = None) -> tuple[Actor, Actor]:
@@ -138,20 +138,20 @@ def test_a_batch_of_another_life_is_refused_for_good_once_metadata_confirmed_our
     stage = Stage()
     owner = stage.taken("p1")
     stage.hold(ReadMetadata)
-    assert owner.ask(replace(batch(0, retry=retry), life="b2")) is None
+    assert owner.ask(replace(batch(0, retry=retry), incarnation="b2")) is None
     stage.release()
     assert isinstance(owner.answers[max(owner.answers)], StreamNotFoundError)
-    assert isinstance(owner.ask(replace(batch(0), life=LIFE)), BatchWritten)
+    assert isinstance(owner.ask(replace(batch(0), incarnation=INCARNATION)), BatchWritten)
 
 
 def test_an_owner_whose_own_stream_was_deleted_refuses_no_batch_of_the_next_for_good() -> None:
     stage = Stage()
     stale = stage.taken("p1")
     stage.made_again("b2")
-    assert says_whose_it_is(stale.ask(replace(batch(0), life="b2")))
+    assert says_whose_it_is(stale.ask(replace(batch(0), incarnation="b2")))
     heir = stage.taken("p2")
-    assert isinstance(heir.ask(replace(batch(0), life="b2")), BatchWritten)
-    assert isinstance(heir.ask(replace(batch(1), life=LIFE)), StreamNotFoundError)
+    assert isinstance(heir.ask(replace(batch(0), incarnation="b2")), BatchWritten)
+    assert isinstance(heir.ask(replace(batch(1), incarnation=INCARNATION)), StreamNotFoundError)
 
 
 def test_a_batch_of_another_life_that_came_before_the_stream_was_taken_is_refused_too() -> None:
@@ -159,7 +159,7 @@ def test_a_batch_of_another_life_that_came_before_the_stream_was_taken_is_refuse
     owner = stage.owner("p1")
     stage.hold(ReadMetadata)
     owner.take()
-    first = replace(batch(0), life="b2")
+    first = replace(batch(0), incarnation="b2")
     assert owner.ask(first) is None
     stage.release()
     assert isinstance(owner.answers[max(owner.answers)], StreamNotFoundError)

@@ -27,7 +27,7 @@ from dlog.log.messages import (
     BatchWritten,
     CreateSegment,
     DeleteSegment,
-    ReleaseStream,
+    HandOverStream,
     SealSegment,
     SealStream,
     StatStream,
@@ -202,7 +202,7 @@ def test_hand_over_finishes_what_was_taken_and_marks_the_claim() -> None:
     owner = stage.taken("p1")
     stage.hold(AppendEntry)
     owner.ask(batch(0))
-    owner.ask(ReleaseStream())
+    owner.ask(HandOverStream())
     assert isinstance(owner.ask(batch(1)), StreamUnavailableError)
     stage.release()
     assert isinstance(owner.answers[2], BatchWritten)
@@ -216,7 +216,7 @@ def test_hand_over_finishes_what_was_taken_and_marks_the_claim() -> None:
 
 def test_an_unused_segment_is_left_to_the_next_owner_which_uses_its_number_again() -> None:
     stage = Stage()
-    stage.taken("p1").ask(ReleaseStream())
+    stage.taken("p1").ask(HandOverStream())
     assert numbers(stage.value) == [(1, False)]
     owner = stage.taken("p2")
     assert numbers(stage.value) == [(1, False)]

@@ -8,7 +8,7 @@ import pytest
 
 from dlog.errors import EndOfStreamError
 from dlog.events import StreamReleased, StreamSealed
-from dlog.log.messages import HINTS, STORE, ReleaseStream, SealSegment, SealStream, StatStream, StreamChanged
+from dlog.log.messages import HINTS, STORE, HandOverStream, SealSegment, SealStream, StatStream, StreamChanged
 from dlog.log.options import OwnerOptions
 from dlog.log.owner_context import TRANSITIONS, OwnerContext, Phase
 from dlog.machine import CompareAndSet, PeerLost, ReadMetadata, Received
@@ -75,7 +75,7 @@ def test_a_hand_over_drains_closes_and_releases_and_users_read_the_words_they_kn
     owner = stage.taken("p1")
     owner.ask(batch(0))
     stage.hold(SealSegment, CompareAndSet)
-    owner.ask(ReleaseStream())
+    owner.ask(HandOverStream())
     assert seen(owner) == (Phase.DRAINING, "draining")
     stage.held.popleft()()  # the segment is sealed
     assert seen(owner) == (Phase.CLOSING, "draining")
@@ -88,7 +88,7 @@ def test_a_release_that_is_being_written_when_the_store_is_lost_takes_place() ->
     owner = stage.taken("p1")
     owner.ask(batch(0))
     stage.hold(CompareAndSet)
-    owner.ask(ReleaseStream())
+    owner.ask(HandOverStream())
     assert seen(owner) == (Phase.CLOSING, "draining")
     owner.post(PeerLost(STORE))
     assert seen(owner) == (Phase.RECOVERING, "recovering")
@@ -103,7 +103,7 @@ def test_a_sealed_stream_is_released_once_whatever_metadata_shows_meanwhile() ->
     owner.ask(SealStream())
     stage.hold(ReadMetadata, CompareAndSet)
     owner.post(Received(HINTS, StreamChanged()))  # the stream is read
-    owner.ask(ReleaseStream())
+    owner.ask(HandOverStream())
     assert seen(owner) == (Phase.RELEASING, "sealed")
     assert isinstance(owner.ask(batch(0)), EndOfStreamError)
     owner.post(PeerLost(STORE))  # no segment of a sealed stream is appended to
@@ -119,7 +119,7 @@ def test_a_claim_is_lost_while_the_sealed_stream_is_being_released() -> None:
     owner = stage.taken("p1")
     owner.ask(SealStream())
     stage.hold(CompareAndSet)
-    owner.ask(ReleaseStream())
+    owner.ask(HandOverStream())
     stage.holding = ()
     stage.taken("p2")
     assert seen(owner) == (Phase.RELEASING, "sealed")

@@ -15,8 +15,8 @@ from dlog.errors import (
     MetadataWentBackError,
     StreamNotFoundError,
 )
-from dlog.log.changes import CompleteSegment, Relocate, SegmentEnd, TruncateTo
-from dlog.log.messages import AppendEntry, ReleaseStream, SealStream
+from dlog.log.changes import CompleteSegment, SegmentEnd, SetSegmentLocation, TruncateTo
+from dlog.log.messages import AppendEntry, HandOverStream, SealStream
 from dlog.log.reading import StreamReaderMachine
 from dlog.log.source_messages import (
     READER,
@@ -53,7 +53,7 @@ class Desk:
         follow: bool = True,
         remembered: StreamMetadata | None = None,
         losing: DLogError | None = None,
-        life: str | None = None,
+        incarnation: str | None = None,
         lacs: dict[str, tuple[int, bool]] | None = None,
         is_cut_off: bool = False,
         is_slow: bool = False,
@@ -70,7 +70,7 @@ class Desk:
         self.is_cut_off = is_cut_off  # from metadata
         self.is_slow = is_slow  # lists come when the test says so
         self.timers = 0
-        self.post(Received(READER, Read(7, "s", start, value, credit, follow, life=life)))
+        self.post(Received(READER, Read(7, "s", start, value, credit, follow, incarnation=incarnation)))
 
     def post(self, fact: Any) -> None:
         for effect in self.machine.handle(fact):
@@ -205,7 +205,7 @@ def test_from_any_place(at: int) -> None:
     stage, _, places = three_segments()
     desk = Desk(stage, Start.DLSN, tuple(places[at]))
     assert desk.seen == places[at:]
-    assert desk.events[0].detail == {"dlsn": list(places[at]), "life": stage.value.life}
+    assert desk.events[0].detail == {"dlsn": list(places[at]), "life": stage.value.incarnation}
 
 
 @pytest.mark.parametrize(("txid", "first"), [(0, 0), (10, 0), (11, 2), (20, 2), (45, 8), (60, 10), (61, 12)])
@@ -460,9 +460,9 @@ def test_a_segment_that_ended_empty_and_is_completed_all_the_same_is_passed(monk
     assert completed_empty_after_it_was_heard_to_end_empty().seen == []
 
 
-def revived(stage: Stage, life: str) -> StreamMetadata:
+def revived(stage: Stage, incarnation: str) -> StreamMetadata:
     """The stream as it stands, in this life."""
-    return replace(stage.value, life=life)
+    return replace(stage.value, incarnation=incarnation)
 
 
 def test_a_position_beyond_the_end_is_refused_with_the_end() -> None:
@@ -489,7 +489,7 @@ def test_a_position_right_behind_the_last_record_is_none_beyond_the_end() -> Non
 
 def test_the_end_of_a_stream_whose_segments_are_all_completed_is_the_beginning_of_the_next() -> None:
     stage, owner, places = three_segments()
-    owner.ask(ReleaseStream())
+    owner.ask(HandOverStream())
     assert all(segment.completed for segment in stage.value.segments)
     for place in (places[-1].next_slot(), of(3, places[-1].entry + 1, 0), of(4, 0, 0)):
         assert Desk(stage, Start.DLSN, tuple(place)).kinds == [ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP]
@@ -553,16 +553,16 @@ def test_a_position_of_an_earlier_stream_of_the_name_is_not_read_in_the_next() -
     stage, _, places = three_segments()
     stage.value = revived(stage, "two")
     for start, value in ((Start.DLSN, tuple(places[2])), (Start.START, None), (Start.TXID, 10)):
-        desk = Desk(stage, start, value, life="one")
+        desk = Desk(stage, start, value, incarnation="one")
         assert [(event.kind, event.detail) for event in desk.events] == [(ReaderEventKind.DELETED, {"life": "two"})]
-        assert Desk(stage, start, value, life="two").seen == Desk(stage, start, value).seen
+        assert Desk(stage, start, value, incarnation="two").seen == Desk(stage, start, value).seen
 
 
 def test_a_remembered_stream_does_not_say_that_the_position_is_of_another() -> None:
     stage, _, places = three_segments()
     old = revived(stage, "one")
     stage.value = revived(stage, "two")
-    desk = Desk(stage, Start.DLSN, tuple(places[2]), remembered=old, is_cut_off=True, life="two")
+    desk = Desk(stage, Start.DLSN, tuple(places[2]), remembered=old, is_cut_off=True, incarnation="two")
     assert desk.kinds == []
     desk.is_cut_off = False
     desk.post(TimerFired(("retry",), 0.0))
@@ -598,7 +598,7 @@ def moved(stage: Stage, number: int, place: str, store: str = "cold") -> None:
     """Segment `number` lies at `place` from now on, and where it lay nothing is left."""
     segment = stage.value.segment(number)
     assert segment is not None
-    stage.value = Relocate(segment.number, segment.location, Location(store, place)).apply(stage.value)
+    stage.value = SetSegmentLocation(segment.number, segment.location, Location(store, place)).apply(stage.value)
     stage.places[place] = stage.places.pop(segment.place)
     stage.version += 1
 
@@ -627,7 +627,7 @@ def test_a_reader_goes_on_in_a_segment_that_was_completed_and_moved_in_one_look(
     stage, owner, places = three_segments()
     desk = Desk(stage, Start.START)
     assert desk.seen == places, "it waits in the last segment"
-    owner.ask(ReleaseStream())
+    owner.ask(HandOverStream())
     stage.taken("p2")
     moved(stage, 3, "object")
     desk.refresh()
@@ -784,19 +784,19 @@ def test_a_deleted_stream_is_said() -> None:
 
 def test_another_stream_of_the_same_name_is_not_read_on() -> None:
     stage, _, places = three_segments()
-    stage.value = replace(stage.value, life="1f")
+    stage.value = replace(stage.value, incarnation="1f")
     desk = Desk(stage, Start.START)
     desk.post(Received(SOURCE, StreamSeen(stage.value)))
     assert desk.kinds[-1] is ReaderEventKind.CAUGHT_UP
-    desk.post(Received(SOURCE, StreamSeen(replace(stage.value, life="2e"))))
+    desk.post(Received(SOURCE, StreamSeen(replace(stage.value, incarnation="2e"))))
     assert (desk.kinds[-1], desk.seen) == (ReaderEventKind.DELETED, places)
 
 
 def test_a_stream_that_is_given_a_life_is_the_same() -> None:
     stage, _, _ = three_segments()
-    stage.value = replace(stage.value, life="")
+    stage.value = replace(stage.value, incarnation="")
     desk = Desk(stage, Start.START)
-    desk.post(Received(SOURCE, StreamSeen(replace(stage.value, life="1f"))))
+    desk.post(Received(SOURCE, StreamSeen(replace(stage.value, incarnation="1f"))))
     assert desk.kinds[-1] is ReaderEventKind.CAUGHT_UP
 
 
@@ -841,7 +841,7 @@ def test_a_reader_goes_on_behind_the_end_that_the_list_says() -> None:
     misstated(stage, -1)
     desk = Desk(stage, Start.DLSN, tuple(last))
     assert desk.seen == [place for place in places if place >= last]
-    assert desk.events[0].detail == {"dlsn": list(last), "life": stage.value.life}
+    assert desk.events[0].detail == {"dlsn": list(last), "life": stage.value.incarnation}
 
 
 def test_a_reader_that_begins_behind_the_end_begins_with_the_next_segment() -> None:
@@ -850,7 +850,7 @@ def test_a_reader_that_begins_behind_the_end_begins_with_the_next_segment() -> N
     for behind in (stage.value.segments[0].last_dlsn.next_slot(), of(1, last.entry + 1, 0), of(1, last.entry + 9, 3)):
         desk = Desk(stage, Start.DLSN, tuple(behind))
         assert desk.seen == [place for place in places if place > last]
-        assert desk.events[0].detail == {"dlsn": [2, 0, 0], "life": stage.value.life}
+        assert desk.events[0].detail == {"dlsn": [2, 0, 0], "life": stage.value.incarnation}
 
 
 @pytest.mark.parametrize("start", [Start.START, Start.DLSN, Start.TXID])

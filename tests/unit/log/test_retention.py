@@ -8,7 +8,7 @@ import pytest
 
 from dlog.events import RetentionHeld, SegmentDeleted
 from dlog.log.changes import Expire
-from dlog.log.messages import AppendEntry, ReleaseStream, SealStream
+from dlog.log.messages import AppendEntry, HandOverStream, SealStream
 from dlog.log.options import OwnerOptions
 from dlog.machine import CompareAndSet
 from dlog.model.segment import Truncation
@@ -101,7 +101,7 @@ def test_a_batch_taken_with_a_clock_days_ahead_makes_nothing_expire_for_the_next
     owner = clocks.owner()
     clocks.write(owner)
     clocks.write(owner, label_ms=4 * DAY_MS)
-    owner.ask(ReleaseStream())
+    owner.ask(HandOverStream())
     owner = clocks.owner()
     clocks.write(owner)
     clocks.write(owner)
@@ -117,7 +117,7 @@ def test_no_clock_alone_makes_a_segment_expire_early(days: int, whose: str, when
         setattr(clocks, f"{whose}_ms", days * DAY_MS)
     owner = clocks.owner()
     clocks.write(owner)
-    owner.ask(ReleaseStream())
+    owner.ask(HandOverStream())
     setattr(clocks, f"{whose}_ms", days * DAY_MS if when != "at the end of the segment" else 0)
     clocks.pass_s(RETENTION_S / 2)
     owner = clocks.owner()
@@ -141,7 +141,7 @@ def test_clocks_that_disagree_let_nothing_expire_and_are_told_of() -> None:
     clocks = Clocks()
     owner = clocks.owner()
     clocks.write(owner)
-    owner.ask(ReleaseStream())
+    owner.ask(HandOverStream())
     clocks.pass_s(2 * RETENTION_S)
     clocks.proxy_ms = 4 * DAY_MS
     owner = clocks.owner()
@@ -149,7 +149,7 @@ def test_clocks_that_disagree_let_nothing_expire_and_are_told_of() -> None:
     assert kept(clocks)[0] == 1
     assert RetentionHeld("s", clocks.true_ms + 4 * DAY_MS, clocks.true_ms) in owner.events
     clocks.proxy_ms = 0
-    owner.ask(ReleaseStream())
+    owner.ask(HandOverStream())
     owner = clocks.owner()
     assert kept(clocks)[0] == 2, "the next owner's clock is right"
     assert not [e for e in owner.events if isinstance(e, RetentionHeld)]

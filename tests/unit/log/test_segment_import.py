@@ -25,8 +25,8 @@ from dlog.log.messages import (
     BatchWritten,
     DeleteSegment,
     ExamineStage,
-    ReleaseStream,
-    RelocateSegment,
+    HandOverStream,
+    MoveListedSegment,
     SealSegment,
     SealStream,
     SegmentsImported,
@@ -284,7 +284,7 @@ def test_somebody_else_began_a_segment_and_the_stages_wait_for_another_try() -> 
 
 
 def test_handing_over_and_sealing_refuse_what_is_not_begun_and_finish_what_is() -> None:
-    for ending, error in ((ReleaseStream(), StreamUnavailableError), (SealStream(), EndOfStreamError)):
+    for ending, error in ((HandOverStream(), StreamUnavailableError), (SealStream(), EndOfStreamError)):
         stage = Stage()
         owner = stage.taken("p1")
         owner.ask(batch(0))
@@ -433,7 +433,7 @@ def rolled() -> tuple[Stage, Actor]:
 def test_a_completed_segment_may_lie_elsewhere() -> None:
     stage, owner = rolled()
     first = stage.value.segments[0]
-    moved = RelocateSegment(first.number, first.store, first.place, "cold", "s3://b/k")
+    moved = MoveListedSegment(first.number, first.store, first.place, "cold", "s3://b/k")
     for _ in range(2):
         assert owner.ask(moved) is None
         listed = stage.value.segments[0]
@@ -445,13 +445,13 @@ def test_what_is_not_there_is_not_moved() -> None:
     stage, owner = rolled()
     first, last = stage.value.segments[0], stage.value.segments[-1]
     for request in (
-        RelocateSegment(first.number, first.store, "elsewhere", "cold", "c"),
-        RelocateSegment(last.number, last.store, last.place, "cold", "c"),
-        RelocateSegment(SegmentNumber(99), "ledger", "x", "cold", "c"),
+        MoveListedSegment(first.number, first.store, "elsewhere", "cold", "c"),
+        MoveListedSegment(last.number, last.store, last.place, "cold", "c"),
+        MoveListedSegment(SegmentNumber(99), "ledger", "x", "cold", "c"),
     ):
         assert isinstance(owner.ask(request), InvalidRequestError)
     owner.ask(TruncateBefore(of(last.number, 0, 0)))
-    gone = owner.ask(RelocateSegment(first.number, first.store, first.place, "cold", "c"))
+    gone = owner.ask(MoveListedSegment(first.number, first.store, first.place, "cold", "c"))
     assert isinstance(gone, TruncatedError)
 
 
@@ -459,7 +459,7 @@ def test_a_segment_in_files_is_not_moved() -> None:
     """Its former location would be forgotten, and a late import of that stage would list it twice."""
     stage, owner = rolled()
     first = stage.value.segments[0]
-    answer = owner.ask(RelocateSegment(first.number, "file", first.place, "cold", "c"))
+    answer = owner.ask(MoveListedSegment(first.number, "file", first.place, "cold", "c"))
     assert isinstance(answer, InvalidRequestError) and "not moved: store=file" in answer.message
 
 
@@ -472,15 +472,15 @@ def test_that_a_segment_is_not_there_is_said_of_metadata_read_since() -> None:
     heir.ask(batch(3, size=300))
     newer = next(s for s in reversed(stage.value.segments) if s.completed)
     assert owner.machine.value.segment(newer.number) is None
-    answer = owner.ask(RelocateSegment(newer.number, newer.store, newer.place, "cold", "c"))
+    answer = owner.ask(MoveListedSegment(newer.number, newer.store, newer.place, "cold", "c"))
     assert isinstance(answer, LeaseLostError)
-    assert heir.ask(RelocateSegment(newer.number, newer.store, newer.place, "cold", "c")) is None
+    assert heir.ask(MoveListedSegment(newer.number, newer.store, newer.place, "cold", "c")) is None
 
 
 def test_a_segment_lies_in_one_store_whatever_its_place_is_called() -> None:
     stage, owner = rolled()
     first = stage.value.segments[0]
-    answer = owner.ask(RelocateSegment(first.number, "cold", first.place, "cold", "c"))
+    answer = owner.ask(MoveListedSegment(first.number, "cold", first.place, "cold", "c"))
     assert isinstance(answer, InvalidRequestError)
     assert stage.value.segments[0] == first
 
@@ -494,7 +494,7 @@ def staged_and_moved() -> tuple[Stage, Actor, TakeIn]:
     assert not owner.ask(request).duplicate
     taken = next(s for s in stage.value.segments if s.place == "7")
     stage.places["cold/k"] = stage.places["7"]
-    assert owner.ask(RelocateSegment(taken.number, "ledger", "7", "cold", "cold/k")) is None
+    assert owner.ask(MoveListedSegment(taken.number, "ledger", "7", "cold", "cold/k")) is None
     return stage, owner, request
 
 
@@ -522,10 +522,10 @@ def test_a_moved_segment_leaves_the_list_when_the_ledger_where_it_lay_is_gone_to
 def test_a_segment_that_is_taken_back_lies_in_its_ledger_and_lay_nowhere_else() -> None:
     stage, owner, request = staged_and_moved()
     moved = next(s for s in stage.value.segments if s.former_ledger == "7")
-    assert owner.ask(RelocateSegment(moved.number, "cold", "cold/k", "cold", "cold/l")) is None
+    assert owner.ask(MoveListedSegment(moved.number, "cold", "cold/k", "cold", "cold/l")) is None
     listed = stage.value.segment(moved.number)
     assert listed is not None and (listed.place, listed.former_ledger) == ("cold/l", "7")
-    assert owner.ask(RelocateSegment(moved.number, "cold", "cold/l", "ledger", "7")) is None
+    assert owner.ask(MoveListedSegment(moved.number, "cold", "cold/l", "ledger", "7")) is None
     back = stage.value.segment(moved.number)
     assert back == replace(moved, store="ledger", place="7", former_ledger="")
     assert owner.ask(request).duplicate

@@ -20,8 +20,8 @@ from dlog.log.messages import (
     AppendSinkBatch,
     BatchWritten,
     DeleteStream,
+    MoveListedSegment,
     RecoverSegment,
-    RelocateSegment,
     SealStream,
     TakeIn,
     TruncateBefore,
@@ -32,14 +32,14 @@ from dlog.model.ids import EntryId, Epoch, SegmentNumber, Txid
 from dlog.model.segment import Segment, StreamSettings
 from dlog.model.sink import SinkBatch
 from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError, StoreUnavailableError
-from tests.unit.log.stage import LIFE, Actor, Stage, batch
+from tests.unit.log.stage import INCARNATION, Actor, Stage, batch
 
 NOTHING = object()
 
 
-def delete(actor: Actor, life: str = LIFE, *, if_epoch: int | None = None, force: bool = False) -> Any:
+def delete(actor: Actor, incarnation: str = INCARNATION, *, if_epoch: int | None = None, force: bool = False) -> Any:
     """Ask for the deletion; NOTHING while there is no answer, None once it is deleted."""
-    actor.ask(DeleteStream(life, None if if_epoch is None else Epoch(if_epoch), force))
+    actor.ask(DeleteStream(incarnation, None if if_epoch is None else Epoch(if_epoch), force))
     return answer(actor)
 
 
@@ -228,17 +228,17 @@ def test_a_stream_that_nobody_ever_wrote_is_deleted_without_a_segment() -> None:
 
 
 SINK = SinkBatch("sink", 0, "q", 0)
-OF_ANOTHER_LIFE = [
+OF_ANOTHER_INCARNATION = [
     SealStream("b2"),
     TruncateBefore(DLSN_FIRST, "b2"),
     AlterStream(StreamSettings(retention_s=1.0, version=1), "b2"),
-    RelocateSegment(SegmentNumber(1), "ledger", "1a", "cold", "x", "b2"),
-    TakeIn(None, (("1", EntryId(0)),), life="b2"),
+    MoveListedSegment(SegmentNumber(1), "ledger", "1a", "cold", "x", "b2"),
+    TakeIn(None, (("1", EntryId(0)),), incarnation="b2"),
     AppendSinkBatch(SINK, batch(0, producer=SINK.producer), "b2"),
 ]
 
 
-@pytest.mark.parametrize("request_", OF_ANOTHER_LIFE, ids=lambda request: type(request).__name__)
+@pytest.mark.parametrize("request_", OF_ANOTHER_INCARNATION, ids=lambda request: type(request).__name__)
 def test_an_owner_does_nothing_for_another_life_and_looks_whether_its_own_is_gone(request_: Any) -> None:
     stage = Stage()
     owner = stage.taken("p1")

@@ -23,8 +23,8 @@ from dlog.log.messages import (
     BatchWritten,
     CreateSegment,
     EntryAppended,
+    HandOverStream,
     RecoverSegment,
-    ReleaseStream,
     SealSegment,
     SealStream,
     SegmentRecovered,
@@ -133,7 +133,7 @@ def test_a_segment_that_was_closed_well_is_in_the_list_after_reopening() -> None
     first = stage.taken("p1")
     for sequence in range(5):
         first.ask(batch(sequence, size=400))
-    first.ask(ReleaseStream())
+    first.ask(HandOverStream())
     before = stage.value.segments
     stage.taken("p2")
     assert stage.value.segments[: len(before)] == before

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dlog.errors import UnavailableError
 from dlog.events import SegmentDeleted
-from dlog.log.messages import STORE, BatchWritten, DeleteSegment, RelocateSegment, StoreFailed, TruncateBefore
+from dlog.log.messages import STORE, BatchWritten, DeleteSegment, MoveListedSegment, StoreFailed, TruncateBefore
 from dlog.log.options import OwnerOptions
 from dlog.machine import CompareAndSet, MetadataSeen, ReadMetadata, Received
 from dlog.model.dlsn import DLSN
@@ -85,7 +85,7 @@ def test_the_ledger_where_a_segment_lay_before_goes_with_it() -> None:
     point = written_by(owner, 2)
     hot = stage.value.segments[0]
     stage.places["cold"] = stage.places[hot.place]
-    owner.ask(RelocateSegment(hot.number, hot.store, hot.place, "cold", "cold"))
+    owner.ask(MoveListedSegment(hot.number, hot.store, hot.place, "cold", "cold"))
     assert stage.value.segments[0].former_ledger == hot.place
     owner.ask(TruncateBefore(point))
     assert not {hot.place, "cold"} & stage.places.keys() and not stage.value.truncated

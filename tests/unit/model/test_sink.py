@@ -153,18 +153,21 @@ def test_only_a_segment_in_the_same_store_is_the_stage() -> None:
 
 def test_a_stage_of_a_stream_that_was_deleted_goes_though_the_next_of_its_name_remembers_nothing() -> None:
     """A stream takes in only what names its own life, so nobody takes this one any more."""
-    rule, stage = StageSweepRule(DONE, 5000), replace(OTHER, life="a1")
-    same, another = StreamLook(life="a1"), StreamLook(life="b2")
+    rule, stage = StageSweepRule(DONE, 5000), replace(OTHER, incarnation="a1")
+    same, another = StreamLook(incarnation="a1"), StreamLook(incarnation="b2")
     assert rule.judge(stage, (same,)) is SweepDecision.STAYS
     assert rule.judge(stage, (another,)) is SweepDecision.LOOK
     assert rule.judge(stage, (another, another)) is SweepDecision.GOES
-    assert rule.judge(replace(stage, life=""), (another,)) is SweepDecision.STAYS, "registered before lives were"
+    assert rule.judge(replace(stage, incarnation=""), (another,)) is SweepDecision.STAYS, "registered before lives were"
 
 
 def test_a_registration_tells_the_life_that_its_stage_was_written_for() -> None:
     told = {"stream": "s", "query": "q", "batch": 0, "epoch": 0, "unix_ms": 5}
-    without, with_life = registered_stage("sink", "7", told), registered_stage("sink", "7", {**told, "life": "a1"})
+    without, with_incarnation = (
+        registered_stage("sink", "7", told),
+        registered_stage("sink", "7", {**told, "life": "a1"}),
+    )
     assert without is not None
-    assert with_life is not None
-    assert (without.life, with_life.life) == ("", "a1")
+    assert with_incarnation is not None
+    assert (without.incarnation, with_incarnation.incarnation) == ("", "a1")
     assert registered_stage("sink", "7", {**told, "life": 1}) is None

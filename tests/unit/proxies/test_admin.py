@@ -70,7 +70,7 @@ async def deleted_stream(metadata: MemoryMetadata, segments: Sequence[Segment]) 
     value = StreamMetadata(name=NAME, segments=tuple(segments), owner=Owner(epoch=Epoch(1), deleted=True))
     made = await metadata.compare_and_set(KEY, value, None)
     assert isinstance(made, Versioned)
-    return str(made.value.life)
+    return str(made.value.incarnation)
 
 
 def segment(number: int, *, store: str = "ledger", former_ledger: str = "") -> Segment:
@@ -87,13 +87,13 @@ def segment(number: int, *, store: str = "ledger", former_ledger: str = "") -> S
 
 async def test_everything_a_deleted_stream_holds_goes_a_few_at_a_time_and_its_mark_last() -> None:
     metadata = MemoryMetadata()
-    life = await deleted_stream(metadata, [segment(number) for number in range(1, 301)])
+    incarnation = await deleted_stream(metadata, [segment(number) for number in range(1, 301)])
     proxy = Proxy(metadata)
-    assert await proxy.admin.finish_deletion(NAME, life) == Removed(300, True)
+    assert await proxy.admin.finish_deletion(NAME, incarnation) == Removed(300, True)
     assert len(proxy.store.deleted) == 300 and proxy.store.peak == admin.DELETES_AT_ONCE
     assert sum(isinstance(event, SegmentDeleted) for event in proxy.events) == 300
     assert await metadata.read(KEY) == Missing()
-    assert await proxy.admin.finish_deletion(NAME, life) == Removed(0, True)
+    assert await proxy.admin.finish_deletion(NAME, incarnation) == Removed(0, True)
 
 
 async def test_another_life_is_not_touched() -> None:
@@ -139,11 +139,11 @@ async def test_what_is_damaged_is_told_and_does_not_keep_the_rest() -> None:
 
 async def test_a_forced_deletion_waits_for_no_store() -> None:
     metadata = MemoryMetadata()
-    life = await deleted_stream(metadata, [segment(1, store="lost"), segment(2)])
+    incarnation = await deleted_stream(metadata, [segment(1, store="lost"), segment(2)])
     proxy = Proxy(metadata)
-    assert await proxy.admin.delete(NAME, life, force=False) == {"segments": 1, "left": 0}
+    assert await proxy.admin.delete(NAME, incarnation, force=False) == {"segments": 1, "left": 0}
     assert await metadata.read(KEY) != Missing(), "it keeps its mark"
-    assert await proxy.admin.delete(NAME, life, force=True) == {"segments": 1, "left": 0}
+    assert await proxy.admin.delete(NAME, incarnation, force=True) == {"segments": 1, "left": 0}
     assert await metadata.read(KEY) == Missing()
     assert [e.place for e in proxy.events if isinstance(e, SegmentLeftBehind)] == ["1", "1"]
 
@@ -165,12 +165,12 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_a_long_stream_is_removed_behind_the_answer_and_its_name_is_taken_until_then() -> None:
     metadata = MemoryMetadata()
-    life = await long_stream(metadata)
+    incarnation = await long_stream(metadata)
     async with TaskScope() as tasks:
         proxy = Proxy(metadata, "ledger", "memory", tasks=tasks)
         proxy.store.is_open.clear()
         for _ in range(3):  # the answer may be lost, and the request repeated
-            assert await proxy.admin.delete(NAME, life, force=False) == {"segments": 0, "left": LONG}
+            assert await proxy.admin.delete(NAME, incarnation, force=False) == {"segments": 0, "left": LONG}
         with pytest.raises(StreamUnavailableError, match="are being deleted"):
             await proxy.admin.create(NAME, {"store": "memory"}, "a1", 0)
         assert await proxy.admin.finish_deletion(NAME) == Removed(0, False, LONG), "not a second time at once"
@@ -185,10 +185,10 @@ async def test_a_long_stream_is_removed_behind_the_answer_and_its_name_is_taken_
 
 async def test_a_proxy_that_ends_leaves_the_rest_of_a_long_stream_to_another_one() -> None:
     metadata = MemoryMetadata()
-    life = await long_stream(metadata)
+    incarnation = await long_stream(metadata)
     async with TaskScope(drain_s=0.0) as tasks:
         first = Proxy(metadata, tasks=tasks)
-        assert (await first.admin.delete(NAME, life, force=False))["left"] == LONG
+        assert (await first.admin.delete(NAME, incarnation, force=False))["left"] == LONG
         await until(lambda: len(first.store.deleted) > 100)
     assert 100 < len(first.store.deleted) < LONG and await metadata.read(KEY) != Missing()
     second = Proxy(metadata)
@@ -199,15 +199,15 @@ async def test_a_proxy_that_ends_leaves_the_rest_of_a_long_stream_to_another_one
 
 async def test_what_keeps_a_long_stream_from_being_removed_is_tried_again_when_somebody_asks() -> None:
     metadata = MemoryMetadata()
-    life = await long_stream(metadata)
+    incarnation = await long_stream(metadata)
     async with TaskScope() as tasks:
         proxy = Proxy(metadata, tasks=tasks)
         proxy.store.errors["7"] = StoreUnavailableError("away")
-        assert (await proxy.admin.delete(NAME, life, force=False))["left"] == LONG
+        assert (await proxy.admin.delete(NAME, incarnation, force=False))["left"] == LONG
         await until(lambda: len(proxy.store.deleted) == LONG - 1 and not proxy.admin._removing)
         assert await metadata.read(KEY) != Missing()
         proxy.store.errors = {place: SegmentNotFoundError("gone") for place in proxy.store.deleted}
-        assert (await proxy.admin.delete(NAME, life, force=False))["left"] == LONG
+        assert (await proxy.admin.delete(NAME, incarnation, force=False))["left"] == LONG
         await until(lambda: not proxy.admin._removing)
         assert await metadata.read(KEY) == Missing() and len(proxy.store.deleted) == LONG
 
@@ -223,7 +223,7 @@ async def test_few_long_streams_are_removed_at_a_time_and_the_others_keep_their_
             value = StreamMetadata(name=name, segments=segments, owner=Owner(epoch=Epoch(1), deleted=True))
             made = await metadata.compare_and_set(StreamKey(name), value, None)
             assert isinstance(made, Versioned)
-            assert (await proxy.admin.delete(name, str(made.value.life), force=False))["left"] == LONG
+            assert (await proxy.admin.delete(name, str(made.value.incarnation), force=False))["left"] == LONG
         await until(lambda: proxy.store.under_way == admin.REMOVALS_MAX * admin.DELETES_AT_ONCE)
         assert len(proxy.admin._removing) == admin.REMOVALS_MAX
 

@@ -23,8 +23,8 @@ from proxies.write.takeover_queue import TakeoverQueue
 from tests.operations import operations
 
 S = StreamName("s")
-LIFE = "a1"
-DELETE = DeleteStream(LIFE, Epoch(1))
+INCARNATION = "a1"
+DELETE = DeleteStream(INCARNATION, Epoch(1))
 
 
 class Owner:
@@ -33,7 +33,7 @@ class Owner:
     def __init__(self) -> None:
         self.may_take = asyncio.Event()
         self.may_release = asyncio.Event()
-        self.life = LIFE
+        self.incarnation = INCARNATION
         self.waiting = 0
         self.releases = 0
         self.is_stopped = False
@@ -42,7 +42,7 @@ class Owner:
         await self.may_take.wait()
         return StreamAcquired(Epoch(1), SegmentNumber(1))
 
-    async def release(self) -> None:
+    async def hand_over(self) -> None:
         self.releases += 1
         try:
             await self.may_release.wait()
@@ -128,7 +128,7 @@ async def test_a_release_that_metadata_does_not_answer_ends_with_an_error_that_s
         stage.owner.may_take.set()
         await stage.holdings.ask(S, None)
         with pytest.raises(RequestTimeoutError, match="may or may not be released") as told:
-            await stage.holdings.hand_over_on_request(S, LIFE)
+            await stage.holdings.hand_over_on_request(S, INCARNATION)
     assert told.value.outcome_unknown
     assert stage.owner.is_stopped
     assert stage.gone == [S]
@@ -142,7 +142,7 @@ async def test_a_stream_that_is_being_taken_is_handed_back_once_it_is_taken() ->
         taking = group.create_task(stage.holdings.ask(S, None), name="take")
         await asyncio.sleep(0)
         assert stage.holdings.find(S) is not None
-        handing = group.create_task(stage.holdings.hand_over_on_request(S, LIFE), name="hand back")
+        handing = group.create_task(stage.holdings.hand_over_on_request(S, INCARNATION), name="hand back")
         await asyncio.sleep(0)
         assert not handing.done()
         stage.owner.may_take.set()
@@ -156,7 +156,7 @@ async def test_a_stream_whose_owner_is_gone_is_taken_and_handed_back() -> None:
         stage = Stage(group, ClaimHere(Epoch(3), "dead:1"))
         stage.owner.may_take.set()
         stage.owner.may_release.set()
-        await stage.holdings.hand_over_on_request(S, LIFE)
+        await stage.holdings.hand_over_on_request(S, INCARNATION)
     assert stage.owner.releases == 1
 
 
@@ -164,10 +164,12 @@ async def test_what_is_anothers_is_answered_with_where_and_of_what_is_nobodys_th
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         for is_owner in (True, False):
             with pytest.raises(OwnedElsewhereError) as told:
-                await Stage(group, GoElsewhere("other:1", Epoch(2), is_owner)).holdings.hand_over_on_request(S, LIFE)
+                await Stage(group, GoElsewhere("other:1", Epoch(2), is_owner)).holdings.hand_over_on_request(
+                    S, INCARNATION
+                )
             assert told.value.location == "other:1"
         stage = Stage(group, ClaimHere(Epoch(2)))
-        await stage.holdings.hand_over_on_request(S, LIFE)
+        await stage.holdings.hand_over_on_request(S, INCARNATION)
     assert stage.owner.releases == 0
 
 
@@ -314,7 +316,7 @@ async def test_a_stream_that_is_handed_over_waits() -> None:
         stage.owner.may_take.set()
         await stage.holdings.ask(S, None)
         assert not stage.holdings.has_waiting()
-        group.create_task(stage.holdings.release(S), name="release")
+        group.create_task(stage.holdings.hand_over(S), name="release")
         await asyncio.sleep(0)
         assert stage.holdings.has_waiting()
         stage.owner.may_release.set()

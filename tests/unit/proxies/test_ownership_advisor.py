@@ -41,7 +41,9 @@ async def test_a_proxy_that_came_back_takes_what_it_had_though_the_ring_prefers_
     for number in range(30):
         stream = StreamName(f"stream-{number}")
         owner = Owner(epoch=Epoch(3), proxy=ProxyId("one"), address="one:1")
-        await metadata.compare_and_set(StreamKey(stream), StreamMetadata(name=stream, owner=owner, life="a1"), None)
+        await metadata.compare_and_set(
+            StreamKey(stream), StreamMetadata(name=stream, owner=owner, incarnation="a1"), None
+        )
         sent_round += judges["one"].preferred(stream) is not None
         assert isinstance(await judges["one"].judge(stream), ClaimHere)
         for other in ("two", "three"):

@@ -23,7 +23,7 @@ OPEN = segment(4, 0, is_completed=False, is_final=False)
 
 
 def view(*segments: SegmentView, **given: Any) -> StreamView:
-    return StreamView("s", segments, life="a", **given)
+    return StreamView("s", segments, incarnation="a", **given)
 
 
 # ---- what is kept with a place --------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def test_a_mark_stays_letter_by_letter_where_it_is() -> None:
         assert over == mark._replace(ended=True), "this is known once and for all, and not for long"
         assert offset_at(now, mark.place, over) is over
     bare = StreamOffset(Place(3, 10))
-    assert offset_at(view(grows), bare.place, bare).life == "a", "offsets of before did not say"
+    assert offset_at(view(grows), bare.place, bare).incarnation == "a", "offsets of before did not say"
     of_another = StreamOffset(Place(3, 10), "b", 70)
     assert offset_at(view(grows), of_another.place, of_another) == StreamOffset(Place(3, 10), "a")
 
@@ -173,8 +173,8 @@ def lives(draw: st.DrawFn) -> tuple[StreamView, StreamOffset, int]:
 
 @settings(max_examples=1500)
 @given(lives())
-def test_bounds_hold_whatever_the_list_has_forgotten(life: tuple[StreamView, StreamOffset, int]) -> None:
-    now, mark, gone = life
+def test_bounds_hold_whatever_the_list_has_forgotten(incarnation: tuple[StreamView, StreamOffset, int]) -> None:
+    now, mark, gone = incarnation
     loss = lost(now, mark)
     assert loss.least <= gone and (loss.most is None or gone <= loss.most)
     if loss == NOTHING:

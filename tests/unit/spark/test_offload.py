@@ -42,7 +42,7 @@ def segment(number: int, **changes: object) -> Segment:
 
 
 def stream(*segments: Segment) -> StreamMetadata:
-    return StreamMetadata(name=StreamName("s"), segments=segments, max_segment=SegmentNumber(9), life="abc")
+    return StreamMetadata(name=StreamName("s"), segments=segments, max_segment=SegmentNumber(9), incarnation="abc")
 
 
 def record(**changes: object) -> StoredRecord:
@@ -123,7 +123,7 @@ def test_open_truncated_and_empty_segments_stay() -> None:
     assert [int(one.number) for one in found] == [3, 4], "a cold one may still want its Parquet"
     source = source_of(value, found[0], folder="file:///cold/x", payload_bytes=7, parquet="", compression="snappy")
     assert (source.first_entry, source.first_slot, source.bytes) == (1, 2, 7)
-    assert (source.head.stream, source.head.number, source.head.life) == ("s", 3, "abc")
+    assert (source.head.stream, source.head.number, source.head.incarnation) == ("s", 3, "abc")
     assert (source.head.last_entry, source.head.records, source.head.source_place) == (4, 50, "103")
     assert source.ref.place == "103" and source.head.is_enveloped
 

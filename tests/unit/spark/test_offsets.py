@@ -19,7 +19,7 @@ def test_offsets_have_one_spelling() -> None:
     )
     other = json.dumps(
         offsets_as_json(
-            {"a": StreamOffset(Place(3, 4, 5), ended=True), "b": StreamOffset(Place(1, 2, 0), read=3, life="x")}
+            {"a": StreamOffset(Place(3, 4, 5), ended=True), "b": StreamOffset(Place(1, 2, 0), read=3, incarnation="x")}
         )
     )
     expected = (

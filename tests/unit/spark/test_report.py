@@ -117,7 +117,7 @@ def test_what_befell_a_reader() -> None:
     ended = StreamOffset(Place(3, 10), ended=True)
     read = Reader("r", {}, {"s": ended.place}, NOW_MS, {"s": ended})
     assert reader_rows(read, streams, CHOSEN, True)[0]["state"] == "reads", "what was truncated had been read"
-    view = replace(streams["s"].view, life="b")
+    view = replace(streams["s"].view, incarnation="b")
     other = Reader("r", {}, {"s": Place(4, 0)}, NOW_MS, {"s": StreamOffset(Place(4, 0), "a")})
     assert reader_rows(other, {"s": replace(streams["s"], view=view)}, CHOSEN, True)[0]["state"] == "beyond"
     begun = Reader("r", {"s": Place(4, 0)}, {}, NOW_MS)

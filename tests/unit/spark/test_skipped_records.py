@@ -95,6 +95,11 @@ async def test_lines_lie_there_whole_and_a_loss_once(tmp_path: Path) -> None:
 
 def test_names_tell_streams_and_lives_apart() -> None:
     mark = StreamOffset(Place(3, 10), "a")
-    names = {loss_name("s", mark), loss_name("t", mark), loss_name("s", mark._replace(life="b")), loss_name("s:", mark)}
+    names = {
+        loss_name("s", mark),
+        loss_name("t", mark),
+        loss_name("s", mark._replace(incarnation="b")),
+        loss_name("s:", mark),
+    }
     assert len({*names, loss_name("s_", mark)}) == 5
     assert loss_name("s", mark) == loss_name("s", mark._replace(read=3)), "a batch that is repeated tells it again"

@@ -25,8 +25,8 @@ def segment(number: int, last: int, **given: Any) -> SegmentView:
     return SegmentView(number=number, place=str(number), store="ledger", last=last, **given)
 
 
-def view(*segments: SegmentView, life: str = "a", **given: Any) -> StreamView:
-    return StreamView("s", segments, life=life, **given)
+def view(*segments: SegmentView, incarnation: str = "a", **given: Any) -> StreamView:
+    return StreamView("s", segments, incarnation=incarnation, **given)
 
 
 class Reader(streaming.StreamsStreamReader):
@@ -89,7 +89,7 @@ def test_an_offset_of_before_is_told_once_whose_it_is() -> None:
     assert end["streams"]["s"]["life"] == "a"
     assert reader.entries({"s": [1, 5]}, end) == []
     assert reader.latest(end) is end
-    unnamed = Reader(view(OPEN, life=""))
+    unnamed = Reader(view(OPEN, incarnation=""))
     start = {"s": [1, 5]}
     assert unnamed.latest(start) is start, "nobody ever gave this stream a life"
 
@@ -131,7 +131,7 @@ def test_two_batches_that_are_gone_count_each_its_own(written: dict[str, Line]) 
 
 def test_a_stream_made_again_is_another_however_long_it_is(written: dict[str, Line]) -> None:
     start = offset([1, 5], life="a", read=50, start=0)
-    other = view(segment(1, 8, counted=90, start_sequence_id=0), life="b")
+    other = view(segment(1, 8, counted=90, start_sequence_id=0), incarnation="b")
     with pytest.raises(
         TruncatedError, match=r"deleted and created again under the same name: stream=s wanted=\[1,5\] life=a"
     ):
@@ -142,7 +142,7 @@ def test_a_stream_made_again_is_another_however_long_it_is(written: dict[str, Li
     assert reader.entries(start, end) == [(1, n) for n in range(9)]
     assert reader.latest(end) is end
     assert [line.loss for line in written.values()] == [Loss()]
-    reader.now = view(segment(1, 20), life="c")
+    reader.now = view(segment(1, 20), incarnation="c")
     assert reader.entries(start, end) == [], "the batch was of one that is gone"
 
 

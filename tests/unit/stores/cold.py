@@ -18,7 +18,7 @@ ROOT = parse_root("file:///cold")
 def head(entries: int, **changes: object) -> Head:
     told: dict[str, object] = {
         "stream": "orders",
-        "life": "abc",
+        "incarnation": "abc",
         "number": 7,
         "last_entry": entries - 1,
         "last_slot": 3,

@@ -61,7 +61,7 @@ def read(data: bytes) -> list[bytes]:
         head,
         st.just(1),
         stream=st.text("abc-._Z", min_size=1, max_size=200),
-        life=st.text("0aZ", max_size=64),
+        incarnation=st.text("0aZ", max_size=64),
         number=st.integers(1, 10**17),
         first_txid=NUMBERS,
         last_txid=NUMBERS,

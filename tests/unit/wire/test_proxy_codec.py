@@ -48,7 +48,7 @@ BY_KIND: dict[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(),
     "str": TEXT,
     "str or nil": st.none() | TEXT,
-    "life": st.text("0123456789abcdefXYZ", min_size=1, max_size=64),
+    "incarnation": st.text("0123456789abcdefXYZ", min_size=1, max_size=64),
     "map": st.dictionaries(TEXT, PLAIN, max_size=3),
     "map of u63": st.dictionaries(TEXT, U63, max_size=3),
     "dlsn": DLSN,

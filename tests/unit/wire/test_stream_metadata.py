@@ -18,7 +18,7 @@ from dlog.model.sink import SinkBatch, SinkRecord
 from dlog.wire.stream_metadata import (
     Binding,
     decode_binding,
-    decode_life,
+    decode_incarnation,
     decode_number,
     decode_owner,
     decode_segment,
@@ -183,14 +183,14 @@ def test_an_owner_reads_back_whatever_else_is_there() -> None:
 
 def test_a_life_stands_beside_the_owner() -> None:
     assert decode_owner(encode_owner(OWNER, "1f")) == OWNER
-    assert decode_life(encode_owner(OWNER, "1f")) == "1f"
-    assert decode_life(encode_owner(OWNER)) == decode_life(b"") == ""
+    assert decode_incarnation(encode_owner(OWNER, "1f")) == "1f"
+    assert decode_incarnation(encode_owner(OWNER)) == decode_incarnation(b"") == ""
 
 
 @pytest.mark.parametrize("data", [b"x", b"[]", b'{"life":7}', b'{"life":"a/b"}', b'{"life":"1f\\n"}'])
 def test_a_broken_life_is_damaged(data: bytes) -> None:
     with pytest.raises(DamagedError):
-        decode_life(data)
+        decode_incarnation(data)
 
 
 @pytest.mark.parametrize("data", [b"x", b"[]", b'{"epoch":"7"}', b'{"epoch":true}', b'{"proxy":1}', b'{"released":0}'])
