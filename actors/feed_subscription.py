@@ -15,7 +15,7 @@ from dlog.machine import Fact, Received
 
 
 class Source(Protocol):
-    """The source, as a View uses it (actors/stream_feed.py)."""
+    """What a FeedSubscription needs of the source of its stream, which is a StreamFeed."""
 
     def answer(self, view: FeedSubscription, question: SourceQuestion) -> None:
         """Reply through `view.say`, at once or when the reply is known."""

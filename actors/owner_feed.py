@@ -119,10 +119,10 @@ class OwnerFeed(OwnerListener):
             self._listener.brought(segment, first, payloads)
 
     async def settle(self) -> None:
-        """Return when something was received and all of it is located; an owner sends its current LAC first.
+        """Wait until the owner has sent a LAC, and metadata has told the location of every segment that it named.
 
-        Before that its silence means nothing: it may still be taking the stream over. Raises UnavailableError when the
-        connection is over.
+        An owner sends its current LAC first. Until then the tail is not known: the owner may still be taking the
+        stream over. Raises UnavailableError if the connection ends.
         """
         await self._settled.wait()
         if self.is_over:

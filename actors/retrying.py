@@ -51,7 +51,7 @@ class RetryBackoff:
         return self._jittered(pause_s)
 
     def longest_s(self) -> float:
-        """The longest pause, for when no attempt can succeed soon."""
+        """A pause of up to max_s, shortened at random like the others; for when no attempt can succeed soon."""
         return self._jittered(self._max_s)
 
     def _jittered(self, pause_s: float) -> float:

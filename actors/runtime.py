@@ -1,4 +1,4 @@
-"""Actor interface (`Resident`) and task scopes that end by message (`Lifetime`).
+"""Actor interface (`Resident`) and task scopes that end by message (`TaskScope`).
 
 Invariants:
 - an actor module composes a state machine, peers and limits, and holds no protocol logic;

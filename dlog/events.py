@@ -25,6 +25,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class LedgerOpened(Event):
+    """This process created a ledger and writes it."""
+
     name: ClassVar[str] = "ledger.opened"
     ledger: int
     ensemble: tuple[str, ...]
@@ -44,6 +46,9 @@ class LedgerIdInUse(Event):
 
 @dataclass(frozen=True, slots=True)
 class LedgerFenced(Event):
+    """A ledger that this process writes was fenced by another process; no further add is confirmed. peer: the bookie
+    that refused an add, or the metadata store."""
+
     name: ClassVar[str] = "ledger.fenced"
     level: ClassVar[str] = "warning"
     ledger: int
@@ -52,6 +57,8 @@ class LedgerFenced(Event):
 
 @dataclass(frozen=True, slots=True)
 class LedgerClosed(Event):
+    """The writer closed its ledger. entry: the last one, -1 if there is none. length: bytes of payload."""
+
     name: ClassVar[str] = "ledger.closed"
     ledger: int
     entry: int
@@ -79,6 +86,8 @@ class LedgerRecoveryFenced(Event):
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecovered(Event):
+    """A ledger was recovered and is closed. entry: the last one. readded: entries that were written back."""
+
     name: ClassVar[str] = "ledger.recovered"
     ledger: int
     entry: int
@@ -87,6 +96,8 @@ class LedgerRecovered(Event):
 
 @dataclass(frozen=True, slots=True)
 class EnsembleChanged(Event):
+    """A ledger goes on with other bookies, from `entry` on."""
+
     name: ClassVar[str] = "ensemble.changed"
     level: ClassVar[str] = "warning"
     ledger: int
@@ -96,6 +107,8 @@ class EnsembleChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class BookieLost(Event):
+    """This process lost a bookie: its connection failed, it answered too late, or a write to it failed."""
+
     name: ClassVar[str] = "bookie.lost"
     level: ClassVar[str] = "warning"
     peer: str
@@ -104,6 +117,8 @@ class BookieLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class StreamOwned(Event):
+    """This proxy claimed the stream, and recovers it next. previous: the proxy that held the claim before."""
+
     name: ClassVar[str] = "stream.owned"
     stream: str
     epoch: int
@@ -133,6 +148,8 @@ class StreamStalled(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost(Event):
+    """The claim on the stream ended, for `reason`; mostly another proxy claimed it. Appends go to the next owner."""
+
     name: ClassVar[str] = "lease.lost"
     level: ClassVar[str] = "warning"
     stream: str
@@ -172,6 +189,8 @@ class MetadataWentBack(Event):
 
 @dataclass(frozen=True, slots=True)
 class StreamReleased(Event):
+    """The owner completed its segment and gave up its claim: the next append finds another owner."""
+
     name: ClassVar[str] = "stream.released"
     stream: str
     epoch: int
@@ -179,6 +198,8 @@ class StreamReleased(Event):
 
 @dataclass(frozen=True, slots=True)
 class StreamSealed(Event):
+    """The stream is sealed: it accepts no appends any more. segment: its last one."""
+
     name: ClassVar[str] = "stream.sealed"
     stream: str
     segment: int
@@ -186,6 +207,8 @@ class StreamSealed(Event):
 
 @dataclass(frozen=True, slots=True)
 class SegmentStarted(Event):
+    """The owner appends to this segment from now on. place: its location in the store."""
+
     name: ClassVar[str] = "segment.started"
     stream: str
     segment: int
@@ -194,6 +217,8 @@ class SegmentStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class SegmentCompleted(Event):
+    """A segment has ended and is listed as completed. entry: its last one."""
+
     name: ClassVar[str] = "segment.completed"
     stream: str
     segment: int
@@ -203,6 +228,8 @@ class SegmentCompleted(Event):
 
 @dataclass(frozen=True, slots=True)
 class SegmentDeleted(Event):
+    """A truncated or expired segment was deleted from its store and from metadata."""
+
     name: ClassVar[str] = "segment.deleted"
     stream: str
     segment: int
@@ -352,6 +379,8 @@ class ConnectionRefused(Event):
 
 @dataclass(frozen=True, slots=True)
 class ProxyDraining(Event):
+    """The proxy accepts no new work and hands over its streams."""
+
     name: ClassVar[str] = "proxy.draining"
     streams: int
 

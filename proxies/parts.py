@@ -62,7 +62,10 @@ async def opened(
     rng: random.Random,
     tuning: BackendLimits = TUNING,
 ) -> AsyncIterator[Parts]:
-    """All backends, open in the scope. Raises MetadataUnavailableError, ConfigError."""
+    """Connect a proxy to ZooKeeper and open its bookie client and segment stores; the scope closes them.
+
+    Raises MetadataUnavailableError, ConfigError.
+    """
     async with (
         await ZooKeeperMetadata.connect(
             options.zookeeper,

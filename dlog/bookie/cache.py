@@ -26,7 +26,7 @@ Half = dict[int, dict[int, Stored]]  # ledger -> entry -> stored
 
 
 class WriteCache:
-    """Two halves: one takes new entries while the other is being flushed."""
+    """Entries that are not in an entry log yet. Two halves: one takes new entries while the other is being flushed."""
 
     __slots__ = ("_active", "_flushing", "bytes_active", "entries_active")
 

@@ -19,6 +19,8 @@ class BookieReadOnly(Event):
 
 @dataclass(frozen=True, slots=True)
 class BookieWritable(Event):
+    """The bookie accepts adds again."""
+
     name: ClassVar[str] = "bookie.writable"
 
 
@@ -84,6 +86,8 @@ class MergeFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class BookieStarted(Event):
+    """The bookie has replayed its journal and accepts requests. ledgers: how many it holds."""
+
     name: ClassVar[str] = "bookie.started"
     bookie: str
     address: str

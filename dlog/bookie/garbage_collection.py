@@ -121,7 +121,7 @@ class ContactLost:
 
 @dataclass(frozen=True, slots=True)
 class ReadMark:
-    """Read instance id and mark, after a ZooKeeper sync."""
+    """Read the instance id of metadata and the mark of this bookie in it, after a ZooKeeper sync."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ class MarkLedgersDeleted:
 
 @dataclass(frozen=True, slots=True)
 class CollectionResult:
-    """Result of a collection. ledgers: deleted since the last one. failure: why some space was not freed."""
+    """Result of a garbage collection. ledgers: deleted since the last one. failure: why some space was not freed."""
 
     ledgers: int
     reclaimed_bytes: int

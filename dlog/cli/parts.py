@@ -41,7 +41,7 @@ class State(enum.Enum):
 
 
 class PartFailedError(CommandError):
-    """A part's first start failed."""
+    """A process of `dlog up` ended, or did not become ready, at its first start."""
 
 
 class SupervisedProcess(abc.ABC):

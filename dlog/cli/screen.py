@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Screen(Protocol):
-    """Shows every change of a part; `tick` is called every second. Raises OutputLostError."""
+    """Shows the states of the processes of `dlog up`; `tick` is called every second. Raises OutputLostError."""
 
     def changed(self, part: SupervisedProcess) -> None: ...
 

@@ -96,7 +96,11 @@ def _settings(given: Mapping[str, Any]) -> SettingsChanges:
 def create(
     stream: str, exist_ok: bool, connect: str | None, directory: str | None, as_json: bool, **given: Any
 ) -> None:
-    """Create STREAM."""
+    """Create STREAM.
+
+    Without options: 3 bookies per segment, 3 copies of which 2 acknowledge, segments of 256 MiB and at most 2 hours,
+    kept for ever.
+    """
     settings = _settings(given)
     stream_name(stream)
     made = ask(connect, directory, lambda client: client.create(stream, exist_ok=exist_ok, **settings))

@@ -71,7 +71,7 @@ class WriterPort(Protocol[B]):
 
 
 class ReaderPort(Protocol):
-    """Reads over a connection."""
+    """Receives what a proxy sends for one read."""
 
     def on_entries(self, entries: proxy.Entries) -> None: ...
 

@@ -27,7 +27,7 @@ class Record(NamedTuple):
 
     @property
     def position(self) -> Position:
-        """The position after this record: save its `str`, and resume with `read(start=...)`. If the stream was
+        """The position of this record: save its `str`, and resume behind it with `read(after=...)`. If the stream was
         re-created meanwhile, that read raises StreamRecreatedError."""
         return after_record(self.dlsn, self.incarnation)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SingleAppends:
-    """The single appends of one stream."""
+    """Appends single records to one stream, each with a future of its DLSN (`Client.append`)."""
 
     __slots__ = ("_create_future", "_granted", "_left", "_producer", "_take", "_txid", "_wait")
 

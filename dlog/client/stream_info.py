@@ -27,7 +27,11 @@ class SettingsChanges(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """Settings of a stream. Those not given to `create` have the defaults of docs/protocol.md, 5.6."""
+    """Settings of a stream.
+
+    Those not given to `create` have defaults: 3 bookies, 3 copies of which 2 acknowledge, segments of 256 MiB and at
+    most 2 hours, kept for ever, in the store that the proxy names first (`ledger`, or `file` without bookies).
+    """
 
     store: str  # where segments are created
     ensemble: int  # bookies of a segment; its entries are striped over them

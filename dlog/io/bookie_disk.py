@@ -172,7 +172,10 @@ class BookieDisk:
         self.submitted = []
 
     def heard(self, fact: Any) -> Any:
-        """Translate a fact that `post` brought to the loop into one for the machine; None: nothing to handle."""
+        """Translate a result that a disk thread posted to the loop into a fact for the state machine `Bookie`.
+
+        None: there is nothing for it to handle.
+        """
         if isinstance(fact, _Durable):
             if fact.mark.file != self._durable.file:
                 self._prepare()

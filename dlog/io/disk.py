@@ -102,7 +102,10 @@ class Disk(Protocol):
         ...
 
     def sync_dir(self, directory: str) -> None:
-        """Make names durable. Never raises a NO_SPACE number, like `datasync`."""
+        """Make the creation, renaming and deletion of files in this directory durable (fsync of the directory).
+
+        Like `datasync`, it never raises an OSError whose number is in NO_SPACE.
+        """
         ...
 
     def free_bytes(self, directory: str) -> int: ...

@@ -64,7 +64,9 @@ async def connect(make: Callable[[], _P], host: str, port: int) -> None:
 
 
 async def doors(make: Callable[[], asyncio.BaseProtocol], listeners: Iterable[Listening]) -> list[asyncio.Server]:
-    """Listen on a Unix socket for each of a server's TCP sockets where that is possible.
+    """Listen also on a Unix socket beside each of a server's TCP sockets, where that is possible.
+
+    Returns the servers of the Unix sockets, none where the platform has no such transport.
 
     `make` builds the protocol of an accepted connection. The caller closes these together with the server.
     """

@@ -109,7 +109,7 @@ class MetadataSession(Protocol):
         ...
 
     async def instance_id(self) -> str:
-        """Identity of the cluster. Raises MetadataUnavailableError, or a NotFound error if there is no cluster."""
+        """Identity of the cluster. Raises MetadataUnavailableError; ClusterNotFoundError if there is no cluster."""
         ...
 
 

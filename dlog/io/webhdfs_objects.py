@@ -86,7 +86,7 @@ class WebHdfsObjects:
         return _map_of(_take(answer, _ANSWER_BYTES_MAX, place))
 
     def connect(self, place: Location, operation: str, **more: Any) -> tuple[http.client.HTTPConnection, str]:
-        """A connection to the DataNode that takes an object's bytes, and the target there."""
+        """Ask the NameNode where to write an object. Returns a connection to that DataNode, and the PUT target."""
         answer = self._first(place, "PUT", operation, more, follow=False)
         target = answer.headers.get("Location", "")
         answer.close()

@@ -82,7 +82,9 @@ GET_AT_ONCE_MAX = REPLY_BYTES_MAX // (REQUEST_BYTES_MAX + 1024)
 
 
 class ZooKeeper:
-    """A session that reconnects until closed. Paths are absolute, below the chroot of the hosts string.
+    """A ZooKeeper client: one session at a time, which reconnects until closed.
+
+    Paths are absolute, below the chroot of the hosts string.
 
     All calls raise ConnectionLossError (written, outcome unknown), NotConnectedError (not sent), ClosedError, or the
     server's ZnodeError. A cancelled call may still take effect.

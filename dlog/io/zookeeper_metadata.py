@@ -60,9 +60,10 @@ class ZooKeeperMetadata:
         members: MemberOptions = MEMBERS,
         rng: random.Random | None = None,
     ) -> ZooKeeperMetadata:
-        """hosts: `h1:2181,h2:2181[/chroot]`. namespace: znode path, such as `/dlog`. The cluster need not exist yet.
+        """Connect to ZooKeeper and return the metadata store of a namespace. The cluster need not exist yet.
 
-        A request that is lost on the way is repeated until connect_timeout_s is over. Raises MetadataUnavailableError;
+        hosts: `h1:2181,h2:2181[/chroot]`. namespace: znode path, such as `/dlog`. If the connection is lost during
+        these first requests, they are repeated until connect_timeout_s is over. Raises MetadataUnavailableError;
         UnsupportedVersionError for another ledger layout; ConfigError.
         """
         rng = rng or random.SystemRandom()

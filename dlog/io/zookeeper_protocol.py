@@ -73,22 +73,32 @@ class ZnodeError(MetadataUnavailableError):
 
 
 class NoNodeError(ZnodeError):
+    """The znode does not exist."""
+
     zookeeper_code = -101
 
 
 class BadVersionError(ZnodeError):
+    """The znode has another version than the request names: it was changed in between."""
+
     zookeeper_code = -103
 
 
 class NodeExistsError(ZnodeError):
+    """A znode of that path exists already."""
+
     zookeeper_code = -110
 
 
 class NotEmptyError(ZnodeError):
+    """The znode has children and cannot be deleted."""
+
     zookeeper_code = -111
 
 
 class AuthFailedError(ZnodeError):
+    """ZooKeeper rejected the credentials of this session."""
+
     zookeeper_code = -115
 
 

@@ -93,7 +93,7 @@ class Watches:
         self._paths: dict[str, _Watched] = {}
         self._trees: dict[str, _Tree] = {}
         self._heard_zxid = 0  # up to which every watch of this session has reported
-        self._unanswered = 0  # pending SetWatches requests of `rejoin` on this connection
+        self._unanswered = 0  # pending SetWatches requests of `set_all` on this connection
         self._again: asyncio.TimerHandle | None = None
 
     # ---- subscribing -----------------------------------------------------------------------------------------------

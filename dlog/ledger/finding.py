@@ -65,8 +65,8 @@ _ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
 
 @dataclass(frozen=True, slots=True)
 class FindTail:
-    """Request, once per finder: the current tail. Reply: LacSeen, covering every entry confirmed before; it stays
-    valid.
+    """Request, once per finder: find the current tail. Reply: LedgerLac, which covers every entry confirmed before and
+    stays valid.
 
     Errors: UnavailableError if it is not known within `answer_s`, MetadataUnavailableError, LedgerNotFoundError,
     UnauthorizedError.

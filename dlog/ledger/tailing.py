@@ -50,14 +50,14 @@ _ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
 
 @dataclass(frozen=True, slots=True)
 class WaitLac:
-    """Request: wait until the LAC exceeds `above` or the ledger is closed. Reply: LacSeen. Polls until then."""
+    """Request: wait until the LAC exceeds `above` or the ledger is closed. Reply: LedgerLac. Polls until then."""
 
     above: EntryId
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLac:
-    """Request: a LAC not below that in any entry confirmed before now. Reply: LacSeen.
+    """Request: ask the bookies for a LAC, at least that in every entry confirmed before now. Reply: LedgerLac.
 
     Errors: UnavailableError if too few bookies replied in `answer_s`, MetadataUnavailableError, LedgerNotFoundError. A
     LAC travels with a later entry, so the newest confirmed entries may be above it.

@@ -79,7 +79,7 @@ class SegmentAllocator:
         self._waiting = False
 
     def lost(self) -> PendingDeletion | None:
-        """The store is lost, and with it the segment's writer. Returns the segment to delete."""
+        """The store failed, and with it the writer of the segment created in advance. Returns it to delete."""
         self._asked = None
         return self._discard()
 

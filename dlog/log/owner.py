@@ -10,13 +10,13 @@ Invariants:
 - every change of the segment list names the version it was computed from, so a deposed owner's change conflicts;
 - after the claim is lost no batch is answered as written.
 
-One StreamOwner serves one claim: a new claim is a new instance with a new nonce. The segment store is the peer STORE
-(dlog/log/messages.py). Facts: Asked with AcquireStream first, then WriteBatch, TakeIn, AppendSinkBatch,
+One StreamOwnerMachine serves one claim: a new claim is a new instance with a new nonce. The segment store is the peer
+STORE (dlog/log/messages.py). Facts: Asked with AcquireStream first, then WriteBatch, TakeIn, AppendSinkBatch,
 MoveListedSegment, TruncateBefore, AlterStream, SealStream, HandOverStream, StatStream; Received(STORE, ...);
 Received(HINTS, StreamChanged()); PeerLost(STORE); MetadataSeen; TimerFired. Once `has_ended` is true, everything is
 answered: discard the instance.
 
-Source: DistributedLog's write handler (docs/decisions: differences), architecture notes 3.2.
+Source: DistributedLog's write handler; docs/decisions/0004 says what differs.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class SegmentImport:
     # ---- progress ---------------------------------------------------------------------------------------------------
 
     def progress(self) -> None:
-        """Handle waiting requests in order; not during a roll."""
+        """Handle the waiting requests in order, as far as possible now. Not called during a roll."""
         while self._waiting and self._is_dealt_with(self._waiting[0]):
             pass
 

@@ -6,7 +6,7 @@ The source is a peer like any other: it stands for the stream's metadata, a cach
 - it answers every request once, with a reply that names the request; a lost source is `PeerLost(SOURCE)`;
 - after the first `GetStream` it sends a `StreamSeen`, not fresh, whenever the stream's metadata changed;
 - messages arrive in the order in which it sent them, and no segment list is older than an earlier one;
-- it may send `LacSeen` without a request when the LAC of a segment moved or a segment ended;
+- it may send `SegmentLacSeen` without a request when the LAC of a segment moved or a segment ended;
 - entries up to `lac` are durable for good; an entry above it may still vanish and is never requested.
 
 The other peer, READER, is the client: it sends dlog.wire.proxy.Read, then Credit and Cancel, and receives Entries and
@@ -53,7 +53,7 @@ class GetEntries:
 
 @value
 class WatchLac:
-    """Ask for a LacSeen once the LAC of this segment is above `known`, or the segment ended.
+    """Ask for a SegmentLacSeen once the LAC of this segment is above `known`, or the segment ended.
 
     For a completed segment: its end as its store knows it, whatever the list shows.
     """

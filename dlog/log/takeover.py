@@ -25,7 +25,7 @@ RECHECK_TIMER = ("mend",)
 
 
 class Writer(Protocol):
-    """The StreamOwner, as its components call it."""
+    """What the components of a StreamOwnerMachine call of it."""
 
     def serving(self, segment: Segment) -> None:
         """The segment takes entries from now on."""

@@ -8,7 +8,7 @@ Invariants:
   segment and by the version that every change of the segment list names;
 - after a lost reply the stream is read again, and our nonce in it shows that the claim was made.
 
-Source: architecture notes 3.2; docs/decisions.
+Source: ours; docs/decisions/0004.
 """
 
 from __future__ import annotations

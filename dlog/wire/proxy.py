@@ -362,7 +362,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The request failed. detail may have {"expected": n} (sequence gap), {"first": [s, e, slot]} (truncated)."""
+    """Reply: the request failed. detail: {"expected": n} for a sequence gap, {"first": [s, e, slot]} if truncated."""
 
     request: int
     code: int

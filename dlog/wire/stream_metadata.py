@@ -222,7 +222,7 @@ def encode_owner(owner: Owner, incarnation: str = "", trim: int = 0) -> bytes:
 
 
 def decode_owner(data: Buffer) -> Owner:
-    """Decode R/owner; empty data: no owner yet. Raises DamagedError."""
+    """Decode the data of the znode R/owner (R: the stream's root znode). Empty: no owner yet. Raises DamagedError."""
     if not data:
         return Owner()
     found = _object(_text(data), "owner")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import enum
 import importlib
 import inspect
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,7 +31,14 @@ SECTIONS = {
     "cold": ("dlog.stores.cold.options", "ColdOptions"),
     "file": ("dlog.stores.file.options", "FileStoreOptions"),
 }
-_UNITS = {"_bytes": "bytes", "_bytes_max": "bytes", "_s": "seconds", "_ms": "milliseconds", "_per_s": "per second"}
+_UNITS = {
+    "_bytes": "bytes",
+    "_bytes_max": "bytes",
+    "_bytes_s": "bytes per second",
+    "_s": "seconds",
+    "_ms": "milliseconds",
+    "_per_s": "per second",
+}
 
 
 def configuration() -> str:
@@ -132,6 +142,9 @@ def python() -> str:
             continue
         module = dlog._HOME.get(name, "dlog.errors")
         parts += [f"::: {module}.{name}", ""]
+        rows = _fields(getattr(dlog, name))
+        if rows:
+            parts += ["| field or member | type | value or default | meaning |", "|---|---|---|---|", *rows, ""]
     return "\n".join(parts) + "\n"
 
 
@@ -166,7 +179,42 @@ def _import_all() -> None:
 
 
 def _subclasses(cls: type[Any]) -> list[type[Any]]:
-    return [deep for sub in cls.__subclasses__() for deep in (sub, *_subclasses(sub))]
+    """Every subclass that its module names. `dataclass(slots=True)` leaves the class that it replaced behind."""
+    found = [deep for sub in cls.__subclasses__() for deep in (sub, *_subclasses(sub))]
+    return [sub for sub in found if getattr(sys.modules[sub.__module__], sub.__name__, None) is sub]
+
+
+def _fields(thing: object) -> list[str]:
+    """Rows of the fields of a class, or of the members of an enum, with the comments beside or above them."""
+    if not inspect.isclass(thing):
+        return []
+    source = inspect.getsource(thing)
+    lines = source.splitlines()
+    (definition,) = ast.parse(source).body
+    assert isinstance(definition, ast.ClassDef)
+    rows = []
+    for node in definition.body:
+        match node:
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=value):
+                kind = ast.unparse(annotation)
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if issubclass(thing, enum.Enum):
+                kind = ""
+            case _:
+                continue
+        if name.startswith("_") or kind.startswith("ClassVar"):
+            continue
+        if isinstance(value, ast.Call) and ast.unparse(value.func) in ("option", "field"):
+            defaults = [*value.args, *(word.value for word in value.keywords if word.arg == "default")]
+            value = defaults[0] if defaults else None
+        assert node.end_lineno is not None
+        about = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode().partition("# ")[2]
+        above = node.lineno - 2
+        while lines[above].lstrip().startswith("#: "):
+            about = f"{lines[above].lstrip()[3:]} {about}"
+            above -= 1
+        cells = [f"`{text}`" if text else "" for text in (name, kind, "" if value is None else ast.unparse(value))]
+        rows.append(f"| {' | '.join(cells)} | {_cell(about)} |")
+    return rows
 
 
 def _doc(cls: type[Any]) -> str:

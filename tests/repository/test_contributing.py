@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,15 @@ def test_a_seed_is_replayed_as_the_page_says() -> None:
         result = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
         assert result.returncode == 0, result.stderr
         assert "trace hash" in result.stdout
+
+
+def test_one_test_of_a_kind_is_run_as_the_page_says() -> None:
+    commands = re.findall(r"(?m)^    python (-m pytest [^#\n]*)", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(commands) == 2
+    for command in commands:
+        arguments = [sys.executable, *shlex.split(command)]
+        result = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+        assert result.returncode == 0, result.stdout + result.stderr  # also 5: nothing was selected
 
 
 #: of the page on reliability: what is run here in its place, and where the whole is run

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -52,19 +53,35 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("reference/events.html", "dlog_write_producers_unknown_total"),
         ("reference/cli.html", "dlog bookie gc"),
         ("reference/python.html", "append_batch"),
+        ("reference/python.html", "append_deadline_s"),
     ],
 )
 def test_a_page_is_built(site: Path, page: str, text: str) -> None:
     assert text in (site / page).read_text()
 
 
-def test_no_option_is_without_a_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def reference(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module that makes the reference pages."""
     monkeypatch.syspath_prepend(str(ROOT / "docs/site"))
-    reference = importlib.import_module("reference")
+    return importlib.import_module("reference")
+
+
+def test_no_option_is_without_a_meaning(reference: ModuleType) -> None:
     rows = [line for line in reference.configuration().splitlines() if line.startswith("| `")]
     assert len(rows) > 100
     assert [row for row in rows if row.endswith("|  |")] == []
     assert SECTIONS - reference.SECTIONS.keys() == set(), "every section of a configuration file is described"
+
+
+@pytest.mark.parametrize(("page", "rows_min"), [("errors", 50), ("events", 90)])
+def test_every_error_event_and_metric_is_listed_once_with_a_meaning(
+    reference: ModuleType, page: str, rows_min: int
+) -> None:
+    rows = [line for line in getattr(reference, page)().splitlines() if line.startswith("| ")]
+    assert len(rows) > rows_min
+    assert len(rows) == len(set(rows))
+    assert [row for row in rows if row.endswith("|  |")] == []
 
 
 def test_broken_links_and_anchors_fail(tmp_path: Path) -> None:

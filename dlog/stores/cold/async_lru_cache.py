@@ -31,7 +31,10 @@ T = TypeVar("T")
 
 
 class AsyncLruCache(Generic[K, V]):
-    """`async with Keeping(bytes_max)`: loads are cancelled at the end of the scope."""
+    """An LRU cache, bounded by bytes, that loads a missing value once for all tasks that wait for it.
+
+    Use it in `async with`: loads are cancelled at the end of the scope.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max

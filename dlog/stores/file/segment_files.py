@@ -64,7 +64,7 @@ FIRST: Point = (0, ENTRIES_OFFSET)
 
 
 class File(Protocol):
-    """See dlog/io/disk.py."""
+    """The operations of File in dlog/io/disk.py that segments in files need."""
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None: ...
     def pread(self, length: int, offset: int) -> bytes: ...
@@ -74,7 +74,7 @@ class File(Protocol):
 
 
 class Disk(Protocol):
-    """See dlog/io/disk.py."""
+    """The operations of Disk in dlog/io/disk.py that segments in files need."""
 
     def create(self, path: str) -> File: ...
     def open(self, path: str) -> File: ...

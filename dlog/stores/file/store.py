@@ -190,7 +190,7 @@ class FileStore:
             self._readers.pop(location, None)
 
     async def run_reading(self, location: str, work: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Run work that only reads, in a thread."""
+        """Run blocking work that only reads files of the segment at `location`, in a thread. Returns its result."""
         return await self._run(location, work, *args, reading=True)
 
     async def _run(self, location: str, work: Callable[[*Ts], T], *args: *Ts, reading: bool = False) -> T:

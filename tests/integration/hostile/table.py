@@ -1,8 +1,9 @@
-"""The table of docs/bad-input.md, read where it stands: what comes at a door, and what is answered.
+"""Reads the rows of bad-input.md: bad input of an interface, and the expected answer.
 
-The law of this file: the table is the only place that says what an answer is. A test looks its row up by id, does to
-the real part what the row says, and compares what it saw with the row; tests/repository/test_bad_input.py sees to it
-that every row has a test and every test of this folder a row.
+Invariants:
+- An expected answer is written only in the table. A test looks its row up by id, sends what the row says to the real
+  process, and compares the answer with the row.
+- Every row has a test and every test of this folder a row (tests/repository/test_bad_input.py).
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import NamedTuple
 
 import pytest
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "bad-input.md"
+DOCUMENT = Path(__file__).with_name("bad-input.md")
 _ROW = re.compile(r"\| `(?P<id>[^`]+)` \| (?P<comes>.+?) \| (?P<answer>.+?) \|$")
 
 
 class Row(NamedTuple):
-    """One line: `id` is the test's parameter, or the whole node id of a test that stands elsewhere."""
+    """One row. id: the parameter of a test here, or the whole node id of a test in another folder."""
 
     id: str
     comes: str
@@ -31,7 +32,7 @@ class Row(NamedTuple):
 
 
 def rows() -> list[Row]:
-    """All lines of all doors, in order."""
+    """All rows, in order."""
     found = []
     for line in DOCUMENT.read_text().splitlines():
         match = _ROW.match(line)
@@ -44,17 +45,17 @@ BY_ID = {row.id: row for row in rows()}
 
 
 def each(door: str, cases: Iterable[str]) -> pytest.MarkDecorator:
-    """Parametrise a test over cases of a door: it takes `case` and `answer`. Ids are `door.case`."""
+    """Parametrise a test over cases of an interface: it takes `case` and `answer`. Ids are `door.case`."""
     given = [pytest.param(case, answer_of(f"{door}.{case}"), id=f"{door}.{case}") for case in cases]
     return pytest.mark.parametrize(("case", "answer"), given)
 
 
 def row(row_id: str) -> pytest.MarkDecorator:
-    """A test of one line: it takes `answer`."""
+    """Parametrise a test of one row: it takes `answer`."""
     return pytest.mark.parametrize("answer", [pytest.param(answer_of(row_id), id=row_id)])
 
 
 def answer_of(row_id: str) -> str:
-    """What the table says; a test without a line says so when it runs."""
+    """The expected answer of a row; a test without a row fails with this text."""
     known = BY_ID.get(row_id)
-    return known.answer if known is not None else f"docs/bad-input.md has no line {row_id}"
+    return known.answer if known is not None else f"bad-input.md has no row {row_id}"
