@@ -1,6 +1,6 @@
 """Entries of a ledger that are sent and not confirmed, and which bookies acknowledged each.
 
-adding.py and recovery.py decide when the ensemble changes and when confirming waits.
+adding.py and recovery_writer.py decide when the ensemble changes and when confirming waits.
 
 Invariants:
 - an acknowledgement counts for the *bookie index* that its sender holds in the ensemble now;
