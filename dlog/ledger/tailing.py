@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from dlog.errors import DLogError, LedgerNotFoundError, MetadataUnavailableError, UnavailableError
+from dlog.ledger.last_entries import ABSENT
 from dlog.machine import (
     Answer,
     Asked,
@@ -44,8 +45,6 @@ from dlog.model.ledger import LedgerKey, LedgerMetadata
 from dlog.options import option
 from dlog.wire.bookie import Code, EntryRead, ReadEntry
 from dlog.wire.digest import Digest, DigestMismatch
-
-_ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +184,7 @@ class LedgerTailer:
                 self._note_mute(bookie)
                 return
             self._raise_to(entry.lac)
-        elif answer.code not in _ABSENT:
+        elif answer.code not in ABSENT:
             self._note_mute(bookie)
             return
         self._answered.add(bookie)
