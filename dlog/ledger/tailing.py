@@ -255,12 +255,12 @@ class LedgerTailer:
             self._effects.append(CancelTimer("poll"))
 
     def _is_covered(self) -> bool:
-        return self._round is _Round.BOOKIES and self._metadata.quorum.covered(self._places(self._answered))
+        return self._round is _Round.BOOKIES and self._metadata.quorum.covered(self._indices(self._answered))
 
     def _are_all_heard(self) -> bool:
-        return len(self._places(self._answered | self._mute)) == self._metadata.quorum.ensemble
+        return len(self._indices(self._answered | self._mute)) == self._metadata.quorum.ensemble
 
-    def _places(self, bookies: set[BookieId]) -> list[int]:
+    def _indices(self, bookies: set[BookieId]) -> list[int]:
         return [i for i, bookie in enumerate(self._metadata.fragments[-1].ensemble) if bookie in bookies]
 
     def _begin_round(self) -> None:

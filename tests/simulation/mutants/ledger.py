@@ -127,7 +127,7 @@ WRITER = (
         name="acks of a replaced bookie still count",
         invariants=("L10",),
         style="churn",
-        parts=window(("adopt", "pending.places &= keep", "pending.places &= -1")),
+        parts=window(("adopt", "pending.acks &= keep", "pending.acks &= -1")),
     ),
     Mutant(
         name="ensemble change in local metadata only (#1591)",
@@ -170,8 +170,8 @@ WRITER = (
         parts=window(
             (
                 "confirm",
-                "while (head := waiting.get(self.lac + 1)) is not None and head.places",
-                "while waiting and (head := max(waiting.values(), key=lambda p: p.places.bit_count())).places",
+                "while (head := waiting.get(self.lac + 1)) is not None and head.acks",
+                "while waiting and (head := max(waiting.values(), key=lambda p: p.acks.bit_count())).acks",
             ),
         ),
     ),
@@ -302,7 +302,7 @@ RECOVERY = (
                 "push",
                 "out += self._window.push(message, entry.length)",
                 "self._window.push(message, entry.length)\n"
-                "    self._window._pending[message.entry].places = (1 << self._window.quorum.ensemble) - 1",
+                "    self._window._pending[message.entry].acks = (1 << self._window.quorum.ensemble) - 1",
             ),
         ),
     ),
