@@ -411,21 +411,21 @@ class LedgerAdder:
         failed = window.failed_indices()
         asked = {b for _, b in self._candidates}
         chosen = {
-            place: b
-            for place, b in self._candidates
-            if place in failed
+            index: b
+            for index, b in self._candidates
+            if index in failed
             and b not in window.ensemble
             and (b in self._vetted or not again)  # on a retry: drop a candidate that has not answered
             and self._placement.is_writable(b)
         }
         exclude = {*self._foreign, *chosen.values()} | (_NONE if again else self._quarantine)
-        missing = [place for place in failed if place not in chosen]
+        missing = [index for index in failed if index not in chosen]
         chosen |= self._placement.replace(window.quorum, window.ensemble, missing, exclude)
         self._candidates = tuple(chosen.items())
         for bookie in chosen.values():
             if bookie not in self._vetted and bookie not in asked:
                 self._effects.append(Send(bookie, vet_request(self.ledger)))
-        found = {place: b for place, b in chosen.items() if b in self._vetted}
+        found = {index: b for index, b in chosen.items() if b in self._vetted}
         if not found:
             return None
         ensemble = tuple(found.get(i, bookie) for i, bookie in enumerate(window.ensemble))

@@ -33,6 +33,7 @@ from dlog.errors import (
     UnauthorizedError,
     UnavailableError,
 )
+from dlog.ledger.last_entries import ABSENT, LastEntryPoll
 from dlog.ledger.tailing import LedgerLac
 from dlog.machine import (
     Answer,
@@ -59,8 +60,6 @@ from dlog.model.quorum import Quorum
 from dlog.options import option
 from dlog.wire.bookie import AddEntry, Code, EntryAdded, EntryRead, ReadEntry
 from dlog.wire.digest import Buffer, Digest, DigestMismatch
-
-_ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +116,9 @@ class TailFinder:
         self._ticket: Ticket = 0
         self._stage = _Stage.IDLE
         self._update = MetadataUpdateLoop(LedgerKey(ledger))
-        self._metadata: LedgerMetadata
-        self._lac = NO_ENTRY
-        self._last = NO_ENTRY  # highest entry that a bookie reported
+        self._poll: LastEntryPoll | None = None  # of the last ensemble, once metadata is read
         self._wanted: EntryId | None = None  # nothing above it was confirmed when the request came
-        self._answered: set[int] = set()
-        self._mute: set[int] = set()
-        self._sought: dict[int, _TailProbe] = {}
+        self._sought: dict[EntryId, _TailProbe] = {}
         self._safe = NO_ENTRY  # every entry up to it is on Qa members
         self._asked = NO_ENTRY
         self._reason = "metadata was not read"
@@ -135,12 +130,9 @@ class TailFinder:
     def handle(self, fact: Fact) -> list[Effect]:
         effects = self._effects
         match fact:
-            case Received(peer, EntryRead(fence=False) as answer) if answer.ledger == self.ledger:
-                self._note_read(cast(BookieId, peer), answer)
-            case Received(peer, EntryAdded() as answer) if answer.ledger == self.ledger:
-                self._note_added(cast(BookieId, peer), answer)
-            case PeerLost(peer):
-                self._note_lost(cast(BookieId, peer))
+            case Received() | PeerLost():
+                if self._poll is not None and self._stage in (_Stage.LAST, _Stage.SEARCHING):
+                    self._note_bookie(self._poll, fact)
             case MetadataSeen():
                 self._note_metadata(fact)
             case TimerFired("patience") if self._stage is _Stage.PATIENCE:
@@ -180,49 +172,39 @@ class TailFinder:
 
     def _begin(self, value: LedgerMetadata) -> None:
         """Ask the bookies of the last ensemble for their last entries."""
-        self._metadata = value
         if value.is_closed:
             self._answer(LedgerLac(value.last_entry, True))
             return
         self._stage = _Stage.LAST
-        self._lac = max(self._lac, EntryId(value.fragments[-1].first_entry - 1))
-        self._last = max(self._last, self._lac)
-        self._answered.clear()
-        self._mute.clear()
-        for bookie in self._ensemble:
-            self._effects.append(Send(bookie, ReadEntry(self.ledger, NO_ENTRY)))
+        lac = EntryId(value.fragments[-1].first_entry - 1)
+        if self._poll is not None:
+            lac = max(lac, self._poll.lac)
+        self._poll = LastEntryPoll(ReadEntry(self.ledger, NO_ENTRY), value, self._digest, lac)
+        self._poll.ask(self._effects)
 
-    def _note_read(self, bookie: BookieId, answer: EntryRead) -> None:
-        place = self._place_of(bookie)
-        if place is None:
+    def _note_bookie(self, poll: LastEntryPoll, fact: Received | PeerLost) -> None:
+        match fact:
+            case Received(peer, EntryRead(fence=False) as answer) if answer.ledger == self.ledger:
+                if answer.entry == NO_ENTRY:
+                    poll.note_read(cast(BookieId, peer), answer)
+                else:
+                    self._note_read(poll, cast(BookieId, peer), answer)
+            case Received(peer, EntryAdded() as answer) if answer.ledger == self.ledger:
+                self._note_added(poll, cast(BookieId, peer), answer)
+            case PeerLost(peer):
+                poll.note_lost(cast(BookieId, peer))
+                self._note_lost(poll, cast(BookieId, peer))
+
+    def _note_read(self, poll: LastEntryPoll, bookie: BookieId, answer: EntryRead) -> None:
+        index, sought = poll.index_for(bookie, answer.entry), self._sought.get(answer.entry)
+        if index is None or sought is None:
             return
-        if answer.entry == NO_ENTRY:
-            self._note_last(place, answer)
-            return
-        sought = self._sought.get(answer.entry)
-        if sought is None or place not in self._metadata.quorum.write_set(answer.entry):
-            return
-        if answer.code in _ABSENT:
-            sought.negatives.add(place)
+        if answer.code in ABSENT:
+            sought.negatives.add(index)
         elif answer.code is Code.OK and self._is_sound(answer):
-            self._store(answer.entry, sought, answer.packet)
+            self._store(poll, answer.entry, sought, answer.packet)
         else:
-            sought.doubtful.add(place)
-
-    def _note_last(self, place: int, answer: EntryRead) -> None:
-        if answer.code is Code.OK:
-            try:
-                entry = self._digest.verify(answer.packet)
-            except DigestMismatch:
-                self._mute.add(place)
-                return
-            self._lac = max(self._lac, entry.lac)
-            self._last = max(self._last, entry.entry_id)
-        elif answer.code not in _ABSENT:
-            self._mute.add(place)
-            return
-        self._answered.add(place)
-        self._mute.discard(place)
+            sought.doubtful.add(index)
 
     def _is_sound(self, answer: EntryRead) -> bool:
         try:
@@ -231,102 +213,87 @@ class TailFinder:
             return False
         return True
 
-    def _store(self, entry: EntryId, sought: _TailProbe, packet: Buffer) -> None:
+    def _store(self, poll: LastEntryPoll, entry: EntryId, sought: _TailProbe, packet: Buffer) -> None:
         """The entry was found: write it to its whole write set, unchanged."""
         if sought.packet is None:
             sought.packet = bytes(packet)
-            for place in self._metadata.quorum.write_set(entry):
-                self._send_add(entry, sought, place)
+            for bookie in poll.members(entry):
+                self._send_add(bookie, entry, sought.packet)
 
-    def _note_added(self, bookie: BookieId, answer: EntryAdded) -> None:
-        place, sought = self._place_of(bookie), self._sought.get(answer.entry)
+    def _note_added(self, poll: LastEntryPoll, bookie: BookieId, answer: EntryAdded) -> None:
+        index, sought = poll.index_for(bookie, answer.entry), self._sought.get(answer.entry)
         if answer.code is Code.UNAUTHORIZED and self._stage is _Stage.SEARCHING:
             why = "the bookie rejects the ledger's password, or holds another entry under this id, see docs/restore.md"
             self._answer(UnauthorizedError(f"{why}: ledger={self.ledger} entry={answer.entry} bookie={bookie}"))
-        elif place is not None and sought is not None and place in self._metadata.quorum.write_set(answer.entry):
-            if answer.code is Code.OK:
-                sought.stored.add(place)
-            else:
-                sought.doubtful.add(place)
+        elif index is not None and sought is not None:
+            (sought.stored if answer.code is Code.OK else sought.doubtful).add(index)
 
-    def _note_lost(self, bookie: BookieId) -> None:
-        place = self._place_of(bookie)
-        if place is None:
-            return
-        if place not in self._answered:
-            self._mute.add(place)
+    def _note_lost(self, poll: LastEntryPoll, bookie: BookieId) -> None:
         for entry, sought in self._sought.items():
-            if place in self._metadata.quorum.write_set(entry) and place not in sought.stored:
-                sought.doubtful.add(place)
+            index = poll.index_for(bookie, entry)
+            if index is not None and index not in sought.stored:
+                sought.doubtful.add(index)
 
     # ---- consequences ------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        if self._stage is _Stage.LAST:
-            if self._metadata.quorum.covered(self._answered):
-                self._judge()
-            elif self._mute:
-                self._reason = f"too few bookies reported their last entry: answered={len(self._answered)}"
+        poll = self._poll
+        if poll is not None and self._stage is _Stage.LAST:
+            if poll.is_complete():
+                self._judge(poll)
+            elif poll.mute:
+                self._reason = f"too few bookies reported their last entry: answered={len(poll.answered)}"
                 self._pause()
-        if self._stage is _Stage.SEARCHING:
-            self._search()
+        if poll is not None and self._stage is _Stage.SEARCHING:
+            self._search(poll)
 
-    def _judge(self) -> None:
+    def _judge(self, poll: LastEntryPoll) -> None:
         """Decide what to do, once every possible ack quorum replied."""
         if self._wanted is None:
-            self._wanted = self._last
-            if self._lac < self._wanted:
+            self._wanted = poll.last
+            if poll.lac < self._wanted:
                 self._stage = _Stage.PATIENCE
                 self._effects.append(SetTimer("patience", self._options.patience_s))
                 return
-        if self._lac >= self._wanted:
-            self._answer(LedgerLac(self._lac, False))
+        if poll.lac >= self._wanted:
+            self._answer(LedgerLac(poll.lac, False))
             return
         self._stage = _Stage.SEARCHING
         self._sought = {}
-        self._safe = self._asked = self._lac
+        self._safe = self._asked = poll.lac
 
-    def _search(self) -> None:
+    def _search(self, poll: LastEntryPoll) -> None:
         assert self._wanted is not None
-        quorum = self._metadata.quorum
+        quorum = poll.metadata.quorum
         while True:
-            sought = self._sought.get(self._safe + 1)
+            sought = self._sought.get(EntryId(self._safe + 1))
             if self._safe == self._wanted or (sought is not None and sought.is_absent(quorum)):
-                self._decide()
+                self._decide(poll)
                 return
             if sought is not None and len(sought.stored) >= quorum.ack:
-                del self._sought[self._safe + 1]
+                del self._sought[EntryId(self._safe + 1)]
                 self._safe = EntryId(self._safe + 1)
             elif self._asked < min(self._wanted, self._safe + self._options.ahead_entries_max):
                 self._asked = EntryId(self._asked + 1)
                 self._sought[self._asked] = _TailProbe()
-                for place in quorum.write_set(self._asked):
-                    self._effects.append(Send(self._ensemble[place], ReadEntry(self.ledger, self._asked)))
+                for bookie in poll.members(self._asked):
+                    self._effects.append(Send(bookie, ReadEntry(self.ledger, self._asked)))
             else:
                 break
         self._reason = f"cannot tell whether an entry exists: entry={self._safe + 1}"
         if any(sought.doubtful for sought in self._sought.values()):
             self._pause()
 
-    def _decide(self) -> None:
+    def _decide(self, poll: LastEntryPoll) -> None:
         """Record the tail: all up to `_safe` was found, nothing after it was confirmed."""
         self._sought = {}
-        if self._safe == self._lac:
-            self._answer(LedgerLac(self._lac, False))
+        if self._safe == poll.lac:
+            self._answer(LedgerLac(poll.lac, False))
             return
-        assert self._safe >= self._metadata.fragments[-1].first_entry, "the search stays in the last fragment"
+        last = poll.metadata.fragments[-1]
+        assert self._safe >= last.first_entry, "the search stays in the last fragment"
         self._stage = _Stage.DECIDING
-        self._update.write(self._metadata.with_ensemble(EntryId(self._safe + 1), self._ensemble), self._effects)
-
-    @property
-    def _ensemble(self) -> tuple[BookieId, ...]:
-        return self._metadata.fragments[-1].ensemble
-
-    def _place_of(self, bookie: BookieId) -> int | None:
-        """The bookie's index in the last ensemble, in stages that ask bookies."""
-        if self._stage not in (_Stage.LAST, _Stage.SEARCHING) or bookie not in self._ensemble:
-            return None
-        return self._ensemble.index(bookie)
+        self._update.write(poll.metadata.with_ensemble(EntryId(self._safe + 1), last.ensemble), self._effects)
 
     # ---- requests and retries ----------------------------------------------------------------------------------------
 
@@ -334,28 +301,24 @@ class TailFinder:
         self._stage = _Stage.METADATA
         self._update.read(self._effects)
 
-    def _send_add(self, entry: EntryId, sought: _TailProbe, place: int) -> None:
-        assert sought.packet is not None
-        key, parts = self._digest.master_key, (sought.packet,)
-        message = AddEntry(self.ledger, entry, key, parts, recovery=True, high_priority=True)
-        self._effects.append(Send(self._ensemble[place], message))
+    def _send_add(self, bookie: BookieId, entry: EntryId, packet: Buffer) -> None:
+        message = AddEntry(self.ledger, entry, self._digest.master_key, (packet,), recovery=True, high_priority=True)
+        self._effects.append(Send(bookie, message))
 
     def _retry(self) -> None:
-        match self._stage:
-            case _Stage.METADATA:
-                self._read_metadata()
-            case _Stage.LAST:
-                for place in sorted(self._mute):
-                    self._effects.append(Send(self._ensemble[place], ReadEntry(self.ledger, NO_ENTRY)))
-                self._mute.clear()
-            case _Stage.SEARCHING:
-                for entry, sought in self._sought.items():
-                    for place in sorted(sought.doubtful):
-                        if sought.packet is not None:
-                            self._send_add(EntryId(entry), sought, place)
-                        else:
-                            self._effects.append(Send(self._ensemble[place], ReadEntry(self.ledger, EntryId(entry))))
-                    sought.doubtful.clear()
+        if self._stage is _Stage.METADATA:
+            self._read_metadata()
+        elif self._poll is not None and self._stage is _Stage.LAST:
+            self._poll.ask_again(self._effects)
+        elif self._poll is not None and self._stage is _Stage.SEARCHING:
+            for entry, sought in self._sought.items():
+                for index in sorted(sought.doubtful):
+                    bookie = self._poll.ensemble[index]
+                    if sought.packet is not None:
+                        self._send_add(bookie, entry, sought.packet)
+                    else:
+                        self._effects.append(Send(bookie, ReadEntry(self.ledger, entry)))
+                sought.doubtful.clear()
 
     def _pause(self) -> None:
         if not self._waiting:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from dlog.errors import DLogError, EntryMissingError, EntryUnreadableError, LedgerNotFoundError
+from dlog.ledger.last_entries import ABSENT
 from dlog.machine import (
     Answer,
     Asked,
@@ -43,8 +44,6 @@ from dlog.model.ledger import LedgerKey, LedgerMetadata
 from dlog.options import KiB, MiB, option
 from dlog.wire.bookie import BatchRead, BatchReadDone, Code, EntryRead, ReadEntry
 from dlog.wire.digest import Digest, DigestMismatch, Entry
-
-_ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +192,7 @@ class EntryReader:
                 continue
             read.asked.remove(bookie)
             read.failed.add(bookie)
-            if answer.code in _ABSENT:
+            if answer.code in ABSENT:
                 read.denied.add(bookie)
         if entry is None:
             self._faults[bookie] = self._faults.get(bookie, 0) + 1

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from dlog.errors import DLogError, LedgerNotFoundError, MetadataUnavailableError, UnavailableError
+from dlog.ledger.last_entries import ABSENT
 from dlog.machine import (
     Answer,
     Asked,
@@ -44,8 +45,6 @@ from dlog.model.ledger import LedgerKey, LedgerMetadata
 from dlog.options import option
 from dlog.wire.bookie import Code, EntryRead, ReadEntry
 from dlog.wire.digest import Digest, DigestMismatch
-
-_ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +184,7 @@ class LedgerTailer:
                 self._note_mute(bookie)
                 return
             self._raise_to(entry.lac)
-        elif answer.code not in _ABSENT:
+        elif answer.code not in ABSENT:
             self._note_mute(bookie)
             return
         self._answered.add(bookie)
@@ -256,12 +255,12 @@ class LedgerTailer:
             self._effects.append(CancelTimer("poll"))
 
     def _is_covered(self) -> bool:
-        return self._round is _Round.BOOKIES and self._metadata.quorum.covered(self._places(self._answered))
+        return self._round is _Round.BOOKIES and self._metadata.quorum.covered(self._indices(self._answered))
 
     def _are_all_heard(self) -> bool:
-        return len(self._places(self._answered | self._mute)) == self._metadata.quorum.ensemble
+        return len(self._indices(self._answered | self._mute)) == self._metadata.quorum.ensemble
 
-    def _places(self, bookies: set[BookieId]) -> list[int]:
+    def _indices(self, bookies: set[BookieId]) -> list[int]:
         return [i for i, bookie in enumerate(self._metadata.fragments[-1].ensemble) if bookie in bookies]
 
     def _begin_round(self) -> None:

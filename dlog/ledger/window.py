@@ -1,6 +1,6 @@
 """Entries of a ledger that are sent and not confirmed, and which bookies acknowledged each.
 
-adding.py and recovery.py decide when the ensemble changes and when confirming waits.
+adding.py and recovery_writer.py decide when the ensemble changes and when confirming waits.
 
 Invariants:
 - an acknowledgement counts for the *bookie index* that its sender holds in the ensemble now;
@@ -21,22 +21,22 @@ from dlog.wire.bookie import AddEntry
 
 
 class Pending:
-    """A sent, unconfirmed entry. `length` is cumulative; `places`: one bit per bookie index that acknowledged."""
+    """A sent, unconfirmed entry. `length` is cumulative; `acks`: one bit per bookie index that acknowledged."""
 
-    __slots__ = ("entry", "length", "message", "places", "ticket")
+    __slots__ = ("acks", "entry", "length", "message", "ticket")
 
     def __init__(self, entry: EntryId, length: int, message: AddEntry, ticket: int) -> None:
         self.entry = entry
         self.length = length
         self.message = message
         self.ticket = ticket
-        self.places = 0
+        self.acks = 0
 
 
 class _StripeTable(NamedTuple):
     """Which bookies store an entry, by entry id modulo ensemble size. Shared by all ledgers of the ensemble."""
 
-    place: dict[BookieId, int]
+    indices: dict[BookieId, int]
     targets: tuple[tuple[tuple[int, BookieId], ...], ...]  # bookie indices and their members
     write_masks: tuple[int, ...]
 
@@ -59,9 +59,9 @@ class Window:
     """
 
     __slots__ = (
+        "_indices",
         "_lag_max",
         "_pending",
-        "_place",
         "_targets",
         "_unanswered",
         "_write_masks",
@@ -85,7 +85,7 @@ class Window:
         self._lag_max = lag_max
         self._pending: dict[int, Pending] = {}  # by entry, in order
         self._unanswered = [0] * len(ensemble)  # by bookie index
-        self._place, self._targets, self._write_masks = _stripe_table(quorum, ensemble)
+        self._indices, self._targets, self._write_masks = _stripe_table(quorum, ensemble)
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -100,11 +100,11 @@ class Window:
         limit = len(self._pending) + self._lag_max
         unanswered = self._unanswered
         sends: list[Send] = []
-        for place, bookie in self._targets[entry % self.quorum.ensemble]:
+        for index, bookie in self._targets[entry % self.quorum.ensemble]:
             if self.failed and bookie in self.failed:
                 continue
-            waiting = unanswered[place] + 1
-            unanswered[place] = waiting
+            waiting = unanswered[index] + 1
+            unanswered[index] = waiting
             if waiting > limit:
                 self.lose(bookie, f"{waiting - len(self._pending)} entries behind the others")
                 continue
@@ -113,19 +113,19 @@ class Window:
 
     def acknowledge(self, bookie: BookieId, entry: EntryId) -> None:
         """Record that the bookie holds the entry. Ignored if it is not a member of the entry's write set now."""
-        place = self._place.get(bookie)
-        if place is None:
+        index = self._indices.get(bookie)
+        if index is None:
             return
-        self._answered(place)
+        self._answered(index)
         pending = self._pending.get(entry)
         if pending is not None:
-            pending.places |= (1 << place) & self._write_masks[entry % self.quorum.ensemble]
+            pending.acks |= (1 << index) & self._write_masks[entry % self.quorum.ensemble]
 
     def refuse(self, bookie: BookieId, reason: str) -> None:
         """The bookie will not store an entry: count it as failed."""
-        place = self._place.get(bookie)
-        if place is not None:
-            self._answered(place)
+        index = self._indices.get(bookie)
+        if index is not None:
+            self._answered(index)
             self.lose(bookie, reason)
 
     def disconnect(self, bookie: BookieId, reason: str) -> None:
@@ -134,22 +134,22 @@ class Window:
         The count of unanswered sends is not enough: late replies to sends before the loss decrement it too, though
         those entries were sent again.
         """
-        place = self._place.get(bookie)
-        if place is not None and (self._unanswered[place] or self._has_unacknowledged(place)):
-            self._unanswered[place] = 0
+        index = self._indices.get(bookie)
+        if index is not None and (self._unanswered[index] or self._has_unacknowledged(index)):
+            self._unanswered[index] = 0
             self.lose(bookie, reason)
 
     def lose(self, bookie: BookieId, reason: str) -> None:
         """Mark as failed."""
-        if bookie in self._place:
+        if bookie in self._indices:
             self.failed.setdefault(bookie, reason)
 
     def readmit(self, bookie: BookieId) -> list[Send]:
         """Use a failed member again: send it the pending entries that it has not acknowledged."""
-        place = self._place[bookie]
+        index = self._indices[bookie]
         self.failed.pop(bookie, None)
-        self._unanswered[place] = 0
-        return self._send_again(place)
+        self._unanswered[index] = 0
+        return self._send_again(index)
 
     def members(self, entry: EntryId) -> list[BookieId]:
         """The bookies of the entry's write set in the current ensemble."""
@@ -162,7 +162,7 @@ class Window:
         """Remove and return the entries at the head that have an ack quorum."""
         waiting, needed = self._pending, self.quorum.ack
         confirmed: list[Pending] = []
-        while (head := waiting.get(self.lac + 1)) is not None and head.places.bit_count() >= needed:
+        while (head := waiting.get(self.lac + 1)) is not None and head.acks.bit_count() >= needed:
             del waiting[head.entry]
             self.lac, self.length = head.entry, head.length
             confirmed.append(head)
@@ -176,8 +176,8 @@ class Window:
         if not self.failed or not self._pending:
             return True
         head = self._pending[self.lac + 1]
-        places = head.places | (self._write_masks[head.entry % self.quorum.ensemble] & ~self._mask_of(self.failed))
-        return places.bit_count() >= self.quorum.ack
+        possible = head.acks | (self._write_masks[head.entry % self.quorum.ensemble] & ~self._mask_of(self.failed))
+        return possible.bit_count() >= self.quorum.ack
 
     def adopt(self, ensemble: tuple[BookieId, ...]) -> list[Send]:
         """Change the ensemble from LAC + 1 on: forget acknowledgements of replaced members, send again."""
@@ -185,13 +185,13 @@ class Window:
         changed = [i for i, (old, new) in enumerate(zip(self.ensemble, ensemble, strict=True)) if old != new]
         before = dict(zip(self.ensemble, self._unanswered, strict=True))
         self.ensemble = ensemble
-        self._place, self._targets, self._write_masks = _stripe_table(self.quorum, ensemble)
+        self._indices, self._targets, self._write_masks = _stripe_table(self.quorum, ensemble)
         self._unanswered = [before.get(bookie, 0) for bookie in ensemble]
-        self.failed = {bookie: why for bookie, why in self.failed.items() if bookie in self._place}
+        self.failed = {bookie: why for bookie, why in self.failed.items() if bookie in self._indices}
         keep = ~sum(1 << i for i in changed)
         for pending in self._pending.values():
-            pending.places &= keep
-        return [send for place in changed for send in self._send_again(place)]
+            pending.acks &= keep
+        return [send for index in changed for send in self._send_again(index)]
 
     def abandon(self) -> list[Pending]:
         """Drop and return all pending entries."""
@@ -199,24 +199,24 @@ class Window:
         self._pending.clear()
         return abandoned
 
-    def _send_again(self, place: int) -> list[Send]:
-        bookie, bit, size = self.ensemble[place], 1 << place, self.quorum.ensemble
+    def _send_again(self, index: int) -> list[Send]:
+        bookie, bit, size = self.ensemble[index], 1 << index, self.quorum.ensemble
         sends = [
             Send(bookie, pending.message)
             for pending in self._pending.values()
-            if bit & self._write_masks[pending.entry % size] & ~pending.places
+            if bit & self._write_masks[pending.entry % size] & ~pending.acks
         ]
-        self._unanswered[place] += len(sends)
+        self._unanswered[index] += len(sends)
         return sends
 
-    def _has_unacknowledged(self, place: int) -> bool:
-        bit, masks, size = 1 << place, self._write_masks, self.quorum.ensemble
-        return any(bit & masks[pending.entry % size] & ~pending.places for pending in self._pending.values())
+    def _has_unacknowledged(self, index: int) -> bool:
+        bit, masks, size = 1 << index, self._write_masks, self.quorum.ensemble
+        return any(bit & masks[pending.entry % size] & ~pending.acks for pending in self._pending.values())
 
-    def _answered(self, place: int) -> None:
-        waiting = self._unanswered[place]
+    def _answered(self, index: int) -> None:
+        waiting = self._unanswered[index]
         if waiting:
-            self._unanswered[place] = waiting - 1
+            self._unanswered[index] = waiting - 1
 
     def _mask_of(self, bookies: dict[BookieId, str]) -> int:
-        return sum(1 << self._place[bookie] for bookie in bookies)
+        return sum(1 << self._indices[bookie] for bookie in bookies)

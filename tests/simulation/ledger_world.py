@@ -41,6 +41,7 @@ from tests.simulation.ledger_drawing import (
 )
 from tests.simulation.ledger_news import News
 from tests.simulation.ledger_older import durable_records
+from tests.simulation.mutants import planting
 from tests.simulation.network import Node
 from tests.simulation.plan import Fault, Plan
 from tests.simulation.worlds import Outcome, Room
@@ -156,8 +157,8 @@ class LedgerWorld:
 
     def start_recoverer(self, node: Node) -> None:
         options = draw(RecoveryOptions, self.options)
-        made = self.parts.get("recoverer", LedgerRecoverer)
-        self.sim.place(node.name, f"{node.name}/recoverer", made(LEDGER, self.placement(), options, PASSWORD))
+        made = LedgerRecoverer(LEDGER, self.placement(), options, PASSWORD)
+        self.sim.place(node.name, f"{node.name}/recoverer", made)
         if self.recovering.get(node.name):
             self.ask_recovery(node.name)
 
@@ -269,8 +270,7 @@ class LedgerWorld:
         self.finders += 1
         self.finding += 1
         address, acked = f"{FINDER}/finder{self.finders}", self.checks.lac
-        made = self.parts.get("finder", TailFinder)
-        self.sim.place(FINDER, address, made(LEDGER, self.digest, draw(FindingOptions, self.options)))
+        self.sim.place(FINDER, address, TailFinder(LEDGER, self.digest, draw(FindingOptions, self.options)))
         self.sim.ask(address, FindTail(), lambda result: self.found(address, acked, result))
 
     def found(self, address: str, acked: int, result: LedgerLac | DLogError) -> None:
@@ -343,9 +343,11 @@ class LedgerWorld:
 
 
 def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool = False) -> Outcome:
-    """Run one plan to its end or to the first violation."""
-    world = LedgerWorld(plan, parts or {}, trace=trace)
-    violation, text = judged(world.run, trace=trace)
+    """Run one plan to its end or to the first violation. parts["planted"]: pairs of a class and its mutant."""
+    parts = parts or {}
+    with planting(parts.get("planted", ())):
+        world = LedgerWorld(plan, parts, trace=trace)
+        violation, text = judged(world.run, trace=trace)
     sim = world.sim
     return Outcome(
         plan=plan,

@@ -10,15 +10,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlog.ledger.adding import LedgerAdder
-from dlog.ledger.recovery import LedgerRecoverer, _EntryProbe
+from dlog.ledger.recovery_search import EntryProbe
 from tests.simulation.ledger_world import KEY, LedgerWorld, run_plan
-from tests.simulation.mutants import edited
+from tests.simulation.mutants import edited, planting
 from tests.simulation.mutants.ledger import (
     FENCE_NOT_DURABLE,
     NO_FLOOR,
     READS_DO_NOT_FENCE,
     WRITER,
     bookie,
+    planted,
     recoverer,
 )
 from tests.simulation.plan import Fault, FaultKind, Plan
@@ -71,7 +72,7 @@ def test_bookkeeper_2614_a_late_add_cannot_reach_a_bookie_that_recovery_only_rea
     world = played(scenario)
     assert world.recovered["r1"].last_entry == -1
     assert world.checks.lac == -1, "the writer was refused at b3 and confirmed nothing"
-    outcome = run_plan(scenario, recoverer(*READS_DO_NOT_FENCE, mute=("L8",)))
+    outcome = run_plan(scenario, planted(*READS_DO_NOT_FENCE, mute=("L8",)))
     assert outcome.violation == "L7", "without fencing reads the entry is confirmed after the end"
 
 
@@ -91,7 +92,7 @@ def test_bookkeeper_2615_an_empty_last_fragment_does_not_draw_the_search_back_be
     world = played(scenario)
     fragments = world.sim.metadata.values[KEY].value.fragments
     assert len(fragments) > 1 and world.checks.lac >= 4
-    careless = recoverer(("_begin", "EntryId(last.first_entry - 1)", "NO_ENTRY"), NO_FLOOR)
+    careless = recoverer(("_fence", "EntryId(last.first_entry - 1)", "NO_ENTRY"), NO_FLOOR)
     hunted = [run_plan(with_seed(scenario, seed), careless).violation for seed in range(20)]
     assert "L9" in hunted
 
@@ -167,14 +168,13 @@ def test_bookkeeper_1067_one_hung_bookie_does_not_block_a_recovery() -> None:
     world.after_recovery = note  # type: ignore[method-assign]
     world.run()
     assert done[0] < 1.0
-    patient = edited(LedgerRecoverer, ("_settle_search", "_EntryProbe()", "_PATIENT()"))
-    all_of_them = edited(_EntryProbe, ("is_absent", "quorum.negatives_needed", "quorum.write"))
-    patient._settle_search.__globals__["_PATIENT"] = all_of_them  # type: ignore[attr-defined]
+    patient = edited(EntryProbe, ("is_absent", "quorum.negatives_needed", "quorum.write"))
     done.clear()
-    world = LedgerWorld(scenario, {"recoverer": patient})
+    world = LedgerWorld(scenario, {})
     recovered = world.after_recovery
     world.after_recovery = note  # type: ignore[method-assign]
-    world.run()
+    with planting([(EntryProbe, patient)]):
+        world.run()
     assert done[0] > 4.0, "who waits for all waits for the hung one"
 
 

@@ -12,7 +12,9 @@ from dlog.bookie.bookie import Bookie
 from dlog.ledger.adding import LedgerAdder
 from dlog.ledger.finding import TailFinder, _TailProbe
 from dlog.ledger.reading import EntryReader
-from dlog.ledger.recovery import LedgerRecoverer, _EntryProbe
+from dlog.ledger.recovery import LedgerRecoverer
+from dlog.ledger.recovery_search import EntryProbe, EntrySearch
+from dlog.ledger.recovery_writer import RecoveryWriter
 from dlog.ledger.tailing import LedgerTailer
 from dlog.ledger.window import Window
 from dlog.metadata_update import MetadataUpdateLoop
@@ -58,27 +60,20 @@ def writers_loop(*edits: Edit) -> dict[str, Any]:
     return {"adder": Adder}
 
 
+def planted(*edits: tuple[type, str, str, str], mute: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Parts of a machine, edited: class, method, text to replace, new text."""
+    by_class: dict[type, list[Edit]] = {}
+    for cls, method, old, new in edits:
+        by_class.setdefault(cls, []).append((method, old, new))
+    return {"planted": tuple((cls, edited(cls, *e)) for cls, e in by_class.items()), "mute": mute}
+
+
 def recoverer(*edits: Edit, mute: tuple[str, ...] = ()) -> dict[str, Any]:
-    return {"recoverer": edited(LedgerRecoverer, *edits), "mute": mute}
-
-
-def search(*edits: Edit, also: tuple[Edit, ...] = (), mute: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A recoverer that judges the answers for one entry by an edited rule."""
-    changed = edited(_EntryProbe, *edits)
-    made = edited(LedgerRecoverer, *also, ("_settle_search", "_EntryProbe()", "_EDITED()"))
-    made._settle_search.__globals__["_EDITED"] = changed  # type: ignore[attr-defined]
-    return {"recoverer": made, "mute": mute}
+    return planted(*((LedgerRecoverer, *edit) for edit in edits), mute=mute)
 
 
 def finder(*edits: Edit) -> dict[str, Any]:
-    return {"finder": edited(TailFinder, *edits)}
-
-
-def sought(*edits: Edit) -> dict[str, Any]:
-    """A finder that judges the answers for one entry by an edited rule."""
-    made = edited(TailFinder, ("_search", "_TailProbe()", "_EDITED()"))
-    made._search.__globals__["_EDITED"] = edited(_TailProbe, *edits)  # type: ignore[attr-defined]
-    return {"finder": made}
+    return planted(*((TailFinder, *edit) for edit in edits))
 
 
 def bookie(*edits: Edit, mute: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -97,13 +92,13 @@ def real_bookie(*edits: Edit) -> dict[str, Any]:
     return {"bookie": Housed}
 
 
-NO_CERTAINTY = ("_settle_search", "assert len(search.negatives)", "len(search.negatives)")
-NO_COVERAGE = ("_search", "assert self._metadata.quorum.covered(self._fenced)", "len(self._fenced)")
-NO_FLOOR = ("_search", "assert self._lac >=", "self._lac >=")
+NO_CERTAINTY = (EntrySearch, "_read_on", "assert len(probe.negatives)", "len(probe.negatives)")
+NO_COVERAGE = ("_search", "assert fence.is_complete()", "fence.is_complete()")
+NO_FLOOR = ("_search", "assert fence.lac >=", "fence.lac >=")
 
 READS_DO_NOT_FENCE = (
-    ("_ask_entry", "fence=True", "fence=entry == NO_ENTRY"),
-    ("_note_read", "self._stage is _Stage.SEARCHING and answer.fence", "self._stage is _Stage.SEARCHING"),
+    (EntrySearch, "_ask", "fence=True", "fence=False"),
+    (LedgerRecoverer, "_note_read", "case EntrySearch() as search if answer.fence:", "case EntrySearch() as search:"),
 )
 FENCE_NOT_DURABLE = (
     "fence",
@@ -111,6 +106,7 @@ FENCE_NOT_DURABLE = (
     "return [Send(peer, self.read(read))]",
 )
 ONE_NEGATIVE = ("is_absent", "quorum.negatives_needed", "1")
+ONE_NEGATIVE_ENDS = ((EntryProbe, *ONE_NEGATIVE), NO_CERTAINTY)
 
 WRITER = (
     Mutant(
@@ -131,7 +127,7 @@ WRITER = (
         name="acks of a replaced bookie still count",
         invariants=("L10",),
         style="churn",
-        parts=window(("adopt", "pending.places &= keep", "pending.places &= -1")),
+        parts=window(("adopt", "pending.acks &= keep", "pending.acks &= -1")),
     ),
     Mutant(
         name="ensemble change in local metadata only (#1591)",
@@ -174,8 +170,8 @@ WRITER = (
         parts=window(
             (
                 "confirm",
-                "while (head := waiting.get(self.lac + 1)) is not None and head.places",
-                "while waiting and (head := max(waiting.values(), key=lambda p: p.places.bit_count())).places",
+                "while (head := waiting.get(self.lac + 1)) is not None and head.acks",
+                "while waiting and (head := max(waiting.values(), key=lambda p: p.acks.bit_count())).acks",
             ),
         ),
     ),
@@ -248,62 +244,65 @@ WRITER = (
 )
 
 RECOVERY = (
-    Mutant(name="recovery reads do not fence (#2614)", invariants=("L8",), parts=recoverer(*READS_DO_NOT_FENCE)),
+    Mutant(name="recovery reads do not fence (#2614)", invariants=("L8",), parts=planted(*READS_DO_NOT_FENCE)),
     Mutant(
         name="recovery reads do not fence (#2614), by its history",
         invariants=HISTORY,
         style="scope",
         seeds=6000,
-        parts=recoverer(*READS_DO_NOT_FENCE, mute=("L8",)),
+        parts=planted(*READS_DO_NOT_FENCE, mute=("L8",)),
     ),
     Mutant(
         name="searches before the fence covers",
         invariants=("L8",),
-        parts=recoverer(("_settle", "self._metadata.quorum.covered(self._fenced)", "self._fenced"), NO_COVERAGE),
+        parts=recoverer(("_settle", "self._stage.is_complete()", "self._stage.answered"), NO_COVERAGE),
     ),
     Mutant(
         name="no LAC floor (#2615)",
         invariants=("L9",),
-        parts=recoverer(("_begin", "EntryId(last.first_entry - 1)", "NO_ENTRY"), NO_FLOOR),
+        parts=recoverer(("_fence", "EntryId(last.first_entry - 1)", "NO_ENTRY"), NO_FLOOR),
     ),
     Mutant(
         name="one negative read ends the recovery",
         invariants=("L8",),
-        parts=search(ONE_NEGATIVE, also=(NO_CERTAINTY,)),
+        parts=planted(*ONE_NEGATIVE_ENDS),
     ),
     Mutant(
         name="one negative read ends the recovery, by its history",
         invariants=HISTORY,
         style="scope",
-        parts=search(ONE_NEGATIVE, also=(NO_CERTAINTY,), mute=("L8",)),
+        parts=planted(*ONE_NEGATIVE_ENDS, mute=("L8",)),
     ),
     Mutant(
         name="doubts count as negatives",
         invariants=("L8",),
-        parts=recoverer(
+        parts=planted(
             (
-                "_note_found",
-                "elif place not in search.negatives:\n        search.doubtful.add(place)",
-                "else:\n        search.negatives.add(place)",
+                EntrySearch,
+                "note_read",
+                "elif index not in probe.negatives:\n        probe.doubtful.add(index)",
+                "else:\n        probe.negatives.add(index)",
             ),
         ),
     ),
     Mutant(
         name="closes at the LAC without reading forward",
         invariants=HISTORY,
-        parts=recoverer(
-            ("_search", "self._end: EntryId | None = None", "self._end: EntryId | None = self._lac"), mute=("L8",)
+        parts=planted(
+            (EntrySearch, "__init__", "self.end: EntryId | None = None", "self.end: EntryId | None = fence.lac"),
+            mute=("L8",),
         ),
     ),
     Mutant(
         name="does not write entries again",
         invariants=("L4",),
-        parts=recoverer(
+        parts=planted(
             (
-                "_readd",
-                "self._effects += self._window.push(message, length)",
-                "self._window.push(message, length)\n"
-                "    self._window._pending[message.entry].places = (1 << self._metadata.quorum.ensemble) - 1",
+                RecoveryWriter,
+                "push",
+                "out += self._window.push(message, entry.length)",
+                "self._window.push(message, entry.length)\n"
+                "    self._window._pending[message.entry].acks = (1 << self._window.quorum.ensemble) - 1",
             ),
         ),
     ),
@@ -311,7 +310,7 @@ RECOVERY = (
         name="entries written again claim what is not decided",
         invariants=("L5",),
         seeds=4000,
-        parts=recoverer(("_readd", "pack(entry_id, self._lac, length", "pack(entry_id, self._window.lac, length")),
+        parts=planted((RecoveryWriter, "push", "pack(entry_id, self._lac,", "pack(entry_id, self._window.lac,")),
     ),
     Mutant(
         name="closes without compare-and-set",
@@ -321,9 +320,9 @@ RECOVERY = (
             (
                 "_note_value",
                 "if value.is_closed:",
-                "if value.is_closed and (self._update.wrote or self._stage is not _Stage.CLOSING):",
+                "if value.is_closed and (self._update.wrote or not isinstance(self._stage, Closing)):",
             ),
-            ("_note_value", " and self._is_unchanged(value)", ""),
+            ("_note_value", " and self._stage.fits(value)", ""),
         ),
     ),
     Mutant(
@@ -334,7 +333,7 @@ RECOVERY = (
             (
                 "_finish",
                 "Recovered(value.last_entry, ",
-                "Recovered(self._end if self._stage is _Stage.CLOSING else value.last_entry, ",
+                "Recovered(self._stage.value.last_entry if isinstance(self._stage, Closing) else value.last_entry, ",
             ),
         ),
     ),
@@ -345,26 +344,23 @@ RECOVERY_LIVENESS = (
         name="entries are not written again to those who are back while another is silent",
         invariants=("liveness",),
         style="frozen",
-        parts=recoverer(("_mend", "if window.failed:", "if False:")),
+        parts=planted((RecoveryWriter, "_mend", "if window.failed:", "if False:")),
     ),
     Mutant(
         name="those who refused a fence are asked again only when the silent one has answered",
         invariants=("liveness",),
         style="frozen",
         parts=recoverer(
-            ("_retry", "for place in sorted(self._mute):", "for place in sorted(self._mute) if stuck else ():")
+            ("_retry", "poll.ask_again(self._effects)", "poll.ask_again(self._effects if poll.is_stuck() else [])")
         ),
     ),
     Mutant(
         name="those who could not tell of an entry are asked again only when the silent one has answered",
         invariants=("liveness",),
         style="frozen",
-        parts=recoverer(
-            (
-                "_retry",
-                "for place in sorted(search.doubtful):",
-                "for place in sorted(search.doubtful) if stuck else ():",
-            )
+        parts=planted(
+            (EntrySearch, "retry", "if probe is not None and", "if is_stuck := probe is not None and"),
+            (EntrySearch, "retry", "sorted(probe.doubtful):", "sorted(probe.doubtful) if is_stuck else ():"),
         ),
     ),
 )
@@ -436,33 +432,33 @@ FINDERS = (
         name="who asks for the tail is told the LAC that bookies know",
         invariants=("L5",),
         style="orphan",
-        parts=finder(("_judge", "if self._lac >= self._wanted:", "if True:")),
+        parts=finder(("_judge", "if poll.lac >= self._wanted:", "if True:")),
     ),
     Mutant(
         name="to who asks for the tail silence is a no",
         invariants=("L5",),
         style="orphan",
         seeds=1500,
-        parts=finder(("_note_lost", "sought.doubtful.add(place)", "sought.negatives.add(place)")),
+        parts=finder(("_note_lost", "sought.doubtful.add(index)", "sought.negatives.add(index)")),
     ),
     Mutant(
         name="one bookie tells the highest last entry for all",
         invariants=("L5",),
         style="orphan",
-        parts=finder(("_settle", "self._metadata.quorum.covered(self._answered)", "self._answered")),
+        parts=finder(("_settle", "poll.is_complete()", "poll.answered")),
     ),
     Mutant(
         name="one negative read ends the search for the tail",
         invariants=("L5",),
         style="orphan",
-        parts=sought(ONE_NEGATIVE),
+        parts=planted((_TailProbe, *ONE_NEGATIVE)),
     ),
     Mutant(
         name="a tail that an ack quorum holds is told without being decided",
         invariants=("L5",),
         style="orphan",
         seeds=6000,
-        parts=finder(("_decide", "if self._safe == self._lac:", "self._lac = self._safe\n    if True:")),
+        parts=finder(("_decide", "if self._safe == poll.lac:", "poll.lac = self._safe\n    if True:")),
     ),
     Mutant(
         name="a tail that one bookie holds is decided",
@@ -506,9 +502,9 @@ OLDER_LEDGERS = (
         invariants=("L3", "L4"),
         seeds=6000,
         style="restored",
-        parts=recoverer(
-            ("_settle_search", "and not any(self._owed.values())", ""),
-            ("_settle_search", "(len(self._window) or self._unfit)", "len(self._window)"),
+        parts=planted(
+            (EntrySearch, "is_finished", "and not self.writer.is_owed", ""),
+            (RecoveryWriter, "failed_replacements", "in self._owed", "in self._owed and self._window"),
         ),
     ),
     Mutant(
@@ -516,9 +512,9 @@ OLDER_LEDGERS = (
         invariants=("L3", "L4"),
         seeds=6000,
         style="restored",
-        parts=recoverer(
-            ("_settle_search", "and not any(self._owed.values())", ""),
-            ("_mend", "if self._unfit:", "if False:"),
+        parts=planted(
+            (EntrySearch, "is_finished", "and not self.writer.is_owed", ""),
+            (RecoveryWriter, "failed_replacements", "bookie in self._owed", "False"),
         ),
     ),
 )

@@ -121,7 +121,7 @@ class Story:
         return next(e for e in reversed(self.effects) if isinstance(e, ReadMetadata | CompareAndSet))
 
     def written(self, version: int) -> list[str]:
-        """The compare-and-set took place."""
+        """The compare-and-set succeeded."""
         asked = self.question
         assert isinstance(asked, CompareAndSet)
         return self.hear(MetadataSeen(asked.token, Versioned(asked.value, version)))

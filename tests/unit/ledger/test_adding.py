@@ -313,7 +313,7 @@ def test_an_unknown_outcome_that_shows_our_value_is_a_success() -> None:
 
 
 def test_an_unknown_outcome_that_does_not_show_our_value_may_still_come_and_is_settled_by_a_write() -> None:
-    """Nothing is confirmed between: the first write could still take place and name another ensemble."""
+    """Nothing is confirmed between: the first write could still take effect and name another ensemble."""
     story = writer()
     story.add()
     story.add()
@@ -321,7 +321,7 @@ def test_an_unknown_outcome_that_does_not_show_our_value_may_still_come_and_is_s
     story.lost("c")
     story.unknown()
     assert story.reads(ledger(), 1) == ["write v1 open: 0 a b d"]
-    assert story.stored(0, "a") == [], "c and a hold it, d may already be in c's place"
+    assert story.stored(0, "a") == [], "c and a hold it, d may already have replaced c"
     assert story.conflict() == ["read metadata"]
     lines = story.reads(ledger("0 a b d"), 2)
     assert lines == ["store 0 on d lac=-1 length=1", "store 1 on d lac=-1 length=2", "tell ensemble.changed"]
@@ -339,7 +339,7 @@ def test_a_settling_write_of_the_old_value_is_not_in_place_because_the_old_value
     writable.clear()  # so that the settling write names c again
     assert story.reads(ledger(), 1) == ["write v1 open: 0 a b c"]
     assert story.unknown() == ["read metadata"]
-    assert story.reads(ledger(), 1) == ["write v1 open: 0 a b c"], "d may still come to stand in c's place"
+    assert story.reads(ledger(), 1) == ["write v1 open: 0 a b c"], "d may still replace c"
     assert story.stored(0, "b") == []
     assert story.written(2) == ["answer 1 0"]
 

@@ -83,7 +83,7 @@ def test_what_is_found_is_made_durable_and_decided_before_it_is_told() -> None:
     story.has("b", 1, packet(1, b"more", lac=0), fence=False)
     assert story.stored(1, "a", "b") == [], "in order"
     assert story.stored(0, "c") == []
-    assert story.stored(0, "c") == [], "one place, however often it says so"
+    assert story.stored(0, "c") == [], "one bookie, however often it replies"
     assert story.stored(0, "a") == ["write v1 open: 0 a b c, 2 a b c"]
     assert story.written(2) == ["answer 1 LedgerLac(lac=1, closed=False)"]
 
@@ -91,7 +91,7 @@ def test_what_is_found_is_made_durable_and_decided_before_it_is_told() -> None:
 def test_an_entry_that_enough_deny_ends_the_search() -> None:
     story = searching(2, lac=0)
     assert story.has_not(1, "b", fence=False) == []
-    assert story.has_not(1, "b", fence=False) == [], "one place, however often it says so"
+    assert story.has_not(1, "b", fence=False) == [], "one bookie, however often it replies"
     assert story.has_not(1, "c", fence=False) == ["answer 1 LedgerLac(lac=0, closed=False)"]
 
 

@@ -65,7 +65,7 @@ def test_a_bookie_that_holds_another_entry_under_the_id_ends_the_recovery() -> N
 
 
 def replacing() -> Story:
-    """A recovery that found entry 0, lost c, and sent the entry to d in its place; a and b have stored it."""
+    """A recovery that found entry 0, lost c, and sent the entry to its replacement; a and b have stored it."""
     story = recovery(placement=spare("d", "e"))
     story.has_not(-1, "a", "b")
     story.has("a", 0, packet(0, b"x", length=1))
