@@ -1,6 +1,5 @@
-"""What holds for every test: signals as a terminal gives them, no deadlines for examples, another run for what failed
-while the machine stood still (tests/real_time.py), and at the end of the run the names of parts that are missing
-(tests/parts.py)."""
+"""Configuration for every test: signals as in a terminal, no deadlines for examples, a second run of tests that failed
+while the machine stood still (tests/real_time.py), and a list of missing parts at the end (tests/parts.py)."""
 
 from __future__ import annotations
 
@@ -20,10 +19,10 @@ RUN_AGAIN: list[str] = []
 
 
 def pytest_configure() -> None:
-    """Hear Ctrl-C, here and in every process that a test starts.
+    """Let Ctrl-C interrupt this process and every process that a test starts.
 
-    A shell that starts a command in the background of a script has it ignore SIGINT and SIGQUIT, and children inherit
-    that: what a test interrupts would live on.
+    A shell that starts a command in the background of a script makes it ignore SIGINT and SIGQUIT, and children inherit
+    that: a process that a test interrupts would go on running.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -32,7 +31,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with a test that takes long come first, and keep their order otherwise."""
+    """Run files with a slow test first; keep the order otherwise."""
     long = {item.path for item in items if item.get_closest_marker("long")}
     items.sort(key=lambda item: item.path not in long)
 

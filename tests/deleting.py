@@ -1,4 +1,4 @@
-"""Delete a stream's metadata at once, for tests of what its end does to others."""
+"""Deletes a stream's metadata at once, for tests of the effect on others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Read = Callable[[Key], Awaitable[Outcome]]
 
 
 async def mark_deleted(metadata: StreamMetadataStore, stream: StreamName, read: Read | None = None) -> str:
-    """Mark it as deleted, and leave what is left of it; returns its life. read: instead of the metadata's own."""
+    """Mark the stream as deleted and keep its remaining metadata; returns its incarnation. read: instead of the
+    metadata's own."""
     found = await (read or metadata.read)(StreamKey(stream))
     assert isinstance(found, Versioned), found
     dead = replace(found.value, owner=replace(found.value.owner, deleted=True))
@@ -24,6 +25,6 @@ async def mark_deleted(metadata: StreamMetadataStore, stream: StreamName, read: 
 
 
 async def delete_stream(metadata: StreamMetadataStore, stream: StreamName, read: Read | None = None) -> None:
-    """Mark it as deleted and remove it; nothing happens if there is none."""
+    """Mark the stream as deleted and remove it; nothing happens if there is none."""
     if isinstance(await (read or metadata.read)(StreamKey(stream)), Versioned):
         await metadata.remove(stream, await mark_deleted(metadata, stream, read))

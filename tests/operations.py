@@ -1,4 +1,4 @@
-"""Counting what a piece of Python executes, so that a test can hold its complexity without a clock."""
+"""Counts the instructions that a piece of Python executes, so that a test can check its complexity without a clock."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 
 def operations(work: Callable[[], object]) -> int:
-    """How many bytecode instructions the call executes in Python functions; what the interpreter does in C counts one
-    instruction each. The same on every run of one Python version."""
+    """How many bytecode instructions the call executes in Python functions; work inside the interpreter in C counts one
+    instruction each. The same in every run of one Python version."""
     count = 0
 
     def step(frame: FrameType, event: str, argument: Any) -> Any:

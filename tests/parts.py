@@ -1,6 +1,6 @@
-"""Parts of other makers that a test needs: present, or named at the end of the run with the way to get them.
+"""Third-party parts that a test needs: present, or named at the end of the run with the way to get them.
 
-With CI=true a missing part fails the test; elsewhere the test is skipped and the run's last lines say what was not run.
+With CI=true a missing part fails the test; elsewhere the test is skipped and the run's last lines name it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ MISSING: dict[str, str] = {}  # part -> how to get it
 
 
 def need(present: bool, part: str, how: str) -> None:
-    """Go on if the part is present; otherwise fail (CI) or skip, remembering what to tell at the end of the run."""
+    """Return if the part is present; otherwise fail (CI) or skip, and name the part at the end of the run."""
     if present:
         return
     MISSING[part] = how

@@ -1,8 +1,11 @@
-"""Ports for servers that a test has to name before it starts them, or starts again under the same one.
+"""Ports for servers whose port a test has to know before it starts them, or that start again under the same one.
 
-The law of this file: none of them is one that the kernel gives to a connection of its own choice, or between two
-lives of a server a client could sit on it (or, trying again and again to reach it, be connected to itself); and none is
-handed out twice in a test run. `dlog up` and the embedded ZooKeeper choose theirs above these.
+`dlog up` and the embedded ZooKeeper choose their ports above these.
+
+Invariants:
+- No port is in the range from which the kernel chooses ports for connections. Otherwise, between two starts of a
+  server, a client could take its port (or, retrying, connect to itself).
+- No port is given out twice in a test run.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ _given = os.getpid() * 37  # where this process begins in its worker's range
 
 
 def free_port() -> int:
-    """A port nobody listens on now."""
+    """A port on which nothing listens now."""
     global _given
     for _ in range(_EACH):
         _given += 1
@@ -31,5 +34,5 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """As many different ones."""
+    """This many different free ports."""
     return [free_port() for _ in range(count)]

@@ -1,9 +1,11 @@
-"""Tests whose story is told in seconds, as those of sessions that end after one or two of silence.
+"""Runs tests again that depend on real seconds, such as sessions that end after one or two of silence.
 
-The law of this file: such a test proves something only on a machine that runs. With `@pytest.mark.real_time` a failure
-is void if this process was not let run, or the disk took no byte, for longer than STILL_S meanwhile: the test is run
-again from its fixtures on, RUNS times in all. A failure while the machine ran is a failure. What was run again is told
-at the end of the run (tests/conftest.py).
+What was run again is listed at the end of the run (tests/conftest.py).
+
+Invariants:
+- A failure of a test with `@pytest.mark.real_time` is void if, for longer than STILL_S during the test, this process
+  did not run or the disk took no byte. Then the test is run again with new fixtures, at most RUNS times in all.
+- A failure while the machine ran is a failure.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _LOOK_S = 0.02
 
 
 class Standstill:
-    """How long the machine stood still at most."""
+    """The longest time for which the machine stood still."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -36,7 +38,7 @@ class Standstill:
 
 @contextmanager
 def watched() -> Iterator[Standstill]:
-    """Look at clock and disk, each from a thread of its own, while the scope lasts."""
+    """Watch clock and disk, each from a thread of its own, while the scope lasts."""
     seen, over = Standstill(), threading.Event()
 
     def clock() -> None:
@@ -65,7 +67,7 @@ def watched() -> Iterator[Standstill]:
 
 
 def run(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """pytest_runtest_protocol for a test of real time; None leaves it to pytest."""
+    """Implement pytest_runtest_protocol for a test of real time; None leaves it to pytest."""
     if item.get_closest_marker("real_time") is None:
         return None
     void: list[tuple[str, object]] = []

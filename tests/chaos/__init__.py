@@ -1,15 +1,18 @@
-"""Real processes under faults: everything is killed, frozen, cut off, filled, expired and unplugged under load, and
-then judged. `python -m tests.chaos --minutes 2` says what it did and what it found.
-
-The law of this room: the parts are the ones `dlog up` starts and watches, and the clients are clients like any other.
-Faults are drawn from a seed before the run, so that a plan can be read, kept and run again; what real processes make of
-it is not the same twice. Nothing is judged while it happens: every process writes down what it did and what it was told
-(tests/history), and one checker judges all of it at the end. A run in which too little happened proves nothing and says
-so. Whatever this machine does not allow is named in the report, never left out in silence.
+"""Faults on real processes: parts of a cluster are killed, frozen, cut off, filled, expired and unplugged under load,
+and then the histories are checked. `python -m tests.chaos --minutes 2` reports what it did and what it found.
 
 - `plan.py`: what is done when, from a seed, as a file.
 - `links.py`: every connection between parts and clients, with switches; `zookeeper.py`: ending a session from outside.
 - `disks.py`: a filesystem for each bookie, that can be filled and unplugged.
-- `cluster.py`: the parts; `faults.py`: what is done to them.
-- `client.py`: the processes that write and read; `report.py`: what came of it; `run.py`: one run.
+- `cluster.py`: the parts; `faults.py`: the faults.
+- `client.py`: the processes that write and read; `report.py`: the result; `run.py`: one run.
+
+Invariants:
+- The parts are the ones that `dlog up` starts and watches, and the clients are ordinary clients.
+- Faults are drawn from a seed before the run, so that a plan can be read, kept and run again. The effect on real
+  processes differs from run to run.
+- Nothing is checked during the run: every process writes down what it did and which answers it got (tests/history), and
+  one checker checks all of it at the end.
+- A run in which too little happened proves nothing, and its report says so.
+- What this machine does not allow is named in the report.
 """

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos --minutes M`: hurt a real cluster for so long, and judge what it said and kept."""
+"""`python -m tests.chaos --minutes M`: apply faults to a real cluster for so long, and check its answers and data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.chaos.run import StoppedError, remove, run
 
 
 def main() -> int:
-    """Exit 0: green; 1: a promise was broken or something did not come back; 2: too little happened, or misused."""
+    """Exit 0: green; 1: a promise was broken or a part did not come back; 2: too little happened, or wrong usage."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=2.0, help="of load and faults (default 2)")
     parser.add_argument("--seed", type=int, help="of the plan; default: drawn, and told")

@@ -1,9 +1,11 @@
-"""A client process: writers that append without rest and readers of every kind, each act of theirs on a tape.
+"""A client process: writers that append without pause and readers of every kind, with every operation on a tape.
 
-The law of this file: an append is written down before it is handed to the client, and its answer when the program has
-it; so the times on the tape hold the true ones between them. What fails is told by the error: outcome unknown,
-or certainly not written. Started by the harness: `python -m tests.chaos.client JSON`;
-SIGTERM ends the appends in order.
+Started by the harness: `python -m tests.chaos.client JSON`; SIGTERM ends the appends in order.
+
+Invariants:
+- An append is written to the tape before it is given to the client, and its answer after the program has it; so the
+  times on the tape include the true ones between them.
+- A failed append is noted with the outcome that its error states: unknown, or certainly not written.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ from tests.history.tape import Tape
 RECORD_BYTES = 64
 FLUSH_S = 0.1
 _WINDOW = 12  # batches of a writer on their way
-_KNOWN_MAX = 2000  # places that seekers choose from
+_KNOWN_MAX = 2000  # positions that seekers choose from
 _PACE_S = 0.02
 
 
 @dataclass(slots=True)
 class Known:
-    """Places and txids of one stream that this process has heard of."""
+    """Positions and txids of one stream that this process has learned."""
 
     places: list[tuple[DLSN, int]] = field(default_factory=list)
 
@@ -50,7 +52,7 @@ class Known:
 
 
 class Work:
-    """What one process does. streams: names by number."""
+    """The work of one process. streams: names by number."""
 
     def __init__(self, client: dlog.Client, tape: Tape, streams: list[str], seed: int) -> None:
         self.errors: Counter[str] = Counter()
@@ -60,10 +62,10 @@ class Work:
         self._streams = streams
         self._rng = random.Random(seed)
         self._known = [Known() for _ in streams]
-        self._following: set[asyncio.Timeout] = set()  # of reads that end only when they are told to
+        self._following: set[asyncio.Timeout] = set()  # of reads that end only on request
 
     def stop(self) -> None:
-        """No more appends; readers end where they are."""
+        """Stop appending; readers end at their present positions."""
         self.stopping.set()
         now_s = asyncio.get_running_loop().time()
         for patience in self._following:
@@ -72,8 +74,8 @@ class Work:
     # ---- writing ----------------------------------------------------------------------------------------------------
 
     async def write_batches(self, stream: int, producer: int, rate: int, batch: int, numbered: bool) -> None:
-        """Batches of `batch` records, `rate` records a second on average, what was missed is caught up with. numbered:
-        each batch with a txid of ours."""
+        """Append batches of `batch` records, `rate` records a second on average; missed ones are made up for. numbered:
+        each batch has a txid given by this process."""
         make = RecordMaker(producer, RECORD_BYTES).make
         room = asyncio.Semaphore(_WINDOW)
         begun_s = time.monotonic()
@@ -104,7 +106,7 @@ class Work:
             self._known[stream].add(result.first, result.txid, self._rng)
 
     async def write_singles(self, stream: int, producer: int, count: int) -> None:
-        """`count` tasks that each await every record, all in the order of one producer."""
+        """Run `count` tasks that each await every record, all in the order of one producer."""
         make = RecordMaker(producer, RECORD_BYTES).make
         sequence = 0
 
@@ -133,7 +135,7 @@ class Work:
             self._tape.failed(op, time.monotonic_ns())
 
     async def truncate(self, stream: int, every_s: float) -> None:
-        """Let the older half of what is known go, again and again."""
+        """Truncate the older half of the known positions, again and again."""
         while not await self._is_over(every_s):
             places = sorted(self._known[stream].places)
             if not places:
@@ -151,7 +153,7 @@ class Work:
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     async def tail(self, stream: int) -> None:
-        """Follow from the start; what ends a read for want of anybody who serves it begins another where it stopped."""
+        """Follow from the start. When no server can serve the read, start another one at its position."""
         start: tuple[str, DLSN | None] = ("start", None)
         while not self.stopping.is_set():
             last, end = await self._read(stream, *start, follow=True, limit=None)
@@ -162,7 +164,7 @@ class Work:
             await self._is_over(0.2)
 
     async def seek(self, stream: int, every_s: float) -> None:
-        """Short reads from places and txids heard of, from beside them, from the start and from the tail."""
+        """Make short reads from known positions and txids, from beside them, from the start and from the tail."""
         while not await self._is_over(every_s * (0.5 + self._rng.random())):
             rng, known = self._rng, self._known[stream].places
             kind = rng.choice(["dlsn", "dlsn", "txid", "txid", "start", "tail"]) if known else "start"
@@ -176,14 +178,14 @@ class Work:
             await self._read(stream, kind, value, follow=kind == "tail", limit=limit, deadline_s=5.0)
 
     async def catch_up(self, stream: int, every_s: float) -> None:
-        """From some place to the tail as of now."""
+        """Read from some position to the present tail."""
         while not await self._is_over(every_s):
             known = sorted(self._known[stream].places)
             if known:
                 await self._read(stream, "dlsn", known[int(len(known) * 0.9)][0], follow=False, limit=None)
 
     async def probe(self, stream: int, producer: int) -> None:
-        """Append one record, and go on until it is taken."""
+        """Append one record, and repeat until it is acknowledged."""
         make = RecordMaker(producer, RECORD_BYTES).make
         sequence = 0
         while True:
@@ -199,7 +201,7 @@ class Work:
             return
 
     async def read_all(self, stream: int) -> None:
-        """From the start to the tail, for the judge."""
+        """Read from the start to the tail, for the checker."""
         await self._read(stream, "start", None, follow=False, limit=None)
 
     async def _read(
@@ -212,7 +214,7 @@ class Work:
         limit: int | None,
         deadline_s: float | None = None,
     ) -> tuple[DLSN | None, End]:
-        """One read; the last place it was given, and how it ended."""
+        """Make one read. Returns the last position it received, and how it ended."""
         tape, patience = self._tape, asyncio.timeout(deadline_s)
         last: DLSN | None = None
         count = 0
@@ -253,7 +255,7 @@ class Work:
         return True
 
     async def flush(self) -> None:
-        """Have the tape reach the kernel, for as long as this process lives."""
+        """Flush the tape to the kernel, for as long as this process runs."""
         while True:
             await asyncio.sleep(FLUSH_S)
             self._tape.flush()

@@ -1,7 +1,8 @@
 """The parts of a cluster as `dlog up` starts and watches them, each behind a link, each bookie on a disk of its own.
 
-The law of this file: a part that dies is started again by the same code that `dlog up` runs (dlog/cli/parts.py), with
-the same patience. All addresses that a part is told, and that it tells others, are addresses of links.
+Invariants:
+- A part that dies is started again by the same code that `dlog up` runs (dlog/cli/parts.py), with the same time limits.
+- All addresses that a part is given, and that it gives to others, are addresses of links.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class HeldPart(ProcessPart):
 
 
 class Cluster:
-    """directory: empty, ours. mounts: each bookie on a filesystem of its own. tasks: what the parts live in."""
+    """directory: empty, for this cluster alone. mounts: each bookie has a filesystem of its own. tasks: in which the
+    parts run."""
 
     def __init__(self, directory: Path, tasks: asyncio.TaskGroup, *, mounts: bool) -> None:
         self.directory = directory
@@ -77,11 +79,11 @@ class Cluster:
 
     @property
     def target(self) -> str:
-        """What a client connects to."""
+        """The address that a client connects to."""
         return "dlog://" + ",".join(self.addresses[name] for name in self.parts if name.startswith(("write", "read")))
 
     async def start(self) -> None:
-        """Everything up, in the order of `dlog up`."""
+        """Start everything, in the order of `dlog up`."""
         self.logs.mkdir(parents=True)
         names = [f"{role}-{n + 1}" for role, count in _COUNTS.items() for n in range(count)]
         ports = dict(zip(["zookeeper", *names], free_ports(1 + len(names)), strict=True))
@@ -95,14 +97,14 @@ class Cluster:
             await self._launch([(name, self._part(role, name, ports[name])) for name in names if name.startswith(role)])
 
     async def wait_ready(self, names: list[str] | None = None) -> None:
-        """Until these parts (all of them) serve. Raises TimeoutError."""
+        """Wait until these parts (default: all) serve. Raises TimeoutError."""
         async with asyncio.timeout(READY_S):
             for name in names if names is not None else list(self.parts):
                 while self.parts[name].state is not State.READY:  # noqa: ASYNC110 - looked at, as `dlog up` does
                     await asyncio.sleep(0.05)
 
     def signal(self, name: str, number: signal.Signals) -> int | None:
-        """To the process of a part as it is now; its pid, None if it does not run."""
+        """Signal the present process of a part. Returns its pid, None if it does not run."""
         pid = self.parts[name].pid
         if pid is None:
             return None
@@ -113,7 +115,7 @@ class Cluster:
         return pid
 
     async def close(self) -> None:
-        """Everything ends at once; the mounts go."""
+        """End everything at once and remove the mounts."""
         for part in self.parts.values():
             part.kill()
         for task in self._running:
@@ -175,4 +177,4 @@ class Cluster:
 _COUNTS = {"bookie": BOOKIES, "write": WRITERS, "read": READERS}
 
 
-_ignore: Callable[[SupervisedProcess], None] = lambda part: None  # noqa: E731 - nobody watches a screen here
+_ignore: Callable[[SupervisedProcess], None] = lambda part: None  # noqa: E731 - no output here

@@ -1,8 +1,11 @@
-"""A filesystem for each bookie, in a file of its own: it can be filled, and unplugged with what was not synced.
+"""A filesystem for each bookie, in a file of its own: it can be filled, and unplugged so that unsynced data is lost.
 
-The law of this file: nothing outlives the run. Mounts are made in a mount namespace of this process alone, so the
-kernel takes them away with it, however it ends. Unplugging is the filesystem's own shutdown without a flush of its log
-(FS_IOC_SHUTDOWN, NOLOGFLUSH): what fdatasync had not returned for is gone, and the log is replayed at the next mount.
+Unplugging is the filesystem's own shutdown without a flush of its log (FS_IOC_SHUTDOWN, NOLOGFLUSH): data for which
+fdatasync had not returned is gone, and the log is replayed at the next mount.
+
+Invariants:
+- No mount outlives the run: mounts are made in a mount namespace of this process alone, which the kernel removes with
+  it, however it ends.
 """
 
 from __future__ import annotations
@@ -25,11 +28,11 @@ _UNMOUNT_S = 20.0
 
 
 class MountsNotAllowedError(Exception):
-    """This machine does not let us mount a filesystem; the message says why."""
+    """This machine does not allow mounting a filesystem; the message says why."""
 
 
 def own_mounts() -> None:
-    """From now on this process mounts for itself and its children. Call it before there is a second thread.
+    """Give this process and its children mounts of their own. Call it before there is a second thread.
 
     Raises MountsNotAllowedError.
     """
@@ -60,7 +63,7 @@ class Disk:
         _tool("mount", "-o", "loop,noatime", str(self._image), str(self.directory))
 
     def unplug(self) -> None:
-        """From now on every write and fsync fails, and what was not synced is lost."""
+        """Fail every write and fsync from now on, and lose what was not synced."""
         descriptor = os.open(self.directory, os.O_RDONLY)
         try:
             fcntl.ioctl(descriptor, _SHUTDOWN, struct.pack("I", _NOLOGFLUSH))
@@ -68,7 +71,7 @@ class Disk:
             os.close(descriptor)
 
     def unmount(self) -> None:
-        """Once nobody uses it; a process that was killed may take a moment to let go."""
+        """Unmount when no process uses it; a process that was killed may take a moment to let go."""
         end_s = time.monotonic() + _UNMOUNT_S
         while True:
             try:
@@ -81,16 +84,16 @@ class Disk:
                 return
 
     def fill(self, leave_bytes: int) -> None:
-        """Take all room but so much, as another tenant would."""
+        """Use up all free space but so much, as another tenant would."""
         with (self.directory / _BALLAST).open("wb") as file:
             free = os.statvfs(self.directory)
             room = free.f_bavail * free.f_frsize - leave_bytes
             if room > 0:
-                with contextlib.suppress(OSError):  # somebody was quicker: full is full
+                with contextlib.suppress(OSError):  # another writer was quicker: full is full
                     os.posix_fallocate(file.fileno(), 0, room)
 
     def make_room(self) -> None:
-        """The other tenant goes."""
+        """Free the space that `fill` took."""
         (self.directory / _BALLAST).unlink(missing_ok=True)
 
     def close(self) -> None:

@@ -1,8 +1,9 @@
-"""What is done to the cluster: each kind of fault, and how it is healed.
+"""The kinds of faults on the cluster, and how each is healed.
 
-The law of this file: a fault that has begun is healed, also when the run ends in the middle of it. What a target means
-(the owner of a stream) is found out when the fault begins; if nobody can say it, a write proxy drawn from the plan's
-seed takes its place.
+Invariants:
+- A fault that has begun is healed, also when the run ends in the middle of it.
+- A target such as the owner of a stream is resolved when the fault begins; if no proxy can name it, a write proxy drawn
+  from the plan's seed is the target.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ _READY_S = 300.0
 
 @dataclass(slots=True)
 class Done:
-    """A fault as it happened. Times in ns of the monotonic clock; streams: those it speaks of, empty for all."""
+    """A fault as it happened. Times in ns of the monotonic clock; streams: the affected ones, empty for all."""
 
     fault: Fault
     began: int
     healed: int = 0
-    target: str = ""  # what it came to
+    target: str = ""  # the resolved target
     left_out: str = ""  # why it was not done
 
     @property
     def blinds_readers(self) -> bool:
-        """Whether a read proxy may be out of reach of ZooKeeper or of bookies meanwhile."""
+        """Whether a read proxy may be cut off from ZooKeeper or from bookies meanwhile."""
         left, _, right = self.fault.target.partition(">")
         if not right:
             return left in ("zookeeper", "everything", "bookies")
@@ -46,7 +47,7 @@ class Done:
 
 
 class Faults:
-    """Does faults to one cluster."""
+    """Applies faults to one cluster."""
 
     def __init__(self, cluster: Cluster, client: dlog.Client, seed: int) -> None:
         self.done: list[Done] = []
@@ -57,7 +58,7 @@ class Faults:
         self._busy: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in cluster.parts}
 
     async def do(self, fault: Fault) -> None:
-        """Do it and heal it; noted in `done`."""
+        """Apply the fault and heal it; noted in `done`."""
         done = Done(fault, time.monotonic_ns(), target=fault.target)
         self.done.append(done)
         try:
@@ -150,7 +151,7 @@ class Faults:
             await self._cluster.wait_ready([name])
 
     async def _unplug(self, done: Done) -> None:
-        """Power is lost for these bookies: what was not synced is gone, the process too."""
+        """Cut the power of these bookies: what was not synced is gone, and so is the process."""
         cluster = self._cluster
         everyone = done.fault.target == "bookies"
         names = [n for n in cluster.parts if n.startswith("bookie")] if everyone else [await self._name(done)]
@@ -204,7 +205,7 @@ class Faults:
         except (DLogError, TimeoutError) as error:
             done.left_out = f"nobody could be asked: {type(error).__name__}"
 
-    # ---- who is meant -----------------------------------------------------------------------------------------------
+    # ---- targets ----------------------------------------------------------------------------------------------------
 
     async def _name(self, done: Done) -> str:
         done.target = await self._part(done.fault.target)
@@ -223,7 +224,7 @@ class Faults:
         return f"write-{self._rng.randint(1, WRITERS)}"
 
     async def _weathers(self, done: Done) -> list[Weather]:
-        """Of every pair that is meant."""
+        """The link conditions of every pair that the fault targets."""
         left, _, right = done.fault.target.partition(">")
         sources = [*self._cluster.parts, *self._cluster.clients] if left == "*" else [await self._part(left)]
         targets = list(self._cluster.parts) if right == "*" else [await self._part(right)]

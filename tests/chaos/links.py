@@ -1,8 +1,10 @@
-"""Every connection between the parts, through this process: cut, held one way, reset in the middle of a frame, slowed.
+"""Relays every connection between the parts, which can be cut, held one way, reset in the middle of a frame, or slowed.
 
-The law of this file: a held link behaves as a cut cable does. Nothing is lost and nothing is said: bytes, ends and
-resets of a connection wait, and come through late when the link heals, as TCP would send them again. Who opened a
-connection is found out by its socket, so that one switch acts on one pair of parts.
+The opener of a connection is found by its socket, so that one switch acts on one pair of parts.
+
+Invariants:
+- A held link behaves as a cut cable does: bytes, ends and resets of a connection wait, and arrive late when the link
+  heals, as TCP would send them again. No data is lost and no peer is notified.
 """
 
 from __future__ import annotations
@@ -22,17 +24,18 @@ _SLOW_STEP_S = 0.02
 
 @dataclass(slots=True)
 class Weather:
-    """Of one pair of parts. bytes_per_s: 0 is as fast as it goes. reset_after: bytes until the next reset."""
+    """The link conditions of one pair of parts. bytes_per_s: 0 is unlimited. reset_after: bytes until the next
+    reset."""
 
-    hold_requests: int = 0  # by so many faults at once
+    hold_requests: int = 0  # number of faults that hold it now
     hold_replies: int = 0
     bytes_per_s: int = 0
     reset_after: int | None = None
 
 
 class Links:
-    """All links of a cluster. pids: the processes that may open connections, by name, as they are now. tasks: where
-    connections are dialled, for as long as this is used."""
+    """All links of a cluster. pids: the present processes that may open connections, by name. tasks: where connections
+    are dialled, for as long as this is used."""
 
     def __init__(self, pids: Callable[[], dict[str, int]], tasks: asyncio.TaskGroup) -> None:
         self.tasks = tasks
@@ -43,7 +46,7 @@ class Links:
         self.first_reply: Callable[[str, str, bytes], None] | None = None  # (source, target, bytes) of a connection
 
     async def open(self, target: str, port: int, at: int = 0) -> int:
-        """Listen for a part that itself listens on `port`; returns the port to give to others."""
+        """Listen for a part that itself listens on `port`; returns the port that others connect to."""
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: _Near(self, target, port), "127.0.0.1", at, backlog=1024)
         self._servers.append(server)
@@ -54,19 +57,19 @@ class Links:
         return self._weather.setdefault((source, target), Weather())
 
     def changed(self) -> None:
-        """Some weather is another: what waited goes on."""
+        """Apply changed link conditions: connections that waited go on."""
         for pair in tuple(self.pairs):
             pair.pump()
 
     def heal(self) -> None:
-        """All links as good as new."""
+        """Remove all faults of all links."""
         for weather in self._weather.values():
             weather.hold_requests = weather.hold_replies = 0
             weather.bytes_per_s, weather.reset_after = 0, None
         self.changed()
 
     def reset(self, source: str, target: str) -> int:
-        """End all connections of a pair, by RST; how many."""
+        """End all connections of a pair by RST. Returns how many."""
         pairs = [pair for pair in self.pairs if (pair.source, pair.target) == (source, target)]
         for pair in pairs:
             pair.reset()
@@ -79,7 +82,7 @@ class Links:
             pair.reset()
 
     def source_of(self, peer: tuple[str, int], port: int) -> str:
-        """The part at the other end of a connection to us; "" if it is none of ours."""
+        """The part at the other end of a connection to this process; "" if it is none of the cluster's."""
         inode = _inode(peer[1], port)
         if inode is None:
             return ""
@@ -112,9 +115,9 @@ class _Pair:
         self.replies.pump()
 
     def finish(self, sink: asyncio.Transport) -> None:
-        """One direction has come to its end: FIN; with both, the connection is over."""
+        """End one direction by FIN; when both have ended, the connection is over."""
         if not sink.is_closing():
-            with contextlib.suppress(OSError):  # reset by the other end, and we are about to be told
+            with contextlib.suppress(OSError):  # reset by the other end, and its callback is about to run
                 sink.write_eof()
         if self.requests.is_done and self.replies.is_done:
             self._over = True
@@ -124,7 +127,7 @@ class _Pair:
                     transport.close()
 
     def reset(self) -> None:
-        """RST to both."""
+        """Send RST to both ends."""
         if self._over:
             return
         self._over = True
@@ -145,7 +148,7 @@ class _Flow:
         self.source: asyncio.Transport | None = None
         self.sink: asyncio.Transport | None = None
         self.sink_is_full = False
-        self.ended = False  # the source has said all it will
+        self.ended = False  # the source has sent everything
         self.broken = False  # ... by a reset
         self._pair = pair
         self._is_request = is_request
@@ -157,7 +160,7 @@ class _Flow:
 
     @property
     def is_done(self) -> bool:
-        """Its end has been passed on."""
+        """Whether its end has been passed on."""
         return self._is_done
 
     def take(self, data: bytes) -> None:
@@ -166,11 +169,11 @@ class _Flow:
         self.pump()
 
     def pump(self) -> None:
-        """Send what may go."""
+        """Send what may be sent now."""
         pair, weather, sink = self._pair, self._pair.weather, self.sink
         held = weather.hold_requests if self._is_request else weather.hold_replies
         if sink is not None and sink.is_closing():
-            self._waiting.clear()  # nobody is left to hear it
+            self._waiting.clear()  # no receiver is left
             self._waiting_bytes = 0
         while sink is not None and not held and self._waiting and not self.sink_is_full and self._timer is None:
             if sink.is_closing():
@@ -214,7 +217,7 @@ class _Flow:
 
 
 class _End(asyncio.Protocol):
-    """One end: feeds one flow, is fed by the other."""
+    """One end: a source of one flow and the target of the other."""
 
     def __init__(self) -> None:
         self.feeds: _Flow | None = None
@@ -228,7 +231,7 @@ class _End(asyncio.Protocol):
         if self.feeds is not None:
             self.feeds.ended = True
             self.feeds.pump()
-        return True  # the end waits its turn as bytes do
+        return True  # the end waits behind the bytes before it
 
     def connection_lost(self, error: Exception | None) -> None:
         if self.feeds is not None:
@@ -246,7 +249,7 @@ class _End(asyncio.Protocol):
 
 
 class _Near(_End):
-    """Accepted; dials the part behind the link."""
+    """The accepted end; dials the part behind the link."""
 
     def __init__(self, links: Links, target: str, port: int) -> None:
         super().__init__()
@@ -302,8 +305,8 @@ _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, _NETLINK_SOCK_DIAG = 20, 1, 4
 
 
 def _inode(peer_port: int, port: int) -> int | None:
-    """The socket at the other end of a connection of 127.0.0.1, asked of the kernel; None if it is gone. Reading all of
-    /proc/net/tcp instead would hold the loop up for long on a machine with many connections."""
+    """The socket at the other end of a connection of 127.0.0.1, as the kernel reports it; None if it is gone. Reading
+    all of /proc/net/tcp instead would block the loop for long on a machine with many connections."""
     here = socket.inet_aton("127.0.0.1")
     asked = _ENDS.pack(peer_port, port, here, here) + _TAIL.pack(0, 0xFFFFFFFF, 0xFFFFFFFF)
     head = _DIAG.pack(

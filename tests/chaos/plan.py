@@ -1,8 +1,11 @@
-"""What is done to the cluster and when, drawn from a seed before anything starts; a file that can be run again.
+"""The plan of a run, drawn from a seed before anything starts: which fault at which time; a file that can be run again.
 
-The law of this file: one deck holds each kind of fault once; decks are shuffled and dealt one after the other, so that
-a run of a few minutes has met every kind. A target may be a part ("bookie-2"), the owner of a stream at that moment
-("owner:bulk"), or a pair of them ("client-1>owner:bulk"); `*` is everybody.
+A target may be a part ("bookie-2"), the owner of a stream at that moment ("owner:bulk"), or a pair of them
+("client-1>owner:bulk"); `*` means every part.
+
+Invariants:
+- A run of a few minutes meets every kind of fault: one deck holds each kind once, and decks are shuffled and dealt one
+  after the other.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from dlog.client.stream_info import SettingsChanges
 
 WARM_UP_S = 4.0
 BOOKIES, WRITERS, READERS, CLIENTS = 4, 2, 2, 3
-#: stream -> what `create` is told
+#: stream -> the settings given to `create`
 STREAMS: dict[str, SettingsChanges] = {
     "bulk": {"ensemble": 3, "write_quorum": 3, "ack_quorum": 2, "segment_bytes": 16 << 20},
     "rolls": {"ensemble": 3, "write_quorum": 2, "ack_quorum": 2, "segment_bytes": 1 << 20},
@@ -32,8 +35,8 @@ _Card = Callable[[random.Random, float], "Fault"]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """at_s: after the load has begun. for_s: until it is healed; 0 for what heals by itself. amount: what the kind
-    makes of it (bytes until a reset, bytes a second)."""
+    """at_s: seconds after the load has begun. for_s: until it is healed; 0 if it heals by itself. amount: its meaning
+    depends on the kind (bytes until a reset, bytes a second)."""
 
     at_s: float
     kind: str
@@ -48,7 +51,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """seconds: of load."""
+    """seconds: length of the load."""
 
     seed: int
     seconds: float
@@ -59,7 +62,7 @@ class Plan:
 
 
 def read_plan(path: Path) -> Plan:
-    """Raises ValueError for a file that is none."""
+    """Read a plan from a file. Raises ValueError if it is not a plan."""
     told = json.loads(path.read_text())
     try:
         return Plan(int(told["seed"]), float(told["seconds"]), [Fault(**fault) for fault in told["faults"]])
@@ -68,7 +71,7 @@ def read_plan(path: Path) -> Plan:
 
 
 def make_plan(seed: int, seconds: float, every_s: float) -> Plan:
-    """A plan of so many seconds with a fault about every `every_s`."""
+    """Draw a plan that lasts `seconds`, with a fault about every `every_s`."""
     rng = random.Random(seed)
     faults: list[Fault] = []
     deck: list[_Card] = []
@@ -103,7 +106,7 @@ def _client(rng: random.Random) -> str:
 
 
 def _short(rng: random.Random) -> float:
-    """Log-uniform in 0.1 to 8 s: as many hiccups as outages."""
+    """Draw a duration, log-uniform in 0.1 to 8 s: as many short interruptions as outages."""
     return round(0.1 * math.exp(math.log(80.0) * rng.random()), 2)
 
 

@@ -1,6 +1,8 @@
-"""What came of a run: the verdict of the checker, the faults and what they cost, and whether enough happened.
+"""The report of a run: the checker's verdict, the faults and their effects, and whether enough happened.
 
-The law of this file: a figure stands beside what it was measured with, and what was not run is named.
+Invariants:
+- A figure is shown with the conditions under which it was measured.
+- What was not run is named.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from tests.chaos.plan import STREAMS
 from tests.history import History, Verdict
 from tests.history.notes import Outcome
 
-_BEFORE_NS, _AFTER_NS = 100_000_000, 500_000_000  # a silence that begins so near to a fault is laid to it
+_BEFORE_NS, _AFTER_NS = 100_000_000, 500_000_000  # a silence that begins this near to a fault is attributed to it
 
 
 @dataclass(slots=True)
 class Report:
-    """Everything that is told of a run."""
+    """The content of a run's report."""
 
     seed: int
     seconds: float
@@ -36,14 +38,14 @@ class Report:
     gaps_ms: dict[str, dict[str, int]]
     restarts: dict[str, int]
     client_errors: dict[str, int]
-    unhealed: list[str] = field(default_factory=list)  # what did not come back, or died on its own
+    unhealed: list[str] = field(default_factory=list)  # parts that did not come back, or that died without a fault
     too_little: list[str] = field(default_factory=list)
     not_run: list[str] = field(default_factory=list)
     directory: str = ""
 
     @property
     def exit_code(self) -> int:
-        """0: green. 1: a promise was broken, or something did not come back. 2: too little happened."""
+        """0: green. 1: a promise was broken, or a part did not come back. 2: too little happened."""
         if not self.verdict.is_green or self.unhealed:
             return 1
         return 2 if self.too_little else 0
@@ -99,7 +101,7 @@ _FIVE = ("lost", "duplicated", "reordered", "early", "invented")
 
 
 def gaps(histories: Mapping[str, History], faults: Iterable[Done]) -> dict[str, dict[str, int]]:
-    """Longest time without an acknowledgement on any one stream that begins while a fault lasts; by kind and role."""
+    """The longest time without an acknowledgement on any stream that begins during a fault; by kind and role."""
     answers = {name: sorted(_answers(history)) for name, history in histories.items()}
     of_kind: dict[str, list[float]] = {}
     for done in faults:
@@ -117,14 +119,14 @@ def gaps(histories: Mapping[str, History], faults: Iterable[Done]) -> dict[str, 
 
 
 def kind_of(done: Done) -> str:
-    """The kind of a fault and the role it struck: "kill owner"."""
+    """The kind of a fault and the role of its target: "kill owner"."""
     target = done.fault.target.rpartition(">")[2]
     role = target.partition(":")[0].rstrip("0123456789").rstrip("-")
     return f"{done.fault.kind} {'all' if role == '*' else role}"
 
 
 def counted(faults: Iterable[Done]) -> tuple[dict[str, int], dict[str, int]]:
-    """Faults done and faults left out, by kind."""
+    """Number of faults done and left out, by kind."""
     did: Counter[str] = Counter()
     left: Counter[str] = Counter()
     for done in faults:
@@ -147,7 +149,7 @@ def _longest(times: list[int], begin: int, end: int) -> int:
 
 
 def owners_in(logs: Iterable[Path], stream: str, places: Mapping[int, str]) -> Iterator[tuple[int, int]]:
-    """(segment, epoch) of every start of a segment that is in the list at the end, as the proxies' logs tell."""
+    """(segment, epoch) of every start of a segment that is in the list at the end, from the proxies' logs."""
     for path in logs:
         epoch = 0
         for event in _events(path):
@@ -161,7 +163,7 @@ def owners_in(logs: Iterable[Path], stream: str, places: Mapping[int, str]) -> I
 
 
 def claims_in(logs: Iterable[Path]) -> tuple[int, int]:
-    """Claims of streams, and those of them that took over from another owner's epoch."""
+    """Number of claims of streams, and of those that took over from another owner's epoch."""
     claims = takeovers = 0
     for path in logs:
         for event in _events(path):

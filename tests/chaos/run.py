@@ -1,4 +1,5 @@
-"""One run: start, load, faults by the plan, heal, read everything, judge. Nothing of it is left behind."""
+"""One run: start, load, faults by the plan, heal, read everything, check. It leaves no process, mount or file
+behind."""
 
 from __future__ import annotations
 
@@ -27,20 +28,21 @@ from tests.history.tape import play
 _ALIVE_S = 300.0
 _STOP_S = 300.0
 _READ_S = 900.0
-_SESSION_NS = 15_000_000_000  # until a read proxy is in touch again, after its way is free
+_SESSION_NS = 15_000_000_000  # until a read proxy has contact again, after its link is free
 _NAMES = list(STREAMS)
 _TAKEOVERS_MIN = 1
-_IMPATIENT, _IMPATIENT_S, _PATIENT_S = "client-2", 2.0, 30.0  # one gives appends up, outcome unknown, and goes on
+# one client gives appends up, outcome unknown, and goes on
+_IMPATIENT, _IMPATIENT_S, _PATIENT_S = "client-2", 2.0, 30.0
 
 Say = Callable[[str], None]
 
 
 class StoppedError(Exception):
-    """Somebody asked for the end."""
+    """The run was stopped by a signal."""
 
 
 def jobs_of(rate: int) -> list[list[dict[str, Any]]]:
-    """What each client process does. rate: records a second of the whole, about."""
+    """The job of each client process. rate: records a second of all together, about."""
     bulk, rolls, singles, numbered = range(4)
     share = max(1, rate // 10)
     write, few = "write_batches", {"numbered": False}
@@ -98,7 +100,7 @@ class _Client:
                 self.process.send_signal(signal.SIGTERM)
 
     async def end(self, within_s: float) -> tuple[dict[str, int], str | None]:
-        """Its count of errors, and what is wrong with its end, if anything."""
+        """End the process. Returns its count of errors, and what is wrong with its end, if anything."""
         assert self.process.stdout is not None
         try:
             async with asyncio.timeout(within_s):
@@ -120,7 +122,7 @@ class _Client:
 
 
 async def run(plan: Plan, directory: Path, *, mounts: bool, rate: int, say: Say) -> Report:
-    """Do the plan in an empty directory; the caller keeps or removes it. Raises StoppedError on a signal."""
+    """Run the plan in an empty directory; the caller keeps or removes it. Raises StoppedError on a signal."""
     async with _until_signalled(), asyncio.TaskGroup() as tasks:
         cluster = Cluster(directory, tasks, mounts=mounts)
         clients: list[_Client] = []
@@ -206,7 +208,7 @@ async def _run(plan: Plan, cluster: Cluster, clients: list[_Client], rate: int, 
 
 
 async def _do(plan: Plan, faults: Faults, begun_s: float, say: Say) -> None:
-    """Every fault at its time, side by side; returns when the last one is healed and the time is over."""
+    """Apply every fault at its time, also several at once; return when the last one is healed and the time is over."""
     async with asyncio.TaskGroup() as tasks:
         for fault in plan.faults:
             await asyncio.sleep(max(0.0, begun_s + fault.at_s - time.monotonic()))
@@ -229,7 +231,7 @@ def _places(stream: dlog.StreamInfo) -> dict[int, str]:
 
 @asynccontextmanager
 async def _until_signalled() -> AsyncIterator[None]:
-    """SIGINT, SIGTERM and SIGHUP cancel what is inside, which cleans up, and become StoppedError."""
+    """Cancel the body on SIGINT, SIGTERM and SIGHUP, which lets it clean up, and raise StoppedError."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     signals: list[int] = []
@@ -253,5 +255,5 @@ async def _until_signalled() -> AsyncIterator[None]:
 
 
 def remove(directory: Path) -> None:
-    """The directory of a run, with all in it."""
+    """Remove the directory of a run, with its content."""
     shutil.rmtree(directory, ignore_errors=True)

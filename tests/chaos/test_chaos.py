@@ -1,4 +1,4 @@
-"""Two minutes of it: everything is killed, frozen, cut off, filled, expired and unplugged, and every promise is kept.
+"""Runs two minutes of chaos: parts are killed, frozen, cut off, filled, expired and unplugged; every promise is kept.
 
 One plan for every run of the tests, so that two runs can be compared; DLOG_CHAOS_SEED takes another.
 """
@@ -18,7 +18,7 @@ from tests.parts import MISSING, need
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.long]
 
-#: enough to judge; how many a machine does in two minutes is told by the recorded runs (tests/simulation/record.json)
+#: enough to check; recorded runs (tests/simulation/record.json) show how many a machine does in two minutes
 RECORDS_MIN = 20_000
 _PATIENCE_S = 2400.0
 SEED = "61"

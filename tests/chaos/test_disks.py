@@ -1,4 +1,4 @@
-"""A disk that is unplugged keeps what was synced and nothing else; a full one says so and is emptied again."""
+"""A disk that is unplugged keeps only what was synced; a full one returns errors and can be emptied again."""
 
 from __future__ import annotations
 

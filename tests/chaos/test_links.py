@@ -1,4 +1,4 @@
-"""A link relays; held, it says nothing and loses nothing; cut in the middle, both ends hear of it."""
+"""A link relays; while held it sends and loses nothing; when it is cut in the middle, both ends learn of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ME = "me"
 
 @asynccontextmanager
 async def echo() -> AsyncIterator[tuple[Links, int, Weather]]:
-    """A part that says everything back, behind a link."""
+    """An echo server behind a link."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -1,4 +1,4 @@
-"""A plan is drawn from its seed alone, meets every kind of fault, and is the same after it was written down."""
+"""A plan is drawn from its seed alone, contains every kind of fault, and is the same after it was written and read."""
 
 from __future__ import annotations
 

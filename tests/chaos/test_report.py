@@ -1,4 +1,4 @@
-"""What a run of the chaos rig says of itself, in words and in its exit code."""
+"""Tests the report of a chaos run: its text and its exit code."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Ending somebody's ZooKeeper session from outside, as an expiry does: a second connection takes it over and closes it.
+"""Ends a ZooKeeper session from outside, as an expiry does: a second connection takes the session over and closes it.
 
-The law of this file: id and password of a session are read off the wire, from the server's answer to a connection.
-Source: ZooKeeper's ConnectRequest, ConnectResponse and closeSession.
+Id and password of the session are read off the wire, from the server's answer to a connection. Source: ZooKeeper's
+ConnectRequest, ConnectResponse and closeSession.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Session(NamedTuple):
 
 
 def session_in(first_reply: bytes) -> Session | None:
-    """The session that a server's first bytes on a connection give; None if it refused, or they are something else."""
+    """The session in a server's first bytes on a connection; None if it refused, or if they are something else."""
     if len(first_reply) < _ANSWER.size:
         return None
     length, _, _, number, size, password = _ANSWER.unpack_from(first_reply)
@@ -32,7 +32,7 @@ def session_in(first_reply: bytes) -> Session | None:
 
 
 async def expire(port: int, session: Session) -> bool:
-    """End the session at the server on this port of 127.0.0.1; whether the server knew it."""
+    """End the session at the server on this port of 127.0.0.1. Returns whether the server knew it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         size = _ASK.size - 4

@@ -1,10 +1,12 @@
-"""A disk that held everything a bookie writes, and what may happen to it while it lies there: J5.
+"""J5: damages a disk on which a bookie has written every kind of file, and checks what a start makes of it.
 
-The law of this file: after any damage a start refuses with an error of ours, or every entry that was acknowledged is
-answered with its bytes or "unknown" (an I/O error), every fence holds and every key is the key.
+Invariants:
+- After any damage a start refuses with an error of dlog's, or every acknowledged entry is answered with its bytes or
+  "unknown" (an I/O error), every fence holds and every master key is right.
 
-One thing is left out, because nobody can tell it from a group that was never acknowledged: damage of the very last
-group of a journal whose bookie died before it was idle for a fifth of a second and could put an empty group behind it.
+One case is left out, because it cannot be told apart from a group that was never acknowledged: damage of the very last
+group of a journal whose bookie died before it was idle for a fifth of a second and could write an empty group behind
+it.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from dlog.bookie.journal import BLOCK, HEADER_BYTES
 from dlog.errors import DLogError
 from dlog.io.memory_metadata import MemoryMetadata
 from dlog.wire.bookie import Code
+from tests.crashpoints.bookie_start import begin
 from tests.crashpoints.history import History, asked
-from tests.crashpoints.incarnation import begin
 from tests.crashpoints.station import Station, add, fence, packet
 from tests.simulation.disk import SECTOR, Image, SimulatedDisk
 
 Hurt = Callable[[Image], None]
-FILLING_SHARE = 0.02  # of the bytes behind the last one of a file that is not zero
+FILLING_SHARE = 0.02  # of the bytes behind the last one that is not zero
 
 
 @dataclass(slots=True)
@@ -37,7 +39,8 @@ class Held:
 
 
 def held() -> Held:
-    """A merged run and a later one, rolled logs, several journal files behind the mark, others made ahead."""
+    """The disk has a merged run and a later one, rolled logs, several journal files behind the mark, and some made in
+    advance."""
     disk, metadata, history = SimulatedDisk(), MemoryMetadata(), History()
     station = begin(disk, metadata)
     rng = random.Random(4)
@@ -70,13 +73,13 @@ def held() -> Held:
 
 
 def kind_of(path: str) -> str:
-    """journal, spare, index, entries, MANIFEST or VERSION."""
+    """The kind of a file: journal, spare, index, entries, MANIFEST or VERSION."""
     return path.rpartition("/")[2].partition("-")[0]
 
 
 def flips(image: Image, rng: random.Random, share: float) -> Iterator[tuple[str, Hurt]]:
-    """One bit of every byte of the small files, but of few that only fill a block; of journals every byte of headers
-    and a share of the rest."""
+    """One flipped bit in every byte of the small files (but only a few in padding of blocks), in every byte of journal
+    headers, and in a share of the other bytes of journals."""
     for path in sorted(image.names):
         content = bytes(image.contents[image.names[path]])
         kind = kind_of(path)
@@ -93,7 +96,7 @@ def flips(image: Image, rng: random.Random, share: float) -> Iterator[tuple[str,
 
 
 def wounds(image: Image, rng: random.Random, count: int) -> Iterator[tuple[str, Hurt]]:
-    """Each file gone, emptied, cut off; and sectors zeroed, stale, or written to the wrong place."""
+    """Other damage: each file gone, emptied or cut off; sectors zeroed, stale, or written to the wrong position."""
     paths = sorted(image.names)
     for path in paths:
         kind = kind_of(path)
@@ -129,7 +132,7 @@ def _over(image: Image, path: str, at: int, data: bytes) -> None:
 
 
 def judge_damaged(before: Held, hurt: Hurt, what: str, counts: Counter[str]) -> None:
-    """Start on the disk as it is now; count how it went."""
+    """Start on the disk as it is now, and count the result."""
     image = before.image.copy()
     hurt(image)
     disk = SimulatedDisk(image)
@@ -154,7 +157,7 @@ def judge_damaged(before: Held, hurt: Hurt, what: str, counts: Counter[str]) -> 
 
 
 def has_served(station: Station) -> bool:
-    """Whether it takes an add and shows it."""
+    """Whether it accepts an add and serves it."""
     station.ask(add(77, 0, b"new"))
     station.commit()
     return station.stored(77, 0) == packet(77, 0, b"new")

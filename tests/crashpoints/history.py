@@ -1,9 +1,12 @@
-"""What a bookie was asked, what it acknowledged after how many disk operations, and what a later life must know of it.
+"""The requests to a bookie, what it acknowledged after how many disk operations, and what a later start must know.
 
-The law of this file: judged is only what a client could see. J1-J4: acknowledged is a subset of served, served a subset
-of what was sent, bytes equal; a fence that was answered holds; a master key that was taken is the key. J12: a ledger
-that was to be buried may be gone; once it is buried it stays so, and takes no add. J13 is checked by the stories: a
-disk without a free byte frees the logs of buried ledgers.
+Only what a client could see is checked. J13 (a disk without a free byte frees the logs of buried ledgers) is checked by
+the scripts in stories.py.
+
+Invariants:
+- J1-J4: acknowledged entries are served, served entries were sent, bytes are equal; an answered fence holds; a master
+  key that was accepted is the key.
+- J12: a ledger that was to be buried may be gone; once it is buried it stays so, and takes no add.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ class History:
     refused: int = 0
 
     def known_at(self, after: int) -> History:
-        """As it was after so many operations, as the past of a later life."""
+        """The history up to `after` operations, as the past of a later start."""
         return History(
             dict(self.sent),
             [(0, ledger, entry) for at, ledger, entry in self.added if at <= after],
@@ -42,7 +45,8 @@ class History:
 
 
 class Script:
-    """Asks one life of a bookie and keeps its history. may_refuse: for want of room, adds may get READ_ONLY."""
+    """Sends requests to one bookie process and keeps its history. may_refuse: adds may get READ_ONLY for lack of
+    space."""
 
     def __init__(self, station: Station, history: History, rng: random.Random, *, may_refuse: bool = False) -> None:
         self.station = station
@@ -63,7 +67,7 @@ class Script:
         self.note()
 
     def bury(self, *ledgers: int) -> None:
-        """Ledgers that are at rest; their entries may be missed from now on."""
+        """Bury ledgers that are at rest; their entries may be missing from now on."""
         disk = self.station.disk
         self.history.burying += [(len(disk.operations), ledger) for ledger in ledgers]
         self.station.bury(*ledgers)
@@ -91,7 +95,8 @@ class Script:
 
 
 def judge(station: Station, history: History, after: int, *, lost: tuple[Code, ...] = ()) -> None:
-    """What a bookie started after that point must answer. lost: what may be said instead of anything (limbo)."""
+    """Check the answers of a bookie that was started after that point. lost: an answer that is allowed everywhere
+    (limbo)."""
     burying = {ledger for at, ledger in history.burying if at <= after}
     buried = {ledger for at, ledger in history.buried if at <= after}
     acked = {(ledger, entry) for at, ledger, entry in history.added if at <= after and ledger not in burying}
@@ -119,7 +124,7 @@ def judge(station: Station, history: History, after: int, *, lost: tuple[Code, .
 
 
 def asked(station: Station, request: AddEntry) -> Code | None:
-    """The answer's code; None: the add was taken."""
+    """The code of the answer; None: the add was accepted."""
     station.take_answers()
     station.ask(request)
     return next((answer.code for answer in station.take_answers()), None)

@@ -1,4 +1,4 @@
-"""Planted defects of a bookie's storage: each is caught by the sweep that it names, or the sweeps prove nothing."""
+"""Planted defects of a bookie's storage: each must be caught by the sweep that it names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Patch = pytest.MonkeyPatch
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """story: where to look; empty: everywhere."""
+    """story: the script to run; empty: all of them."""
 
     name: str
     invariant: str
@@ -137,7 +137,7 @@ def _journal_is_not_checked(patch: Patch) -> None:
 
 
 def _stale_groups_count(patch: Patch) -> None:
-    """Lives of a file are not told apart, nor what a client wrote from what we did."""
+    """Generations of a journal file are not told apart, nor data that a client wrote from journal groups."""
     patch.setattr("dlog.io.journal_files.seed_of", lambda header, file_id, owner, size: 1)
 
 
@@ -168,7 +168,8 @@ def _mark_runs_ahead(patch: Patch) -> None:
 
 
 def _mark_is_taken_when_it_is_written(patch: Patch) -> None:
-    """Not when the entries of the flush were chosen: what came between is in no index."""
+    """The mark is taken when it is written, not when the entries of the flush were chosen: entries in between are in no
+    index."""
     init = Station._flush_one
 
     def late(station: Station) -> bool:
@@ -184,7 +185,7 @@ def _files_are_given_free_too_early(patch: Patch) -> None:
 
 
 def _replay_begins_at_the_newest_mark(patch: Patch) -> None:
-    """Of the directories, not the oldest."""
+    """Of the marks of the directories, the newest is used instead of the oldest."""
     patch.setattr(LedgerDirs, "mark", property(lambda dirs: max(d.manifest.mark for d in dirs._dirs)))
 
 
@@ -251,7 +252,7 @@ def _no_room_is_answered_as_done(patch: Patch) -> None:
 
 
 def _refused_group_is_left_behind(patch: Patch) -> None:
-    """The number goes on though its group is torn."""
+    """The group number goes on although its group is torn."""
     write = JournalFiles.write
 
     def careless(files: JournalFiles, records: Sequence[Record]) -> JournalMark:
@@ -287,7 +288,7 @@ def _a_full_disk_buries_without_a_word(patch: Patch) -> None:
 
 
 def _the_reserve_is_written_over_in_place(patch: Patch) -> None:
-    """GONE itself, where a new file does not fit: a crash leaves neither the old list nor the new one."""
+    """GONE itself is overwritten where a new file does not fit: a crash leaves neither the old list nor the new one."""
 
     def write(reserve: SpaceReserve, name: str, data: bytes) -> None:
         try:

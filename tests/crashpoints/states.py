@@ -1,7 +1,7 @@
-"""Every state in which a power cut may leave a disk: each prefix of the operations, subsets of what was not synced.
+"""Every state in which a power cut may leave a disk: each prefix of the operations, with subsets of the unsynced ones.
 
-ALICE's method (OSDI 2014) on a disk of 512-byte sectors: of up to EXHAUSTIVE unsure sectors and names every subset is
-made; of more all, none, each one alone missing, and seeded random ones. Equal images are given once.
+ALICE's method (OSDI 2014) on a disk of 512-byte sectors: of up to EXHAUSTIVE uncertain sectors and names every subset
+is made; of more all, none, each one alone missing, and seeded random ones. Equal images are given once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ EXHAUSTIVE = 8
 
 
 def states(disk: SimulatedDisk, rng: random.Random, samples: int) -> Iterator[tuple[int, Image]]:
-    """(operations done, what is left). samples: random subsets of a point with more than EXHAUSTIVE unsure parts."""
+    """(operations done, disk after the cut). samples: random subsets of a point with more than EXHAUSTIVE uncertain
+    parts."""
     seen: set[int] = set()
     for after in range(len(disk.operations) + 1):
         for keep in _ways(disk, after, rng, samples):

@@ -1,4 +1,4 @@
-"""A bookie without threads: machine, journal and ledger directories on a simulated disk, driven step by step."""
+"""A bookie without threads: state machine, journal and ledger directories on a simulated disk, driven step by step."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def batch(ledger: int, start: int, count: int = 0, size: int = 1 << 20) -> Batch
 
 
 class Station:
-    """One life of a bookie. `answers` gathers (peer, message) in order; `journal` holds what waits to be written."""
+    """One process of a bookie. `answers` collects (peer, message) in order; `journal` holds what waits to be
+    written."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class Station:
         opened: OpenedStorage | None = None,
         events: list[Event] | None = None,
     ) -> None:
-        """opened: what somebody else opened already, telling `events`."""
+        """opened: storage that the caller has opened already, with its `events`."""
         self.disk = disk
         self.events: list[Event] = [] if events is None else events
         self.opened = opened or open_storage(disk, options, PATHS, "bookie:1", self.events.append)
@@ -96,7 +97,7 @@ class Station:
             self.handle(Received("client", request))
 
     def commit(self) -> None:
-        """What the journal thread does: one group of everything that waits."""
+        """Do the journal thread's work: write one group of everything that waits."""
         if self.waiting:
             waiting, self.waiting = self.waiting, []
             try:
@@ -120,12 +121,12 @@ class Station:
         self.flush()
 
     def bury(self, *ledgers: int) -> None:
-        """Metadata says that these ledgers are gone."""
+        """Bury ledgers, as metadata says that they are gone."""
         self.handle(LedgersToDelete(frozenset(ledgers)))
         self.flush()
 
     def compact_some(self, below: float, bytes_max: int) -> bool:
-        """Whether there may be more to do."""
+        """Compact for a while. Returns whether there may be more to do."""
         try:
             copied = self.opened.dirs.compact(below, bytes_max)
             self.opened.dirs.merge_runs(self.events.append)
@@ -136,7 +137,7 @@ class Station:
         return copied is not None
 
     def flush(self) -> None:
-        """What the flush thread does."""
+        """Do the flush thread's work."""
         while self.flushes:
             if not self._flush_one():
                 return
@@ -148,7 +149,7 @@ class Station:
                     raise
 
     def flush_only(self) -> None:
-        """The first part of it, in which the journal may go on."""
+        """Do the first part of a flush, during which the journal may go on."""
         while self.flushes and self._flush_one():
             pass
 

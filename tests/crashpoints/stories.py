@@ -1,4 +1,4 @@
-"""What a bookie does in its life, as scripts: each brings another part of its storage to where a crash could hurt.
+"""Scripts of a bookie's work: each brings another part of its storage to a point where a crash could do harm.
 
 A script runs once; tests/crashpoints/states.py then cuts the power at every operation it made.
 """
@@ -41,10 +41,10 @@ class Story:
     tell: Callable[[Script], None]
     options: BookieOptions = SMALL
     may_refuse: bool = False
-    samples: int = 0  # at least so many, for a story in which few of the states matter
+    samples: int = 0  # at least so many, for a script in which few of the states matter
 
     def live(self, seed: int, disk: SimulatedDisk | None = None) -> Script:
-        """One life from its first start, told whole."""
+        """Run the script of one bookie from its first start, and return its history."""
         rng = random.Random(f"{self.name}/{seed}")
         script = Script(Station(disk or SimulatedDisk(), self.options), History(), rng, may_refuse=self.may_refuse)
         self.tell(script)
@@ -52,7 +52,7 @@ class Story:
 
 
 def mixed(script: Script, steps: int = 18, first_entry: int = 0) -> None:
-    """Adds, fences, commits, checkpoints that finish late, files made ahead, idle marks."""
+    """Adds, fences, commits, checkpoints that finish late, files made in advance, idle marks."""
     rng, station = script.rng, script.station
     entries = dict.fromkeys(range(1, 5), first_entry)
     for step in range(steps):
@@ -67,7 +67,7 @@ def mixed(script: Script, steps: int = 18, first_entry: int = 0) -> None:
         if step % 5 == 1:
             station.handle(CheckpointDue())
         if step % 5 == 4:
-            station.flush()  # of what was there three steps ago
+            station.flush()  # of the state three steps ago
         if rng.random() < 0.3:
             station.prepare()
         if rng.random() < 0.1:
@@ -115,7 +115,8 @@ def recycling(script: Script) -> None:
 
 
 def merging(script: Script) -> None:
-    """Every checkpoint makes a run and fills a log; runs merge, logs roll, states of ledgers move along."""
+    """Every checkpoint makes a run and fills a log; runs merge, logs roll, and states of ledgers move into the merged
+    run."""
     for step in range(6):
         for ledger in (1, 2):
             script.add(ledger, step, b"step %d" % step)
@@ -126,7 +127,7 @@ def merging(script: Script) -> None:
 
 
 def large(script: Script) -> None:
-    """A group larger than a journal file gets one that grows."""
+    """A group larger than a journal file gets a file that grows."""
     script.add(1, 0, b"small")
     script.commit()
     script.add(1, 1, bytes(20 * 1024))
@@ -137,7 +138,7 @@ def large(script: Script) -> None:
 
 
 def hostile(script: Script) -> None:
-    """A client's payload looks like a later group, at the place where a replay would look for one."""
+    """A client's payload looks like a later group, at an offset where a replay would look for one."""
     header = encode_group(1, 10**6, 10**9, [])[0][0]
     script.add(1, 0, b"")
     script.commit()
@@ -148,7 +149,7 @@ def hostile(script: Script) -> None:
 
 
 def filling(script: Script) -> None:
-    """The disk is full for a while, and for a while even for writing over what is there."""
+    """The disk is full for a while, and for a while even overwriting fails."""
     station, disk = script.station, script.station.disk
     mixed(script, 5)
     disk.bytes_max = disk.used + script.rng.randint(0, 3000)
@@ -167,7 +168,7 @@ def filling(script: Script) -> None:
 
 
 def burying(script: Script) -> None:
-    """Ledgers come and are buried: fenced or not, flushed or not, with whole logs, with a part of the index."""
+    """Ledgers are created and buried: fenced or not, flushed or not, with whole logs, with a part of the index."""
     station = script.station
     for step in range(6):
         for ledger in (200 + 2 * step, 201 + 2 * step, 300):
@@ -180,13 +181,14 @@ def burying(script: Script) -> None:
             station.checkpoint()
         if step:
             script.bury(198 + 2 * step, *((199 + 2 * step,) if step % 2 else ()))
-    script.bury(210)  # what only the journal and the cache hold
+    script.bury(210)  # entries that only the journal and the cache hold
     station.checkpoint()
     script.bury()
 
 
 def burying_without_room(script: Script) -> None:
-    """No byte is free when ledgers are buried, again and again; their logs go, and entries are taken again."""
+    """No byte is free when ledgers are buried, again and again; their logs are deleted, and entries are accepted
+    again."""
     station, disk = script.station, script.station.disk
     for step in range(3):
         for ledger in (200 + 2 * step, 201 + 2 * step):
@@ -212,7 +214,7 @@ def burying_without_room(script: Script) -> None:
 
 
 def compacting(script: Script) -> None:
-    """A ledger lives on among those that are buried, and moves from log to log in small parts while entries come."""
+    """A ledger stays among buried ones, and moves from log to log in small parts while entries arrive."""
     station = script.station
     for step in range(5):
         for entry in range(3):

@@ -1,7 +1,7 @@
-"""The sweeps: power cut at every operation, a sync that fails at each sync, no room at each write; each counted.
+"""The sweeps: power cut at every operation, a failure of each sync, no space at each write; each counted.
 
-DLOG_CRASH_SEEDS: how many seeds of each story (default 1); DLOG_CRASH_SAMPLES: random subsets of each point with too
-many unsure sectors to try all (default 4).
+DLOG_CRASH_SEEDS: how many seeds of each script (default 1); DLOG_CRASH_SAMPLES: random subsets of each point with too
+many uncertain sectors to try all (default 4).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ SAMPLES = int(os.environ.get("DLOG_CRASH_SAMPLES", "4"))
 
 
 def sweep_power(story: Story, seed: int, samples: int = SAMPLES, share: float = 1.0) -> Counter[str]:
-    """J1-J4: every state that a power cut may leave. share: of the states, drawn; for those who only look for one."""
+    """J1-J4: check every state that a power cut may leave. share: of the states, drawn; enough to look for one
+    defect."""
     script = story.live(seed)
     rng = random.Random(seed)
     counts = reached(script)
@@ -39,7 +40,7 @@ def sweep_power(story: Story, seed: int, samples: int = SAMPLES, share: float = 
 
 
 def sweep_second_life(story: Story, seed: int, points: int = 3, samples: int = 1) -> Counter[str]:
-    """The restart itself writes: the power goes during that, and during the life that follows."""
+    """Check power cuts during a restart, which writes too, and during the work that follows it."""
     first = story.live(seed)
     rng = random.Random(seed)
     disk = first.station.disk
@@ -86,8 +87,8 @@ class FailingDisk(SimulatedDisk):
 def sweep_syncs(story: Story, seed: int) -> Counter[str]:
     """J7: each sync in turn fails once and drops the pages; the bookie ends there, and the next start finds the rest.
 
-    Whether the machine's caches survive (the dropped pages are still shown) or the medium is read, what was
-    acknowledged before is there.
+    Whether the page cache survives (the dropped pages are still shown) or the medium is read, what was acknowledged
+    before is there.
     """
     counts: Counter[str] = Counter()
     healthy = FailingDisk()
@@ -106,7 +107,7 @@ def sweep_syncs(story: Story, seed: int) -> Counter[str]:
 
 
 def sweep_room(story: Story, seed: int) -> Counter[str]:
-    """J10: each write in turn finds no room and leaves a part of itself; the bookie goes on, and is itself again."""
+    """J10: each write in turn finds no space and writes a part; the bookie goes on, and works fully afterwards."""
     counts: Counter[str] = Counter()
     healthy = FailingDisk()
     story.live(seed, healthy)
@@ -126,7 +127,8 @@ def sweep_room(story: Story, seed: int) -> Counter[str]:
 def _tell_until_it_fails(
     story: Story, seed: int, disk: SimulatedDisk, past: History, *, may_refuse: bool = False
 ) -> OSError | DLogError | None:
-    """`past` is the history up to there. Also judges the life itself, if it goes on."""
+    """Run the script until it fails. `past` is the history up to there. Also checks the process itself, if it goes
+    on."""
     rng = random.Random(f"{story.name}/{seed}")
     try:
         station = Station(disk, story.options)
@@ -146,7 +148,8 @@ def _tell_until_it_fails(
 
 
 def audit(disk: SimulatedDisk) -> Counter[str]:
-    """J6 over one life: marks never move back, and a journal file goes only when every durable mark is past it."""
+    """J6 in one process: marks never move back, and a journal file is deleted only when every durable mark is past
+    it."""
     counts: Counter[str] = Counter()
     marks: dict[str, tuple[int, ...]] = {}
     drafts: dict[int, bytes] = {}
@@ -175,7 +178,7 @@ def _manifests(image: Image) -> Iterator[bytes]:
 
 
 def reached(script: Script) -> Counter[str]:
-    """What a story did, so that one that does nothing is noticed."""
+    """What a script did, so that one that does nothing is noticed."""
     names = [op for op in script.station.disk.operations if isinstance(op, Name)]
     made = [op.path.rpartition("/")[2] for op in names if op.inode is not None]
     return Counter(

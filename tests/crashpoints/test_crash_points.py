@@ -1,4 +1,4 @@
-"""J1-J4, J6, J7, J9, J10, J12, J13: each crash point, failing sync and write without room; planted defects."""
+"""J1-J4, J6, J7, J9, J10, J12, J13: each crash point, failing sync and write without space; planted defects."""
 
 from __future__ import annotations
 

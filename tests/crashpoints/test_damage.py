@@ -1,7 +1,6 @@
 """J5: flipped bits, lost, stale and misdirected sectors, files gone, cut off or swapped: right bytes, or "unknown".
 
-DLOG_CRASH_FLIPS: share of the bytes of journals that are flipped (default 0.3; of other files it is every byte that is
-in use).
+DLOG_CRASH_FLIPS: share of the bytes of journals that are flipped (default 0.3; in other files every byte in use is).
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class _Anything(int):
 
 
 def _runs_are_not_told_apart(patch: pytest.MonkeyPatch) -> None:
-    """As a size and a number alone would have it: two directories have runs of one number."""
+    """Runs are identified by size and number alone: two directories have runs of one number."""
 
     def forgetful(data: bytes) -> Manifest:
         manifest = decode(data)

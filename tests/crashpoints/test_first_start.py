@@ -1,4 +1,4 @@
-"""J11 and the first minute: crash points of a first start, disks that are not the bookie's, and salvage (limbo)."""
+"""J11: crash points of a first start, disks that are not the bookie's, and salvage (limbo)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dlog.io.memory_metadata import MemoryMetadata
 from dlog.machine import Versioned
 from dlog.model.ids import BookieId
 from dlog.wire.bookie import Code
+from tests.crashpoints.bookie_start import BOOKIE, OPTIONS, begin, stepped
 from tests.crashpoints.damage import Held, has_served, held
 from tests.crashpoints.history import judge
-from tests.crashpoints.incarnation import BOOKIE, OPTIONS, begin, stepped
 from tests.crashpoints.states import states
 from tests.crashpoints.station import PATHS, Station, add, packet
 from tests.simulation.disk import Image, SimulatedDisk
@@ -142,7 +142,7 @@ def test_a_wiped_zookeeper_is_refused(before: Held) -> None:
 
 
 def test_who_judges_nothing_serves_what_was_lost(before: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant of J11: without the judgement some of these starts go well and deny what was acknowledged."""
+    """The mutant of J11: without the check some of these starts succeed and deny acknowledged entries."""
     monkeypatch.setattr("dlog.io.bookie_dirs.judge", lambda *_, **__: None)
     served = 0
     for wrong in WRONG:
@@ -158,9 +158,10 @@ def test_who_judges_nothing_serves_what_was_lost(before: Held, monkeypatch: pyte
 
 
 def test_limbo_outlives_every_crash_of_the_start_that_found_it(before: Held) -> None:
-    """A salvaged bookie denies nothing, and neither does any later start of what a power cut left of it.
+    """A salvaged bookie denies no entry, and neither does any later start from what a power cut left of it.
 
-    Until limbo is on stable storage a start without --salvage refuses; from then on it is read-only and unknown.
+    Until limbo is on stable storage a start without --salvage refuses; from then on the bookie is read-only and answers
+    "unknown".
     """
     image = before.image.copy()
     path = sorted(path for path in image.names if "/journal-" in path)[1]  # wholly behind the mark

@@ -1,8 +1,8 @@
 """Fuzz for a while: `python -m tests.fuzz --minutes 10 [--seed N] [--only decoders|sessions]`.
 
-Decoders get mutated bytes (tests/fuzz/decoders.py); real processes get sessions gone wrong (tests/fuzz/sessions.py)
-while a good client appends and reads back beside them. Prints what was done, memory of the processes before and after,
-and the seed of the first failure; exit 1 if there was one.
+Decoders get mutated bytes (tests/fuzz/decoders.py); real processes get invalid sessions (tests/fuzz/sessions.py) while
+a correct client appends and reads back beside them. Prints what was done, memory of the processes before and after, and
+the seed of the first failure; exit 1 if there was one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BATCH = 2000  # rounds of one decoder between two looks at the clock
 
 
 def decoders(minutes: float, seed: int) -> bool:
-    """Round after round over all decoders; whether all was well."""
+    """Run round after round over all decoders. Returns whether all were correct."""
     end_s, rounds = time.monotonic() + minutes * 60, 0
     while time.monotonic() < end_s:
         for target in TARGETS:
@@ -45,7 +45,8 @@ def decoders(minutes: float, seed: int) -> bool:
 
 
 def sessions(minutes: float, seed: int) -> bool:
-    """Against a small cluster of its own; whether all lived and nothing was lost."""
+    """Run sessions against a small cluster of their own. Returns whether all processes survived and nothing was
+    lost."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         zookeeper = EmbeddedZooKeeper(directory / "zookeeper")

@@ -1,7 +1,8 @@
-"""Every decoder of ours as a function of bytes, with the errors it may raise and how to make bytes it takes.
+"""Every decoder as a function of bytes, with the errors it may raise and a source of bytes that it accepts.
 
-The law of this file: whatever the bytes, a decoder returns or raises one of its own errors, in time and memory that
-follow from their length; and one that is fed piece by piece says the same as one that gets all at once.
+Invariants:
+- For any bytes a decoder returns or raises one of its own errors, in time and memory proportional to their length.
+- A decoder that is fed in pieces gives the same result as one that gets all bytes at once.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ STORED = (DamagedError, UnsupportedVersionError)
 
 @dataclass(frozen=True)
 class Target:
-    """seeds: bytes it takes. feed: how it takes them in pieces, if it can; an outcome that can be compared."""
+    """seeds: bytes it accepts. feed: decodes pieces, if it can, to an outcome that can be compared."""
 
     name: str
     decode: Decode
@@ -66,7 +67,7 @@ def _fed(make: Callable[[], Any]) -> Callable[[Sequence[bytes]], object]:
 
 
 def _said(message: Any) -> list[object]:
-    """A message by what it says: views as the bytes they show."""
+    """A message by its content: views as the bytes they show."""
     fields: list[object] = [type(message).__name__]
     for name in type(message).__slots__:
         value = getattr(message, name)
@@ -223,7 +224,7 @@ TARGETS = (
 
 
 def mutated(seed: bytes, rng: random.Random) -> bytes:
-    """A neighbour of bytes that are right: flipped, cut, doubled, overwritten with numbers that are trouble."""
+    """Mutate valid bytes: flipped, cut, doubled, overwritten with numbers that often cause faults."""
     data = bytearray(seed)
     for _ in range(rng.choice((0, 1, 1, 2, 4, 12))):
         at = rng.randrange(len(data) + 1)
@@ -246,7 +247,7 @@ def mutated(seed: bytes, rng: random.Random) -> bytes:
 
 
 def outcome(decode: Callable[[Any], object], errors: tuple[type[DLogError], ...], given: Any) -> str:
-    """What came of it: the value, or the name of an error it may raise. Any other error is a defect and leaves."""
+    """The outcome: the value, or the name of an error it may raise. Any other error is a defect and is raised."""
     try:
         return repr(decode(given))
     except errors as error:
@@ -254,7 +255,8 @@ def outcome(decode: Callable[[Any], object], errors: tuple[type[DLogError], ...]
 
 
 def one(target: Target, rng: random.Random) -> None:
-    """One round: arbitrary or mutated bytes, whole and in pieces. Raises what the decoder should not have."""
+    """Run one round: random or mutated bytes, whole and in pieces. Raises an error that the decoder should not have
+    raised."""
     seeds = [rng.choice(target.seeds) for _ in range(rng.randrange(1, 4) if target.feed else 1)]
     data = rng.randbytes(rng.randrange(200)) if rng.random() < 0.1 else mutated(b"".join(seeds), rng)
     whole = outcome(target.decode, target.errors, data)

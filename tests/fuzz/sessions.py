@@ -1,7 +1,7 @@
-"""Sessions of strangers: valid frames, mutated, reordered, truncated, doubled, said to real processes.
+"""Sessions of hostile clients against real processes: valid frames, mutated, reordered, truncated, doubled.
 
-The law of this file: what is sent follows from a seed, what comes back is read and dropped; whether the process lives
-and others are served is for who runs it to see.
+What is sent follows from a seed; what comes back is read and dropped. The caller checks that the process survives and
+that other clients are served.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tests.integration.bookie.raw import FENCE, KEY, RECOVERY, add_frame, batch_
 from tests.integration.hostile.talk import HELLO, said, write
 
 PATIENCE_S = 0.2
-INCARNATION = "a1"  # of every stream that is made here
+INCARNATION = "a1"  # the incarnation of every stream that is created here
 Frames = Callable[[random.Random], list[bytes]]
 
 
 def bookie_frames(rng: random.Random) -> list[bytes]:
-    """A client of a bookie, on ledgers that nobody else uses."""
+    """Frames to a bookie, for ledgers that no other client uses."""
     ledger = 8_000_000 + rng.randrange(50)
     makers = (
         lambda: add_frame(ledger, rng.randrange(20), rng.randbytes(rng.randrange(200))),
@@ -35,7 +35,7 @@ def bookie_frames(rng: random.Random) -> list[bytes]:
 
 
 def proxy_frames(rng: random.Random) -> list[bytes]:
-    """A client of a proxy, on streams `fuzz-N` that nobody else uses."""
+    """Frames to a proxy, for streams `fuzz-N` that no other client uses."""
     stream = f"fuzz-{rng.randrange(4)}"
     settings = {"ensemble": 1, "write_quorum": 1, "ack_quorum": 1}
     number = rng.randrange(1, 1000)
@@ -78,7 +78,7 @@ def proxy_frames(rng: random.Random) -> list[bytes]:
 
 
 def session(address: str, frames: Frames, rng: random.Random) -> int:
-    """One connection's worth of trouble; returns how many frames were meant."""
+    """Run one hostile connection. Returns how many frames were to be sent."""
     said_so = frames(rng)
     match rng.randrange(6):
         case 0:

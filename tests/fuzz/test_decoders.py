@@ -1,4 +1,5 @@
-"""Each decoder against bytes of every kind: its own errors only, pieces as the whole, memory after what was sent."""
+"""Feeds each decoder bytes of every kind: it raises only its own errors, decodes pieces as the whole, and allocates no
+more than the input justifies."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def test_neighbours_of_what_is_right(name: str) -> None:
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_the_seeds_are_right(name: str) -> None:
-    """Else their neighbours would all be refused for one reason."""
+    """The seeds decode; otherwise all mutations would be refused for one reason."""
     target = BY_NAME[name]
     if name not in ("index trailers", "index chunks", "packets"):
         for seed in target.seeds:
@@ -39,7 +40,8 @@ def test_arbitrary_bytes(target: Target, data: bytes) -> None:
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_what_is_declared_does_not_allocate(name: str) -> None:
-    """At most what LZ4 can make of the bytes (two bombs of 2 MiB in one entry), far below what is declared."""
+    """A decoder allocates at most what LZ4 can make of the bytes (two bombs of 2 MiB in one entry), far below what is
+    declared."""
     target, rng = BY_NAME[name], random.Random(12)
     tracemalloc.start()
     try:

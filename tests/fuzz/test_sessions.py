@@ -1,4 +1,4 @@
-"""Sessions gone wrong against real bookies and proxies: they live, and a good client beside loses nothing."""
+"""Invalid sessions against real bookies and proxies: these survive, and a correct client beside them loses nothing."""
 
 from __future__ import annotations
 

@@ -1,9 +1,13 @@
-"""Judges the history of one stream: S1-S9, S11 and S15 of the reliability notes, each by its name (verdict.py KINDS).
+"""Checks the history of one stream: S1-S9, S11 and S15 of the reliability notes, each by its name (verdict.py KINDS).
 
-The law of this file: nothing is assumed of the service. An append without an answer is never counted as written nor as
-not written: it may be at one place, and all readers must agree on it. A demand is made only where a reader came past,
-or was shown the tail after the acknowledgement. The method: one merge into a master order, then linear passes; real
-time by prefix maxima (Jepsen's and Porcupine's checkers for logs work the same way).
+The method: one merge into a master order, then linear passes; real time by prefix maxima (Jepsen's and Porcupine's
+checkers for logs work the same way).
+
+Invariants:
+- Nothing is assumed of the service.
+- An append without an answer counts neither as written nor as not written: it may be at one position, and all readers
+  must agree on it.
+- A record is missed only where a reader passed its position, or was shown the tail after the acknowledgement.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from tests.history.notes import (
 )
 from tests.history.verdict import Verdict
 
-_BEYOND_ALL = 1 << 63  # a place after every other
+_BEYOND_ALL = 1 << 63  # a position after every other
 
 
 def check(history: History) -> Verdict:
@@ -38,7 +42,7 @@ def check(history: History) -> Verdict:
 
 
 class _Steps:
-    """A maximum over time: what the highest value was strictly before an instant."""
+    """A maximum over time: the highest value strictly before an instant."""
 
     def __init__(self, events: Iterable[tuple[int, int]]) -> None:
         self._times = array("q")
@@ -96,7 +100,7 @@ class _Judge:
         verdict.delivered = sum(sum(reader.count) for reader in self.history.readers)
 
     def _acknowledged(self) -> Iterator[int]:
-        """Operations with a place that was told."""
+        """Acknowledged operations whose position is known."""
         appends = self.history.appends
         return (op for op in range(len(appends)) if appends.place[op] != NOWHERE and appends.outcome[op] == Outcome.OK)
 
@@ -106,7 +110,7 @@ class _Judge:
     # ---- one reader by itself: S4, S8 -------------------------------------------------------------------------------
 
     def _forward(self, reader: Reader) -> Sequence[int] | range:
-        """Indices of the runs that go forward; all others are told of."""
+        """Indices of the runs that go forward; all others are reported."""
         end = NOWHERE
         good: list[int] | None = None
         for index, place in enumerate(reader.place):
@@ -142,7 +146,7 @@ class _Judge:
         )
 
     def _is_given(self, place: int) -> bool:
-        """Whether any reader was given the record at this place."""
+        """Whether any reader was sent the record at this position."""
         for reader, rows in zip(self.history.readers, self.rows, strict=True):
             index = bisect_left(rows, place + 1, key=reader.place.__getitem__) - 1
             if index >= 0 and reader.place[rows[index]] + reader.count[rows[index]] > place:
@@ -201,12 +205,12 @@ class _Judge:
     # ---- a reader against the order: S2, S4, S9, S11 ----------------------------------------------------------------
 
     def _reader(self, number: int) -> tuple[int, int] | None:
-        """Judge one reader; the span of places that it answers for."""
+        """Check one reader. Returns the range of positions that it covers."""
         reader, rows = self.history.readers[number], self.rows[number]
         begin = reader.place[rows[0]] if rows else NOWHERE
         end = reader.place[rows[-1]] + reader.count[rows[-1]] if rows else NOWHERE
         known = reader.at[rows[0]] if rows else reader.ended
-        gone = self.asked.before(known)  # what lies before may have been let go by then
+        gone = self.asked.before(known)  # positions before may have been truncated by then
         due = self._due(reader, begin)
         if begin != NOWHERE:
             self._begins(reader, begin, due)
@@ -226,7 +230,7 @@ class _Judge:
         return low, high
 
     def _due(self, reader: Reader, begin: int) -> int:
-        """The place from which on the reader answers for everything."""
+        """The position from which on the reader covers everything."""
         match reader.start.kind:
             case Start.START:
                 return 0
@@ -239,7 +243,7 @@ class _Judge:
                 return begin
 
     def _first_txid(self, txid: int) -> int:
-        """Index of the first run with this txid or above. Txids do not fall, or it is told of elsewhere."""
+        """Index of the first run with this txid or above. Txids do not decrease; a decrease is reported elsewhere."""
         return bisect_left(self.master.txid, txid)
 
     def _begins(self, reader: Reader, begin: int, due: int) -> None:
@@ -261,7 +265,7 @@ class _Judge:
                     )
 
     def _walk(self, reader: Reader, rows: Sequence[int] | range, low: int, high: int, begin: int) -> None:
-        """Everything of the order in [low, high) must have been given to this reader."""
+        """Check that everything of the order in [low, high) was sent to this reader."""
         master, places, counts = self.master, reader.place, reader.count
         at, last = 0, len(rows)
         for index in range(master.at(low), len(master)):
@@ -281,7 +285,7 @@ class _Judge:
                     place = upto
 
     def _missing(self, reader: Reader, index: int, place: int, stop: int, begin: int) -> None:
-        """[place, stop) of a run of the order was not given to a reader that answers for it."""
+        """Report that [position, stop) of a run of the order was not sent to a reader that covers it."""
         appends, run = self.history.appends, self.master.run(index)
         sought = reader.start.kind in (Start.DLSN, Start.TXID) and begin != NOWHERE and place < begin
         while place < stop:
@@ -303,7 +307,8 @@ class _Judge:
             place = upto
 
     def _lags(self, reader: Reader, text: str, count: int) -> None:
-        """A tail behind what had been acknowledged is excused only by who was out of reach of those that know."""
+        """Report a tail behind what had been acknowledged, unless a read proxy was cut off from ZooKeeper or
+        bookies."""
         last = reader.ended if reader.ended != NEVER else _BEYOND_ALL
         if any(begin <= last and reader.opened <= end for begin, end in self.history.blind):
             self.verdict.is_stale(f"{reader.name} {text}", count)
@@ -320,10 +325,11 @@ class _Judge:
             return None
         return ops[index]
 
-    # ---- what was read, and what was not ----------------------------------------------------------------------------
+    # ---- coverage ---------------------------------------------------------------------------------------------------
 
     def _coverage(self, spans: list[tuple[int, int]]) -> None:
-        """Acknowledged and beyond every reader; batches of which a part is missing where readers came past."""
+        """Count acknowledged records beyond every reader; report batches of which a part is missing where readers
+        passed."""
         appends, join = self.history.appends, self.join
         joined: list[tuple[int, int]] = []
         for low, high in spans:
@@ -352,7 +358,7 @@ class _Judge:
                 self.verdict.unread += max(0, min(count, place + count - stop))
 
     def _proved_absent(self, op: int) -> bool:
-        """Somebody read from the start to the tail after this was acknowledged."""
+        """Whether some reader read from the start to the tail after this was acknowledged."""
         answered = self.history.appends.answered[op]
         return any(
             reader.start.kind is Start.START and reader.end is End.TAIL and reader.opened > answered
@@ -362,7 +368,8 @@ class _Judge:
     # ---- time: S5, S8 -----------------------------------------------------------------------------------------------
 
     def _order_in_time(self) -> None:
-        """What was asked for after another was answered or read lies after it. A producer's: in its order."""
+        """Check that an append sent after another was answered or read lies after it, and each producer's in its
+        order."""
         appends, found = self.history.appends, self.join.found
         read = _Steps(
             sorted(
@@ -395,8 +402,8 @@ class _Judge:
             self._given_up(ops)
 
     def _given_up(self, ops: Sequence[int]) -> None:
-        """A producer whose append failed, outcome unknown, goes on with the same client. What it gets acknowledged
-        then lies behind the one that failed, or that one nowhere."""
+        """Check appends after a failed one. A producer whose append failed, outcome unknown, goes on with the same
+        client. Then its later acknowledged records lie behind the failed one, or that one is not in the log."""
         appends, found = self.history.appends, self.join.found
         for index, op in enumerate(ops):
             if appends.outcome[op] != Outcome.UNKNOWN or appends.answered[op] == NEVER or found[op] == NOWHERE:
@@ -409,7 +416,7 @@ class _Judge:
                     break
 
     def _deliveries_in_time(self) -> None:
-        """Given before it was written, or beyond the LAC."""
+        """Report what was delivered before it was written, or beyond the LAC."""
         appends = self.history.appends
         lacs = {
             segment: _Steps(sorted((at, entry) for at, s, entry in self.history.lacs if s == segment))

@@ -1,8 +1,9 @@
-"""The one order of a stream, put together from all that was acknowledged and delivered.
+"""The one order of a stream, put together from everything acknowledged and delivered.
 
-The law of this file: a place enters the order once, with the first record that somebody named for it; who names
-another record for it is told of. It is made by one merge of sorted columns, so its cost is that of the
-runs, not of the records.
+It is one merge of sorted columns, so its cost grows with the runs, not with the records.
+
+Invariants:
+- A position enters the order once, with the first record that a source named for it; another record for it is reported.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tests.history.verdict import Verdict
 
 
 class Master:
-    """Runs by place, without overlap."""
+    """Runs by position, without overlap."""
 
     def __init__(self) -> None:
         self.place = array("q")
@@ -33,7 +34,7 @@ class Master:
         return Run(self.place[index], self.count[index], self.producer[index], self.first[index], self.txid[index])
 
     def at(self, place: int) -> int:
-        """Index of the first run that ends after this place."""
+        """Index of the first run that ends after this position."""
         index = bisect_right(self.place, place) - 1
         return index if index >= 0 and self.place[index] + self.count[index] > place else index + 1
 
@@ -46,7 +47,8 @@ class Master:
 
 
 def master_of(appends: Appends, orders: Sequence[tuple[Reader, Sequence[int] | range]], verdict: Verdict) -> Master:
-    """Merge. orders: the readers, each with the indices of its runs that go forward. Tells of `diverged` and `txid`."""
+    """Merge all sources. orders: the readers, each with the indices of its runs that go forward. Reports `diverged` and
+    `txid`."""
     master = Master()
     sources = [_acknowledged(appends), *(_delivered(reader, rows) for reader, rows in orders)]
     end = NOWHERE
@@ -64,7 +66,7 @@ def master_of(appends: Appends, orders: Sequence[tuple[Reader, Sequence[int] | r
 
 
 def _acknowledged(appends: Appends) -> Iterator[Run]:
-    """What producers were told, by place; neighbours joined."""
+    """Acknowledged batches by position; neighbours are joined."""
     places, firsts, counts, producers, txids = (
         appends.place,
         appends.first,
@@ -99,7 +101,7 @@ def _delivered(reader: Reader, rows: Sequence[int] | range) -> Iterator[Run]:
 
 
 def _compare(master: Master, run: Run, verdict: Verdict) -> None:
-    """A run over places that are in the order already: the same records, or it is told."""
+    """Compare a run with positions that are in the order already; other records are reported."""
     index = len(master) - 1
     begin, end = run.place, run.place + run.records
     while index >= 0:
@@ -135,8 +137,9 @@ def _said(run: Run, place: int) -> str:
 
 
 class Join:
-    """Which operations the records of the order are of. found: where an operation begins; got: how many of its records
-    there are. doubled: (producer, first, count) that are there more than once, or not where they were said to be."""
+    """Which operation each record of the order belongs to. found: where an operation begins; got: how many of its
+    records are in the order. doubled: (producer, first, count) of records that are there more than once, or not at
+    their acknowledged position."""
 
     def __init__(self, master: Master, appends: Appends, is_given: Callable[[int], bool], verdict: Verdict) -> None:
         self.found = array("q", [NOWHERE]) * len(appends)
@@ -158,7 +161,7 @@ class Join:
         return any(p == producer and first <= sequence < first + count for p, first, count in self.doubled)
 
     def _repeats(self, producer: int, runs: list[int]) -> None:
-        """Records at two places: `misplaced` if one of them was only promised, else `duplicated`."""
+        """Report records at two positions: `misplaced` if one of them was only acknowledged, else `duplicated`."""
         master, verdict = self._master, self._verdict
         last = -1
         end = -1

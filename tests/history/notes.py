@@ -1,7 +1,9 @@
-"""The notes of one stream's history, as columns: what was asked, answered, delivered, truncated, owned.
+"""The notes of one stream's history, as columns: requests, answers, deliveries, truncations, owners.
 
-The law of this file: it notes and judges nothing, but for misuse by the one who notes (AssertionError). A place is kept
-as one integer, so that order of places is order of integers and the places of a batch are consecutive ones.
+A position is kept as one integer: integers compare as positions do, and the positions of a batch are consecutive.
+
+Invariants:
+- Nothing is checked here except misuse by the caller (AssertionError).
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from tests.history.records import RECORD_BYTES_MIN
 
 _ENTRY_BITS, _SLOT_BITS = 28, 20
 _SEGMENTS, _ENTRIES, _SLOTS = 1 << 15, 1 << _ENTRY_BITS, 1 << _SLOT_BITS
-NOWHERE = -1  # the place of what has none, or none that was told
-NEVER = -1  # the time of what has not happened
+NOWHERE = -1  # no position, or none that was answered
+NEVER = -1  # the time of an event that has not happened
 _HEAD = struct.Struct(">IIQ")
 
 
 class Outcome(enum.IntEnum):
-    """Of an append. What has not been answered is unknown."""
+    """The outcome of an append. One without an answer is unknown."""
 
     UNKNOWN = 0
     OK = 1
@@ -32,7 +34,7 @@ class Outcome(enum.IntEnum):
 
 
 class Start(enum.IntEnum):
-    """Where a reader asked to begin."""
+    """The kind of a reader's start."""
 
     START = 0
     TAIL = 1
@@ -44,13 +46,13 @@ class End(enum.IntEnum):
     """Why a reader delivers no more."""
 
     OPEN = 0  # it does not end, or gave up: nothing follows from it
-    TAIL = 1  # it was shown the tail as of its opening
-    TRUNCATED = 2  # it was told that its place was truncated
+    TAIL = 1  # it was shown the tail of the time of its opening
+    TRUNCATED = 2  # it was told that its position was truncated
     DAMAGED = 3  # it was told that an entry cannot be read
 
 
 class Position(NamedTuple):
-    """What a reader asked for: a place as an integer, or a txid."""
+    """The start that a reader asked for: a position as an integer, or a txid."""
 
     kind: Start
     value: int = 0
@@ -66,7 +68,8 @@ def start_at(kind: str, value: DLSN | int | None = None) -> Position:
 
 
 def place_of(dlsn: DLSN) -> int:
-    """A place as an integer. Slots and entries beyond what a segment can hold count as its end (a seek may ask)."""
+    """A position as an integer. Slots and entries beyond what a segment can hold count as its end (a seek may ask for
+    them)."""
     segment, entry, slot = dlsn
     if segment <= 0:
         return NOWHERE
@@ -77,7 +80,7 @@ def place_of(dlsn: DLSN) -> int:
 
 
 def dlsn_of(place: int) -> DLSN:
-    """The DLSN again."""
+    """The DLSN of a position."""
     return of(place >> _ENTRY_BITS + _SLOT_BITS, place >> _SLOT_BITS & _ENTRIES - 1, place & _SLOTS - 1)
 
 
@@ -104,7 +107,7 @@ class Run(NamedTuple):
 
 
 class Reader:
-    """What one reader was given, as columns of runs in the order delivered."""
+    """What one reader was sent, as columns of runs in the order of delivery."""
 
     def __init__(self, name: str, start: Position, at: int) -> None:
         self.name = name
@@ -118,7 +121,7 @@ class Reader:
         self.first = array("q")
         self.txid = array("q")
         self.at = array("q")
-        self.strange: list[tuple[int, int, bytes]] = []  # place, time, beginning of what is no record of ours
+        self.strange: list[tuple[int, int, bytes]] = []  # position, time, first bytes of a payload that is no record
 
     def runs(self) -> Iterator[Run]:
         return map(Run, self.place, self.count, self.producer, self.first, self.txid)
@@ -139,14 +142,15 @@ class Appends:
         self.txid = array("q")
         self.epoch = array("q")
         self.repeated = array("b")
-        self.of_producer: dict[int, array[int]] = {}  # operations of each, by sequence
+        self.of_producer: dict[int, array[int]] = {}  # operations of each producer, by sequence
 
     def __len__(self) -> int:
         return len(self.first)
 
 
 class Truncation(NamedTuple):
-    """place: asked to let go what lies before. kept: the first place kept, as told; NOWHERE without an answer."""
+    """position before which the truncation removes everything. kept: the first one kept, as answered; NOWHERE if
+    unanswered."""
 
     place: int
     invoked: int
@@ -164,12 +168,13 @@ class History:
         self.truncations: list[Truncation] = []
         self.lacs: list[tuple[int, int, int]] = []  # time, segment, entry
         self.owners: list[tuple[int, int]] = []  # segment, epoch
-        self.blind: list[tuple[int, int]] = []  # from, to: some read proxy was out of reach of ZooKeeper or bookies
+        self.blind: list[tuple[int, int]] = []  # from, to: a read proxy was cut off from ZooKeeper or bookies
 
     # ---- appends ----------------------------------------------------------------------------------------------------
 
     def invoke(self, producer: int, first: int, count: int, at: int, txid: int | None = None) -> int:
-        """A batch is handed to the client: records first..first+count-1 of this producer. Returns the operation."""
+        """Note that a batch is given to the client: records first..first+count-1 of this producer. Returns the
+        operation."""
         appends = self.appends
         op = len(appends)
         mine = appends.of_producer.setdefault(producer, array("q"))
@@ -191,12 +196,13 @@ class History:
         return op
 
     def ok(self, op: int, at: int, dlsn: DLSN, txid: int = -1, *, epoch: int = 0, duplicate: bool = False) -> None:
-        """Acknowledged at this place (DLSN_INVALID: the log has forgotten where). txid -1: not told. epoch: of the
-        owner that said so, 0 if not known. duplicate: it was there already, and this owner may not have written it."""
+        """Note an acknowledgement at this position (DLSN_INVALID: the log has forgotten it). txid -1: not answered.
+        epoch: of the owner that answered, 0 if not known. duplicate: the batch was in the log already, perhaps written
+        by another owner."""
         self.ok_at(op, at, place_of(dlsn), txid, epoch=epoch, duplicate=duplicate)
 
     def ok_at(self, op: int, at: int, place: int, txid: int, *, epoch: int = 0, duplicate: bool = False) -> None:
-        """As `ok`, with the place as an integer."""
+        """As `ok`, with the position as an integer."""
         appends = self.appends
         self._answer(op, at, Outcome.OK)
         appends.place[op] = place
@@ -205,11 +211,11 @@ class History:
         appends.repeated[op] = duplicate
 
     def failed(self, op: int, at: int) -> None:
-        """Certainly not written, and never will be."""
+        """Note that an append is certainly not written, and never will be."""
         self._answer(op, at, Outcome.FAILED)
 
     def unknown(self, op: int, at: int) -> None:
-        """Given up: written or not, now or later. The same as no answer."""
+        """Note that an append was given up: written or not, now or later. The same as no answer."""
         self._answer(op, at, Outcome.UNKNOWN)
 
     def _answer(self, op: int, at: int, outcome: Outcome) -> None:
@@ -220,12 +226,13 @@ class History:
     # ---- readers ----------------------------------------------------------------------------------------------------
 
     def open(self, name: str, start: Position, at: int) -> int:
-        """A read begins. It is one for as long as the client continues it, whoever serves it. Returns the reader."""
+        """Note the begin of a read. It is one read for as long as the client continues it, on any server. Returns the
+        reader."""
         self.readers.append(Reader(name, start, at))
         return len(self.readers) - 1
 
     def delivered(self, reader: int, at: int, dlsn: DLSN, txid: int, payloads: Sequence[bytes]) -> None:
-        """Given to the application: these payloads, at `dlsn` and the slots after it."""
+        """Note a delivery to the application: these payloads, at `dlsn` and the slots after it."""
         begin = place_of(dlsn)
         for slot, count, producer, first in runs_of(payloads):
             if producer < 0:
@@ -234,7 +241,7 @@ class History:
                 self.run(reader, at, Run(begin + slot, count, producer, first, txid))
 
     def run(self, reader: int, at: int, run: Run) -> None:
-        """As `delivered`, of payloads that were looked at already."""
+        """As `delivered`, for payloads that were decoded already."""
         notes = self.readers[reader]
         notes.place.append(run.place)
         notes.count.append(run.records)
@@ -244,36 +251,37 @@ class History:
         notes.at.append(at)
 
     def strange(self, reader: int, at: int, place: int, payload: bytes) -> None:
-        """Given to the application, and no record that says who wrote it."""
+        """Note a payload that was delivered and is no record of a known writer."""
         self.readers[reader].strange.append((place, at, payload))
 
     def end(self, reader: int, at: int, end: End) -> None:
-        """The read is over."""
+        """Note the end of a read."""
         self.readers[reader].ended = at
         self.readers[reader].end = end
 
     # ---- the rest ---------------------------------------------------------------------------------------------------
 
     def cut_off(self, begin: int, end: int) -> None:
-        """Some read proxy may have been out of reach of ZooKeeper or of bookies: it may show what it knew before."""
+        """Note that a read proxy may have been cut off from ZooKeeper or bookies: it may show an older state."""
         self.blind.append((begin, end))
 
     def truncate(self, dlsn: DLSN, invoked: int, answered: int = NEVER, kept: DLSN | None = None) -> None:
-        """A truncation to `dlsn` was asked for; kept: the first place kept, as the answer told, if one came."""
+        """Note a request to truncate to `dlsn`; kept: the first position kept, as answered, if an answer came."""
         told = NOWHERE if kept is None else place_of(kept)
         self.truncations.append(Truncation(place_of(dlsn), invoked, answered, told))
 
     def confirmed(self, segment: int, entry: int, at: int) -> None:
-        """The LAC of a segment moved to `entry`, as one who sees it knows. Note all of a segment's, or none."""
+        """Note that the LAC of a segment moved to `entry`. Note all changes of a segment's LAC, or none."""
         self.lacs.append((at, segment, entry))
 
     def owner(self, segment: int, epoch: int) -> None:
-        """The owner with this epoch appends to this segment."""
+        """Note that the owner with this epoch appends to this segment."""
         self.owners.append((segment, epoch))
 
 
 def runs_of(payloads: Sequence[bytes]) -> Iterator[tuple[int, int, int, int]]:
-    """(index, count, producer, first sequence) of the runs in these payloads; producer -1 where one does not verify."""
+    """(index, count, producer, first sequence) of the runs in these payloads; producer -1 for one that does not
+    verify."""
     unpack, crc32 = _HEAD.unpack_from, zlib.crc32
     begin, owner, first, following = 0, -2, 0, 0
     for index, payload in enumerate(payloads):

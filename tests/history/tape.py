@@ -1,8 +1,11 @@
-"""A history as a file: a client process writes down what it does as it does it, and the judge plays all files back.
+"""A history as a file: a client process writes its operations as they happen, and the checker plays all files back.
 
-The law of this file: a row is written before what it speaks of can be known elsewhere (an invocation before the batch
-is handed over) and reaches the kernel at the latest with `flush`, so that a process that is killed leaves all but
-its last moments, and those as operations without an answer. A row is 64 bytes; a torn last row is passed over.
+A row is 64 bytes; a torn last row is ignored.
+
+Invariants:
+- A row is written before its content can be known elsewhere: an invocation before the batch is given to the client.
+- A row reaches the kernel with `flush` at the latest, so that a process that is killed loses only its last moments, and
+  those appear as operations without an answer.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ _BUFFER = 1024  # rows
 
 
 class Tape:
-    """Writes. Operations and readers are numbers of this tape; `stream` says which history a row belongs to."""
+    """Writes a tape. Operations and readers are numbers of this tape; `stream` says which history a row belongs to."""
 
     def __init__(self, path: Path) -> None:
         self._file: IO[bytes] = path.open("ab", buffering=0)
@@ -88,7 +91,7 @@ _FOUR = struct.Struct("<4q")
 
 
 def play(path: Path, histories: Mapping[int, History]) -> None:
-    """Add what a tape says to the histories of its streams."""
+    """Add the rows of a tape to the histories of its streams."""
     operations: dict[int, tuple[History, int]] = {}
     readers: dict[int, tuple[History, int]] = {}
     with path.open("rb") as file:

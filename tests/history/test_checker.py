@@ -1,4 +1,4 @@
-"""The judge is judged: for each promise a history that breaks it must fail and name it, and a clean one must not."""
+"""Tests the checker: for each promise, a history that breaks it must fail by name, and a correct one must pass."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Append:
 class Read:
     start: Position
     opened: int
-    seen: list[tuple[int, DLSN, int, bytes]] = field(default_factory=list)  # time, place, txid, payload
+    seen: list[tuple[int, DLSN, int, bytes]] = field(default_factory=list)  # time, position, txid, payload
     end: End = End.TAIL
     ended: int = 10_000
 
 
 @dataclass
 class Story:
-    """Twenty batches of three producers over three segments, read by everybody; corrupted by a test, then noted."""
+    """Twenty batches of three producers over three segments, read by every reader; corrupted by a test, then noted."""
 
     appends: list[Append] = field(default_factory=list)
     reads: dict[str, Read] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Story:
     blind: list[tuple[int, int]] = field(default_factory=list)
 
     def records(self) -> list[tuple[int, DLSN, int, bytes]]:
-        """What lies in the log, as somebody sees it who reads each record when it is acknowledged."""
+        """The content of the log, with the times of a reader that gets each record when it is acknowledged."""
         lying = [a for a in self.appends if a.outcome == "ok"]
         return [
             (a.answered, a.dlsn.next_slot(i), a.txid, MAKE[a.producer](a.first + i))
@@ -88,7 +88,7 @@ class Story:
 
 
 def story() -> Story:
-    """Times: batch n is asked at 100 n and answered at 100 n + 50. Batch 7 stays without an answer and is not there."""
+    """Times: batch n is sent at 100 n and answered at 100 n + 50. Batch 7 has no answer and is not in the log."""
     told = Story()
     for n in range(20):
         segment, entry = 1 + n // 8, n % 8
@@ -147,7 +147,7 @@ def story_with(told: Story, name: str) -> Verdict:
         told.reads = reads
 
 
-# ---- corruptions: what was done to the story, and the kind that must be named ---------------------------------------
+# ---- corruptions of the history, and the kind that must be reported -------------------------------------------------
 
 
 def lose(s: Story) -> None:
@@ -312,7 +312,7 @@ def beyond_the_lac(s: Story) -> None:
 
 def read_and_then_preceded(s: Story) -> None:
     s.lacs = []
-    s.appends[10].invoked, s.appends[10].answered = 1145, 1150  # batch 11 was asked at 1100, answered at 1150
+    s.appends[10].invoked, s.appends[10].answered = 1145, 1150  # batch 11 was sent at 1100, answered at 1150
     s.reads["tail"].seen = [(1140 if r[1][:2] == (2, 3) else r[0], *r[1:]) for r in s.reads["tail"].seen]
     s.reads["tail"].seen = [r for r in s.reads["tail"].seen if r[1] >= of(2, 3, 0)]
     s.reads["tail"].start = start_at("dlsn", of(2, 3, 0))

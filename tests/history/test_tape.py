@@ -1,4 +1,4 @@
-"""What was written down is what is judged, also when the one who wrote was killed in the middle of a row."""
+"""The checker reads what was written, also if the writer was killed in the middle of a row."""
 
 from __future__ import annotations
 

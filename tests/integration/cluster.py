@@ -1,8 +1,8 @@
-"""A cluster of real bookie processes on a real ZooKeeper, with the means to hurt them.
+"""A cluster of real bookie processes on a real ZooKeeper, which tests may kill, freeze or empty.
 
 `bookies` is one cluster of three for all tests of a pytest process that leave it as it is; `own_bookies` starts one for
-a test that kills, freezes or empties. Ports are the kernel's choice; every process dies with the test that started it,
-and with pytest itself.
+a test that kills, freezes or empties. The kernel chooses ports; every process dies with the test that started it, and
+with pytest itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ServerProcess:
-    """One `python -m MODULE` over a directory, from start to start; its log is `directory/log`."""
+    """One `python -m MODULE` over a directory, for any number of starts; its log is `directory/log`."""
 
     def __init__(self, module: str, directory: Path, *flags: str) -> None:
         self.module = module
@@ -71,7 +71,7 @@ class ServerProcess:
             )
 
     def wait_ready(self) -> None:
-        """Until it says `ready ROLE ID ADDRESS`; fails the test with its log if it does not."""
+        """Wait until it prints `ready ROLE ID ADDRESS`; fails the test with its log if it does not."""
         assert self._process is not None and self._process.stdout is not None
         line = _read_line(self._process.stdout.fileno(), time.monotonic() + READY_S).decode()
         words = line.split()
@@ -85,19 +85,19 @@ class ServerProcess:
         self.wait_ready()
 
     def kill(self) -> None:
-        """SIGKILL, also when frozen; `start` brings it back on what it left."""
+        """Send SIGKILL, also when frozen; `start` restarts it on its data."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """SIGTERM: drain; returns the exit code."""
+        """Send SIGTERM, which drains it; returns the exit code."""
         return self._end(signal.SIGTERM)
 
     def terminate(self) -> None:
-        """SIGTERM, without a wait for the end."""
+        """Send SIGTERM, without a wait for the end."""
         os.kill(self.pid, signal.SIGTERM)
 
     def freeze(self) -> None:
-        """SIGSTOP: alive, silent."""
+        """Send SIGSTOP: alive, silent."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -133,7 +133,7 @@ class BookieCluster:
         self.bookies: list[ServerProcess] = [self._make(number) for number in range(count)]
 
     def start(self) -> None:
-        """Make the cluster's znodes, then start all bookies side by side."""
+        """Create the cluster's znodes, then start all bookies at the same time."""
         asyncio.run(self._init())
         for bookie in self.bookies:
             bookie.spawn()
@@ -162,7 +162,7 @@ class BookieCluster:
         transport: BookieClientOptions | None = None,
         seed: int | None = None,
     ) -> AsyncIterator[Ledgers]:
-        """A ledger client on this cluster, as one process has it; cleans up its session."""
+        """A ledger client on this cluster, as one process has it; its session is closed at the end."""
         rng = random.Random(seed)
         async with AsyncExitStack() as stack:
             metadata = await stack.enter_async_context(await ZooKeeperMetadata.connect(self.hosts, self.namespace))
@@ -204,14 +204,14 @@ def bookies(zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def own_bookies(zookeeper: EmbeddedZooKeeper, tmp_path: Path) -> Iterator[BookieCluster]:
-    """Three bookies of one test, that it may hurt."""
+    """Three bookies of one test, which may kill, freeze or empty them."""
     cluster = start_bookies(zookeeper, tmp_path / "bookies")
     yield cluster
     cluster.close()
 
 
 def _read_line(descriptor: int, deadline_s: float) -> bytes:
-    """One line from a pipe, or what came until its end or the deadline."""
+    """One line from a pipe, or the bytes until its end or the deadline."""
     line = b""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
@@ -226,7 +226,7 @@ def _read_line(descriptor: int, deadline_s: float) -> bytes:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Have the kernel kill the child when pytest ends however (Linux)."""
+    """Let the kernel kill the child when pytest ends in any way (Linux)."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl

@@ -1,8 +1,8 @@
 """Real parts for integration tests.
 
 `zookeeper` is a real server, one for each pytest process (so one for each xdist worker); `zookeeper_hosts` is a fresh
-chroot on it, of which a test may think as a whole ensemble of its own. With CI=true a missing part is a failure;
-elsewhere the test is skipped and says how to get it.
+chroot on it, which a test may use as an ensemble of its own. With CI=true a missing part is a failure; elsewhere the
+test is skipped and says how to get it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooK
 
 @pytest.fixture
 async def zookeeper_hosts(zookeeper: EmbeddedZooKeeper) -> str:
-    """`host:port/chroot` with a chroot nobody else uses, made and empty."""
+    """`host:port/chroot` with an empty chroot that no other test uses."""
     chroot = f"/{uuid.uuid4().hex}"
     async with await ZooKeeper.connect(zookeeper.hosts) as client:
         await client.create(chroot)

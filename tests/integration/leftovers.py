@@ -1,16 +1,16 @@
-"""What bookies of tests leave behind: most of a gigabyte a cluster, which nobody reads once it has ended."""
+"""Removes the data of test bookies: most of a gigabyte per cluster, which is not needed once it has ended."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
-#: of a bookie that is to write little: files are written ahead as a whole, three at a time
+#: for a bookie that writes little: journal files are allocated as a whole in advance, three at a time
 JOURNAL_FILE_BYTES = 16 << 20
 
 
 def remove_data(cluster: Path) -> None:
-    """Remove what the bookies of an ended cluster keep; logs stay, for whom a test failed."""
+    """Remove the data of bookies of an ended cluster; logs stay, for failed tests."""
     for bookie in cluster.glob("bookie-*"):
         for kept in ("journal", "ledgers"):
             shutil.rmtree(bookie / kept, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Cold storage for real: an HDFS of a NameNode and a DataNode, an S3 server, a directory. They end with the test."""
+"""Real cold storage: an HDFS of a NameNode and a DataNode, an S3 server, a directory. They end with the test."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ _OPENS = ("--add-opens=java.base/java.lang=ALL-UNNAMED", "-Djava.net.preferIPv4S
 
 @dataclass(frozen=True)
 class Storage:
-    """A kind of cold storage that runs. root: of places there. environment: what programs must be told to reach it.
+    """A kind of cold storage that runs. root: its locations begin with it. environment: the variables that programs
+    need to reach it.
 
-    files: where the bytes of its objects lie on this machine, if they can be found by their names there.
+    files: the directory of its objects on this machine, if they have files of their own names.
     """
 
     kind: str
@@ -40,7 +41,7 @@ class Storage:
     files: Path | None = None
 
     def file_of(self, place: str) -> Path:
-        """The file of an object, to be damaged."""
+        """The file of an object, which tests damage."""
         assert self.files is not None
         return self.files / place.removeprefix(self.root).removeprefix("/")
 
@@ -56,7 +57,7 @@ def need_storage(kind: str) -> None:
 
 
 def _parts(kind: str) -> list[tuple[bool, str, str]]:
-    """What it takes: whether it is here, its name, how to get it."""
+    """Its requirements: whether each is here, its name, how to get it."""
     install = "python -m loadtest peers install"
     if kind == "webhdfs":
         return [(HDFS.are_here(), "HDFS", f"{install} hdfs (needs Maven: apt-get install maven)")]
@@ -71,7 +72,7 @@ def _parts(kind: str) -> list[tuple[bool, str, str]]:
 
 @contextmanager
 def storage(kind: str, directory: Path) -> Iterator[Storage]:
-    """file, s3 or webhdfs, below an empty directory."""
+    """Start file, s3 or webhdfs, below an empty directory."""
     need_storage(kind)
     directory.mkdir(parents=True, exist_ok=True)
     if kind == "file":
@@ -111,7 +112,7 @@ def _versitygw(directory: Path) -> Iterator[Storage]:
 def _hdfs(directory: Path) -> Iterator[Storage]:
     rpc, web, *data = free_ports(5)
     conf = directory / "conf"
-    for name in ("hdfs", "datanode"):  # Jetty looks for them
+    for name in ("hdfs", "datanode"):  # Jetty requires them
         (conf / "webapps" / name).mkdir(parents=True)
     (conf / "log4j.properties").write_text(
         "log4j.rootLogger=WARN,err\nlog4j.appender.err=org.apache.log4j.ConsoleAppender\n"
@@ -154,7 +155,7 @@ def _site(told: Mapping[str, str]) -> str:
 
 
 def _has_room(port: int) -> bool:
-    """Whether a NameNode is out of its safe mode and its DataNode has told what it has."""
+    """Whether a NameNode is out of its safe mode and its DataNode has reported its blocks."""
     told = _get(port, "/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState")
     beans = json.loads(told)["beans"] if told else []
     return bool(beans) and beans[0]["FSState"] == "Operational" and beans[0]["CapacityRemaining"] > 0
@@ -194,7 +195,7 @@ def _answers(port: int) -> bool:
 
 
 def _get(port: int, path: str) -> bytes | None:
-    """What it says, whatever it is; None if there is no answer."""
+    """The response, whatever its status; None if there is none."""
     connection = http.client.HTTPConnection(HOST, port, timeout=5.0)
     try:
         connection.request("GET", path, headers={"Connection": "close"})

@@ -1,4 +1,4 @@
-"""The Java peers (jars by `make peers`) and the real clusters, ours, theirs and mixed, that they meet."""
+"""The Java peers (jars by `make peers`) and the real clusters for them: dlog's, Java's and mixed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaPeer]:
 
 @pytest.fixture(scope="session")
 def java_bookies(zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaCluster]:
-    """Three Java bookies for tests that leave three alive."""
+    """Three Java bookies for tests that leave three running."""
     need_java()
     cluster = start_java(zookeeper, tmp_path_factory.mktemp("java-bookies"))
     yield cluster
@@ -40,18 +40,18 @@ def java_bookies(zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="session")
 def proxies(java_bookies: JavaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyCluster]:
-    """Two write and two read proxies of ours over Java bookies, for tests that leave them alive."""
+    """Two write and two read proxies of dlog over Java bookies, for tests that leave them running."""
     yield from started(java_bookies, tmp_path_factory.mktemp("proxies"))
 
 
 @pytest.fixture
 def own_proxies(java_bookies: JavaCluster, tmp_path: Path) -> Iterator[ProxyCluster]:
-    """The same for one test that hurts them."""
+    """The same for one test that kills or freezes them."""
     yield from started(java_bookies, tmp_path / "proxies")
 
 
 def started(cluster: JavaCluster, directory: Path) -> Iterator[ProxyCluster]:
-    """Proxies in a namespace nobody else uses."""
+    """Start proxies in a namespace that no other test uses."""
     namespace = f"/messaging/{uuid.uuid4().hex}"
     asyncio.run(cluster_init(cluster.hosts, namespace))
     proxies = ProxyCluster(cluster, namespace, directory)

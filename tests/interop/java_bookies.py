@@ -1,4 +1,4 @@
-"""Real Java bookies (Apache BookKeeper 4.17.3), alone or beside bookies of ours, on one ZooKeeper chroot."""
+"""Real Java bookies (Apache BookKeeper 4.17.3), alone or beside bookies of dlog, on one ZooKeeper chroot."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ httpServerEnabled=false
 
 
 class JavaBookie:
-    """One JVM that is a bookie. A killed one is not started again: its id belongs to its disk and its old session."""
+    """One JVM that is a bookie. A killed one is not started again: its id is bound to its disk and its old session."""
 
     def __init__(self, directory: Path, hosts: str) -> None:
         self.id = ""
@@ -72,7 +72,7 @@ class JavaBookie:
             )
 
     async def wait_ready(self, zk: ZooKeeper) -> None:
-        """Until it is registered; a start that failed is made again elsewhere."""
+        """Wait until it is registered; a start that failed is repeated with another port."""
         deadline = time.monotonic() + READY_S
         for left in reversed(range(STARTS)):
             while time.monotonic() < deadline:
@@ -87,14 +87,14 @@ class JavaBookie:
             self.spawn()
 
     def kill(self) -> None:
-        """SIGKILL: connections reset, the registration stays until its session ends."""
+        """Send SIGKILL: connections are reset, the registration stays until its session ends."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
 
     def freeze(self) -> None:
-        """SIGSTOP: alive, silent."""
+        """Send SIGSTOP: alive, silent."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGSTOP)
 
@@ -111,7 +111,7 @@ class JavaBookie:
 
 
 class JavaCluster(BookieCluster):
-    """Java bookies, and as many of ours as are asked for (`bookies`), that one ledger may lie on."""
+    """Java bookies, and as many of dlog as requested (`bookies`), which one ledger may use together."""
 
     def __init__(self, directory: Path, hosts: str, java: int, ours: int = 0) -> None:
         super().__init__(directory, hosts, ours, ())
@@ -119,7 +119,7 @@ class JavaCluster(BookieCluster):
         self._made = java
 
     def start(self) -> None:
-        """Make the cluster's znodes, then start everything side by side."""
+        """Create the cluster's znodes, then start everything at the same time."""
         asyncio.run(self._init())
         for bookie in self.java:
             bookie.spawn()
@@ -142,14 +142,14 @@ class JavaCluster(BookieCluster):
         return bookie
 
     async def kill_java(self, name: str) -> JavaBookie:
-        """SIGKILL the Java bookie of this id; `bury` it when its death has been looked at."""
+        """Send SIGKILL to the Java bookie of this id; call `bury` when its death has been tested."""
         bookie = next(bookie for bookie in self.java if bookie.id == name)
         await asyncio.to_thread(bookie.kill)
         self.java.remove(bookie)
         return bookie
 
     async def bury(self, *dead: JavaBookie | ServerProcess) -> None:
-        """Have ZooKeeper forget the killed at once instead of when their sessions end."""
+        """Let ZooKeeper forget the killed ones at once instead of when their sessions end."""
         async with await ZooKeeper.connect(self.hosts) as zk:
             for bookie in dead:
                 with suppress(NoNodeError):

@@ -1,9 +1,9 @@
-"""The Java clients as a peer of tests: one JVM a test process, many commands (tests/interop/java/Peer.java).
+"""The Java clients as a peer of tests: one JVM per test process, many commands (tests/interop/java/Peer.java).
 
     lines = await java.ask("ledger.read", handle=3, first=0, last=9)
 
-Commands run side by side; an answer finds its question by number. What Java raised is raised here as a JavaError. The
-JVM dies with pytest.
+Commands run concurrently; an answer is matched to its request by number. A Java exception is raised here as a
+JavaError. The JVM dies with pytest.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ ROOT = Path(__file__).resolve().parents[2]
 JARS = ROOT / ".cache" / "peers" / "lib"
 SOURCES = Path(__file__).parent / "java"
 DEADLINE_S = 120.0
-#: for a JVM that lives for a minute: what starts fast and stays small
+#: for a JVM that runs for a minute: it starts fast and stays small
 FLAGS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 
 
 def need_java() -> None:
-    """Skip (or, in CI, fail) where the JDK or the jars are not there."""
+    """Skip (or, in CI, fail) where the JDK or the jars are missing."""
     need(shutil.which("javac") is not None, "a JDK", "apt-get install openjdk-17-jdk-headless")
     need(any(JARS.glob("bookkeeper-server-*.jar")), "Apache BookKeeper's jars", "make peers (apt-get install maven)")
 
 
 class JavaError(Exception):
-    """What the Java side raised. kind: its class; code: BookKeeper's or DistributedLog's number, 0 for any other."""
+    """An exception of the Java side. kind: its class; code: BookKeeper's or DistributedLog's number, 0 for any
+    other."""
 
     def __init__(self, told: dict[str, Any]) -> None:
         super().__init__(f"{told['kind']} {told['code']}: {told['message']}")
@@ -72,7 +73,7 @@ class JavaPeer:
 
     @classmethod
     def start(cls, directory: Path) -> JavaPeer:
-        """Compile and start, its log in `directory`."""
+        """Compile and start it, with its log in `directory`."""
         directory.mkdir(parents=True, exist_ok=True)
         sources = sorted(map(str, SOURCES.glob("*.java")))
         command = ["javac", "-nowarn", "-cp", f"{JARS}/*", "-d", str(directory), *sources]
@@ -146,7 +147,7 @@ def packed(payloads: Iterable[bytes]) -> list[str]:
 
 
 def unpacked(payloads: Iterable[str]) -> list[bytes]:
-    """Payloads as a command told them."""
+    """Payloads from the answer of a command."""
     return [base64.b64decode(payload) for payload in payloads]
 
 
@@ -189,7 +190,7 @@ class JavaLedger:
         self._handle = handle
 
     async def add(self, payloads: Sequence[bytes]) -> list[int | dict[str, Any]]:
-        """All at once; per payload its entry id, or what refused it."""
+        """Add all payloads at once; returns for each its entry id, or the error."""
         told: list[int | dict[str, Any]] = await self._ask("ledger.add", handle=self._handle, payloads=packed(payloads))
         return told
 
@@ -205,7 +206,7 @@ class JavaLedger:
         return lac
 
     async def poll(self, entry: int, ms: int) -> tuple[int, bytes | None]:
-        """The LAC once it passes, and the entry if it came with it."""
+        """Wait until the LAC passes; returns it, and the entry if it came with it."""
         told = await self._ask("ledger.poll", handle=self._handle, entry=entry, ms=ms)
         return told["lac"], unpacked([told["payload"]])[0] if told["payload"] is not None else None
 
@@ -226,7 +227,8 @@ class JavaLogs:
         await self.java.ask("log.create", uri=self.uri, log=log)
 
     async def describe(self, log: str, *, records: bool = False) -> dict[str, Any]:
-        """Segments; records: also the end, count, last place and txid, which look into the segments."""
+        """Describe the stream's segments; records: also the end, count, last position and txid, which requires reading
+        them."""
         found: dict[str, Any] = await self.java.ask("log.describe", uri=self.uri, log=log, records=records)
         return found
 
@@ -234,11 +236,12 @@ class JavaLogs:
         return of(*await self.java.ask("log.seek", uri=self.uri, log=log, txid=txid))
 
     async def writer(self, log: str, **conf: Any) -> JavaWriter:
-        """conf: properties of DistributedLogConfiguration. Raises JavaError when the stream is locked."""
+        """Open a writer. conf: properties of DistributedLogConfiguration. Raises JavaError when the stream is
+        locked."""
         return JavaWriter(self, await self.java.ask("writer.open", uri=self.uri, log=log, conf=_texts(conf)))
 
     async def reader(self, log: str, start: DLSN | int | None = None, **conf: Any) -> JavaReader:
-        """start: a place, a txid, or None for the first record."""
+        """Open a reader. start: a position, a txid, or None for the first record."""
         arguments: dict[str, Any] = {}
         if isinstance(start, DLSN):
             arguments["dlsn"] = list(start)
@@ -248,7 +251,7 @@ class JavaLogs:
         return JavaReader(self, handle)
 
     async def read(self, log: str, count: int, start: DLSN | int | None = None, **conf: Any) -> list[JavaRecord]:
-        """`count` records from `start`."""
+        """Read `count` records from `start`."""
         reader = await self.reader(log, start, **conf)
         try:
             return await reader.take(count)
@@ -264,7 +267,7 @@ class JavaWriter:
         self._handle = handle
 
     async def try_write(self, records: Sequence[tuple[int, bytes]]) -> list[DLSN | JavaError]:
-        """(txid, payload) each; all at once; per record its place or what refused it."""
+        """Write all (txid, payload) at once; returns for each record its position or the error."""
         told = await self._ask(
             "writer.write",
             handle=self._handle,
@@ -273,14 +276,14 @@ class JavaWriter:
         return [of(*item) if isinstance(item, list) else JavaError(item) for item in told]
 
     async def write(self, records: Sequence[tuple[int, bytes]]) -> list[DLSN]:
-        """As above, and each must be taken."""
+        """As above, and each must be acknowledged."""
         places = await self.try_write(records)
         taken = [place for place in places if isinstance(place, DLSN)]
         assert len(taken) == len(places), [place for place in places if isinstance(place, JavaError)]
         return taken
 
     async def write_set(self, txid: int, payloads: Sequence[bytes], codec: str = "NONE") -> list[DLSN]:
-        """One record set."""
+        """Write one record set."""
         told = await self._ask(
             "writer.write_set", handle=self._handle, txid=txid, payloads=packed(payloads), codec=codec
         )
@@ -294,7 +297,7 @@ class JavaWriter:
         await self._ask("writer.seal", handle=self._handle)
 
     async def close(self) -> None:
-        """Complete the segment, give the lock back."""
+        """Complete the segment and release the lock."""
         await self._ask("writer.close", handle=self._handle)
 
     async def abort(self) -> None:
@@ -310,13 +313,14 @@ class JavaReader:
         self._handle = handle
 
     async def take(self, count: int, patience_s: float = 60.0) -> list[JavaRecord]:
-        """Exactly `count` records; fails if the stream ends or stands still before."""
+        """Take exactly `count` records; fails if the stream ends or no more come."""
         records, ended = await self.next(count, patience_s)
         assert len(records) == count, f"{len(records)} of {count} records came, ended={ended}"
         return records
 
     async def next(self, count: int, patience_s: float) -> tuple[list[JavaRecord], bool]:
-        """Up to `count` records, fewer if none came for so long or the stream ended; and whether it ended."""
+        """Take up to `count` records, fewer if none came for this long or the stream ended; returns whether it ended,
+        too."""
         told = await self._ask("reader.next", handle=self._handle, count=count, ms=int(patience_s * 1000))
         records = [JavaRecord(of(*r[0]), r[1], base64.b64decode(r[2]), r[3], r[4]) for r in told["records"]]
         return records, told["ended"]

@@ -1,4 +1,4 @@
-"""Payloads that say which they are, and the reading of whole ledgers."""
+"""Numbered payloads, and functions that read whole ledgers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from dlog.model.ids import EntryId, LedgerId
 from dlog.model.quorum import Quorum
 from tests.interop.java_peer import JavaLedgers
 
-#: the largest length word a bookie takes is 5 MiB - 4; of it the add's head takes 24, the packet's 32, CRC32C 4
+#: the largest length word that a bookie accepts is 5 MiB - 4; of it the add's header takes 24, the packet's 32, CRC32C
+#: 4
 ENTRY_BYTES_MAX = 5 * 1024 * 1024 - 4 - 24 - 32 - 4
 
 
@@ -21,17 +22,17 @@ def numbered(maker: str, first: int, count: int) -> list[bytes]:
 
 
 def long_numbered(maker: str, first: int, count: int) -> list[bytes]:
-    """The same of 2 KiB each, of which a few dozen fill the smallest segment."""
+    """The same of 2 KiB each; a few dozen of them fill the smallest segment."""
     return [payload.ljust(2048, b".") for payload in numbered(maker, first, count)]
 
 
 def sized(size: int) -> bytes:
-    """Bytes of a size, of which each part shows where it belongs."""
+    """A payload of this size whose bytes depend on their offset."""
     return b"".join(b"%015d\n" % at for at in range(0, size + 16, 16))[:size]
 
 
 async def read_all(ledgers: Ledgers, ledger: int) -> list[bytes]:
-    """Every entry of a closed ledger, as our client reads it."""
+    """Every entry of a closed ledger, as dlog's client reads it."""
     reader = await ledgers.open(LedgerId(ledger))
     try:
         assert reader.end is not None, "closed"
@@ -48,7 +49,7 @@ async def read_upto(reader: LedgerReader, last: int, first: int = 0) -> list[byt
 
 
 async def follow(reader: LedgerReader, count: int, patience_s: float = 60.0) -> list[bytes]:
-    """The first `count` entries of a ledger that is being written, as its LAC lets them be seen."""
+    """The first `count` entries of a ledger that is being written, read as its LAC moves."""
     found: list[bytes] = []
     while len(found) < count:
         known = EntryId(len(found) - 1)
@@ -59,7 +60,7 @@ async def follow(reader: LedgerReader, count: int, patience_s: float = 60.0) -> 
 
 
 async def wait_whole(ledgers: Ledgers, ledger: int, patience_s: float = 60.0) -> None:
-    """Until every replica holds every entry: the third one of a write set may come after the acknowledgement."""
+    """Wait until every replica has every entry: the third one of a write set may come after the acknowledgement."""
     async with asyncio.timeout(patience_s):
         while True:
             verified = await ledgers.verify(LedgerId(ledger))
@@ -70,12 +71,12 @@ async def wait_whole(ledgers: Ledgers, ledger: int, patience_s: float = 60.0) ->
 
 
 def refused(answers: Sequence[object]) -> set[int]:
-    """Codes of the adds that the Java client did not get acknowledged."""
+    """Codes of the adds that were not acknowledged to the Java client."""
     return {answer["code"] for answer in answers if isinstance(answer, dict)}
 
 
 async def recover_together(ours: Ledgers, theirs: JavaLedgers) -> None:
-    """Ledgers with entries on their way, recovered by both at once: they agree, and keep all that was confirmed."""
+    """Ledgers with entries in flight, recovered by both clients at once: they agree, and keep every confirmed entry."""
     written = numbered("ours", 0, 400)
     for _ in range(4):
         writer = await ours.create(Quorum())

@@ -1,4 +1,4 @@
-"""Java's BookKeeper client, v2 wire, on our bookies: writes, reads, tails, fences, recovers, changes ensembles."""
+"""Java's BookKeeper client, v2 wire, on bookies of dlog: writes, reads, tails, fences, recovers, changes ensembles."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ async def test_java_tails_our_writer_by_asking_our_bookies_for_the_lac(
 
 
 async def test_javas_long_poll_on_its_v2_wire_is_answered(theirs: JavaLedgers, bookies: BookieCluster) -> None:
-    """On v2 the Java client does not wait at the bookie; what it gets at once must be right."""
+    """On v2 the Java client does not wait at the bookie, so the immediate answer must be right."""
     async with bookies.ledgers() as ours:
         writer = await ours.create(Quorum())
         for i in range(5):
@@ -293,7 +293,7 @@ async def test_what_java_deletes_we_do_not_find(theirs: JavaLedgers, bookies: Bo
 
 
 async def test_java_writes_on_when_one_of_our_bookies_is_killed(java: JavaPeer, own_bookies: BookieCluster) -> None:
-    """A fourth bookie takes the dead one's place, in metadata too; nothing acknowledged is lost."""
+    """A fourth bookie replaces the dead one, in metadata too; nothing acknowledged is lost."""
     theirs = JavaLedgers(java, own_bookies.hosts)
     written = numbered("java", 0, 900)
     own_bookies.add()
@@ -314,7 +314,8 @@ async def test_java_writes_on_when_one_of_our_bookies_is_killed(java: JavaPeer, 
 
 
 async def test_java_recovers_with_one_of_our_bookies_dead(java: JavaPeer, own_bookies: BookieCluster) -> None:
-    """Two of three say where it ends; a fourth takes the copies, for Java's recovery wants Qw places to write to."""
+    """Two of three say where it ends; a fourth takes the copies, because Java's recovery needs Qw bookies to write
+    to."""
     theirs = JavaLedgers(java, own_bookies.hosts)
     written = numbered("ours", 0, 50)
     async with own_bookies.ledgers() as ours:
@@ -342,7 +343,7 @@ async def test_java_finds_all_it_wrote_when_our_bookies_start_again(java: JavaPe
     for bookie in own_bookies.bookies:
         bookie.wait_ready()
     async with asyncio.timeout(120):
-        while True:  # the Java client waits a while before it connects anew to what refused it
+        while True:  # the Java client waits a while before it reconnects to a bookie that refused it
             try:
                 found = await theirs.open(writer.id, recover=True)
                 break
@@ -352,8 +353,8 @@ async def test_java_finds_all_it_wrote_when_our_bookies_start_again(java: JavaPe
 
 
 async def test_a_v3_writer_of_java_ends_at_once(java: JavaPeer, own_bookies: BookieCluster) -> None:
-    """Our bookies speak v2. At any other refusal it would replace one bookie by the other, and the ledger's metadata,
-    without end."""
+    """Bookies of dlog speak v2. With any other error the writer would replace bookies one by the other, and change the
+    ledger's metadata, without end."""
     own_bookies.add()
     writer = await JavaLedgers(java, own_bookies.hosts).create(v3=True)
     (told,) = await writer.add([b"x"])
@@ -388,5 +389,5 @@ async def test_java_is_not_acknowledged_an_entry_that_our_bookies_hold_with_anot
     (told,) = await writer.add([b"newer"])
     assert isinstance(told, dict) and told["code"] == UNAUTHORIZED
     async with asyncio.timeout(30):  # Java fails the add first and closes the ledger afterwards
-        while (await theirs.metadata(writer.id))["state"] != "CLOSED":  # noqa: ASYNC110 - Java tells no event
+        while (await theirs.metadata(writer.id))["state"] != "CLOSED":  # noqa: ASYNC110 - Java has no event for it
             await asyncio.sleep(0.05)

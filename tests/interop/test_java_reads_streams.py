@@ -1,4 +1,4 @@
-"""Java's DistributedLog reader on streams that our proxies wrote, segments on Java bookies (its reader needs v3)."""
+"""Java's DistributedLog reader on streams that dlog's proxies wrote, segments on Java bookies (its reader needs v3)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.interop.streams import AT_ONCE, java_read, payloads_of, we_read
 pytestmark = pytest.mark.java
 
 END_OF_STREAM, NOT_FOUND = 512, 510
-SEGMENT_BYTES = 65_536  # the least there is
-#: whatever the Java reader is told, it counts positions too: one that does not follow is an error
+SEGMENT_BYTES = 65_536  # the smallest allowed
+#: for the Java reader: it also counts positions, and one that does not follow the last is an error
 STRICT = {"positionGapDetectionEnabled": True}
 
 
@@ -55,7 +55,8 @@ async def test_from_every_place_of_an_entry(proxies: ProxyCluster, logs: JavaLog
         seen = await we_read(client, stream)
         for at in range(0, 40, 3):
             assert java_read(await logs.read(stream, 40 - at, seen[at][0])) == seen[at:]
-        segment, entry, slot = seen[9][0]  # behind the last record of an entry lies its note, then the next entry
+        # behind the last record of an entry comes its dedup trailer, then the next entry
+        segment, entry, slot = seen[9][0]
         assert java_read(await logs.read(stream, 30, of(segment, entry, slot + 1))) == seen[10:]
 
 
@@ -88,7 +89,7 @@ async def test_many_segments(proxies: ProxyCluster, logs: JavaLogs, stream: str)
     segments = told["segments"]
     assert [segment["number"] for segment in segments] == list(range(1, len(segments) + 1))
     assert len(segments) > 2
-    # one that a roll had just begun is left to the next owner
+    # a segment that a roll had just begun is left to the next owner
     assert all(segment["completed"] for segment in segments[:-1]) and (
         segments[-1]["completed"] or not segments[-1]["records"]
     )
@@ -96,7 +97,7 @@ async def test_many_segments(proxies: ProxyCluster, logs: JavaLogs, stream: str)
 
 
 async def test_the_tail_of_a_segment_in_progress(proxies: ProxyCluster, logs: JavaLogs, stream: str) -> None:
-    """Each record reaches the Java reader though nothing is written after it."""
+    """Each record reaches the Java reader although nothing is written after it."""
     written = numbered("ours", 0, 30)
     async with dlog.connect(proxies.target) as client:
         await client.create(stream)
@@ -157,7 +158,7 @@ async def test_a_truncated_stream(proxies: ProxyCluster, logs: JavaLogs, stream:
         left = await we_read(client, stream)
         assert left == seen[75:]
         assert java_read(await logs.read(stream, 125, seen[75][0])) == left
-        # from the start Java begins with the entry that holds the point, on its own streams too
+        # from the start Java begins with the entry that contains the point, on its own streams too
         assert java_read(await logs.read(stream, 130)) == seen[70:]
         assert java_read(await logs.read(stream, 10, seen[150][0])) == seen[150:160]
         told = (await logs.describe(stream))["segments"]
@@ -172,7 +173,7 @@ async def test_a_sealed_stream_ends_for_java(proxies: ProxyCluster, logs: JavaLo
         await client.create(stream)
         await client.append_many(stream, written)
         await client.seal(stream)
-        await client.hand_over(stream)  # or Java would hear of the lock first
+        await client.hand_over(stream)  # otherwise Java would notice the lock first
         seen = await we_read(client, stream)
     reader = await logs.reader(stream, **STRICT)
     records, ended = await reader.next(100, 60.0)

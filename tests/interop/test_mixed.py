@@ -1,4 +1,4 @@
-"""Streams of ours, through write and read proxies, on Java bookies and on ensembles of both kinds; with deaths."""
+"""Streams of dlog, through write and read proxies, on Java bookies and on mixed ensembles; bookies are killed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.interop.payloads import numbered, read_all
 
 pytestmark = pytest.mark.java
 
-#: of six bookies, three of each kind, any four are of both kinds, and four are left when one of each kind is dead
+#: of six bookies, three of each kind, any four include both kinds, and four are left when one of each kind is dead
 BOTH = Quorum(ensemble=4, write=3, ack=2)
 BOTH_SETTINGS: dlog.SettingsChanges = {"ensemble": 4, "write_quorum": 3, "ack_quorum": 2}
 
 
 @pytest.fixture(scope="module")
 def mixed(java_bookies: JavaCluster) -> Iterator[JavaCluster]:
-    """Three bookies of each kind, for tests that leave as many; ours leave with this module."""
+    """Three bookies of each kind, for tests that leave as many running; those of dlog end with this module."""
     for _ in range(3):
         java_bookies.add()
     yield java_bookies
@@ -43,7 +43,7 @@ def mixed_proxies(mixed: JavaCluster, tmp_path: Path) -> Iterator[ProxyCluster]:
 
 
 async def ensembles(cluster: JavaCluster, segments: Sequence[dlog.SegmentInfo]) -> list[set[str]]:
-    """Of every fragment of every segment, in order."""
+    """The ensembles of every fragment of every segment, in order."""
     async with cluster.ledgers() as ledgers:
         found = [await ledgers.metadata_of(LedgerId(int(segment.location))) for segment in segments]
     return [set(fragment.ensemble) for metadata in found for fragment in metadata.fragments]

@@ -1,4 +1,4 @@
-"""Our ledger client on Java bookies: Java's client reads what it writes; each recovers what the other left."""
+"""dlog's ledger client on Java bookies: Java's client reads what it writes, and each recovers the other's ledgers."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ async def test_what_we_delete_java_does_not_find_and_the_reverse(
 
 
 async def test_we_write_on_when_a_java_bookie_is_killed(theirs: JavaLedgers, java_bookies: JavaCluster) -> None:
-    """A fourth bookie takes the dead one's place; every entry is on every bookie that metadata names."""
+    """A fourth bookie replaces the dead one; every entry is on every bookie that metadata names."""
     written = numbered("ours", 0, 1500)
     await java_bookies.add_java()
     async with java_bookies.ledgers() as ours:
@@ -245,7 +245,7 @@ async def test_we_write_on_when_a_java_bookie_is_killed(theirs: JavaLedgers, jav
         adds += [writer.append((payload,)) for payload in written[800:]]
         async with asyncio.timeout(60):
             assert [await add for add in adds] == list(range(100, 1500))
-            while len(writer.metadata.fragments) == 1:  # two of three confirm while the fourth is still being asked
+            while len(writer.metadata.fragments) == 1:  # two of three confirm while the fourth is still being vetted
                 written += numbered("ours", len(written), 1)
                 await writer.append((written[-1],))
         await writer.close()
@@ -254,7 +254,7 @@ async def test_we_write_on_when_a_java_bookie_is_killed(theirs: JavaLedgers, jav
         assert first_without > 0 and dead.id not in metadata.fragments[-1].ensemble
         assert await read_all(ours, writer.ledger_id) == written
         verified = await ours.verify(writer.ledger_id)
-        # what lay on the dead one is missing there and nowhere else
+        # copies on the dead bookie are missing, and no other
         assert verified.entries == len(written) and not verified.damaged
         assert {entry for entry, why in verified.thin if dead.id in why} == set(range(first_without))
         await java_bookies.bury(dead)
@@ -265,7 +265,7 @@ async def test_we_write_on_when_a_java_bookie_is_killed(theirs: JavaLedgers, jav
 async def test_we_recover_with_a_java_bookie_dead(
     theirs: JavaLedgers, java_bookies: JavaCluster, writer_of: str
 ) -> None:
-    """Two of three are enough, though there is no third to copy to."""
+    """Two of three are enough, although there is no third one to copy to."""
     written = numbered(writer_of, 0, 50)
     async with java_bookies.ledgers() as ours:
         if writer_of == "ours":

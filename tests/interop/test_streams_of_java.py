@@ -1,4 +1,4 @@
-"""Our readers on streams that Java's DistributedLog writer wrote, segments on Java bookies."""
+"""dlog's readers on streams that Java's DistributedLog writer wrote, segments on Java bookies."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_record_sets(proxies: ProxyCluster, logs: JavaLogs, stream: str, c
 async def test_what_a_dead_writer_left_in_progress(
     proxies: ProxyCluster, logs: JavaLogs, stream: str, way: str
 ) -> None:
-    """Nobody owns the stream: our reader finds the tail, with all that was acknowledged below it."""
+    """The stream has no owner: dlog's reader finds the tail, with every acknowledged record before it."""
     records = numbered_records("java", 0, 100, 1000)
     await logs.create(stream)
     writer = await logs.writer(stream, **WAYS[way])
@@ -127,7 +127,7 @@ async def test_a_stream_that_java_truncated(proxies: ProxyCluster, logs: JavaLog
 
 
 async def test_a_stream_that_java_truncated_inside_an_entry(proxies: ProxyCluster, logs: JavaLogs, stream: str) -> None:
-    """We begin at the point; Java's own reader, from the start, with the entry that holds it."""
+    """dlog begins at the point; Java's own reader, from the start, with the entry that contains it."""
     await logs.create(stream)
     writer = await logs.writer(stream, **AT_ONCE)
     places = [place for txid in range(5) for place in await writer.write_set(txid, [b"%d" % i for i in range(10)])]
@@ -151,7 +151,7 @@ async def test_a_stream_that_java_sealed(proxies: ProxyCluster, logs: JavaLogs, 
     await writer.seal()
     await writer.close()
     async with dlog.connect(proxies.target) as client:
-        async with asyncio.timeout(60):  # a sealed stream ends for those who follow, too
+        async with asyncio.timeout(60):  # a sealed stream ends for followers, too
             assert payloads_of(await we_read(client, stream, follow=True)) == [payload for _, payload in records]
         with pytest.raises(EndedError):
             await client.append(stream, b"too late")

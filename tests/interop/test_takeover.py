@@ -1,8 +1,8 @@
-"""One stream, two implementations that write it by turns: each takes over from the other, and every record is judged.
+"""One stream that dlog and Java write in turn: each takes over from the other, and every record is checked.
 
-Who writes is decided by the fence of BookKeeper's recovery and by the compare-and-set of the segment list. The lock of
-DistributedLog, of which our owner holds a member too, only says who should. Java's own take-over races with whoever
-claims at the same time: what its library documents as "somebody else was faster" is tried again, and nothing else is.
+The fence of BookKeeper's recovery and the compare-and-set of the segment list decide who writes. The lock of
+DistributedLog, of which dlog's owner holds a member too, only shows who should. A take-over by Java races with other
+claims: the errors that its library documents for a lost race are tried again, and no others.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tests.interop.streams import AT_ONCE, BY_TIMER, Seen, java_read, payloads_o
 
 pytestmark = pytest.mark.java
 
-#: held by another; the lock's session; a compare-and-set of metadata that another was faster at
+#: held by another; the lock's session; a compare-and-set of metadata that another writer won
 RETRIED = {"OwnershipAcquireFailedException", "LockingException", "LockSessionExpiredException", "ZKException"}
-#: what a Java writer says that was fenced, or that lost its lock
+#: errors of a Java writer that was fenced, or that lost its lock
 LOST = {"BKTransmitException", "LockingException", "OwnershipAcquireFailedException", "WriteException", "ZKException"}
 LOST |= {"WriteCancelledException", "AlreadyClosedException"}
-LOST |= {"NodeExistsException", "BadVersionException"}  # it tries to begin the next segment, which is there
+LOST |= {"NodeExistsException", "BadVersionException"}  # it tries to begin the next segment, which exists
 NO_LOCK = {"writeLockEnabled": False}
-TXID = 10**15  # Java is told its txids, and the clock in ms, from which ours are, must not pass them by
+TXID = 10**15  # Java's txids are given; dlog's are the clock in ms, which must not pass them
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ async def judge(
     acknowledged: Sequence[tuple[DLSN, bytes]],
     txids_rise: bool = True,
 ) -> list[Seen]:
-    """Both readers see the same: all that was acknowledged, where it was said to be, once, and nothing else."""
+    """Check that both readers read the same: every acknowledged record at its position, once, and nothing else."""
     seen = await we_read(client, stream)
     assert [(dlsn, payload) for dlsn, _, payload in seen] == list(acknowledged)
     if txids_rise:
@@ -72,7 +72,7 @@ async def judge(
 
 
 async def java_reads_until(logs: JavaLogs, stream: str, payload: bytes) -> list[Seen]:
-    """All that Java's reader shows from the first record to the one with this payload."""
+    """Everything that Java's reader reads from the first record to the one with this payload."""
     reader = await logs.reader(stream)
     try:
         seen: list[Seen] = []
@@ -84,7 +84,8 @@ async def java_reads_until(logs: JavaLogs, stream: str, payload: bytes) -> list[
 
 
 async def wait_in_progress(client: dlog.Client, stream: str) -> int:
-    """The number of the segment that an owner of ours has begun: a truncation that changes nothing makes it one."""
+    """Wait for a segment in progress of dlog's owner, which a truncation without effect makes it begin; returns its
+    number."""
     async with asyncio.timeout(60):
         await client.truncate(stream, DLSN_FIRST)
         while True:
@@ -95,7 +96,7 @@ async def wait_in_progress(client: dlog.Client, stream: str) -> int:
 
 
 async def wait_allocated(cluster: JavaCluster, proxies: ProxyCluster, stream: str) -> None:
-    """Until metadata names a ledger that was created ahead."""
+    """Wait until metadata names a ledger that was created in advance."""
     async with asyncio.timeout(60), await ZooKeeper.connect(cluster.hosts) as zk:
         while True:
             if (await zk.get(f"{proxies.namespace}/{stream}/<default>/allocation"))[0]:
@@ -104,7 +105,7 @@ async def wait_allocated(cluster: JavaCluster, proxies: ProxyCluster, stream: st
 
 
 class Turns:
-    """Records written by turns, with what was acknowledged in the order of the acknowledgements."""
+    """Records written in turn, with the acknowledged ones in the order of the acknowledgements."""
 
     def __init__(self, client: dlog.Client, stream: str) -> None:
         self.acknowledged: list[tuple[DLSN, bytes]] = []
@@ -124,12 +125,13 @@ class Turns:
     async def ours(self, count: int) -> None:
         for _ in range(count):
             payload = self.next(b"ours")
-            given = None if self._number % 2 else self.txid  # the owner gives the last one again: its clock is behind
+            given = None if self._number % 2 else self.txid  # the owner assigns the last one again: its clock is behind
             place = await self._client.append(self._stream, payload, txid=given)
             self.acknowledged.append((place, payload))
 
     async def quiet(self, logs: JavaLogs) -> None:
-        """Until bookies alone show all we wrote: our owner has then nothing more to say, and nobody to be fenced by."""
+        """Wait until bookies alone show all that dlog wrote: its owner then has nothing more to write, and no fence to
+        notice."""
         await logs.read(self._stream, len(self.acknowledged))
 
     async def java(self, writer: JavaWriter, count: int) -> None:
@@ -181,7 +183,8 @@ async def test_java_hears_that_our_owner_holds_the_lock(proxies: ProxyCluster, l
 async def test_java_takes_over_from_an_owner_that_lives_which_gets_nothing_acknowledged_below(
     proxies: ProxyCluster, logs: JavaLogs, stream: str
 ) -> None:
-    """Without the lock, so at once; our owner hears of the fence with its next entry and then takes the stream back."""
+    """Java ignores the lock, so at once; dlog's owner notices the fence with its next entry and then takes the stream
+    back."""
     async with dlog.connect(proxies.target) as client:
         await client.create(stream)
         turns = Turns(client, stream)
@@ -192,7 +195,7 @@ async def test_java_takes_over_from_an_owner_that_lives_which_gets_nothing_ackno
             writer = await turns.java_takes(logs, **AT_ONCE, **NO_LOCK)
             await turns.java(writer, 20)
             assert turns.acknowledged[-1][0].segment > ours_last.segment
-            await turns.ours(20)  # fenced: recovers, and goes on behind what Java wrote
+            await turns.ours(20)  # fenced: recovers, and goes on behind Java's records
             assert turns.acknowledged[-1][0].segment > turns.acknowledged[-21][0].segment
             refused = await writer.try_write([turns.java_record()])
             assert isinstance(refused[0], JavaError) and refused[0].kind in LOST, refused
@@ -204,11 +207,11 @@ async def test_java_takes_over_from_an_owner_that_lives_which_gets_nothing_ackno
 async def test_java_takes_over_from_an_owner_killed_in_mid_write(
     own_proxies: ProxyCluster, own_logs: JavaLogs, stream: str
 ) -> None:
-    """It waits for the lock until the session of the dead is over; what was acknowledged is all there."""
+    """Java waits for the lock until the session of the dead owner has ended; every acknowledged record is there."""
     async with dlog.connect(own_proxies.target) as client:
         await client.create(stream)
         payloads = [b"ours-%d" % i for i in range(400)]
-        # tasks without a group: they are cancelled with the owner, and each is looked at below
+        # tasks without a group: they are cancelled with the owner, and each is checked below
         appends = [asyncio.ensure_future(client.append(stream, payload)) for payload in payloads]  # noqa: TID251
         await appends[100]
         for proxy in own_proxies.writers:
@@ -254,7 +257,7 @@ async def test_a_frozen_owner_of_ours_that_wakes_up_after_java_took_over(
 async def test_java_takes_over_a_segment_that_we_began_and_did_not_write(
     proxies: ProxyCluster, logs: JavaLogs, stream: str
 ) -> None:
-    """Java deletes an empty one and gives its number again; our owner, alive, must not believe that to be its own."""
+    """Java deletes an empty segment and uses its number again; dlog's live owner must not take that one for its own."""
     async with dlog.connect(proxies.target) as client:
         await client.create(stream)
         turns = Turns(client, stream)
@@ -266,7 +269,7 @@ async def test_java_takes_over_a_segment_that_we_began_and_did_not_write(
             await turns.ours(10)
             await writer.abort()
             await client.hand_over(stream)
-        # what our owner took before it heard of the fence keeps the txid it was given then, below Java's
+        # what dlog's owner accepted before it noticed the fence keeps its txid, which is below Java's
         await judge(client, logs, stream, turns.acknowledged, txids_rise=False)
 
 
@@ -279,7 +282,8 @@ async def test_what_either_allocated_ahead_for_nothing_is_deleted_by_the_other(
         await client.create(stream, segment_bytes=65_536)
         turns = Turns(client, stream)
         for _ in range(2):
-            payload = turns.next(b"ours").ljust(50_000, b".")  # beyond half of a segment: the next is made ready
+            # beyond half of a segment: the next one is created in advance
+            payload = turns.next(b"ours").ljust(50_000, b".")
             turns.acknowledged.append((await client.append(stream, payload), payload))
             await turns.quiet(logs)
             await wait_allocated(java_bookies, proxies, stream)
@@ -334,10 +338,10 @@ async def test_we_take_over_what_a_dead_java_writer_left(proxies: ProxyCluster, 
 async def test_we_take_over_while_java_writes_as_fast_as_it_can(
     proxies: ProxyCluster, logs: JavaLogs, stream: str
 ) -> None:
-    """What Java got acknowledged is in the stream, before ours and in order; what it did not, may be.
+    """What was acknowledged to Java is in the stream, before dlog's records and in order; what was not, may be.
 
-    A Java writer that was fenced tries the next segment. Should it begin one before we do, it is acknowledged there
-    again, until we fence that one too.
+    A fenced Java writer tries the next segment. If it begins one before dlog does, it is acknowledged there again,
+    until dlog fences that one too.
     """
     await logs.create(stream)
     async with dlog.connect(proxies.target) as client:
@@ -361,8 +365,8 @@ async def test_we_take_over_while_java_writes_as_fast_as_it_can(
         numbers = [int(payload.partition(b"-")[2]) for payload in payloads_of(seen[:-1])]
         assert numbers == sorted(numbers)
         # A fenced Java writer may have completed its segment at the last entry that it knew of, or closed the ledger
-        # there while a recovery, of its own library, wrote later entries again and told the bookies of them as
-        # confirmed. Java's reader believes a bookie, also beyond the end of a closed ledger; ours goes by that end.
+        # there while a recovery, of its own library, wrote later entries again and sent them to the bookies as
+        # confirmed. Java's reader trusts a bookie, also beyond the end of a closed ledger; dlog's stops at that end.
         java = await java_reads_until(logs, stream, b"ours")
         asked = zip(answers, records, strict=True)
         refused = {payload for answer, (_, payload) in asked if isinstance(answer, JavaError)}

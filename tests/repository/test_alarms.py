@@ -1,4 +1,4 @@
-"""docs/operations.md has a line for every alarm there is, and for none that there is not."""
+"""docs/operations.md has a line for every alarm, and no line for another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUIET = ("debug", "info")
 
 
 def _alarms() -> dict[str, str]:
-    """Name and level of every event above "info", from every room that defines one."""
+    """Name and level of every event above "info", from every module that defines one."""
     for package in (dlog, actors, proxies):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if module.name.endswith(".events"):

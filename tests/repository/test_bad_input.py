@@ -1,4 +1,4 @@
-"""Every row of tests/integration/hostile/bad-input.md has exactly one test, and every test there one row."""
+"""Every row of tests/integration/hostile/bad-input.md has exactly one test, and every test has one row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ID = re.compile(r"\[([a-z]+\.[^\]]+)\]$")
 def collected(*paths: str) -> list[str]:
     """Node ids of all tests, as pytest names them."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", *paths]
-    plain = {**os.environ, "PYTEST_ADDOPTS": ""}  # -v of whoever runs the tests changes what is printed
+    plain = {**os.environ, "PYTEST_ADDOPTS": ""}  # a caller's -v changes what is printed
     done = subprocess.run(command, cwd=ROOT, env=plain, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return [line for line in done.stdout.splitlines() if "::" in line]

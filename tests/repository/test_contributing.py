@@ -1,4 +1,4 @@
-"""The commands of CONTRIBUTING.md and docs/reliability.md that a person types beside make."""
+"""Runs the commands of CONTRIBUTING.md and docs/reliability.md that are typed by hand, besides make."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_one_test_of_a_kind_is_run_as_the_page_says() -> None:
         assert result.returncode == 0, result.stdout + result.stderr  # also 5: nothing was selected
 
 
-#: of the page on reliability: what is run here in its place, and where the whole is run
+#: of the page on reliability: what is run here instead, and where the whole is run
 SMALLER = {
     "-m tests.simulation --seeds 1000": "-m tests.simulation ledger --seeds 60",
     "-m tests.simulation stream --seed 7 --trace": "-m tests.simulation stream --seed 7 --trace",

@@ -1,4 +1,4 @@
-"""The house as a test: import contracts bite, the wheel holds what it should, documents point at things that exist."""
+"""Tests the repository: import contracts are effective, the wheel is complete, documents name things that exist."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BREAKAGES = [
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tracked source tree, to be broken on purpose."""
+    """A copy of the tracked source tree, which tests change."""
     target = tmp_path_factory.mktemp("house")
     for name in ("dlog", "actors", "proxies", "loadtest"):
         shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -105,7 +105,7 @@ PROGRAM = ROOT / "tests" / "repository" / "user_program.py"
 
 
 def test_a_users_program_is_checked_strictly_against_the_installed_wheel(wheel: Path, tmp_path: Path) -> None:
-    """A wrong use is found, so the types of the installed package are really looked at."""
+    """A wrong use is found, which shows that the types of the installed package are really checked."""
     python = tmp_path / "env" / "bin" / "python"
     installed = f"{sys.executable} -m pip --python {python} install --quiet --no-deps --no-index {wheel}"
     for command in (f"{sys.executable} -m venv --without-pip {tmp_path / 'env'}", installed):

@@ -1,4 +1,4 @@
-"""The Procfile brings a whole cluster up under a Procfile runner; only its ports are exchanged for free ones."""
+"""The Procfile starts a whole cluster under a Procfile runner; only its ports are replaced by free ones."""
 
 from __future__ import annotations
 

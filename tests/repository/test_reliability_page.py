@@ -1,4 +1,4 @@
-"""docs/reliability.md says what the record of hunts says."""
+"""docs/reliability.md shows what the record of hunts contains."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def test_what_was_recorded_broke_nothing_and_every_planted_defect_was_caught() -
 
 
 def test_enough_was_hunted_on_one_commit() -> None:
-    """Machines by their seeds, the whole service by its CPU time; a line of the record is of one commit and room."""
+    """Machines are counted by seeds, the whole service by CPU time; a line of the record is of one commit and
+    simulation."""
     machines: Counter[str] = Counter()
     for line in record.load(record.RECORD)["hunts"]:
         if line["room"] != SERVICE:

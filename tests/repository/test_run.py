@@ -1,4 +1,4 @@
-"""The test run itself: what every test may count on, however the run was started."""
+"""Tests the test run itself: conditions that hold in every test, however the run was started."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _as_in_the_background_of_a_script() -> None:
 
 
 def run(where: Path, tiny: str, workers: str = "0", **options: Any) -> subprocess.CompletedProcess[str]:
-    """A test run of one small file, under what holds for all of ours."""
+    """Run the tests of one small file, under the configuration of all tests here."""
     (where / "pytest.ini").write_text("[pytest]\nmarkers =\n  real_time\n")
     (where / "test_tiny.py").write_text(tiny)
     asked = ("-c", str(where / "pytest.ini"), "-p", "tests.conftest", "-p", "no:cacheprovider", "-n", workers)

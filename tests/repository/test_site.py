@@ -1,4 +1,4 @@
-"""The site of the documents: `make docs` builds it, and a broken link, anchor or page without a place is a failure."""
+"""The documentation site: `make docs` builds it, and a broken link, anchor or unlisted page is a failure."""
 
 from __future__ import annotations
 

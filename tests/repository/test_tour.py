@@ -1,5 +1,5 @@
-"""The commands of README.md, docs/quickstart.md and docs/operations.md, run as a reader would: one `dlog up`, then line
-by line.
+"""Runs the commands of README.md, docs/quickstart.md and docs/operations.md as a reader would: one `dlog up`, then each
+line.
 
 A line `$ command` in a fenced `console` block behind a `<!-- tour -->` mark runs in a shell in the cluster's directory;
 it must exit 0 unless the line above says `# exits N`. Each Python block behind `<!-- tour-python -->` is a program.
@@ -29,7 +29,7 @@ def blocks(document: Path, mark: str) -> list[str]:
 
 
 def commands(block: str) -> list[tuple[str, int]]:
-    """(command, expected exit status) of each `$` line; `# exits N` speaks of the next command."""
+    """(command, expected exit status) of each `$` line; `# exits N` applies to the next command."""
     found, status = [], 0
     for line in block.splitlines():
         if match := re.match(r"# exits (\d)", line):
@@ -53,7 +53,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, di
         while subprocess.run(["dlog", "ls"], cwd=where, env=env, capture_output=True, check=False).returncode != 0:
             assert up.poll() is None, (where / "up.log").read_text()
             assert time.monotonic() < deadline, (where / "up.log").read_text()
-            time.sleep(0.2)  # there is nobody to tell us: this is what a person at a prompt does
+            time.sleep(0.2)  # no notification exists; a person at a prompt would look again, too
         yield where, env
     finally:
         up.send_signal(signal.SIGINT)

@@ -1,7 +1,9 @@
-"""Hunt: `python -m tests.simulation [ROOM] --seeds N` runs seed after seed in every style of a room, prints what broke.
+"""Hunt: `python -m tests.simulation [ROOM] --seeds N` runs seeds in every style of a simulation, prints what broke.
 
-    python -m tests.simulation --seeds 2000                  # all rooms, all styles; exit 1 on a violation or a mark
-                                                             # that was never reached
+ROOM is the name of a simulation (rooms.py).
+
+    python -m tests.simulation --seeds 2000                  # all simulations and styles; exit 1 on a violation or a
+                                                             # mark that was never reached
     python -m tests.simulation --minutes 30 --first 1000000 --jobs 2     # as many fresh seeds as the time allows
     python -m tests.simulation ledger --style scope --seed 112 --trace   # replay one history, line by line
     python -m tests.simulation ledger --style scope --seed 112 --shrink  # the fewest faults that still break it
@@ -9,9 +11,9 @@
     python -m tests.simulation --mutants                     # every planted defect: what caught it, where, CPU seconds
     python -m tests.simulation --mutants --record FILE       # the same, kept for the tables of docs/reliability.md
 
-What a hunt breaks is shrunk and stored under --store (tests/simulation/plans), where the regression test runs it. A
-seed means the same history on every machine as long as the code and the plans' drawing stay the same; keep the shrunk
-plan, not the seed.
+A plan that a hunt breaks is shrunk and stored under --store (tests/simulation/plans), where the regression test runs
+it. A seed means the same history on every machine as long as the code and the drawing of plans stay the same; keep the
+shrunk plan, not the seed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from tests.simulation.plan import Plan
 from tests.simulation.worlds import Outcome, Room
 
 PLANS = Path(__file__).parent / "plans"
-SHRUNK_MAX = 5  # of one room in one hunt; more of the same say nothing new
+SHRUNK_MAX = 5  # of one simulation in one hunt; more of the same add nothing
 TOLD_EVERY_S = 60.0
 
 
@@ -98,7 +100,7 @@ def hunt(chosen: list[Room], args: argparse.Namespace, commit: str) -> int:
 
 
 def keep(broken: Broken, directory: Path) -> None:
-    """Shrink what broke and store it."""
+    """Shrink the plans that broke and store them."""
     room = rooms.load(broken.room)
     plan = room.draw(broken.seed, broken.style)
     smaller = hunting.shrunk(room, plan, broken.invariant)
@@ -111,7 +113,7 @@ def keep(broken: Broken, directory: Path) -> None:
 
 
 def replay(room: Room, plan: Plan, *, trace: bool, smaller: bool) -> int:
-    """Run one plan and say all about it."""
+    """Run one plan and print all about it."""
     outcome: Outcome = room.run(plan, trace=trace)
     if smaller and outcome.violation:
         plan = hunting.shrunk(room, plan, outcome.violation)

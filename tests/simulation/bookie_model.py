@@ -1,9 +1,9 @@
-"""A bookie as the ledger protocol sees it: small, and faithful in what must be durable before which answer.
+"""A small model of a bookie for the ledger protocol, exact about what must be durable before which answer.
 
-Adds and fences go to a journal and are answered once synced. What was accepted is readable at once. A fence refuses
-plain adds from the instant it is accepted; an add of an entry that is held with another payload is refused. After a
-crash the state is what the journal kept. It is looser than the real machine (housed_bookie.py): what is not yet durable
-is readable, as on Java's bookie.
+Adds and fences go to a journal and are answered once synced. An accepted entry is readable at once, as on Java's
+bookie; the real machine (housed_bookie.py) is stricter and serves only what is durable. A fence refuses plain adds from
+the moment it is accepted. An add of an entry that is stored with another payload is refused. After a crash the state is
+what the journal kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dlog.wire.digest import is_same_entry
 
 
 class Ailments:
-    """What is wrong with a bookie now; drawn by the world, outlives its crashes."""
+    """The present faults of a bookie; drawn by the world, they outlast its crashes."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -40,7 +40,7 @@ class Ailments:
 
 
 class BookieModel:
-    """One bookie. `records`: what its journal kept: ("add", ledger, entry, packet) and ("fence", ledger)."""
+    """One bookie. `records`: the content of its journal: ("add", ledger, entry, packet) and ("fence", ledger)."""
 
     def __init__(self, records: list[tuple[int, Any]], ailments: Ailments) -> None:
         self.entries: dict[tuple[int, int], bytes] = {}
@@ -48,7 +48,7 @@ class BookieModel:
         self.fenced: set[int] = set()
         self.ailments = ailments
         self.token = records[-1][0] if records else 0
-        self.waiting: list[tuple[int, Any, Any]] = []  # token, peer, what was asked
+        self.waiting: list[tuple[int, Any, Any]] = []  # token, peer, request
         for _, record in records:
             if record[0] == "fence":
                 self.fenced.add(record[1])
@@ -88,7 +88,7 @@ class BookieModel:
         return self.persist(peer, add, ("add", add.ledger, add.entry, packet))
 
     def store(self, ledger: int, entry: int, packet: bytes) -> None:
-        """The first bytes of an entry stay."""
+        """Store an entry; if it is stored already, the first payload stays."""
         self.entries.setdefault((ledger, entry), packet)
         self.last[ledger] = max(self.last.get(ledger, -1), entry)
 

@@ -1,7 +1,8 @@
-"""Defects that other systems had, and the test that would show ours: thirty-four of them, by source.
+"""Thirty-four defects that other systems had, by source, each with the test that would show it here.
 
-The law of this file: a row names a test that exists (test_bugs_of_others.py looks), or says in words why the defect has
-no place here, or not yet. "Not yet" is told as such.
+Invariants:
+- A row names a test that exists (test_bugs_of_others.py checks), or says why the defect cannot occur here, or that
+  there is no test yet.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 
 class Defect(NamedTuple):
-    """tests: file and function, of those that show it. why: of what has none, or what bounds those."""
+    """tests: file and function of each test that shows the defect. why: why there is none, or what limits those."""
 
     source: str
     tests: tuple[str, ...] = ()

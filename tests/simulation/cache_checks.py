@@ -1,7 +1,7 @@
-"""What must hold of a read proxy's source and cache: R1 to R6, against the stream as it truly is.
+"""Checks of a read proxy's source and cache, R1 to R6, against the true state of the stream.
 
-The law of this file: it is the god view. It knows every entry that was ever stored, when it was confirmed and when it
-was truncated; of the source it sees what is said to readers, and what the cache holds.
+The checks know every entry that was ever stored, when it was confirmed and when it was truncated. Of the source they
+see what is sent to readers, and what the cache holds.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from dlog.wire.proxy import Entries, ReaderEventKind
 from tests.simulation.cache_stream import StreamModel
 from tests.simulation.kernel import Violation
 
-Key = tuple[str, int]  # place and entry
+Key = tuple[str, int]  # location and entry
 
 
 @dataclass(slots=True)
 class Watched:
-    """One reader, from its opening to its end. known_at: as new as that was, at its opening, what the proxy had read of
-    metadata. seen: what it was sent, users' records only. life: of the stream that it was opened for, "" if it named
-    none. saved_in: of the stream in which a record was confirmed at its position, "" if it begins elsewhere. is_beyond:
-    no stream of this world reaches as far as its position."""
+    """One reader, from its opening to its end. known_at: at its opening, the time of the newest metadata that the proxy
+    had read. seen: the user records it was sent. life: the incarnation that it named, "" if none. saved_in: the
+    incarnation in which a record was confirmed at its position, "" if it starts elsewhere. is_beyond: no stream of this
+    world reaches as far as its position."""
 
     name: str
     opened_at: int
@@ -45,7 +45,7 @@ class CacheChecks:
     def __init__(self, stream: StreamModel, mute: Collection[str] = ()) -> None:
         self.stream = stream
         self.mute = mute
-        self.order: dict[Key, int] = {}  # users' entries, as they were confirmed
+        self.order: dict[Key, int] = {}  # users' entries -> their order of confirmation
         self.is_over = False
         self._taken = 0
 
@@ -53,10 +53,10 @@ class CacheChecks:
         if invariant not in self.mute and not self.is_over:
             raise Violation(invariant, text)
 
-    # ---- what readers are told ---------------------------------------------------------------------------------------
+    # ---- what readers are sent ---------------------------------------------------------------------------------------
 
     def lac_said(self, seen: SegmentLacSeen) -> None:
-        """R2: an end that is told is one; R1: nothing above what is confirmed is told to be."""
+        """R2: the end that a reader is sent is the segment's end. R1: the LAC that a reader is sent is confirmed."""
         place = self.stream.places.get(seen.location.name)
         if place is None:
             return
@@ -68,7 +68,7 @@ class CacheChecks:
             self.fail("R2", f"segment {seen.number} is told to have ended at {seen.lac}, and goes on")
 
     def sent(self, reader: Watched, known: StreamMetadata | None, entries: Entries, place_name: str) -> None:
-        """Entries leave for a client: R1, R4. known: the list that it must have been served from, or a newer one."""
+        """R1, R4: check entries that leave for a client. known: the oldest list that they may come from."""
         place = self.stream.places[place_name]
         first = first_readable(known)
         if (
@@ -76,7 +76,7 @@ class CacheChecks:
             and known.segments
             and self.stream.places[known.segments[0].place].incarnation != place.incarnation
         ):
-            first = None  # of another stream of that name
+            first = None  # from another incarnation of the stream
         at = 0
         for entry, length in enumerate(entries.lengths, entries.first_entry):
             payload = bytes(entries.body[at : at + length])
@@ -96,7 +96,7 @@ class CacheChecks:
                 reader.seen.append((place.written_at, entry))
 
     def told(self, reader: Watched, kind: ReaderEventKind) -> None:
-        """R6: a position is read in its own stream, and is told to lie beyond the end, if, and only if, it does."""
+        """R6: a position is read in its own incarnation, and is reported as beyond the end if and only if it is."""
         lives = {
             value.incarnation if value is not None else None for value in self.stream.values_since(reader.opened_at)
         }
@@ -108,13 +108,13 @@ class CacheChecks:
             self.fail("R6", f"{reader.name} reads life {reader.incarnation}, which goes on, and was told {kind.name}")
 
     def took_in(self) -> None:
-        """Number what was confirmed since the last look."""
+        """Number the entries that were confirmed since the last call."""
         for _, _, entry, place in self.stream.confirmed[self._taken :]:
             self.order[place, entry] = len(self.order)
         self._taken = len(self.stream.confirmed)
 
     def contiguous(self, reader: Watched) -> None:
-        """S4: what one reader was sent is a run without a gap, as long as the stream is the same."""
+        """S4: what one reader was sent has no gap, as long as the incarnation is the same."""
         self.took_in()
         last: int | None = None
         incarnation = 0
@@ -127,10 +127,10 @@ class CacheChecks:
             last = index
 
     def ended(self, reader: Watched, position: DLSN, known: StreamMetadata | None) -> None:
-        """R2: a reader that does not follow was told that this is the tail.
+        """R2: a reader that does not follow was sent the tail.
 
-        It must have been sent all that was confirmed when it came, in segments that it must know of, whether the owner
-        could tell of it or not: the store finds its tail by itself.
+        It must have been sent all that was confirmed when it was opened, in segments that it must know of, even if the
+        owner did not report them: the store finds its tail by itself.
         """
         self.contiguous(reader)
         places = {self.stream.places[s.place].written_at for s in known.listed} if known is not None else set()
@@ -146,7 +146,7 @@ class CacheChecks:
         return value is not None and any(self.stream.places[s.place].written_at == place for s in value.listed)
 
     def end_of_stream(self, reader: Watched, position: DLSN) -> None:
-        """R2: the stream's end is told of a sealed stream only, behind its last record."""
+        """R2: the end of the stream is sent only for a sealed stream, behind its last record."""
         value = self.stream.value
         if value is None or not value.is_sealed:
             self.fail("R2", f"{reader.name} was told of the stream's end, and it goes on")
@@ -157,19 +157,19 @@ class CacheChecks:
     # ---- what the cache holds ----------------------------------------------------------------------------------------
 
     def bounded(self, cache: EntryCache) -> None:
-        """R5: never more than it may hold, and its account is right."""
+        """R5: the cache never holds more bytes than its limit, and its count of them is right."""
         if cache.bytes > max(cache.bytes_max, 0):
             self.fail("R5", f"the cache holds {cache.bytes} bytes, it may hold {cache.bytes_max}")
 
     def genuine(self, cache: EntryCache) -> None:
-        """R1: what is kept is confirmed, and is what lies there."""
+        """R1: each cached entry is confirmed, and equals the entry in its segment."""
         for (key, entry), payload in cache._entries.items():
             place = self.stream.places.get(key.partition(":")[2])
             if place is not None and (entry > place.confirmed or payload != place.payloads[entry]):
                 self.fail("R1", f"the cache holds for {key}:{entry} what does not lie there")
 
     def forgotten(self, cache: EntryCache, then: int) -> None:
-        """R4: nothing is kept of what metadata, as it stood a while ago, says is gone."""
+        """R4: the cache holds nothing that metadata of a while ago had already dropped."""
         value, *later = self.stream.values_since(then)
         kept = {s.place: s for s in (value.segments if value is not None else ())}
         came = {s.place for value in later for s in (value.segments if value is not None else ())}

@@ -1,13 +1,13 @@
-"""What is drawn for the world of a cache (cache_world.py): what is asked of it, which faults, and when.
+"""Draws the plans for the simulated world of a cache (cache_world.py): requests, faults, and when they happen.
 
 Styles of plan:
 - "swarm": any faults; take-overs, rolls, truncation now and then;
-- "roll": segments of a few entries, owners that die, numbers that come again;
+- "roll": segments of a few entries, owners that die, segment numbers that are used again;
 - "trim": truncation and deletion all the time, a cache that is almost too small;
-- "tail": readers that only want to know what is there now, while owners are cut off, or while the proxy is frozen
-  through a take-over and has lost its session when it wakes;
-- "lives": a stream that is deleted and made again, and readers that come back to positions of this life and of earlier
-  ones, or to places that were never there, while the proxy has lost contact with metadata or not;
+- "tail": readers that only read to the present tail, while owners are cut off, or while the proxy is frozen through a
+  take-over and has lost its session when it resumes;
+- "lives": a stream that is deleted and created again, and readers that come back to positions of this incarnation and
+  of earlier ones, or to positions that never existed, while the proxy has contact with metadata or not;
 - "moved": segments go to cold storage and are taken back while they are read, and their former copies are deleted;
 - "frozen": readers that come while contact with metadata is lost, and a proxy that is frozen before it is back, or soon
   after.
@@ -36,7 +36,7 @@ MARKS = ("take_over", "segment_started", "truncated", "rolled", "recovered")
 
 
 def draw_plan(seed: int, style: str = "swarm") -> Plan:
-    """The plan that a seed means."""
+    """Draw the plan of a seed."""
     rng = random.Random(f"cache/{style}/{seed}/plan")
     duration = rng.choice((0.5, 2.0))
     styles: dict[str, dict[str, float]] = {
@@ -67,7 +67,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         "style": style,
         "final": rng.random() < 0.3,
         "cache_bytes": rng.choice((300, 2_000, 1 << 20)) if style == "trim" else rng.choice((2_000, 1 << 20)),
-        "lag_s": 0.0,  # a read of metadata shows all that was written before it was asked for
+        "lag_s": 0.0,  # a read of metadata shows all that was written before the request
         "followers": 0.3 if style == "tail" else 0.7,
         "dead_s": rng.choice((0.01, 0.1, 0.5)),
         "seal": rng.random() < 0.3,
@@ -75,7 +75,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         "script": [[round(at_s, 6), op] for at_s, op in script],
     }
     faults = _draw_faults(rng, duration)
-    config["unaware"] = rng.choice((0.0, 0.5, 1.0))  # of the owners that are deposed
+    config["unaware"] = rng.choice((0.0, 0.5, 1.0))  # share of deposed owners that do not know it
     config["session_s"] = rng.choice((0.02, 0.2, 10.0))  # a process that is frozen for longer has lost its session
     if style == "tail" and rng.random() < 0.2:
         config |= {"unaware": 1.0, "session_s": 0.02}
@@ -93,7 +93,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
 
 
 def _draw_losses(rng: random.Random) -> tuple[Fault, ...]:
-    """Contact is lost by a cut or a freeze, and the proxy frozen in the moment when it comes back."""
+    """Lose contact by a cut or a freeze, and freeze the proxy at the moment when contact returns."""
     at_s = rng.uniform(0.1, 0.6)
     lost_s = rng.choice((rng.uniform(0.03, 0.1), rng.uniform(0.5, 1.2)))
     kind, again_s = (
@@ -107,7 +107,7 @@ def _draw_losses(rng: random.Random) -> tuple[Fault, ...]:
 
 
 def _draw_freezes(rng: random.Random) -> tuple[Fault, ...]:
-    """A proxy that is frozen again and again as its owner is deposed, and has lost its session when it wakes."""
+    """Freeze the proxy again and again while its owner is deposed; its session is lost when it resumes."""
     return tuple(
         Fault(
             kind=FaultKind.PAUSE,

@@ -1,8 +1,10 @@
-"""What stands behind the source of a read proxy, as the real ports: metadata, a segment store, owners to listen to.
+"""The ports of a read proxy's source, as models: metadata, a segment store, subscriptions to owners.
 
-The law of this room: a port answers late, with less than was asked, or with an error; it never lies. Metadata may be as
-old as `lag_s` says, for a follower of the ensemble answers reads, but never older than what this session has seen. A
-watch may come late or twice; after contact was lost all are called.
+Invariants:
+- A port may answer late, with less than was requested, or with an error; what it answers is true.
+- Metadata may be as old as `lag_s`, because a follower of the ensemble answers reads, but never older than what this
+  session has seen.
+- A watch may fire late or twice; after contact was lost all watches fire.
 """
 
 from __future__ import annotations
@@ -34,20 +36,20 @@ S = 1_000_000_000
 
 
 class MetadataPort:
-    """A VersionedStore, as far as a source asks one."""
+    """A VersionedStore, as far as a source uses one."""
 
     def __init__(self, world: CacheWorld, process: Process) -> None:
         self._world = world
         self._process = process
-        self.seen_at = 0  # as new as that is what was told
+        self.seen_at = 0  # time of the newest metadata that was answered
         self.reads = 0  # under way
-        self._read_at = 0  # no read is older than one before it
+        self._read_at = 0  # no read shows an older state than the one before it
         self._lost_until = 0
         self._watches: list[Callable[[], None]] = []
         self._contacts: list[Callable[[SessionState], None]] = []
 
     def lose(self, until: int) -> None:
-        """The session is gone; there is a new one by then."""
+        """Lose the session; contact returns with a new one."""
         self._lost_until = until
         self._world.tell("the session", "is lost until", f"{until / S - 1000:.6f}")
         self._world.loop.at(until, self._world.loop.world, self.back)
@@ -93,7 +95,7 @@ class MetadataPort:
         return lambda: self._contacts.remove(callback) if callback in self._contacts else None
 
     def changed(self) -> None:
-        """Something was written: tell the watches, sooner or later."""
+        """Fire the watches of what was written, sooner or later."""
         world = self._world
         if self._is_away:
             return
@@ -105,7 +107,7 @@ class MetadataPort:
             self._process.post(self._call, delay_ns=int(delay_s * S))
 
     def back(self) -> None:
-        """Contact was lost and is there again."""
+        """Restore contact after it was lost."""
         self._process.post(self._come_back, delay_ns=int(self._world.config["lag_s"] * S))
 
     def _come_back(self) -> None:
@@ -119,7 +121,7 @@ class MetadataPort:
 
 
 class StorePort:
-    """A SegmentStore, as far as a source asks one."""
+    """A SegmentStore, as far as a source uses one."""
 
     name = "ledger"
 
@@ -235,7 +237,7 @@ class OwnersPort:
                 send(word)
 
         def send(word: Word) -> None:
-            followed.flying += 1  # also while the process is frozen, and what was held comes behind it
+            followed.flying += 1  # also while the process is frozen; what was held comes after it
             process.post(deliver, word)
 
         def deliver(word: Word) -> None:
@@ -266,11 +268,11 @@ class OwnersPort:
                 owner.channels.remove(channel)
             self._open.pop(ear, None)
         ear.end()
-        await asyncio.sleep(world.rng.choice((0.0, 0.0, 0.05, 0.5)))  # others are asked who owns the stream now
+        await asyncio.sleep(world.rng.choice((0.0, 0.0, 0.05, 0.5)))  # it asks others who owns the stream now
         raise ConnectionLostError(f"lost the owner: address={address}")
 
     async def sync(self, ear: OwnerListener) -> None:
-        """A ping, answered after all that was said before."""
+        """Ping the owner; the answer comes after all that was sent before."""
         await self._reach()
         address, followed = self._open.get(ear, ("", None))
         owner = self._world.stream.owners.get(address)
@@ -283,7 +285,7 @@ class OwnersPort:
             await asyncio.sleep(0.001)
 
     async def _reach(self) -> None:
-        """A round trip, or nothing for as long as the link is cut."""
+        """Wait for a round trip, or as long as the link is cut."""
         world = self._world
         await asyncio.sleep(world.latency_s(0.001))
         waited = 0.0
@@ -314,7 +316,7 @@ class _Followed:
         self._wake.set()
 
     async def sleep(self, seconds: float) -> None:
-        """Until something happens, or for so long."""
+        """Wait until something happens, or for so long."""
         try:
             async with asyncio.timeout(seconds):
                 await self._wake.wait()

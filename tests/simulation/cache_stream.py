@@ -1,9 +1,14 @@
-"""One stream as a read proxy meets it from outside: owners that come and go, segments, metadata; all of it a model.
+"""A model of one stream as a read proxy sees it: owners that come and go, segments, metadata.
 
-The law of this room: what is here is the truth that readers are judged by. An owner appends and confirms in order; when
-it dies a recovery decides the end of its segment once and for all, and of what was not confirmed keeps whatever prefix
-chance kept; the number of a segment that ended empty comes again at another place. A place is never used twice. The
-store alone shows an entry once a later one carries it (or at once, where what is visible is final).
+Readers are checked against this model.
+
+Invariants:
+- An owner appends and confirms in order.
+- When an owner dies, a recovery decides the end of its segment once and for all: it keeps all confirmed entries and a
+  random prefix of the rest.
+- The number of a segment that ended empty is used again, with another location. A location is never used twice.
+- A reader of the store alone sees an entry once a later one carries its LAC (or at once, where what is visible is
+  final).
 """
 
 from __future__ import annotations
@@ -26,12 +31,12 @@ S = 1_000_000_000
 
 @dataclass(slots=True)
 class Place:
-    """Where a segment lies. carried: what a reader of the store alone may know to be confirmed. origin: the place where
-    its entries were written, if they were copied from there."""
+    """The location of a segment. carried: the highest entry that a reader of the store alone may know to be confirmed.
+    origin: the location where its entries were written, if they were copied from there."""
 
     name: str
     number: int
-    incarnation: int  # of the stream, which may be deleted and made again
+    incarnation: int  # incarnation of the stream, which may be deleted and created again
     payloads: list[bytes] = field(default_factory=list)
     users: list[bool] = field(default_factory=list)  # whether an entry holds a user's record
     confirmed: int = -1
@@ -61,22 +66,23 @@ def entries_word(number: int, first: int, payloads: list[bytes]) -> Word:
 
 
 class Channel:
-    """A proxy that listens to an owner: what it is told comes in order."""
+    """A proxy's subscription to an owner: messages arrive in order."""
 
     def __init__(self, say: Callable[[Word], None], lose: Callable[[], None]) -> None:
         self.say = say
         self.lose = lose
-        self.heard_at = 0  # when the last word arrives
+        self.heard_at = 0  # when the last message arrives
 
 
 class OwnerModel:
-    """One ownership. It confirms nothing once its segment's end was decided, but may go on talking of what was."""
+    """One ownership. It confirms nothing once its segment's end was decided, but may still report what was confirmed
+    before."""
 
     def __init__(self, address: str, epoch: int) -> None:
         self.address = address
         self.epoch = epoch
         self.is_alive = True
-        self.is_unaware = False  # deposed, and it does not know: it answers, and tells what was confirmed in its time
+        self.is_unaware = False  # deposed without knowing it: it still answers, with what was confirmed in its time
         self.is_ready = False
         self.place: Place | None = None
         self.ended: list[tuple[int, int]] = []
@@ -84,7 +90,8 @@ class OwnerModel:
 
 
 class StreamModel:
-    """The stream and what befalls it. `rng` draws latencies; changes of metadata are told to `on_change`."""
+    """The stream and the events that change it. `rng` draws latencies; changes of metadata are passed to
+    `on_change`."""
 
     def __init__(
         self,
@@ -107,7 +114,7 @@ class StreamModel:
         self.on_change: Callable[[], None] = lambda: None
         self.owners: dict[str, OwnerModel] = {}
         self.owner: OwnerModel | None = None
-        self.confirmed: list[tuple[int, int, int, str]] = []  # when, number, entry, place: of users' entries, in order
+        self.confirmed: list[tuple[int, int, int, str]] = []  # users' entries in order: when, number, entry, location
         self.written = 0
         self._epochs = 0
         self._made = 0
@@ -120,13 +127,13 @@ class StreamModel:
         self.on_change()
 
     def decide(self, place: Place, end: int) -> int:
-        """The segment's end, for good."""
+        """Decide the segment's end, for good."""
         place.end = end
         self._show(place, end)
         return end
 
     def value_at(self, when: int) -> StreamMetadata | None:
-        """Metadata as it stood at a time."""
+        """Metadata as it was at a time."""
         found = self.history[0][1]
         for since, value in reversed(self.history):
             if since <= when:
@@ -134,13 +141,13 @@ class StreamModel:
         return found
 
     def values_since(self, when: int) -> list[StreamMetadata | None]:
-        """Metadata as it stood then, and all that it has been since."""
+        """Metadata as it was then, and every later state."""
         return [self.value_at(when), *(value for at, value in self.history if at > when)]
 
     # ---- owners ------------------------------------------------------------------------------------------------------
 
     def take_over(self, *, dead_s: float) -> None:
-        """The owner is dead or deposed; another claims the stream, recovers the last segment and goes on."""
+        """Take over after the owner died or was deposed: claim the stream, recover the last segment and go on."""
         if self.value is None or self.value.is_sealed:
             return
         old = self.owner
@@ -187,7 +194,7 @@ class StreamModel:
         self.after(self.rng.random() * 0.05, self._start, owner)
 
     def _start(self, owner: OwnerModel) -> None:
-        """One write completes the old segment (or drops an empty one) and names the next."""
+        """Complete the old segment (or drop an empty one) and name the next, in one write."""
         value = self.value
         if owner is not self.owner or value is None:
             return
@@ -224,7 +231,7 @@ class StreamModel:
         return replace(value.with_segment(segment), max_segment=SegmentNumber(max(number, value.max_segment)))
 
     def roll(self) -> None:
-        """End the segment where it is confirmed and start the next one, in one write or in two."""
+        """End the segment at its LAC and start the next one, in one write or in two."""
         owner, value = self.owner, self.value
         if owner is None or not owner.is_ready or owner.place is None or value is None or value.is_sealed:
             return
@@ -240,7 +247,7 @@ class StreamModel:
         self.reach("rolled")
 
     def seal(self) -> None:
-        """No more records, ever."""
+        """Seal the stream."""
         owner, value = self.owner, self.value
         if owner is None or not owner.is_ready or owner.place is None or value is None or value.is_sealed:
             return
@@ -261,7 +268,7 @@ class StreamModel:
     # ---- records -----------------------------------------------------------------------------------------------------
 
     def append(self, *, control: bool = False) -> None:
-        """The owner appends an entry; it is confirmed a little later, in order, if the owner still may."""
+        """Append an entry; it is confirmed a little later, in order, if the owner still may."""
         owner = self.owner
         if owner is None or not owner.is_ready or not owner.is_alive or owner.place is None:
             return
@@ -304,12 +311,12 @@ class StreamModel:
         place.carried = max(place.carried, upto)
 
     def _carry(self, owner: OwnerModel, place: Place, entry: int) -> None:
-        """Nothing followed: a control record lets readers of the store alone see what was confirmed."""
+        """Append a control record if nothing followed: it lets readers of the store alone see what was confirmed."""
         if place.end is None and len(place.payloads) - 1 == entry and owner is self.owner:
             self.append(control=True)
 
     def _send_along(self, owner: OwnerModel, place: Place, first: int) -> None:
-        """What is confirmed now, or the first or last of it."""
+        """Send entries that are confirmed now, or the first or last of them, along with the LAC."""
         last = place.confirmed
         self.reach("sent_along")
         if self.rng.random() < 0.2:
@@ -322,14 +329,14 @@ class StreamModel:
             self.say(channel, lac_word(number, lac, ended))
 
     def say(self, channel: Channel, word: Word) -> None:
-        """On its way: it arrives later, in order."""
+        """Send a message: it arrives later, in order."""
         channel.heard_at = max(channel.heard_at + 1, self.loop.now + int(self.rng.expovariate(1.0) * MS))
         self.loop.at(channel.heard_at, self.loop.world, channel.say, word)
 
-    # ---- the other end of the stream ---------------------------------------------------------------------------------
+    # ---- truncating, moving, deleting --------------------------------------------------------------------------------
 
     def truncate(self) -> None:
-        """Move the first readable place forward: within a segment, and over whole ones that leave list and store."""
+        """Move the truncation point forward: within a segment, and over whole ones that leave list and store."""
         value = self.value
         if value is None:
             return
@@ -348,7 +355,7 @@ class StreamModel:
         self.reach("truncated")
 
     def truncate_open(self) -> None:
-        """Move the first readable place forward within the segment in progress, up to behind what is confirmed."""
+        """Move the truncation point forward within the segment in progress, up to behind what is confirmed."""
         value = self.value
         if value is None or not value.in_progress:
             return
@@ -360,8 +367,8 @@ class StreamModel:
             self.reach("truncated_open")
 
     def relocate(self) -> None:
-        """A completed segment is copied to cold storage, or taken back while its first copy is there; the copy that the
-        list does not name any more is deleted a little later."""
+        """Copy a completed segment to cold storage, or take it back while its first copy exists. The copy that the list
+        does not name any more is deleted a little later."""
         value = self.value
         done = [s for s in value.segments if s.completed] if value else []
         if value is None or not done:
@@ -383,12 +390,12 @@ class StreamModel:
         self.after(self.rng.choice((0.02, 0.3, 2.0)), self._forget_unnamed, place)
 
     def _forget_unnamed(self, place: Place) -> None:
-        """Delete a copy, unless it is the one that the list names again."""
+        """Delete a copy, unless the list names it again."""
         if self.value is None or all(s.place != place.name for s in self.value.listed):
             self._forget(place.name)
 
     def _drop(self, segment: Segment) -> None:
-        """The segment leaves the list, then the store."""
+        """Remove the segment from the list, then from the store."""
         value = self.value
         if value is not None and value.truncated and value.truncated[0].place == segment.place:
             self.write(value.without_truncated(segment.number))
@@ -401,7 +408,7 @@ class StreamModel:
         self.reach("deleted_segment")
 
     def delete(self) -> None:
-        """Delete the stream; another of the same name is made a little later."""
+        """Delete the stream; another one of the same name is created a little later."""
         value = self.value
         if value is None:
             return
@@ -424,5 +431,5 @@ class StreamModel:
             self.take_over(dead_s=0.0)
 
     def after(self, delay_s: float, callback: Callable[..., None], *args: object) -> None:
-        """Later, as the world."""
+        """Run this later, in the process of the world."""
         self.loop.at(self.loop.now + int(delay_s * S), self.loop.world, callback, *args)

@@ -1,10 +1,9 @@
-"""The world of a read proxy's cache: the source of one stream as it ships, its readers, and a stream that never rests.
+"""The simulated world of a read proxy's cache: the production source of one stream, its readers, and a changing stream.
 
-Everything between a reader's machine and the ports is the real code (actors/stream_feed.py with its views, segment
+Everything between a reader's machine and the ports is production code (actors/stream_feed.py with its views, segment
 readers, upstream and cache; dlog/log/reading.py under its driver), on the virtual loop of tests/simulation/service. The
-stream, its owners, store and metadata are models (cache_stream.py, cache_ports.py).
-
-What is drawn for it: cache_drawing.py.
+stream, its owners, store and metadata are models (cache_stream.py, cache_ports.py). Plans are drawn in
+cache_drawing.py.
 
 After the faults the world heals; then every reader must reach the tail, and the cache must hold nothing that is gone.
 """
@@ -83,22 +82,22 @@ PROGRESS = {
 }
 RARE = ("deleted_reader", "number_came_again", "lost_source")
 SETTLE_S = 60.0
-BEYOND = (99, 0, 0)  # a place that no stream of this world reaches
-WAKING_NS = S // 20  # after a freeze contact with metadata is back by then
-R4_AFTER_S = 2.0  # truncated data has left the cache by then, when metadata can be reached
+BEYOND = (99, 0, 0)  # a position that no stream of this world reaches
+WAKING_NS = S // 20  # after a freeze, contact with metadata is back within this time
+R4_AFTER_S = 2.0  # truncated data has left the cache within this time, when metadata can be reached
 Op = tuple[float, str]
 
 
 class ReaderHost:
-    """One reader in the proxy's process: its machine under its driver, its door to the source, its client's credit."""
+    """One reader in the proxy's process: its machine under its driver, its view of the source, its client's credit."""
 
     def __init__(self, world: CacheWorld, read: Read, machine: StreamReaderMachine, watched: Watched) -> None:
         self.world = world
         self.watched = watched
         self.machine = machine
         self.ended = ""
-        self.incarnation = ""  # as it was told
-        self._places: dict[int, str] = {}  # where the segments lie that it asked entries of
+        self.incarnation = ""  # the incarnation that it was sent
+        self._places: dict[int, str] = {}  # location of each segment of which it asked entries
         self.driver = Driver(machine, name=watched.name, send=self._send)
         self.view = world.tailer.attach(self._heard, self._lost)
         self.driver.post(Received(READER, read))
@@ -162,7 +161,7 @@ class ReaderHost:
                 if not watched.follow:
                     self.ended = "caught up"
                     world.checks.contiguous(watched)
-                    # an owner that was deposed may be believed by who cannot read so
+                    # a reader that cannot read metadata may believe an owner that was deposed
                     if not (world.config.get("unaware") and world.sure_at(watched) < watched.opened_at):
                         world.checks.ended(watched, self.machine.position, world.known(watched))
             case ReaderEventKind.END_OF_STREAM:
@@ -194,7 +193,7 @@ class ReaderHost:
 
 
 def listed(value: StreamMetadata | None) -> str:
-    """A list of segments in a few words."""
+    """Describe a list of segments in a few words."""
     if value is None:
         return "gone"
     segments = ", ".join(
@@ -206,7 +205,7 @@ def listed(value: StreamMetadata | None) -> str:
 
 
 def story(what: object) -> str:
-    """What is said in a few words."""
+    """Describe a message in a few words."""
     match what:
         case StreamSeen(stream, fresh):
             return f"StreamSeen fresh={fresh} {listed(stream)}"
@@ -226,7 +225,7 @@ def story(what: object) -> str:
 
 
 def _judge(task: asyncio.Task[None]) -> None:
-    """What ends a life, but its own end, ends the trial."""
+    """End the trial if a reader's task failed with anything but its own end."""
     if task.cancelled():
         return
     error: BaseException | None = task.exception()
@@ -256,7 +255,7 @@ class CacheWorld:
         self._until: dict[FaultKind, int] = {}
         self._rates: dict[FaultKind, float] = {}
         self._marked: dict[str, list[Fault]] = {}
-        self.blind_at = 0  # when metadata was last out of contact for longer than waking takes
+        self.blind_at = 0  # when metadata was last out of contact for longer than WAKING_NS
         self.trouble_at = 0  # when contact with metadata was last in doubt, or the proxy did not run
         self.readers: list[ReaderHost] = []
         self.opened = 0
@@ -283,7 +282,7 @@ class CacheWorld:
     # ---- the proxy ---------------------------------------------------------------------------------------------------
 
     def _start(self) -> Process:
-        """A new life of the read proxy: an empty cache, a new source."""
+        """Start a new process of the read proxy: an empty cache, a new source."""
         process = self.loop.spawn("r")
         self.metadata = MetadataPort(self, process)
         self.cache = EntryCache(self.config["cache_bytes"])
@@ -310,7 +309,7 @@ class CacheWorld:
         self._lives.append(task)
 
     def open_reader(self) -> None:
-        """Somebody begins to read."""
+        """Open a new reader."""
         rng, stream = self.rng, self.stream
         start, value = rng.choice(((Start.START, None), (Start.TAIL, None), (Start.START, None)))
         if stream.confirmed and rng.random() < 0.5:
@@ -323,8 +322,9 @@ class CacheWorld:
         self.process.post(self._open, start, value, follow, incarnation, saved_in)
 
     def _draw_position(self) -> tuple[Start, Any, str, str]:
-        """Somebody comes back to where he was, in this life of the stream or in an earlier one, or to a place that was
-        never there: start, value, the life he names, and the one in which a record was confirmed there."""
+        """Draw the position of a returning reader: one in this incarnation of the stream, in an earlier one, or one
+        that never existed. Returns start, value, the incarnation it names, and the one in which a record was confirmed
+        there."""
         rng, stream = self.rng, self.stream
         if rng.random() < 0.2 or not stream.confirmed:
             return Start.DLSN, BEYOND, rng.choice(("", str(stream.lives))), ""
@@ -346,21 +346,21 @@ class CacheWorld:
         self._live(host.run(), watched.name)
 
     def known(self, watched: Watched) -> StreamMetadata | None:
-        """The list that a reader must have been served from, or a newer one."""
+        """The oldest list that a reader may have been served from."""
         return self.stream.value_at(self.sure_at(watched))
 
     def sure_at(self, watched: Watched) -> int:
-        """Nothing older than that may be told to a reader: its opening, or the last contact with metadata before it if
-        there was none meanwhile."""
+        """The oldest time whose state a reader may be sent: its opening, or the last contact with metadata before it if
+        there was none since."""
         return watched.opened_at if self.blind_at < watched.opened_at else watched.known_at
 
     def tell(self, who: str, does: str, what: object) -> None:
-        """A line of the trace, if somebody wants one."""
+        """Write a line of the trace, if tracing is on."""
         if self.lines is not None:
             self.loop.note(f"{who} {does} {story(what)}")
 
     def _hold(self) -> None:
-        """A client does not take what it is sent, for a while."""
+        """Let the client take nothing of what it is sent, for a while."""
         living = [r for r in self.readers if not r.ended]
         if not living:
             return
@@ -387,7 +387,7 @@ class CacheWorld:
         return draw_latency(self.rng, mean_s)
 
     async def store_answers(self) -> None:
-        """A round trip to the store, or its refusal."""
+        """Make a round trip to the store, or raise its refusal."""
         await asyncio.sleep(self.latency_s(0.001) + self.rng.random() * self.rate(FaultKind.SLOW))
 
     def _strike(self, fault: Fault) -> None:
@@ -402,7 +402,7 @@ class CacheWorld:
             case FaultKind.PAUSE:
                 process = self.process
                 if self.metadata.reads and self.metadata.seen_at < self.blind_at:
-                    # it was asking, and could not hear since it was cut off; the cut may last for longer
+                    # the request was under way and could get no answer since the cut; the cut may last for longer
                     self.blind_at = max(self.blind_at, until + WAKING_NS)
                 self.loop.pause(process)
                 self.loop.at(until, self.loop.world, self._wake, process, self.metadata, fault.for_s)
@@ -425,14 +425,14 @@ class CacheWorld:
         self.loop.resume(process)
 
     def _crash(self) -> None:
-        """The proxy dies and starts again with nothing; those who followed come back."""
+        """Crash the proxy and start it again with nothing; its followers come back."""
         again = [host for host in self.readers if not host.ended]
         for host in self.readers:
             if not host.ended:
                 self.checks.contiguous(host.watched)
                 host.ended = "crash"
                 self.process.post(host.driver.stop)
-        self.process.post(self.tailer.stop)  # what it had is gone, and nobody is left to hear what it may still say
+        self.process.post(self.tailer.stop)  # its messages are gone, and no reader is left to receive later ones
         self._start()
         self.trouble_at = self.loop.now + S // 10
         for host in again:
@@ -449,7 +449,7 @@ class CacheWorld:
         if cut:
             self.metadata.back()
 
-    # ---- what happens ------------------------------------------------------------------------------------------------
+    # ---- events ------------------------------------------------------------------------------------------------------
 
     def _changed(self) -> None:
         self.tell("the list", "is", listed(self.stream.value))
@@ -463,7 +463,7 @@ class CacheWorld:
             self.reach("cache_looked_at")
 
     def was_deleted_since(self, when: int) -> bool:
-        """Whether the stream was gone at any time since then."""
+        """Whether the stream did not exist at any time since then."""
         return None in self.stream.values_since(when)
 
     def _play(self, op: str) -> None:
@@ -511,7 +511,8 @@ class CacheWorld:
         self.reached["evicted"] += self.cache.bytes_max < 1 << 20 and len(self.stream.confirmed) > 20
 
     def close(self) -> None:
-        """Let the living end by themselves: a coroutine that the collector must close may run code that waits."""
+        """Let the remaining tasks end by themselves: a coroutine that the collector must close may run code that
+        waits."""
         self._until.clear()
         self.loop.resume(self.process)
         self.process.post(self.tailer.stop)
@@ -520,12 +521,12 @@ class CacheWorld:
         self.checks.is_over = True
         until_s = self.loop.now_s + 5.0
         while any(not incarnation.done() for incarnation in self._lives) and self.loop.now_s < until_s:
-            with contextlib.suppress(Violation):  # the verdict stands; what a defect still causes is of no interest
+            with contextlib.suppress(Violation):  # the outcome stands, whatever a defect still causes
                 self.loop.failures.clear()
                 self.loop.run(until_s=until_s)
 
     def _end_of_script(self) -> None:
-        """Now an owner must come, a last record be written, and the stream perhaps be sealed."""
+        """End the script: a last owner takes over, a last record is written, and the stream is sealed in some plans."""
         stream = self.stream
         if stream.value is not None and (stream.owner is None or not stream.owner.is_alive):
             stream.take_over(dead_s=0.0)
@@ -565,7 +566,7 @@ def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool 
         failed = list(world.loop.failures)
         world.close()
         loop, reached, lines = world.loop, world.reached, world.lines
-        loop.keep(world)  # let go together with everything else of the trial
+        loop.keep(world)  # released together with everything else of the trial
         del world
         failed += loop.dispose()
     if failed and not violation:
@@ -583,7 +584,7 @@ def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool 
 
 
 def room() -> Room:
-    """The room `cache` of `python -m tests.simulation`."""
+    """The simulation `cache` of `python -m tests.simulation`."""
     from tests.simulation.mutants.cache import MUTANTS
 
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Trials collect their garbage one by one; what the test run itself holds is kept out of it."""
+"""Keeps objects of the test run itself out of the garbage collections that each trial makes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def little_to_collect() -> Iterator[None]:
-    """Without it each trial's collection walks every object of a test run that has grown for minutes."""
+    """Freeze existing objects: otherwise each trial's collection walks every object of a test run that has grown for
+    minutes."""
     gc.collect()
     gc.freeze()
     yield

@@ -1,7 +1,10 @@
-"""A disk that remembers every operation, and what a power cut may leave of them; and that fails in the ways disks do.
+"""A simulated disk that records every operation and what a power cut may leave of it, and that fails as disks do.
 
-What was synced survives. Of what was not: each 512-byte sector of a write may be kept or lost on its own; of the names
-changed in a directory any first part may be kept. Sizes grow only as far as a kept sector reaches.
+Invariants:
+- What was synced survives.
+- Of a write that was not synced, each 512-byte sector may be kept or lost on its own.
+- Of the names changed in a directory and not synced, any first part may be kept.
+- A file is only as long as its last kept sector requires.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ SECTOR = 512
 
 @dataclass(slots=True)
 class Write:
-    """`lands_at`: where the medium gets it, if it gets it (None: never); the page cache shows it at `offset`."""
+    """One write. `lands_at`: its offset on the medium (None: never written there); the page cache shows it at
+    `offset`."""
 
     inode: int
     offset: int
@@ -36,7 +40,8 @@ class Sync:
 
 @dataclass(slots=True)
 class Name:
-    """`path` names `inode` from now on (None: nothing); `gone` is the name it had before, for a rename."""
+    """One change of a name. `path` names `inode` from now on (None: nothing); `gone` is the name it had before a
+    rename."""
 
     path: str
     inode: int | None
@@ -50,7 +55,7 @@ class SyncDir:
 
 @dataclass(slots=True)
 class FailedSync:
-    """The pages that were to be written are dropped: the page cache still shows them, no later sync will write them."""
+    """A failed sync. Its dirty pages are dropped: the page cache still shows them, no later sync will write them."""
 
     inode: int
 
@@ -60,12 +65,12 @@ Keep = Callable[[], bool]
 
 
 class Died(BaseException):
-    """The process that asked is dead. No error a program may handle, so it is not an Exception."""
+    """The calling process is dead. Programs may not handle it, so it is not an Exception."""
 
 
 @dataclass(slots=True)
 class Image:
-    """Files by path; what a machine finds when it starts."""
+    """Files by path, as a machine finds them when it starts."""
 
     names: dict[str, int] = field(default_factory=dict)
     contents: dict[int, bytearray] = field(default_factory=dict)
@@ -81,12 +86,13 @@ class Image:
 
 
 class SimulatedDisk:
-    """What the processes of one machine see is `image`; what a power cut leaves is decided by `operations`.
+    """A disk. `image` is what the processes of its machine see; `operations` decide what a power cut may leave.
 
-    `operations` is how `image` came to be from `start`. settling: what was synced moves to `start` at once and is
-    forgotten as an operation, so that a long run stays small; without it every point in the past can be cut at.
+    `operations` is how `image` came to be from `start`. settling: what was synced moves to `start` at once and its
+    operations are dropped, so that a long run stays small; without it the history can be cut at every point in the
+    past.
 
-    A disk is a `Disk` itself, for a process that never dies; `mount` makes one for a process that may.
+    A disk is itself a `Disk`, for a process that never dies; `mount` makes one for a process that may.
     """
 
     def __init__(self, start: Image | None = None, *, bytes_max: int = 1 << 40, settling: bool = False) -> None:
@@ -97,11 +103,11 @@ class SimulatedDisk:
         self.bytes_max = bytes_max
         self.sync_fails = False  # every sync from now on
         self.syncs_to_fail = 0  # so many of the next ones
-        self.copy_on_write = False  # writing over what is there needs room, too
+        self.copy_on_write = False  # overwriting needs free space, too
         self.unreadable: set[tuple[int, int]] = set()  # (inode, sector); heals when it is written
         self.syncs_failed = 0
         self.sync_errors: dict[int, int] = {}  # failed syncs by inode
-        self.on_operation: Callable[[], None] | None = None  # called after each; may do something in between
+        self.on_operation: Callable[[], None] | None = None  # called after each; may change the disk
         self._astray: dict[int, int | None] = {}  # inode -> by how many bytes its next write misses; None: is lost
         self._inodes = max(self.image.contents, default=0)
         self._open: dict[int, int] = {}  # handles by inode
@@ -160,7 +166,7 @@ class SimulatedDisk:
         return posixpath.normpath(posixpath.join("/", path))
 
     def make_dir(self, path: str) -> None:
-        """A directory is there when something is in it: none is lost, none found empty."""
+        """Do nothing: a directory exists when it has a file, so none is lost and none is found empty."""
 
     def lock(self, directory: str, mount: Mount | None = None) -> DirectoryLock:
         if directory in self._locks:
@@ -168,7 +174,7 @@ class SimulatedDisk:
         self._locks[directory] = mount
         return _Lock(self._locks, directory, mount)
 
-    # ---- what files do -----------------------------------------------------------------------------------------------
+    # ---- operations of files -----------------------------------------------------------------------------------------
 
     def write(self, inode: int, offset: int, data: bytes) -> None:
         content = self.image.contents[inode]
@@ -221,7 +227,8 @@ class SimulatedDisk:
     # ---- faults ------------------------------------------------------------------------------------------------------
 
     def flip_bit(self, path: str, bit: int) -> None:
-        """At rest: in what a reader gets now and, of what a settling disk has settled, in what a power cut leaves."""
+        """Flip a bit at rest: in what is read now and, if a settling disk has settled it, in what a power cut
+        leaves."""
         inode = self.image.names[path]
         for image in (self.image, self.start):
             content = image.contents.get(inode, bytearray())
@@ -234,11 +241,12 @@ class SimulatedDisk:
         self.unreadable |= {(inode, n) for n in range(offset // SECTOR, (offset + length - 1) // SECTOR + 1)}
 
     def misdirect(self, path: str, by: int | None) -> None:
-        """The next write to the file lands so many bytes away, or nowhere (None); shown when the cache is dropped."""
+        """Misdirect the next write to the file by so many bytes, or lose it (None); visible once the cache is
+        dropped."""
         self._astray[self.image.names[path]] = by
 
     def drop_caches(self) -> None:
-        """From here on the medium is read: dropped pages and misdirected writes show. Handles stay."""
+        """Drop the page cache, so that dropped pages and misdirected writes show. Handles stay open."""
         named = self.image.names
         image = self.cut(len(self.operations), all_kept)
         for inode, content in self.image.contents.items():
@@ -246,10 +254,10 @@ class SimulatedDisk:
         assert named == image.names
         self._count()
 
-    # ---- deaths ------------------------------------------------------------------------------------------------------
+    # ---- crashes and power cuts --------------------------------------------------------------------------------------
 
     def mount(self) -> Mount:
-        """This disk for a process that may die."""
+        """Make a view of this disk for a process that may die."""
         made = Mount(self)
         self._mounts.append(made)
         return made
@@ -259,7 +267,7 @@ class SimulatedDisk:
         self._mounts.append(mount)
 
     def kill(self) -> None:
-        """The processes die; what they wrote stays in the page cache, and is as safe as it was."""
+        """Kill the processes; what they wrote stays in the page cache, synced or not."""
         for mount in self._mounts:
             mount.dead = True
         self._mounts.clear()
@@ -267,7 +275,7 @@ class SimulatedDisk:
         self._locks = {directory: mount for directory, mount in self._locks.items() if mount and not mount.dead}
 
     def power_cut(self, keep: Keep) -> None:
-        """The machine dies; `keep` decides for each sector and name that was not synced."""
+        """Cut the machine's power; `keep` decides for each sector and name that was not synced."""
         self.kill()
         self.start = self.cut(len(self.operations), keep)
         self.image = self.start.copy()
@@ -280,7 +288,7 @@ class SimulatedDisk:
         self._count()
 
     def cut(self, after: int, keep: Keep) -> Image:
-        """What is left when the power goes after `after` operations; `keep` decides for all that was not synced."""
+        """The image after a power cut behind `after` operations; `keep` decides for all that was not synced."""
         image = self.start.copy()
         done = self.operations[:after]
         safe_writes = _synced(done)
@@ -358,7 +366,7 @@ class SimulatedDisk:
                 self._forget(inode)
 
     def _forget(self, inode: int) -> None:
-        """Drop what no name, handle or pending name leads to any more; only a settling disk may."""
+        """Drop what no name, handle or pending name leads to any more; only on a settling disk."""
         if not self.settling or inode in self._open or inode in self._named:
             return
         if inode in self.start.names.values() or any(isinstance(o, Name) and o.inode == inode for o in self.operations):
@@ -369,7 +377,7 @@ class SimulatedDisk:
 
 
 def all_kept() -> bool:
-    """Everything the process had written: a kill without a power cut."""
+    """A `keep` that keeps everything: a kill without a power cut."""
     return True
 
 
@@ -430,7 +438,7 @@ def _apply_name(names: dict[str, int], operation: Name) -> None:
 
 
 class SimulatedFile:
-    """An open file of a disk, of one process or (mount None) of nobody who could die."""
+    """An open file of a disk, opened by one process, or (mount None) by one that never dies."""
 
     def __init__(self, disk: SimulatedDisk, inode: int, mount: Mount | None) -> None:
         self._disk = disk
@@ -445,7 +453,7 @@ class SimulatedFile:
         self._disk.write(self.inode, offset, b"".join(buffers))
 
     def reserve(self, length: int, offset: int) -> None:
-        """Nothing that could be seen; that there is no room the write behind it finds."""
+        """Do nothing visible: a lack of space shows at the write that follows."""
 
     def write_blocks(self, blocks: memoryview, offset: int) -> None:
         assert offset % BLOCK_BYTES == 0 == len(blocks) % BLOCK_BYTES and len(blocks)
@@ -457,11 +465,11 @@ class SimulatedFile:
         return self._disk.read(self.inode, length, offset)
 
     def disable_read_ahead(self) -> None:
-        """Nothing that could be seen."""
+        """Do nothing visible."""
 
     def datasync(self) -> None:
-        """As on Linux, a failed sync of a file is reported once to each of its open handles, through any of which it
-        may have been requested."""
+        """Sync the file. As on Linux, a failed sync is reported once to each open handle of the file, through whichever
+        handle it was requested."""
         self._step()
         try:
             if self._errors_told != self._disk.sync_errors.get(self.inode, 0):
@@ -493,14 +501,14 @@ class Mount:
     def __init__(self, disk: SimulatedDisk) -> None:
         self.disk = disk
         self.dead = False
-        self.left: int | None = None  # so many more operations, then it dies
+        self.left: int | None = None  # the process dies after so many more operations
 
     def look(self) -> None:
         if self.dead:
             raise Died
 
     def step(self) -> None:
-        """Before each operation that changes anything."""
+        """Called before each operation that changes anything."""
         self.look()
         if self.left is not None:
             if self.left == 0:

@@ -1,17 +1,16 @@
-"""The room `files`: processes of one machine that write, end, read and delete one segment in files, step by step.
+"""The simulation `files`: processes of one machine that write, end, read and delete one segment in files, step by step.
 
-Each process runs the code of dlog/stores/file/segment_files.py in a thread of its own; one thread runs at a time, and
-hands over before every operation on the disk. The plan's seed says who goes on. A process may stand still for any
-number of steps, or die; a sync may fail; the disk may be full; the power may fail, which keeps of what was not synced
-what chance wants.
+Each process runs the code of dlog/stores/file/segment_files.py in a thread of its own. One thread runs at a time, and
+yields before every operation on the disk; the plan's seed chooses the next one. A process may pause for any number of
+steps, or die; a sync may fail; the disk may be full; a power cut keeps a random part of what was not synced.
 
 Styles of plan:
 - "swarm": a writer, processes that end the segment, readers, and others that look for its tail;
-- "power": as swarm, and the power fails;
-- "sync": as power, and syncs fail before it does;
+- "power": as swarm, with a power cut;
+- "sync": as power, and syncs fail before it;
 - "delete": as swarm, and the segment is deleted, ended or not.
 
-The invariants F1 to F6 are in invariants.py; those of the store contract are judged by
+The invariants F1 to F6 are in invariants.py; those of the store contract are checked by
 tests/integration/stores/checker.py.
 """
 
@@ -56,7 +55,7 @@ STEPS_MAX = 4000
 
 
 def draw_plan(seed: int, style: str = "swarm") -> Plan:
-    """The plan that a seed means."""
+    """Draw the plan of a seed."""
     rng = random.Random(f"files/{style}/{seed}/plan")
     config: dict[str, Any] = {
         "style": style,
@@ -71,13 +70,13 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         "power_at": rng.randint(5, 120) if style in ("power", "sync") else 0,
         "kept": rng.choice((0.0, 0.5, 1.0)),
         "late": rng.choice((0, 10, 40)),  # steps before the first process ends the segment
-        "sleepy": rng.choice((0.0, 0.05, 0.2)),  # how often a process falls asleep for a while
+        "sleepy": rng.choice((0.0, 0.05, 0.2)),  # how often a process pauses for a while
     }
     return Plan(seed=seed, config=config)
 
 
 class SteppedMount(Mount):
-    """A disk of one process, which hands over before each operation."""
+    """A disk of one process, which yields before each operation."""
 
     def __init__(self, disk: SimulatedDisk, hand_over: Callable[[], None]) -> None:
         super().__init__(disk)
@@ -89,7 +88,7 @@ class SteppedMount(Mount):
 
 
 class Process:
-    """A process with one thread. asleep: so many of the world's steps."""
+    """A process with one thread. asleep: steps of the world for which it pauses."""
 
     def __init__(self, world: FileWorld, name: str, work: Callable[[Process], None]) -> None:
         self.name = name
@@ -106,7 +105,7 @@ class Process:
         self._thread.start()
 
     def step(self) -> None:
-        """Let it go on until its next operation."""
+        """Run until its next operation."""
         self._go.release()
         self._world.back.acquire()
 
@@ -124,7 +123,7 @@ class Process:
             self._work(self)
         except Died:
             self._world.reached["died"] += self.mount.left == 0
-        except BaseException as error:  # noqa: BLE001 - told to the world's thread
+        except BaseException as error:  # noqa: BLE001 - passed to the world's thread
             self.error = error
         self.done = True
         self._world.back.release()
@@ -138,7 +137,7 @@ class FileWorld:
         self.rng = random.Random(f"files/{config['style']}/{plan.seed}/run")
         self.disk = SimulatedDisk(bytes_max=config["disk_bytes"])
         self.history = History()
-        self.tails: list[tuple[int, int]] = []  # acknowledged before the tail was asked for, and the tail
+        self.tails: list[tuple[int, int]] = []  # (acknowledged before the tail was requested, tail)
         self.reached: Counter[str] = Counter()
         self.back = _thread.allocate_lock()
         self.back.acquire()
@@ -243,11 +242,11 @@ class FileWorld:
     # ---- the run ----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Raises Violation."""
+        """Run the history. Raises Violation."""
         config = self.config
         self._start("writer", self.write)
         while not self.processes[0].done and not self.created:
-            self._step(self.processes[0])  # nobody knows of the segment before
+            self._step(self.processes[0])  # no other process knows the segment before
         if not self.created:
             return
         self.disk.syncs_to_fail = config["syncs_fail"] and self.rng.randint(0, config["syncs_fail"])
@@ -316,7 +315,7 @@ class FileWorld:
                 raise Violation(invariant, text)
 
     def _end_and_read(self) -> None:
-        """What a process that comes last finds."""
+        """End and read the segment as a process that starts last."""
         history = self.history
         files = SegmentFiles(self.disk, ROOT, LOCATION, "last")
         try:
@@ -361,7 +360,7 @@ def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool 
 
 
 def room() -> Room:
-    """The room `files` of `python -m tests.simulation`."""
+    """The simulation `files` of `python -m tests.simulation`."""
     from tests.simulation.mutants.files import MUTANTS
 
     return Room(

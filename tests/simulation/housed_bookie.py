@@ -1,7 +1,7 @@
-"""The real bookie machine in the simulator: its index in memory, its journal on the kernel's disk.
+"""The production state machine of a bookie in the simulator: its index in memory, its journal on the kernel's disk.
 
-Lookups and flushes take time, as they do in threads; the journal is never cut, so a restart rebuilds the index from all
-of it. Ailments lie between the machine and the network.
+Lookups and flushes take time, as they do in threads. The journal is never cut, so a restart rebuilds the index from all
+of it. Faults are applied between the machine and the network.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from tests.simulation.bookie_model import Ailments
 
 
 def journal_records(data: Any) -> Iterator[tuple[Any, ...]]:
-    """What one durable Persist says, in bookie_model's words: ("add", ledger, entry, packet) or ("fence", ledger)."""
+    """The records of one durable Persist in the form of bookie_model: ("add", ledger, entry, packet) or ("fence",
+    ledger)."""
     if isinstance(data[0], str):
         yield data
         return
@@ -41,7 +42,7 @@ def journal_records(data: Any) -> Iterator[tuple[Any, ...]]:
 
 
 class HousedBookie:
-    """One life of a real bookie. `records`: what its journal kept."""
+    """One incarnation of a production bookie. `records`: the content of its journal."""
 
     def __init__(self, records: list[tuple[int, Any]], ailments: Ailments) -> None:
         restored = Restored(())
@@ -66,7 +67,7 @@ class HousedBookie:
         return self.performed(self.bookie.handle(fact))
 
     def refuse(self, message: Any) -> Any:
-        """The answer of a bookie that is ill, or None."""
+        """The answer of a bookie that has an I/O fault, or None."""
         if isinstance(message, AddEntry):
             if self.ailments.read_only and not message.high_priority:
                 return EntryAdded(message.ledger, message.entry, Code.READ_ONLY)
@@ -79,7 +80,7 @@ class HousedBookie:
         return None
 
     def performed(self, effects: list[Any]) -> list[Effect]:
-        """Lookups and flushes become timers; packets may be damaged on their way out."""
+        """Perform effects: lookups and flushes become timers; packets may be damaged on their way out."""
         done: list[Effect] = []
         for effect in effects:
             if isinstance(effect, Fetch):

@@ -1,7 +1,8 @@
-"""Hunting: seed after seed in every style of every room, on several cores, until one breaks an invariant.
+"""Hunting: runs seed after seed in every style of every simulation, on several cores, until one breaks an invariant.
 
-The law of this file: what a hunt says it did, it counted. A batch in which what it must reach has a count of
-zero fails.
+Invariants:
+- A hunt reports only what it counted.
+- A batch fails if a mark that it must reach has a count of zero.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ FAULT = "fault."
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Seeds `first` .. `first + seeds - 1` of one style of a room."""
+    """Seeds `first` .. `first + seeds - 1` of one style of a simulation."""
 
     room: str
     style: str
@@ -47,7 +48,7 @@ class Broken:
 
 @dataclass(slots=True)
 class Tally:
-    """What some chunks of one room added up to."""
+    """The sum of some chunks of one simulation."""
 
     seeds: Counter[str] = field(default_factory=Counter)  # by style
     reached: Counter[str] = field(default_factory=Counter)
@@ -57,7 +58,7 @@ class Tally:
     broken: list[Broken] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
-        """Take in what another one counted."""
+        """Add the counts of another tally."""
         self.seeds.update(other.seeds)
         self.reached.update(other.reached)
         self.events += other.events
@@ -71,21 +72,21 @@ class Tally:
         return {mark.removeprefix(FAULT): n for mark, n in sorted(self.reached.items()) if mark.startswith(FAULT)}
 
     def progress(self, room: Room) -> dict[str, int]:
-        """The room's counts for everybody."""
+        """The simulation's counts for its users."""
         return {name: sum(self.reached[mark] for mark in marks) for name, marks in room.progress.items()}
 
     def missed(self, room: Room) -> list[str]:
-        """Marks that had to be reached and were not; a hunt in some styles alone must only show the first of them."""
+        """Marks that had to be reached and were not; a hunt in only some styles must reach only the first of them."""
         due = room.must_reach if set(self.seeds) >= set(room.styles) else room.must_reach[:1]
         return [mark for mark in due if not self.reached[mark]]
 
 
 def run_chunk(chunk: Chunk) -> Tally:
-    """Run all seeds of a chunk; a worker's whole work."""
+    """Run all seeds of a chunk in a worker."""
     room = load(chunk.room)
     tally = Tally()
     gc.collect()
-    gc.freeze()  # a trial collects cycles several times; without this each time looks at every module too
+    gc.freeze()  # a trial collects cycles several times; without this each collection visits every module too
     begun = time.process_time()
     for seed in range(chunk.first, chunk.first + chunk.seeds):
         outcome = room.run(room.draw(seed, chunk.style))
@@ -101,7 +102,8 @@ def run_chunk(chunk: Chunk) -> Tally:
 
 
 def chunks(styles: Sequence[tuple[str, str]], first: int, seeds: int | None) -> Iterator[Chunk]:
-    """Chunks of all (room, style) pairs in turn, so that a hunt cut short has been everywhere; seeds None: for ever."""
+    """Chunks of all (simulation, style) pairs in turn, so that a hunt cut short has covered all; seeds None: for
+    ever."""
     done = 0
     while seeds is None or done < seeds:
         size = CHUNK_SEEDS if seeds is None else min(CHUNK_SEEDS, seeds - done)
@@ -141,7 +143,7 @@ def store(directory: Path, broken: Broken, plan: Plan) -> Path:
 
 
 def report(room: Room, tally: Tally) -> str:
-    """What a hunt says at its end, of one room."""
+    """The report of a finished hunt about one simulation."""
     lines = []
     total = tally.seeds.total()
     styles = ", ".join(f"{style} {seeds}" for style, seeds in tally.seeds.items())

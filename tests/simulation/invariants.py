@@ -1,11 +1,11 @@
-"""Every invariant of the machines: what it says, where it is checked, and by which planted defects the check is proved.
-
-The law of this file: an invariant without a planted defect is a hope. `test_invariants.py` compares this table with the
-mutants that there are: each id below is the first that some mutant must be caught by, and none is missing. What is left
-out, or holds for less than its name says, is argued here in words.
+"""Every invariant of the machines: its text, where it is checked, and which planted defects prove the check.
 
 Ids are those of the reliability goals: L of a ledger, S of a stream, T of its ownership, D of streams that are deleted
-and made again, R of a read proxy's cache, F of a segment in files.
+and created again, R of a read proxy's cache, F of a segment in files. Reasons for an exception or a restriction are
+given here in words.
+
+Invariants:
+- Each id below is the first one that some planted defect must be caught by (`test_invariants.py` compares).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Invariant(NamedTuple):
-    """rooms: where it is checked. check: the function that does."""
+    """rooms: the simulations in which it is checked. check: the function that checks it."""
 
     says: str
     room: str

@@ -1,4 +1,4 @@
-"""What the test of every room checks: its histories, its planted defects, and that a seed means one history."""
+"""Checks shared by the tests of all simulations: histories, planted defects, and that a seed means one history."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from tests.simulation.worlds import Mutant, Room
 
 def check_histories(room: Room, seeds: int) -> None:
     """Run this many seeds of each style: none breaks an invariant, and together they reach every mark that they must.
-    A mark that is not reached means that the run proves nothing about it."""
+
+    A mark that is not reached means that the run proves nothing about it.
+    """
     reached: Counter[str] = Counter()
     broken: list[str] = []
     for style in room.styles:
@@ -29,12 +31,13 @@ def check_histories(room: Room, seeds: int) -> None:
 
 
 def check_is_caught(room: Room, mutant: Mutant) -> None:
-    """The planted defect breaks an invariant that it names, within the seeds that it names."""
+    """Check that the planted defect breaks an invariant that it names, within the seeds that it names."""
     assert hunt(room, mutant).is_caught, f"{mutant.seeds} seeds did not catch it, {mutant.invariants} should have"
 
 
 def check_one_history(name: str, seeds: int) -> None:
-    """A seed of the room `name` means one history: in this process, and in others whatever their PYTHONHASHSEED."""
+    """Check that a seed of the simulation `name` means one history, in this process and in others with any
+    PYTHONHASHSEED."""
     expected = trace_hashes(name, seeds)
     assert trace_hashes(name, seeds) == expected
     program = f"from tests.simulation.judging import trace_hashes; print(trace_hashes({name!r}, {seeds}))"
@@ -47,6 +50,6 @@ def check_one_history(name: str, seeds: int) -> None:
 
 
 def trace_hashes(name: str, seeds: int) -> list[int]:
-    """Of the first seeds of each style of a room."""
+    """The trace hashes of the first seeds of each style of a simulation."""
     room = rooms.load(name)
     return [room.run(room.draw(seed, style)).trace_hash for style in room.styles for seed in range(seeds)]

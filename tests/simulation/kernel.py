@@ -9,27 +9,28 @@ How to use it
     sim.ask("w/adder-1", Add(...), f)                        # f(result or DLogError), once, or never if the host dies
     sim.metadata.create(LedgerKey(1), value)
     sim.every_event = checker                                # called after each event: raise Violation("L5", "...")
-    sim.on_fact, sim.on_effect = see, see                    # probes: what machines hear and do, with their host
+    sim.on_fact, sim.on_effect = see, see                    # probes: facts and effects of machines, with their host
     sim.run(until_s=10.0)                                    # or run(until=lambda: done, until_s=limit)
     sim.heal(); sim.run(...)                                 # faults off: now liveness may be demanded
 
-- A machine has an *address* and lives on a *node*; `Send(peer, ...)` goes to the address `peer`. Nodes crash, pause and
-  are cut off, with everything that lives on them. A new incarnation is made by the node's `start`.
+- A machine has an *address* and runs on a *node*; `Send(peer, ...)` goes to the address `peer`. Nodes crash, pause and
+  are cut off, with every machine on them. A new incarnation is made by the node's `start`.
 - A host with `listens=True` is a server: it is never connected by its own Send; it sees one peer name per connection
   ("address#7") and what it sends to a connection that is gone is lost. A client sees the server's address as peer.
 - `transport.question(m)` / `transport.answer(m)` pair requests with responses as dlog/io's transport does: a response
-  nobody waits for is dropped, and when a request stays unanswered for `request_timeout_s` the connection is closed and
-  the client gets PeerLost. Requests of a closed connection may still arrive; responses never do.
+  without a waiting request is dropped, and when a request stays unanswered for `request_timeout_s` the connection is
+  closed and the client gets PeerLost. Requests of a closed connection may still arrive; responses never do.
 - `Persist(token, data)` goes to the host's journal (`sim.disk(address)`); `Persisted` comes back when synced. A process
   crash keeps what was written, a power cut loses an unsynced suffix. `start` reads `sim.disk(address).durable`.
-- Metadata is a versioned map with conflicts, lost replies (the write took place), late writes (it takes place after
-  the asker was told OutcomeUnknown), answers that come late and cut-off askers.
+- Metadata is a versioned map with conflicts, lost replies (the write took place), late writes (it takes place after its
+  caller got OutcomeUnknown), late answers and callers that are cut off.
 - A node may be slow in what it handles or syncs; its wall clock is `now_s + node.skew_s`, its timers never jump.
-- `sim.rng` is the environment's stream; hand machines their own `random.Random(sim.rng.random())`.
+- `sim.rng` is the environment's stream; give machines their own `random.Random(sim.rng.random())`.
 - `sim.reach("name")` counts a mark (and triggers faults bound to it); a batch with a zero count proves nothing.
 - Safety is checked after every event, liveness only after `heal()`.
 
-Same plan, same trace hash, whatever PYTHONHASHSEED: time is integer nanoseconds and nothing iterates over a set.
+The same plan gives the same trace hash with any PYTHONHASHSEED: time is integer nanoseconds and nothing iterates over a
+set.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ class Violation(AssertionError):
 
 
 def judged(run: Callable[[], None], *, trace: bool = False) -> tuple[str, str]:
-    """Run a world: the invariant that it broke first, "assert" for an assertion of the code, "" for none; and how.
+    """Run a world. Returns the invariant that it broke first ("assert": an assertion of the code, "": none) and the
+    text.
 
     trace: raise the failure of an assertion instead, with its traceback.
     """
@@ -123,7 +125,7 @@ class Simulation:
         self.healed = False
         self.nodes: dict[str, Node] = {}
         self.hosts: dict[str, Host] = {}
-        self.homes: dict[str, Node] = {}  # address -> node, also of the dead
+        self.homes: dict[str, Node] = {}  # address -> node, also of dead hosts
         self.network = Network(
             self, transport or NoPairs(), request_timeout_s=request_timeout_s, latency_s=latency_s, fifo=fifo
         )
@@ -140,7 +142,7 @@ class Simulation:
             else:
                 self.at(int(fault.at_s * S), self._strike, fault)
 
-    # ---- set-up and asking -------------------------------------------------------------------------------------------
+    # ---- set-up and requests -----------------------------------------------------------------------------------------
 
     @property
     def now_s(self) -> float:
@@ -163,7 +165,7 @@ class Simulation:
         on_answer: Callable[[int, Any], None] | None = None,
         on_event: Callable[[Any], None] | None = None,
     ) -> Host:
-        """Let a machine live at an address of a node; a machine that was there before is gone."""
+        """Run a machine at an address of a node; it replaces a machine that was there."""
         self.remove(address)
         self.homes[address] = self.nodes[node]
         host = self.hosts[address] = Host(self.nodes[node], address, machine, listens)
@@ -178,7 +180,7 @@ class Simulation:
             self.network.close_of(host)
 
     def ask(self, address: str, request: Any, sink: Callable[[Any], None] | None = None) -> int:
-        """Ask the machine at `address`; returns the ticket. `sink` gets the result or the error, once."""
+        """Send a request to the machine at `address`; returns the ticket. `sink` gets the result or the error, once."""
         self._ticket += 1
         host = self.hosts[address]
         if sink is not None:
@@ -198,7 +200,7 @@ class Simulation:
         return self.nodes[node].up
 
     def machine(self, address: str) -> Any:
-        """The machine at an address, or None: for checkers with the god view."""
+        """The machine at an address, or None; for checkers."""
         host = self.hosts.get(address)
         return host.machine if host else None
 
@@ -216,7 +218,7 @@ class Simulation:
     # ---- running -----------------------------------------------------------------------------------------------------
 
     def run(self, *, until_s: float, until: Callable[[], bool] | None = None) -> bool:
-        """Run until the virtual time `until_s`, or until `until` holds after an event. Whether `until` held."""
+        """Run until the virtual time `until_s`, or until `until` holds after an event. Returns whether `until` held."""
         heap, limit = self._heap, int(until_s * S)
         if until is not None and until():
             return True
@@ -233,7 +235,7 @@ class Simulation:
         return False
 
     def heal(self) -> None:
-        """End all faults and let none begin: cuts mended, paused nodes resumed, crashed ones restarted."""
+        """End all faults and start no more: cuts mended, paused nodes resumed, crashed ones restarted."""
         self.healed = True
         self.network.heal()
         for node in self.nodes.values():
@@ -326,7 +328,7 @@ class Simulation:
             self.hand(host, TimerFired(key, self.now_s))
 
     def _start_sync(self, host: Host, disk: Disk) -> None:
-        """One group commit: it covers what waits now, not what comes while it runs."""
+        """Start one group commit: it covers what waits now, not what comes while it runs."""
         disk.syncing = len(disk.pending)
         stalls = self.rng.random() < 0.005 and not self.healed
         delay_s = self.rng.expovariate(1.0) * self._sync_s * (100 if stalls else 1)
@@ -436,7 +438,7 @@ class Simulation:
                     self.on_environment(fault)
 
     def _flap(self, fault: Fault, left: int) -> None:
-        """Cut a link for a time, mend it for as long, and again."""
+        """Cut a link for a time, mend it for as long, and repeat."""
         if left and not self.healed:
             self.cut(fault.a, fault.b, fault.for_s, both=fault.both)
             self.at(self.now + int(2 * fault.for_s * S), self._flap, fault, left - 1)
@@ -470,7 +472,7 @@ class Simulation:
                 node.start(node)
 
     def pause(self, name: str, for_s: float) -> None:
-        """Let a node stand still: what reaches it waits."""
+        """Pause a node: what reaches it waits."""
         node = self.nodes[name]
         node.paused_until = max(node.paused_until, self.now + int(for_s * S))
         self.at(node.paused_until, self._resume, node)
@@ -483,7 +485,7 @@ class Simulation:
             thing()
 
     def cut(self, a: str, b: str, for_s: float, *, both: bool = False) -> None:
-        """Let nothing pass from a to b (and back, if `both`) for a time; what was sent arrives when it is mended."""
+        """Cut the link from a to b (and back, if `both`) for a time; messages arrive when it is mended."""
         self.network.cut(a, b, self.now + int(for_s * S), both=both)
 
     # ---- trace -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""What must hold of a ledger: L1 to L12 of the reliability goals, checked as it happens, by the god view.
+"""Checks of a ledger, L1 to L12 of the reliability goals, made as events happen and with access to all state.
 
-The checker sees every fact and effect, every version of metadata and every journal. It knows nothing of how the
-machines work: only messages, metadata, answers and what is durable.
+The checker sees every fact and effect, every version of metadata and every journal. It uses nothing of how the machines
+work: only messages, metadata, answers and what is durable.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class LedgerChecks:
         self.ledger = key.ledger
         self.quorum = quorum
         self.digest = digest
-        self.mute = mute  # invariants that are not checked by their evidence: a mutant shall show in the history
-        self.payloads: dict[int, bytes] = {}  # by entry id: ids are given in order of asking
+        self.mute = mute  # invariants whose evidence is not checked, so that a mutant must show in the history
+        self.payloads: dict[int, bytes] = {}  # by entry id: ids are assigned in order of requests
         self.asked_at: dict[int, int] = {}
-        self.lac = -1  # of what was answered to the writer's caller
+        self.lac = -1  # highest entry acknowledged to the writer's caller
         self.closed_at: int | None = None
         self.ends: dict[str, tuple[int, int]] = {}
         self.packets: dict[int, bytes] = {}  # as the writer first sent them
         self.bytes_read: dict[int, bytes] = {}
         self.session_lac = -1
         self.visible_max = -1
-        self.known: dict[str, LedgerMetadata] = {}  # as each host read it last
+        self.known: dict[str, LedgerMetadata] = {}  # metadata as each host read it last
         self.searching: dict[str, tuple[int, dict[int, set[BookieId]]]] = {}  # host -> from, denials by entry
         self._holds: dict[BookieId, set[int]] = {b: set() for b in bookies}
         self._fenced: set[BookieId] = set()
@@ -62,15 +62,15 @@ class LedgerChecks:
         sim.on_fact = self.see_fact
         sim.on_effect = self.see_effect
 
-    # ---- the god view ------------------------------------------------------------------------------------------------
+    # ---- state of all bookies ----------------------------------------------------------------------------------------
 
     def holders(self, entry: int) -> set[BookieId]:
-        """Who has the entry on stable storage."""
+        """The bookies that have the entry on stable storage."""
         self._scan()
         return {b for b, held in self._holds.items() if entry in held}
 
     def fenced(self) -> set[BookieId]:
-        """Whose fence is on stable storage."""
+        """The bookies that have a fence on stable storage."""
         self._scan()
         return self._fenced
 
@@ -92,7 +92,7 @@ class LedgerChecks:
         return value
 
     def held_in_ensemble(self, entry: int, metadata: LedgerMetadata) -> int:
-        """How many of those that metadata names for an entry have it."""
+        """How many of the bookies that metadata names for an entry have it."""
         return len(self.holders(entry) & set(metadata.bookies_of(entry)))
 
     # ---- the writer --------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class LedgerChecks:
         self.payloads[len(self.payloads)] = payload
 
     def acked(self, number: int, entry: EntryId) -> None:
-        """An add was answered with success."""
+        """Check an add that was answered with success."""
         metadata = self.metadata
         if entry != self.lac + 1:
             raise Violation("L6", f"entry {entry} confirmed after {self.lac}")
@@ -164,12 +164,12 @@ class LedgerChecks:
             return
         fenced = [bookie in self.fenced() for bookie in last.ensemble]
         if metadata.is_closed:
-            return  # somebody else has finished; our evidence counts for nothing
+            return  # another recovery has finished; the evidence of this one does not count
         for start in range(len(fenced)):
             window = [fenced[(start + i) % len(fenced)] for i in range(self.quorum.write)]
             if window.count(True) < self.quorum.negatives_needed:
                 raise Violation("L8", f"the search begins with {fenced} of {last.ensemble} fenced")
-        last = self.known[host.address].fragments[-1]  # who finds the tail may have added one since
+        last = self.known[host.address].fragments[-1]  # a process that finds the tail may have added one since
         if entry < last.first_entry - 1:
             raise Violation("L9", f"the search begins behind {entry}, the last fragment at {last.first_entry}")
 
@@ -190,7 +190,8 @@ class LedgerChecks:
                 self.known[host.address] = fact.outcome.value
 
     def _see_end(self, host: Host, value: LedgerMetadata) -> None:
-        """A recoverer is about to write an end: it must have heard enough denials of the entry behind it."""
+        """Check a recovery that is about to write an end: it must have received enough denials of the entry behind
+        it."""
         _, denials = self.searching.get(host.address, (0, {}))
         denied = denials.get(value.last_entry + 1, set())
         if len(denied) < self.quorum.negatives_needed and "L8" not in self.mute:
@@ -236,7 +237,7 @@ class LedgerChecks:
             raise Violation("length", f"closed with length {new.length}, the payloads have {length}")
 
     def ended(self, who: str, last_entry: int, length: int) -> None:
-        """Somebody was told the ledger's end."""
+        """Check an end of the ledger that a caller was sent."""
         self.ends[who] = (last_entry, length)
         metadata = self.metadata
         if not metadata.is_closed or (last_entry, length) != (metadata.last_entry, metadata.length):
@@ -249,17 +250,17 @@ class LedgerChecks:
         self.session_lac = -1
 
     def visible(self, seen: LedgerLac) -> None:
-        """A tail was told a LAC."""
+        """Check a LAC that a tailing reader was sent."""
         if seen.lac < self.session_lac:
             raise Violation("L5", f"the LAC of a reader went from {self.session_lac} to {seen.lac}")
-        decided = self.metadata.fragments[-1].first_entry - 1  # by the writer or by who found the tail
+        decided = self.metadata.fragments[-1].first_entry - 1  # decided by the writer or by a search for the tail
         if not seen.closed and seen.lac > max(self.lac, decided):
             raise Violation("L5", f"LAC {seen.lac} is visible, confirmed is {self.lac}, decided {decided}")
         self.session_lac = seen.lac
         self.visible_max = max(self.visible_max, seen.lac)
 
     def found(self, seen: LedgerLac, acked: int) -> None:
-        """A tail was found without the writer, asked for when `acked` was the last entry acknowledged."""
+        """Check a tail that was found without the writer. `acked` was the last entry acknowledged at the request."""
         if seen.lac < acked:
             raise Violation(
                 "L5", f"the tail is told to be {seen.lac}, and {acked} was acknowledged before the question"
@@ -286,7 +287,7 @@ class LedgerChecks:
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """All is quiet: the ledger is closed and the tail has read to its end."""
+        """Check the quiet state at the end: the ledger is closed and the tail has read to its end."""
         metadata = self.metadata
         if metadata.last_entry < self.visible_max:
             raise Violation("L5", f"LAC {self.visible_max} was visible, the ledger ended at {metadata.last_entry}")
@@ -307,11 +308,11 @@ class LedgerChecks:
 
 
 def _lac_of(packet: bytes) -> int:
-    """The LAC that an entry carries."""
+    """The LAC stored in an entry."""
     lac: int = ENTRY_HEAD.unpack_from(packet)[2]
     return lac
 
 
 def firsts_of(metadata: LedgerMetadata) -> list[int]:
-    """Where the fragments begin."""
+    """The first entries of the fragments."""
     return [f.first_entry for f in metadata.fragments]

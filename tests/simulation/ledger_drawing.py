@@ -1,15 +1,15 @@
-"""What is drawn for the world of one ledger (ledger_world.py): who, how much, which faults, and when.
+"""Draws the plans for the simulated world of one ledger (ledger_world.py): requests, faults, and when they happen.
 
 Styles of plan:
 - "swarm": tens of entries, any faults, bursts around recoveries and ensemble changes;
 - "scope": one to three entries, every message may be held or lost by its number on its link;
 - "churn": many entries under way and bookies that fail one after the other, with metadata that answers badly;
-- "frozen": one bookie stands still from before a recovery to the end, and shows it to nobody; the others fail for a
-  moment and are back: the recovery must end long before the silent one is given up;
-- "orphan": the writer is cut off, stands still or dies with entries under way; the tail is asked for, then recovered;
+- "frozen": one bookie is paused from before a recovery to the end, and no peer notices; the others fail for a moment
+  and are back: the recovery must end long before the request to the paused one times out;
+- "orphan": the writer is cut off, paused or dies with entries under way; the tail is searched, then recovered;
 - "restored": as "churn" or "orphan", with spare bookies of which some hold another ledger under the same id, as after
-  ZooKeeper was restored from a backup; who creates a ledger has made sure that no member does;
-- "calm": nobody recovers until the writer is done: after the faults everything must be confirmed (half of "churn" too).
+  ZooKeeper was restored from a backup; the creator of a ledger has made sure that no member does;
+- "calm": no recovery until the writer is done: after the faults everything must be confirmed (half of "churn" too).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STYLES = ("swarm", "churn", "scope", "frozen", "orphan", "told", "restored", "ca
 
 
 def draw_plan(seed: int, style: str = "swarm") -> Plan:
-    """The plan that a seed means."""
+    """Draw the plan of a seed."""
     rng = random.Random(f"{style}/{seed}/plan")
     draws = {"swarm": _draw_swarm, "calm": _draw_swarm, "churn": _draw_churn, "scope": _draw_scope}
     draws |= {"frozen": _draw_frozen, "orphan": _draw_orphan, "told": _draw_churn, "restored": _draw_restored}
@@ -96,7 +96,7 @@ def _draw_ailment(rng: random.Random, bookies: Collection[str], duration: float)
 
 
 def _draw_churn(seed: int, rng: random.Random, style: str) -> Plan:
-    """A deep window, and members that fail while others are being replaced."""
+    """Draw a deep window, and members that fail while others are being replaced."""
     ensemble, write, ack = rng.choice(((3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (5, 3, 3), (3, 3, 3)))
     bookies = ensemble + rng.choice((1, 1, 2, 3))
     names = [f"b{i}" for i in range(1, bookies + 1)]
@@ -139,7 +139,7 @@ def _draw_churn(seed: int, rng: random.Random, style: str) -> Plan:
 
 
 def _draw_scope(seed: int, rng: random.Random, style: str) -> Plan:
-    """Few messages; each may be held or lost by its number."""
+    """Draw few messages; each may be held or lost by its number."""
     ensemble, write, ack = rng.choice(((3, 3, 2), (3, 3, 2), (4, 3, 2), (3, 2, 2)))
     bookies = ensemble + rng.choice((0, 1))
     names = [f"b{i}" for i in range(1, bookies + 1)]
@@ -169,7 +169,7 @@ def _draw_scope(seed: int, rng: random.Random, style: str) -> Plan:
                     for_s = rng.choice((0.003, 0.02, 0.1, 0.4, 7.0)) * rng.uniform(0.5, 1.5)
                     faults.append(Fault(kind=kind, a=client, b=bookie, message=message, count=k, for_s=for_s))
     if rng.random() < 0.1:
-        # a writer that slept through its own recovery, and bookies that were restarted since
+        # a writer that was paused through its own recovery, and bookies that were restarted since
         faults = [Fault(kind=FaultKind.PAUSE, a=WRITER, at_s=rng.choice((0.0, 0.001, 0.01)), for_s=2.0)]
         for bookie in names:
             if rng.random() < 0.7:
@@ -184,7 +184,7 @@ def _draw_scope(seed: int, rng: random.Random, style: str) -> Plan:
 
 
 def _draw_frozen(seed: int, rng: random.Random, style: str) -> Plan:
-    """One member is silent for ever and its connections stay open; enough others refuse once, or are lost once."""
+    """Draw one member that is silent for ever with open connections; enough others refuse once, or are lost once."""
     frozen, *others = rng.sample(["b1", "b2", "b3"], 3)
     config: dict[str, Any] = {
         "style": style,
@@ -218,7 +218,7 @@ def _draw_frozen(seed: int, rng: random.Random, style: str) -> Plan:
 
 
 def _draw_orphan(seed: int, rng: random.Random, style: str) -> Plan:
-    """A few entries under way, some of whose acknowledgements the writer never hears, and members that fail."""
+    """Draw a few entries under way, of which the writer misses some acknowledgements, and members that fail."""
     ensemble, write, ack = rng.choice(((3, 3, 2), (3, 3, 2), (4, 3, 2), (3, 2, 2), (3, 2, 1), (5, 3, 2)))
     names = [f"b{i}" for i in range(1, ensemble + rng.choice((0, 1, 2)) + 1)]
     config: dict[str, Any] = {
@@ -260,7 +260,7 @@ def _draw_orphan(seed: int, rng: random.Random, style: str) -> Plan:
 
 
 def _draw_restored(seed: int, rng: random.Random, style: str) -> Plan:
-    """Spares that hold entries of another ledger under the same id, and members that have to be replaced."""
+    """Draw spares that hold entries of another ledger under the same id, and members that have to be replaced."""
     plan = rng.choice((_draw_churn, _draw_orphan))(seed, rng, style)
     ensemble = plan.config["quorum"][0]
     bookies = max(plan.config["bookies"], ensemble + 2)
@@ -283,5 +283,5 @@ def _draw_restored(seed: int, rng: random.Random, style: str) -> Plan:
 
 
 def with_config(plan: Plan, **values: Any) -> Plan:
-    """The plan with other settings: for named scenarios."""
+    """The plan with other settings, for named scenarios."""
     return replace(plan, config={**plan.config, **values})

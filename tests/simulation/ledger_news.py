@@ -1,7 +1,7 @@
-"""What a reader of a ledger hears beside its own asking: how far the owner says it is confirmed, and metadata as
-somebody else read it. Both may be late; neither is ever wrong.
+"""News that a reader of a ledger receives without asking: the LAC from the owner, and metadata that others read.
 
-Style "told": members fail and are replaced while the reader, told at once of what is confirmed, is cut off from some.
+Both may be late; neither is ever wrong. Style "told": members fail and are replaced while the reader, which is sent
+each LAC at once, is cut off from some.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def with_news(plan: Plan, reader: str, rng: random.Random) -> Plan:
-    """A plan whose reader hears news, and is cut off from bookies."""
+    """Make a plan whose reader receives news, and is cut off from bookies."""
     names = [f"b{i}" for i in range(1, plan.config["bookies"] + 1)]
     duration = plan.config["duration_s"]
     faults: list[Fault] = []
@@ -40,7 +40,7 @@ def with_news(plan: Plan, reader: str, rng: random.Random) -> Plan:
 
 
 class News:
-    """Tells the reader of `world`, on the average every `told_s`."""
+    """Sends news to the reader of `world`, every `told_s` on average."""
 
     def __init__(self, world: LedgerWorld, node: str) -> None:
         self._world = world
@@ -48,7 +48,7 @@ class News:
         self._rng = random.Random(f"{world.plan.seed}/news")
 
     def begin(self) -> None:
-        """From a start of the reader's process on."""
+        """Send news from a start of the reader's process on."""
         if "told_s" in self._world.config:
             self._later(self._rng.expovariate(1.0) * self._world.config["told_s"], self._tell)
 

@@ -1,5 +1,6 @@
-"""Entries of another ledger under the same id, as bookies hold them when ZooKeeper was restored from a backup that is
-older than that ledger. Metadata does not name it, and the ledger of the world has its id.
+"""Entries of another ledger with the same id, which bookies hold after ZooKeeper was restored from an older backup.
+
+Metadata does not name that older ledger, and the ledger of the world has its id.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""The world of one ledger: a writer, a tailing reader, two recoverers and bookies, with faults between all of them.
+"""The simulated world of one ledger: a writer, a tailing reader, two recoverers and bookies, with faults between them.
 
-Now and then somebody who cannot ask the writer wants to know the tail as of now.
+Now and then a client that cannot ask the writer searches the present tail. Plans are drawn in ledger_drawing.py.
 
-What is drawn for it: ledger_drawing.py.
-
-After the faults the world heals; then the ledger must end up closed, everybody must have an answer, and everything
+After the faults the world heals; then the ledger must end up closed, every request must be answered, and everything
 confirmed must be readable.
 """
 
@@ -71,7 +69,7 @@ SETTLE_S = 120.0
 
 
 class BookieTransport:
-    """Requests and responses of v2 are matched by what they ask, as on the wire."""
+    """Matches requests and responses of v2 by their content, as on the wire."""
 
     def question(self, message: Any) -> Any:
         if isinstance(message, AddEntry):
@@ -93,7 +91,7 @@ class BookieTransport:
 
 
 class LedgerWorld:
-    """One history of one ledger. parts: classes that replace the true ones (mutants)."""
+    """One history of one ledger. parts: classes that replace the production ones (mutants)."""
 
     def __init__(self, plan: Plan, parts: Mapping[str, Any], *, trace: bool = False) -> None:
         config = plan.config
@@ -123,7 +121,7 @@ class LedgerWorld:
         self.read: dict[int, bytes] = {}
         self.tail_closed = False
         self.news = News(self, TAIL)
-        self.finders = self.finding = 0  # that were, and that have no answer yet
+        self.finders = self.finding = 0  # all so far; those without an answer yet
         self.bookie_class = parts.get("bookie", HousedBookie if config.get("real") else BookieModel)
         for bookie, older in config.get("older", {}).items():
             held = durable_records(self.digest, older, real=issubclass(self.bookie_class, HousedBookie))
@@ -149,7 +147,7 @@ class LedgerWorld:
         self.sim.node(TAIL, start=self.start_tail)
         self.sim.node(FINDER)
 
-    # ---- who lives here ----------------------------------------------------------------------------------------------
+    # ---- nodes and machines ------------------------------------------------------------------------------------------
 
     def start_bookie(self, node: Node) -> None:
         name = BookieId(node.name)
@@ -196,7 +194,7 @@ class LedgerWorld:
                 ailments.read_only = True
         self.sim.call_in(fault.for_s, ailments.cure)
 
-    # ---- what they do ------------------------------------------------------------------------------------------------
+    # ---- work --------------------------------------------------------------------------------------------------------
 
     def add(self, number: int) -> None:
         payload = b"%d:" % number + bytes(self.sim.rng.randrange(self.config["payload_max"] + 1))
@@ -266,7 +264,7 @@ class LedgerWorld:
             self.sim.call_in(0.01, self.wait_lac, node=TAIL)
 
     def find(self) -> None:
-        """Somebody comes who wants to know what there is by now."""
+        """Search the present tail as a new client."""
         self.finders += 1
         self.finding += 1
         address, acked = f"{FINDER}/finder{self.finders}", self.checks.lac
@@ -300,7 +298,7 @@ class LedgerWorld:
     # ---- the run -----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """The faulty part, then the healed one with its demands."""
+        """Run the part with faults, then the healed part with its demands."""
         config, sim = self.config, self.sim
         for number in range(config["entries"]):
             sim.call_in(number * config["gap_s"], self.add, number)
@@ -363,7 +361,7 @@ def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool 
 
 
 def room() -> Room:
-    """The room `ledger` of `python -m tests.simulation`."""
+    """The simulation `ledger` of `python -m tests.simulation`."""
     from tests.simulation.mutants.ledger import MUTANTS
 
     return Room(

@@ -1,14 +1,17 @@
-"""The world of one name: streams that are made, written, sealed, truncated and deleted under it, one after the other.
+"""The simulated world of one name: streams created, written, sealed, truncated and deleted under it, one after the
+other.
 
-The style "lives" of the room `stream`. An operator tries each deletion at any proxy until it is answered; copies of it,
-and of seals, truncations and alterations, arrive late, in the next life too. Proxies freeze between their look at
-metadata and what they do; an owner that is cut off from metadata goes on writing. The store keeps what was written to a
-deleted stream, as bookies do.
+The style "lives" of the simulation `stream`. An operator tries each deletion at any proxy until it is answered; copies
+of it, and of seals, truncations and alterations, arrive late, also in the next incarnation. Proxies freeze between
+their read of metadata and what they do next; an owner that is cut off from metadata goes on writing. The store keeps
+what was written to a deleted stream, as bookies do.
 
-D1: what was asked of one life never changes another. D2: what is asked after a deletion was answered is not
-acknowledged in that life (the answer to what was durable before it may come late). D3: settings are altered once by
-each alteration, and only those that it was made from; what was answered as done was done, and what was refused as made
-from old settings is never done.
+Invariants:
+- D1: a request for one incarnation never changes another.
+- D2: a request made after a deletion was answered is not acknowledged in the deleted incarnation (the answer to what
+  was durable before it may come late).
+- D3: an alteration changes the settings at most once, and only the settings that it was made from. An alteration that
+  was answered as done was done; one that was refused because the settings had changed is never done.
 """
 
 from __future__ import annotations
@@ -53,12 +56,12 @@ MUST_REACH = (
     *("deleted", "life_gone", "late", "life_refused", "segment_not_ended", "acked_in_a_later_life"),
     *("altered", "alter_stale", "alter_in_doubt"),
 )
-RETENTION_S = 10.0**6  # and more: nothing expires
+RETENTION_S = 10.0**6  # at least: nothing expires
 SETTLE_S = 60.0
 
 
 def draw_plan(seed: int) -> Plan:
-    """The plan that a seed means."""
+    """Draw the plan of a seed."""
     rng = random.Random(f"lives/{seed}/plan")
     duration = rng.choice((1.0, 3.0))
     config: dict[str, Any] = {
@@ -104,7 +107,7 @@ class Proxy:
         return None if machine is None or machine.has_ended else machine
 
     def receive(self, request: Any, incarnation: str) -> None:
-        """Somebody's request has arrived. What a proxy looks up first may be the past when it goes on."""
+        """Handle a request that has arrived. What the proxy reads first may be outdated when it goes on."""
         world = self.world
         value = world.value
         is_frozen_behind_its_look = world.sim.rng.random() < 0.5
@@ -179,14 +182,14 @@ class LivesWorld:
         self.options = replace(
             draw(OwnerOptions, random.Random(f"{plan.seed}/options")), producers_max=100, pending_bytes_max=10**6
         )
-        self.lives: list[str] = []  # all that were made, in order
-        self.deleted: dict[str, int] = {}  # life -> when its deletion was answered
+        self.lives: list[str] = []  # ids of all incarnations, in order
+        self.deleted: dict[str, int] = {}  # incarnation -> when its deletion was answered
         self._asked_at: dict[bytes, int] = {}  # producer -> when its batch was sent
-        self.asked: dict[str, set[type[Any]]] = {}  # life -> kinds of what was asked of it
-        self.points: dict[str, DLSN] = {}  # life -> the highest truncation point asked for
+        self.asked: dict[str, set[type[Any]]] = {}  # incarnation -> kinds of requests for it
+        self.points: dict[str, DLSN] = {}  # incarnation -> the highest truncation point requested
         self.acked: dict[str, list[DLSN]] = {}
-        self.alterations: dict[float, AlterStream] = {}  # by their retention, which no other has
-        self.altered: dict[float, int] = {}  # how often metadata took one
+        self.alterations: dict[float, AlterStream] = {}  # by their retention, which is unique
+        self.altered: dict[float, int] = {}  # how often metadata took each one
         self.refused: set[float] = set()  # answered as not done, for good
         self._batches = 0
         self.sim.metadata.on_change = self._changed
@@ -206,14 +209,14 @@ class LivesWorld:
         self.store = StoreModel(rng, self.sim.disk("store").durable, final_stores=frozenset())
         self.sim.place(STORE_NODE, "store", self.store, listens=True)
 
-    # ---- what is asked ----------------------------------------------------------------------------------------------
+    # ---- requests ---------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         self._make()
         self.sim.call_in(0.0, self._write)
 
     def _make(self) -> None:
-        """Make the next stream of the name, once nothing is left of the one before."""
+        """Create the next stream of the name, once nothing is left of the one before."""
         seen = self.sim.metadata.read(KEY)
         if isinstance(seen, Missing) and seen.left is not None:
             self.sim.metadata.remove(KEY, seen.left.value.incarnation)
@@ -226,7 +229,7 @@ class LivesWorld:
             self.sim.call_in(self.sim.rng.uniform(0.0, self.config["duration_s"] / 2), self._delete, incarnation)
 
     def _write(self) -> None:
-        """A record of a producer of its own, wherever it arrives; now and then a seal or a truncation."""
+        """Append a record of a producer of its own, at any proxy; now and then request a seal or a truncation."""
         rng, incarnation = self.sim.rng, self.lives[-1]
         body = build_record_set([b"%d" % self._batches])
         producer = (b"%d" % self._batches).ljust(NAME_BYTES, b".") + bytes(16 - NAME_BYTES)
@@ -244,7 +247,7 @@ class LivesWorld:
         self.sim.call_in(rng.expovariate(1.0) * self.config["pace_s"], self._write)
 
     def _alter(self, incarnation: str) -> None:
-        """Alter the settings that somebody has read."""
+        """Alter the settings that were read."""
         value = self.value
         if value is None or value.incarnation != incarnation:
             return
@@ -271,7 +274,7 @@ class LivesWorld:
         proxy = self.sim.rng.choice(self.proxies)
         self.sim.call_in(delay_s, proxy.receive, request, incarnation, node=proxy.name)
 
-    # ---- what is answered -------------------------------------------------------------------------------------------
+    # ---- answers ----------------------------------------------------------------------------------------------------
 
     def told(self, request: Any, incarnation: str, result: Any) -> None:
         if isinstance(request, DeleteStream) and result is None and incarnation not in self.deleted:
@@ -353,7 +356,7 @@ class LivesWorld:
         return value is not None and (bool(self.acked[value.incarnation]) or value.is_sealed)
 
     def _check_last(self) -> None:
-        """What was acknowledged in the life that is there now is there."""
+        """Check that what was acknowledged in the present incarnation is in it."""
         value = self.value
         assert value is not None
         for dlsn in self.acked[value.incarnation]:

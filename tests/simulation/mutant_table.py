@@ -1,7 +1,8 @@
-"""The table of planted defects: each with the invariant that catches it, the first seed that does, and what it cost.
+"""The table of planted defects: each with the invariant that catches it, the first seed that does, and its cost.
 
-The law of this file: a mutant is hunted from seed 0 on in the style it names, and counts as caught only if an invariant
-it names is the one that was broken.
+Invariants:
+- A mutant is hunted from seed 0 on in the style it names.
+- It counts as caught only if the broken invariant is one that it names.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Row:
         return bool(self.invariant)
 
     def as_json(self) -> dict[str, Any]:
-        """What the record keeps."""
+        """The form that is stored in the record."""
         kept = asdict(self)
         del kept["hits"], kept["seeds"]
         return {**kept, "cpu_s": round(self.cpu_s, 2)}
@@ -72,7 +73,7 @@ def hunt(room: Room, mutant: Mutant, *, count_hits: bool = False) -> Row:
 
 
 def table(rooms: list[Room], *, count_hits: bool = False) -> Iterator[Row]:
-    """All mutants of some rooms, one row after the other."""
+    """The rows of all mutants of some simulations."""
     for room in rooms:
         for mutant in room.mutants:
             yield hunt(room, mutant, count_hits=count_hits)

@@ -1,7 +1,7 @@
-"""The simulated network: connections between machines, what is lost, held, late or twice on them, and time-outs.
+"""The simulated network: connections between machines; messages lost, held, late or duplicated on them; time-outs.
 
 Requests of a connection that was closed may still arrive at the server; responses never reach the client. A response
-that answers no waiting question is dropped, as the real transport does.
+without a waiting request is dropped, as the real transport does.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Node:
         self.name = name
         self.start = start
         self.up = True
-        self.silent = False  # died without telling its peers (power)
+        self.silent = False  # died without notice to its peers (power)
         self.incarnation = 1
         self.paused_until = 0
         self.backlog: deque[Callable[[], None]] = deque()
-        self.cost = 0  # of handling one thing, while slow
+        self.cost = 0  # of handling one thing, while slow, in ns
         self.slow_until = 0
         self.busy_until = 0
         self.slow_disk_until = 0
@@ -56,7 +56,7 @@ class Node:
         self.skew_s = 0.0  # of its wall clock
 
     def stands_still(self, now: int) -> bool:
-        """Whether what reaches the node must wait: paused, or what waited before is not yet handled."""
+        """Whether what reaches the node must wait: it is paused, or earlier messages are not yet handled."""
         return self.paused_until > now or bool(self.backlog)
 
 
@@ -85,13 +85,13 @@ class Connection:
         self.server = server
         self.open = True
         self.accepted: Host | None = None  # the server's incarnation that took it
-        self.waiting: dict[Hashable, list[int]] = {}  # question -> when asked
+        self.waiting: dict[Hashable, list[int]] = {}  # request -> when sent
         self.watch_at = 0
         self.last_arrival = [0, 0]  # to server, to client
 
 
 class Network:
-    """All connections of one simulation, and the faults that lie on them."""
+    """All connections of one simulation, and their faults."""
 
     def __init__(
         self, sim: Simulation, transport: Transport, *, request_timeout_s: float, latency_s: float, fifo: bool
@@ -111,7 +111,7 @@ class Network:
         self._held: list[tuple[str, str, Connection, bool, Any]] = []
 
     def heal(self) -> None:
-        """End all faults of the network: what was held is delivered, nothing is slow any more nor taken for lost."""
+        """End all faults of the network: held messages are delivered, nothing is slow or lost any more."""
         self._timeout = max(self._timeout, S)
         self.cuts.clear()
         self.slow.clear()
@@ -137,7 +137,7 @@ class Network:
                 self.close(connection, tell_client=True, reason="reset")
 
     def crashed(self, *, power: bool) -> None:
-        """Close what the hosts that just died held open; a power cut tells the clients nothing."""
+        """Close the connections of hosts that just died; a power cut sends the clients no notice."""
         for connection in list(self.connections.values()):
             if not connection.client.alive:
                 self.close(connection, tell_client=False, reason="crash")
@@ -145,7 +145,7 @@ class Network:
                 self.close(connection, tell_client=True, reason="crash")
 
     def cut(self, a: str, b: str, until: int, *, both: bool) -> None:
-        """Let nothing pass from node a to b (and back); what is sent meanwhile is held."""
+        """Cut the link from node a to b (and back); messages are held meanwhile."""
         for pair in ((a, b), (b, a))[: 2 if both else 1]:
             self.cuts[pair] = max(self.cuts.get(pair, 0), until)
         self._sim.at(until, self.release_held)
@@ -172,13 +172,13 @@ class Network:
         self._transmit(connection, True, message)
 
     def ends(self, connection: Connection, to_server: bool) -> tuple[str, str]:
-        """Names of the nodes a message goes from and to."""
+        """Names of the nodes that a message goes from and to."""
         home = self._sim.homes.get(connection.server)
         a, b = connection.client.node.name, home.name if home else connection.server
         return (a, b) if to_server else (b, a)
 
     def _transmit(self, connection: Connection, to_server: bool, message: Any) -> None:
-        """Decide a message's fate: lost, held, late, twice or well."""
+        """Decide what happens to a message: lost, held, late, duplicated or delivered."""
         ends = self.ends(connection, to_server)
         extra = 0
         for fault, counts in self.kth:
@@ -224,7 +224,7 @@ class Network:
             if answer is not None:
                 asked = connection.waiting.get(answer)
                 if not asked:
-                    return  # nobody waits for it
+                    return  # the request has no sender any more
                 asked.pop(0)
                 if not asked:
                     del connection.waiting[answer]
@@ -256,7 +256,7 @@ class Network:
             self._sim.at(connection.watch_at, self._watch, connection)
 
     def close(self, connection: Connection, *, tell_client: bool, reason: str) -> None:
-        """Close: the server hears of it, and the client if `tell_client`; responses under way are lost."""
+        """Close a connection: the server is told, and the client if `tell_client`; responses under way are lost."""
         if not connection.open:
             return
         connection.open = False

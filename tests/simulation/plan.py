@@ -1,11 +1,13 @@
 """Plans: what a seed means, as an explicit list that can be printed, stored, replayed and shrunk.
 
-The law of this file: a plan is drawn once, by the plan's own stream of randomness, before anything runs. What happens
-inside a run draws from the environment's stream (kernel.py), so removing a fault from a plan leaves the rest alone.
-
-Swarm: each plan enables a random subset of fault kinds. Bursts: a fault with `mark` does not begin at a time but
-`at_s` seconds after the run reaches that mark for the `count`-th time (kernel.Simulation.reach), so that faults meet
+Swarm: each plan enables a random subset of fault kinds. Bursts: a fault with `mark` does not begin at a time but `at_s`
+seconds after the run reaches that mark for the `count`-th time (kernel.Simulation.reach), so that faults meet
 recoveries, rolls and ensemble changes rather than quiet hours.
+
+Invariants:
+- A plan is drawn once, from a random stream of its own, before anything runs.
+- What happens inside a run draws from the environment's stream (kernel.py), so removing a fault from a plan changes
+  nothing else in it.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from typing import Any
 
 
 class FaultKind(enum.Enum):
-    """What can go wrong; `a` and `b` name nodes."""
+    """The kinds of faults; `a` and `b` name nodes."""
 
-    CRASH = "crash"  # process of `a` dies, peers hear it at once; restarts after for_s
-    POWER = "power"  # host of `a` dies: unsynced writes are lost, nobody hears; restarts after for_s
-    PAUSE = "pause"  # `a` stands still for for_s: nothing is handled, everything is queued
+    CRASH = "crash"  # process of `a` dies, peers learn it at once; restarts after for_s
+    POWER = "power"  # host of `a` dies: unsynced writes are lost, peers learn nothing; restarts after for_s
+    PAUSE = "pause"  # `a` is paused for for_s: nothing is handled, everything is queued
     CUT = "cut"  # nothing passes from `a` to `b`; held and delivered when healed (both ways if `both`)
     RESET = "reset"  # connections between `a` and `b` are reset
     SLOW = "slow"  # messages from `a` to `b` take `rate` seconds more
@@ -32,17 +34,17 @@ class FaultKind(enum.Enum):
     DROP_KTH = "drop_kth"  # the `count`-th message of the link a -> b (of `message`, if named) is lost
     HOLD_KTH = "hold_kth"  # the same, but it arrives for_s seconds late
     META_REPLY_LOST = "meta_reply_lost"  # replies of metadata are lost with probability `rate`; writes took place
-    META_LATE = "meta_late"  # as above, and a write takes place only some time after the asker gave up
+    META_LATE = "meta_late"  # as above, and a write takes place only some time after its caller gave up
     META_CUT = "meta_cut"  # `a` cannot reach metadata
-    META_TOUCH = "meta_touch"  # somebody rewrites keys unchanged: their versions move
-    META_DELAY = "meta_delay"  # answers of metadata come up to `rate` seconds late: they tell of the past
+    META_TOUCH = "meta_touch"  # keys are rewritten unchanged: their versions move
+    META_DELAY = "meta_delay"  # answers of metadata come up to `rate` seconds late and show a past state
     ISOLATE = "isolate"  # `a` is cut off from every node and from metadata
     FLAP = "flap"  # the link a-b is cut and mended `count` times, each for for_s
     SLOW_NODE = "slow_node"  # `a` takes `rate` seconds for everything it handles
     SLOW_DISK = "slow_disk"  # each sync of `a` takes `rate` seconds more
     CLOCK = "clock"  # the wall clock of `a` jumps by `rate` seconds, and back after for_s
     WATCH_LATE = "watch_late"  # watches are called up to `rate` seconds late
-    ENVIRONMENT = "environment"  # the world's own; `message` says which
+    ENVIRONMENT = "environment"  # specific to the world; `message` names it
 
 
 EVERY_KIND = tuple(kind for kind in FaultKind if kind not in (FaultKind.WATCH_LATE, FaultKind.ENVIRONMENT))
@@ -72,14 +74,14 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One history to run: what the world is (`config`, plain JSON values) and what befalls it (`faults`)."""
+    """One history to run: the settings of the world (`config`, plain JSON values) and its `faults`."""
 
     seed: int
     config: dict[str, Any] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
 
     def to_json(self) -> str:
-        """Text that `from_json` reads back; what a regression test stores."""
+        """Text that `from_json` reads back, as stored for a regression test."""
         faults = [{k: (v.value if isinstance(v, enum.Enum) else v) for k, v in asdict(f).items()} for f in self.faults]
         return json.dumps({"seed": self.seed, "config": self.config, "faults": faults}, indent=1)
 

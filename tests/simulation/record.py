@@ -6,8 +6,10 @@
     python -m loadtest failover --json >kills.json;        python -m tests.simulation.record --owners kills.json
     python -m tests.simulation.record            # render the tables into docs/reliability.md
 
-The law of this file: a hunt of a tree with changes is not recorded, for nobody could repeat it; a seed counts once per
-commit and room; the page says what the record says, and a test compares them.
+Invariants:
+- A hunt in a tree with uncommitted changes is not recorded, because nobody could repeat it.
+- A seed counts once per commit and simulation.
+- The page shows what the record contains (a test compares them).
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ TABLES = ("hunts", "faults", "chaos", "gaps", "owners", "mutants")
 
 
 def python_version() -> str:
-    """As the record names it."""
+    """The version as the record names it."""
     return platform.python_version()
 
 
@@ -48,19 +50,19 @@ def save(path: Path, value: dict[str, Any]) -> None:
 
 
 def git(*arguments: str) -> str:
-    """What git says of this tree."""
+    """Run git in this tree and return its output."""
     done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
     return done.stdout.rstrip()  # what `status` says begins with a space
 
 
 def changed_names() -> list[str]:
-    """What differs from the commit, relative to the tree."""
+    """Files that differ from the commit, relative to the tree."""
     return [line[3:] for line in git("status", "--porcelain").splitlines()]
 
 
 def refuse_changes(path: Path) -> str:
-    """Exit unless the tree is as it was committed, but for the record itself and the page made from it. Returns the
-    commit that what runs now is a run of, whatever is committed while it runs."""
+    """Exit if the tree has uncommitted changes, except in the record itself and the page made from it. Returns the
+    commit that the present run belongs to, whatever is committed while it runs."""
     own = {str(p.resolve().relative_to(ROOT)) for p in (path, PAGE) if p.resolve().is_relative_to(ROOT)}
     others = [name for name in changed_names() if name not in own]
     if others:
@@ -69,7 +71,7 @@ def refuse_changes(path: Path) -> str:
 
 
 def add_hunt(path: Path, commit: str, room: Room, tally: Tally, first: int) -> None:
-    """Add a hunt to the line of its commit and room. Exits if some of its seeds are in it already."""
+    """Add a hunt to the line of its commit and simulation. Exits if some of its seeds are in it already."""
     if not tally.seeds:
         return
     kept = load(path)
@@ -78,7 +80,7 @@ def add_hunt(path: Path, commit: str, room: Room, tally: Tally, first: int) -> N
 
 
 def add_to(kept: dict[str, Any], commit: str, room: Room, tally: Tally, first: int) -> None:
-    """As add_hunt, on the record's value."""
+    """Do the work of add_hunt on the record's value."""
     key = {"commit": commit, "room": room.name, "python": python_version()}
     line = next((h for h in kept["hunts"] if all(h[k] == v for k, v in key.items())), None)
     if line is None:
@@ -102,7 +104,7 @@ def add_to(kept: dict[str, Any], commit: str, room: Room, tally: Tally, first: i
 
 
 def set_mutants(path: Path, commit: str, rows: list[Row]) -> None:
-    """Put a whole table of mutants in the place of the one before (of the rooms it is about)."""
+    """Replace the table of mutants (of the simulations it is about)."""
     kept = load(path)
     rooms = {row.room for row in rows}
     others = [row for row in kept["mutants"]["rows"] if row["room"] not in rooms]
@@ -115,7 +117,7 @@ def set_mutants(path: Path, commit: str, rows: list[Row]) -> None:
 
 
 def add_chaos(path: Path, report: dict[str, Any]) -> None:
-    """Add what a run of tests.chaos told with --json. A seed counts once per commit."""
+    """Add the report of a run of tests.chaos with --json. A seed counts once per commit."""
     kept, commit = load(path), git("rev-parse", "HEAD")
     kept["chaos"] = [run for run in kept["chaos"] if (run["commit"], run["seed"]) != (commit, report["seed"])]
     verdict = report["verdict"]
@@ -139,8 +141,7 @@ def add_chaos(path: Path, report: dict[str, Any]) -> None:
 
 
 def set_owners(path: Path, report: dict[str, Any]) -> None:
-    """Put what `python -m loadtest failover`, `freeze`, `handover`, `heirs` or `away` told in the place of what it told
-    before."""
+    """Replace the report of `python -m loadtest failover`, `freeze`, `handover`, `heirs` or `away`."""
     kept = load(path)
     kept["owners"][report["fault"]] = {"commit": git("rev-parse", "HEAD"), **report}
     save(path, kept)
@@ -214,7 +215,7 @@ def _chaos(runs: list[dict[str, Any]]) -> str:
 
 
 def _gaps(runs: list[dict[str, Any]]) -> str:
-    """Of all runs together: the middle one of the medians, and the longest."""
+    """The median of the medians of all runs, and the longest gap."""
     gaps: dict[str, list[dict[str, int]]] = {}
     times: Counter[str] = Counter()
     for run in runs:
@@ -267,18 +268,18 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def markers(name: str) -> tuple[str, str]:
-    """What stands before and after a table in the page."""
+    """The markers before and after a table in the page."""
     return f"<!-- {name}: rendered from tests/simulation/record.json -->", f"<!-- {name}: end -->"
 
 
 def between(page: str, name: str) -> str:
-    """The text that stands in a table's place. Raises ValueError if its markers do not."""
+    """The text between a table's markers. Raises ValueError if they are missing."""
     begin, end = markers(name)
     return page[page.index(begin) + len(begin) : page.index(end)].strip()
 
 
 def rendered(page: str, kept: dict[str, Any]) -> str:
-    """The page with its tables made anew."""
+    """The page with its tables rendered again."""
     for name, table in render(kept).items():
         begin, end = markers(name)
         before, _, rest = page.partition(begin)
@@ -288,7 +289,7 @@ def rendered(page: str, kept: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Take reports into the record, render the page; the exit code."""
+    """Take reports into the record and render the page. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.record", description="The record and its page.")
     parser.add_argument("--chaos", type=Path, action="append", default=[], help="what tests.chaos told with --json")
     parser.add_argument("--owners", type=Path, action="append", default=[], help="what loadtest failover ... told")

@@ -1,6 +1,6 @@
-"""The list of rooms; a new one adds a line here: its name, and the module whose `room()` makes it.
+"""The list of simulations; a new one adds a line here: its name, and the module whose `room()` makes its `Room`.
 
-A room is loaded when it is asked for, so that hunting in one does not import the others.
+A simulation is imported on demand, so that hunting in one does not import the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAMES = tuple(_MODULES)
 
 
 def load(name: str) -> Room:
-    """The room of this name. Raises KeyError if there is none."""
+    """The `Room` of this name. Raises KeyError if there is none."""
     made: Room = importlib.import_module(_MODULES[name]).room()
     assert made.name == name
     return made

@@ -1,7 +1,4 @@
-"""What outlives a process in the simulator: journals, and the metadata store.
-
-Used by kernel.py; worlds read `Disk.durable` when they start a node and listen to `MetadataModel.on_change`.
-"""
+"""State that outlives a process in the simulator: journals, and the metadata store."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from dlog.model.segment import StreamMetadata
 
 
 class Disk:
-    """One journal: what was handed to Persist, and how much of it is on stable storage."""
+    """One journal: the data of each Persist, and how much of it is on stable storage."""
 
     def __init__(self) -> None:
         self.durable: list[tuple[int, Any]] = []
@@ -23,14 +20,14 @@ class Disk:
         self.syncing = 0  # how many of `pending` the running sync covers
 
     def sync(self) -> int:
-        """The running sync is done; returns the last token it made durable."""
+        """End the running sync; returns the last token it made durable."""
         self.durable.extend(self.pending[: self.syncing])
         del self.pending[: self.syncing]
         self.syncing = 0
         return self.durable[-1][0]
 
     def crash(self, rng: random.Random, *, power: bool) -> None:
-        """A process crash keeps what was written; a power cut keeps only a prefix of it."""
+        """Crash: what was written is kept; after a power cut only a prefix of it."""
         kept = len(self.pending) if not power else rng.choice((0, 0, rng.randint(0, len(self.pending))))
         self.durable.extend(self.pending[:kept])
         self.pending.clear()
@@ -38,21 +35,21 @@ class Disk:
 
 
 class MetadataModel:
-    """A versioned map. Versions grow over all keys, so that a deleted and re-made key is told apart.
+    """A versioned map. Versions grow over all keys, so that a key that was deleted and created again is recognised.
 
-    A stream whose owner is written as deleted is missing from then on, with what is left of it, until `remove`.
+    A stream whose owner is written as deleted is missing from then on, with its remaining data, until `remove`.
     """
 
     def __init__(self) -> None:
         self.values: dict[Hashable, Versioned] = {}
         self.history: list[tuple[Hashable, Any, int]] = []
         self._version = 0
-        self.stamp: Callable[[Any], Any] = lambda value: value  # what metadata's own clock adds to what is written
-        self.refusal: Callable[[Any, Any], DLogError | None] = lambda old, new: None  # why it takes no such change
+        self.stamp: Callable[[Any], Any] = lambda value: value  # adds the metadata clock to a value
+        self.refusal: Callable[[Any, Any], DLogError | None] = lambda old, new: None  # the reason to refuse a change
         self.on_change: Callable[[Hashable, Any, Any], None] | None = None  # (key, old value, new value)
 
     def create(self, key: Hashable, value: Any) -> Versioned:
-        """Write without asking: for the set-up of a world."""
+        """Write a value directly, to set up a world."""
         old = self.values.get(key)
         value = self.stamp(value)
         self._version += 1
@@ -69,7 +66,7 @@ class MetadataModel:
         return found
 
     def remove(self, key: Hashable, incarnation: str) -> None:
-        """Remove what is left of a stream that was marked as deleted in this life."""
+        """Remove the rest of a stream that was marked as deleted in this incarnation."""
         found = self.values.get(key)
         if found is not None and found.value.incarnation == incarnation and found.value.owner.deleted:
             del self.values[key]
@@ -84,7 +81,7 @@ class MetadataModel:
         return self.create(key, value) if refusal is None else Refused(refusal)
 
     def touch(self) -> None:
-        """Rewrite everything unchanged, as a repair of other parts would: every version moves."""
+        """Rewrite every value unchanged, as a repair of other fields would: every version moves."""
         for key, seen in list(self.values.items()):
             self._version += 1
             self.values[key] = Versioned(seen.value, self._version)

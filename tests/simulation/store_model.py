@@ -1,10 +1,13 @@
 """A model of segment stores that keep the contract of dlog/stores/contract.py, and nothing more than it.
 
-Appends are confirmed once they are durable, in order. A recovery decides the end of a segment once and for all: all
-that was confirmed, and of the rest whatever prefix chance kept; entries above the end are gone, also those that
-somebody might have looked at. What is decided is durable before it is answered. A writer lives on the connection that
-created its segment, and dies with it; what the network delivers twice is heard once, for numbers come again, and a copy
-held up for long would else be taken for a message to the writer of another place.
+Invariants:
+- Appends are confirmed once they are durable, in order.
+- A recovery decides the end of a segment once and for all: all that was confirmed, and a random prefix of the rest.
+  Entries above the end are gone, even if a reader saw them.
+- A decision is durable before it is answered.
+- A writer belongs to the connection that created its segment, and ends with it.
+- A message that the network delivers twice is handled once. Segment numbers are used again, so a late copy would
+  otherwise be taken for a message to the writer of another location.
 """
 
 from __future__ import annotations
@@ -88,16 +91,16 @@ class StoreTransport:
 
 @dataclass(slots=True)
 class StoredSegment:
-    """One location. end: decided for good, None while it may be appended to."""
+    """One location. end: decided for good, None while entries may be appended."""
 
     location: Location
     number: int
     payloads: list[bytes] = field(default_factory=list)
     confirmed: int = -1
-    carried: int = -1  # what a reader of the store alone may know to be confirmed
+    carried: int = -1  # the highest entry that a reader of the store alone may know to be confirmed
     end: int | None = None
     is_final: bool = False  # the end is durable
-    writer: str = ""  # connection of its writer, "" once that is dead
+    writer: str = ""  # connection of its writer, "" once that has ended
 
 
 class StoreModel:
@@ -108,18 +111,18 @@ class StoreModel:
         self.deleted: set[Location] = set()
         self.on_append: Callable[[StoredSegment], None] | None = None  # an append was accepted
         self.on_end: Callable[[StoredSegment], None] | None = None  # an end was decided
-        self.on_delete: Callable[[Location], None] | None = None  # what lay there is gone
-        self.too_small = 0.0  # how often there are too few members for a segment
-        self.is_curt = False  # who is fenced hears of nothing more that was on its way, survived or not
+        self.on_delete: Callable[[Location], None] | None = None  # the segment there was deleted
+        self.too_small = 0.0  # share of creations that find too few members
+        self.is_curt = False  # a fenced writer gets no answer for entries under way, kept or not
         self._rng = rng
         self._seed = len(durable)
-        self._final_stores = final_stores  # where what is visible is final
+        self._final_stores = final_stores  # stores where what is visible is final
         self._token = 0
         self._waiting: dict[int, list[Callable[[], list[Effect]]]] = {}
         self._done = 0
         self._asked = 0
         self._created: Counter[str] = Counter()  # by store
-        self._heard: dict[int, Any] = {}  # by id(): the messages themselves, kept so that no id is given out twice
+        self._heard: dict[int, Any] = {}  # by id(): the messages themselves, so that no id is given out twice
         for token, data in durable:
             self._redo(data)
             self._token = self._done = token
@@ -143,7 +146,7 @@ class StoreModel:
         raise AssertionError(f"not a fact of a store: {fact}")
 
     def readable(self, location: Location) -> tuple[int, bool] | None:
-        """The LAC a reader may learn here without the owner, and whether it is the end; None: no such location."""
+        """The LAC that a reader may learn here without the owner, and whether it is the end; None: no such location."""
         segment = self.segments.get(location)
         if segment is None:
             return None
@@ -173,7 +176,7 @@ class StoreModel:
                 return self._persist(("delete", location), lambda: self._delete(peer, location))
         raise AssertionError(f"not a question to a store: {message}")
 
-    # ---- questions --------------------------------------------------------------------------------------------------
+    # ---- requests ---------------------------------------------------------------------------------------------------
 
     def _create(self, peer: str, message: CreateSegment) -> list[Effect]:
         self._asked += 1
@@ -299,7 +302,7 @@ class StoreModel:
                 if segment is not None and segment.end is None:
                     assert len(segment.payloads) == entry
                     segment.payloads.append(payload)
-                    segment.confirmed = entry  # durable is confirmed, whether its writer heard it or not
+                    segment.confirmed = entry  # durable is confirmed, whether or not its writer learned it
                     segment.carried = entry - 1
             case ("end", location, end):
                 segment = self.segments.get(location)

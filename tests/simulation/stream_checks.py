@@ -1,7 +1,7 @@
-"""What must hold of a stream: S1-S15 and T1-T7 of the reliability notes, over everything that was said and is stored.
+"""Checks of a stream, S1-S15 and T1-T7 of the reliability notes, over every answer and all stored data.
 
 Online checks (`changed`, `appended`, `answered`, `delivered`) fail at the event; `final` reads everything back once the
-world has settled. A payload says who wrote it: producer, sequence.
+world has settled. A payload names its writer: producer, sequence.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FOR_GOOD = (Remedy.FIX, Remedy.STOP, Remedy.REPORT)
 
 @dataclass(slots=True)
 class Written:
-    """One batch a client wanted written, and what it heard."""
+    """One batch that a client wanted written, and the answers to it."""
 
     producer: bytes
     sequence: int
@@ -45,12 +45,12 @@ class Written:
 
 @dataclass(slots=True)
 class Delivered:
-    """What one reader saw since it was opened: records in order. txid: that it asked to start at."""
+    """What one reader received since it was opened: records in order. txid: where it asked to start."""
 
     start: DLSN | None
     seen: list[tuple[DLSN, bytes]]
     txid: int | None = None
-    resumed: set[int] = field(default_factory=set)  # how much it had seen each time when it was opened again
+    resumed: set[int] = field(default_factory=set)  # how many records it had at each time it was opened again
 
 
 class StreamChecks:
@@ -62,10 +62,10 @@ class StreamChecks:
         self.places: dict[int, Location] = {}  # segment number -> location that has held an entry
         self.claims: set[tuple[int, str]] = set()  # epoch, nonce
         self.point = of(1, 0, 0)  # acknowledged truncation point
-        self.confirmed: dict[bytes, int] = {}  # producer id -> sequence behind all that some owner said to be written
-        self.misstated: set[Location] = set()  # whose end in the list may be another than the store's
+        self.confirmed: dict[bytes, int] = {}  # producer id -> sequence behind everything that an owner acknowledged
+        self.misstated: set[Location] = set()  # segments whose end in the list may differ from the store's
         self._mute = mute
-        self._txids: dict[DLSN, int] = {}  # of what was read back
+        self._txids: dict[DLSN, int] = {}  # of all records read back
 
     def fail(self, invariant: str, text: str) -> None:
         if invariant not in self._mute:
@@ -74,7 +74,7 @@ class StreamChecks:
     # ---- online -----------------------------------------------------------------------------------------------------
 
     def changed(self, old: StreamMetadata | None, new: StreamMetadata, store: StoreModel) -> None:
-        """Metadata was written."""
+        """Check a write of metadata."""
         if old is None:
             return
         if new.owner.claim != old.owner.claim:
@@ -104,7 +104,7 @@ class StreamChecks:
             self.fail("S7", f"the highest txid fell from {old.max_txid} to {new.max_txid}")
 
     def deleted(self, location: Location, value: StreamMetadata) -> None:
-        """S9: a store deletes only what nobody may read, by what Java is told of it too."""
+        """S9: a store deletes only what no reader may read, also by the metadata that Java sees."""
         for segment in value.listed:
             if segment.location == location and segment.truncation is not Truncation.TRUNCATED:
                 self.fail("S9", f"segment {segment.number} was deleted at {location} before it was marked as truncated")
@@ -117,7 +117,7 @@ class StreamChecks:
             self.fail("S9", f"a truncation to {point} was answered with {told}, and the first place kept is {first}")
 
     def _started(self, segment: Segment, new: StreamMetadata, store: StoreModel) -> None:
-        """T4: by the time a segment enters the list, all but the one before it are ended."""
+        """T4: when a segment enters the list, all but the one before it have ended."""
         if segment.completed:
             return
         for other in new.segments:
@@ -127,12 +127,12 @@ class StreamChecks:
         known = self.places.get(segment.number, segment.location)
         held = store.segments.get(known)
         if held is None or held.end == -1:
-            self.places.pop(segment.number, None)  # nothing that was appended there survived
+            self.places.pop(segment.number, None)  # no entry that was appended there survived
         elif known != segment.location:
             self.fail("S1", f"segment {segment.number} was given to {segment.location}, entries lie at {known}")
 
     def _may_be(self, old: Segment, new: Segment, store: StoreModel) -> bool:
-        """Whether a completed segment may become this: only its truncation moves, unless its end is put right."""
+        """Whether a completed segment may change to this: only its truncation moves, unless its end is corrected."""
         held = store.segments.get(old.location)
         if old.location in self.misstated and held is not None and held.end == new.last_entry:
             old = replace(
@@ -149,7 +149,7 @@ class StreamChecks:
         return held is None or not held.payloads
 
     def appended(self, stored: StoredSegment, value: StreamMetadata, store: StoreModel) -> None:
-        """The store took an entry: S6, S1."""
+        """Check S6 and S1 when the store accepted an entry."""
         listed = value.segment(stored.number)
         if listed is not None and listed.location == stored.location:
             self.places.setdefault(stored.number, stored.location)
@@ -160,12 +160,12 @@ class StreamChecks:
                 self.fail("S6", f"segment {stored.number} is written while {other.number} is not closed")
 
     def owned(self, epoch: int, nonce: str) -> None:
-        """An owner believes to hold a claim: T3."""
+        """T3: check an owner that believes to hold a claim."""
         if (epoch, nonce) not in self.claims:
             self.fail("T3", f"epoch {epoch} is believed to be held by {nonce}, metadata never said so")
 
     def answered(self, owner: StreamOwnerMachine, result: Any, place: StoredSegment | None) -> None:
-        """An owner said that a batch is written: T2."""
+        """T2: check a batch that an owner acknowledged."""
         if not isinstance(result, BatchWritten) or result.duplicate:
             return
         if owner.phase is Phase.LOST:
@@ -176,11 +176,12 @@ class StreamChecks:
             self.fail("S2", f"acknowledged {result.dlsn} before the store confirmed it, confirmed={place.confirmed}")
 
     def confirmed_of(self, request: Any) -> int:
-        """How far the producer of a batch that comes to an owner was told that the log holds its records."""
+        """The sequence up to which the producer of this batch had its records acknowledged when the batch reached the
+        owner."""
         return self.confirmed.get(request.producer, 0) if isinstance(request, WriteBatch) else 0
 
     def said(self, request: Any, confirmed: int, result: Any) -> None:
-        """An owner answered: S14. confirmed: as it was when the request came to it."""
+        """S14: check an owner's answer. confirmed: the result of `confirmed_of` when the request arrived."""
         if not isinstance(request, WriteBatch):
             return
         if isinstance(result, BatchWritten):
@@ -195,7 +196,8 @@ class StreamChecks:
     def delivered(
         self, reader: Delivered, segment: int, first: int, payloads: list[bytes], skip: int, lac: int
     ) -> None:
-        """A reader was sent entries: S8, S4 within the reader. lac: confirmed at this instant, with the god view."""
+        """Check S8, and S4 within the reader, when entries were sent to it. lac: the LAC in the store at this
+        moment."""
         if first + len(payloads) - 1 > lac:
             self.fail("S8", f"entries {first}..{first + len(payloads) - 1} of segment {segment} above the LAC {lac}")
         worth = False
@@ -221,7 +223,7 @@ class StreamChecks:
         store: StoreModel,
         check_sinks: Callable[[list[bytes], bool], set[bytes]],
     ) -> None:
-        """Everything is settled: read all there is, and compare."""
+        """Read everything back and compare, when everything is settled."""
         master = self._master(value, store)
         kept = [s for s in value.segments if s.truncation is Truncation.ACTIVE]
         has_lost = not kept or kept[0].number > 1
@@ -278,7 +280,7 @@ class StreamChecks:
                 self.fail("S10", f"segment {segment.number} holds position {record.position} at {position}")
 
     def _check_writes(self, master: dict[DLSN, bytes], value: StreamMetadata) -> None:
-        """S1, S2, S3, S7: each acknowledged batch once and where it was said to be; nobody else's records."""
+        """S1, S2, S3, S7: each acknowledged batch is in the log once, where its answer said; no other records are."""
         found: dict[bytes, list[DLSN]] = {}
         for dlsn, payload in master.items():
             found.setdefault(payload, []).append(dlsn)
@@ -299,7 +301,7 @@ class StreamChecks:
             self.fail("S3", f"nobody wrote {payload!r} at {places}")
 
     def _check_given_up(self, batch: Written, place: DLSN) -> None:
-        """S15: it lies before what its producer wrote under a later generation and got acknowledged."""
+        """S15: a batch that was given up lies before what its producer got acknowledged under a later generation."""
         for later in self.batches:
             is_later = later.producer[:NAME_BYTES] == batch.producer[:NAME_BYTES] and later.producer > batch.producer
             if is_later and later.result is not None and of(0, 0, 0) < later.result.dlsn < place:
@@ -308,7 +310,7 @@ class StreamChecks:
     def _check_acked(self, batch: Written, i: int, places: list[DLSN], kept_from: int) -> None:
         assert batch.result is not None
         dlsn = batch.result.dlsn
-        if dlsn.segment == 0:  # a repeated batch whose place is forgotten
+        if dlsn.segment == 0:  # a repeated batch whose position is forgotten
             if not places and kept_from <= 1:
                 self.fail("S2", f"{batch.payloads[i]!r} was acknowledged as a repeated one and is nowhere")
             return
@@ -320,7 +322,7 @@ class StreamChecks:
             self.fail("S2", f"{batch.payloads[i]!r} was acknowledged at {expected} and lies at {places[0]}")
 
     def _check_order(self) -> None:
-        """S5: what was acknowledged before another was asked lies before it. T1: owners follow one another."""
+        """S5: a batch acknowledged before another was sent lies before it. T1: owners follow one another."""
         acked = [b for b in self.batches if b.result is not None and b.result.dlsn.segment > 0]
         by_ack = sorted(acked, key=lambda b: b.acked_at)
         times = [b.acked_at for b in by_ack]
@@ -342,7 +344,7 @@ class StreamChecks:
                 self.fail("T1", f"epoch {one.epoch} acknowledged {one.result} below epoch {two.epoch}: {two.result}")
 
     def _check_readers(self, master: dict[DLSN, bytes], first: DLSN) -> None:
-        """S3, S4, S11: each reader saw a contiguous run of what there is."""
+        """S3, S4, S11: each reader received a contiguous run of the log."""
         order = sorted(master)
         for reader in self.readers:
             if reader.start is not None and reader.seen and reader.seen[0][0] < reader.start:
@@ -377,7 +379,7 @@ class StreamChecks:
 
 
 def _grew(old: Segment, new: Segment) -> bool:
-    """Whether a completed segment changed in its truncation only, and forward, or was moved."""
+    """Whether a completed segment changed only by truncation, forward, or was moved."""
     same = (old.last_entry, old.last_txid, old.record_count, old.last_slot) == (
         new.last_entry,
         new.last_txid,

@@ -1,10 +1,13 @@
-"""A read proxy's ear in the world of one stream: it follows whoever owns it, over a link that is slow now and then.
+"""A read proxy's subscription to the owner in the simulated world of one stream, over a link that is slow now and then.
 
-What the owner tells goes through the tails of its proxy (proxies/write/lac_subscriptions.py) and is believed as the
-reading side believes it (actors/owner_feed.py); both are the real code. Metadata is read in order, each read a while
-after it was asked for. T6: a word of one place is never taken for another, and at the end the follower has heard of all
-that was acknowledged, also where the number of an empty segment came again while it listened. What is sent along is
-what lies at that place, and is confirmed.
+The owner's messages go through its proxy's subscriptions (proxies/write/lac_subscriptions.py) and are handled as on the
+reading side (actors/owner_feed.py); both are production code. Metadata is read in order, each read a while after its
+request.
+
+Invariants:
+- T6: a message about one location is never applied to another. At the end the follower has learned of every
+  acknowledged entry, also where the number of an empty segment was used again while it listened.
+- Entries that are sent along equal those at that location, and are confirmed.
 """
 
 from __future__ import annotations
@@ -30,22 +33,22 @@ LOOK_S = 0.02
 
 
 class Follower:
-    """One listener; `begin` at each start of its process."""
+    """One subscriber; `begin` at each start of its process."""
 
     def __init__(self, world: StreamWorld) -> None:
         self.world = world
         self.rng = random.Random(f"{world.plan.seed}/follower")
         self.metadata_s = self.rng.choice((0.001, 0.03))
-        self.flush_s = self.rng.choice((0.001, 0.02))  # until an owner's proxy gets round to telling
+        self.flush_s = self.rng.choice((0.001, 0.02))  # delay of an owner's proxy before it reports
         self._link_rng = random.Random(f"{world.plan.seed}/link")
         self._dawdles = self._link_rng.choice((0.0, 0.2))
         self.incarnation = 0
-        self.lacs: dict[Location, int] = {}  # as believed
+        self.lacs: dict[Location, int] = {}  # LACs as believed
         self._link: Link | None = None
-        self._read_s = self._told_s = 0.0  # when metadata is read next, at the earliest, and told
+        self._read_s = self._told_s = 0.0  # earliest times at which metadata is read next, and reported
 
     def begin(self) -> None:
-        """A new life: it knows nothing."""
+        """Start a new process without any state."""
         self._leave()
         self.incarnation += 1
         self.lacs.clear()
@@ -53,7 +56,7 @@ class Follower:
 
     @property
     def is_at_tail(self) -> bool:
-        """Whether it has heard of all that was acknowledged in the segment that is written now."""
+        """Whether it has learned of every acknowledged entry in the segment that is written now."""
         last = next(iter(self.world.value.in_progress[-1:]), None)
         if last is None or self.world.value.is_sealed:
             return True
@@ -65,15 +68,15 @@ class Follower:
         return self._link_rng.random() >= self._dawdles
 
     def later(self, mean_s: float) -> float:
-        """A latency."""
+        """Draw a latency."""
         return self.rng.expovariate(1.0) * mean_s * (50 if self.rng.random() < 0.02 else 1)
 
     def lost(self, link: Link) -> None:
-        """The owner says no more."""
+        """Handle the end of the owner's messages."""
         if self._link is link:
             self._leave()
 
-    # ---- what is heard (a Listener of Heard) -------------------------------------------------------------------------
+    # ---- messages (a Listener of Heard) ------------------------------------------------------------------------------
 
     def believe(self, heard: OwnerFeed, number: int) -> None:
         sim = self.world.sim
@@ -111,12 +114,12 @@ class Follower:
             world.checks.fail("T6", f"{segment.place}:{first}..{last} was sent along, and is not what lies there")
 
     def unheard(self, heard: OwnerFeed) -> None:
-        """The link knows that it is over."""
+        """Handle the end of the link."""
 
-    # ---- whom it listens to ------------------------------------------------------------------------------------------
+    # ---- subscribing -------------------------------------------------------------------------------------------------
 
     def _look(self, incarnation: int) -> None:
-        """Now and then: is there an owner, and do we hear it?"""
+        """Look now and then whether there is an owner, and whether the subscription to it works."""
         if incarnation != self.incarnation:
             return
         self.world.sim.call_in(LOOK_S, self._look, incarnation, node=NODE)
@@ -137,7 +140,7 @@ class Follower:
 
 
 class Link:
-    """One subscription to one owner; what it is told arrives later, in order."""
+    """One subscription to one owner; messages arrive later, in order."""
 
     def __init__(self, follower: Follower, proxy: Proxy) -> None:
         assert proxy.owner is not None
@@ -160,7 +163,7 @@ class Link:
 
     @property
     def is_named(self) -> bool:
-        """Whether metadata names this owner; one that was deposed may not know it."""
+        """Whether metadata names this owner; a deposed one may not know that it does not."""
         return self._owner.nonce == self._follower.world.value.owner.claim
 
     def close(self) -> None:

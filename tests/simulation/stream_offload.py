@@ -1,11 +1,11 @@
-"""Runs of `offload` in the world of one stream: segments are moved to cold storage and back, by several runs at once.
+"""Runs of `offload` in the simulated world of one stream: several at once move segments to cold storage and back.
 
 Each run goes through the completed segments as dlog/spark/jobs/offload_settle.py does, by the rules of
-dlog/model/offloading.py: it reads the record, then metadata, and does what follows; before each step it may stand
-still. It finds fault with objects at random, so that segments are taken back. What it asks a stream's owner is sent
-once or twice, may wait in front of an owner for long after the run gave up, and its answer may be lost.
+dlog/model/offloading.py: it reads the record, then metadata, and does what follows. It may pause before each step. It
+reports some objects as damaged at random, so that segments are taken back. A request to a stream's owner is sent once
+or twice, may wait in front of an owner for long after the run gave up, and its answer may be lost.
 
-A copy is made at once, and what lies in cold storage outlives every fault: what is checked is which copies are deleted.
+A copy is made at once, and what is in cold storage outlives every fault: the checks are about which copies are deleted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tests.simulation.stream_world import StreamWorld
 
 RUN_NODE = "o"
-_GIVE_UP_S = 0.1  # after which nobody waits for an owner's answer
+_GIVE_UP_S = 0.1  # after this time a run does not wait for an owner's answer
 _PAUSES_S = (0.0, 0.0, 0.0, 0.01, 0.05, 0.2, 0.5)
 
 Steps = Generator[Effect, Fact, Any]
@@ -48,13 +48,13 @@ Steps = Generator[Effect, Fact, Any]
 
 @dataclass(frozen=True, slots=True)
 class RecordKey:
-    """Of the record of one segment, in metadata."""
+    """The key of a segment's record in metadata."""
 
     number: int
 
 
 class Run:
-    """One run; ask it anything and it begins. What goes wrong with a segment ends what it does with that one."""
+    """One run; it begins with any request. A failure with a segment ends the work on that segment."""
 
     def __init__(self, world: StreamWorld, number: int) -> None:
         self._world = world
@@ -108,7 +108,7 @@ class Run:
                     yield from self._forget(record.deleting(), version, decision.lies_at)
 
     def _copy(self, segment: Segment, was: Record | None, version: Any) -> Steps:
-        """Where the copy lies is remembered before the stream is told."""
+        """Copy the segment. The copy's location is recorded before the stream is changed."""
         self._copies += 1
         place = f"cold-{segment.number}-{self._name}-{self._copies}"
         if not self._world.offload.copy(segment.location, Location(COLD, place)):
@@ -153,7 +153,7 @@ class Run:
         self._world.sim.reach("offloaded")
         yield from self._set(record, None, version)
 
-    # ---- the world --------------------------------------------------------------------------------------------------
+    # ---- reading and writing metadata -------------------------------------------------------------------------------
 
     def _pause(self) -> Steps:
         pause_s = self._rng.choice(_PAUSES_S)
@@ -161,7 +161,7 @@ class Run:
             yield SetTimer("go on", pause_s)
 
     def _read(self, key: Any) -> Steps:
-        """Value and version, or None and why there is none."""
+        """Value and version, or None and the reason."""
         yield from self._pause()
         seen = yield ReadMetadata("look", key)
         match seen:
@@ -172,7 +172,7 @@ class Run:
         return None, _UNKNOWN
 
     def _set(self, was: Record | None, record: Record | None, version: Any) -> Steps:
-        """The version under which it lies in metadata now; _UNKNOWN if it may not."""
+        """The version with which it is stored in metadata now; _UNKNOWN if that is not certain."""
         yield from self._pause()
         key = RecordKey((record or was or _NOBODY).number)
         seen = yield CompareAndSet("set", key, record, version)
@@ -191,7 +191,7 @@ class Run:
             deleted = yield SetTimer("wait", 1.0)
 
     def _relocate(self, record: Record, store: str, place: str, to_store: str, to_place: str) -> Steps:
-        """Whether the stream's owner says that it lies there now."""
+        """Whether the stream's owner says that the segment is at that location now."""
         yield from self._pause()
         world, self._told = self._world, None
         request = MoveListedSegment(SegmentNumber(record.number), store, place, to_store, to_place)
@@ -209,12 +209,12 @@ class Run:
         self._told = (result,) if not isinstance(result, DLogError) else result
 
 
-_UNKNOWN = object()  # what became of a question is not known, or it was refused
+_UNKNOWN = object()  # the outcome of a request is not known, or it was refused
 _NOBODY = Record(stream="s", number=0, store="", place="", objects=())
 
 
 class OffloadChecks:
-    """What lies in cold storage, and E2: metadata names nothing that was deleted."""
+    """The content of cold storage. E2: metadata names nothing that was deleted."""
 
     def __init__(self, world: StreamWorld) -> None:
         self._world = world
@@ -232,7 +232,7 @@ class OffloadChecks:
         self._world.sim.ask(address, "run")
 
     def store_started(self) -> None:
-        """The store lost what it does not remember itself."""
+        """The store restarted and lost what it does not store durably."""
         self._world.store.segments.update(self._objects)
 
     def copy(self, at: Location, to: Location) -> bool:
@@ -245,14 +245,14 @@ class OffloadChecks:
         return True
 
     def delete(self, location: Location) -> None:
-        """An object goes at once."""
+        """Delete an object at once."""
         if self._objects.pop(location, None) is not None:
             self._world.store.segments.pop(location, None)
             self._world.store.deleted.add(location)
         self.check(self._world.value)
 
     def check(self, value: StreamMetadata) -> None:
-        """E2, whenever metadata was written or something was deleted."""
+        """Check E2, whenever metadata was written or something was deleted."""
         for segment in value.segments:
             if segment.location in self._world.store.deleted:
                 self._world.checks.fail("E2", f"segment {segment.number} lies at {segment.location}, which was deleted")

@@ -1,7 +1,7 @@
-"""Who lives in the world of one stream: proxies that own it in turn, clients that write, readers.
+"""The parts of the simulated world of one stream: proxies that own it in turn, clients that write, readers.
 
-Clients are the protocol's users, not machines of ours: each keeps its batches in order on one connection at a time,
-goes elsewhere when refused or left without an answer, and repeats what it does not know, saying so.
+Clients are models, not machines of dlog: each keeps its batches in order on one connection at a time, goes to another
+proxy when refused or left without an answer, and repeats, marked as such, each batch with an unknown outcome.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from tests.simulation.stream_world import StreamWorld
 
 
-PATIENCE_S = 1000.0  # of a client that gives nothing up
+PATIENCE_S = 1000.0  # of a client that never gives up
 
 
 class Proxy:
@@ -75,10 +75,10 @@ class Proxy:
         self.address = ""  # of the newest owner machine
         self.claims = 0
         self.tails = LacSubscriptions()  # of that machine
-        self.is_ready = False  # it has served
+        self.is_ready = False  # it has served before
         self.skew_ms = world.sim.rng.randint(-50, 50)
         if world.config.get("clocks") == "metadata":
-            self.skew_ms = 0  # it is they who are right
+            self.skew_ms = 0  # the proxies' clocks are right
 
     @property
     def owner(self) -> StreamOwnerMachine | None:
@@ -87,7 +87,7 @@ class Proxy:
 
     @property
     def is_serving(self) -> bool:
-        """Whether somebody may listen to the stream's tail here."""
+        """Whether a reader may subscribe to the stream's tail here."""
         return self.is_ready and self.owner is not None and not self.owner.has_ended
 
     def holds(self, nonce: str) -> bool:
@@ -99,7 +99,7 @@ class Proxy:
         return max(0, int((sim.now_s + sim.nodes[self.name].skew_s) * 1000) + self.skew_ms + EPOCH_MS)
 
     def receive(self, request: Any, suspected: bool, reply: Callable[[Any, int], None]) -> None:
-        """A client's request has arrived."""
+        """Handle a client's request that has arrived."""
         owner = self.owner
         if owner is None or owner.has_ended:
             error = self._claim_or_redirect(suspected)
@@ -125,7 +125,7 @@ class Proxy:
         reply(result, machine.epoch)
 
     def _check_told(self, machine: StreamOwnerMachine, result: BatchWritten) -> None:
-        """At the end of the turn in which a batch was answered whoever asks this owner for the tail is told of it."""
+        """Check, at the end of the turn in which a batch was answered, that subscribers to the tail were notified."""
         place = self.tails.place(self.world.stream)
         if machine is self.owner and not machine.has_ended and place is not None and place <= result.dlsn:
             self.world.checks.fail("T6", f"acknowledged {result.dlsn}, and the tail is still said to be at {place}")
@@ -203,7 +203,7 @@ class Proxy:
                 world.on_lac(event)
 
     def _tell_tails(self, tails: LacSubscriptions, event: Any) -> None:
-        """As proxies/write/server.py does."""
+        """Notify the tails as proxies/write/server.py does."""
         match event:
             case LacMoved():
                 tails.moved(event)
@@ -215,10 +215,11 @@ class Proxy:
 
 
 class Client:
-    """Writes batches in order, `window` at a time, and repeats what it does not know, for `patience_s` at most.
+    """Writes batches in order, `window` at a time, and repeats those with an unknown outcome, for `patience_s` at most.
 
-    What it gives up it does not take along under its producer's next generation; what an owner refused it does, and an
-    owner that waits for a batch before says by that that a later one is not in the log (dlog/client/producer.py).
+    A batch that it gives up is not carried over into its producer's next generation; one that an owner refused is. An
+    owner's answer that it waits for an earlier batch means that the later one is not in the log
+    (dlog/client/producer.py).
     """
 
     def __init__(self, world: StreamWorld, name: str, batches: int) -> None:
@@ -234,12 +235,12 @@ class Client:
         self.replaces: int | None = None
         self.is_settling = False  # the next generation begins once every batch under way is answered
         self.since: tuple[int, int] | None = None  # of this producer id
-        self.reached: tuple[int, int] | None = None  # the last place in the log that it was told
+        self.reached: tuple[int, int] | None = None  # the last position in the log that was answered
         self.queue: list[_Attempt] = []  # not answered, in order
         self.proxy = self.rng.choice(sorted(world.proxies))
         self.suspected = False
         self.ended = False
-        self.connection = 0  # answers on an older one are dropped, requests on it may still arrive
+        self.connection = 0  # answers on an older connection are dropped, requests on it may still arrive
         self._last_arrival = 0.0
         self._new_producer()
 
@@ -263,7 +264,7 @@ class Client:
             self.sequence += len(attempt.written.payloads)
 
     def _fill(self) -> None:
-        """Make new batches while the window has room."""
+        """Create new batches while the window is not full."""
         while self.left and len(self.queue) < self.world.config["window"] and not (self.ended or self.is_settling):
             self.left -= 1
             count = self.rng.choice((1, 1, 2, 5))
@@ -358,7 +359,7 @@ class Client:
             case SequenceGapError():
                 world.sim.reach("gap")
                 if result.expected < attempt.written.sequence:
-                    attempt.unknown = False  # the log says so
+                    attempt.unknown = False  # the log shows it
                 if not attempt.unknown:
                     attempt.refused = True
                 if self.is_settling or self._is_forgotten(attempt, result.expected, epoch):
@@ -369,7 +370,7 @@ class Client:
                 self.reached = result.since or self.reached
                 attempt.unknown = attempt.unknown or result.outcome_unknown
                 attempt.refused = not attempt.unknown
-                for other in self.queue:  # nobody can prove any more that it was not written
+                for other in self.queue:  # nothing can prove any more that it was not written
                     other.unknown = other.unknown or other.carried
                 self._give_up()
                 return
@@ -390,7 +391,7 @@ class Client:
         self._reconnect(hint or (self.proxy if isinstance(result, SequenceGapError) else self._another()))
 
     def _is_forgotten(self, attempt: _Attempt, expected: int, epoch: int) -> bool:
-        """Whether the owner waits for a batch that we have not got any more, because it was refused for good."""
+        """Whether the owner waits for a batch that this client dropped, because it was refused for good."""
         for batch in self.world.checks.batches:
             was_written = batch.result is not None and epoch >= batch.epoch and batch.acked_at < attempt.sent_at
             if batch.producer == self.producer and was_written and batch.sequence >= expected:
@@ -398,23 +399,23 @@ class Client:
         return expected < self.queue[0].written.sequence
 
     def _refused(self, attempt: _Attempt, ended: bool) -> None:
-        """Never to be written, unless an earlier attempt was."""
+        """Drop a batch that will never be written, unless an earlier attempt was."""
         attempt.written.certainly_not = not attempt.unknown
         self.queue.remove(attempt)
         if ended:
             self.ended = not self.queue
             self.left = 0
             return
-        self._settle()  # what follows names a sequence that will not come: begin anew
+        self._settle()  # later batches wait for a sequence that will not come: start a new generation
 
     def _settle(self) -> None:
-        """Begin the next generation once it is known of each batch whether it was refused."""
+        """Start the next generation once it is known of each batch whether it was refused."""
         self.is_settling = True
         if all(attempt.refused or attempt.unknown for attempt in self.queue):
             self._give_up()
 
     def _give_up(self) -> None:
-        """The producer's numbers are of no use any more: what was sent stays unknown, the next generation goes on."""
+        """Give up the producer's sequence numbers: what was sent stays unknown, the next generation goes on."""
         for attempt in self.queue:
             attempt.written.is_given_up = attempt.unknown or not attempt.refused
         self.is_settling = False
@@ -426,12 +427,12 @@ class Client:
         self._fill()
 
     def _reconnect(self, proxy: str) -> None:
-        """Drop the connection and send everything unanswered again, in order, after a pause."""
+        """Drop the connection and send all unanswered batches again, in order, after a pause."""
         self.connection += 1
         self.proxy = proxy
         for attempt in self.queue:
             if attempt.connection >= 0 and attempt.number and not attempt.refused:
-                attempt.unknown = True  # its answer, if there is one, will not be heard
+                attempt.unknown = True  # its answer, if any, will be dropped
             attempt.refused = False
             attempt.number += 1
         self.world.sim.call_in(self.rng.uniform(0, 0.02), self._resend, self.connection)
@@ -444,7 +445,7 @@ class Client:
 
 
 class _Attempt:
-    """A batch on its way. unknown: some attempt's outcome is. number: of the attempt whose answer counts."""
+    """A batch on its way. unknown: the outcome of some attempt is. number: of the attempt whose answer counts."""
 
     __slots__ = (
         "body",
@@ -472,7 +473,7 @@ class _Attempt:
         self.refused = False
 
     def begin_again(self, client: Client) -> None:
-        """Go on under the client's new generation, as its next batch."""
+        """Continue under the client's new generation, as its next batch."""
         self.carried = True
         self.since, self.replaces = client.since, client.replaces
         self.written.producer, self.written.sequence = client.producer, client.sequence
@@ -481,7 +482,7 @@ class _Attempt:
 class ReaderHost:
     """A reader's machine with its source and its reader in the same process.
 
-    The source tells metadata (which may be old), the store's entries, and LACs by asking the store now and then.
+    The source sends metadata (which may be old), the store's entries, and LACs that it asks the store for now and then.
     """
 
     def __init__(self, world: StreamWorld, reader: Reader, machine: StreamReaderMachine) -> None:
@@ -511,7 +512,7 @@ class ReaderHost:
         return rest
 
     def _post(self, message: Any, peer: str = SOURCE) -> None:
-        """Let the machine hear it a little later, in order, unless it is gone by then."""
+        """Deliver a message to the machine a little later, in order, unless the machine is gone by then."""
         host, sim = self.world.sim.hosts.get(self.address), self.world.sim
         if host is not None:
             self._heard_s = max(self._heard_s + 1e-6, sim.now_s + sim.rng.expovariate(1.0) * 0.001)
@@ -564,7 +565,7 @@ class ReaderHost:
 
 
 class Reader:
-    """Reads from somewhere on, and goes on where it was when its machine dies."""
+    """Reads from a start position, and continues from its position when its machine dies."""
 
     def __init__(self, world: StreamWorld, number: int, start: Start, value: Any, *, follow: bool) -> None:
         self.world = world
@@ -578,7 +579,7 @@ class Reader:
         self.machine: StreamReaderMachine | None = None
         world.checks.readers.append(self.delivered)
         self._opened = 0
-        self._owed = 0  # the last segment with a record that was acknowledged when we opened
+        self._owed = 0  # the last segment with a record that was acknowledged before it was opened
 
     def open(self) -> None:
         world = self.world
@@ -603,7 +604,7 @@ class Reader:
         world.sim.hand(host, Received(READER, read))
 
     def received(self, entries: Entries) -> Credit:
-        """Take what was pushed; returns the credit for it."""
+        """Take entries that were pushed; returns the credit for them."""
         world, at, payloads = self.world, 0, []
         for length in entries.lengths:
             payloads.append(bytes(entries.body[at : at + length]))
@@ -643,6 +644,6 @@ class Reader:
                     at = self.machine.position
                     world.checks.fail("S4", f"a read ends at {at}, segment {owed} was acknowledged before it")
             case ReaderEventKind.BEYOND_END:
-                world.sim.call_in(0.01, self.open, node="r")  # LACs of this source lag; the cache room judges this (R6)
+                world.sim.call_in(0.01, self.open, node="r")  # LACs of this source lag; R6 is checked in `cache`
             case ReaderEventKind.DAMAGED:
                 world.checks.fail("S9", f"a reader was told of damage: {detail}")

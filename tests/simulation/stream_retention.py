@@ -1,7 +1,7 @@
-"""Retention in the world of one stream: clocks that jump by days, and the check that nothing expires early.
+"""Retention in the simulated world of one stream: clocks that jump by days, and the check that nothing expires early.
 
-Either the proxies' clocks jump (one of them, or all of them at once, and that of a stranger), or metadata's: never both
-in one history, for where nobody's clock is right nobody can know an age.
+In one history either the proxies' clocks jump (one of them, or all at once, and that of a foreign writer), or
+metadata's. Never both: without any right clock no age can be known.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from tests.simulation.stream_world import StreamWorld
 
 DAY_S = 86_400.0
-EPOCH_MS = 1_000 * 86_400_000  # what a right clock says when a history begins
+EPOCH_MS = 1_000 * 86_400_000  # a right clock at the start of a history
 _ROUNDING_S = 0.002  # clocks count milliseconds
 
 
 def draw_jumps(rng: random.Random, duration_s: float) -> dict[str, Any]:
-    """Of a plan's config: whose clocks jump, and when, for how long, whose of them ("": all), by how many days."""
+    """Draw, for a plan's config: whose clocks jump, when, for how long, which proxy's ("": all), by how many days."""
     whose = rng.choice(("proxies", "metadata"))
     nodes = ("p1", "p2", "p3", "j", "") if whose == "proxies" else ("",)
     jumps = [
@@ -36,18 +36,18 @@ def draw_jumps(rng: random.Random, duration_s: float) -> dict[str, Any]:
 
 
 class RetentionChecks:
-    """E1, over everything that metadata lets go."""
+    """E1: checks every segment that metadata drops."""
 
     def __init__(self, world: StreamWorld) -> None:
         self._world = world
         self._metadata_days = 0.0
-        self._stored_s: dict[Location, float] = {}  # when a record of it was stored last
+        self._stored_s: dict[Location, float] = {}  # when the last record was stored in it
 
     # ---- clocks -----------------------------------------------------------------------------------------------------
 
     @property
     def metadata_unix_ms(self) -> int:
-        """What metadata's clock says."""
+        """The time of metadata's clock."""
         days = 0.0 if self._world.sim.healed else self._metadata_days
         return EPOCH_MS + int((self._world.sim.now_s + days * DAY_S) * 1000)
 
@@ -68,17 +68,17 @@ class RetentionChecks:
             if name == who or not who:
                 node.skew_s = days * DAY_S
 
-    # ---- what is known ----------------------------------------------------------------------------------------------
+    # ---- checks -----------------------------------------------------------------------------------------------------
 
     def stored(self, location: Location) -> None:
-        """An entry is stored there now; it may be acknowledged long after, by an owner that was frozen meanwhile."""
+        """Note that an entry is stored there now; an owner that was frozen meanwhile may acknowledge it much later."""
         self._stored_s[location] = self._world.sim.now_s
 
     def changed(self, old: StreamMetadata, new: StreamMetadata) -> None:
-        """Metadata was written: E1."""
+        """Check E1 when metadata was written."""
         for segment in new.segments:
             if segment.completed and old.segment(segment.number) is None:
-                self.stored(segment.location)  # taken in
+                self.stored(segment.location)  # it was imported
         for segment in new.truncated:
             if old.segment(segment.number) is not None and not segment.last_dlsn < self._world.highest_point:
                 self._check(segment, new.settings.retention_s)

@@ -1,11 +1,11 @@
 """Programs that write to the stream as sinks: batches, written ahead as stages or appended, and repeated.
 
-Each numbers its batches and does one after the other until it hears that it is done. One whose outcome is unknown it
-repeats as it is, or makes anew, as a program does that was killed and started again: with other bytes, other stages, in
-another way. A program of a higher epoch shuts out the one before, which goes on until it hears of it.
+A program numbers its batches and does one after the other until each is acknowledged. It repeats a batch with an
+unknown outcome as it is, or makes it anew, as a program does that was killed and started again: with other bytes, other
+stages or in the other way. A program of a higher epoch shuts out the one before, which goes on until it learns that.
 
-Behind a batch that was decided some sweep, by the rule of dlog/model/sink.py as dlog/spark/stages.py does: at once or
-late, and slowly, while others write, take in and are shut out.
+After a batch was decided, some programs sweep by the rule of dlog/model/sink.py, as dlog/spark/stages.py does: at once
+or late, and slowly, while others write, import stages and are shut out.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ if TYPE_CHECKING:
 
 SINK_NODE = "k"
 SINK = "sink"
-_STAGE_S = 2.0  # how long a stage may take before another is begun
+_STAGE_S = 2.0  # after this time another stage is begun
 assert PARTS_MAX >= 3
 
 
 @dataclass(slots=True)
 class SinkWritten:
-    """One batch of a sink: what was tried, each try's payloads in order, and whether it was said to be done."""
+    """One batch of a sink: the payloads of each try, in order, and whether it was acknowledged."""
 
     batch: SinkBatch
     tries: list[list[bytes]] = field(default_factory=list)
@@ -83,8 +83,8 @@ class SinkWritten:
 
 
 class Stager:
-    """Writes one stage, an entry for each payload; asked with its payloads and their txid, it answers with what a
-    TakeIn names. batch: for which it is registered."""
+    """Writes one stage, an entry for each payload. It is asked with payloads and their txid, and answers with the value
+    that a TakeIn names. batch: for which it is registered."""
 
     def __init__(self, world: StreamWorld, batch: SinkBatch) -> None:
         self._world = world
@@ -111,7 +111,7 @@ class Stager:
                 return [Send(STORE, SealSegment(SegmentNumber(0)))]
             case Received(_, SegmentSealed(_, last)):
                 return [Answer(self._ticket, (self._place, last))]
-        return []  # it failed: whoever waits begins another
+        return []  # it failed: the program begins another stage
 
     def _append(self, entry: int, payload: bytes) -> Effect:
         staged = StagedSet(self._txid, 1, build_record_set([payload]))
@@ -119,13 +119,13 @@ class Stager:
 
 
 class Sweeper:
-    """Sweeps once; what it gets no answer to it leaves to the next. Between its steps it may stand still."""
+    """Sweeps once; a request without an answer is left to the next sweep. It may pause between its steps."""
 
     def __init__(self, world: StreamWorld, rule: StageSweepRule, rng: random.Random) -> None:
         self._world = world
         self._rule = rule
         self._rng = rng
-        self._left = list(world.stages)  # as ZooKeeper names its children once
+        self._left = list(world.stages)  # children as ZooKeeper listed them once
         self._looks: list[StreamLook] = []
 
     def handle(self, fact: Fact) -> list[Effect]:
@@ -163,7 +163,7 @@ class Sweeper:
 
 
 class SinkProgram:
-    """One program. name: of its query. epoch: which it was given."""
+    """One program. name: of its query. epoch: assigned to it."""
 
     def __init__(self, world: StreamWorld, name: str, epoch: int, batches: int) -> None:
         self.world = world
@@ -193,7 +193,7 @@ class SinkProgram:
 
     @property
     def doing(self) -> str:
-        """For who looks at a history that does not end."""
+        """Describe its present work, for the analysis of a history that does not end."""
         return f"{self._kind} {self._written.batch} parts={self._parts} missing={self._missing} at {self._proxy}"
 
     def begin(self) -> None:
@@ -210,7 +210,7 @@ class SinkProgram:
         self._make()
 
     def _make(self) -> None:
-        """A try of the batch at hand, from the beginning."""
+        """Make a new try of the present batch, from the beginning."""
         self._try += 1
         self._kind = self.rng.choice(("append", "stage", "stage"))
         if self._epoch and self._empty_rng.random() < self.world.config.get("empties", 0.0):
@@ -255,7 +255,7 @@ class SinkProgram:
         if this == self._try and self._missing:
             self._stage()
 
-    # ---- asking -----------------------------------------------------------------------------------------------------
+    # ---- requests ---------------------------------------------------------------------------------------------------
 
     def _send(self) -> None:
         world = self.world
@@ -294,7 +294,7 @@ class SinkProgram:
             self._again(self.rng.choice(sorted(self.world.proxies)))
 
     def _again(self, proxy: str) -> None:
-        """Repeat it after a pause, as it is or made anew."""
+        """Repeat the try after a pause, as it is or made anew."""
         self._try += 1
         self._proxy = proxy
         self.world.sim.call_in(self.rng.uniform(0, 0.05), self._repeat, self._try)
@@ -308,7 +308,7 @@ class SinkProgram:
             self._send()
 
     def _read_log(self, upto: tuple[int, int] | None) -> None:
-        """Is one of the tries in the log, below this place?"""
+        """Look for one of the tries in the log, below this position."""
         assert upto is not None
         mine = {payload for tried in self._written.tries for payload in tried}
         for segment in self.world.value.segments:
@@ -342,7 +342,7 @@ class SinkProgram:
                 self._least_txid = max(self._least_txid, result.last) + self.rng.choice((0, 5, 100))
                 self._make()
             case ProducerUnknownError():
-                world.sim.reach("sink_in_doubt")  # it was to be appended before
+                world.sim.reach("sink_in_doubt")  # an earlier try was to be appended
                 self._read_log(result.since)
             case EndOfStreamError():
                 self.is_shut_out = True
@@ -352,7 +352,7 @@ class SinkProgram:
                     self.is_shut_out = True
                 else:
                     world.sim.reach("stage_refused")
-                    self._make()  # its stage was swept, or listed by a try before
+                    self._make()  # its stage was swept, or an earlier try has listed it
             case DLogError():
                 location = result.location if isinstance(result, OwnedElsewhereError) else None
                 hint = None if isinstance(result, StreamUnavailableError) else location
@@ -383,20 +383,20 @@ class SinkProgram:
 
 
 class SinkChecks:
-    """What must hold of sinks, over everything that is stored."""
+    """Checks of sinks, over everything that is stored."""
 
     def __init__(self, world: StreamWorld) -> None:
         self.world = world
-        self._epoch = 0  # programs of a lower one were told of as shut out
+        self._epoch = 0  # programs of a lower epoch were reported as shut out
         self._listed: set[str] = set()
 
     def shut_out(self, epoch: int) -> None:
-        """A program of this epoch has heard that it is the one that writes."""
+        """Note that a program of this epoch was acknowledged as the writer."""
         self._epoch = max(self._epoch, epoch)
 
     def listed(self, value: StreamMetadata) -> None:
-        """S13 and T7, whenever the list changed or something was deleted: no stage that is in the list was swept, and
-        none came into it whose program was shut out."""
+        """S13 and T7, checked when the list changed or something was deleted: no stage in the list was swept, and no
+        stage of a program that was shut out entered it."""
         for segment in value.listed:
             stage = self.world.stages.get(segment.place)
             if stage is not None and segment.place not in self._listed:
@@ -407,14 +407,14 @@ class SinkChecks:
                 self.world.checks.fail("S13", f"segment {segment.number} was swept, it lay at {segment.place}")
 
     def swept(self, place: str) -> None:
-        """A place was deleted."""
+        """Note that a location was deleted."""
         programs = [p for p in self.world.programs if p.names(place)]
         if place in self.world.stages:
             self.world.sim.reach("swept_under_way" if programs else "swept")
         self.listed(self.world.value)
 
     def check(self, order: list[bytes], has_lost: bool) -> set[bytes]:
-        """S13 and T7 over all payloads in the order of the log; returns those that are sinks'. has_lost: records of the
+        """Check S13 and T7 over all payloads in the order of the log; returns those of sinks. has_lost: records of the
         stream's beginning may be gone."""
         world, checks = self.world, self.world.checks
         at = {payload: i for i, payload in enumerate(order)}
@@ -427,7 +427,7 @@ class SinkChecks:
             if len(present) > 1:
                 checks.fail("S13", f"{written.batch} is in the stream by {len(present)} of its tries")
             if not present:
-                if written.is_acked and not has_lost and all(written.tries):  # or a try of it was of nothing
+                if written.is_acked and not has_lost and all(written.tries):  # or one of its tries was empty
                     checks.fail("S13", f"{written.batch} was said to be done and is nowhere")
                 continue
             tried, places = present[0]

@@ -1,12 +1,12 @@
-"""Another implementation of the format in the world of one stream: it takes over without a claim, as Java may.
+"""A foreign writer of the format in the simulated world of one stream: it takes over without a claim, as Java may.
 
-It recovers what is in progress, completes it in the list (an empty segment goes, and its number with it), begins a
+It recovers the segment in progress, completes it in the list (an empty segment is removed, with its number), begins a
 segment of its own and writes there until it is fenced. Then it does what DistributedLog's writer may do: complete its
-segment at the last entry that it knows to be acknowledged, with every record counted that it had handed out and their
-last txid, whatever a recovery decided; and, half of the time, begin the next one.
+segment at the last entry that it knows to be acknowledged, with the count and last txid of every record that it had
+assigned, whatever a recovery decided; and, half of the time, begin the next one.
 
-Its records carry no note. What it heard to be acknowledged is checked like everybody's. Who owns the stream it never
-asks, and changes nothing about that: an owner of ours that lives finds out by the fence.
+Its entries have no dedup trailer. What was acknowledged to it is checked as for other writers. It never reads or
+changes the owner: a live owner of dlog finds out by the fence.
 """
 
 from __future__ import annotations
@@ -52,24 +52,24 @@ from tests.simulation.stream_retention import EPOCH_MS
 if TYPE_CHECKING:
     from tests.simulation.stream_world import StreamWorld
 
-STRANGER = b"stranger........"  # stands for its records in the checks
+STRANGER = b"stranger........"  # producer of its records in the checks
 _WINDOW = 3  # entries without an answer
 
 
 class Stranger:
-    """One writer; ask it anything and it begins."""
+    """One foreign writer; it begins with any request."""
 
     def __init__(self, world: StreamWorld, number: int) -> None:
         self.world = world
         self.number = number
         self._rng = random.Random(f"{world.plan.seed}/stranger/{number}")
         self._left = self._rng.choice((0, 3, 10, 60))  # entries to write
-        self._asked = 0  # metadata questions; only the newest one's answer counts
+        self._asked = 0  # requests to metadata; only the newest one's answer counts
         self._then = "look"
         self._value = StreamMetadata(name=world.stream)
         self._ends: dict[int, SegmentEnd | None] = {}
         self._own: Segment | None = None
-        self._written: list[Written] = []  # of the own segment, by entry
+        self._written: list[Written] = []  # its own segment, by entry
         self._acked = int(NO_ENTRY)
         self._txid = 0
 
@@ -89,7 +89,7 @@ class Stranger:
                 return self._read("complete own")
             case TimerFired() if self._then == "write":
                 return self._write()
-        return []  # a lost peer, a conflict or a doubt: it does no more
+        return []  # after a lost peer, a conflict or an unknown outcome it stops
 
     def _read(self, then: str) -> list[Effect]:
         self._then = then
@@ -168,7 +168,7 @@ class Stranger:
 
     @property
     def _unix_ms(self) -> int:
-        """What its clock says, as retention goes by it."""
+        """The time of its clock, as used for retention."""
         sim = self.world.sim
         return max(0, EPOCH_MS + int((sim.now_s + sim.nodes["j"].skew_s) * 1000))
 
@@ -191,7 +191,7 @@ class Stranger:
     def _appended(self, entry: int) -> list[Effect]:
         assert self._own is not None
         for at in range(self._acked + 1, entry + 1):
-            # as one that is repeated: which owner acknowledged it is no question
+            # like a repeated batch: it does not matter which owner acknowledged it
             self._written[at].result = BatchWritten(of(self._own.number, at, 0), 1, Txid(self._txid), True)
             self._written[at].acked_at = self.world.sim.now
         self._acked = max(self._acked, entry)
@@ -205,7 +205,7 @@ class Stranger:
             return self._read("look") if self._rng.random() < 0.5 else []
         held = self.world.store.segments.get(own.location)
         if held is None or held.end is None:
-            return []  # it was refused for another reason than that the segment is closed
+            return []  # refused for another reason than a closed segment
         if held.end != self._acked:
             self.world.sim.reach("misstated")
         end = SegmentEnd(EntryId(self._acked), 0, Txid(self._txid), len(self._written))

@@ -1,18 +1,20 @@
-"""The world of one stream: three proxies that own it in turn, clients that write through them, readers, a store.
+"""The simulated world of one stream: three proxies that own it in turn, clients that write through them, readers, a
+store.
 
 Styles of plan:
 - "swarm": any faults, bursts around take-overs and new segments, claims on wrong evidence;
 - "roll": tiny segments, faults bound to new segments, so that take-overs meet rolls;
 - "final": as swarm, on a store where what is visible is final;
-- "forget": a producer table too small for the producers there are;
-- "stranger": somebody else takes over without a claim, as a Java writer does without the lock (stream_stranger.py);
+- "forget": a producer table too small for the number of producers;
+- "stranger": a foreign writer takes over without a claim, as a Java writer does without the lock (stream_stranger.py);
 - "clocks": segments expire, and clocks jump by days both ways: the proxies' or metadata's (stream_retention.py);
-- "offload": segments are moved to cold storage and back by runs at once, and truncated meanwhile (stream_offload.py);
-- "sink": programs write batches as sinks too, repeat them, and sweep what was staged in vain (stream_sinks.py);
-- "stores": the store of the next segments is altered again and again: what is visible in one of them is final, and in
-  the other is not;
-- "lives": streams of one name that are deleted and made again (lives_world.py);
-- "calm": no faults but what clients do to each other: every batch must be acknowledged, hand-overs, truncation, seal.
+- "offload": several runs at once move segments to cold storage and back, and they are truncated meanwhile
+  (stream_offload.py);
+- "sink": programs also write batches as sinks, repeat them, and sweep stages that were not used (stream_sinks.py);
+- "stores": the store of the next segments is altered again and again, between one in which what is visible is final,
+  and another in which it is not;
+- "lives": streams of one name that are deleted and created again (lives_world.py);
+- "calm": no faults except conflicts between clients: every batch must be acknowledged, hand-overs, truncation, seal.
 
 After the faults the world heals; then every client must have its answers, every reader must have reached the tail, and
 everything is read back and compared (stream_checks.py).
@@ -133,11 +135,11 @@ PROGRESS = {
 }
 RARE = ("ready_after_2", "sealed_failed", "truncated_failed", "released_failed", "reader_truncated")
 SETTLE_S = 40.0
-CHANGED_SEGMENTS_MAX = 2  # by one change; what waits together may be more, and is then tried one by one
+CHANGED_SEGMENTS_MAX = 2  # by one change; waiting changes may be more together, and are then tried one by one
 
 
 def draw_plan(seed: int, style: str = "swarm") -> Plan:
-    """The plan that a seed means."""
+    """Draw the plan of a seed."""
     if style == "lives":
         return lives_world.draw_plan(seed)
     rng = random.Random(f"{style}/{seed}/plan")
@@ -214,7 +216,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
 
 
 class StreamWorld:
-    """One history of one stream. parts: what replaces the true machines (mutants)."""
+    """One history of one stream. parts: what replaces the production machines (mutants)."""
 
     def __init__(self, plan: Plan, parts: Mapping[str, Any], *, trace: bool = False) -> None:
         config = plan.config
@@ -224,11 +226,11 @@ class StreamWorld:
         self.stream = STREAM
         self.key = KEY
         self.marks: set[Any] = set()
-        self.hints: dict[Location, int] = {}  # LAC told by an owner
-        self.dropped: set[Location] = set()  # that ended empty and left the list
+        self.hints: dict[Location, int] = {}  # LAC sent by an owner
+        self.dropped: set[Location] = set()  # segments that ended empty and left the list
         self.older_value: StreamMetadata | None = None
         self.older_segments: dict[int, Segment] = {}
-        self.highest_point = of(1, 0, 0)  # any truncation asked for
+        self.highest_point = of(1, 0, 0)  # the highest truncation point requested
         self.checks = StreamChecks(tuple(parts.get("mute", ())))
         self.sink_checks = SinkChecks(self)
         self.retention = RetentionChecks(self)
@@ -270,7 +272,7 @@ class StreamWorld:
         for client in self.clients:
             sim.node(client.name)
         self.sinks: list[SinkWritten] = []
-        self.stages: dict[str, RegisteredStage] = {}  # by place, as ZooKeeper has them
+        self.stages: dict[str, RegisteredStage] = {}  # by location, as in ZooKeeper
         self.programs = [
             SinkProgram(self, f"k{i + 1}", i, batches) for i, (_, batches) in enumerate(config.get("sinks", ()))
         ]
@@ -295,7 +297,7 @@ class StreamWorld:
         value: StreamMetadata = seen.value
         return value
 
-    # ---- who lives here ---------------------------------------------------------------------------------------------
+    # ---- nodes and machines -----------------------------------------------------------------------------------------
 
     def _start_store(self, node: Node) -> None:
         rng = random.Random(self.sim.rng.random())
@@ -318,7 +320,7 @@ class StreamWorld:
         self.retention.stored(stored.location)
 
     def _refusal(self, old: Any, new: Any) -> DLogError | None:
-        """ZooKeeper takes no change of the stream that is larger than so many segments."""
+        """Refuse a change of more than CHANGED_SEGMENTS_MAX segments, as ZooKeeper refuses a large request."""
         if not isinstance(new, StreamMetadata) or sum(1 for _ in new.changes_since(old)) <= CHANGED_SEGMENTS_MAX:
             return None
         self.sim.reach("refused")
@@ -347,7 +349,7 @@ class StreamWorld:
         self.sink_checks.listed(new)
 
     def _note_dropped(self, old: StreamMetadata, new: StreamMetadata) -> None:
-        """Segments that left the list because they ended empty."""
+        """Note segments that left the list because they ended empty."""
         for segment in old.segments:
             now = new.segment(segment.number) or new.truncated_segment(segment.number)
             if not segment.completed and (now is None or now.location != segment.location):
@@ -356,7 +358,7 @@ class StreamWorld:
                     self.sim.reach("empty_mended")
 
     def on_lac(self, event: Any) -> None:
-        """An owner told its tails: the hint may be lost."""
+        """Pass on a LAC that an owner sent to its tails; it may be lost."""
         if isinstance(event, LacMoved) and self.sim.rng.random() < 0.7:
             segment = self.value.segment(event.segment)
             location = self.checks.places.get(event.segment)
@@ -370,16 +372,16 @@ class StreamWorld:
         return self.sim.nodes[name].stands_still(self.sim.now)
 
     def next_txid(self, rng: random.Random) -> int | None:
-        """None to have it assigned; given ones sometimes fall."""
+        """None to have it assigned; txids that are given sometimes decrease."""
         if self.config["txids"] == "assigned":
             return None
         self._txid += rng.choice((0, 1, 10))
         return max(0, self._txid - (rng.choice((5, 100)) if rng.random() < 0.03 else 0))
 
-    # ---- what they do -----------------------------------------------------------------------------------------------
+    # ---- work -------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Schedule everything that will be asked."""
+        """Schedule all requests."""
         sim, rng, duration = self.sim, self.sim.rng, self.config["duration_s"]
         for client in self.clients:
             sim.call_in(rng.uniform(0, duration * 0.5), client.begin)
@@ -428,7 +430,7 @@ class StreamWorld:
             self.sim.ask(address, HandOverStream(), lambda r: self._done("released", r))
 
     def _alter_store(self) -> None:
-        """Have the next segments in the other store."""
+        """Put the next segments into the other store."""
         address, settings = self._owner_address(), self.value.settings
         if address is not None:
             store = FILE if settings.store == LEDGER else LEDGER
@@ -450,20 +452,20 @@ class StreamWorld:
             self.checks.truncated(dlsn, result, self.value)
 
     def _touch(self) -> None:
-        """Somebody changes the stream's settings: every version an owner knows is old."""
+        """Change the stream's settings, so that every version an owner knows is old."""
         value = self.value
         bytes_ = value.settings.segment_bytes + 1
         self.sim.metadata.create(KEY, replace(value, settings=replace(value.settings, segment_bytes=bytes_)))
 
     def _estrange(self) -> None:
-        """Somebody else takes over."""
+        """Let a foreign writer take over."""
         self._strangers += 1
         address = f"{STRANGE_NODE}/stranger-{self._strangers}"
         self.sim.place(STRANGE_NODE, address, Stranger(self, self._strangers))
         self.sim.ask(address, "take over")
 
     def _seal(self) -> None:
-        """Seal through whoever owns the stream, again and again until it is."""
+        """Seal through the present owner, again and again until the stream is sealed."""
         if self.value.is_sealed:
             return
         address = self._owner_address()
@@ -475,8 +477,8 @@ class StreamWorld:
         self.sim.call_in(1.0, self._seal)
 
     def _care(self) -> None:
-        """A write proxy looks after streams whose owner is gone, so that their last records become visible."""
-        named = self.value.owner.proxy  # another may believe that it owns the stream, and would do nothing
+        """Let a write proxy take over streams whose owner is gone, so that their last records become visible."""
+        named = self.value.owner.proxy  # another proxy may believe that it owns the stream, and would do nothing
         carer = named if named and self.sim.is_up(named) else "p1"
         if self.value.owner.epoch and self.sim.is_up(carer):
             self.proxies[carer].receive(StatStream(), True, lambda _result, _epoch: None)
@@ -509,7 +511,8 @@ class StreamWorld:
         return all(self._has_reached_tail(r) for r in self.readers.values())
 
     def _has_reached_tail(self, reader: Reader) -> bool:
-        ours = (b for b in self.checks.batches if b.producer != STRANGER)  # nothing may confirm a stranger's last one
+        # a foreign writer's last batch may never be confirmed
+        ours = (b for b in self.checks.batches if b.producer != STRANGER)
         last = max((b.result.dlsn for b in ours if b.result is not None), default=of(0, 0, 0))
         if reader.ended or not reader.follow:
             begins_behind = reader.start is Start.DLSN and reader.next is None and of(*reader.value) > last
@@ -517,7 +520,7 @@ class StreamWorld:
         if reader.machine is None:
             return False
         position = reader.machine.position
-        waits_for_the_first = not self.value.segments and position.segment == 0  # all there was has expired
+        waits_for_the_first = not self.value.segments and position.segment == 0  # everything has expired
         return position > last or waits_for_the_first
 
     def _unsettled(self) -> str:
@@ -552,7 +555,7 @@ def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool 
 
 
 def room() -> Room:
-    """The room `stream` of `python -m tests.simulation`."""
+    """The simulation `stream` of `python -m tests.simulation`."""
     from tests.simulation.mutants.stream import MUTANTS
 
     return Room(

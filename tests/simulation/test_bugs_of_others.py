@@ -1,4 +1,4 @@
-"""The table of defects that others had: whole, and every test that it names exists."""
+"""Checks the table of defects of other systems: it is complete, and every test that it names exists."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Hundreds of histories of a read proxy's cache, and proof that the checks would notice.
 
-DLOG_SIM_SEEDS: as for the other rooms; here a third of it is run, for a trial costs more.
+DLOG_SIM_SEEDS: as for the other simulations; a third of it is run here, because a trial costs more.
 """
 
 from __future__ import annotations

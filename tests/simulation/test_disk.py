@@ -1,4 +1,4 @@
-"""The simulated disk is proved before what lies on it: what a power cut leaves, and each fault it knows."""
+"""Tests the simulated disk itself: what a power cut leaves, and each fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hunt itself: it counts what it did, fails when it proves nothing, shrinks and stores what breaks."""
+"""Tests the hunt itself: it counts what it did, fails when it proves nothing, shrinks and stores what breaks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_batch_that_reached_nothing_fails(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("name", ("ledger", "stream", "cache"))
 def test_every_mark_that_faults_are_bound_to_is_reached_by_few_seeds(name: str) -> None:
-    """A mark that nobody reaches is a burst that never strikes. `make check` runs so many seeds of each style."""
+    """A mark that is never reached means a burst that never strikes. `make check` runs as many seeds per style."""
     room = rooms.load(name)
     left = {fault.mark for seed in range(60) for style in room.styles for fault in room.draw(seed, style).faults} - {""}
     assert left
@@ -79,7 +79,7 @@ def test_every_mark_that_faults_are_bound_to_is_reached_by_few_seeds(name: str) 
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, *mutants: Mutant) -> None:
-    """The ledger's room has these defects only."""
+    """Give the simulation `ledger` these defects only."""
     monkeypatch.setattr(rooms, "load", lambda _: replace(LEDGER, mutants=mutants))
 
 

@@ -1,4 +1,4 @@
-"""The simulator simulates itself: same plan, same trace; faults do what they say."""
+"""Tests the simulator itself: the same plan gives the same trace; faults do what they say."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Known defects of BookKeeper as named scenarios: the plan of each is explicit.
+"""Known defects of BookKeeper as named scenarios, each with an explicit plan.
 
 Numbers are issues of apache/bookkeeper. A mutant proves that the scenario shows the defect, except for #4651, #1886 and
-the sleeping writer, whose defect our machine has no place for: those say what must come out.
+the paused writer, which cannot have the defect here: their tests say what must come out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.simulation.plan import Fault, FaultKind, Plan
 
 
 def plan(*faults: Fault, entries: int = 1, bookies: int = 3, recover_at: float = 0.02, **config: Any) -> Plan:
-    """E = Qw = 3, Qa = 2; one recovery; nothing is lost or late but what the faults say."""
+    """E = Qw = 3, Qa = 2; one recovery; no message is lost or late except by the faults."""
     settings: dict[str, Any] = {
         "style": "scenario",
         "quorum": [3, 3, 2],
@@ -51,7 +51,7 @@ def hold(a: str, b: str, message: str, count: int, for_s: float) -> Fault:
 
 
 def played(scenario: Plan, parts: Mapping[str, Any] | None = None) -> LedgerWorld:
-    """The world after the scenario; raises the first violation."""
+    """Run the scenario and return its world. Raises the first violation."""
     world = LedgerWorld(scenario, parts or {})
     world.run()
     return world
@@ -117,7 +117,7 @@ def test_bookkeeper_1591_no_confirmation_on_an_ensemble_that_metadata_does_not_k
 
 
 def test_bookkeeper_4651_what_was_sent_to_a_replaced_bookie_is_held_by_those_that_metadata_names() -> None:
-    """b3 gets nothing and is replaced with entries under way; who holds them is compared with what metadata says."""
+    """b3 gets nothing and is replaced with entries under way; the bookies that hold them are compared with metadata."""
     scenario = plan(
         Fault(kind=FaultKind.CUT, a="w", b="b3", for_s=7.0, both=False),
         Fault(kind=FaultKind.RESET, a="b3", b="w", at_s=0.004),

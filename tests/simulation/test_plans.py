@@ -1,4 +1,4 @@
-"""Plans that once broke something, and what was left of them when they were shrunk: none of them may again."""
+"""Runs the stored plans that once broke an invariant, as they were after shrinking: none of them may do so again."""
 
 from __future__ import annotations
 

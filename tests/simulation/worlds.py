@@ -1,6 +1,6 @@
-"""The rooms that can be simulated: each registers how a seed becomes a plan and how a plan is run.
+"""What a simulation is: a `Room` registers how a seed becomes a plan and how a plan is run.
 
-A new room adds itself in rooms.py; `python -m tests.simulation ROOM` then hunts in it.
+A new one adds itself in rooms.py; `python -m tests.simulation ROOM` then hunts in it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.simulation.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one plan. `violation`: the invariant broken, "" if none; `text`: how."""
+    """The result of one plan. `violation`: the invariant broken, "" if none; `text`: how."""
 
     plan: Plan
     violation: str = ""
@@ -30,9 +30,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """A planted defect: which invariant must catch it, in which style of plan it is likely to show.
+    """A planted defect: which invariant must catch it, and in which style of plan it is likely to show.
 
-    parts: what replaces the true machines; its meaning is the room's own.
+    parts: what replaces the production machines; each simulation defines its meaning.
     """
 
     name: str
@@ -44,11 +44,11 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """One room: plans by seed and style, a way to run them, what a batch must have reached, and the mutants.
+    """One simulation: plans by seed and style, a way to run them, marks that a batch must reach, and the mutants.
 
-    must_reach: marks without which a batch of all styles proves nothing; the first of them is what any batch must show.
-    progress: what a hunt counts for everybody ("acks", "take-overs"), each by the marks whose counts it sums.
-    rare: states that a long hunt should have been in; told when it was not, and no failure.
+    must_reach: marks without which a batch of all styles proves nothing; the first of them is required of any batch.
+    progress: what a hunt reports ("acks", "take-overs"), each with the marks whose counts it sums. rare: states that a
+    long hunt should reach; reported when it did not, and not a failure.
     """
 
     name: str

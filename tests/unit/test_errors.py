@@ -1,4 +1,4 @@
-"""Errors: every number means one thing, and survives the wire."""
+"""Tests errors: every number means one thing, and survives the wire."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def everywhere(root: type[DLogError] = DLogError) -> list[type[DLogError]]:
 
 
 def classes() -> list[type[DLogError]]:
-    """Those of dlog/errors.py that are raised; EndedError is a name for its kinds."""
+    """The classes of dlog/errors.py that are raised; EndedError is only a base class."""
     return [cls for cls in everywhere() if cls.__module__ == errors.__name__ and cls is not errors.EndedError]
 
 
@@ -38,7 +38,7 @@ def test_a_number_belongs_to_one_class_of_the_whole_code_base() -> None:
 
 @pytest.mark.parametrize("cls", classes(), ids=lambda c: c.__name__)
 def test_whoever_hears_a_number_raises_the_class_that_was_told(cls: type[DLogError]) -> None:
-    """So that a handler written after a docstring catches what a client raises."""
+    """A handler written by the docstring catches what a client raises."""
     assert "code" in vars(cls)
     assert type(from_wire(cls.code, "x")) is cls
 

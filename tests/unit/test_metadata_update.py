@@ -1,4 +1,4 @@
-"""Stories of the compare-and-set loop, and what holds against any register that loses, delays and refuses."""
+"""Scenarios of the compare-and-set loop, and its properties on any register that loses, delays and refuses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TOO_LARGE = Refused(InvalidRequestError("too large"))
 
 
 class Story:
-    """A loop, and what it does as lines."""
+    """A loop, and its effects as lines of text."""
 
     def __init__(self, *, timing: ClaimOptions | None = None, version: int | None = None) -> None:
         self.loop = MetadataUpdateLoop("key", "loop", timing, version)
@@ -76,7 +76,7 @@ class Story:
         return self.lines(out)
 
     def hears(self, outcome: Any, *, request: int = -1) -> Any:
-        """What the loop says to the answer to a request, by default the newest; without a timing it does nothing."""
+        """The effects of an answer to a request, by default the newest; without a timing the loop does nothing."""
         out: list[Effect] = []
         said = self.loop.handle(MetadataSeen(self.asked[request], outcome), out)
         assert self.loop._timing is not None or not out
@@ -127,7 +127,7 @@ def test_a_lost_reply_is_a_success_once_the_value_is_read_at_another_version() -
 
 
 def test_a_lost_reply_and_the_old_version_prove_nothing() -> None:
-    """The value written may equal the one that was there; and it may still come to be written."""
+    """The value written may equal the one that was there; and the write may still take place."""
     story = Story(version=1)
     story.write("a")
     story.hears(LOST)
@@ -226,7 +226,7 @@ KINDS = [Kind(appends, timing) for appends in (("ours",), ()) for timing in (Non
 
 
 class Broken(Exception):
-    """The loop said or did what is not so."""
+    """A report or an effect of the loop was wrong."""
 
 
 def check(holds: bool, text: str) -> None:
@@ -244,11 +244,11 @@ class World:
         self.others: list[str] = []
         self.refuses = False
         self.requests: list[ReadMetadata | CompareAndSet] = []  # without an answer yet
-        self.late: list[CompareAndSet] = []  # not served yet; their outcome was told as unknown
+        self.late: list[CompareAndSet] = []  # not served yet; reported as outcome unknown
         self.timers: set[Any] = set()
         self.loop = loop("key", "loop", kind.timing)
         self.value: tuple[str, ...] = ()  # as the client saw it last
-        self.result: Any = None  # what it was told at last
+        self.result: Any = None  # its final answer
         self.written_at = -1  # the version at which its change was there
         self.must_read = True  # after a conflict or a lost answer, until a value is read
         self.is_lost = False  # an outcome of a write is unknown

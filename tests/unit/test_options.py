@@ -1,4 +1,4 @@
-"""Options: built from what people write, refused by name, drawn by simulations within their range."""
+"""Tests options: built from text, refused by name, drawn by simulations within their range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What `dlog` shows: every type that a public docstring or signature names is public, to people and to checkers."""
+"""Tests the names in `dlog`: every type that a public docstring or signature names is public, to users and to
+checkers."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _WORD = re.compile(r"(?<![\w.])(?:dlog\.)?([A-Z][a-z]+(?:[A-Z][a-z]*)*|DLSN|DLog
 
 
 def types_of_ours() -> dict[str, type]:
-    """Classes of the rooms that an application sees."""
+    """Classes of the packages that an application sees."""
     found: dict[str, type] = {}
     for package in ("dlog.client", "dlog.model"):
         path = importlib.import_module(package).__path__
@@ -38,8 +39,8 @@ def _classes(module: Any) -> dict[str, type]:
 
 
 def public() -> Iterator[tuple[str, Any]]:
-    """Every public object, and every public member of it; what a pipeline says to its producer (BatchBorrower) is
-    inside."""
+    """Every public object and every public member of it, except BatchBorrower, which a pipeline uses to talk to its
+    producer."""
     for name in dlog.__all__:
         thing = getattr(dlog, name)
         yield name, thing
@@ -72,7 +73,7 @@ def test_every_type_of_ours_in_a_signature_is_public(name: str, thing: Any) -> N
 
 
 def reachable() -> Iterator[tuple[str, Any]]:
-    """Every type of ours in the annotations of public functions, methods, properties and fields."""
+    """Every type of dlog in the annotations of public functions, methods, properties and fields."""
     for name, thing in PUBLIC:
         if isinstance(thing, type) or inspect.isfunction(thing):
             for hint in typing.get_type_hints(thing).values():
@@ -80,7 +81,7 @@ def reachable() -> Iterator[tuple[str, Any]]:
 
 
 def parts_of(hint: Any) -> Iterator[Any]:
-    """The types of ours that an annotation is made of."""
+    """The types of dlog that an annotation is made of."""
     module, name = getattr(hint, "__module__", ""), getattr(hint, "__name__", "")
     if module.startswith("dlog.") and not isinstance(hint, typing.TypeVar):
         yield hint
@@ -109,7 +110,7 @@ def test_every_error_that_a_client_may_raise_is_public() -> None:
 
 
 def test_type_checkers_see_the_same_names() -> None:
-    """And no others: a `__getattr__` that they see would let every name pass."""
+    """Type checkers see no other names: a `__getattr__` that they see would let every name pass."""
     tree = ast.parse(Path(dlog.__file__).read_text())
     seen: set[str] = set()
     for node in tree.body:

@@ -1,4 +1,4 @@
-"""A value is a frozen dataclass with slots, however it is made."""
+"""Tests that a value is a frozen dataclass with slots, however it is made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dlog.values import value
 
 @value
 class Told:
-    """One with a default."""
+    """A value with a default."""
 
     name: str
     count: int
@@ -31,7 +31,7 @@ class Usual:
 
 @value
 class Nothing:
-    """One without fields."""
+    """A value without fields."""
 
 
 def test_it_is_made_copied_compared_and_shown_like_a_dataclass() -> None:

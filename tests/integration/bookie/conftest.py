@@ -20,7 +20,7 @@ Make = Callable[..., BookieProcess]
 
 
 def new_cluster(zookeeper: EmbeddedZooKeeper) -> str:
-    """`host:port/chroot` of a cluster just made."""
+    """`host:port/chroot` of a new cluster."""
 
     async def make() -> str:
         chroot = f"/{uuid.uuid4().hex}"
@@ -53,7 +53,7 @@ def make_bookie(cluster: str, tmp_path: Path) -> Iterator[Make]:
 
 @pytest.fixture(scope="module")
 def bookie(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BookieProcess]:
-    """One that serves all tests of a module; they use ledgers of their own."""
+    """One bookie that serves all tests of a module; each uses ledgers of its own."""
     process = BookieProcess(tmp_path_factory.mktemp("served") / "bookie", cluster).start()
     yield process
     process.kill()

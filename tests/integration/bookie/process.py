@@ -24,7 +24,8 @@ SMALL = {
 
 
 class BookieProcess:
-    """One bookie over one directory. The kernel chooses its port once; later lives keep it, and with it their znode."""
+    """One bookie over one directory. The kernel chooses its port at the first start; later starts keep it, and with it
+    their znode."""
 
     def __init__(self, directory: Path, zookeeper: str, **options: Any) -> None:
         self.directory = directory
@@ -62,7 +63,7 @@ class BookieProcess:
         if not line and again and not self.address[1] and "written for other directories" in self.log.read_text():
             process.stdout.close()
             process.wait(30)
-            return self.start(again=False)  # the kernel chose the port, and so the name, of an earlier test's bookie
+            return self.start(again=False)  # the kernel chose the port, and so the id, of an earlier test's bookie
         assert line[:2] == ["ready", "bookie"], self.log.read_text()[-4000:]
         self.id = line[2]
         host, _, port = line[3].rpartition(":")
@@ -70,7 +71,7 @@ class BookieProcess:
         return self
 
     def refusal(self) -> str:
-        """Start it where it must refuse; its last words."""
+        """Start it where it must refuse; returns its last line of output."""
         process = self.launch()
         assert process.stdout is not None
         assert process.stdout.read() == b""
@@ -91,7 +92,7 @@ class BookieProcess:
         self._end(signal.SIGKILL)
 
     def terminate(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM; returns the exit code."""
         return self._end(signal.SIGTERM)
 
     def wait(self) -> int:
@@ -102,7 +103,7 @@ class BookieProcess:
         return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """What it has logged under that name, in all its lives."""
+        """The events of that name that it has logged, over all its starts."""
         lines = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
         return [line for line in lines if line["event"] == name]
 

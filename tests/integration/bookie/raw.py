@@ -1,4 +1,4 @@
-"""A BookKeeper v2 client made of struct and a socket: it sends what it is told to, right or wrong."""
+"""A BookKeeper v2 client made of struct and a socket: it sends the given bytes, right or wrong."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Raw:
         return answer.rc, list(_packets(answer.rest[8:]))
 
     def is_closed(self) -> bool:
-        """Whether the bookie ends the connection; it must not answer first."""
+        """Whether the bookie closes the connection; it must not answer first."""
         try:
             data = self.socket.recv(1)
         except ConnectionError:

@@ -1,4 +1,4 @@
-"""A bookie behind a port that is not its own: what it registers is what it was told to say."""
+"""A bookie behind a port that is not its own registers the address that it was configured with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disk space of deleted ledgers comes back, and nothing of a ledger that metadata names goes."""
+"""Disk space of deleted ledgers is freed, and no data of a ledger that exists in metadata is deleted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SELDOM = {"gc_s": 3600.0, "gc_look_s": 3600.0}
 
 @pytest.fixture
 def cluster(zookeeper: EmbeddedZooKeeper) -> str:
-    """One for each test: their ledgers have the same ids."""
+    """A cluster for each test, because their ledgers have the same ids."""
     return new_cluster(zookeeper)
 
 
@@ -134,7 +134,7 @@ def test_a_log_in_which_little_lives_is_compacted_under_a_reader(make_bookie: Ma
 
 
 def test_a_full_bookie_collects_and_is_writable_again(make_bookie: Make, small_disk: Path, cluster: str) -> None:
-    """Full by its limit."""
+    """The limit of its options is reached."""
     limit = 2 << 20
     bookie = make_bookie("small/bookie", disk_free_min_bytes=limit, **OFTEN).start()
     with bookie.connect() as raw:
@@ -154,7 +154,7 @@ def test_a_full_bookie_collects_and_is_writable_again(make_bookie: Make, small_d
 def test_a_bookie_without_a_free_byte_collects_and_is_writable_again(
     make_bookie: Make, small_disk: Path, cluster: str
 ) -> None:
-    """What stands here beside it has taken all the room, and does not go."""
+    """Another file on the disk takes all the space, and stays."""
     bookie = make_bookie("small/bookie", disk_free_min_bytes=1 << 20, entry_log_bytes=1 << 20, **OFTEN).start()
     with bookie.connect() as raw:
         begin(bookie, raw, cluster, 1)
@@ -179,7 +179,7 @@ def test_a_bookie_without_a_free_byte_collects_and_is_writable_again(
 
 
 def test_a_disk_that_becomes_full_is_collected_at_once(make_bookie: Make, small_disk: Path, cluster: str) -> None:
-    """Both intervals are an hour: what is collected here was due because of the disk."""
+    """Both intervals are an hour: a collection here is due because of the disk."""
     limit = 4 << 20
     bookie = make_bookie("small/bookie", disk_free_min_bytes=limit, **SELDOM).start()
     for ledger in (1, 2):
@@ -214,7 +214,7 @@ def test_who_asks_for_a_collection_that_runs_joins_it(make_bookie: Make, cluster
 
 
 def test_a_ledger_that_is_deleted_a_moment_after_its_first_entry_goes(make_bookie: Make, cluster: str) -> None:
-    """No round runs but those that are asked for here, and each ledger is deleted before."""
+    """Only requested rounds run, and each ledger is deleted before one."""
     bookie = make_bookie(**SELDOM).start()
 
     def collected(raw: Raw) -> None:
@@ -231,11 +231,11 @@ def test_a_ledger_that_is_deleted_a_moment_after_its_first_entry_goes(make_booki
 
     numbers = itertools.count(1)
     with bookie.connect() as raw:
-        until(is_any_gone)  # a reading may be slower than the deletion, though not each time
+        until(is_any_gone)  # a read of metadata may be slower than the deletion, though not each time
 
 
 def gc(hosts: str, *arguments: str) -> tuple[int, list[dict[str, Any]], str]:
-    """`dlog bookie gc`: exit code, rows by bookie, stderr."""
+    """Run `dlog bookie gc`; returns exit code, rows by bookie, stderr."""
     command = [sys.executable, "-m", "dlog", "bookie", "gc", *arguments, "--zookeeper", hosts, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert "Traceback" not in done.stderr
@@ -302,7 +302,7 @@ def test_gc_says_why_nothing_may_be_deleted(make_bookie: Make, cluster: str) -> 
 
 
 def test_metadata_that_was_restored_costs_no_ledger(make_bookie: Make, cluster: str) -> None:
-    """The znodes of ledger and mark are put back to what they were before the ledger was made."""
+    """The znodes of ledger and mark are restored to their state before the ledger was created."""
     bookie = make_bookie(**OFTEN).start()
 
     async def restore() -> None:

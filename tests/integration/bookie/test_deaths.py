@@ -1,4 +1,4 @@
-"""A real bookie process that dies over and over, or whose disk fails: what it acknowledged is there.
+"""A real bookie process is killed again and again, or its disk fails: it has all that it acknowledged.
 
 DLOG_KILL_ROUNDS: how often it is killed (default 20).
 """
@@ -27,7 +27,8 @@ def body(entry: int) -> bytes:
 
 
 def test_killed_again_and_again_it_has_all_that_it_acknowledged(make_bookie: Make) -> None:
-    """Each life answers for all before it; SIGKILL comes after a drawn number of answers, with adds in flight."""
+    """Each start must serve everything acknowledged before; SIGKILL comes after a drawn number of answers, with adds in
+    flight."""
     bookie = make_bookie()
     rng = random.Random(7)
     acked: list[int] = []
@@ -57,7 +58,7 @@ def test_killed_again_and_again_it_has_all_that_it_acknowledged(make_bookie: Mak
 
 
 def test_a_sync_that_fails_ends_the_process_and_nothing_is_acknowledged_after_it(make_bookie: Make) -> None:
-    """strace lets every fdatasync of a thread fail from its 60th on; the journal's thread comes there first."""
+    """strace fails every fdatasync of a thread from its 60th on; the journal's thread gets there first."""
     need(shutil.which("strace") is not None, "strace", "apt-get install strace")
     bookie = make_bookie(checkpoint_s=60.0)
     inject = "inject=fdatasync:error=EIO:when=60+"

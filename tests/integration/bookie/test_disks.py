@@ -34,7 +34,7 @@ def members(hosts: str) -> Members:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another process is about to do; not for ever."""
+    """Wait for another process, for a limited time."""
     end = time.monotonic() + 90
     while not condition():
         assert time.monotonic() < end, "it did not happen"
@@ -163,7 +163,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(raw: Raw, ledger: int) -> int:
-    """Add until the bookie refuses; how many it took."""
+    """Add until the bookie refuses; returns how many adds it accepted."""
     entry = 0
     while (rc := raw.add(ledger, entry, bytes(20_000))) == OK:
         entry += 1

@@ -1,4 +1,4 @@
-"""Places on a bookie's port are few: who holds one without asking anything, or half of something, loses it."""
+"""A bookie closes connections that send no request, or half of one, because their number is limited."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.integration.bookie.conftest import Make
 from tests.integration.bookie.raw import add_frame, packet
 
 pytestmark = pytest.mark.zookeeper
-FRAME_S = 3.0  # what a good peer on a slow machine needs between connecting and asking, and more
+FRAME_S = 3.0  # longer than a good client on a slow machine needs between connecting and its request
 
 
 def test_who_does_not_finish_a_request_is_cut_and_who_is_idle_after_one_is_not(make_bookie: Make) -> None:
@@ -29,7 +29,7 @@ def test_who_does_not_finish_a_request_is_cut_and_who_is_idle_after_one_is_not(m
 
 
 def test_a_frame_that_takes_its_time_piece_by_piece_is_one_frame(make_bookie: Make) -> None:
-    """Dripping does not buy time: the clock runs from the begin of the frame."""
+    """Sending byte by byte does not gain time: the deadline runs from the beginning of the frame."""
     bookie = make_bookie(frame_s=FRAME_S).start()
     with bookie.connect() as drip:
         drip.socket.settimeout(0.05)

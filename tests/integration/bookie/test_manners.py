@@ -1,4 +1,4 @@
-"""How a bookie's process behaves beside others on its machine."""
+"""How a bookie's process treats other processes on its machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bookie still knows after kill -9, and after a polite end."""
+"""What a bookie still knows after kill -9, and after an orderly end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def body(ledger: int, entry: int) -> bytes:
 
 
 def load(bookie: BookieProcess, ledger: int, first: int, enough: threading.Event, kill_after: int) -> list[int]:
-    """Add from `first` on with a window of 64 until the bookie is gone; returns what it acknowledged."""
+    """Add from `first` on with a window of 64 until the bookie is gone; returns the acknowledged entries."""
     acked: list[int] = []
     with bookie.connect() as raw:
         try:
@@ -42,7 +42,8 @@ def load(bookie: BookieProcess, ledger: int, first: int, enough: threading.Event
 
 
 def test_everything_acknowledged_before_kill_is_readable_after_it(make_bookie: Make) -> None:
-    """Four rounds of load on four ledgers, each ended by SIGKILL; small files, so that it hits rolls and flushes."""
+    """Four rounds of load on four ledgers, each ended by SIGKILL; files are small, so that it hits rolls and
+    flushes."""
     bookie = make_bookie()
     acked: dict[int, set[int]] = {ledger: set() for ledger in range(1, 5)}
     for round_ in range(4):
@@ -149,7 +150,7 @@ def test_several_ledger_directories(make_bookie: Make) -> None:
 
 
 def test_the_key_in_a_fence_is_the_frames(make_bookie: Make) -> None:
-    """A fence by one connection is seen by adds of another at once, durable or not."""
+    """Adds of another connection see a fence at once, whether or not it is durable."""
     bookie = make_bookie().start()
     with bookie.connect() as writer, bookie.connect() as recoverer:
         assert writer.add(5, 0) == OK

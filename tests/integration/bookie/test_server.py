@@ -1,4 +1,4 @@
-"""The server in one process, on a disk that fails when it is told to."""
+"""The server inside the test's process, on a disk that fails on request."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class FailingDisk(RealDisk):
 
 
 class House:
-    """One running server, its disk, and how it ended."""
+    """One running server, its disk, and its result."""
 
     def __init__(self, path: Path, options: BookieOptions) -> None:
         self.path = path
@@ -202,7 +202,7 @@ async def close(writer: asyncio.StreamWriter) -> None:
 
 
 async def work(port: int) -> None:
-    """Somebody else is served as ever."""
+    """Check that another client is served as before."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(add_frame(2, 0, b"x"))
     assert (await reader.readexactly(28))[8:12] == bytes(4)

@@ -1,4 +1,4 @@
-"""What a raw v2 socket sees of a bookie. Source: BookKeeper 4.17.3 as measured on the wire."""
+"""The bytes that a raw v2 socket gets from a bookie. Source: BookKeeper 4.17.3 as measured on the wire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands on a real cluster: what goes in comes out, and every misuse has an answer."""
+"""The commands on a real cluster: what is appended is read back, and every misuse gets an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands on a cluster without bookies, whose segments lie in files."""
+"""Commands on a cluster without bookies, whose segments are in files."""
 
 from __future__ import annotations
 

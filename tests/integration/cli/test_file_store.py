@@ -60,7 +60,7 @@ def entries_of(cluster: Up, stream: str, number: int) -> Path:
 
 
 def fill_segments(cluster: Up, stream: str) -> None:
-    """Append until some segments are completed."""
+    """Append until several segments are completed."""
     while len(shown(cluster, stream)["segments"]) < 4:
         ok(cluster, "append", stream, given=WIDE)
 
@@ -159,7 +159,7 @@ def test_kill_9_of_everything_at_once_loses_nothing_and_the_directory_may_be_mov
         ok(first, "create", "s")
         ok(first, "append", "s", given=LINES)
         for pid in (first.process.pid, *(part.pid for part in first.running.parts)):
-            with contextlib.suppress(ProcessLookupError):  # they die with their parent, and may be quicker
+            with contextlib.suppress(ProcessLookupError):  # they die with their parent, and may have ended already
                 os.kill(pid, signal.SIGKILL)
         first.process.wait()
     directory.rename(moved)

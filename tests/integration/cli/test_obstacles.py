@@ -1,5 +1,5 @@
-"""Files and directories that the system refuses, for everything that `dlog up` and its parts keep: a message that names
-the path and says what to do, no traceback, and nothing left running."""
+"""Files and directories that the system refuses, for everything that `dlog up` and its parts store: a message that
+names the path and the next step, no traceback, and no process left running."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.integration.cli.up import Up, dlog, up
 
 SMALL = ("--bookies", "1", "--write-proxies", "1", "--read-proxies", "1")
 
-#: what `dlog up` keeps in its directory, each a file (f) or a directory (d); the obstacle is the other kind
+#: what `dlog up` stores in its directory, each a file (f) or a directory (d); the obstacle is the other kind
 KEPT = {
     "": "d",
     "cluster.json": "f",

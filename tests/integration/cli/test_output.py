@@ -1,9 +1,11 @@
-"""Where the output goes and does not arrive: a pipe that nobody reads, a disk without room, a non-blocking pipe with a
-slow reader; every command, by a table.
+"""Output that cannot be written: a closed pipe, a disk without space, a non-blocking pipe with a slow reader; every
+command, by a table.
 
-A closed pipe ends a command quietly, exit 0: who read it has enough. Output that cannot be written is a failure: one
-line on stderr, what to do next, exit 1. What is said on stderr never changes how a command ends.
-A slow reader gets everything, also where the pipe is non-blocking.
+Invariants:
+- A closed pipe ends a command quietly with exit code 0: its reader has enough.
+- Output that cannot be written is a failure: one line on stderr with the next step, exit code 1.
+- Output on stderr never changes how a command ends.
+- A slow reader gets everything, also through a non-blocking pipe.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ SMALL = " --bookies 1 --write-proxies 1 --read-proxies 1 --zookeeper {zookeeper}
 
 
 class Case(NamedTuple):
-    """`arguments` may name {stream}, {ledger}, {sink} and {victim}, a name of this case's own; `makes` it a stream."""
+    """`arguments` may name {stream}, {ledger}, {sink} and {victim}, a name of this case's own; `makes` creates it as a
+    stream."""
 
     arguments: str
     makes: bool = False
@@ -80,7 +83,7 @@ CASES: dict[str, Case] = {
     "ledger ls --help": Case("ledger ls --help"),
 }
 
-#: commands that say the same twice
+#: commands that print the same twice
 STEADY = {
     "explain", "ledger read", "ledger read --format raw", "ledger show", "ledger verify", "read", "read --format json",
     "--help", "--version", "ledger ls --help",
@@ -89,8 +92,8 @@ STEADY = {
 
 @pytest.fixture(scope="module")
 def places(cluster: Up) -> dict[str, str]:
-    """A stream with records, and the ledger they lie in; it is closed, and the stream goes on in another. A sink that
-    staged something."""
+    """A stream with records, the ledger that holds them, which is closed while the stream goes on in another, and a
+    sink with a stage."""
     ledger = made(cluster, "out")
     code, _, err = dlog("ledger", "recover", ledger, "--yes", directory=cluster.directory)
     assert code == 0, err
@@ -109,7 +112,7 @@ def made(cluster: Up, stream: str) -> str:
 
 
 async def forget(cluster: Up, ledger: LedgerId) -> None:
-    """Let metadata not name a ledger that bookies hold, as after ZooKeeper was restored."""
+    """Remove a ledger that bookies hold from metadata, as a restore of ZooKeeper may."""
     running = cluster.running
     async with await ZooKeeperMetadata.connect(running.zookeeper, running.namespace) as metadata:
         await metadata.delete(LedgerKey(ledger))
@@ -117,7 +120,7 @@ async def forget(cluster: Up, ledger: LedgerId) -> None:
 
 @contextmanager
 def closed_pipe() -> Iterator[int]:
-    """An end to write to; the other one is closed before anybody starts."""
+    """The write end of a pipe whose read end is closed before any process starts."""
     reads, writes = os.pipe()
     os.close(reads)
     try:
@@ -136,7 +139,7 @@ def full_disk() -> Iterator[int]:
 
 
 def run(cluster: Up, arguments: Sequence[str], stdout: int, stderr: int = subprocess.PIPE) -> tuple[int, str]:
-    """One command; its exit code, and what it said on stderr."""
+    """Run one command; returns its exit code and stderr."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DLOG_") and k != "PYTHONUNBUFFERED"}
     done = subprocess.run(
         [sys.executable, "-m", "dlog", *arguments],
@@ -174,7 +177,7 @@ def test_every_command_is_in_the_table() -> None:
 
     assert isinstance(commands, click.Group)
     jobs = {name for name in leaves(commands, "") if name.startswith("pipeline ")}  # in tests/unit/cli/test_pipeline.py
-    servers = {name for name in leaves(commands, "") if name.endswith(" run")}  # they say nothing, but for --help
+    servers = {name for name in leaves(commands, "") if name.endswith(" run")}  # they print nothing, but for --help
     assert set(leaves(commands, "")) - jobs - servers <= set(CASES)
 
 
@@ -205,7 +208,7 @@ def test_output_without_room_is_a_failure_in_a_line(
 
 @contextmanager
 def full_pipe() -> Iterator[tuple[int, int, int]]:
-    """A non-blocking pipe that takes nothing more: the end to read, the end to write, and how many bytes are in it."""
+    """A full non-blocking pipe: the read end, the write end, and the number of bytes in it."""
     reads, writes = os.pipe()
     fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, 4096)
     os.set_blocking(writes, False)
@@ -220,16 +223,16 @@ def full_pipe() -> Iterator[tuple[int, int, int]]:
 
 
 def waits_or_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the command waits in poll(2) for room in its output (its loop waits in epoll), or has ended."""
+    """Whether the command waits in poll(2) for space in its output (its loop waits in epoll), or has ended."""
     if process.poll() is not None:
         return True
     return Path(f"/proc/{process.pid}/wchan").read_text().startswith("poll_schedule")
 
 
 def read_slowly(cluster: Up, arguments: Sequence[str], mark: bytes | None = None) -> tuple[int, bytes, str]:
-    """Run one command on a full pipe, which is read once the command waits; its exit code, output, stderr.
+    """Run one command on a full pipe, which is read once the command waits; returns its exit code, output, stderr.
 
-    mark: what it says when it is to be ended by a signal.
+    mark: output after which it is ended by a signal.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DLOG_") and k != "PYTHONUNBUFFERED"}
     with full_pipe() as (reads, writes, filled):

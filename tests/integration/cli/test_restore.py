@@ -1,6 +1,5 @@
-"""ZooKeeper restored from a backup, as docs/restore.md describes it: what was acknowledged since is lost, and nothing
-that is acknowledged afterwards is taken for it. The commands of that page are run as they stand there.
-"""
+"""ZooKeeper restored from a backup, as docs/restore.md describes it: records acknowledged since the backup are lost,
+and no later record is taken for one of them. The commands of that page are run as printed there."""
 
 from __future__ import annotations
 
@@ -33,13 +32,13 @@ def told(cluster: Up, *arguments: str) -> Any:
 
 
 def append(cluster: Up, stream: str, line: str) -> str:
-    """Where it is, as acknowledged."""
+    """Append a record; returns its acknowledged position."""
     lines = ok(cluster, "append", stream, "--json", given=f"{line}\n".encode()).splitlines()
     return str(json.loads(lines[-1])["last"])
 
 
 def run_page(mark: str, where: Path, **words: str) -> list[str]:
-    """Run the commands of docs/restore.md behind this mark, with these words put in; what each printed."""
+    """Run the commands of docs/restore.md behind this mark, with these words replaced; returns the output of each."""
     text = (ROOT / "docs" / "restore.md").read_text()
     blocks = re.findall(rf"<!-- restore: {mark} -->\n *```console\n(.*?)```", text, re.DOTALL)
     assert blocks
@@ -57,7 +56,7 @@ def run_page(mark: str, where: Path, **words: str) -> list[str]:
 
 
 def live_and_restore(where: Path) -> None:
-    """Stop; copy; start, append, stop; put the copy back. The record of stream x in that life is "lost x"."""
+    """Stop; copy; start, append, stop; restore the copy. The record of stream x that gets lost is "lost x"."""
     with up(where / "data", *SMALL) as first:
         for stream in STREAMS:
             ok(first, "create", stream)
@@ -72,10 +71,10 @@ def live_and_restore(where: Path) -> None:
 
 
 def test_what_is_acknowledged_after_a_restore_is_what_lies_there(tmp_path: Path) -> None:
-    """The ids of ledgers come again, and bookies know them."""
+    """ZooKeeper gives out ids of ledgers again that bookies know."""
     live_and_restore(tmp_path)
     with up(tmp_path / "data") as third:
-        for stream in reversed(STREAMS):  # so that each meets the ledger of another one
+        for stream in reversed(STREAMS):  # so that each gets the ledger id of another one
             place = append(third, stream, f"new {stream}")
             found = json.loads(ok(third, "read", stream, "--from", place, "--json").splitlines()[0])
             assert (found["dlsn"], found["payload"]) == (place, f"new {stream}")
@@ -107,7 +106,7 @@ def test_the_page_finds_what_no_stream_names(tmp_path: Path) -> None:
 
 
 def test_the_audit_of_the_page_runs_as_it_stands_there(tmp_path: Path) -> None:
-    """What it finds is tests/integration/spark/test_job_audit.py's."""
+    """tests/integration/spark/test_job_audit.py checks what an audit finds."""
     need(importlib.util.find_spec("pyspark") is not None, "PySpark", "pip install 'dlogd[spark]'")
     with up(tmp_path / "data", *SMALL) as cluster:
         ok(cluster, "append", "s", "--create", given=b"x\n")

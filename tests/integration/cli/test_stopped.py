@@ -1,4 +1,4 @@
-"""Commands that a signal ends before they are done: what is known is told, and what is not is called so."""
+"""Commands that a signal ends before they are done: they report what is known, and name what is unknown."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def command(*words: str, ignoring: signal.Signals | None = None) -> AsyncI
 
 
 async def ended(process: Process) -> tuple[int, str, str]:
-    """Its exit code, and what it said; its standard input stays open."""
+    """Its exit code and output; its standard input stays open."""
     assert process.stdout is not None and process.stderr is not None
     async with asyncio.TaskGroup() as group:
         out, err = (group.create_task(stream.read()) for stream in (process.stdout, process.stderr))
@@ -98,7 +98,7 @@ async def test_a_second_signal_ends_it_at_once_and_the_same_is_told() -> None:
 
 
 async def test_a_signal_that_is_ignored_stays_ignored() -> None:
-    """As under nohup."""
+    """A command started with an ignored signal, as under nohup, keeps ignoring it."""
     async with (
         Double() as double,
         command("append", "s", "--connect", double.target, ignoring=signal.SIGHUP) as process,
@@ -124,7 +124,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
 
 
 def log_for(words: tuple[str, ...]) -> Log:
-    """What the proxy has before the command: the stream, unless it is to be created."""
+    """The proxy's state before the command: the stream, unless it is to be created."""
     return Log(incarnation=None if words[0] == "create" else "a1")
 
 

@@ -1,4 +1,4 @@
-"""The life of a cluster on one machine: restarts, an end in order, an end without order, and data found again."""
+"""A cluster on one machine: restarts, orderly and other ends, and data that is found again."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_kill_9_of_everything_at_once_loses_nothing(tmp_path: Path) -> None:
         ok(first, "append", "s", "--create", given=LINES)
         pids = [part.pid for part in first.running.parts]
         for pid in (first.process.pid, *pids):
-            with contextlib.suppress(ProcessLookupError):  # they die with their parent, and may be quicker
+            with contextlib.suppress(ProcessLookupError):  # they die with their parent, and may have ended already
                 os.kill(pid, signal.SIGKILL)
         first.process.wait()
     with up(directory) as second:
@@ -120,7 +120,7 @@ def test_a_cluster_on_any_kind_of_host(host: str, tmp_path: Path) -> None:
 
 
 def test_signals_that_it_was_started_to_ignore_stay_ignored_in_every_process(tmp_path: Path) -> None:
-    """As of `nohup dlog up &`. It ends in order all the same: its parts hear its SIGTERM."""
+    """Started as by `nohup dlog up &`, it still ends in order: its parts receive its SIGTERM."""
     ignored = (signal.SIGHUP, signal.SIGINT)
     with up(tmp_path / "c", *SMALL, ignored=ignored) as running:
         pids = [running.process.pid, *(part.pid for part in running.running.parts)]

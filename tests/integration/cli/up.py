@@ -1,4 +1,4 @@
-"""`dlog up` as a person runs it: a process of its own, watched through what it prints and the run file."""
+"""`dlog up` as a user runs it: a process of its own, watched through its output and the run file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE_S = 180.0
 
 
 class Up:
-    """A running `dlog up` on one directory. cwd: where it is started. ignored: signals that it is to ignore."""
+    """A running `dlog up` on one directory. cwd: where it is started. ignored: signals that it is started to ignore."""
 
     def __init__(
         self, directory: Path, *flags: str, cwd: Path | None = None, ignored: Sequence[signal.Signals] = ()
@@ -50,7 +50,7 @@ class Up:
         return next(p for p in self.running.parts if p.role == role and address in (None, p.address))
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        """Until it holds, or the patience ends with what was printed."""
+        """Wait until the condition holds; fails with the output so far at the time limit."""
         end_s = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < end_s, self.printed.read_text()
@@ -61,14 +61,14 @@ class Up:
         self.wait(lambda: read_run_file(self.directory) is not None)
 
     def kill_part(self, role: str, address: str | None = None) -> RunningPart:
-        """SIGKILL one part, once it runs; returns what it was."""
+        """Send SIGKILL to one part, once it runs; returns its state before."""
         self.wait(lambda: self.part(role, address).pid != 0)
         part = self.part(role, address)
         os.kill(part.pid, signal.SIGKILL)
         return part
 
     def wait_restarted(self, was: RunningPart) -> RunningPart:
-        """Until the part has another pid; returns what it is now."""
+        """Wait until the part has another pid; returns its new state."""
 
         def found() -> RunningPart | None:
             return next((p for p in self.running.parts if p.id == was.id and p.pid not in (0, was.pid)), None)
@@ -104,7 +104,7 @@ def ignores(pid: int, number: signal.Signals) -> bool:
 
 
 def wait_until(condition: Callable[[], bool], otherwise: str) -> None:
-    """Return once the condition holds; looked at often, since no event tells of it."""
+    """Return once the condition holds; polled often, since no event reports it."""
     end_s = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end_s, otherwise
@@ -113,7 +113,7 @@ def wait_until(condition: Callable[[], bool], otherwise: str) -> None:
 
 @contextmanager
 def up(directory: Path, *flags: str, cwd: Path | None = None, ignored: Sequence[signal.Signals] = ()) -> Iterator[Up]:
-    """Start, wait until it is up, end it whatever happens."""
+    """Start a cluster, wait until it is up, and end it in any case."""
     started = Up(directory, *flags, cwd=cwd, ignored=ignored)
     try:
         started.wait_up()
@@ -130,7 +130,7 @@ def up(directory: Path, *flags: str, cwd: Path | None = None, ignored: Sequence[
 
 @contextmanager
 def up_for_many(factory: pytest.TempPathFactory, name: str, *flags: str) -> Iterator[Up]:
-    """A cluster that many tests use, in a directory of its own; its data goes with it."""
+    """A cluster shared by many tests, in a directory of its own, which is removed with it."""
     directory = factory.mktemp(name) / "cluster"
     with up(directory, *flags) as running:
         yield running

@@ -1,4 +1,4 @@
-"""A small cluster that is shared by all who send it bad input: it must live through all of them."""
+"""A small cluster that all tests with bad input share: it must survive all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.integration.cluster import BookieCluster, ServerProcess, bookies
 
 __all__ = ["bookies"]
 
-#: stream settings for three bookies that nobody needs to hurt
+#: stream settings for a cluster of three bookies that no test kills
 SETTINGS: SettingsChanges = {"ensemble": 1, "write_quorum": 1, "ack_quorum": 1}
 
 
@@ -51,7 +51,7 @@ class SmallCluster:
 
 
 def small_cluster(bookies: BookieCluster, directory: Path, *flags: str) -> Iterator[SmallCluster]:
-    """A started one, ended with the scope; its processes are still those that were started."""
+    """Start a cluster, and end it with the scope; its processes must still be those that were started."""
     cluster = SmallCluster(bookies, directory, *flags)
     try:
         cluster.start()
@@ -70,7 +70,7 @@ def cluster(bookies: BookieCluster, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 class Bystander:
-    """A good client beside the bad ones: what it appends is read back, all of it, once, in order."""
+    """A correct client beside the hostile ones: what it appends is read back, all of it, once, in order."""
 
     def __init__(self, target: str, stream: str) -> None:
         self._target = target
@@ -85,7 +85,7 @@ class Bystander:
             await client.create(self.stream, **SETTINGS)
 
     async def work(self, records: int = 3) -> None:
-        """Append some more, and see that everything ever appended is there."""
+        """Append some more, and check that everything ever appended is there."""
         async with asyncio.timeout(60), self.client() as client:
             fresh = [b"%d %s" % (len(self._written) + n, os.urandom(4).hex().encode()) for n in range(records)]
             for record in fresh:

@@ -1,9 +1,10 @@
 """Reads the rows of bad-input.md: bad input of an interface, and the expected answer.
 
 Invariants:
-- An expected answer is written only in the table. A test looks its row up by id, sends what the row says to the real
-  process, and compares the answer with the row.
-- Every row has a test and every test of this folder a row (tests/repository/test_bad_input.py).
+- An expected answer is written only in the table. A test looks its row up by id, sends to the real says to the real
+  process, and
+  compares the answer with the row.
+- Every row has a test and every test of this directory a row (tests/repository/test_bad_input.py).
 """
 
 from __future__ import annotations

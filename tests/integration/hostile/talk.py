@@ -1,4 +1,4 @@
-"""A client of the proxy protocol that sends whatever it is given and tells in one word what came back."""
+"""A client of the proxy protocol that sends any bytes and reports the answer in one word."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def framed(header: bytes, body: bytes = b"") -> bytes:
 
 
 def forged(message: proxy.Message, *, body: bytes | None = None, **fields: Any) -> bytes:
-    """The frame of a message, some of its fields replaced by what the message itself could not hold."""
+    """The frame of a message, with some fields replaced by values that the message type does not allow."""
     whole = said(message)
     (size,) = struct.unpack_from(">H", whole, 4)
     header = msgpack.unpackb(whole[6 : 6 + size])
@@ -42,7 +42,7 @@ def forged(message: proxy.Message, *, body: bytes | None = None, **fields: Any) 
 
 
 def write(stream: str, body: bytes | None = None, **fields: Any) -> proxy.Write:
-    """A batch that is right but for what is given."""
+    """A valid batch, except for the given fields."""
     body = build_record_set([b"one", b"two"]) if body is None else body
     values: dict[str, Any] = {
         "request": REQUEST,
@@ -92,7 +92,7 @@ class Talk:
         return self._heard.pop(0)
 
     def answer(self) -> str:
-        """What came back for REQUEST, in a word; after an answer the connection must still be good."""
+        """The answer to REQUEST in one word; after an answer the connection must still work."""
         message = self.next()
         told = _word(message)
         if message is None or (isinstance(message, proxy.Failed) and message.code == 521):

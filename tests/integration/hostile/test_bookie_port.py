@@ -1,4 +1,4 @@
-"""The port of a bookie: what strangers and broken clients send, and what they are told. Rows `bookie.*`."""
+"""The port of a bookie: what hostile and faulty clients send, and how it is answered. Rows `bookie.*`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def word(version: int, op: int, flags: int = 0) -> bytes:
     return struct.pack(">I", version << 24 | op << 16 | flags)
 
 
-#: what is sent on a fresh connection, given a ledger nobody else uses; some need an entry 0 that is there
+#: bytes sent on a fresh connection, for a ledger that no other test uses; some need an entry 0 in it
 CASES: dict[str, Callable[[int], bytes]] = {
     "length-0": lambda _: struct.pack(">I", 0) + bytes(20),
     "length-1": lambda _: frame(b"\2"),
@@ -92,7 +92,7 @@ def bookie(bookies: BookieCluster) -> ServerProcess:
 
 @pytest.fixture(scope="module")
 def good(bookie: ServerProcess) -> Iterator[Raw]:
-    """Somebody who behaves, on one connection all the time."""
+    """A correct client, on one connection all the time."""
     with raw(bookie) as client:
         yield client
 
@@ -111,7 +111,7 @@ def raw(bookie: ServerProcess) -> Raw:
 
 
 def heard(client: Raw) -> str:
-    """What came back: closed, or the first answer."""
+    """The result: closed, or the first answer."""
     try:
         data = client.frame()
     except (EOFError, ConnectionError):
@@ -149,7 +149,7 @@ def test_a_frame_that_ends_early_is_no_request(bookie: ServerProcess, good: Raw,
 
 @row("bookie.wrong-digest")
 def test_a_digest_is_the_readers_to_judge(bookie: ServerProcess, good: Raw, ledger: int, answer: str) -> None:
-    """A bookie has no password: it keeps what it was given, and every reader verifies."""
+    """A bookie has no password: it stores what it gets, and every reader verifies."""
     with raw(bookie) as stranger:
         stranger.send(add_frame(ledger, 1, b"\0\0\0\0 not the digest of anything"))
         assert heard(stranger) == answer
@@ -160,7 +160,7 @@ def test_a_digest_is_the_readers_to_judge(bookie: ServerProcess, good: Raw, ledg
 def test_an_entry_lies_under_the_ids_inside_its_packet(
     bookie: ServerProcess, good: Raw, ledger: int, answer: str
 ) -> None:
-    """v2 names ledger and entry only there, so there is nothing to contradict them; another ledger has another key."""
+    """v2 has ledger and entry only in the packet, so nothing can contradict them; another ledger has another key."""
     with raw(bookie) as stranger:
         stranger.send(frame(word(2, 1) + OTHER_KEY + packet(ledger, 0, b"somebody else's")))
         assert heard(stranger) == answer
@@ -171,7 +171,7 @@ def test_an_entry_lies_under_the_ids_inside_its_packet(
 def test_what_was_asked_before_the_garbage_harms_nobody(
     bookie: ServerProcess, good: Raw, ledger: int, answer: str
 ) -> None:
-    """Adds that came with the garbage may be dropped or answered; what is answered is there."""
+    """Adds that arrive together with garbage may be dropped or answered; an acknowledged one is stored."""
     with raw(bookie) as stranger:
         stranger.send(b"".join(add_frame(ledger, 1 + n, b"x") for n in range(50)))
         acked = [stranger.answer() for _ in range(50)]

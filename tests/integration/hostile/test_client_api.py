@@ -1,4 +1,4 @@
-"""The client library: what an application can get wrong. Rows `client.*`."""
+"""The client library: wrong uses by an application. Rows `client.*`."""
 
 from __future__ import annotations
 

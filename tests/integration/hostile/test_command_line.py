@@ -1,7 +1,7 @@
-"""`dlog` and the other commands: what a person or a script can get wrong. Rows `cli.*`.
+"""`dlog` and the other commands: wrong uses by a person or a script. Rows `cli.*`.
 
-Each case is a process of its own as far as its descriptors matter; the others run in this one. An error is a line that
-begins with `dlog:`, never a traceback; nothing of it goes to standard output.
+Cases about descriptors run in processes of their own; the others run in this one. An error is a line that begins with
+`dlog:`, never a traceback; nothing of it goes to standard output.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tests.integration.hostile.table import each
 
 NOBODY = ("--connect", "dlog://127.0.0.1:1")
 NO_ZOOKEEPER = ("--zookeeper", "127.0.0.1:1")
-BYTES = "\udcff\udcfe"  # what the shell hands over when somebody types bytes that are no UTF-8
+BYTES = "\udcff\udcfe"  # arguments from the shell that are not UTF-8
 
-#: arguments, without a cluster anywhere
+#: arguments, without any cluster
 CASES: dict[str, tuple[str, ...]] = {
     "command-unknown": ("frobnicate",),
     "command-empty": ("",),

@@ -25,7 +25,7 @@ CLASSES: dict[str, type[Any]] = {
     "up": UpOptions,
 }
 
-#: what a file says
+#: contents of a file
 FILES: dict[str, bytes] = {
     "toml-syntax": b"[bookie\nport = 1",
     "toml-no-utf8": b'[bookie]\nhost = "\xff\xfe"',
@@ -65,7 +65,7 @@ FILES: dict[str, bytes] = {
     "reserve-above-minimum": b'[bookie]\ndisk_free_reserve_bytes = "2GiB"\ndisk_free_min_bytes = "1GiB"',
     "journal-file-tiny": b"[bookie]\njournal_file_bytes = 1024",
     "too-many-bookies": b"[up]\nbookies = 65",
-    "section-of-a-client": b"[client]\nbatch_bytes_max = 1048576",  # nobody would read it
+    "section-of-a-client": b"[client]\nbatch_bytes_max = 1048576",  # no process would use it
 }
 
 #: DLOG_<ROLE>_<KEY>
@@ -78,7 +78,7 @@ VARIABLES: dict[str, tuple[str, str]] = {
     "env-bool": ("DLOG_BOOKIE_SALVAGE", "perhaps"),
 }
 
-#: module and flags: the whole process, its last words and its exit code
+#: module and flags: the whole process, its last line of output and its exit code
 PROCESSES: dict[str, tuple[str, ...]] = {
     "flag-unknown": ("proxies.write", "--frobnicate", "1"),
     "flag-without-value": ("proxies.read", "--port"),

@@ -1,7 +1,7 @@
-"""What somebody else left in a bookie's directories: found at the start, named, nothing of ours
-touched. Rows `files.*`.
+"""Foreign files in a bookie's directories: they are found at the start and named, and no data of the bookie is changed.
+Rows `files.*`.
 
-Flipped bits and torn ends are tests/unit/bookie's; here whole files and names are wrong.
+Flipped bits and torn ends are tested in tests/unit/bookie; here whole files and names are wrong.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _replace_by_link(path: Path) -> None:
     path.symlink_to(target)
 
 
-#: what is done to the directory of a bookie that has served and ended
+#: changes to the directory of a bookie that has served and ended
 CASES: dict[str, Callable[[Path], object]] = {
     "stranger-in-journal": lambda d: (d / "journal" / "holiday.jpg").write_bytes(os.urandom(3000)),
     "stranger-in-ledgers": lambda d: (d / "ledgers" / "notes.txt").write_text("mine"),
@@ -68,7 +68,7 @@ CASES: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture(scope="module")
 def served(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BookieProcess, Path]]:
-    """A bookie that has served and ended, and a copy of what it left."""
+    """A bookie that has served and ended, and a copy of its directory."""
     directory = tmp_path_factory.mktemp("served")
     process = BookieProcess(directory / "bookie", cluster).start()
     with process.connect() as client:

@@ -1,6 +1,6 @@
-"""What somebody else wrote into ZooKeeper, as our own processes read it. Rows `metadata.*`.
+"""Foreign data in ZooKeeper, as dlog's processes read it. Rows `metadata.*`.
 
-The first part judges bytes where they are read; the second puts them under a running cluster.
+The first part tests the decoders; the second puts the data under a running cluster.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ IN_PROGRESS = "inprogress_000000000000000001"
 
 
 def members(data: bytes) -> str:
-    """How many proxies a registration with this data makes."""
+    """How many proxies a registration with this data gives."""
     return f"{len(_proxies('write', [('a', data)]))} members"
 
 
@@ -75,7 +75,7 @@ CASES: dict[str, Callable[[], object]] = {
     "proxy-address-without-port": lambda: members(b'{"address": "nowhere"}'),
 }
 
-#: znodes below R of a stream that has two records, and a question about it
+#: znodes below R of a stream that has two records, and a request about it
 ZNODES: dict[str, tuple[str, bytes]] = {
     "live-owner-garbage": ("owner", b"\xff not JSON"),
     "live-owner-of-nowhere": ("owner", b'{"epoch": 900, "proxy": "nobody", "address": "127.0.0.1:1", "claim": "x"}'),
@@ -131,7 +131,7 @@ def test_ledgers_beside_a_damaged_one_are_listed(
 
 @each("metadata", ZNODES)
 def test_a_running_cluster_goes_on(cluster: SmallCluster, bystander: Bystander, case: str, answer: str) -> None:
-    """Others' streams are served; of this one the metadata is told as it is, and the processes live."""
+    """Other streams are served; for this one the error names the metadata, and the processes survive."""
     name, data = ZNODES[case]
     root = f"{cluster.namespace}/{case}/<default>"
 

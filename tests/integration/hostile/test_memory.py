@@ -1,7 +1,8 @@
 """Memory stays bounded whatever peers do: resident size of the real processes, before and after. Rows `memory.*`.
 
-The bounds are generous: they hold on any machine, and what they tell apart is a bound from none. DLOG_HOSTILE_SCALE
-multiplies the sizes (10 streams by 10,000: `DLOG_HOSTILE_SCALE=25`); every case prints what it measured.
+The bounds are generous: they hold on any machine, and they distinguish bounded from unbounded memory.
+DLOG_HOSTILE_SCALE multiplies the sizes (10 streams by 10,000: `DLOG_HOSTILE_SCALE=25`); every case prints what it
+measured.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def cluster(bookies: BookieCluster, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def full(cluster: SmallCluster, bystander: Bystander) -> None:
-    """Everybody has worked once, and the stream holds some MiB to be read."""
+    """Every process has worked once, and the stream holds some MiB to read."""
 
     async def fill() -> None:
         await bystander.work()
@@ -64,7 +65,7 @@ def full(cluster: SmallCluster, bystander: Bystander) -> None:
 
 @contextlib.contextmanager
 def grows_less_than(mib: float, answer: str, *processes: ServerProcess, times: int = 1) -> Iterator[None]:
-    """Resident memory of the processes, looked at behind what stands inside. times: the bound at a larger scale."""
+    """Check how much the resident memory of the processes grows over the body. times: the bound at a larger scale."""
     assert answer == f"less than {mib:g} MiB more, and others are served"
     before = [resident_mib(process.pid) for process in processes]
     yield
@@ -100,7 +101,7 @@ def wait_until(reached: Callable[[], bool], what: str) -> None:
 
 
 def push(connection: socket.socket, data: bytes, count: int) -> int:
-    """Send `data` again and again until it is taken no more; how often it was."""
+    """Send `data` again and again until the peer accepts no more; returns how often it was sent."""
     connection.settimeout(0.5)
     for number in range(count):
         try:
@@ -112,7 +113,7 @@ def push(connection: socket.socket, data: bytes, count: int) -> int:
 
 @row("memory.half-open-hellos")
 def test_connections_that_never_say_hello(cluster: SmallCluster, full: None, bystander: Bystander, answer: str) -> None:
-    """Round after round as many as one process may open; each sends nothing, half a hello, or a length."""
+    """Round after round, as many connections as one process may open; each sends nothing, half a hello, or a length."""
     limit = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 2048) - 200
     starts = (b"", b"\0\0", struct.pack(">I", 4096) + b"x" * 100, struct.pack(">IH", 60, 58) + b"\x96")
     targets = (cluster.writer, cluster.reader, cluster.bookies.bookies[0])
@@ -137,7 +138,7 @@ def test_connections_that_never_say_hello(cluster: SmallCluster, full: None, bys
 
 @row("memory.silent-connections-lose-their-place")
 def test_silent_connections_are_put_out(cluster: SmallCluster, full: None, answer: str) -> None:
-    """Nobody closes: the deadline for a hello, or a first request, does."""
+    """No peer closes them; the deadline for a hello, or for a first request, does."""
     closed = 0
     for process in (cluster.writer, cluster.reader, cluster.bookies.bookies[0]):
         held = [connected(process.address) for _ in range(100)]
@@ -235,7 +236,7 @@ def test_a_flood_of_batches_whose_answers_nobody_reads(
 def test_a_flood_of_adds_whose_answers_nobody_reads(
     cluster: SmallCluster, full: None, bystander: Bystander, answer: str
 ) -> None:
-    """Small adds between large garbage: what is kept is the entry, not all that came with it."""
+    """Small adds between large garbage: the entry is stored, and the receive buffer that it came in is not kept."""
     bookie = cluster.bookies.bookies[0]
     with grows_less_than(260, answer, bookie):
         held = [connected(bookie.address) for _ in range(4)]
@@ -251,7 +252,7 @@ def test_a_flood_of_adds_whose_answers_nobody_reads(
 
 @row("memory.streams-in-a-loop")
 def test_streams_made_in_a_loop(cluster: SmallCluster, full: None, bystander: Bystander, answer: str) -> None:
-    """Made, written once, told of. 400 of them; DLOG_HOSTILE_SCALE=25 makes ten thousand."""
+    """Each stream is created, written once and described: 400 of them; DLOG_HOSTILE_SCALE=25 makes ten thousand."""
     count = 400 * SCALE
 
     async def make() -> None:

@@ -1,4 +1,4 @@
-"""The port that is scraped: HTTP from a library, asked for nothing but numbers. Rows `metrics.*`."""
+"""The port that is scraped: HTTP from a library, which serves only metrics. Rows `metrics.*`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CASES: dict[str, bytes] = {
 
 @pytest.fixture(scope="module")
 def scraped(bookies: BookieCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, int]]:
-    """A write proxy whose metrics can be asked, and the port."""
+    """A write proxy with a metrics port, and the port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     directory: Path = tmp_path_factory.mktemp("scraped")

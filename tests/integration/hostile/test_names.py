@@ -1,8 +1,8 @@
-"""Names: one encoder from a stream's name to its znode, injective, and nothing it makes lies outside its
-root. Rows `names.*`.
+"""Names: one encoder makes a znode of a stream's name; it is injective, and its paths never leave the root. Rows
+`names.*`.
 
-A bookie's files are named by numbers only, and a ledger's znode by its id, so names of streams and bookies are all
-there is to encode.
+A bookie's files are named by numbers only, and a ledger's znode by its id, so names of streams and bookies are all that
+is encoded.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def test_a_ledger_and_its_znode_name_each_other(answer: str, ledger: int, garbag
 @SETTINGS
 @given(st.text(alphabet="a;%/.\0\n \u00e9", min_size=1, max_size=8), st.text(alphabet="a;%/.\0\n \u00e9", max_size=8))
 def test_a_place_in_a_foreign_store_is_percent_encoded(answer: str, store: str, place: str) -> None:
-    """It may hold anything: in the segment's znode it can neither end a field nor begin one."""
+    """The location may hold any text, which in the segment's znode can neither end a field nor begin one."""
     segment = Segment(number=SegmentNumber(1), store=store, place=place, first_txid=Txid(1))
     data = encode_segment(segment)
     assert decode_segment(segment_name(segment), data) == segment

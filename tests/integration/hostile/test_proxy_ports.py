@@ -1,7 +1,7 @@
-"""The ports of both proxies: what strangers and broken clients send, and what they are told.
+"""The ports of both proxies: what hostile and faulty clients send, and how it is answered.
 
-Rows `write.*` and `read.*`. Each case runs against a real process on real bookies; beside it a good connection goes on
-being served, and at the end of the module everything that was ever acknowledged is read back.
+Rows `write.*` and `read.*`. Each case runs against a real process on real bookies; a correct connection beside it is
+served all the time, and at the end of the module every acknowledged record is read back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.integration.hostile.talk import HELLO, REQUEST, Talk, forged, framed,
 pytestmark = pytest.mark.zookeeper
 FRAME_MAX = RECORD_BYTES_MAX + 64 * 1024 + 6
 STREAM = "bystander"
-INCARNATION = "a1"  # of the streams that are made here
+INCARNATION = "a1"  # incarnation of the streams that are created here
 LIVING = "living"
 NOWHERE = "no-such-stream"
 
@@ -36,7 +36,7 @@ _producers = itertools.count(1)
 
 
 def producer() -> bytes:
-    """Sixteen bytes nobody has used."""
+    """A producer id of sixteen bytes that was not used before."""
     return b"hostile %8d" % next(_producers)
 
 
@@ -53,12 +53,12 @@ def read(stream: str = STREAM, start: Start = Start.START, value: object = None,
 
 
 def record_set(meta: int, count: int, size: int, packed: bytes) -> proxy.Write:
-    """A batch with any head; its sum is right."""
+    """A batch with any header and a correct checksum."""
     body = struct.pack(">iiii", meta, count, size, len(packed)) + packed
     return write(STREAM, body, count=max(count, 1), producer=producer())
 
 
-#: sent before any hello: whoever does not speak the protocol is told nothing
+#: sent before any hello: a peer that does not speak the protocol gets no answer
 BEFORE_HELLO: dict[str, Callable[[], bytes]] = {
     "length-0": lambda: struct.pack(">I", 0) + bytes(20),
     "length-1": lambda: struct.pack(">IB", 1, 0),
@@ -82,7 +82,7 @@ BEFORE_HELLO: dict[str, Callable[[], bytes]] = {
     "hello-without-fields": lambda: header(msgpack.packb([1])),
 }
 
-#: sent after a good hello: what is no message closes the connection
+#: sent after a valid hello: bytes that are not a message close the connection
 NO_MESSAGE: dict[str, Callable[[], bytes]] = {
     "greeted-length-0": lambda: struct.pack(">I", 0) + bytes(20),
     "greeted-length-max-plus-1": lambda: struct.pack(">I", FRAME_MAX + 1) + bytes(20),
@@ -140,7 +140,7 @@ NO_MESSAGE: dict[str, Callable[[], bytes]] = {
     "credit-2^63": lambda: forged(read(), credit=2**63),
 }
 
-#: well formed, and wrong in what it asks: an error by number, and the connection goes on
+#: well formed requests with wrong contents: an error by number, and the connection stays open
 QUESTIONS: dict[str, Callable[[], bytes]] = {
     "hello-twice": lambda: hello(),
     "answer-instead": lambda: said(proxy.Failed(REQUEST, 500, "no")),
@@ -251,7 +251,7 @@ def _of(role: str) -> dict[str, Callable[[], bytes]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_lost(bystander: Bystander, cluster: SmallCluster) -> Iterator[None]:
-    """Something is there before the first case, and all of it behind the last."""
+    """Append before the first case, and read everything after the last."""
     asyncio.run(bystander.work())
     with Talk(cluster.writer.address) as raw:
         raw.send(said(proxy.Create(REQUEST, LIVING, INCARNATION, 0, dict(SETTINGS))))
@@ -262,7 +262,7 @@ def nothing_is_lost(bystander: Bystander, cluster: SmallCluster) -> Iterator[Non
 
 @pytest.fixture(scope="module")
 def good(cluster: SmallCluster) -> Iterator[dict[str, Talk]]:
-    """Somebody who behaves, on one connection to each proxy all the time."""
+    """A correct client, on one connection to each proxy all the time."""
     with Talk(cluster.writer.address) as writer, Talk(cluster.reader.address) as reader:
         yield {"write": writer, "read": reader}
 
@@ -287,7 +287,7 @@ def test_a_read_proxy_answers_so(cluster: SmallCluster, good: dict[str, Talk], c
 
 @row("write.sequence-backwards")
 def test_a_sequence_that_was_used_is_not_written_again(cluster: SmallCluster, answer: str) -> None:
-    """However the repeat is cut: a batch known by its place is told it, another one is refused."""
+    """However the repetition is cut: a batch whose position is known gets it as answer, another one is refused."""
     name, told = producer(), []
     with Talk(cluster.writer.address) as raw:
         raw.send(said(proxy.Create(REQUEST, "backwards", INCARNATION, 0, dict(SETTINGS))))

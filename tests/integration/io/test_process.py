@@ -1,4 +1,4 @@
-"""How a process begins and ends, seen from outside: exit codes, signals, the ready line, logs on stderr only."""
+"""How a process begins and ends, as seen from outside: exit codes, signals, the ready line, logs on stderr only."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_loop_is_uvloop_and_what_is_loaded_is_frozen() -> None:
 
 @pytest.mark.parametrize("where", ["full", "nobody", "non-blocking", "closed"])
 def test_a_process_serves_on_whatever_its_output_takes(where: str) -> None:
-    """Neither its ready line nor a line of its log is a reason to end, or to fail."""
+    """Output that fails, of the ready line or of a log line, neither ends the process nor makes it fail."""
     body = """
     logs.setup("json")
     for _ in range(10_000):

@@ -1,7 +1,7 @@
-"""A bookie in memory behind a real socket: the far end of the transport in its tests. It keeps nothing on disk.
+"""A bookie in memory behind a real socket, for tests of the transport. It stores nothing on disk.
 
-By default it answers as a bookie does. `hold` keeps answers back until `release`, so that a test decides the order in
-which things are known; `requests` is what came in.
+By default it answers as a bookie does. `hold` keeps answers back until `release`, so that a test decides the order of
+answers; `requests` are those that arrived.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ModelBookie(asyncio.Protocol):
         await self.stop()
 
     async def start(self) -> None:
-        """Serve again at the same port, with what is stored."""
+        """Serve again at the same port, with the stored entries."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Session(self), *self.address, start_serving=True)
         self.address = self._server.sockets[0].getsockname()[:2]
@@ -125,7 +125,7 @@ class _Session(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop's are none by class
+        transport = cast(asyncio.Transport, transport)  # uvloop's are not subclasses
         self._transport = transport
         self._bookie.enter(self)
         if not self._bookie.reads_wholly:

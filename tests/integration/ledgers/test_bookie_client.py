@@ -1,4 +1,4 @@
-"""The transport to bookies on real sockets: what may be in flight together, and who hears of a loss."""
+"""The transport to bookies on real sockets: what may be in flight together, and which requests fail at a loss."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read(entry: int, fence: bool = False, ledger: int = 7) -> ReadEntry:
 
 
 class Listener:
-    """A machine's place: hears facts, and can wait for a number of them."""
+    """Stands in for a machine: receives facts, and can wait for a number of them."""
 
     def __init__(self, client: BookieClient) -> None:
         self.facts: list[Fact] = []
@@ -131,7 +131,7 @@ async def test_a_plain_read_waits_for_a_fence_in_flight_too() -> None:
         await until(lambda: len(bookie.requests) == 1)
         bookie.release()
         await recoverer.heard(1)
-        await until(lambda: len(bookie.requests) == 2)  # both plain ones as one
+        await until(lambda: len(bookie.requests) == 2)  # both plain ones as one request
         bookie.release()
         await reader.heard(2)
         assert bookie.requests == [read(-1, fence=True), read(-1)]
@@ -145,7 +145,7 @@ async def test_plain_reads_share_a_good_answer_but_not_a_negative_one() -> None:
         early.send(read(1), read(2))
         late.send(read(1), read(2))
         await until(lambda: len(bookie.requests) == 2)
-        bookie.release()  # 1 is there; 2 is not, and that may be older than the late question
+        bookie.release()  # 1 is there; 2 is not, and that may be older than the late request
         await early.heard(2)
         await until(lambda: len(bookie.requests) == 3)
         bookie.entries[7, 2] = add(2).parts[0]  # type: ignore[assignment]
@@ -218,7 +218,7 @@ async def test_a_reset_is_told_once_to_everybody_who_waits_and_to_nobody_else() 
         assert len(idle.facts) == 1
         assert [type(e) for e in told] == [BookieLost]
         bookie.hold = False
-        busy.send(add(2))  # the next question dials again
+        busy.send(add(2))  # the next request dials again
         await busy.heard(2)
         assert busy.answers == [("EntryAdded", 2, Code.OK)]
 
@@ -231,7 +231,7 @@ async def test_an_answer_that_does_not_come_closes_the_connection() -> None:
         await until(lambda: len(bookie.requests) == 1)
         [fact] = await listener.heard(1)
         assert isinstance(fact, PeerLost) and "no response" in fact.reason
-        bookie.release()  # too late: the connection is gone and nobody takes it for another answer
+        bookie.release()  # too late: the connection is gone, and this is not taken for another answer
         await until(lambda: bookie.connections == 0)
         assert len(listener.facts) == 1
 
@@ -277,7 +277,7 @@ async def test_an_unregistered_bookie_is_found_by_its_id() -> None:
     "rubbish",
     [
         b"\xff\xff\xff\xff",
-        b"\0\0\0\x18\x02\x01\0\0\0\0\0\0" + b"\0" * 16,  # an answer to an add nobody made
+        b"\0\0\0\x18\x02\x01\0\0\0\0\0\0" + b"\0" * 16,  # an answer to an add that was not sent
         b"\0\0\0\x04\x02\x63\0\0",
     ],
 )
@@ -333,7 +333,7 @@ async def test_closing_the_client_tells_those_who_wait_and_leaves_no_task() -> N
 
 
 def test_fence_is_set_from_the_question_only() -> None:
-    """The wire has no such flag: a peer cannot claim it."""
+    """The wire has no such flag: a peer cannot set it."""
     assert EntryRead(LedgerId(1), EntryId(1), Code.OK).fence is False
 
 
@@ -351,7 +351,7 @@ NO_ADDRESSES = (
 
 @pytest.mark.parametrize("name", NO_ADDRESSES)
 async def test_a_bookie_id_that_is_no_address_is_a_loss_and_nothing_more(name: str) -> None:
-    """Ids come from the metadata of ledgers, where anybody may have written anything."""
+    """Ids come from the metadata of ledgers, which any client of ZooKeeper may have written."""
     told: list[Event] = []
     async with BookieClient(lambda _: None, rng=random.Random(1), options=PATIENT, on_event=told.append) as client:
         listener = Listener(client)
@@ -371,7 +371,7 @@ async def test_a_registration_that_is_no_address_is_a_loss_and_nothing_more(addr
 
 
 async def test_who_waits_behind_a_question_that_ends_the_connection_hears_of_the_loss() -> None:
-    """What was held back may be too much for the connection when its turn comes."""
+    """Requests that were held back may exceed the connection's limit when they are sent."""
     options = BookieClientOptions(request_timeout_s=3600.0, lag_bytes_max=1000, backoff_min_s=0.0, backoff_max_s=0.0)
     async with joined(options) as (bookie, client):
         bookie.hold = True

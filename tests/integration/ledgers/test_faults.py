@@ -1,4 +1,4 @@
-"""Ledgers through the deaths of real bookies: SIGKILL, SIGSTOP, all at once. What was acknowledged is there."""
+"""Ledgers while real bookies fail: SIGKILL, SIGSTOP, all at once. Every acknowledged entry is there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IMPATIENT = BookieClientOptions(request_timeout_s=3.0, backoff_max_s=0.2)
 
 
 class Load:
-    """Appends without end, a window at a time, and notes what was acknowledged."""
+    """Appends all the time, a window at a time, and notes acknowledged entries."""
 
     def __init__(self, writer: LedgerWriter, window: int = 32, size: int = 500) -> None:
         self.writer = writer
@@ -35,7 +35,7 @@ class Load:
         self._moved = asyncio.Event()
 
     def go(self) -> None:
-        """Fill the window; every acknowledgement makes room for the next."""
+        """Fill the window; every acknowledgement frees space for the next."""
         while self._going and self._open < self._window:
             entry = len(self.history.submitted)
             body = (b"entry %d " % entry).ljust(self._size, b".")
@@ -62,7 +62,7 @@ class Load:
                 await self._moved.wait()
 
     async def more(self, count: int) -> None:
-        """Until so many more are acknowledged."""
+        """Wait until this many more are acknowledged."""
         goal = len(self.history.acked) + count
         await self.until(lambda: len(self.history.acked) >= goal or self.error is not None)
         assert self.error is None, self.error
@@ -84,7 +84,7 @@ async def loaded(ledgers: Ledgers) -> AsyncIterator[Load]:
 
 
 async def judge(ledgers: Ledgers, ledger: LedgerId, history: History) -> None:
-    """Read all that is left and let the checker decide."""
+    """Read everything and let the checker check it."""
     reader = await ledgers.open(ledger)
     assert reader.end is not None
     found: list[bytes] = []
@@ -101,7 +101,7 @@ def victim_of(cluster: BookieCluster, load: Load, place: int) -> ServerProcess:
 
 
 async def test_one_of_three_dies_and_comes_back(own_bookies: BookieCluster) -> None:
-    """Nobody can replace it: the ledger goes on with two, and takes it in again."""
+    """There is no replacement: the ledger goes on with two, and takes the third in again."""
     adding = AddingOptions(replace_retry_s=0.05)
     async with own_bookies.ledgers(LedgersOptions(adding=adding), IMPATIENT) as ledgers, loaded(ledgers) as load:
         await load.more(200)

@@ -1,4 +1,5 @@
-"""The ledger client over real sockets on bookies in memory: whole walks, and what a handle owes its caller."""
+"""The ledger client over real sockets on bookies in memory: complete scenarios, and what a handle promises its
+caller."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ E332 = Quorum(ensemble=3, write=3, ack=2)
 
 
 class Cluster:
-    """Bookies in memory, metadata in memory, and clients of them."""
+    """Bookies in memory, metadata in memory, and their clients."""
 
     def __init__(self, bookies: dict[BookieId, ModelBookie], metadata: MemoryMetadata, stack: AsyncExitStack) -> None:
         self.bookies = bookies

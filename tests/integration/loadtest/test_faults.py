@@ -1,6 +1,7 @@
-"""A cluster that runs already, measured by the commands for it: nothing lost, no error told, and it goes on running.
+"""Measures a running cluster with the commands for it: nothing is lost, no error is reported, and it goes on running.
 
-What it costs is printed and not judged: a busy machine is no proof. `python -m loadtest failover --strict` judges it.
+The cost is printed and not checked, because a busy machine proves nothing. `python -m loadtest failover --strict`
+checks it.
 """
 
 from __future__ import annotations

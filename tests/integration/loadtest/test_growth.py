@@ -1,6 +1,6 @@
-"""`python -m loadtest growth` on real clusters: every curve comes to a cost, and every record is judged.
+"""Runs `python -m loadtest growth` on real clusters: every curve has a cost, and every record is checked.
 
-What it costs is printed and not judged: a busy machine is no proof.
+The cost is printed and not checked, because a busy machine proves nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIZE = 6
 
 
 def measured(out: Path, *arguments: str) -> dict[str, dict[str, Any]]:
-    """The run of these arguments, by curve. It is green."""
+    """The result of these arguments by curve; the run must be green."""
     command = [sys.executable, "-m", "loadtest", "growth", *arguments, "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=ROOT)
     print(done.stdout)

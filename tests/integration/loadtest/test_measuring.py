@@ -1,6 +1,6 @@
-"""The instrument on a real cluster of ours, by its command: what comes out is green, whole, and can be told.
+"""Runs the load test on a real cluster of dlog by its command: the result is green, complete, and can be reported.
 
-No figure is judged: a busy machine is no proof.
+No figure is checked, because a busy machine proves nothing.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def test_an_owner_that_is_killed_and_frozen_under_load(tmp_path: Path) -> None:
 
 
 def children(pid: int) -> set[int]:
-    """Of a process, and theirs."""
+    """All descendants of a process."""
     found: set[int] = set()
     for place in Path("/proc").glob("[0-9]*"):
         try:
@@ -92,7 +92,7 @@ def test_everything_ends_with_the_run(tmp_path: Path, number: signal.Signals) ->
     whole = 10  # dlog up, ZooKeeper, three bookies, four proxies, a generator
     arguments = ["W3", "--rounds", "1", "--seconds", "600", "--set", "record_bytes=100", "--wait", "0"]
     command = [sys.executable, "-m", "loadtest", *arguments, "--out", str(tmp_path / "run.json"), "--quiet"]
-    room = {**os.environ, "TMPDIR": str(tmp_path)}  # a killed run leaves its data where it lay
+    room = {**os.environ, "TMPDIR": str(tmp_path)}  # a killed run leaves its data where it was
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, env=room)
     started: set[int] = set()
     try:

@@ -1,6 +1,7 @@
-"""A proxy with many streams dies, and ZooKeeper is away, by the commands that measure it: nothing lost, no error told.
+"""Measures, by command, the death of a proxy with many streams and an outage of ZooKeeper: no loss, no error.
 
-What it costs is printed and not judged: a busy machine is no proof. `python -m loadtest heirs` and `away` judge it.
+The cost is printed and not checked, because a busy machine proves nothing. `python -m loadtest heirs` and `away` check
+it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The peers for real: three servers on loopback, records appended and read back, one server killed in between.
+"""Runs the peers: three servers on loopback, records appended and read back, one server killed in between.
 
-Nothing here judges speed. What each peer was told is judged by the checker that judges ours.
+No speed is checked. The answers of each peer are checked by the same checker as those of dlog.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def need_jars(jars: Jars) -> None:
 
 @asynccontextmanager
 async def running(name: str, room: Path) -> AsyncIterator[ServerSystem]:
-    """A peer that runs, and of which nothing runs afterwards."""
+    """A running peer, all of whose processes have ended afterwards."""
     variant = VARIANTS[name]
     system = variant.make(name)
     assert isinstance(system, ServerSystem)
@@ -65,7 +65,7 @@ def is_alive(pid: int) -> bool:
 
 
 class Load:
-    """Generators against one log, and what they noted."""
+    """Generators on one log, and their notes."""
 
     def __init__(self, system: System, log: str, room: Path, flavour: Flavour) -> None:
         self.system = system
@@ -76,13 +76,13 @@ class Load:
         self.readers: list[tuple[str, Path]] = []
 
     async def produce(self, **more: Any) -> dict[str, Any]:
-        """Another producer, until its result."""
+        """Run another producer and return its result."""
         async with self.producing(**more) as generator:
             return await generator.result(2 * PATIENCE_S)
 
     @asynccontextmanager
     async def producing(self, **more: Any) -> AsyncIterator[Generator]:
-        """Another producer, which has begun."""
+        """Start another producer; returns when it has begun."""
         number = len(self.producers)
         name = f"{self.log}-producer-{number}"
         self.producers.append(self.room / name)
@@ -133,7 +133,7 @@ async def test_bookkeeper_keeps_what_its_java_client_wrote_while_a_bookie_dies(t
         told.append(await load.produce(batch_records=10))
         flood = await load.produce(mode="open", rate=10_000_000, records=0, seconds=0.05)
         the_first = 1  # of each log, before the load
-        async with load.producing(goes=False) as resting:  # as W19 holds logs open
+        async with load.producing(goes=False) as resting:  # as W19 keeps logs open
             resting.stop()
             told.append(await resting.result(2 * PATIENCE_S))
         assert told[-1]["sent"] == the_first
@@ -160,7 +160,7 @@ async def test_nats_keeps_what_was_written_when_the_leader_dies(tmp_path: Path) 
 
 
 async def the_leader_dies(system: ServerSystem, room: Path) -> None:
-    """Records before and after the death of a log's leader, all of them read back."""
+    """Write records before and after the death of a log's leader, and read all of them back."""
     await system.create("log")
     load = Load(system, "log", room, "fast")
     told = [await load.produce()]
@@ -176,14 +176,14 @@ async def the_leader_dies(system: ServerSystem, room: Path) -> None:
 
 
 async def a_python_program_writes_and_reads(system: ServerSystem, room: Path) -> None:
-    """The client that a Python program would use: pipelined, then each append awaited."""
+    """Use the client as a Python program would: pipelined, then each append awaited."""
     await system.create("another")
     load = Load(system, "another", room, "user")
     await all_is_there(load, [await load.produce(), await load.produce(mode="await", records=0, seconds=1.0)])
 
 
 async def all_is_there(load: Load, told: list[dict[str, Any]]) -> None:
-    """Every record was acknowledged, and is read back as it was told."""
+    """Check that every record was acknowledged, and is read back as acknowledged."""
     back = await load.read_back()
     verdict = load.judged()
     sent = sum(one["sent"] for one in told)

@@ -1,4 +1,4 @@
-"""W18, small: every cell that is there has a figure of records that were checked, and the rest is named with why."""
+"""Runs a small W18: every cell either has a figure of checked records, or says why it is missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.integration.spark.parts import need_spark
 from tests.parts import need
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
-RECORDS = 450_000  # 0.09 GB: an offload takes whole segments
+RECORDS = 450_000  # 0.09 GB: an offload moves whole segments
 SCANS = "all columns", "one column"
 CELLS = {
     "dlog": {*SCANS, "micro-batch", "audit", "audit of every copy", "offload"},
@@ -31,7 +31,7 @@ def test_what_is_read_in_spark_is_checked_and_measured(tmp_path: Path) -> None:
     need_spark()
     missing = missing_of_kafka()
     out = tmp_path / "w18.json"
-    quickly = os.environ["SPARK_SUBMIT_OPTS"].replace("-XX:+UseSerialGC", "")  # it says itself how Java collects
+    quickly = os.environ["SPARK_SUBMIT_OPTS"].replace("-XX:+UseSerialGC", "")  # it sets Java's collector itself
     done = subprocess.run(
         [
             *(sys.executable, "-m", "loadtest", "spark", "--gb", "0.09", "--rounds", "1", "--warm-up", "0"),
@@ -64,7 +64,7 @@ def test_what_is_read_in_spark_is_checked_and_measured(tmp_path: Path) -> None:
 
 
 def missing_of_kafka() -> tuple[str, str] | None:
-    """A part that is missing for Kafka to be read beside the others, and how to get it."""
+    """A part that is missing to measure Kafka too, and how to get it."""
     how = "python -m loadtest peers install {} (needs Maven: apt-get install maven)"
     if shutil.which("javac") is None:
         return "a JDK", "apt-get install openjdk-17-jdk-headless"

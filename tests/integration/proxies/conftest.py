@@ -27,13 +27,13 @@ async def house() -> AsyncIterator[House]:
 
 @pytest.fixture
 def cluster(bookies: BookieCluster, tmp_path: Path) -> Iterator[ProxyCluster]:
-    """Two write and two read proxies of the test's own, on shared bookies, in a namespace nobody else uses."""
+    """Two write and two read proxies of the test's own, on shared bookies, in a namespace that no other test uses."""
     yield from _started(bookies, tmp_path)
 
 
 @pytest.fixture
 def own_cluster(own_bookies: BookieCluster, tmp_path: Path) -> Iterator[ProxyCluster]:
-    """The same on bookies that the test may hurt."""
+    """The same on bookies that the test may kill or freeze."""
     yield from _started(own_bookies, tmp_path)
 
 

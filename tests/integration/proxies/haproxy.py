@@ -1,4 +1,4 @@
-"""A real HAProxy with the configuration we ship, as a child of the test."""
+"""A real HAProxy with the configuration of the repository, as a child of the test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rows = dict[str, dict[str, str]]  # of its statistics, by the name of the server
 
 
 def command() -> list[str]:
-    """How to start it; skips or fails the test where it is missing."""
+    """The command that starts it; skips or fails the test where it is missing."""
     fetched = FETCHED / "usr" / "sbin" / "haproxy"
     binary = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin")
     need(bool(binary) or fetched.exists(), "HAProxy", "make haproxy, or apt-get install haproxy")
@@ -30,7 +30,7 @@ def command() -> list[str]:
 
 
 class HAProxy:
-    """`backends`: for each server of the configuration, where it listens and where its health is asked."""
+    """`backends`: for each server of the configuration, its address and the address of its health check."""
 
     def __init__(self, directory: Path, ports: dict[str, int], backends: dict[str, tuple[str, int]]) -> None:
         self.write = f"127.0.0.1:{ports['write']}"
@@ -52,7 +52,7 @@ class HAProxy:
 
     @property
     def target(self) -> str:
-        """All that a client is told."""
+        """The only address that a client needs."""
         return f"dlog://{self.write},{self.read}"
 
     def spawn(self) -> None:
@@ -63,7 +63,7 @@ class HAProxy:
             )
 
     async def wait_ready(self) -> None:
-        """Until all four servers are up."""
+        """Wait until all four servers are up."""
         await self.until(lambda rows: len(rows) == 4 and all(row["status"] == "UP" for row in rows.values()))
 
     def stop(self) -> None:
@@ -72,7 +72,7 @@ class HAProxy:
             self._process.wait()
 
     async def say(self, words: str) -> str:
-        """One command at its runtime socket."""
+        """Send one command to its runtime socket."""
         reader, writer = await asyncio.open_unix_connection(self._socket)
         try:
             writer.write(words.encode() + b"\n")
@@ -87,7 +87,7 @@ class HAProxy:
         return {row["svname"]: row for row in csv.DictReader(lines) if row["svname"] not in ("FRONTEND", "BACKEND")}
 
     async def until(self, condition: Callable[[Rows], bool]) -> Rows:
-        """Wait until its statistics are so."""
+        """Wait until its statistics satisfy the condition."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 assert self._process is not None

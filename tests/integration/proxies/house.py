@@ -21,7 +21,7 @@ E = TypeVar("E", bound=Event)
 
 
 class Events(list[Event]):
-    """What a proxy told, in order; somebody may wait for more."""
+    """The events of a proxy, in order; a test may wait for more."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Events(list[Event]):
         self._news.set()
 
     async def of(self, kind: type[E], count: int = 1) -> list[E]:
-        """The events of a kind, once there are so many."""
+        """The events of a kind, once there are this many."""
         async with asyncio.timeout(START_S):
             while len(found := [event for event in self if isinstance(event, kind)]) < count:
                 self._news.clear()
@@ -41,7 +41,7 @@ class Events(list[Event]):
 
 
 class Running:
-    """A proxy and the task it lives in."""
+    """A proxy and the task in which it runs."""
 
     def __init__(self, proxy: WriteProxy | ReadProxy, events: Events, tasks: asyncio.TaskGroup) -> None:
         self.proxy = proxy
@@ -57,12 +57,12 @@ class Running:
         return self
 
     async def drain(self) -> None:
-        """As SIGTERM."""
+        """Stop it as SIGTERM does."""
         self._stop.set()
         await asyncio.wait((self.task,))
 
     async def kill(self) -> None:
-        """As near to SIGKILL as a task comes: nothing is handed over, connections are cut."""
+        """Stop it as nearly like SIGKILL as a task can: nothing is handed over, connections are cut."""
         self.task.cancel()
         await asyncio.wait((self.task,))
 
@@ -75,14 +75,14 @@ class Running:
 
 
 class House:
-    """A cluster's worth of shared state and the proxies on it."""
+    """The shared state of a cluster, and the proxies on it."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self.metadata = MemoryMetadata()
         self.state = MemoryStoreState()
         self.tasks = tasks
         self.running: list[Running] = []
-        self.other_stores: dict[str, Any] = {}  # by name, of proxies that are started from now on
+        self.other_stores: dict[str, Any] = {}  # by name, for proxies that are started from now on
 
     async def write_proxy(self, **options: Any) -> Running:
         events = Events()
@@ -92,7 +92,7 @@ class House:
         return await self._start(proxy, events)
 
     async def read_proxy(self, metadata: Any = None, **options: Any) -> Running:
-        """metadata: as this proxy alone meets it."""
+        """metadata: the view of this proxy alone."""
         events = Events()
         metadata = self.metadata if metadata is None else metadata
         proxy = ReadProxy(ReadOptions(**options), metadata, self._stores(), tell=events.tell, rng=random.Random(1))
@@ -109,7 +109,7 @@ class House:
 
 @asynccontextmanager
 async def house() -> AsyncIterator[House]:
-    """A house whose proxies end with the scope."""
+    """A `House` whose proxies end with the scope."""
     async with asyncio.TaskGroup() as tasks:
         built = House(tasks)
         try:

@@ -1,4 +1,4 @@
-"""A load whose every record says which one it is, and the check of what was read back."""
+"""A load of numbered records, and the check of what is read back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE_S = 180.0
 
 @dataclass
 class Load:
-    """Appends `record(0)`, `record(1)`, ... until told to stop; remembers what was acknowledged and when."""
+    """Appends `record(0)`, `record(1)`, ... until it is stopped; keeps what was acknowledged and when."""
 
     client: dlog.Client
     stream: str
@@ -43,7 +43,7 @@ class Load:
         self._stopping = True
 
     async def acknowledged(self, more: int) -> None:
-        """Wait until so many more are acknowledged than now."""
+        """Wait until this many more are acknowledged than now."""
         wanted = len(self.acked) + more
         async with asyncio.timeout(PATIENCE_S):
             while len(self.acked) < wanted:
@@ -56,7 +56,7 @@ class Load:
         return max(self.gaps_s, default=0.0)
 
     async def check(self) -> list[bytes]:
-        """Read everything back: all that was acknowledged, where it was said to be, once, in order, nothing else."""
+        """Read everything back: each acknowledged record at its position, once, in order, and nothing else."""
         found: dict[int, DLSN] = {}
         numbers: list[int] = []
         payloads: list[bytes] = []
@@ -99,7 +99,7 @@ class Load:
 
 @asynccontextmanager
 async def loaded(target: str, **settings: Unpack[dlog.SettingsChanges]) -> AsyncIterator[Load]:
-    """A stream under load; all that was acknowledged is looked for at the end, through the read proxies."""
+    """A stream under load; all acknowledged records are looked for at the end, through the read proxies."""
     async with dlog.connect(target) as client:
         await client.create("orders", **settings)
         load = Load(client, "orders")

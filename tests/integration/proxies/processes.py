@@ -1,4 +1,4 @@
-"""Write and read proxies as processes on a cluster of bookies, with the means to hurt them."""
+"""Write and read proxies as processes on a cluster of bookies, which tests may kill or freeze."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.integration.cluster import BookieCluster, ServerProcess
 
-PRODUCERS_MAX = 1000  # remembered of a stream by each write proxy, so that a test may go beyond
+PRODUCERS_MAX = 1000  # that each write proxy remembers of a stream: low, so that a test may exceed it
 
 
 class ProxyCluster:
@@ -21,7 +21,7 @@ class ProxyCluster:
 
     @property
     def target(self) -> str:
-        """What a client connects to."""
+        """The address that a client connects to."""
         return "dlog://" + ",".join(process.address for process in (*self.writers, *self.readers))
 
     def start(self) -> None:
@@ -35,7 +35,7 @@ class ProxyCluster:
             process.kill()
 
     def extra(self, role: str, *flags: str) -> ServerProcess:
-        """One more of a role, not started and not ended with the cluster."""
+        """One more proxy of a role, which is not started and not ended with the cluster."""
         return self._make(role, 9, *flags)
 
     def writer_at(self, address: str) -> ServerProcess:

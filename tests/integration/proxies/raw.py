@@ -1,4 +1,4 @@
-"""A bare client of the proxy protocol: it says what the test says and keeps what it hears."""
+"""A bare client of the proxy protocol: it sends what the test says and keeps what it receives."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ class Raw(asyncio.Protocol):
         return self._request
 
     def say(self, *messages: Message) -> None:
-        """Send; several messages leave in one piece."""
+        """Send messages; several leave in one piece."""
         assert self.transport is not None
         self.transport.write(b"".join(bytes(part) for message in messages for part in encode(message)))
 
     async def hear(self, kind: type[M], *, request: int | None = None) -> M:
-        """The next message of this kind (and number); others stay for later. ConnectionError at the end."""
+        """The next message of this kind (and number); others stay for later. Raises ConnectionError at the end."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 for at, message in enumerate(self.heard):
@@ -95,15 +95,15 @@ class Raw(asyncio.Protocol):
                 await self.more()
 
     async def more(self) -> None:
-        """Wait until something new was heard. Raises ConnectionError at the end."""
+        """Wait for a new message. Raises ConnectionError at the end."""
         if self.closed.is_set():
             raise ConnectionError("the proxy closed the connection")
         self._news.clear()
         await self._news.wait()
 
     async def ask(self, cls: type[Any], *fields: Any) -> dict[str, Any] | Failed:
-        """A question with one answer: its result, or the failure. fields: without `life` (and `deletions`), which are
-        those of now."""
+        """Send a request with one answer: its result, or the failure. fields: without `life` (and `deletions`), which
+        get their present values."""
         if cls in OF_ONE_INCARNATION:
             stream, *rest = fields
             told = await self.incarnation(stream)
@@ -113,12 +113,12 @@ class Raw(asyncio.Protocol):
         return await self.ask_exactly(cls, *fields)
 
     async def incarnation(self, stream: str) -> dict[str, Any]:
-        """Which stream has this name now."""
+        """The incarnation that has this name now."""
         told = await self.ask_exactly(GetIncarnation, stream)
         return {"life": "", "deletions": 0} if isinstance(told, Failed) else told
 
     async def ask_exactly(self, cls: type[Any], *fields: Any) -> dict[str, Any] | Failed:
-        """A question with these fields: its result, or the failure."""
+        """Send a request with exactly these fields: its result, or the failure."""
         number = self.next_request()
         self.say(cls(number, *fields))
         async with asyncio.timeout(PATIENCE_S):

@@ -1,4 +1,4 @@
-"""A stream's source alive, between metadata and a store in memory and an owner whose words are ours."""
+"""A stream's production source between metadata and a store in memory, and an owner whose messages the test sends."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ KEY = StreamKey(STREAM)
 
 
 class Words:
-    """An owner that says what the test says. `open` is set once it was asked."""
+    """An owner that sends what the test says. `open` is set once a subscription was requested."""
 
     def __init__(self) -> None:
         self.hear: OwnerListener | None = None
-        self.first: tuple[int, int, bool] | None = None  # said as soon as it is asked
+        self.first: tuple[int, int, bool] | None = None  # sent as soon as a subscription is requested
         self.asked = asyncio.Event()
         self.lost = asyncio.Event()
         self.frozen = False  # pings are not answered
@@ -57,7 +57,7 @@ class Words:
 
 
 class Asker:
-    """A reader's machine, in the hands of the test."""
+    """A reader's machine, controlled by the test."""
 
     def __init__(self, source: StreamFeed) -> None:
         self._said: asyncio.Queue[Any] = asyncio.Queue()
@@ -68,12 +68,12 @@ class Asker:
         self._said.put_nowait(fact.message)
 
     async def look(self) -> StreamMetadata | None:
-        """Ask for the stream."""
+        """Request the stream."""
         self.view.ask(GetStream())
         return (await self.hear(StreamSeen)).metadata
 
     async def hear(self, kind: type[R]) -> R:
-        """The next answer of this kind; what is pushed between is passed over."""
+        """The next answer of this kind; messages pushed in between are skipped."""
         async with asyncio.timeout(90.0):
             while not isinstance(said := await self._said.get(), kind):
                 pass
@@ -85,7 +85,7 @@ class Asker:
 
 
 class Stage:
-    """One stream in memory, its source, its owner's words."""
+    """One stream in memory, its source, its owner's messages."""
 
     def __init__(self, options: FeedOptions = SHORT) -> None:
         self.metadata = MemoryMetadata()
@@ -105,7 +105,7 @@ class Stage:
         )
 
     async def write(self, count: int, *, owned: bool = True) -> Segment:
-        """A segment in progress with entries b"0", b"1", ..., in the stream's list."""
+        """Write a segment in progress with entries b"0", b"1", ..., and put it into the stream's list."""
         writer = self.writer = await self.store.create(STREAM, SegmentNumber(1), Epoch(1), Quorum())
         for entry in range(count):
             await writer.append(EntryId(entry), [b"%d" % entry])
@@ -118,18 +118,18 @@ class Stage:
         return segment
 
     async def more(self, first: int, end: int) -> None:
-        """The owner appends to the segment that was written last."""
+        """Append, as the owner, to the segment that was written last."""
         for entry in range(first, end):
             await self.writer.append(EntryId(entry), [b"%d" % entry])
 
     async def change(self, segment: Segment) -> None:
-        """Write one segment of the stream's list."""
+        """Change one segment of the stream's list."""
         seen = await self.metadata.read(KEY)
         assert isinstance(seen, Versioned)
         await self.metadata.compare_and_set(KEY, seen.value.with_segment(segment), seen.version)
 
     async def truncate(self, number: int) -> None:
-        """Move the trim point to this segment."""
+        """Move the truncation point to this segment."""
         seen = await self.metadata.read(KEY)
         assert isinstance(seen, Versioned)
         await self.metadata.compare_and_set(KEY, seen.value.with_truncated_before(number), seen.version)

@@ -1,4 +1,5 @@
-"""Behind a real HAProxy with the configuration we ship: two proxies of each role, real bookies, real ZooKeeper."""
+"""Tests a real HAProxy with the configuration of the repository: two proxies of each role, real bookies and
+ZooKeeper."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class Balanced:
     """The proxies, each by its name in HAProxy's configuration, and HAProxy before them."""
 
     def __init__(self, bookies: BookieCluster, namespace: str, directory: Path, advertised: dict[str, str]) -> None:
-        ports = free_ports(10)  # both ends of a balancer have to be known before either starts
+        ports = free_ports(10)  # both ends of a balancer must be known before either starts
         listening = dict(zip(NAMES, ports[:4], strict=True))
         self.health = dict(zip(NAMES, ports[4:8], strict=True))
         self.proxies: dict[str, ServerProcess] = {}
@@ -68,7 +69,7 @@ class Balanced:
         return next(name for name, process in self.proxies.items() if process.address == owner.location)
 
     def asked(self, name: str, path: str) -> int:
-        """Status of a health check, asked as a balancer does."""
+        """Status of a health check, requested as a balancer does."""
         try:
             with urlopen(f"http://127.0.0.1:{self.health[name]}{path}", timeout=90) as answer:
                 return int(answer.status)
@@ -173,7 +174,7 @@ def test_with_proxies_in_reach_clients_go_direct_and_the_balancer_sees_no_more_o
         async with dlog.connect(cluster.haproxy.target) as client:
             for number in range(4):
                 await client.create(f"orders-{number}")
-                await client.append(f"orders-{number}", b"x")  # asks, hears where to go, goes there
+                await client.append(f"orders-{number}", b"x")  # is redirected, and follows
                 assert len([r async for r in client.read(f"orders-{number}")]) == 1
             before = await bytes_in()
             for number in range(4):
@@ -193,7 +194,7 @@ def test_with_proxies_in_reach_clients_go_direct_and_the_balancer_sees_no_more_o
 
 @dataclass
 class Follower:
-    """Reads a stream from its start and follows it; remembers what came, in order."""
+    """Reads a stream from its start and follows it; keeps the records in order."""
 
     client: dlog.Client
     stream: str
@@ -206,7 +207,7 @@ class Follower:
             self._news.set()
 
     async def has(self, count: int) -> None:
-        """Wait until so many records came."""
+        """Wait until this many records came."""
         async with asyncio.timeout(60.0):
             while len(self.came) < count:
                 self._news.clear()
@@ -245,7 +246,7 @@ def test_proxies_taken_out_for_maintenance_drain_without_one_failed_append_or_a_
                     owner = await cluster.owner_of(client, "load")
                     await maintain(owner, "drain", both_go_on)
                     assert await cluster.owner_of(client, "load") != owner
-                # one of the two serves the follower, and if it is not the first it still is the second
+                # one of the two serves the follower: if it is not the first, it is the second
                 await maintain("read1", "drain", both_go_on)
                 await maintain("read2", "maint", both_go_on)
             await follower.has(len(load.acked))
@@ -257,7 +258,7 @@ def test_proxies_taken_out_for_maintenance_drain_without_one_failed_append_or_a_
 
 
 async def knows_clients(cluster: Balanced) -> None:
-    """HAProxy says by the PROXY protocol whom it connects for, and the proxies' logs tell of them."""
+    """HAProxy names the client of a connection by the PROXY protocol, and the proxies' logs name it too."""
     for role, address in (("write", cluster.haproxy.write), ("read", cluster.haproxy.read)):
         async with Raw(address) as raw:
             assert await raw.ask(Ping) == {}
@@ -267,7 +268,7 @@ async def knows_clients(cluster: Balanced) -> None:
         assert f'"{host}:{number}"' in logs, f"the {role} proxies know who their client is"
 
 
-@pytest.mark.real_time  # who does not answer his health check in time is out of the rotation
+@pytest.mark.real_time  # a proxy that does not answer its health check in time is out of the rotation
 def test_health_is_polled_and_a_draining_proxy_leaves_the_rotation_before_it_closes(balanced: Start) -> None:
     cluster = balanced(hidden=False)
     leaving = cluster.proxies["write1"]

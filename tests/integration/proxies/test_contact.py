@@ -1,4 +1,4 @@
-"""A read proxy that does not reach ZooKeeper sends its readers to one that does, and to no other."""
+"""A read proxy that does not reach ZooKeeper redirects its readers to one that does, and to no other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOON = {"contact_every_s": 0.01, "contact_patience_s": 0.05}
 
 
 class Cut:
-    """The house's metadata, which one proxy reaches until it is cut off; then it is mute, or refuses."""
+    """Shared metadata that one proxy reaches until it is cut off; then it gets no answer, or errors."""
 
     def __init__(self, house: House, *, is_mute: bool) -> None:
         self.is_off = False

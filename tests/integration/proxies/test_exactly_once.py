@@ -1,4 +1,4 @@
-"""Each record once, through kills and more producers than an owner remembers; what is remembered is bounded."""
+"""Each record is written once, through kills and with more producers than an owner remembers; memory is bounded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEMORY = {"store": "memory"}
 
 
 async def many(raw: Raw, count: int, since: tuple[int, int, int] | None = None) -> None:
-    """So many producers of one batch each."""
+    """Run this many producers of one batch each."""
     producers = []
     for _ in range(count):
         producer = RawProducer(raw, "orders", os.urandom(16))
@@ -37,7 +37,7 @@ async def many(raw: Raw, count: int, since: tuple[int, int, int] | None = None) 
 
 
 async def test_a_first_batch_held_up_until_its_producer_is_forgotten_is_not_written_twice(house: House) -> None:
-    """What a frozen proxy would do when it wakes: say again, word for word, what was written long ago."""
+    """A frozen proxy could do this when it resumes: send once more, byte for byte, what was written long ago."""
     proxy = await house.write_proxy(producers_max=PRODUCERS_MAX)
     async with Raw(proxy.address) as raw:
         await raw.ask(Create, "orders", MEMORY)
@@ -60,7 +60,7 @@ async def test_a_first_batch_held_up_until_its_producer_is_forgotten_is_not_writ
 async def test_thousands_of_producers_through_kills_write_each_record_once(
     cluster: ProxyCluster, tmp_path: Path
 ) -> None:
-    """Each producer is a client's, so each has an id of its own; owners are killed under them."""
+    """Each producer has a client of its own, so each has an id of its own; owners are killed under them."""
     count = PRODUCERS_MAX + 200
     async with dlog.connect(cluster.target) as admin:
         await admin.create("orders")

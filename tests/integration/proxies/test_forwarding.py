@@ -1,4 +1,4 @@
-"""Proxies whose advertised addresses nobody can reach: one of them is reached all the same, and hands on the rest."""
+"""Proxies whose advertised addresses no client can reach: a client reaches one of them, and it forwards to the rest."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ RECEIVED_AT_ONCE_BYTES = 512 * 1024  # one reading of a socket, and the frame th
 
 
 class Hopping(Raw):
-    """A connection whose questions may be handed on."""
+    """A connection whose requests may be forwarded."""
 
     async def __aenter__(self) -> Raw:
         host, _, port = self.address.rpartition(":")
@@ -61,7 +61,7 @@ class Hopping(Raw):
 
 
 class Hidden:
-    """Two write proxies and two read proxies of a house, by the addresses at which they can be reached."""
+    """Two write proxies and two read proxies of a `House`, with the addresses at which they can be reached."""
 
     def __init__(self, house: House, unreachable: list[str]) -> None:
         self.house = house
@@ -76,7 +76,7 @@ class Hidden:
             self.readers.append(await self.house.read_proxy(**self._hidden()))
 
     def bound(self, running: Running) -> str:
-        """Where a proxy can be reached."""
+        """The address at which a proxy can be reached."""
         return self.house.metadata.known_members().peer_address_of(running.address)
 
     async def owner_of(self, stream: str) -> tuple[Running, Running]:
@@ -88,7 +88,7 @@ class Hidden:
         return owner, next(w for w in self.writers if w is not owner)
 
     async def stream_elsewhere(self, stream: str = "orders") -> tuple[Running, Running]:
-        """Make a stream that has an owner; the owner and the other one."""
+        """Create a stream that has an owner; returns the owner and the other proxy."""
         async with Hopping(self.bound(self.writers[0])) as raw:
             assert isinstance(await raw.ask(Create, stream, MEMORY), dict)
             assert isinstance(await RawProducer(raw, stream).write([b"first"]), Written)
@@ -121,7 +121,7 @@ def pipes(running: Running) -> int:
 
 
 async def nothing_left(running: Running) -> None:
-    """Once no pipe is open and no batch is counted. Another connection's pings are what we wait by."""
+    """Wait until no pipe is open and no batch is counted. Pings of another connection drive the wait."""
     async with Raw(running.proxy.listener.bound) as raw, asyncio.timeout(90.0):
         while pipes(running) or running.proxy.admission.process.bytes:
             await raw.ask(Ping)
@@ -205,7 +205,7 @@ async def test_a_planned_hand_over_behind_the_one_that_hands_on_is_no_error(
 
 
 async def test_what_was_handed_on_is_never_handed_on_again(house: House, unreachable: list[str]) -> None:
-    """A connection with no hops left, as between proxies, hears where to go and is not served by detours."""
+    """A connection with no hops left, as between proxies, gets a redirect and is not forwarded further."""
     async with hidden(house, unreachable) as cluster:
         owner, other = await cluster.stream_elsewhere()
         async with Raw(cluster.bound(other)) as raw:
@@ -275,7 +275,7 @@ async def test_a_read_that_is_handed_on_keeps_to_its_credit_and_can_be_cancelled
 async def test_a_slow_owner_holds_back_its_client_and_not_the_memory_of_the_one_between(
     house: House, unreachable: list[str]
 ) -> None:
-    """The owner is out of reach in the middle of a stream: what the client may push is bounded by its window."""
+    """The owner gets out of reach while a stream is written: what the client may push is bounded by its window."""
     async with hidden(house, unreachable, connection_bytes_max=100_000, stream_bytes_max=10_000_000) as cluster:
         _, other = await cluster.stream_elsewhere()
         assert isinstance(other.proxy, WriteProxy)
@@ -288,7 +288,7 @@ async def test_a_slow_owner_holds_back_its_client_and_not_the_memory_of_the_one_
                 message = await raw.hear(ANYTHING)
                 assert isinstance(message, Written), message
                 left -= set(range(message.first, message.last + 1))
-                # one reading of the socket may take it past the bound; the next waits
+                # one read of the socket may exceed the bound; the next waits
                 assert other.proxy.admission.process.bytes <= 100_000 + 600_000
             assert other.proxy.admission.process.bytes == 0
             assert other.proxy.admission.process.peak < 1_000_000
@@ -298,8 +298,8 @@ async def test_a_slow_owner_holds_back_its_client_and_not_the_memory_of_the_one_
 async def stopped_pipe(
     house: House, monkeypatch: pytest.MonkeyPatch, slow_s: float
 ) -> AsyncIterator[tuple[Hidden, Running, Running, Raw, RawProducer, Callable[[bool], None]]]:
-    """A producer of "orders" on `raw`, handed on by the second proxy to the first, which owns the stream and, once told
-    so, reads nothing more from that pipe; all else it does."""
+    """A producer of "orders" on `raw`, forwarded by the second proxy to the first, which owns the stream and, on
+    request, reads nothing more from that pipe while it does everything else."""
     monkeypatch.setattr(forwarding, "PING_EVERY_S", 0.02)
     monkeypatch.setattr(forwarding, "PING_TIMEOUT_S", 0.05)
     monkeypatch.setattr(forwarding, "GREETING_S", 10.0)
@@ -333,11 +333,11 @@ async def test_an_owner_that_reads_no_more_stops_the_client_in_front_and_nobody_
         async with asyncio.timeout(90.0):
             while carriage.unsent_bytes < OUTPUT_HIGH_BYTES:
                 await second.ask(Ping)
-        await second.ask(Ping)  # now the client is held too
+        await second.ask(Ping)  # now the client has to wait too
         taken, greeted = carriage.batches, owner.proxy.listener.accepted
         assert taken < len(batches)
         async with asyncio.timeout(90.0):
-            while owner.proxy.listener.accepted < greeted + 3:  # the pipe was doubted three times, and kept
+            while owner.proxy.listener.accepted < greeted + 3:  # the pipe was suspected three times, and kept
                 assert isinstance(await neighbour.write([b"meanwhile"]), Written)
                 assert OUTPUT_HIGH_BYTES <= carriage.unsent_bytes <= bound
         while b"meanwhile" not in bytes((await raw.hear(Entries, request=5)).body):
@@ -401,7 +401,7 @@ async def test_owners_are_told_of_all_proxies(house: House, unreachable: list[st
 
 
 async def test_who_can_reach_the_owner_goes_there_and_leaves_the_one_between(house: House) -> None:
-    """Until a moment ago the addresses were out of reach: the work moves when they no longer are."""
+    """The owner could not be reached until a moment ago: the client's work moves to it as soon as it can be."""
     with refused() as address:
         hidden_owner = await house.write_proxy(advertise=address, peer_address="bound")
     seen = await house.write_proxy()

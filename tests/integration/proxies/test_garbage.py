@@ -1,7 +1,7 @@
-"""What repeats leaves no reference cycle: a process collects its oldest generation rarely, and would keep it.
+"""Repeated operations leave no reference cycle: a process collects its oldest generation rarely, and would keep it.
 
 Each test runs a thousand rounds without the collector and looks at what it finds then. asyncio's own transports are
-cycles, so that objects of this service are counted only.
+cycles, so only objects of dlog are counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MEMORY = {"store": "memory"}
 
 
 async def garbage_of(rounds: Callable[[int], Awaitable[None]], *proxies: Running) -> Counter[str]:
-    """Classes of this service whose objects only the collector can free, after `rounds`."""
+    """Classes of dlog whose objects only the collector can free, after `rounds`."""
     await rounds(10)
     await until_quiet(*proxies)
     gc.collect()
@@ -44,9 +44,9 @@ async def garbage_of(rounds: Callable[[int], Awaitable[None]], *proxies: Running
 
 
 async def until_quiet(*proxies: Running) -> None:
-    """Until the proxies have no connection left, and what follows from the end of the last one is done."""
+    """Wait until the proxies have no connection left, and the work after the end of the last one is done."""
     async with asyncio.timeout(90.0):
-        while any(running.proxy.listener.connections for running in proxies):  # noqa: ASYNC110 - nobody tells
+        while any(running.proxy.listener.connections for running in proxies):  # noqa: ASYNC110 - no event
             await asyncio.sleep(0)
     for _ in range(20):
         await asyncio.sleep(0)
@@ -98,7 +98,7 @@ async def test_readers_leave_no_garbage(house: House) -> None:
                     await reading.aclose()
 
     assert isinstance(reader.proxy, ReadProxy)
-    async with reader.proxy._tailers.hold("orders"):  # one source for all rounds; its own end is not this test's
+    async with reader.proxy._tailers.hold("orders"):  # one source for all rounds; its own end is not tested here
         assert await garbage_of(rounds, reader) == {}
 
 

@@ -1,4 +1,4 @@
-"""Strangers on the port: whatever they send closes their connection, and nobody else notices."""
+"""Hostile clients on the port: whatever they send closes their connection, and other clients notice nothing."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_bytes_that_are_no_question_close_their_connection_only(
         assert stranger.transport is not None
         stranger.transport.write(data)
         if greeted and data == HOSTILE["an answer instead of a question"]:
-            assert (await stranger.hear(Failed)).code == 400  # well formed, and no question for us
+            assert (await stranger.hear(Failed)).code == 400  # well formed, and no request for this proxy
         else:
             await stranger.closed.wait()
         assert await bystander.ask(Ping) == {}
@@ -144,7 +144,7 @@ async def test_numbers_that_name_nothing_are_ignored_and_those_used_twice_refuse
 
 
 async def test_who_asks_and_never_listens_is_not_listened_to(house: House) -> None:
-    """A peer that does not take its answers costs a bounded amount of memory."""
+    """A peer that does not read its answers costs a bounded amount of memory."""
     proxy = await house.write_proxy()
     async with Raw(proxy.address) as raw:
         assert raw.transport is not None
@@ -158,7 +158,7 @@ async def test_who_asks_and_never_listens_is_not_listened_to(house: House) -> No
 
 
 async def test_half_frames_are_kept_up_to_a_bound_for_all_connections_together(house: House) -> None:
-    """What is kept for one is the room of all of it, once an eighth is here."""
+    """Buffers of one frame count as the whole frame once an eighth of it has arrived."""
     proxy = await house.write_proxy(receive_bytes_max=2 << 20)
     half = struct.pack(">I", 900_000) + b"x" * 400_000
     async with Raw(proxy.address) as bystander, Raw(proxy.address) as one, Raw(proxy.address) as two:

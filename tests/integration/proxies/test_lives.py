@@ -1,4 +1,4 @@
-"""A stream that is deleted and made again is another: nothing that was meant for the first changes the second."""
+"""A stream that is deleted and created again is another incarnation: no request for the first changes the second."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BODY = build_record_set([b"of a sink"])
 
 
 def questions_of(incarnation: str) -> list[tuple[type[Any], tuple[Any, ...]]]:
-    """One of each kind that changes the stream of this life, without its request number."""
+    """One request of each kind that changes the stream of this incarnation, without its request number."""
     sink = ("sink", 0, "q", 0, None)
     return [
         (Seal, (STREAM, incarnation)),
@@ -82,7 +82,7 @@ async def test_what_was_meant_for_a_deleted_stream_changes_nothing_of_the_next(h
 
 
 async def test_a_long_stream_is_deleted_and_made_again_at_once(house: House) -> None:
-    """Its segments go behind the answer; the creation waits until they are gone."""
+    """The segments are deleted after the answer to the deletion; the creation waits until they are gone."""
     writer = await house.write_proxy()
     async with dlog.connect(writer.address) as client:
         await client.create(STREAM, **MEMORY)

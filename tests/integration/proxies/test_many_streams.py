@@ -1,4 +1,4 @@
-"""A thousand streams whose owner dies at once, and streams by the thousand that nobody uses any more."""
+"""A thousand streams whose owner dies, and thousands of streams that are not used any more."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.integration.proxies.test_processes import scrape
 from tests.ports import free_port
 
 STREAMS = 1000
-AT_ONCE = 64  # what the test asks at a time
+AT_ONCE = 64  # requests of the test at the same time
 QUORUMS: tuple[dlog.SettingsChanges, ...] = (
     {"ensemble": 1, "write_quorum": 1, "ack_quorum": 1},
     {"ensemble": 2, "write_quorum": 2, "ack_quorum": 2},
@@ -36,7 +36,7 @@ QUORUMS: tuple[dlog.SettingsChanges, ...] = (
 
 
 async def for_each(streams: list[str], work: Any) -> None:
-    """Do the work for each, some at a time."""
+    """Run the work for each name, some at a time."""
     waiting = iter(streams)
 
     async def one() -> None:
@@ -102,7 +102,7 @@ async def test_a_stream_that_nobody_uses_is_handed_back_and_taken_again_by_the_n
 
 
 async def test_an_owner_that_ended_leaves_nothing_for_the_collector(house: House) -> None:
-    """A proxy's collector looks at what is old so rarely that a circle of objects would stay for good."""
+    """A proxy's collector visits old objects so rarely that a reference cycle would stay for good."""
     proxy = await house.write_proxy(idle_s=0.05)
     server = proxy.proxy
     assert isinstance(server, WriteProxy)

@@ -1,4 +1,4 @@
-"""Who owns a stream: the ring, the evidence, the claim. A suspicion may be wrong; nothing is ever said twice."""
+"""Who owns a stream: the ring, the evidence, the claim. A suspicion may be wrong; no record is written twice."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_a_doubt_about_an_owner_that_died_is_checked_and_its_stream_taken(
 
 
 async def test_a_dead_proxys_streams_are_left_alone_until_somebody_asks(house: House) -> None:
-    """What it costs when a proxy dies depends on what is used, not on what the proxy owned."""
+    """The cost of a proxy's death depends on the streams in use, not on those the proxy owned."""
     owner, other = await two_with_a_stream(house)
     async with Raw(owner.address) as raw:
         await raw.ask(Create, "asked-for", MEMORY)
@@ -75,7 +75,7 @@ async def test_a_dead_proxys_streams_are_left_alone_until_somebody_asks(house: H
 
 
 async def test_a_follower_has_the_stream_of_a_dead_owner_taken(house: House) -> None:
-    """Nobody writes. The owner may have confirmed records last that only a recovery can tell the follower of."""
+    """No client writes. The owner's last confirmed records may be ones that only a recovery can show the follower."""
     owner, other = await two_with_a_stream(house)
     reading = await house.read_proxy()
     server = owner.proxy
@@ -107,13 +107,13 @@ async def test_writes_that_come_while_a_stream_is_taken_wait_in_order(house: Hou
 
 
 async def test_a_wrong_suspicion_costs_a_roll_and_nothing_else(house: House) -> None:
-    """The old owner lives, and gets nothing acknowledged any more; its clients are sent on."""
+    """The old owner lives, and gets nothing acknowledged any more; its clients are redirected."""
     owner, other = await two_with_a_stream(house)
     await house.metadata.unregister_proxy(ProxyId(owner.address))  # as when its session was lost
     async with Raw(owner.address) as raw, Raw(other.address) as elsewhere:
         producer = RawProducer(raw, "orders")
         assert isinstance(await producer.write([b"1"]), Written)
-        owner.proxy.listener.close()  # nobody can ask it whether it lives; who is connected is served on
+        owner.proxy.listener.close()  # no proxy can check whether it lives; connected clients are still served
         assert isinstance(await RawProducer(elsewhere, "orders").write([b"2"]), Written)
         answer = await producer.write([b"3"])
         assert isinstance(answer, Failed)
@@ -190,7 +190,7 @@ async def test_draining_is_bounded_when_metadata_does_not_answer(house: House, m
 
 
 async def test_a_proxy_that_keeps_silent_is_suspected_and_trusted_again_when_it_answers(house: House) -> None:
-    """As a frozen process: connections are made by its kernel, and nothing is said on them."""
+    """The proxy behaves as a frozen process: its kernel accepts connections, and nothing is sent on them."""
     silent = True
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Headers of the PROXY protocol at a proxy's door: taken from who may send them, refused otherwise."""
+"""Headers of the PROXY protocol at a proxy's port: accepted from permitted senders, refused otherwise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ V1, V2 = encode_v1(CLIENT, ("10.0.0.1", 7400)), encode_v2(CLIENT, ("10.0.0.1", 7
 
 
 async def begin(address: str, *pieces: bytes) -> Raw:
-    """A connection that sends these bytes as they are, each by itself."""
+    """A connection that sends these bytes unchanged, each piece by itself."""
     raw = Raw(address, hello=False)
     await raw.__aenter__()
     assert raw.transport is not None
@@ -108,7 +108,7 @@ async def test_connections_are_counted_by_the_host_that_the_balancer_names(house
 
 
 async def test_proxies_that_demand_a_header_of_everybody_reach_one_another(house: House) -> None:
-    """Each says "for myself" to the others: streams are watched, taken over, and read."""
+    """Each sends the header for a local connection to the others: streams are watched, taken over, and read."""
     writers = [await house.write_proxy(proxy_protocol="required") for _ in range(2)]
     reader = await house.read_proxy(proxy_protocol="required")
     raws = []
@@ -116,7 +116,7 @@ async def test_proxies_that_demand_a_header_of_everybody_reach_one_another(house
         raw = await begin(running.address, V2 + HELLO)
         await raw.hear(Welcome)
         raws.append(raw)
-    assert isinstance(await raws[2].ask(Create, "orders", MEMORY), dict)  # handed on by the read proxy
+    assert isinstance(await raws[2].ask(Create, "orders", MEMORY), dict)  # forwarded by the read proxy
     for raw, running in zip(raws[:2], writers, strict=True):
         answer = await RawProducer(raw, "orders").write([b"x"])
         if isinstance(answer, Written):

@@ -1,4 +1,5 @@
-"""Proxies as processes on real bookies and a real ZooKeeper, hurt while a load runs: nothing acknowledged is lost."""
+"""Proxies as processes on real bookies and a real ZooKeeper, killed and frozen under load: nothing acknowledged is
+lost."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ MEMORY = {"store": "memory"}
 
 
 class Reading:
-    """One reader on one connection, collecting records as a client would."""
+    """One reader on one connection, which collects records as a client would."""
 
     def __init__(self, raw: Raw, stream: str, start: Start, value: Any = None, **how: Any) -> None:
         self.raw = raw
@@ -58,7 +58,7 @@ class Reading:
         )
 
     async def event(self) -> ReaderEvent:
-        """The next event but BEHIND; entries before it are collected."""
+        """The next event except BEHIND; entries before it are collected."""
         while True:
             heard = await self.raw.hear(ANYTHING, request=self.request)
             if isinstance(heard, Entries):
@@ -68,7 +68,7 @@ class Reading:
                 return heard
 
     async def until(self, count: int) -> None:
-        """Collect until there are so many records."""
+        """Collect until there are this many records."""
         while len(self.records) < count:
             self._take(await self.raw.hear(Entries, request=self.request))
 
@@ -183,7 +183,7 @@ async def test_a_follower_without_a_read_proxy_does_not_cross_into_the_next_stre
 async def test_the_store_is_asked_for_what_is_new_at_the_tail_only_if_it_is_much(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An owner sends few entries along with its LAC; the first LAC only says where the segment lies."""
+    """An owner sends few entries along with its LAC; the first LAC only shows how far the segment is confirmed."""
     asked: list[int] = []
     read = MemoryReader.read
 
@@ -213,7 +213,7 @@ async def test_the_store_is_asked_for_what_is_new_at_the_tail_only_if_it_is_much
 
 
 async def test_what_was_acknowledged_before_the_open_is_read(house: House) -> None:
-    """Without follow a read ends at the tail; the owner says where that is, so nothing acknowledged is missed."""
+    """Without follow a read ends at the tail; the owner says where that is, so no acknowledged record is missed."""
     writer, reader = await house.write_proxy(), await house.read_proxy()
     async with Raw(writer.address) as raw, Raw(reader.address) as rr:
         await raw.ask(Create, "orders", MEMORY)

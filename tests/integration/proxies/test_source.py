@@ -1,4 +1,4 @@
-"""A stream's source under one reader after another: what it believes, what it shares, what it does not keep."""
+"""Tests a stream's source with one reader after another: which messages it applies, what it shares, what it drops."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_a_stream_made_again_is_told_even_if_it_looks_the_same(monkeypatch
 
 
 async def test_a_lac_is_not_believed_for_a_place_that_the_number_had_before() -> None:
-    """An empty segment was dropped and its number given to another place, whose LAC is not the old one's."""
+    """An empty segment was dropped and its number given to another location, which has another LAC."""
     async with stage() as on:
         old = await on.write(0)
         asker = Asker(on.source)
@@ -83,12 +83,12 @@ async def test_a_lac_is_not_believed_for_a_place_that_the_number_had_before() ->
 async def test_a_lac_of_a_stream_that_was_deleted_is_not_believed_for_one_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The numbers come again, and the old owner spoke before metadata could be read."""
+    """Segment numbers are used again, and the old owner's message came before metadata could be read."""
     async with stage() as on:
         old = await on.write(8)
         asker = Asker(on.source)
         await asker.look()
-        asker.view.ask(WatchLac(old, EntryId(7)))  # all that the store has of it
+        asker.view.ask(WatchLac(old, EntryId(7)))  # the store shows no more of it
         await on.words.asked.wait()
         assert on.words.hear is not None
         read, may_read = on.metadata.read, asyncio.Event()
@@ -109,14 +109,14 @@ async def test_a_lac_of_a_stream_that_was_deleted_is_not_believed_for_one_made_a
         asker.view.ask(WatchLac(new, EntryId(-1)))
         assert await asker.hear(SegmentLacSeen) == SegmentLacSeen(new.number, new.location, EntryId(2))
         asker.view.ask(WatchLac(new, EntryId(2)))
-        await on.words.asked.wait()  # the owner is asked again, as of this stream
+        await on.words.asked.wait()  # the owner is asked again, for this incarnation
         on.words.hear(1, 3, False)
         assert await asker.hear(SegmentLacSeen) == SegmentLacSeen(new.number, new.location, EntryId(3))
 
 
 @pytest.mark.parametrize("is_claimed", [False, True])
 async def test_where_a_claim_was_redirected_to_another_claim_is_not_looked_for(is_claimed: bool) -> None:
-    """Whom the old owner names may own what the stream was before, and speak of its numbers."""
+    """The proxy that the old owner names may own the earlier incarnation, and report its segment numbers."""
     async with stage() as on:
         segment = await on.write(5)
         listened: list[str] = []
@@ -133,7 +133,7 @@ async def test_where_a_claim_was_redirected_to_another_claim_is_not_looked_for(i
             on.words.asked.set()
             await asyncio.Event().wait()
 
-        on.words.follow = follow  # type: ignore[method-assign, assignment]  # as far as this story goes
+        on.words.follow = follow  # type: ignore[method-assign, assignment]  # as far as this test needs
         asker = Asker(on.source)
         await asker.look()
         asker.view.ask(WatchLac(segment, EntryId(4)))
@@ -143,7 +143,7 @@ async def test_where_a_claim_was_redirected_to_another_claim_is_not_looked_for(i
 
 
 async def test_a_follower_goes_on_at_the_place_that_the_number_of_an_empty_segment_has_now() -> None:
-    """The same owner, the same connection, and no word of the change but metadata's: the place decides."""
+    """The same owner and the same connection, and only metadata reports the change: the location decides."""
     async with stage() as on:
         old = await on.write(0)
         asker = Asker(on.source)
@@ -152,7 +152,7 @@ async def test_a_follower_goes_on_at_the_place_that_the_number_of_an_empty_segme
         asker.view.ask(WatchLac(old, EntryId(-1)))
         await on.words.asked.wait()
         looking = Asker(on.source)
-        await looking.look()  # what was heard is placed by now
+        await looking.look()  # the message is assigned to its location by now
         new = await on.write(3)
         told = await asker.hear(SegmentLacSeen)
         assert (told.location, told.lac, told.ended) == (old.location, -1, True)
@@ -185,8 +185,8 @@ async def test_the_tail_is_the_owners_word_and_without_one_the_stores() -> None:
 
 
 async def test_an_owner_that_answers_and_has_not_taken_the_stream_yet_has_said_nothing() -> None:
-    """It answers pings while it takes the stream, and its first word comes after: its silence is no LAC, and what the
-    store said before is as old as that."""
+    """The owner answers pings while it takes the stream over, and sends its first LAC afterwards. Until then its
+    silence is no LAC, and the store's last answer is outdated."""
     async with stage() as on:
         segment = await on.write(1)
         early = Asker(on.source)
@@ -233,7 +233,7 @@ async def test_a_failed_fetch_is_told_to_those_who_asked_and_asked_again(monkeyp
 
 
 async def test_a_reader_of_the_store_that_broke_is_replaced(monkeypatch: Any) -> None:
-    """Whatever it says is no word of the segment."""
+    """An error of the broken reader says nothing about the segment."""
     async with stage() as on:
         segment = await on.write(5, owned=False)
         real, broken = MemoryReader.read, list[MemoryReader]()
@@ -274,7 +274,7 @@ async def test_entries_held_back_come_when_they_are_wanted_again() -> None:
 
 
 async def test_out_of_reach_of_metadata_nobody_is_told_of_a_tail_that_may_have_moved() -> None:
-    """The owner is gone and metadata cannot be read: where the tail is now nobody here can know."""
+    """The owner is gone and metadata cannot be read: this proxy cannot know the present tail."""
     async with stage() as on:
         segment = await on.write(5)
         first = Asker(on.source)
@@ -290,7 +290,7 @@ async def test_out_of_reach_of_metadata_nobody_is_told_of_a_tail_that_may_have_m
 
 
 async def at_the_tail(on: Stage, segment: Segment, lac: int) -> Asker:
-    """A reader that the owner has told of this LAC, and that waits for more; so the owner is listened to."""
+    """A reader that was sent this LAC and waits for more, so the source is subscribed to the owner."""
     on.words.first = (1, lac, False)
     asker = Asker(on.source)
     await asker.look()
@@ -301,7 +301,8 @@ async def at_the_tail(on: Stage, segment: Segment, lac: int) -> Asker:
 
 
 async def test_an_owner_that_was_deposed_while_we_were_frozen_does_not_tell_the_tail() -> None:
-    """It answers, for it has not heard; and the first reading of metadata fails, for our session is over."""
+    """The deposed owner answers, because it does not know; and the first read of metadata fails, because the session
+    has expired."""
     async with stage() as on:
         segment = await on.write(5)
         await at_the_tail(on, segment, 3)
@@ -385,7 +386,7 @@ async def test_a_segment_that_ended_and_was_truncated_in_one_look_loses_its_begi
 
 
 async def test_what_a_silent_owner_said_before_is_not_taken_for_the_tail() -> None:
-    """The link is open and the owner frozen: the store knows more than it had said."""
+    """The link is open and the owner frozen: the store has more entries than it had reported."""
     async with stage() as on:
         segment = await on.write(5)
         await at_the_tail(on, segment, 1)
@@ -401,7 +402,7 @@ def ended(segment: Segment, last: int) -> Segment:
 
 
 async def test_a_source_that_is_told_to_end_does_so_while_a_reader_waits_for_the_tail() -> None:
-    """Or whoever asks for the stream next would wait for the end of this source, for ever."""
+    """Otherwise the next user of the stream would wait for the end of this source, for ever."""
     on = Stage()
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(on.source.run())
@@ -424,7 +425,7 @@ async def test_a_source_that_is_told_to_end_does_so_while_a_reader_waits_for_the
 
 
 async def test_readers_at_the_tail_are_told_in_their_turn_and_of_an_end_at_once() -> None:
-    """What is confirmed meanwhile goes to them in one piece; who has just come does not wait for their turn."""
+    """Entries confirmed meanwhile go to them in one piece; a reader that has just come does not wait for their turn."""
     async with stage(replace(SHORT, owner_wait_s=60.0, told_s=3600.0, telling_max_s=3600.0)) as on:
         segment = await on.write(8)
         askers = [Asker(on.source) for _ in range(2)]
@@ -471,7 +472,7 @@ async def test_who_waits_for_its_turn_is_told_when_it_comes() -> None:
 
 
 async def in_blocks_of_two(on: Stage, count: int) -> tuple[Segment, Asker]:
-    """A segment of so many short entries, fetched in blocks of two bytes, and a reader that knows where it ends."""
+    """A segment of this many short entries, fetched in blocks of two bytes, and a reader that knows where it ends."""
     on.source._options = replace(on.source._options, owner_wait_s=60.0)
     on.source._fetches._fetch_bytes = 2
     segment = await on.write(count)
@@ -484,7 +485,8 @@ async def in_blocks_of_two(on: Stage, count: int) -> tuple[Segment, Asker]:
 
 
 async def test_the_next_blocks_are_fetched_while_the_one_before_is_on_its_way(monkeypatch: Any) -> None:
-    """Two blocks ahead of who goes on, none behind the last of them, and none for one who looks at an entry only."""
+    """Two blocks ahead of a reader that continues, none behind the last one, and none for a reader of a single
+    entry."""
     async with stage() as on:
         asked: list[int] = []
         read = MemoryReader.read
@@ -497,7 +499,7 @@ async def test_the_next_blocks_are_fetched_while_the_one_before_is_on_its_way(mo
         segment, asker = await in_blocks_of_two(on, 11)
 
         async def fetched(first: int, last: int) -> list[int]:
-            """Where the blocks begin that the store was asked for, once a reader was given its entry."""
+            """The first entries of the blocks that were requested from the store, once a reader was given its entry."""
             asker.view.ask(GetEntries(segment, EntryId(first), EntryId(last), 1))
             assert (await asker.hear(EntriesGot)).payloads == (b"%d" % first,)
             while on.source._errands:
@@ -512,7 +514,8 @@ async def test_the_next_blocks_are_fetched_while_the_one_before_is_on_its_way(mo
 
 
 async def test_blocks_ahead_are_on_their_way_at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once it is known how many entries fill a block. Of larger ones less comes: what is behind is asked for anew."""
+    """The source requests several blocks at once when it knows how many entries fill a block. If entries are larger,
+    fewer arrive, and it requests the rest again."""
     async with stage() as on:
         asked: list[tuple[int, int]] = []
         both, may_go = asyncio.Event(), asyncio.Event()
@@ -543,7 +546,8 @@ async def test_blocks_ahead_are_on_their_way_at_one_time(monkeypatch: pytest.Mon
 
 
 async def test_what_an_owner_sends_along_is_served_unless_it_is_truncated_by_then(monkeypatch: Any) -> None:
-    """It answers who asks next without the store; and of a segment that has left the list nothing is kept."""
+    """An entry that the owner sends with its LAC serves the next request without the store; entries of a segment that
+    has left the list are dropped."""
 
     async def never(*_: Any) -> list[bytes]:
         raise AssertionError("the store is not asked")

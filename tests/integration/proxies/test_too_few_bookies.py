@@ -1,4 +1,4 @@
-"""Fewer bookies than a segment needs: who waits hears so by name, and goes on when they are back."""
+"""Fewer bookies than a segment needs: a waiting client gets an error that says so, and goes on when they are back."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ THREE = {"ensemble": 3, "write_quorum": 3, "ack_quorum": 2}
 
 
 async def one_gone(cluster: ProxyCluster) -> None:
-    """End a bookie; returns once both write proxies know of two only."""
+    """Stop a bookie; returns once both write proxies know of only two."""
     await asyncio.to_thread(cluster.bookies.bookies[0].stop)  # in order, so that its registration goes with it
     await known(cluster, enough=False)
 
 
 async def known(cluster: ProxyCluster, *, enough: bool) -> None:
-    """Until each write proxy takes streams on three bookies, or refuses them."""
+    """Wait until each write proxy accepts streams on three bookies, or refuses them."""
     for writer in cluster.writers:
         async with Raw(writer.address) as raw, asyncio.timeout(PATIENCE_S):
             while isinstance(await raw.ask(Create, f"probe-{uuid.uuid4().hex}", THREE), Failed) is enough:
@@ -63,7 +63,7 @@ async def test_a_segment_is_opened_on_fewer_bookies_than_asked_for_but_not_below
     own_cluster: ProxyCluster,
 ) -> None:
     async def quorum() -> Quorum:
-        """Of the newest segment."""
+        """The quorum of the newest segment."""
         newest = (await client.stat("orders")).segments[-1]
         async with own_cluster.bookies.ledgers() as ledgers:
             return (await ledgers.metadata_of(LedgerId(int(newest.location)))).quorum

@@ -1,4 +1,5 @@
-"""Who says thousands of things at once is heard in turns: all of it, in order, and others in between."""
+"""A client that sends thousands of messages at once is served in turns: all of them, in order, and others in
+between."""
 
 from __future__ import annotations
 

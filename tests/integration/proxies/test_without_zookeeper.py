@@ -1,6 +1,7 @@
-"""ZooKeeper out of reach for longer than a session lives: who holds his fence serves on, and all comes back by itself.
+"""ZooKeeper is out of reach for longer than a session lasts: owners that were not fenced go on, and all recovers by
+itself.
 
-DLOG_ZOOKEEPER_AWAY_S: for how long (default three sessions; a full minute is for those who have one).
+DLOG_ZOOKEEPER_AWAY_S: for how long (default three sessions; set a full minute for a long run).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Living:
 
 
 def _ignore(_: object) -> None:
-    """Nobody listens."""
+    """Drop the event."""
 
 
 @asynccontextmanager
@@ -111,7 +112,8 @@ async def test_owners_and_readers_go_on_without_zookeeper_and_everything_comes_b
             while (before := await segments(client)) < 2:
                 await load.acknowledged(100)
             port = toxic.port
-            while True:  # a follower cannot hear of a segment that began in the moment of the cut before it can look
+            # a follower cannot learn of a segment that began just before the cut until it can read metadata
+            while True:
                 toxic.refuse()
                 toxic.cut()
                 if at[0] == await newest(watcher):
@@ -123,7 +125,7 @@ async def test_owners_and_readers_go_on_without_zookeeper_and_everything_comes_b
             end_s = time.monotonic() + AWAY_S
             while time.monotonic() < end_s:
                 await load.acknowledged(50)
-            async with asyncio.timeout(PATIENCE_S):  # who reads at the tail goes on
+            async with asyncio.timeout(PATIENCE_S):  # a reader at the tail goes on
                 while len(seen) < acked:
                     await load.acknowledged(1)
             assert not following.done()

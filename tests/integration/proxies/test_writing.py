@@ -1,4 +1,4 @@
-"""A write proxy over real sockets: what it answers to batches and questions, and what it refuses."""
+"""Tests a write proxy over real sockets: its answers to batches and requests, and its refusals."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ class Staying(Raw):
 
 async def until_open(proxy: Running, count: int) -> None:
     async with asyncio.timeout(90.0):
-        while len(proxy.proxy.listener.connections) != count:  # noqa: ASYNC110 - a listener tells nobody of each
+        while len(proxy.proxy.listener.connections) != count:  # noqa: ASYNC110 - a listener has no event for each
             await asyncio.sleep(0)
 
 

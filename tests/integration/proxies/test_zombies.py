@@ -1,4 +1,4 @@
-"""A frozen owner that wakes up: what lay before its door while it slept is not acknowledged, and not in the log."""
+"""A frozen owner that resumes: requests that arrived while it was frozen are not acknowledged, and not in the log."""
 
 from __future__ import annotations
 

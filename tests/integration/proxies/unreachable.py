@@ -1,4 +1,4 @@
-"""Addresses that nobody can connect to, as networks have them: refused at once, or never answered."""
+"""Addresses to which no client can connect, as networks have them: refused at once, or never answered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 @contextmanager
 def refused() -> Iterator[str]:
-    """host:port that answers every connection attempt with a reset: it is held, and nobody listens."""
+    """host:port that refuses every connection attempt: the port is bound, and nothing listens."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{held.getsockname()[1]}"
@@ -17,7 +17,7 @@ def refused() -> Iterator[str]:
 
 @contextmanager
 def filtered() -> Iterator[str]:
-    """host:port whose SYNs are dropped, as by a firewall: the queue of connections nobody accepts is full."""
+    """host:port whose SYNs are dropped, as by a firewall: its queue of unaccepted connections is full."""
     with ExitStack() as held:
         server = held.enter_context(socket.socket())
         server.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""A sink whose query was given up, and what it left behind."""
+"""A sink whose query was given up, with the stages it left behind."""
 
 from __future__ import annotations
 

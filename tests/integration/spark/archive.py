@@ -1,5 +1,6 @@
-"""Java starts Spark in a third of the time when classes lie ready, loaded and checked, in an archive of its own
-(class data sharing): made once for each Java and each PySpark, and kept below .cache. Tests start Spark that often.
+"""Makes a class data sharing archive of Java, with which Spark starts in a third of the time.
+
+Classes are loaded and checked in it. It is made once for each Java and each PySpark, and kept below .cache.
 
     python -m tests.integration.spark.archive   a session that loads what tests load; its Java writes the archive
 """
@@ -22,14 +23,14 @@ from dlog.io.embedded_zookeeper import find_java
 ROOT = Path(__file__).parents[3]
 ARCHIVES = ROOT / ".cache" / "java"
 MAKING_S = 300.0
-#: of a Java that does not live long: it compiles once and cheaply, and has no thread but its own for collecting. Java
-#: goes on without an archive that does not fit, and says nothing about it.
+#: options for a short-lived Java: it compiles once and cheaply, and has no extra threads for garbage collection. Java
+#: ignores an archive that does not fit, without a message.
 BRIEF = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
 
 
 @cache
 def start_quickly() -> None:
-    """Have every Spark that is started here, and in what is started from here, start quickly."""
+    """Let every Spark that this process or its children start use the archive."""
     told = BRIEF
     archive = _archive()
     if archive is not None:
@@ -39,7 +40,7 @@ def start_quickly() -> None:
 
 
 def _archive() -> Path | None:
-    """None where Java makes none."""
+    """The archive's path, or None where Java makes none."""
     found = importlib.util.find_spec("pyspark")
     assert found is not None and found.origin is not None
     jars, java = Path(found.origin).parent / "jars", find_java().resolve()
@@ -55,7 +56,7 @@ def _archive() -> Path | None:
 
 
 def _make(archive: Path) -> None:
-    """An empty file if it cannot be made: it is tried once."""
+    """Make the archive; an empty file if that fails, so that it is tried once."""
     with tempfile.TemporaryDirectory(dir=archive.parent) as room:
         made = Path(room) / "made"
         told = {"SPARK_SUBMIT_OPTS": f"{BRIEF} -XX:ArchiveClassesAtExit={made}", "TMPDIR": room}
@@ -63,7 +64,7 @@ def _make(archive: Path) -> None:
             [sys.executable, "-m", "tests.integration.spark.archive"],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
-            capture_output=True,  # until the end of Java, which has these too
+            capture_output=True,  # until the end of Java, which holds these too
             env={**os.environ, **told},
             timeout=MAKING_S,
             check=False,
@@ -74,7 +75,7 @@ def _make(archive: Path) -> None:
 
 
 def main() -> None:
-    """Batches and streams of a Python source, Parquet, and a shuffle."""
+    """Run batches and streams of a Python source, Parquet, and a shuffle."""
     import pyarrow as pa
     from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition, SimpleDataSourceStreamReader
 

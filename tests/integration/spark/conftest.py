@@ -1,4 +1,4 @@
-"""A cluster of ours and a Spark session beside it, both real."""
+"""A cluster of dlog and a Spark session beside it, both real."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module")
 def spark(started: SparkSession) -> SparkSession:
-    """Known again as the active session: where another test starts a process from a thread, with something to be run in
-    it first, the child shuts down this thread's connection to the JVM, and the next one is another thread's there."""
+    """Set the active session again: if a test has started a process from a thread with a preexec function, the child
+    shuts down this thread's connection to the JVM, and the next connection is another thread's there."""
     from dlog import spark as room
 
     room.register(started)
@@ -74,8 +74,8 @@ def storages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sto
 
 @pytest.fixture(scope="session")
 def cold_cluster(storages: dict[str, Storage], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """A cluster whose proxies are told how to reach all of them as an operator tells it: by the environment. So is this
-    process."""
+    """A cluster whose proxies know how to reach all of them, by environment variables as an operator sets them. This
+    process has them too."""
     need_spark()
     with pytest.MonkeyPatch.context() as patch:
         for kept in storages.values():
@@ -103,11 +103,11 @@ def desk(cluster: Up, client: SyncClient, spark: SparkSession, tmp_path: Path) -
 
 @pytest.fixture(params=["file", "s3", "webhdfs"])
 def yard(request: pytest.FixtureRequest) -> Yard:
-    """With each kind of cold storage."""
+    """A `Yard` with each kind of cold storage."""
     return yard_of(request.param, request)
 
 
 @pytest.fixture
 def files(request: pytest.FixtureRequest) -> Yard:
-    """With a directory."""
+    """A `Yard` with a directory."""
     return yard_of("file", request)

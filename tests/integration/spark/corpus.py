@@ -1,7 +1,7 @@
 """A namespace in which each kind of damage is planted exactly once, each in a stream of its own beside a sound segment.
 
-Ledgers are laid down packet by packet on real bookies, lists are written into a real ZooKeeper; nothing here goes
-through an owner, who would refuse to.
+Ledgers are written packet by packet to real bookies, and lists into a real ZooKeeper; no owner is used, because it
+would refuse.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Spoil = Callable[[int, int, bytes], bytes | None]  # entry, index of the bookie,
 
 
 class Row(NamedTuple):
-    """What an audit is to say; None: whatever."""
+    """What an audit must report; None: anything."""
 
     stream: str
     segment: int | None
@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
 @dataclass
 class Corpus:
-    """planted: what is wrong. unreadable: the stream in which a disk is to be damaged yet."""
+    """planted: the damage in each stream. unreadable: the stream in which a disk is still to be damaged."""
 
     cluster: Cluster
     namespace: str
@@ -160,7 +160,7 @@ class Corpus:
             Row("orphan", 4, None, "orphan_ledger", None),
         ]
 
-    # ---- what is laid down ------------------------------------------------------------------------------------------
+    # ---- writing ----------------------------------------------------------------------------------------------------
 
     async def stream(
         self,
@@ -176,8 +176,8 @@ class Corpus:
         closed: bool = True,
         ledger_length: int | None = None,
     ) -> StreamMetadata:
-        """A stream of two completed segments. laid, spoil, closed and ledger_length are of the first one; wrong: what
-        the list says otherwise, by number."""
+        """A stream of two completed segments. laid, spoil, closed and ledger_length are of the first one; wrong: other
+        values in the list, by segment number."""
         one = laid or lay(first or packed(SHAPE))
         two = lay(second or packed(SHAPE, txid=20, unix_ms=2000))
         segments: list[Segment] = []
@@ -223,7 +223,7 @@ class Corpus:
         closed: bool = True,
         length: int | None = None,
     ) -> LedgerId:
-        """Lay these entries down on each bookie, as `spoil` leaves them."""
+        """Write these entries to each bookie, as `spoil` changes them."""
         ledger = await self.cluster.metadata.new_ledger_id()
         metadata = LedgerMetadata(
             quorum=Quorum(),
@@ -267,14 +267,14 @@ class Corpus:
 
 
 def _repacked(packet: bytes, payload: bytes) -> bytes:
-    """Another payload under the same head."""
+    """Another payload under the same header."""
     head = Digest(int.from_bytes(packet[:8]), DigestType.CRC32C).verify(packet)
     digest = Digest(int.from_bytes(packet[:8]), DigestType.CRC32C)
     return b"".join(map(bytes, digest.pack(head.entry_id, head.lac, head.length, (payload,))))
 
 
 def turn_bytes(directory: Path, bookie: str) -> None:
-    """Turn a byte of MARK on the disk of this bookie, which has stopped."""
+    """Change a byte of MARK on the disk of this bookie, which has stopped."""
     for version in directory.glob("bookie-*/ledgers/VERSION"):
         if f'bookieHost: "{bookie}"' not in version.read_text():
             continue

@@ -1,4 +1,4 @@
-"""Who dies inside of a job of Spark's, at a place that a test planned."""
+"""Kills a process inside of a Spark job, at a planned point."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def environment() -> dict[str, str]:
-    """Of the driver: its executors find this module too, wherever they run."""
+    """The driver's environment, in which its executors find this module too, wherever they run."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 

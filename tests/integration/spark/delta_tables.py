@@ -1,6 +1,5 @@
-"""Streams as Delta tables: tests that run with a PySpark for which Delta Lake is made. Not found by their name;
-test_other_releases.py runs them.
-"""
+"""Streams as Delta tables: tests for the PySpark for which Delta Lake is made. Not collected by name;
+test_other_releases.py runs them."""
 
 from __future__ import annotations
 
@@ -57,8 +56,8 @@ def test_a_delta_table_is_what_a_reader_reads_and_a_second_run_adds_what_came(de
 
 
 def test_killed_in_the_middle_and_run_again_a_delta_table_has_each_row_once(desk: Desk) -> None:
-    """The whole process group by SIGKILL, as soon as Delta's log names the second batch: where the checkpoint does
-    not know of it yet, it is made again, and Delta knows that it has it."""
+    """The whole process group gets SIGKILL as soon as Delta's log names the second batch. The checkpoint may not know
+    the batch yet: then it is made again, and Delta recognises it."""
     stream = desk.stream()
     desk.append(stream, 14)
     bound = ["--format", "delta", "--source", "maxOffsetsPerTrigger=6"]

@@ -1,4 +1,4 @@
-"""Commands of ours that are a driver of Spark, and are ended in the midst of it."""
+"""Commands of dlog that are a Spark driver, and are ended while they run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.integration.cli.up import PATIENCE_S, wait_until
 
 
 class Driver:
-    """Runs as the leader of a process group, which its Java is in too; Spark's workers have one of their own, and live
-    on for a moment. room: where it writes what it says."""
+    """Runs as the leader of a process group, which includes its Java; Spark's workers have a group of their own, and
+    may end a moment later. room: directory for its output."""
 
     def __init__(self, arguments: tuple[str, ...], directory: Path, room: Path) -> None:
         self.said, self.told = room / "said", room / "told"
@@ -33,19 +33,19 @@ class Driver:
             )
 
     def wait(self, condition: Callable[[], bool], otherwise: str) -> None:
-        """Until something is so while it runs."""
+        """Wait until a condition holds while it runs."""
         wait_until(lambda: condition() or self.process.poll() is not None, otherwise)
         assert self.process.poll() is None, f"it was over before: {self.told.read_text()}"
 
     def interrupt(self) -> None:
-        """As a terminal does: Python and the JVM both hear it. It ends well."""
+        """Interrupt it as a terminal does: Python and the JVM both get the signal. It must end without an error."""
         os.killpg(self.process.pid, signal.SIGINT)
         assert self.process.wait(PATIENCE_S) == 0, self.told.read_text()
 
 
 @contextlib.contextmanager
 def driver(*arguments: str, directory: Path, room: Path) -> Iterator[Driver]:
-    """`dlog` with these arguments, of the cluster in this directory. At the end its whole group is killed (SIGKILL)."""
+    """`dlog` with these arguments, on the cluster in this directory. At the end its whole group is killed (SIGKILL)."""
     running = Driver(arguments, directory, room)
     try:
         yield running

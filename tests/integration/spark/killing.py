@@ -1,7 +1,7 @@
-"""A query that copies a stream through the sink, and dies where it is told to: a program, and the sink that kills.
+"""A program with a query that copies a stream through the sink, and whose processes are killed at planned points.
 
-Where a batch is, its sink looks whether somebody is to die there: a plan is a file in a directory, `<batch>.json` with
-{"at": point, "who": "worker" | "executor" | "driver"}; it is taken away before the kill, so each happens once.
+At each point of a batch the sink looks for a plan. A plan is a file in a directory, `<batch>.json` with {"at": point,
+"who": "worker" | "executor" | "driver"}; it is removed before the kill, so that each kill happens once.
 
     python -m tests.integration.spark.killing ARGUMENTS   arguments: a JSON object, see `Arguments`
 """
@@ -29,14 +29,14 @@ from dlog.spark.source import DlogDataSource
 from tests.integration.spark.archive import BRIEF
 from tests.integration.spark.deaths import kill
 
-#: where somebody may die: in a task before and behind its stage, and in the driver
+#: points of a kill: in a task before and after its stage, and in the driver
 IN_TASKS = ("before the rows", "amid the rows", "behind the stage")
 IN_DRIVER = ("before the publish", "amid the publish", "behind the publish")
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """plans: directory of those who are to die. partitions: at least so many a batch."""
+    """plans: directory of the planned kills. partitions: at least so many a batch."""
 
     zookeeper: str
     namespace: str
@@ -52,7 +52,7 @@ class Arguments:
 
 
 class KilledSource(DlogDataSource):
-    """The format under another name, whose sink looks for plans."""
+    """The production format under another name, with a sink that looks for plans."""
 
     @classmethod
     def name(cls) -> str:
@@ -99,20 +99,20 @@ class KilledWriter(StreamWriter):
             kill(who, self._group)
 
     def _take(self, number: int, point: str) -> str | None:
-        """Who is to die here; told once."""
+        """The process to kill here, if a plan names one; each plan is used once."""
         path = self._plans / f"{number}.json"
         try:
             plan = json.loads(path.read_text())
             if plan["at"] != point:
                 return None
-            path.rename(path.with_suffix(".done"))  # of two tasks one finds it
+            path.rename(path.with_suffix(".done"))  # of two tasks one gets it
         except FileNotFoundError:
             return None
         return str(plan["who"])
 
 
 def _die_amid(group: int) -> None:
-    """With the question on its way: what became of it nobody hears."""
+    """Kill the process with the request on its way: no process gets the answer."""
 
     def dying(name: str) -> Any:
         ask = getattr(Client, name)

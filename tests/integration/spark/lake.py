@@ -37,10 +37,10 @@ class Lake:
         return (reader.schema(schema) if schema else reader).load()
 
     def rows(self, frame: DataFrame) -> list[Row]:
-        """In the order of the log."""
+        """Rows in the order of the log."""
         got = frame.select("segment", "entry", "slot", "txid", "value").orderBy("segment", "entry", "slot").collect()
         return [(r.segment, r.entry, r.slot, r.txid, bytes(r.value)) for r in got]
 
     def truth(self, stream: str) -> list[Row]:
-        """What our own reader reads."""
+        """The records that dlog's own reader reads."""
         return [(*record.dlsn, record.txid, record.payload) for record in self.client.read(stream, follow=False)]

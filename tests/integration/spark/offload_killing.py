@@ -1,9 +1,9 @@
-"""`offload` as a program that dies where it is told to: its driver, a worker of it, or an executor.
+"""`offload` as a program whose driver, worker or executor is killed at planned points.
 
     python -m tests.integration.spark.offload_killing ARGUMENTS   arguments: a JSON object, see `Arguments`
 
-A plan is a file in a directory, named by the point, that holds who is to die there; it is taken away before the kill,
-so each happens once.
+A plan is a file in a directory, named after the point, that names the process to kill there; it is removed before the
+kill, so that each kill happens once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PLANS = "DLOG_TEST_PLANS"
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """plans: directory of those who are to die."""
+    """plans: directory of the planned kills."""
 
     zookeeper: str
     namespace: str
@@ -38,18 +38,18 @@ class Arguments:
 
 
 def pass_by(point: str) -> None:
-    """Whoever passes a point that somebody planned for dies."""
+    """Kill the process if a plan names it for this point."""
     plan = Path(os.environ[PLANS], point)
     try:
         who = plan.read_text()
-        plan.rename(plan.with_suffix(".done"))  # of two tasks one finds it
+        plan.rename(plan.with_suffix(".done"))  # of two tasks one gets it
     except FileNotFoundError:
         return
     kill(who, os.getpgrp())
 
 
 def copy_segments(errand: Any) -> Any:
-    """In a worker, in the place of the job's own."""
+    """Replaces the job's function of this name in a worker."""
     offload_copy: Any = importlib.import_module("dlog.spark.jobs.offload_copy")
     pour, read_back = offload_copy._pour, offload_copy._read_back
 

@@ -1,5 +1,5 @@
-"""Streams whose segments are moved to cold storage and back under observation: what metadata, ZooKeeper, bookies, the
-storage, a client and Spark say of them."""
+"""Moves segments of streams to cold storage and back, and shows their state in metadata, ZooKeeper, bookies, the
+storage, a client and Spark."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class Yard:
     def ask(self, work: Callable[[Cluster], Any]) -> Any:
         return self._reach.ask(work)
 
-    # ---- doing ------------------------------------------------------------------------------------------------------
+    # ---- actions ----------------------------------------------------------------------------------------------------
 
     def written(self, segments: int = 5) -> str:
-        """A stream of so many completed segments, and one that is open."""
+        """A stream with this many completed segments, and an open one."""
         rng = random.Random(segments)
         name = f"o-{uuid.uuid4().hex[:10]}"
         self.client.create(name)
@@ -82,7 +82,7 @@ class Yard:
         assert bool(report.failures) == fails, report.failures
         return report
 
-    # ---- looking ----------------------------------------------------------------------------------------------------
+    # ---- views ------------------------------------------------------------------------------------------------------
 
     def value(self, stream: str) -> StreamMetadata:
         found = self.ask(partial(read_stream, name=stream))
@@ -109,7 +109,7 @@ class Yard:
         return bool(self.ask(look))
 
     def records(self, stream: str) -> list[StoredRecord]:
-        """What is remembered of segments on their way."""
+        """Records of segments on their way."""
 
         async def look(cluster: Cluster) -> list[StoredRecord]:
             return await OffloadRecords(cluster, self.namespace).of(stream)
@@ -118,7 +118,7 @@ class Yard:
         return found
 
     def znodes(self, stream: str) -> list[str]:
-        """All that is left in ZooKeeper of it, marks of sweeping too."""
+        """Every remaining znode of it, with marks of sweeping."""
 
         async def look(cluster: Cluster) -> list[str]:
             path = f"{self.namespace}/.offloaded/{stream}"
@@ -131,7 +131,7 @@ class Yard:
         return found
 
     def objects(self, stream: str) -> list[str]:
-        """Places of the objects of a stream that are there."""
+        """Paths of the objects of a stream that exist."""
 
         async def look(cluster: Cluster) -> list[str]:
             found = cold_store(cluster).objects.list(parse_root(self.kept.root))
@@ -149,7 +149,7 @@ class Yard:
         return found
 
     def rows(self, stream: str) -> list[Row]:
-        """What our own reader reads."""
+        """Rows that dlog's own reader reads."""
         return [(*record.dlsn, record.txid, record.payload) for record in self.client.read(stream)]
 
     def frame(self, stream: str, **options: Any) -> DataFrame:
@@ -162,11 +162,11 @@ class Yard:
         frame = self.frame(stream, **options).select("segment", "entry", "slot", "txid", "value")
         return sorted((r.segment, r.entry, r.slot, r.txid, bytes(r.value)) for r in frame.collect())
 
-    # ---- judging ----------------------------------------------------------------------------------------------------
+    # ---- checks -----------------------------------------------------------------------------------------------------
 
     def check_over(self, stream: str, rows: list[Row], hot: dict[int, str]) -> None:
-        """All is done: every segment but the newest lies in its one object, no ledger of theirs is left, nothing is
-        remembered, and everybody reads what was there before. hot: places of ledgers by segment, as they were."""
+        """Check that an offload is complete: every segment but the newest is in its one object, no ledger of theirs and
+        no record is left, and all readers read the same as before. hot: their former ledgers, by segment."""
         moved = self.cold_segments(stream)
         assert [s.number for s in moved] == [s.number for s in self.sealed(stream)][: len(moved)]
         assert self.objects(stream) == sorted(segment.place for segment in moved), "not one more, not one less"
@@ -181,7 +181,7 @@ class Yard:
         return {int(segment.number): segment.place for segment in self.sealed(stream) if segment.store == "ledger"}
 
     def replace_ledger(self, stream: str, number: int, place: str, **changes: Any) -> None:
-        """Have metadata name another ledger, as no owner would. The stream must be nobody's."""
+        """Let metadata name another ledger, which no owner would do. The stream must have no owner."""
         from dataclasses import replace
 
         async def change(cluster: Cluster) -> None:

@@ -1,4 +1,5 @@
-"""A query that dies where it is told to (killing.py) and is started again, and what must be so when it is through."""
+"""A query whose processes are killed at planned points (killing.py) and which is restarted, and the check of its
+result."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ STAGED, APPENDED = "1", "256k"
 
 
 class Ordeal:
-    """One query, started again until it is through."""
+    """One query, restarted until it completes."""
 
     def __init__(self, lake: Lake, directory: Path, batches: int, **given: Any) -> None:
         self.lake = lake
@@ -47,7 +48,7 @@ class Ordeal:
         (self.plans / f"{batch}.json").write_text(json.dumps({"at": at, "who": who}))
 
     def run(self, **changed: Any) -> int:
-        """Once, to its end or its death; returns the exit code."""
+        """Run it once, until it ends or is killed; returns the exit code."""
         arguments = replace(self.arguments, **changed)
         with self.printed.open("ab") as out:
             process = subprocess.Popen(

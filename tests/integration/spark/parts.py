@@ -1,4 +1,4 @@
-"""What Spark's tests need of this machine."""
+"""Requirements of Spark's tests on this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.parts import need
 
 
 def need_spark() -> None:
-    """Skip, or fail in CI, without PySpark, Arrow or a Java. Where they are, Spark starts quickly from here on."""
+    """Skip, or fail in CI, without PySpark, Arrow or a Java. Otherwise Spark starts quickly from here on."""
     for part in ("pyspark", "pyarrow"):
         need(importlib.util.find_spec(part) is not None, part, "pip install 'dlogd[spark]'")
     try:

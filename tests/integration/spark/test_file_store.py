@@ -1,4 +1,4 @@
-"""Spark on streams whose segments lie in files, in a cluster without bookies."""
+"""Spark on streams whose segments are in files, in a cluster without bookies."""
 
 from __future__ import annotations
 

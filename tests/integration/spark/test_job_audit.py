@@ -1,4 +1,4 @@
-"""The audit of a real cluster in which each kind of damage was planted once: all of it is told, and nothing else."""
+"""Audits a real cluster in which each kind of damage was planted once: the report has all of it, and nothing else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SOUND = ("whole", "striped", "sound")
 
 
 class Stage:
-    """A running cluster, what is wrong in it, and what an audit of it says."""
+    """A running cluster, its damage, and the report of an audit."""
 
     def __init__(self, running: Up, planted: list[Row], spark: SparkSession) -> None:
         self.up = running
@@ -66,9 +66,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iter
 
 
 def turn_bytes_of_one(running: Up) -> str:
-    """Stop a bookie, damage its disk, and have it started again; its id."""
+    """Stop a bookie, damage its disk, and have it started again; returns its id."""
     part = running.part("bookie")
-    os.kill(running.process.pid, signal.SIGSTOP)  # who would start it again at once
+    os.kill(running.process.pid, signal.SIGSTOP)  # it would restart the bookie at once
     try:
         os.kill(part.pid, signal.SIGTERM)
         wait_until(lambda: not is_alive(part.pid), "the bookie does not stop")
@@ -80,7 +80,7 @@ def turn_bytes_of_one(running: Up) -> str:
 
 
 def write_sound(client: dlog.SyncClient) -> None:
-    """Streams as owners write them: records of any length, several segments, copies on all bookies and on some."""
+    """Write streams as owners do: records of any length, several segments, copies on all bookies and on some."""
     rng = random.Random(3)
     client.create("whole", segment_bytes=150_000)
     client.create("striped", segment_bytes=150_000, ensemble=3, write_quorum=2, ack_quorum=2)
@@ -121,7 +121,7 @@ def test_what_is_sound_is_found_so(stage: Stage) -> None:
 
 
 def test_one_copy_is_enough_where_only_one_is_read(stage: Stage) -> None:
-    """The first bookie's copies are read; where one is none the next is, and that is told."""
+    """The first bookie's copies are read; where one is missing the next is read, and the report says so."""
     report = stage.audit("missing", "digest", "lost", all_replicas=False)
     assert [(f["stream"], f["entry"], f["kind"]) for f in report.findings] == [
         ("lost", 3, "lost"),
@@ -181,7 +181,7 @@ def test_a_rate_is_held(stage: Stage) -> None:
 
 
 def test_the_command_says_what_the_function_says(stage: Stage, tmp_path: Path) -> None:
-    """Once killed in the midst of it, and run again."""
+    """The command is killed once while it runs, and run again."""
     arguments = ["pipeline", "audit", "--master", "local[2]", "--orphan-age", "0s", "--patience", "0.5s", "--json"]
     slow = ("--rate", "10KiB", "--report", str(tmp_path / "killed"))
     with driver(*arguments, *slow, directory=stage.up.directory, room=tmp_path) as first:
@@ -197,7 +197,7 @@ def test_the_command_says_what_the_function_says(stage: Stage, tmp_path: Path) -
 
 
 def reads(leader: int) -> bool:
-    """Whether one of the processes that this one leads is a worker of Spark's that holds a bookie's socket."""
+    """Whether a child of this process is a Spark worker that has a socket to a bookie."""
     for process in Path("/proc").iterdir():
         try:
             fields = (process / "stat").read_text().rsplit(")", 1)[1].split()

@@ -1,4 +1,4 @@
-"""Backfill against a real cluster: a range, once, through a transform, whatever is run again."""
+"""Backfill on a real cluster: a range is written once, through a transform, however often it is run."""
 
 from __future__ import annotations
 

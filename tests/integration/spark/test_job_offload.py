@@ -1,5 +1,5 @@
-"""Segments in cold storage for real: a directory, an S3 server, an HDFS. What was read before is read after, under the
-same DLSNs, by clients and by Spark; nothing that is named is deleted, and what is not named is."""
+"""Segments in real cold storage: a directory, an S3 server, an HDFS. Clients and Spark read the same before and after,
+under the same DLSNs; nothing that metadata names is deleted, and everything else is."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def test_what_was_moved_is_read_as_before(yard: Yard) -> None:
 
 
 def test_a_moved_stream_goes_on(yard: Yard) -> None:
-    """Its owner dies, the next one reads what it needs of the newest segments from cold storage; a reader that was in
-    the middle goes on; tables, seeking and splitting know of cold segments."""
+    """The owner dies, and the next one reads what it needs of the newest segments from cold storage. A reader in the
+    middle goes on; tables, seeking and splitting work on cold segments."""
     name = yard.written()
-    yard.client.hand_over(name)  # the open segment is completed, so that the last one lies in cold storage too
+    yard.client.hand_over(name)  # the open segment is completed, so that the last one is in cold storage too
     wait_until(lambda: all(s.completed for s in yard.segments(name)), "the stream was handed back")
     rows = yard.rows(name)
     reading = yard.client.read(name)
@@ -75,7 +75,7 @@ def test_a_moved_stream_goes_on(yard: Yard) -> None:
 
 
 def test_a_streaming_query_goes_on_over_segments_that_were_moved(files: Yard, tmp_path: Path) -> None:
-    """Its checkpoint names places of the log, not of a store."""
+    """The query's checkpoint names positions in the log, not in a store."""
     name = files.written()
     seen: list[bytes] = []
 

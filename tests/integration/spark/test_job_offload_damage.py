@@ -1,4 +1,4 @@
-"""What `offload` does with what is damaged, and with places that cannot be used; on a directory and a real S3."""
+"""Tests `offload` with damaged data and with locations that cannot be used; on a directory and a real S3."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from dlog.spark.cluster_connection import Cluster
 
 
-# ---- what is wrong is told ------------------------------------------------------------------------------------------
+# ---- damage is reported ---------------------------------------------------------------------------------------------
 
 
 def flip(yard: Yard, place: str, needle: bytes) -> None:
-    """One byte of an object, behind this text."""
+    """Flip one byte of an object, behind this text."""
     file = yard.kept.file_of(place)
     data = bytearray(file.read_bytes())
     data[data.index(needle) + len(needle)] ^= 0x40
@@ -89,7 +89,7 @@ def test_an_object_that_is_damaged_later_is_an_error_for_every_reader(
 
 
 def test_a_segment_that_is_damaged_stays_where_it_is_and_the_others_go(files: Yard) -> None:
-    """Its entry is what was written, and not what its producer sent."""
+    """The damaged entry is as it was stored, and differs from what its producer sent."""
     name = files.written()
     files.client.hand_over(name)
     wait_until(lambda: files.value(name).owner.released, "the stream was handed back")
@@ -149,7 +149,7 @@ def test_a_place_that_cannot_be_used_ends_the_job_at_once(request: pytest.Fixtur
 
 @pytest.fixture
 def untold(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Yard]:
-    """Nobody said to these proxies how S3 is reached."""
+    """These proxies do not know how to reach S3."""
     told = yard_of("s3", request)
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
@@ -174,7 +174,7 @@ def test_proxies_that_cannot_read_it_there_are_found_out_with_the_first_segment(
 def test_no_hot_copy_goes_before_a_proxy_was_seen_to_read_from_cold_storage(
     untold: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run told the streams, and was killed before it tried."""
+    """A run changed the streams, and was killed before it checked that a proxy reads them."""
 
     async def nobody_tries(*_: object) -> str:
         return ""

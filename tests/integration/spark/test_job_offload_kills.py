@@ -1,5 +1,5 @@
-"""`offload` is killed at each of its steps, and run again: every record is read at every moment, and when the second
-run is through there is one object for each segment and nothing else."""
+"""`offload` is killed at each of its steps, and run again: every record can be read at every moment, and after the
+second run there is one object for each segment and nothing else."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ PATIENCE_S = 240.0
 def yard(
     cluster: Up, client: SyncClient, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Yard]:
-    """A directory: its proxies need not be told anything."""
+    """A `Yard` with a directory, for which its proxies need no configuration."""
     with storage("file", tmp_path_factory.mktemp("kept")) as kept:
         yield Yard(cluster, client, spark, kept)
 
 
 class Killed(Exception):
-    """The driver does nothing more."""
+    """Raised in the driver in the place of a kill."""
 
 
 @contextmanager
 def dying(where: Any, what: str, after: int = 0) -> Iterator[None]:
-    """A run in here dies at this step, when it has done so many of it."""
+    """End a run in the body at this step, after so many times."""
     work, calls = getattr(where, what), itertools.count()
 
     async def watched(*given: Any, **more: Any) -> Any:
@@ -65,7 +65,7 @@ def dying(where: Any, what: str, after: int = 0) -> Iterator[None]:
 
 
 def finished(yard: Yard, name: str) -> None:
-    """What an operator does after a crash: run it again; and once more when the grace period is over."""
+    """Do what an operator does after a crash: run it again, and once more after the grace period."""
     assert yard.offload(name).verdict is Verdict.OK
     assert yard.offload(name, grace_s=0.0, orphan_age_s=0.0).verdict is Verdict.OK
     assert yard.offload(name, grace_s=0.0, orphan_age_s=0.0).items == []
@@ -75,10 +75,10 @@ def finished(yard: Yard, name: str) -> None:
 @pytest.mark.parametrize(
     ("where", "what"),
     [
-        (OffloadRecords, "begin"),  # the object is there, nobody knows
-        (offload_settle, "_is_there"),  # remembered, its stream was not told
+        (OffloadRecords, "begin"),  # the object exists, without a record
+        (offload_settle, "_is_there"),  # recorded, its stream was not changed
         (Client, "move_segment"),
-        (offload_settle, "_note"),  # its stream was told, the grace period has not begun
+        (offload_settle, "_note"),  # its stream was changed, the grace period has not begun
     ],
 )
 def test_a_run_that_dies_while_it_moves_segments(yard: Yard, where: Any, what: str, after: int) -> None:
@@ -105,7 +105,8 @@ def test_a_run_that_dies_while_it_deletes_ledgers(yard: Yard, where: Any, what: 
 
 
 def test_a_run_that_dies_while_it_takes_a_segment_back(yard: Yard) -> None:
-    """Between noting that the object is damaged and telling the stream: no later run takes it for a sound one."""
+    """The run ends between noting that the object is damaged and changing the stream: no later run may take it for
+    sound."""
     name = yard.written()
     rows, hot = yard.rows(name), yard.hot(name)
     yard.offload(name)
@@ -153,7 +154,7 @@ def test_a_stream_that_is_deleted_under_a_run_leaves_nothing(yard: Yard) -> None
 
 
 def killed(yard: Yard, name: str, directory: Path, plans: dict[str, str], **given: str) -> tuple[int, str]:
-    """Run it in processes of its own, of which some die. Returns exit code and what it printed."""
+    """Run it in processes of its own, of which some are killed. Returns exit code and output."""
     room = directory / "plans"
     room.mkdir()
     for point, who in plans.items():
@@ -176,7 +177,7 @@ def killed(yard: Yard, name: str, directory: Path, plans: dict[str, str], **give
 
 
 def test_workers_and_then_the_driver_are_killed(yard: Yard, tmp_path: Path) -> None:
-    """Spark tries the tasks again, so each worker leaves an attempt behind; then all of it dies."""
+    """Spark repeats the tasks, so each killed worker leaves an attempt behind; then the whole group is killed."""
     name = yard.written()
     rows, hot = yard.rows(name), yard.hot(name)
     plans = {AMID_COPY: "worker", BEHIND_COPY: "worker", BEHIND_RECORD: "driver"}
@@ -189,7 +190,7 @@ def test_workers_and_then_the_driver_are_killed(yard: Yard, tmp_path: Path) -> N
 
 
 def test_executors_are_killed(yard: Yard, tmp_path: Path) -> None:
-    """Executors of their own; two of them die over the job, which goes on with others and is through."""
+    """Executors are separate processes; two of them are killed in the job, which completes on others."""
     name = yard.written()
     rows, hot = yard.rows(name), yard.hot(name)
     plans = {AMID_COPY: "executor", BEHIND_COPY: "executor"}

@@ -1,4 +1,4 @@
-"""What `offload` makes besides objects, and what killed runs of it leave: Parquet files, and objects that nobody
+"""What `offload` makes besides objects, and what killed runs of it leave: Parquet files, and objects that no metadata
 names."""
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_parquet_holds_the_same_records_with_their_places(kind: str, request: py
     assert again.counts.get("parquet_files", 0) == 0, "each file once"
 
 
-# ---- what is left behind --------------------------------------------------------------------------------------------
+# ---- files of killed runs -------------------------------------------------------------------------------------------
 
 
 def test_what_nobody_names_is_swept_and_what_is_named_is_not(yard: Yard) -> None:
@@ -135,7 +135,8 @@ def test_objects_of_a_stream_that_cannot_be_read_are_nobodys_to_sweep(files: Yar
 
 
 def test_an_object_is_either_swept_or_remembered(files: Yard) -> None:
-    """Whoever is first, shuts the other out: also a run that slept between copying and telling."""
+    """The first one shuts the other out, also if it is a run that was paused between copying and changing the
+    stream."""
     name = files.written()
     place = f"{files.kept.root}/c/dlog/{name}/000000000000000001-{'0' * 16}-5.seg"
     record = Moving(stream=name, number=1, store="ledger", place="1", objects=(place,))

@@ -1,4 +1,4 @@
-"""Two runs of `offload` at once, stopped between two steps, and requests of theirs that take effect long after."""
+"""Two runs of `offload` at once, stopped between two steps, and requests of theirs that take effect much later."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dlog.spark.jobs.offload_records import OffloadRecords
 from dlog.stores.ledger import LedgerStore
 from tests.integration.spark.offloading import Yard
 
-WAIT_S = 120.0  # for what comes in a second
+WAIT_S = 120.0  # for something that takes a second
 
 
 class Gate:
@@ -57,7 +57,7 @@ async def _refused(*_: object) -> str:
 
 
 def check(yard: Yard, name: str, rows: list[Any]) -> None:
-    """Whatever metadata names can be read; and runs come to an end with it."""
+    """Check that everything metadata names can be read, and that further runs complete."""
     assert yard.rows(name) == rows and yard.spark_rows(name) == rows
     for _ in range(4):
         yard.offload(name, grace_s=0.0, orphan_age_s=0.0)
@@ -86,7 +86,7 @@ def test_a_run_that_takes_segments_back_while_another_is_about_to_delete_their_h
 def test_a_run_that_has_noted_that_it_takes_segments_back_keeps_their_hot_copies(
     files: Yard, monkeypatch: pytest.MonkeyPatch, aside: ThreadPoolExecutor
 ) -> None:
-    """The other one has read the records and the objects before; it deletes nothing."""
+    """The other run has read the records and the objects before; it deletes nothing."""
     name = files.written()
     rows, hot = files.rows(name), files.hot(name)
     files.offload(name)
@@ -105,7 +105,7 @@ def test_a_run_that_has_noted_that_it_takes_segments_back_keeps_their_hot_copies
 def test_a_request_to_take_a_segment_back_that_comes_when_its_hot_copy_is_gone(
     files: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was stuck on its way to the stream's owner, and whoever asked has given up."""
+    """The request was held up on its way to the stream's owner, and its sender has given up."""
     name = files.written()
     rows, hot = files.rows(name), files.hot(name)
     files.offload(name)

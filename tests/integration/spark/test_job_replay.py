@@ -1,4 +1,4 @@
-"""Replay on a real cluster and a real Spark: what comes out is what one finds who reads record after record."""
+"""Replay on a real cluster and a real Spark gives the same as a replay record by record."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZES = {"piece_bytes": 200_000, "run_bytes": 60_000, "part_bytes": 150_000}
 
 
 class Region:
-    """A stream with records of many tables: one with most of them, and one with a hole."""
+    """A stream with records of many tables: one with most of them, and one with a gap."""
 
     def __init__(self, client: SyncClient) -> None:
         from dlog.spark.jobs.wal import encode
@@ -50,7 +50,7 @@ class Region:
         self.tables = self._oracle(client)
 
     def _oracle(self, client: SyncClient) -> dict[int, Rows]:
-        """What our own reader reads, one record after the other, without the table that breaks."""
+        """Replay what dlog's own reader reads, record by record, without the table that breaks."""
         found: dict[int, Rows] = {}
         for record in client.read(self.name):
             table, sequence = (int.from_bytes(record.payload[at : at + 8], "little") for at in (4, 12))
@@ -80,7 +80,7 @@ def options(region: Region, **given: Any) -> Any:
 
 
 def rows_of(to: Path, region: Region) -> dict[int, Rows]:
-    """What the files say, by their manifests."""
+    """The rows in the files, by their manifests."""
     import pyarrow.parquet as pq
 
     found: dict[int, Rows] = {}
@@ -179,7 +179,7 @@ def test_a_region_that_cannot_be_read_fails_and_no_other_one(
 def test_killed_twice_and_begun_again_it_does_what_is_left(
     cluster: Up, place: Place, region: Region, tmp_path: Path
 ) -> None:
-    """The whole process group by SIGKILL: once while pieces are split, once while tables are merged."""
+    """The whole process group gets SIGKILL: once while pieces are split, once while tables are merged."""
     marks, to = tmp_path / "marks.json", tmp_path / "to"
     marks.write_text(json.dumps(region.marks))
     command = [

@@ -1,4 +1,4 @@
-"""The report on a real cluster: numbers that are right, a page that shows them, and nothing of what went wrong lost."""
+"""The report on a real cluster: correct numbers, a page that shows them, and every error in it."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Stage:
         self._read(directory)
 
     def _wait_for_segments(self, least: int) -> None:
-        """What is there fills one less; the next one is on its way."""
+        """Wait for this many segments; the records fill one less, and the next one is created late."""
         wait_until(lambda: len(self.lake.client.stat(self.large).segments) >= least, "it does not roll")
 
     def _read(self, directory: Path) -> None:
-        """Of several batches the last one is not told of; then some more comes."""
+        """Read with a query. Of several batches Spark does not report the last one; then more records come."""
         frame: DataFrame = (
             self.lake.spark.readStream.format("dlog")
             .options(
@@ -100,7 +100,7 @@ def test_the_numbers_are_those_of_the_streams(stage: Stage, tmp_path: Path) -> N
 
 
 def test_how_far_a_reader_is_behind(stage: Stage, tmp_path: Path) -> None:
-    """What Spark has not told of yet counts as not read: the last batch."""
+    """The last batch, which Spark has not reported yet, counts as not read."""
     kept = stage.cluster.ask(lambda cluster: readers(cluster, stage.lake.namespace))
     (one,) = [reader for reader in kept if reader.name == stage.reader]
     assert one.start[stage.large] < one.done[stage.large] == one.places[stage.large]

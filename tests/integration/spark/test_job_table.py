@@ -1,4 +1,4 @@
-"""A stream as a table, on a real cluster and a real Spark: it holds what a reader reads, each row once."""
+"""A stream as a table, on a real cluster and a real Spark: it has the rows that a reader reads, each once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ NASTY = ("007", "7", "1e5", "2026-11-20", "2026-11-20-10", "1.50", "-1", "0x10",
 
 
 def test_streams_are_directories_and_their_names_stay_what_they_are(desk: Desk) -> None:
-    """Read back by whoever guesses the types of columns that are directories."""
+    """A reader that infers the types of partition columns reads the names back unchanged."""
     from dlog.spark.jobs.table import table
 
     run = uuid.uuid4().hex[:6]
@@ -140,7 +140,7 @@ def test_a_start_that_was_killed_between_two_names_goes_on(desk: Desk) -> None:
 
 
 def test_killed_in_the_middle_and_run_again_it_has_each_row_once(desk: Desk) -> None:
-    """The whole process group by SIGKILL, with files of a batch written that no log names yet."""
+    """The whole process group gets SIGKILL, when files of a batch are written that no log names yet."""
     stream = desk.stream()
     desk.append(stream, 14)
     bound = ("--source", "maxOffsetsPerTrigger=6")

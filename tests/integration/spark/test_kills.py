@@ -1,6 +1,6 @@
-"""Aimed kills: of a Python worker, of an executor; before, amid and behind each step of a batch.
+"""Kills of a Python worker or of an executor: before, during and after each step of a batch.
 
-However often and wherever, a reader of the copy finds each record once and in order, and no stage is left behind.
+After any number of kills at any point, a reader of the copy finds each record once and in order, and no stage is left.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Aimed kills: of the driver; before, amid and behind each step of a batch.
+"""Kills of the driver: before, during and after each step of a batch.
 
-However often and wherever, a reader of the copy finds each record once and in order, and no stage is left behind.
+After any number of kills at any point, a reader of the copy finds each record once and in order, and no stage is left.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long
 
 
 def test_drivers_are_killed_wherever_they_are(lake: Lake, tmp_path: Path) -> None:
-    """At each place with each way to publish; each time it is started again with another number of partitions."""
+    """Drivers are killed at each point with each way to publish; each restart has another number of partitions."""
     ordeal = Ordeal(lake, tmp_path, 9)
     deaths = [(point, way) for way in (STAGED, APPENDED) for point in ("behind the stage", *IN_DRIVER)]
     for batch, (point, _) in enumerate(deaths):

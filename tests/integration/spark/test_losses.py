@@ -1,4 +1,4 @@
-"""What a query cannot have any more: counted, told, written down; and what was not lost is not called so."""
+"""Records that a query can no longer read are counted, reported and written down; records that are not lost are not."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def end_segment(lake: Lake, name: str) -> None:
 
 
 def plant(lake: Lake, name: str, batches: list[list[bytes]], bad: int) -> None:
-    """Have the first segment of the stream lie in a ledger with an entry for each of these batches; of one of them the
-    producer's checksum does not match."""
+    """Put the first segment of the stream into a ledger with an entry for each of these batches; one batch has a wrong
+    producer's checksum."""
 
     async def write(cluster: Cluster) -> None:
         ledger = await cluster.ledgers.create(Quorum(ensemble=3, write=3, ack=2))
@@ -110,7 +110,7 @@ def test_records_that_were_truncated_are_counted_and_told_once(lake: Lake, tmp_p
 
 
 def test_who_had_read_all_that_was_truncated_has_lost_nothing(lake: Lake, tmp_path: Path) -> None:
-    """The segment is gone when the query starts again, and nobody but its offset knows where it ended."""
+    """The segment is gone when the query starts again, and only its offset shows where it ended."""
     name = lake.create()
     values = fill(lake, name, 0, 10)
     query = Query(lake, name, tmp_path)
@@ -159,7 +159,7 @@ def test_a_stream_made_again_that_has_outgrown_what_was_read_is_noticed(lake: La
 
 
 def test_a_checkpoint_of_before_is_gone_on_with(lake: Lake, tmp_path: Path) -> None:
-    """Its offsets are places alone."""
+    """The offsets of an old checkpoint are only positions."""
     name = lake.create()
     fill(lake, name, 0, 5)
     query = Query(lake, name, tmp_path)

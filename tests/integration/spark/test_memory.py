@@ -1,5 +1,5 @@
-"""What a worker of Spark takes is bounded, however much it reads. Trap 14: Spark makes its limit one of address space,
-so that what is mapped, or kept for later, counts at once."""
+"""The memory of a Spark worker is bounded, however much it reads. Trap 14: Spark limits the address space, so that
+mapped memory and memory kept for later count at once."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 RECORD_BYTES, RECORDS = 8_000, 40_000
 STREAM_BYTES = RECORD_BYTES * RECORDS
-SEGMENT_BYTES = 2 * STREAM_BYTES  # so there is one, which would not fit either
+SEGMENT_BYTES = 2 * STREAM_BYTES  # one segment would not fit either
 SHORT_BYTES = 32 << 20
-ROOM_BYTES = 128 << 20  # beyond what a short read left to a process
-SLOW_S = 1.0  # in which all of it could be read ahead
+ROOM_BYTES = 128 << 20  # beyond what a short read has already taken
+SLOW_S = 1.0  # time in which everything could be prefetched
 BLOCKS = 500
 PATIENCE_S = 60.0
 
 
 class Passed(NamedTuple):
-    """What went by. crc: of the values, one behind the other."""
+    """What was read. crc: of the values in order."""
 
     rows: int
     crc: int
 
 
 class Written(NamedTuple):
-    """A stream, as options of the source name it, and what must go by when it is read."""
+    """A stream with the options of the source for it, and what a read of it must give."""
 
     options: dict[str, str]
     passed: Passed
@@ -70,7 +70,7 @@ def written(cluster: Up, client: SyncClient) -> Iterator[Written]:
 
 
 def records() -> Iterator[bytes]:
-    """No two alike, and none that can be packed."""
+    """Records that differ from each other and cannot be compressed."""
     rng = random.Random(7)
     blocks = [rng.randbytes(RECORD_BYTES - 8) for _ in range(BLOCKS)]
     for number in range(RECORDS):
@@ -82,25 +82,25 @@ def test_a_worker_reads_more_than_it_may_take(written: Written) -> None:
 
 
 def test_a_worker_that_kept_what_it_read_would_fail(written: Written) -> None:
-    """That the test above sees what it is there to see: the allocators, too, have to be as it takes them to be."""
+    """Shows that the test above would fail: it depends on the behaviour of the allocators, too."""
     with pytest.raises(MemoryError):
         apart(written, keeps=True)
 
 
 def apart(written: Written, *, keeps: bool) -> Passed:
-    """Read all of it in a process of its own, as small as one of Spark's."""
+    """Read everything in a process of its own, as small as one of Spark's."""
     with get_context("spawn").Pool(1) as process:
         return process.apply_async(read_all, (written.options, keeps)).get(PATIENCE_S)
 
 
 def read_all(options: dict[str, str], keeps: bool) -> Passed:
-    """As a worker does it, in one task, for somebody who is slow at first. keeps: every batch stays.
+    """Read as a worker does, in one task, for a consumer that is slow at first. keeps: every batch is kept.
 
-    Raises MemoryError, or whatever comes of one elsewhere: more than ROOM_BYTES were taken.
+    Raises MemoryError, or an error that follows from one elsewhere, if more than ROOM_BYTES are taken.
     """
     import pyarrow as pa
 
-    pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own takes a GiB of addresses before it is asked for anything
+    pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own reserves a GiB of addresses before its first allocation
     reader, (short, *_) = planned(options, SHORT_BYTES)
     assert SHORT_BYTES / 2 < sum(batch.nbytes for batch in reader.read(short)) < 2 * SHORT_BYTES
     reader, (whole,) = planned(options, 2 * SEGMENT_BYTES)
@@ -137,7 +137,7 @@ def and_with(passed: Passed, batch: pa.RecordBatch) -> Passed:
 
 @contextmanager
 def no_more_than(room: int) -> Iterator[None]:
-    """Limit this process, as Spark limits its workers, to so many bytes of addresses more than it has now."""
+    """Limit this process, as Spark limits its workers, to this many bytes of addresses more than it has now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize:"))
     resource.setrlimit(resource.RLIMIT_AS, ((int(line.split()[1]) << 10) + room, hard))

@@ -1,5 +1,5 @@
-"""With the oldest PySpark that is supported: source, streaming source and sink, as with the newest; and tables of Delta
-Lake, which is made for no newer one yet."""
+"""The oldest PySpark that is supported: source, streaming source and sink work as with the newest. Delta Lake is tested
+with it too, because Delta Lake supports no newer one yet."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def need_older() -> None:
 
 
 def run(files: list[str], room: Path, *chosen: str) -> str:
-    """What pytest says of them with that PySpark."""
+    """Pytest's output for them with that PySpark."""
     quiet = ("-vv", "-p", "no:cacheprovider", "-p", "no:xdist", "--basetemp", str(room / "inner"))
     asked = subprocess.run(
         [sys.executable, "-m", "pytest", *quiet, *files, *chosen],

@@ -1,4 +1,4 @@
-"""`dlog sink`: a query that was given up is shut out, and what it staged is gone; nothing else is."""
+"""`dlog sink`: a query that was given up is shut out, and its stages are deleted; nothing else is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_what_a_sink_that_was_given_up_staged_is_listed_and_let_go(abandoned: Ab
     code, rows, told = abandoned.command("ls")
     assert code == 0, told
     (row,) = [row for row in rows if row["sink"] == abandoned.sink]
-    # what was taken in is registered until the next driver sweeps
+    # an imported stage is registered until the next driver sweeps
     assert (row["stages"], row["strange"], row["streams"]) == (3, 0, sorted([abandoned.one, abandoned.two]))
     code, row, told = abandoned.command("retire", abandoned.sink, "--dry-run")
     assert code == 0 and row["stages"] == 3, told

@@ -1,4 +1,4 @@
-"""The sink against a real cluster and a real Spark: what is written is there once, in order, whatever is repeated."""
+"""Tests the sink on a real cluster and a real Spark: records are written once, in order, whatever is repeated."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def segments(lake: Lake, stream: str) -> tuple[SegmentInfo, ...]:
 
 
 def stages(lake: Lake, *streams: str) -> list[str]:
-    """Ledgers that were written ahead for these streams and are in no list."""
+    """Ledgers of stages for these streams that are in no list."""
     from dlog.spark.cluster_connection import Cluster, reach
     from dlog.spark.stages import stream_of
 
@@ -96,7 +96,7 @@ def test_a_numbered_write_is_done_once(lake: Lake) -> None:
 
 
 def test_what_a_query_may_still_have_taken_in_is_not_swept_however_old(lake: Lake) -> None:
-    """Until its stream remembers a later program: then it is refused for ever."""
+    """The stage of an old query stays until its stream knows a later program, and from then on refuses the old one."""
     from dlog.spark.cluster_connection import Cluster, reach
     from dlog.spark.stages import Staged, Stager
 
@@ -132,7 +132,7 @@ def test_rows_may_name_their_streams_and_bring_their_txids(lake: Lake) -> None:
 
 
 def test_others_who_write_meanwhile_move_the_txids_and_lose_nothing(lake: Lake) -> None:
-    """Stages whose txids lie below what others have written are written again."""
+    """Stages whose txids are below those that other producers have written are written again."""
     name = lake.create()
     ahead = 4_000_000_000_000  # unix milliseconds of a later century
     lake.client.append(name, b"first", txid=ahead)
@@ -143,7 +143,7 @@ def test_others_who_write_meanwhile_move_the_txids_and_lose_nothing(lake: Lake) 
 
 
 class Copy:
-    """A query that copies a stream into another, started as often as one likes on the same checkpoint."""
+    """A query that copies a stream into another, restarted any number of times on the same checkpoint."""
 
     def __init__(self, lake: Lake, source: str, to: str, directory: Path, **options: Any) -> None:
         self.lake, self.source, self.to, self.directory = lake, source, to, directory
@@ -185,7 +185,7 @@ def test_a_query_writes_each_batch_once(lake: Lake, tmp_path: Path) -> None:
 def test_a_batch_whose_driver_died_behind_the_publish_is_dropped_when_it_comes_again(
     lake: Lake, tmp_path: Path
 ) -> None:
-    """What Spark does after a kill between the publish and its own commit log."""
+    """Spark repeats the batch after a kill between the publication and its own commit log."""
     source, to = lake.create(), lake.create()
     written = fill(lake, source, 0, 20)
     for staged in ("1", "256k"):
@@ -201,7 +201,7 @@ def test_a_batch_whose_driver_died_behind_the_publish_is_dropped_when_it_comes_a
 
 
 def test_a_new_checkpoint_is_refused_until_a_person_says_that_it_counts_anew(lake: Lake, tmp_path: Path) -> None:
-    """Trap 39: batches that begin at 0 again would be taken for repeats, and dropped in silence."""
+    """Trap 39: batches that begin at 0 again would be taken for repetitions, and dropped without an error."""
     source, to = lake.create(), lake.create()
     written = fill(lake, source, 0, 5)
     Copy(lake, source, to, tmp_path / "one").run()
@@ -216,7 +216,7 @@ def test_a_new_checkpoint_is_refused_until_a_person_says_that_it_counts_anew(lak
 
 
 def test_what_the_owner_has_forgotten_is_read_in_the_log(lake: Lake, tmp_path: Path) -> None:
-    """A batch of which only the beginning is known: it was appended, and its owner's memory is gone."""
+    """Only the beginning of the batch is known: it was appended, and its owner's memory of it is gone."""
     from dlog.spark.cluster_connection import reach
     from dlog.spark.publishing import TaskOutput, publish
     from dlog.spark.sink_options import parse_sink
@@ -238,7 +238,7 @@ def test_what_the_owner_has_forgotten_is_read_in_the_log(lake: Lake, tmp_path: P
 
 
 def forget_producers(lake: Lake, stream: str) -> None:
-    """Have so many producers write that the first ones are forgotten."""
+    """Let this many producers write, so that the first ones are forgotten."""
     from dlog.log.options import OwnerOptions
 
     for number in range(OwnerOptions().producers_max + 1):
@@ -286,7 +286,7 @@ def test_what_cannot_be_written_is_refused_and_says_what_to_do(lake: Lake) -> No
 
 
 def test_no_rows_are_no_batch(lake: Lake) -> None:
-    """Trap 37: a task is started all the same, and says that it has nothing."""
+    """Trap 37: a task is started all the same, and reports that it has nothing."""
     name = lake.create()
     nothing = rows(lake, 10, 2).where("value < '0'")
     write(lake, nothing, name)

@@ -1,4 +1,4 @@
-"""The batch source against a real cluster and a real Spark: what it reads is what a reader of the stream reads."""
+"""Tests the batch source on a real cluster and a real Spark: it reads what a reader of the stream reads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def written(lake: Lake) -> str:
-    """A stream of a few segments, the last one open, with records of all kinds of sizes."""
+    """A stream of several segments, the last one open, with records of very different sizes."""
     rng = random.Random(7)
     name = lake.create(segment_bytes=200_000)
     txid = 0
@@ -143,7 +143,7 @@ def test_truncated_records_are_gone_and_told_of(lake: Lake) -> None:
 
 @pytest.mark.parametrize("pushdown", ["false", "once"])
 def test_filters_give_the_same_rows_pushed_or_not(lake: Lake, written: str, pushdown: str) -> None:
-    """Traps 5 and 6: what is pruned is never what would have passed."""
+    """Traps 5 and 6: rows that are pruned never pass the filter."""
     truth = lake.truth(written)
     middle = truth[len(truth) // 2]
     for where, keep in (
@@ -160,7 +160,7 @@ def test_filters_give_the_same_rows_pushed_or_not(lake: Lake, written: str, push
 
 
 def test_spark_still_remembers_what_one_query_left_out(lake: Lake) -> None:
-    """Why pushdown=true is refused. The day this fails Spark has been mended, and it may be allowed."""
+    """The reason why pushdown=true is refused. When this fails, Spark was fixed, and it may be allowed."""
     name = lake.create()
     lake.client.append(name, b"early", txid=1)
     lake.client.hand_over(name)
@@ -196,7 +196,7 @@ def test_a_wrong_option_fails_before_anything_is_read(lake: Lake, written: str) 
 
 
 def test_sql_with_options_reads_too(lake: Lake, written: str) -> None:
-    """Trap 9: not as a table of the catalog, but like this."""
+    """Trap 9: with these options, and not as a table of the catalog."""
     lake.spark.sql(
         f"create or replace temp view v using dlog options (zookeeper '{lake.zookeeper}', "
         f"namespace '{lake.namespace}', stream '{written}')"
@@ -213,7 +213,7 @@ def test_a_reader_that_stops_early_leaves_nothing_running(lake: Lake, written: s
 
 
 def test_filters_need_the_consent_of_the_session(lake: Lake, written: str) -> None:
-    """Trap 5: where Spark does not allow pushing, reading without it goes on."""
+    """Trap 5: where Spark does not allow pushing filters, reading works without it."""
     key = "spark.sql.python.filterPushdown.enabled"
     lake.spark.conf.set(key, "false")
     try:
@@ -225,7 +225,7 @@ def test_filters_need_the_consent_of_the_session(lake: Lake, written: str) -> No
 
 
 def test_a_worker_that_is_killed_amid_a_scan_costs_no_record_and_repeats_none(lake: Lake, tmp_path: Path) -> None:
-    """In each partition the first attempt is killed with some of its rows handed over; Spark repeats the task."""
+    """In each partition the first attempt is killed after it returned some rows; Spark repeats the task."""
     from dlog.spark.source import DlogDataSource, StreamsReader
 
     class Dying(StreamsReader):
@@ -261,8 +261,8 @@ def test_a_worker_that_is_killed_amid_a_scan_costs_no_record_and_repeats_none(la
 
 
 def test_executors_that_are_processes_of_their_own(cluster: Up, lake: Lake, written: str) -> None:
-    """Two executors beside the driver; what they read is the same. Trap 14: with bounded memory, for no file is mapped
-    and what is read ahead is little."""
+    """Two executors beside the driver read the same. Trap 14: with bounded memory, because no file is mapped and little
+    is prefetched."""
     script = f"""
 import hashlib
 from dlog import spark as room

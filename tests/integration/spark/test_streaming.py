@@ -1,4 +1,4 @@
-"""The streaming source: every record once, whatever happens between two batches."""
+"""Tests the streaming source: every record once, whatever happens between two batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE_S = 120
 
 
 class Query:
-    """One query that writes its batches down, started as often as one likes on the same checkpoint."""
+    """One query that writes its batches down, restarted any number of times on the same checkpoint."""
 
     def __init__(self, lake: Lake, stream: str, directory: Path, **options: Any) -> None:
         self.lake = lake
@@ -45,7 +45,7 @@ class Query:
         return writer.trigger(**trigger).start()
 
     def run(self) -> list[bytes]:
-        """Once through all there is; what it read."""
+        """Run once through all records; returns what it read."""
         before = len(self.batches)
         query = self.start(availableNow=True)
         assert query.awaitTermination(PATIENCE_S)
@@ -103,7 +103,7 @@ def test_a_query_follows_what_comes(lake: Lake, tmp_path: Path) -> None:
         expected += fill(lake, name, 5, 20)
         until(lambda: query.values == expected, running)
         batches = len(query.batches)
-        time.sleep(3)  # Spark polls all the while: what did not happen cannot be waited for
+        time.sleep(3)  # Spark polls all the time: there is no event for what did not happen
         assert len(query.batches) == batches, "nothing comes, so there are no batches"
         (source,) = json.loads(running.recentProgress[-1].json)["sources"]
         assert source["latestOffset"], "how far behind it is can be told"
@@ -112,19 +112,19 @@ def test_a_query_follows_what_comes(lake: Lake, tmp_path: Path) -> None:
 
 
 def test_the_latest_place_is_pinned_under_the_name_of_the_reader(lake: Lake, tmp_path: Path) -> None:
-    """Trap 19: what comes between two looks at "latest" would be lost in silence."""
+    """Trap 19: records between two looks at "latest" would be lost without a report."""
     name = lake.create()
     fill(lake, name, 0, 10)
     options = {"startingOffsets": "latest", "readerId": f"r-{name}"}
     first = Query(lake, name, tmp_path / "one", **options)
     assert first.run() == []
     late = fill(lake, name, 10, 5)
-    again = Query(lake, name, tmp_path / "two", **options)  # its checkpoint was lost: it begins where it once began
+    again = Query(lake, name, tmp_path / "two", **options)  # its checkpoint was lost: it begins where it first began
     assert again.run() == late
 
 
 def test_truncation_below_the_checkpoint_is_told(lake: Lake, tmp_path: Path) -> None:
-    """Trap 31: to go on from where the log begins now would be silence."""
+    """Trap 31: going on from the present start of the log would be a loss without a report."""
     name = lake.create()
     fill(lake, name, 0, 10)
     query = Query(lake, name, tmp_path)

@@ -1,4 +1,5 @@
-"""docs/spark.md, block by block, as a reader copies it: beside a `dlog up --dir ./data`, with nothing else defined."""
+"""Runs docs/spark.md block by block, as a reader copies it: beside a `dlog up --dir ./data`, with nothing else
+defined."""
 
 from __future__ import annotations
 

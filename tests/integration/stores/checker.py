@@ -1,7 +1,8 @@
-"""The history of one segment, and what must hold of it whatever happened.
+"""The history of one segment, and the check of the store contract on it.
 
-Writers, recoverers and readers note what they did and heard; `check` finds every breach of the contract in
-dlog/stores/contract.py. The checker knows no store, no clock and no loop, so that corrupted histories test it.
+Writers, recoverers and readers note their calls and results; `check` finds every breach of the contract in
+dlog/stores/contract.py. The checker uses no store, no clock and no loop, so that it can be tested with corrupted
+histories.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ class History:
     final: list[bytes] | None = None  # everything a reader found once all was over
 
     def read(self, reader: str, first: int, payloads: list[bytes]) -> None:
-        """A reader got these payloads for the entries from `first` on."""
+        """Note that a reader got these payloads for the entries from `first` on."""
         self.seen.extend((reader, first + i, payload) for i, payload in enumerate(payloads))
 
 
 def check(history: History) -> list[str]:
-    """Every breach, in words; empty if the contract was kept."""
+    """Describe every breach; empty if the contract was kept."""
     return [breach for _, find in BREACHES for breach in find(history)]
 
 
@@ -89,7 +90,7 @@ def _readers(history: History) -> list[str]:
     return breaches
 
 
-#: id in the simulation of the file store (tests/simulation/invariants.py), and the breaches of it
+#: id in the simulation of the file store (tests/simulation/invariants.py) -> the breaches of it
 BREACHES = (
     ("F2", _order_of_acks),
     ("F1", _agreement),

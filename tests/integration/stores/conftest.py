@@ -1,4 +1,4 @@
-"""The real cluster the ledger store's tests run on, and the service's own loop."""
+"""The real cluster of the ledger store's tests, and the service's own loop."""
 
 from __future__ import annotations
 

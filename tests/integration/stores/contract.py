@@ -1,7 +1,7 @@
 """The one suite that every segment store passes. A store's test module subclasses `StoreContract`.
 
-`stores` gives a store a test may use as one process would; called twice it gives two processes on the same storage.
-Kill points are chosen by what has been submitted and acknowledged, never by time.
+`stores` gives a store that a test may use as one process would; called twice it gives two processes on the same
+storage. Kill points are chosen by what has been submitted and acknowledged, never by time.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ OpenStore = Callable[[], Awaitable[SegmentStore]]
 
 STREAM = StreamName("contract")
 QUORUM = Quorum(ensemble=3, write=3, ack=2)
-LONG_S = 90.0  # a wait that means "until it happens"
+LONG_S = 90.0  # the limit of a wait for an event
 _numbers = itertools.count(1)
 
 
 def payload(entry: int, size: int = 20) -> bytes:
-    """Bytes that name their entry."""
+    """A payload that contains the entry id."""
     return (b"entry %d " % entry).ljust(size, b".")
 
 
@@ -49,18 +49,18 @@ def _note(heard: list[tuple[int, StoreError | None]], entry: int, error: StoreEr
 
 
 class Run:
-    """One segment's story: a writer, and notes of everything that happens to it."""
+    """One segment in a test: a writer, and a history of all operations."""
 
     def __init__(self, writer: SegmentWriter, number: SegmentNumber) -> None:
         self.writer = writer
         self.ref = SegmentRef(STREAM, number, writer.place)
         self.history = History()
         self.errors: list[StoreError] = []
-        self.fenced = False  # a recovery has returned: nothing appended from here on may be acknowledged
+        self.fenced = False  # a recovery has returned: no entry appended from here on may be acknowledged
         self._open: list[asyncio.Future[None]] = []
 
     def append(self, size: int = 20) -> asyncio.Future[None]:
-        """Append the next entry and note what comes of it."""
+        """Append the next entry and note the result."""
         entry = len(self.history.submitted)
         body = payload(entry, size)
         self.history.submitted.append(body)
@@ -82,12 +82,12 @@ class Run:
         return future
 
     async def settled(self) -> None:
-        """Until every append so far has an answer."""
+        """Wait until every append so far has an answer."""
         await asyncio.wait(self._open)
         await asyncio.sleep(0)
 
     async def acked(self, count: int) -> None:
-        """Until so many entries are acknowledged."""
+        """Wait until this many entries are acknowledged."""
         for future in self._open[:count]:
             await future
         await asyncio.sleep(0)
@@ -99,7 +99,7 @@ class Run:
         return end
 
     async def follow(self, store: SegmentStore, name: str, *, patient: bool = True) -> None:
-        """Read at the tail until the end, noting everything seen. Impatient: at every turn of the loop."""
+        """Read at the tail until the end, and note everything. Impatient: at every turn of the loop."""
         reader = await store.open_reader(self.ref)
         position = 0
         try:
@@ -117,7 +117,7 @@ class Run:
             await reader.close()
 
     async def conclude(self, store: SegmentStore) -> None:
-        """Read everything that is left and let the checker judge."""
+        """Read the rest and let the checker check the history."""
         reader = await store.open_reader(self.ref)
         try:
             assert reader.end is not None, "the segment has an end by now"
@@ -129,7 +129,7 @@ class Run:
 
 
 async def read_all(reader: SegmentReader, last: EntryId) -> list[bytes]:
-    """Entries 0..last, in as many reads as it takes."""
+    """Read entries 0..last, in as many reads as needed."""
     found: list[bytes] = []
     while len(found) <= last:
         more = await reader.read(EntryId(len(found)), last, 1 << 20)
@@ -331,7 +331,7 @@ class StoreContract:
         reader.learn_lac(run.writer.last_confirmed)
         assert reader.last_confirmed == 2
         assert await read_all(reader, EntryId(2)) == run.history.submitted
-        reader.learn_lac(EntryId(0))  # an old hint takes nothing back
+        reader.learn_lac(EntryId(0))  # an old hint does not lower it
         assert reader.last_confirmed == 2
         assert reader.end is None
         await reader.close()
@@ -434,7 +434,7 @@ class StoreContract:
         await run.settled()
         assert run.writer.last_confirmed == 9
         assert await run.writer.seal() == 9
-        run.history.acked = list(range(10))  # the two are in it, only nobody waited
+        run.history.acked = list(range(10))  # the two are in it, only their appends were not awaited
         await run.conclude(store)
 
     @pytest.mark.parametrize("seed", range(6))

@@ -1,4 +1,4 @@
-"""The checker is tested with histories that are wrong in one way each: what it does not see, the suite cannot."""
+"""Tests the checker with histories that are wrong in one way each: the suite finds only what it finds."""
 
 from __future__ import annotations
 

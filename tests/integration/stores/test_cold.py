@@ -1,6 +1,6 @@
-"""The cold store keeps the contract, as far as one can who writes nothing: on a directory, a real S3 and a real HDFS.
+"""The cold store keeps the contract as far as it applies without a writer: on a directory, a real S3 and a real HDFS.
 
-A segment comes there as the job brings it: whole, and after it was sealed.
+A segment gets there as the job copies it: whole, and after it was sealed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def options_of(kept: Storage, **changes: Any) -> ColdOptions:
 
 
 class Bringing(ColdStore):
-    """Takes a segment in and, when it is sealed, brings it to cold storage as an object."""
+    """A store that keeps a segment in memory and copies it to cold storage as an object when it is sealed."""
 
     def __init__(self, objects: Objects, options: ColdOptions, root: str) -> None:
         super().__init__(objects, options)
@@ -113,7 +113,7 @@ class BringingWriter:
         sink(error if error is None or isinstance(error, (SegmentSealedError, EntryTooLargeError)) else None)
 
     def flush(self) -> None:
-        """Nothing is batched here."""
+        """Do nothing: this writer does not batch."""
 
     async def seal(self) -> EntryId:
         if not self._sealed:
@@ -122,7 +122,7 @@ class BringingWriter:
         return self.last_confirmed
 
     async def abandon(self) -> None:
-        """Nothing is held."""
+        """Do nothing: this writer holds no resources."""
 
 
 async def bring(objects: Any, place: Location, entries: Sequence[bytes], stream: str, number: int) -> None:
@@ -154,7 +154,7 @@ async def bring(objects: Any, place: Location, entries: Sequence[bytes], stream:
 
 
 class TestColdStore:
-    """Those tests of the contract in which a segment is sealed before it is looked at."""
+    """The tests of the contract in which a segment is sealed before it is read."""
 
     async def _run(self, store: SegmentStore, epoch: int = 1) -> Run:
         return await StoreContract._run(StoreContract(), store, epoch)
@@ -206,7 +206,7 @@ class TestColdStore:
 
 
 class TestObjects:
-    """Each kind of storage by itself."""
+    """Tests of each kind of storage by itself."""
 
     @pytest.fixture
     async def objects(self, kept: Storage) -> AsyncIterator[Objects]:
@@ -302,7 +302,7 @@ class TestObjects:
 
 @pytest.mark.parametrize("kind", ["file", "s3", "webhdfs"])
 async def test_storage_that_is_away_is_asked_again_later(kind: str, tmp_path: Path) -> None:
-    """A server that has ended, and a mount that is gone, are not taken for objects that are gone."""
+    """A server that has ended, or a mount that is gone, does not mean that the objects are gone."""
     name = ("cluster", "dlog", "s", str(ObjectName(1, "0" * 16, 5)))
     nobody = f"127.0.0.1:{free_port()}"
     root = {"file": f"file://{tmp_path}/cold", "s3": "s3://cold/logs", "webhdfs": f"webhdfs://{nobody}/cold"}[kind]

@@ -61,7 +61,7 @@ class TestLedgerStore(StoreContract):
     async def test_what_was_completed_in_the_list_before_it_was_closed_is_recovered_for_its_reader(
         self, stores: OpenStore
     ) -> None:
-        """Then every reader is told the same end, and nobody can be told of an entry above it."""
+        """Then every reader gets the same end, and none gets an entry above it."""
         store = await stores()
         writer = await store.create(STREAM, SegmentNumber(1), Epoch(1), Quorum(ensemble=3, write=3, ack=2))
         for i in range(4):

@@ -1,4 +1,4 @@
-"""Segments that move to cold storage and back while somebody reads them: the reader goes on at the same DLSN."""
+"""Segments that move to cold storage and back while they are read: the reader goes on at the same DLSN."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Mover:
         return segment
 
     async def to_cold(self, number: int) -> Segment:
-        """Copy a segment to an object and tell its stream; what it was before."""
+        """Copy a segment to an object and change its stream; returns the former segment."""
         hot = await self.segment(number)
         reader = await self.hot.open_reader(ref_of(hot), sealed_at=hot.last_entry)
         entries: list[bytes] = []
@@ -75,7 +75,7 @@ def ref_of(segment: Segment) -> SegmentRef:
     return SegmentRef(STREAM, segment.number, segment.place)
 
 
-#: segments are moved from ledgers, so memory takes their name here
+#: segments are moved from ledgers, so the memory store has their name here
 LEDGERS = {"store": "ledger", "ensemble": 1, "write_quorum": 1, "ack_quorum": 1}
 
 

@@ -1,4 +1,4 @@
-"""The suite is tested with stores that are wrong in one way each: each must fail one of its tests."""
+"""Tests the suite with stores that are wrong in one way each: each must fail one of its tests."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SwapsEntries(MemoryStore):
 
 
 class ShowsWhatIsNotConfirmed(MemoryStore):
-    """Readers see what is stored, and recovery keeps only what was confirmed."""
+    """Readers see stored entries, and recovery keeps only confirmed ones."""
 
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> MemoryReader:
         class Eager(MemoryReader):

@@ -1,4 +1,4 @@
-"""The ensemble of a module. A test here that waits for what never comes fails after minutes instead of hanging."""
+"""The ensemble of a module. A test here that waits without success fails after minutes instead of hanging."""
 
 from __future__ import annotations
 

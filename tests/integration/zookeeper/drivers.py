@@ -1,4 +1,4 @@
-"""Our ZooKeeper client and kazoo behind one door, so that the same script may drive either.
+"""dlog's ZooKeeper client and kazoo behind one interface, so that the same script can drive either.
 
 An outcome is ("ok", value), or the name of a refusal, or ("unknown",) for a write whose connection ended before its
 reply. Stats come without times, with zxids counted from the script's start and session ids by order of appearance.
@@ -28,7 +28,7 @@ Outcome = tuple[Any, ...]
 
 
 class Shown:
-    """What two runs of a script share of what a server says."""
+    """The part of a server's answers that two runs of a script have in common."""
 
     def __init__(self, zxid: int) -> None:
         self._zxid = zxid
@@ -42,9 +42,9 @@ class Shown:
 
 
 class Driver(Protocol):
-    """A session; it mends itself when its connection is cut."""
+    """A session; it reconnects when its connection is cut."""
 
-    told: list[str]  # paths of watches that fired, or whose owner was told to look for himself
+    told: list[str]  # paths of watches that fired, or whose owner was told to read again
 
     async def open(self) -> None: ...
     async def close(self) -> None: ...
@@ -58,7 +58,7 @@ class Driver(Protocol):
     async def watch_data(self, path: str) -> None: ...
     async def watch_children(self, path: str) -> None: ...
     async def settled(self) -> None:
-        """Return once connected, with everything told that had happened before the call."""
+        """Return once connected, when all watches for earlier changes have fired."""
         ...
 
     def identity(self) -> tuple[int, bytes]: ...
@@ -119,7 +119,7 @@ class OurDriver:
         self._watch("children", path, self._zk.watch_children)
 
     async def settled(self) -> None:
-        for _ in range(3):  # an event, the watch set again for it, and what that told
+        for _ in range(3):  # an event, the watch set again for it, and the event of that one
             while (await self._try(lambda: self._zk.exists("/")))[0] != "ok":
                 await self._zk.wait_connected()
 
@@ -145,7 +145,7 @@ class OurDriver:
         unsubscribe()
 
     def _watch(self, kind: str, path: str, watch: Callable[[str, Callable[[], None]], Unsubscribe]) -> None:
-        """For one event, as kazoo's are."""
+        """Watch for one event, as kazoo's watches do."""
         if (kind, path) not in self._watches:
 
             def heard() -> None:
@@ -265,7 +265,7 @@ class KazooDriver:
 
     def _heard(self, kind: str, path: str) -> Callable[[Any], None]:
         def heard(event: Any) -> None:
-            """On a lost connection kazoo forgets its watches, and says so to their owners."""
+            """On a lost connection kazoo drops its watches, and tells their owners."""
             if (kind, path) in self._watches:
                 del self._watches[kind, path]
                 self.told.append(f"{kind} {path}" if event.type != EventType.NONE else f"cut {kind} {path}")
@@ -282,14 +282,15 @@ class KazooDriver:
 
 
 def name_of(error: Exception) -> str:
-    """The same for both clients: by the server's code."""
+    """The name of an error, the same for both clients: by the server's code."""
     code = getattr(error, "code", None) if not isinstance(error, ZnodeError) else error.zookeeper_code
     names = {-101: "NoNode", -103: "BadVersion", -110: "NodeExists", -111: "NotEmpty"}
     return names.get(code or 0, "other refusal")
 
 
 async def end_session(hosts: str, session_id: int, password: bytes) -> None:
-    """Close a session behind its back, as its expiry would. Its own client may come between request and reply."""
+    """Close a session from outside, as its expiry would. The session's client may reconnect between request and
+    reply."""
     session = RawSession(SessionIds())
     while True:
         session.session_id, session.password = session_id, password

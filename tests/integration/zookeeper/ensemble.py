@@ -92,7 +92,7 @@ class ZooKeeperEnsemble:
                 return
 
     async def heal(self) -> None:
-        """Thaw and start whoever is not well, and wait until all serve."""
+        """Resume and start members that do not serve, and wait until all serve."""
         for member in self.members:
             if member.is_frozen:
                 member.thaw()
@@ -107,7 +107,7 @@ class ZooKeeperEnsemble:
                 await asyncio.sleep(0.05)
 
     async def leader(self) -> EnsembleMember:
-        """Wait for a leader that others follow."""
+        """Wait for a leader with followers."""
         async with asyncio.timeout(60):
             while True:
                 modes = [await member.mode() for member in self.members]
@@ -116,7 +116,7 @@ class ZooKeeperEnsemble:
                 await asyncio.sleep(0.05)
 
     async def follower(self) -> EnsembleMember:
-        """One of the others, while all are well."""
+        """One of the followers, while all members serve."""
         leader = await self.leader()
         return next(member for member in self.members if member is not leader)
 

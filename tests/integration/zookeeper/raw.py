@@ -1,7 +1,7 @@
-"""A ZooKeeper client without a mind of its own: one request, its reply and the events before it, byte by byte.
+"""A ZooKeeper client without logic of its own: one request, its reply and the events before it, byte by byte.
 
-For holding servers against each other: nothing is retried, nothing is watched that was not asked for, and what comes
-back is shown as it came, but for what two servers cannot share (times, session ids, the order of a set).
+It is for comparing servers: nothing is retried, no watch is set unless requested, and replies are shown unchanged,
+except for what two servers cannot have in common (times, session ids, the order of a set).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class RawSession:
         self.events: list[tuple[int, str]] = []
 
     async def attach(self, hosts: str, *, timeout_ms: int = 10_000, fresh: bool = True, last_zxid: int = 0) -> Any:
-        """Connect; ask for a new session (fresh) or the one it had. Returns what the server said to it."""
+        """Connect; ask for a new session (fresh) or for the former one. Returns the server's reply."""
         self.abort()
         host, _, port = hosts.rpartition(":")
         self._reader, self._writer = await asyncio.open_connection(host, int(port))
@@ -92,7 +92,7 @@ class RawSession:
     async def ask(self, op: str, body: bytes = b"", *, show: str = "") -> Any:
         """(error, zxid relative to the last reply, result) of a request; "closed" if the connection ends instead.
 
-        show: what the result is (see `_shown`); by default what the operation gives.
+        show: the form of the result (see `_shown`); by default that of the operation.
         """
         xid = _SPECIAL.get(op, 0)
         if not xid:
@@ -130,12 +130,12 @@ class RawSession:
         return events
 
     def abort(self) -> None:
-        """Drop the connection and say nothing."""
+        """Drop the connection without closing the session."""
         if self._writer is not None:
             self._writer.transport.abort()
             self._writer = None
 
-    # ---- underneath --------------------------------------------------------------------------------------------------
+    # ---- internals ---------------------------------------------------------------------------------------------------
 
     def _send(self, frame: bytes) -> None:
         assert self._writer is not None
@@ -156,7 +156,7 @@ class RawSession:
         return tuple(fields)
 
     def _shown(self, op: str, body: bytes) -> Any:
-        """Everything in the body, in a form that two servers share."""
+        """Everything in the body, in a form that two servers have in common."""
         match op:
             case "exists" | "set" | "set_acl":
                 return self._stat(body)
@@ -213,7 +213,7 @@ def sorted_texts(body: bytes) -> list[str]:
 
 
 def sorted_acl(body: bytes) -> list[tuple[int, str, str]]:
-    """An access control list, in order: a server keeps those whom `auth` stands for as a set."""
+    """An access control list, in order: a server keeps the identities that `auth` is replaced by as a set."""
     (count,) = _INT.unpack_from(body)
     at, found = 4, []
     for _ in range(count):

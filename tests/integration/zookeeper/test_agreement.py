@@ -1,9 +1,10 @@
-"""The same seeded script through our client and through kazoo, on the real server and on the simulation's: four runs,
-one story. Replies are lost, connections cut, changes missed, sessions ended; after each of these the outcome that the
-caller was told and what the server then holds must be the same.
+"""Runs the same seeded script through dlog's client and through kazoo, on the real server and on the simulated one: all
+four runs must agree. Replies are lost, connections cut, changes missed, sessions ended; after each of these the
+caller's outcome and the server's contents must be the same.
 
-One difference is meant. When its connection is cut, kazoo forgets its watches and tells each owner so; ours sets them
-again with the last zxid it saw, and tells only those whose znode has changed. So: whoever ours tells, kazoo told.
+One difference is intended. When its connection is cut, kazoo drops its watches and tells each owner; dlog sets them
+again with the last zxid it saw, and notifies only those whose znode has changed. So kazoo notifies every owner that
+dlog notifies.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Script:
         self._relays: list[Toxic] = []
         self._drivers: list[Driver] = []
         self.steps: list[tuple[Any, ...]] = []
-        self.watched: list[list[str]] = []  # who was told, step by step
+        self.watched: list[list[str]] = []  # notified watches, step by step
 
     async def run(self, chroot: str, count: int) -> None:
         maker = RawSession(SessionIds())
@@ -127,7 +128,7 @@ class Script:
         return "children", path, there
 
     async def _lose(self, number: int) -> Outcome:
-        """A write arrives, its reply does not, and the connection is reset."""
+        """Let a write arrive, lose its reply, and reset the connection."""
         relay, driver, path = self._relays[number], self._drivers[number], self._path()
         write: Callable[[], Coroutine[Any, Any, Outcome]] = self._rng.choice(
             (
@@ -157,7 +158,7 @@ class Script:
         return ()
 
     async def _away(self, number: int) -> Outcome:
-        """Out of contact while the other session makes changes."""
+        """Lose contact while the other session makes changes."""
         relay, port = self._relays[number], self._relays[number].port
         relay.refuse()
         relay.cut()

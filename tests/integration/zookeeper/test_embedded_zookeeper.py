@@ -1,4 +1,4 @@
-"""The launcher: one server a directory, gone with its parent, and errors that say what to install."""
+"""Tests the launcher: one server per directory, which ends with its parent, and errors that say what to install."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ async def test_a_port_in_use_is_an_error_and_leaves_nothing_running(
 
 
 async def test_a_question_that_came_too_early_is_given_up_soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A server that has just begun to listen may take a connection and never answer on it."""
-    monkeypatch.setattr(embedded_zookeeper, "START_TIMEOUT_S", 1.9)  # less than one long patience
+    """A server that has just begun to listen may accept a connection and never answer on it."""
+    monkeypatch.setattr(embedded_zookeeper, "START_TIMEOUT_S", 1.9)  # less than one long wait
     heard = 0
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -113,7 +113,7 @@ async def test_a_question_that_came_too_early_is_given_up_soon(monkeypatch: pyte
         if number > 2:
             writer.write(b"Mode: standalone\n")
         else:
-            await reader.read()  # until the asker has gone
+            await reader.read()  # until the client has gone
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as early:
@@ -185,7 +185,7 @@ async def test_the_console_of_a_cluster_tells_why_its_zookeeper_died(
 
 
 def sleeping(directory: Path) -> embedded_zookeeper._Running:
-    """A process that lives, in the place of a server's."""
+    """A running process in the place of a server's."""
     process = subprocess.Popen(["sleep", "60"])
     return embedded_zookeeper._Running(process, (directory / "lock").open("wb"), directory / "server.log")
 
@@ -259,7 +259,7 @@ async def test_the_server_dies_with_the_command(zookeeper: object, own_zookeeper
     process.send_signal(signal.SIGKILL)
     await process.wait()
     async with asyncio.timeout(90):
-        while True:  # the JVM holds the directory's lock until it is gone
+        while True:  # the JVM holds the directory's lock until it has ended
             try:
                 await own_zookeeper.start()
             except DirectoryInUseError:

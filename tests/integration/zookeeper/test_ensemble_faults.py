@@ -1,6 +1,6 @@
 """The session layer on a real ensemble of three: members killed, frozen, started again; the quorum lost and back.
 
-One ensemble serves all tests here; each leaves it as it likes, and the next one finds it healed.
+All tests here use one ensemble; each may leave it in any state, and the next one finds it healed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @pytest.fixture
 async def ensemble(one_ensemble: ZooKeeperEnsemble) -> AsyncIterator[ZooKeeperEnsemble]:
-    """Three members that serve, and nothing in them but what their own need."""
+    """Three members that serve, with only their own system znodes."""
     await one_ensemble.heal()
     async with await ZooKeeper.connect(one_ensemble.hosts, connect_timeout_s=30.0) as zk:
         for name in (await zk.children("/"))[0]:
@@ -37,7 +37,7 @@ async def ensemble(one_ensemble: ZooKeeperEnsemble) -> AsyncIterator[ZooKeeperEn
 
 
 def from_member(ensemble: ZooKeeperEnsemble, first: EnsembleMember) -> tuple[str, random.Random]:
-    """Hosts and generator with which a client tries `first` first, and the others after."""
+    """Hosts and random generator with which a client tries `first` first, and the others after."""
     hosts = [first.hosts, *(member.hosts for member in ensemble.members if member is not first)]
     return ",".join(hosts), first_in(hosts)
 
@@ -48,7 +48,7 @@ async def connect(ensemble: ZooKeeperEnsemble, first: EnsembleMember) -> ZooKeep
 
 
 async def goes_on(zk: ZooKeeper, states: asyncio.Queue[SessionState], session: int) -> None:
-    """The session is the same, what it owns is there, and its watches are set."""
+    """Check that the session is the same, its ephemerals exist, and its watches are set."""
     if zk.state is not CONNECTED:
         await until(states, CONNECTED)
     assert (zk.session_id, zk.generation) == (session, 1)
@@ -56,7 +56,7 @@ async def goes_on(zk: ZooKeeper, states: asyncio.Queue[SessionState], session: i
 
 
 async def answered(call: Callable[[], Awaitable[T]]) -> T:
-    """Ask until somebody answers; an election may cut more than one connection."""
+    """Repeat a request until a member answers; an election may cut more than one connection."""
     while True:
         try:
             return await call()
@@ -138,7 +138,7 @@ async def test_without_a_quorum_nothing_is_answered_and_with_it_all_is_there(ens
 async def test_writes_while_the_leader_dies_are_done_once_or_told_as_unknown(
     kind: type[OurDriver] | type[KazooDriver], ensemble: ZooKeeperEnsemble
 ) -> None:
-    """The same script for both clients: sequential creates and compare-and-sets, the leader killed in the midst."""
+    """The same script for both clients: sequential creates and compare-and-sets, while the leader is killed."""
     driver: Driver = kind(ensemble.hosts, Shown(0))
     await driver.open()
     try:
@@ -174,7 +174,7 @@ async def test_writes_while_the_leader_dies_are_done_once_or_told_as_unknown(
 
 
 async def settled(driver: Driver) -> None:
-    """Return once somebody answers again."""
+    """Return once a member answers again."""
     while (await driver.exists("/"))[0] != "ok":
         await driver.settled()
 

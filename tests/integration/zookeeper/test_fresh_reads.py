@@ -1,7 +1,7 @@
-"""What is read to decide by shows all that was answered to anybody before, on whatever member of an ensemble.
+"""A read on which a decision depends shows every change that was answered before, on any member of an ensemble.
 
-Two witnesses: the simulation's server, one of whose members lags by as long as it is told to, and a real ensemble, one
-of whose followers was frozen while the others went on, and finds the question before it finds what it missed.
+Tested on the simulated server, one of whose members lags by a set time, and on a real ensemble, one of whose followers
+was frozen while the others went on, and receives the request before the changes it missed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Pair = tuple[ZooKeeperMetadata, ZooKeeperMetadata]
 
 @pytest.fixture
 async def pair() -> AsyncIterator[Pair]:
-    """Who writes, and who reads from a member that shows each change LAG_S late."""
+    """A writer, and a reader from a member that shows each change LAG_S late."""
     ahead = ZooKeeperServer()
     behind = ZooKeeperServer(ahead.ensemble)
     await ahead.start()
@@ -77,7 +77,7 @@ async def test_a_stream_is_read_as_it_stands(pair: Pair) -> None:
     writer, reader = pair
     last = await written(writer, FRESH, None)
     assert await seen(reader, KEY) == FRESH
-    for number in (1, 2):  # the segment list is kept between reads, and so is a number that comes again
+    for number in (1, 2):  # the segment list is kept between reads, and a number may be used again
         started = Segment(number=SegmentNumber(1), place=str(number), first_txid=Txid(1))
         last = await written(writer, replace(FRESH, owner=OWNER).with_segment(started), last.version)
         assert await seen(reader, KEY) == last.value
@@ -151,7 +151,7 @@ async def test_a_follower_that_was_frozen_does_not_answer_from_before(one_ensemb
                         value = replace(LEDGER, custom=(("app", b"%d %d" % (number, change)),))
                         last = await writer.compare_and_set(LEDGER_KEY, value, last.version)
                     reading = tasks.create_task(seen(reader, LEDGER_KEY), name="read")
-                    await asyncio.sleep(0)  # the question is on its way, and the follower still asleep
+                    await asyncio.sleep(0)  # the request is on its way, and the follower still frozen
                 finally:
                     follower.thaw()
             assert isinstance(last, Versioned)

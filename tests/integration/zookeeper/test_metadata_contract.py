@@ -1,4 +1,4 @@
-"""What every implementation of the metadata port promises: one suite, on a real ZooKeeper and in memory.
+"""The contract of the metadata port: one suite, on a real ZooKeeper and in memory.
 
 `pair` is two processes' views of one cluster (in memory one view serves as both).
 """
@@ -37,7 +37,7 @@ Pair = tuple[Metadata, Metadata]
 
 @pytest.fixture(params=["memory", pytest.param("zookeeper", marks=pytest.mark.zookeeper)])
 def hosts(request: pytest.FixtureRequest) -> str:
-    """ "" for memory. Not async: a fixture of the session cannot be set up from inside a loop."""
+    """The hosts string, empty for memory. Not async: a fixture of the session cannot be set up from inside a loop."""
     return str(request.getfixturevalue("zookeeper_hosts")) if request.param == "zookeeper" else ""
 
 
@@ -167,7 +167,7 @@ async def test_a_stream_lives_from_creation_to_deletion(pair: Pair) -> None:
 
 
 async def test_metadata_says_by_its_own_clock_when_it_changed_and_since_when_a_segment_is_complete(pair: Pair) -> None:
-    """Whatever the segment says of itself; a change of its place or its truncation is no completion."""
+    """Whatever the segment says of itself; a change of its location or its truncation is no completion."""
     one, two = pair
     begun_ms = unix_ms()
     created = await change(one, replace(FRESH, owner=OWNER), None)
@@ -189,7 +189,7 @@ async def test_metadata_says_by_its_own_clock_when_it_changed_and_since_when_a_s
 
 
 async def test_a_stream_made_again_takes_no_change_of_the_one_before(pair: Pair) -> None:
-    """Znode for znode the new one stands where the old one stood when its owner read it."""
+    """The znodes of the new stream equal those of the old one when its owner read them."""
     one, two = pair
     steps = [FRESH, replace(FRESH, owner=OWNER), replace(FRESH, owner=OWNER, allocated="17")]
     before: list[Versioned] = []
@@ -219,7 +219,7 @@ async def test_a_stream_is_deleted_by_one_change_and_what_is_left_is_removed_und
         assert gone.left.value.incarnation == incarnation
     late = owned.value.with_segment(started(2, "18"))
     assert await one.compare_and_set(KEY, late, owned.version) == Conflict()
-    assert await one.compare_and_set(KEY, FRESH, None) == Conflict()  # what is left must go first
+    assert await one.compare_and_set(KEY, FRESH, None) == Conflict()  # remains must be removed first
     await one.remove(KEY.stream, "another")
     assert await two.read(KEY) == gone
     await one.remove(KEY.stream, incarnation)
@@ -302,7 +302,7 @@ async def test_a_watcher_is_called_after_every_change_until_it_withdraws(pair: P
     await one.read(KEY)
 
     async def until(wanted: str) -> None:
-        """At least once is promised; a change may be told more than once."""
+        """A watch fires at least once for a change, and may fire more often."""
         async with asyncio.timeout(90):
             while await heard.get() != wanted:
                 pass

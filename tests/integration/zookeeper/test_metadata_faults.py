@@ -1,5 +1,5 @@
-"""Metadata when replies are lost, sessions expire and servers die: outcomes are told as unknown, claims and
-registrations are kept, and what was read stays right."""
+"""Metadata when replies are lost, sessions expire and servers die: such writes are reported as unknown, claims and
+registrations are kept, and values that were read stay right."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_an_unheard_claim_is_known_by_its_nonce_and_released_like_any(zook
     ):
         stream = await metadata.compare_and_set(KEY, StreamMetadata(name=KEY.stream), None)
         assert isinstance(stream, Versioned)
-        toxic.silence_after = b"member_"  # the lock members are listed; it is the multi that goes unanswered
+        toxic.silence_after = b"member_"  # the lock members are listed; the multi gets no answer
         await unheard(toxic, metadata, KEY, replace(stream.value, owner=OWNER), stream.version)
         assert len((await other.children(f"{R}/lock"))[0]) == 1
         found = await seen(metadata, KEY)
@@ -147,7 +147,7 @@ async def test_a_stream_taken_by_another_meanwhile_is_not_shown_as_ours(zookeepe
 
 async def test_a_registration_left_by_our_dead_predecessor_is_taken_over(zookeeper_hosts: str) -> None:
     async with await ZooKeeperMetadata.connect(zookeeper_hosts, NAMESPACE) as dead:
-        await dead.register_bookie(BOOKIE)  # its session lives on for now, as after a kill -9
+        await dead.register_bookie(BOOKIE)  # its session lasts for now, as after a kill -9
         async with await ZooKeeperMetadata.connect(zookeeper_hosts, NAMESPACE) as metadata:
             await metadata.register_bookie(BOOKIE)
             stat = await metadata.zookeeper.exists("/ledgers/available/b1")

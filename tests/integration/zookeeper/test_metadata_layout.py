@@ -1,4 +1,4 @@
-"""What lies in ZooKeeper after we wrote it, read by another client (kazoo), byte by byte as Java documents it."""
+"""What dlog writes into ZooKeeper, read by another client (kazoo), byte by byte as Java documents it."""
 
 from __future__ import annotations
 
@@ -145,7 +145,8 @@ async def test_ids_come_from_the_sequence_and_from_the_long_one_when_it_is_there
 
 async def test_an_id_that_nobody_waited_for_leaves_no_znode(metadata: ZooKeeperMetadata, kazoo: KazooClient) -> None:
     async def cancelled(answers: int, ahead: int) -> None:
-        """answers: that the session gets meanwhile; one before the first znode is made, or two where parents miss."""
+        """answers: answers that the session gets meanwhile; one before the first znode is created, or two where parents
+        are missing."""
         async with asyncio.TaskGroup() as group:
             call = group.create_task(metadata.new_ledger_id(ahead=ahead), name="new id")
             for _ in range(answers):
@@ -332,7 +333,8 @@ async def test_a_change_behind_our_back_to_one_segment_is_seen(metadata: ZooKeep
 
 
 async def test_truncating_many_segments_is_one_small_change(metadata: ZooKeeperMetadata, kazoo: KazooClient) -> None:
-    """More than one multi could mark. The trim point lies with the owner; Java is told of it portion by portion."""
+    """More than one multi could mark. The truncation point is stored with the owner; the segments that Java reads are
+    marked in portions."""
     await written(metadata, StreamMetadata(name=KEY.stream, owner=OWNER), None)
     read = await metadata.read(KEY)
     for first in range(1, 12_000, 2000):
@@ -398,7 +400,7 @@ def parse(kazoo: KazooClient, number: int) -> Segment:
 async def test_segments_that_java_truncated_may_not_be_read_and_one_in_progress_may(
     metadata: ZooKeeperMetadata, kazoo: KazooClient
 ) -> None:
-    """Java marks each segment, up to the last one too, and keeps no trim point."""
+    """Java marks each segment, up to the last one too, and keeps no truncation point."""
     done = Segment(
         number=SegmentNumber(1), place="9", first_txid=Txid(0), completed=True, truncation=Truncation.TRUNCATED
     )

@@ -1,12 +1,12 @@
-"""The models of metadata against real ZooKeeper: one random script, and what comes of each step must be the same.
+"""Compares the models of metadata with real ZooKeeper: for one random script each step must have the same outcome.
 
-The script is drawn from a seed alone: creates, compare-and-sets with the right version and with old ones, those of
-earlier lives of a stream too (the id of a ledger comes only once), claims, changes of the segment list, deletions,
-lists and reads, by two clients in turn. Versions are opaque, so they are compared by what they do: which of all that
-were ever given still lets a write through.
+The script is drawn from a seed alone: creates, compare-and-sets with the right version and with old ones, also of
+earlier incarnations of a stream (the id of a ledger is used only once), claims, changes of the segment list, deletions,
+lists and reads, by two clients in turn. Versions are opaque, so they are compared by their effect: which of all
+versions ever given still lets a write through.
 
-What is compared: ZooKeeperMetadata on a real server, MemoryMetadata, and the versioned map that the simulation's worlds
-are built on (tests/simulation/storage.py).
+Compared are ZooKeeperMetadata on a real server, MemoryMetadata, and the versioned map of the simulated worlds
+(tests/simulation/storage.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STEPS = 150
 
 
 class MapOfWorlds:
-    """The simulation's versioned map, asked as a Metadata is. Nothing in a world deletes a key, so it cannot here."""
+    """The simulation's versioned map as a Metadata. Worlds never delete a key, so it cannot here."""
 
     def __init__(self) -> None:
         self.model = MetadataModel()
@@ -50,11 +50,11 @@ class MapOfWorlds:
         return self.model.compare_and_set(key, value, version)
 
 
-Step = tuple[str, int, Key, Any, int]  # what, by which client, key, how to change the value, which version
+Step = tuple[str, int, Key, Any, int]  # operation, client number, key, change of the value, version number
 
 
 def script(seed: int, *, deletes: bool) -> list[Step]:
-    """Steps as values: nothing in it depends on what a store answers."""
+    """Steps as values: they do not depend on the answers of a store."""
     rng = random.Random(f"metadata/{seed}")
     kinds = ["create", "change", "change", "change", "stale", "blind", "read"] + (["delete", "list"] if deletes else [])
     steps: list[Step] = []
@@ -74,7 +74,7 @@ def fresh(key: Key) -> Any:
 
 
 def changed(value: Any, draw: tuple[float, int]) -> Any:
-    """Another value that may follow this one: a claim, a new segment, an end, a truncation; a change of ensemble."""
+    """A value that may follow this one: a claim, a new segment, an end, a truncation; a change of ensemble."""
     chance, number = draw
     if isinstance(value, LedgerMetadata):
         if value.is_closed or chance < 0.2:
@@ -119,8 +119,8 @@ def changed(value: Any, draw: tuple[float, int]) -> Any:
 
 
 async def play(clients: list[Any], steps: list[Step]) -> list[Any]:
-    """Perform a script; what came of each step. Whoever writes has made the value from that of the version it names."""
-    given: dict[Key, list[Versioned]] = {}  # every version that was ever given of a key
+    """Perform a script; returns the outcome of each step. A write makes its value from that of the version it names."""
+    given: dict[Key, list[Versioned]] = {}  # every version that was ever given for a key
     said: list[Any] = []
 
     def told(key: Key, outcome: Outcome) -> Any:
@@ -201,7 +201,7 @@ async def test_the_models_say_what_zookeeper_says(zookeeper_hosts: str) -> None:
 
 
 async def test_a_script_meets_every_outcome() -> None:
-    """What the comparison is worth: conflicts, absences and successes all come, on streams and ledgers."""
+    """Shows that the comparison covers conflicts, absences and successes, on streams and ledgers."""
     met: set[Any] = set()
     for seed in range(6):
         memory = MemoryMetadata()

@@ -1,7 +1,8 @@
-"""The ZooKeeper server of the simulation against the real one: the same seeded script, the same answers and events.
+"""Compares the simulated ZooKeeper server with the real one: the same seeded script, the same answers and events.
 
-Three clients drive both: a raw one (every byte of every reply, zxids and versions included), ours, and kazoo. What two
-servers cannot share is taken out: times, session ids, the order of children and of what one session's end deletes.
+Three clients drive both: a raw one (every byte of every reply, zxids and versions included), dlog's, and kazoo. What
+two servers cannot have in common is left out: times, session ids, the order of children and of deletions at a session's
+end.
 """
 
 from __future__ import annotations
@@ -53,19 +54,19 @@ async def model_server() -> AsyncIterator[str]:
 
 
 class RawScript:
-    """A seeded script over raw sessions. It chooses from what it was answered, so equal answers make equal scripts."""
+    """A seeded script over raw sessions. It chooses by the answers it gets, so equal answers make equal scripts."""
 
     def __init__(self, hosts: str, seed: int) -> None:
         self._hosts = hosts
         self._rng = random.Random(seed)
         self._ids = SessionIds()
         self._sessions = [RawSession(self._ids) for _ in range(SESSIONS)]
-        self._numbered: list[str] = []  # sequential znodes made
+        self._numbered: list[str] = []  # sequential znodes created
         self._zxid = 0
         self.told: list[Any] = []
 
     async def run(self, count: int) -> list[Any]:
-        """What happened at each step: what was asked, answered, and heard by each session."""
+        """The record of each step: the request, the answer, and the events of each session."""
         for session in self._sessions:
             self.told.append(await session.attach(self._hosts))
         steps = self._steps()
@@ -212,7 +213,7 @@ class RawScript:
         return None, (answer, await session.attach(self._hosts))
 
     async def _expire(self, session: RawSession) -> tuple[Any, Any]:
-        """Its end comes from elsewhere: the server closes its connection and forgets it."""
+        """End a session from outside: the server closes its connection and drops it."""
         other = RawSession(self._ids)
         other.session_id, other.password = session.session_id, session.password
         answers = [await other.attach(self._hosts, fresh=False)]
@@ -226,8 +227,8 @@ class RawScript:
         return None, await session.attach(self._hosts, fresh=False, last_zxid=self._zxid)
 
     async def _refused(self, session: RawSession) -> tuple[Any, Any]:
-        """A wrong password (which displaces the owner all the same), a client that has seen the future, a scheme that
-        nobody knows."""
+        """A wrong password (which displaces the session's connection all the same), a client that has seen a higher
+        zxid, an unknown scheme."""
         wrong, future, stranger = RawSession(self._ids), RawSession(self._ids), RawSession(self._ids)
         wrong.session_id, wrong.password = session.session_id, b"x" * 16
         answers = [
@@ -248,8 +249,8 @@ class RawScript:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_raw_requests_are_answered_as_the_real_server_answers_them(seed: int, tmp_path: Path) -> None:
-    """A session that is taken over by another connection and closed in the same moment is closed by the real server in
-    one of two ways, as its threads happen to run: what differs must differ with each of three servers."""
+    """If another connection takes a session over and closes it at once, the real server closes the first one in one of
+    two ways, depending on its threads: a difference counts only if it occurs with each of three servers."""
     async with model_server() as hosts:
         modelled = await RawScript(hosts, seed).run(600)
     differences = []
@@ -269,7 +270,7 @@ async def test_raw_requests_are_answered_as_the_real_server_answers_them(seed: i
 
 
 async def expiry_by_silence(hosts: str) -> list[Any]:
-    """A session that falls silent, seen by one that watches what it owned."""
+    """A session that becomes silent, observed by one that watches its ephemerals."""
     ids = SessionIds()
     silent, watching = RawSession(ids), RawSession(ids)
     told = [await watching.attach(hosts, timeout_ms=4000), await silent.attach(hosts, timeout_ms=10)]
@@ -303,7 +304,7 @@ async def test_a_silent_session_ends_as_the_real_server_ends_it(own_zookeeper: E
 
 
 async def survival(server: EmbeddedZooKeeper | ZooKeeperServer, restart: Callable[[], Awaitable[None]]) -> list[Any]:
-    """What a crash leaves: everything that was answered, and the sessions."""
+    """The state after a crash: everything that was answered, and the sessions."""
     ids = SessionIds()
     session, other = RawSession(ids), RawSession(ids)
     told = [await session.attach(server.hosts), await other.attach(server.hosts)]
@@ -344,7 +345,7 @@ async def test_what_a_crash_leaves_is_what_the_real_server_leaves(own_zookeeper:
 
 
 async def watching_the_forbidden(hosts: str) -> list[Any]:
-    """Watches set by somebody who may not read what is made there."""
+    """Watches of a client that may not read what is created there."""
     ids = SessionIds()
     owner, stranger, friend = (RawSession(ids) for _ in range(3))
     told = [await each.attach(hosts) for each in (owner, stranger, friend)]

@@ -1,4 +1,4 @@
-"""What the session layer does when all is well, on a real server."""
+"""Tests the session layer without faults, on a real server."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_many_reads_come_back_in_order_with_none_for_what_is_absent(zookee
 
 
 async def test_znodes_as_large_as_they_may_be_are_read_together(zookeeper_hosts: str) -> None:
-    """Together they exceed what is taken as one reply. What others ask on the same connection is answered."""
+    """Together they exceed the limit of one reply. Other requests on the same connection are answered."""
     data = bytes(REQUEST_BYTES_MAX - 1000)
     async with await ZooKeeper.connect(zookeeper_hosts, session_timeout_s=30.0) as zk:
         for number in range(35):
@@ -96,7 +96,7 @@ async def test_znodes_as_large_as_they_may_be_are_read_together(zookeeper_hosts:
         assert [found is not None and found[0] == data for found in reading.result()] == [True] * 35
         assert all(other.result() is not None for other in others)
         for number in range(35):
-            await zk.delete(f"/{number}", ANY_VERSION)  # the server of all tests has a small heap
+            await zk.delete(f"/{number}", ANY_VERSION)  # the shared server has a small heap
 
 
 async def test_a_subscription_hears_every_kind_of_change_and_outlives_each_event(zookeeper_hosts: str) -> None:
@@ -110,7 +110,7 @@ async def test_a_subscription_hears_every_kind_of_change_and_outlives_each_event
         await zk.exists("/w")
         await other.set("/w", b"1", ANY_VERSION)
         assert await heard.get() == "data"
-        await zk.exists("/w")  # what is asked after an event is answered after the watch is set again
+        await zk.exists("/w")  # a request made after an event is answered after the watch is set again
         await other.create("/w/x")
         assert await heard.get() == "children"
         await zk.exists("/w")

@@ -1,7 +1,7 @@
-"""What the session layer does when the network, the server or the session goes away; each on a real server, and on a
+"""Tests the session layer when the network, the server or the session is lost; each test on a real server, and on a
 follower of a real ensemble of three.
 
-Every one of these hangs, duplicates a write or is found out late with aiozk's own session.
+In each of these cases aiozk's own session hangs, duplicates a write or notices too late.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ CONNECTED, SUSPENDED, LOST = SessionState.CONNECTED, SessionState.SUSPENDED, Ses
 async def zookeeper_hosts(
     request: pytest.FixtureRequest, zookeeper: EmbeddedZooKeeper, one_ensemble: ZooKeeperEnsemble
 ) -> str:
-    """As everywhere, a chroot of this test's own: on the one server, and on a follower of three, where sessions are the
-    leader's to end and every write goes through it."""
+    """A chroot of this test's own: on the one server, and on a follower of three, where the leader ends sessions and
+    every write goes through it."""
     server = zookeeper if request.param == "server" else await one_ensemble.follower()
     chroot = f"/{uuid.uuid4().hex}"
     async with await ZooKeeper.connect(server.hosts) as client:
@@ -54,7 +54,7 @@ def states_of(zk: ZooKeeper) -> asyncio.Queue[SessionState]:
 
 
 async def until(states: asyncio.Queue[SessionState], wanted: SessionState) -> list[SessionState]:
-    """What was told up to and including `wanted`."""
+    """The watches that fired, up to and including `wanted`."""
     told: list[SessionState] = []
     async with asyncio.timeout(90):
         while not told or told[-1] is not wanted:
@@ -63,7 +63,7 @@ async def until(states: asyncio.Queue[SessionState], wanted: SessionState) -> li
 
 
 def first_in(hosts: list[str]) -> random.Random:
-    """A generator with which a client tries hosts[0] first."""
+    """A random generator with which a client tries hosts[0] first."""
     for seed in range(1000):
         zk = ZooKeeper(",".join(hosts), rng=random.Random(seed))
         if zk._hosts[0] == ZooKeeper(hosts[0])._hosts[0]:
@@ -72,8 +72,9 @@ def first_in(hosts: list[str]) -> random.Random:
 
 
 async def end_session(hosts: str, zk: ZooKeeper) -> None:
-    """Close the session of `zk` behind its back, as its expiry would. `zk` may come between request and reply, and a
-    member of an ensemble may end the connection with the session: it is over when nobody can attach to it."""
+    """Close the session of `zk` from outside, as its expiry would. `zk` may reconnect between request and reply, and a
+    member of an ensemble may end the connection with the session: the session has ended when no connection can attach
+    to it."""
     host, _, port = hosts.partition("/")[0].rpartition(":")
     loop = asyncio.get_running_loop()
     from aiozk import protocol
@@ -156,8 +157,8 @@ async def test_a_frame_cut_in_the_middle_is_a_loss_and_one_reconnect(zookeeper_h
 
 
 async def test_the_event_loop_stalls_while_a_frame_is_cut_in_the_middle(zookeeper_hosts: str) -> None:
-    """Half a reply has come, then the end of the connection, and nobody could look at either for longer than the
-    session lasts: the call is lost at once, and the session is given up before anybody may rely on it again."""
+    """Half a reply arrived, then the end of the connection, and the loop handled neither for longer than the session
+    lasts: the call is lost at once, and the session is given up before any code may rely on it again."""
     loop = asyncio.get_running_loop()
     async with Toxic(zookeeper_hosts) as toxic, await ZooKeeper.connect(toxic.hosts, session_timeout_s=1.0) as zk:
         await zk.create("/big", bytes(100_000))
@@ -278,7 +279,7 @@ async def test_an_expired_session_is_lost_and_another_begun(zookeeper_hosts: str
         zk.watch_data("/none", lambda: woken.put_nowait("data"))
         await zk.exists("/none")
         port = toxic.port
-        toxic.refuse()  # or it takes its session back in the midst of the end
+        toxic.refuse()  # otherwise it attaches to its session again while that ends
         await end_session(zookeeper_hosts, zk)
         await toxic.listen(port)
         assert await until(states, CONNECTED) == [SUSPENDED, LOST, CONNECTED]
@@ -396,7 +397,7 @@ async def test_a_connection_cut_while_watches_are_set_again_is_tried_again(zooke
         zk.watch_data("/w", lambda: heard.put_nowait("/w"))
         await zk.exists("/")
         states = states_of(zk)
-        toxic.cut_in_request_after = 60  # the handshake passes, what follows it does not
+        toxic.cut_in_request_after = 60  # the handshake passes, later requests do not
         toxic.cut()
         assert await until(states, CONNECTED) == [SUSPENDED, CONNECTED]
         assert await until(states, CONNECTED) == [SUSPENDED, CONNECTED]

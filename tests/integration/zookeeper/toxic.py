@@ -1,4 +1,4 @@
-"""A TCP relay between a client and a ZooKeeper server that a test can make misbehave."""
+"""A TCP relay between a client and a ZooKeeper server that performs faults on request."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Toxic:
         self._server: asyncio.Server | None = None
         self._tasks = asyncio.TaskGroup()
         self._links: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
-        self.silence_replies = False  # swallow what the server says
-        self.silence_after: bytes | None = None  # do so from the request on that holds these bytes
-        self.cut_in_reply_after: int | None = None  # forward so many bytes of what the server says, then FIN
-        self.on_cut_reply: Callable[[], object] = lambda: None  # called when that has left
-        self.cut_in_request_after: int | None = None  # forward so many bytes of what the client says, then RST
+        self.silence_replies = False  # drop the server's bytes
+        self.silence_after: bytes | None = None  # do so from the request on that contains these bytes
+        self.cut_in_reply_after: int | None = None  # forward so many of the server's bytes, then FIN
+        self.on_cut_reply: Callable[[], object] = lambda: None  # called when those have been sent
+        self.cut_in_request_after: int | None = None  # forward so many of the client's bytes, then RST
         self.accepted = 0
         self._cuts = 0
-        self.silenced = asyncio.Event()  # a reply has been swallowed
+        self.silenced = asyncio.Event()  # a reply has been dropped
 
     @property
     def hosts(self) -> str:
@@ -61,12 +61,12 @@ class Toxic:
         return port
 
     def refuse(self) -> None:
-        """Take no more connections (refused at once)."""
+        """Accept no more connections (refused at once)."""
         if self._server:
             self._server.close()
 
     def cut(self, *, reset: bool = True) -> None:
-        """End every connection, by RST or by FIN; also one that is only on its way to the server."""
+        """End every connection, by RST or by FIN; also one whose link to the server is not open yet."""
         self._cuts += 1
         for pair in list(self._links):
             for writer in pair:
@@ -80,7 +80,7 @@ class Toxic:
         except OSError:
             _end(writer, True)
             return
-        if cuts != self._cuts or not self._serves:  # cut or refused since it was taken
+        if cuts != self._cuts or not self._serves:  # cut or refused since it was accepted
             _end(writer, True)
             _end(up_writer, True)
             return

@@ -1,4 +1,4 @@
-// The Java BookKeeper client, on its v2 wire unless v3 is asked for: what a test may have it do with ledgers.
+// The Java BookKeeper client, on its v2 wire unless v3 is requested: the commands for ledgers.
 import com.fasterxml.jackson.databind.JsonNode;
 import java.util.ArrayList;
 import java.util.Enumeration;
@@ -42,7 +42,7 @@ final class Ledgers {
             conf.setMetadataServiceUri(uri);
             conf.setUseV2WireProtocol(!v3);
             conf.setZkTimeout(10000);
-            conf.setAddEntryTimeout(20); // a busy machine is no dead bookie
+            conf.setAddEntryTimeout(20); // a slow answer on a busy machine does not mean a dead bookie
             conf.setReadEntryTimeout(20);
             conf.setNumIOThreads(2);
             conf.setNumWorkerThreads(2);
@@ -78,7 +78,7 @@ final class Ledgers {
         return Peer.map("handle", keep(made), "ledger", made.getId());
     }
 
-    // recover: fences and closes; otherwise a reader that leaves the writer alone.
+    // recover: fences and closes; otherwise a reader that does not disturb the writer.
     private Object open(JsonNode a) throws Exception {
         long id = a.get("ledger").asLong();
         LedgerHandle found = a.path("recover").asBoolean()
@@ -88,7 +88,7 @@ final class Ledgers {
             "length", found.getLength());
     }
 
-    // All at once; per entry its id, or the client's error code.
+    // Adds all entries at once; returns for each its id, or the client's error code.
     private Object add(JsonNode a) throws Exception {
         LedgerHandle ledger = handle(a);
         List<CompletableFuture<Long>> waiting = new ArrayList<>();
@@ -114,7 +114,7 @@ final class Ledgers {
         return told;
     }
 
-    // how: plain, unconfirmed (above the LAC too), batch (one request for several, v2 only).
+    // how: plain, unconfirmed (above the LAC too), batch (one request for several entries, v2 only).
     private Object read(JsonNode a) throws Exception {
         LedgerHandle ledger = handle(a);
         long first = a.get("first").asLong();

@@ -1,4 +1,4 @@
-// The Java DistributedLog library: what a test may have it do with streams. Positions are [segment, entry, slot].
+// The Java DistributedLog library: the commands for streams. Positions are [segment, entry, slot].
 import com.fasterxml.jackson.databind.JsonNode;
 import java.net.URI;
 import java.nio.ByteBuffer;
@@ -34,7 +34,7 @@ final class Logs {
     private static final class Reader {
         DistributedLogManager log;
         AsyncLogReader reader;
-        CompletableFuture<LogRecordWithDLSN> asked; // a question that outlived its command
+        CompletableFuture<LogRecordWithDLSN> asked; // a request that outlived its command
     }
 
     private final Map<String, Namespace> namespaces = new ConcurrentHashMap<>();
@@ -68,7 +68,7 @@ final class Logs {
             conf.setNumWorkerThreads(2);
             conf.setBKClientNumberIOThreads(2);
             conf.setBKClientNumberWorkerThreads(2);
-            conf.setBKClientReadTimeout(20); // a busy machine is no dead bookie
+            conf.setBKClientReadTimeout(20); // a slow answer on a busy machine does not mean a dead bookie
             conf.setBKClientWriteTimeout(20);
             conf.setZKSessionTimeoutSeconds(10);
             conf.setBKClientZKSessionTimeout(10);
@@ -112,7 +112,7 @@ final class Logs {
                     "truncation", segment.getTruncationStatus().name(), "min", told(segment.getMinActiveDLSN())));
             }
             Map<String, Object> found = Peer.map("segments", segments);
-            if (a.path("records").asBoolean()) { // these look into the segments; an empty log is an error to them
+            if (a.path("records").asBoolean()) { // these calls read the segments; an empty log is an error for them
                 found.put("sealed", log.isEndOfStreamMarked());
                 found.put("count", log.getLogRecordCount());
                 found.put("last", told(log.getLastDLSN()));
@@ -146,7 +146,7 @@ final class Logs {
         return writers.get(a.get("handle").asInt());
     }
 
-    // All at once; per record its place, or what refused it. records: [[txid, payload], ...]
+    // Writes all records at once; returns for each its position or the error. records: [[txid, payload], ...]
     private Object write(JsonNode a) throws Exception {
         AsyncLogWriter writer = writer(a).writer;
         List<CompletableFuture<DLSN>> waiting = new ArrayList<>();
@@ -168,7 +168,7 @@ final class Logs {
         return found;
     }
 
-    // One record set; the places of its records as the Java library counts them.
+    // Writes one record set; returns the positions of its records as the Java library counts them.
     private Object writeSet(JsonNode a) throws Exception {
         CompressionCodec.Type codec = CompressionCodec.Type.valueOf(a.path("codec").asText("NONE"));
         LogRecordSet.Writer set = LogRecordSet.newWriter(1 << 16, codec);
@@ -193,7 +193,7 @@ final class Logs {
         return writer(a).writer.markEndOfStream().get();
     }
 
-    // Completes the segment, gives the lock back.
+    // Completes the segment and releases the lock.
     private Object closeWriter(JsonNode a) throws Exception {
         Writer gone = writers.remove(a.get("handle").asInt());
         gone.writer.asyncClose().get();
@@ -201,7 +201,7 @@ final class Logs {
         return null;
     }
 
-    // Leaves the segment in progress, as a writer that dies; gives the lock back.
+    // Leaves the segment in progress, as a writer that dies; releases the lock.
     private Object abortWriter(JsonNode a) throws Exception {
         Writer gone = writers.remove(a.get("handle").asInt());
         gone.writer.asyncAbort().get();
@@ -224,7 +224,7 @@ final class Logs {
         return name;
     }
 
-    // Up to `count` records; fewer when the stream ended (`ended`), or when none came for `ms`.
+    // Reads up to `count` records; fewer when the stream ended (`ended`), or when none came for `ms`.
     private Object readNext(JsonNode a) throws Exception {
         Reader reader = readers.get(a.get("handle").asInt());
         List<Object> records = new ArrayList<>();

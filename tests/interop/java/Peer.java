@@ -1,8 +1,9 @@
 // Apache BookKeeper's and DistributedLog's Java clients as a peer of tests: one process for many commands.
 //   java -cp 'CLASSES:LIB/*' Peer
-// Each line of standard input is a JSON object {"id": n, "do": "room.command", ...}; each line of standard output answers
-// one: {"id": n, "result": ...} or {"id": n, "error": {"kind": ..., "code": ..., "message": ...}}. Commands run side by
-// side, so answers come in any order. Ends when its input does, by halt: a live client's threads keep the JVM for ever.
+// Each line of standard input is a JSON object {"id": n, "do": "group.command", ...}; each line of standard output
+// answers one: {"id": n, "result": ...} or {"id": n, "error": {"kind": ..., "code": ..., "message": ...}}. Commands run
+// concurrently, so answers come in any order. The process ends with its input, by halt: threads of an open client would
+// keep the JVM running.
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import java.io.BufferedReader;
@@ -29,7 +30,7 @@ public final class Peer {
 
     public static void main(String[] args) throws Exception {
         PrintStream out = new PrintStream(System.out, false, "UTF-8");
-        System.setOut(System.err); // what libraries print is no answer
+        System.setOut(System.err); // output of libraries is not an answer
         ObjectMapper json = new ObjectMapper();
         Map<String, Command> commands = new HashMap<>();
         new Ledgers().register(commands);

@@ -1,7 +1,7 @@
-"""Planted defects: a property without a mutant is a hope.
+"""Planted defects: a check is proved by a defect that it catches.
 
-A mutant is a machine with one method edited in its source: the text that is replaced must be there exactly once, so a
-mutant whose defect no longer fits the code fails loudly instead of proving nothing.
+A mutant is a machine with one method edited in its source. The text that is replaced must occur exactly once, so a
+mutant whose defect no longer fits the code fails instead of proving nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def edited(cls: type, *edits: tuple[str, str, str]) -> type:
 
 @contextlib.contextmanager
 def planting(pairs: Iterable[tuple[type, type]]) -> Iterator[None]:
-    """Let classes have the methods of their mutants; the machines are made of many parts."""
+    """Replace methods of these classes by those of their mutants while this is entered; machines are made of many
+    parts."""
     saved = [(cls, name, vars(cls)[name]) for cls, mutant in pairs for name in vars(mutant) if name in vars(cls)]
     try:
         for cls, mutant in pairs:

@@ -1,6 +1,7 @@
-"""Mutants of a stream's source on a read proxy: what it keeps, what it believes, what it forgets.
+"""Mutants of a stream's source on a read proxy.
 
-Each is a defect that a cache invites: it believes an old word, keeps what is gone, or tells an end that is none.
+Each is a defect that is typical of a cache: it accepts an old message, keeps deleted data, or reports an end that is
+none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Mutants of the ledger machines and of the bookie they talk to, with the invariant that must catch each.
+"""Mutants of the ledger machines and of the bookies they talk to, with the invariant that must catch each.
 
-`mute` switches off the checks that look at the evidence of a recovery (L8), where a mutant must also be caught by what
-it does to the history.
+`mute` switches off the checks of a recovery's evidence (L8), where a mutant must also be caught by its effect on the
+history.
 """
 
 from __future__ import annotations
@@ -468,7 +468,7 @@ FINDERS = (
     ),
 )
 
-# Too rare for a search: by the plan that found it (test_ledger.py).
+# Too rare for a search: run with the plan that found it (test_ledger.py).
 WHO_DENIED = Mutant(
     name="who denied an entry counts, whether it is one of its bookies or not",
     invariants=("L5",),

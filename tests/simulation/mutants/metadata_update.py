@@ -1,5 +1,6 @@
-"""Defects of the compare-and-set loop, as edits of `handle`: planted in ledger writers, in stream owners, and in the
-loop alone (tests/unit/test_metadata_update.py).
+"""Defects of the compare-and-set loop, as edits of `handle`.
+
+They are planted in ledger writers, in stream owners, and in the loop alone (tests/unit/test_metadata_update.py).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ Edit = tuple[str, str, str]
 
 
 def _before_a_refusal(case: str, *lines: str) -> Edit:
-    """One more case of the outcomes."""
+    """Insert one more case of the outcomes."""
     first = "case Refused() if self.wrote:"
     text = "".join(f"            {line}\n" for line in lines)
     return ("handle", first, f"case {case}:\n{text}        {first}")

@@ -1,7 +1,7 @@
 """Mutants of the machines that own and read a stream, with the invariant that must catch each.
 
-`mute` switches off the checks that look at the order of a take-over (T4, S6), where a mutant must also be caught by
-what it does to the history.
+`mute` switches off the checks of the order of a take-over (T4, S6), where a mutant must also be caught by its effect on
+the history.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ DOES_NOT_FENCE = (
 )
 HISTORY = {"T1", "T2", "T5", "T6", "S2", "S3", "S4", "S5", "S6", "S8", "S9", "S10", "S14", "S15"}
 
-#: A producer's generations are strangers to one another.
+#: The generations of a producer are not recognised as one producer.
 UNRELATED = (
     (Producer, edited(Producer, ("__init__", "id[:NAME_BYTES]", "id"))),
     (
@@ -289,7 +289,7 @@ WRITING = (
                 "self._append(pending, out)",
                 "self._append(pending, out)\n        self._written(self._inflight.pop(), out)",
             ),
-            mute=("T6",),  # which sees it first
+            mute=("T6",),  # its check finds the defect first
         ),
     ),
     Mutant(
@@ -749,7 +749,7 @@ _COMPLETED = "max(segment.completed_unix_ms, segment.metadata_unix_ms)"
 
 
 def _by_clock(now: str, completed: str) -> dict[str, Any]:
-    """A segment's age is told by these two."""
+    """A segment's age is computed from these two expressions."""
     return {
         "planted": (
             (RetentionChecker, edited(RetentionChecker, _ALWAYS, ("judge", _AGE, f"Expire({now})"))),

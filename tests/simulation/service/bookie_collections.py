@@ -1,14 +1,16 @@
-"""What bookies delete of their own accord, and what they still hold: garbage collection in a simulated cluster.
+"""Checks garbage collection on the bookies of a simulated cluster: what they delete, and what they still store.
 
-On in plans with `collecting` (options of the bookies); elsewhere nothing here runs.
+On in plans with `collecting` (options of the bookies); in other plans nothing here runs. To bury a ledger is to write
+down on the bookie's disk that the ledger is gone.
 
 Invariants:
-- J12: a bookie buries a ledger only if the ledger's metadata was deleted and names nothing of that id now. What it
-  buried stays buried, also after a crash, and takes no add.
-- J1, J2, J3 (judged at the end, from the disks): what was not buried lost no acknowledged entry, no fence that was
-  answered, and no master key.
+- J12: a bookie buries a ledger only if the ledger's metadata was deleted and no metadata has that ledger id now. A
+  buried ledger stays buried, also after a crash, and accepts no add.
+- J1, J2, J3 (checked at the end, from the disks): of a ledger that is not buried, no acknowledged entry, no answered
+  fence and no master key is lost.
 - V5: a ledger that is deleted after the faults is buried on every bookie that held it; in a plan without faults every
-  deleted ledger is. Then no entry log is left of which too little lives, and no index that is mostly dead.
+  deleted ledger is. Afterwards there is no entry log with too small a share of live entries, and no index that is
+  mostly of deleted ledgers.
 """
 
 from __future__ import annotations
@@ -37,10 +39,10 @@ if TYPE_CHECKING:
     from dlog.client.client import Client
     from tests.simulation.service.world import World
 
-SEEN_S = 1.0  # a ledger that was held for less may have been deleted before its metadata was read: it may stay
+SEEN_S = 1.0  # a ledger that was held for less may have been deleted before the bookie read its metadata: it may stay
 BURIED_S = 30.0  # until a ledger that is deleted at rest is buried everywhere
 FREED_S = 90  # until its space is freed; compaction is slow in some plans
-RESTORED_S = 1.0  # a burial may be on its way for so long when metadata goes back
+RESTORED_S = 1.0  # after metadata was restored, a burial that began before may end within this time
 STREAM, BACKED_UP = "deleted-last", "backed-up"
 STEPS = ("bury", "free", "compact")  # marks for faults: "<bookie>.<step>"
 _FENCED = (Code.OK, Code.NO_ENTRY, Code.NO_LEDGER)  # answers that say that the fence is durable
@@ -54,11 +56,11 @@ class Collections:
         self._options: dict[str, Any] = world.plan.config.get("collecting", {})
         self._look_s: float = self._options.get("gc_look_s", 0.0)
         self._rng = random.Random(f"{world.plan.seed}/collections")
-        self._lawful: dict[str, set[int]] = {}  # by bookie: ledgers whose burial began, rightly
+        self._lawful: dict[str, set[int]] = {}  # by bookie: ledgers whose burial began while J12 allowed it
         self._buried: dict[str, set[int]] = {}  # by bookie: ledgers whose burial is on its disk
         self._fenced: dict[str, set[int]] = {}
         self._held: dict[tuple[str, int], int] = {}  # (bookie, ledger) -> when the first entry was acknowledged
-        self._deleted: dict[LedgerId, int] = {}  # when its metadata was deleted, in ns, in any history of metadata
+        self._deleted: dict[LedgerId, int] = {}  # when its metadata was deleted, in ns, before or after a restore
         self._restored_ns: int | None = None
         self._directories: dict[tuple[str, str], LedgerDir] = {}  # (bookie, path): of the process that collected last
 
@@ -68,7 +70,7 @@ class Collections:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """While this lasts, collections of production code are seen."""
+        """Replace methods of production code, while this context is entered, so that every collection is observed."""
         if not self.is_on:
             yield
             return
@@ -115,24 +117,24 @@ class Collections:
             yield
 
     def deleted(self, ledger: LedgerId) -> None:
-        """Its metadata was deleted just now."""
+        """Note that the ledger's metadata was deleted just now."""
         self._deleted[ledger] = self._world.loop.now
 
     def restored(self) -> None:
-        """ZooKeeper was restored from a backup just now."""
+        """Note that ZooKeeper was restored from a backup just now."""
         self._restored_ns = self._world.loop.now
 
     # ---- before the faults -------------------------------------------------------------------------------------------
 
     async def live_before_backup(self, _: Process) -> None:
-        """Bookies have ledgers that a backup of metadata names, and may have written their first marks."""
+        """Give bookies ledgers that a backup of metadata names, and in some seeds time to write their first marks."""
         async with workload.connect(self._world.work) as client:
             await self._fill(client, BACKED_UP)
             await asyncio.sleep(self._rng.choice((0.0, self._look_s, 4 * self._look_s)))
 
     async def live_after_backup(self, client: Client) -> None:
-        """What was written since the backup is seen, or read and not seen yet; a stream that the backup names may be
-        deleted."""
+        """Let bookies collect after the backup was taken. They may or may not have seen a ledger written since, and a
+        stream that the backup names may be deleted."""
         if self._rng.random() < 0.5:
             return
         await asyncio.sleep(1.0 + 4 * self._look_s)
@@ -141,14 +143,14 @@ class Collections:
             await asyncio.sleep(self._rng.choice((0.0, 2 * self._look_s)))
 
     async def _fill(self, client: Client, stream: str) -> None:
-        """Make it, with three segments."""
+        """Create the stream, with three segments."""
         await workload.create(client, stream, self._world.settings)
         for number in range(3):
             await client.append(stream, b"%d" % number * 100)
             await client.hand_over(stream)
 
     def _step(self, bookie: str, step: str) -> None:
-        """A step of a collection is asked for (STEPS); one of a compaction is done."""
+        """Count a step of a collection (STEPS): it was requested; a compaction was done."""
         self._world.reached[f"collection.{step}"] += 1
         self._world.reach(f"{bookie}.{step}")
 
@@ -160,7 +162,7 @@ class Collections:
         return next(node.name for node in self._world.bookies if node.disk is mount.disk)
 
     def _begins(self, name: str, ledgers: Iterable[int]) -> None:
-        """J12: a bookie is about to write down that these are gone."""
+        """Check J12 when a bookie is about to write down that these ledgers are gone."""
         lawful = self._lawful.setdefault(name, set())
         for ledger in map(LedgerId, ledgers):
             if not self._is_deleted(ledger):
@@ -194,7 +196,7 @@ class Collections:
     # ---- after healing -----------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """V5: a stream that is made and deleted now is buried, and bookies come to rest. Raises Violation."""
+        """Check V5: create and delete a stream, wait until it is buried and space is freed. Raises Violation."""
         if not self.is_on:
             return
         world = self._world
@@ -213,7 +215,7 @@ class Collections:
         raise Violation("V5", f"not freed after {FREED_S} s: {kept}")
 
     async def _live_and_die(self, _: Process) -> None:
-        """Three segments, each long enough there to be seen by its bookies."""
+        """Create a stream of three segments, keep it long enough for its bookies to see it, and delete it."""
         async with workload.connect(self._world.work) as client:
             await self._fill(client, STREAM)
             await asyncio.sleep(1.0 + 4 * self._look_s)
@@ -232,7 +234,7 @@ class Collections:
             raise Violation("V5", f"deleted ledgers are not buried after {BURIED_S:g} s: {left()[:5]}")
 
     def _kept(self) -> str:
-        """Space that collections should have freed, of bookies that are at work now; "" if there is none."""
+        """Describe space that collections should have freed on bookies that run now; "" if there is none."""
         for (name, _), directory in self._directories.items():
             options, gone = self._node(name).options, directory.gone
             for log in directory.manifest.logs:
@@ -253,11 +255,12 @@ class Collections:
     # ---- at the end --------------------------------------------------------------------------------------------------
 
     def is_excused(self, bookie: str, ledger: int) -> bool:
-        """Whether this bookie (by its id) may have lost the ledger's entries: it buried the ledger, rightly."""
+        """Whether this bookie (by its id) may lack the ledger's entries, because it buried the ledger while J12 allowed
+        it."""
         return ledger in self._lawful.get(bookie.partition(":")[0], ())
 
     def judge(self, bookie: BookieNode, opened: OpenedStorage) -> None:
-        """What lies on the disk of a bookie that has ended. Raises Violation."""
+        """Check what is on the disk of a bookie that has ended. Raises Violation."""
         if not self.is_on:
             return
         name, gone = bookie.name, set(opened.dirs.gone())
@@ -275,7 +278,7 @@ class Collections:
 
 
 async def _delete(client: Client, name: str) -> None:
-    """Until it is answered, or the stream is gone."""
+    """Delete the stream; repeat until the deletion is answered or the stream does not exist."""
     while True:
         try:
             await client.delete(name)

@@ -1,11 +1,17 @@
-"""What a simulated cluster must keep: liveness once it has healed, and the promises over everything that happened.
+"""Checks a simulated cluster: liveness after the faults, and safety over the whole trial.
 
-The law of this room: liveness is demanded only after healing. V1: every process is up, every append answered, every
-stream writable and readable to its tail, every follower at the tail, every ledger closed that nobody writes. V2:
-nothing spins: neither the loop nor what is asked of ZooKeeper. V3: no forgotten exception, no task and no connection
-left behind. Safety over the whole trial: S1-S9 and S11 by tests/history; what each bookie acknowledged it has (J1, J3);
-what metadata calls closed lies on an ack quorum (L1, L4). What bookies delete, and that they do:
-bookie_collections.py; what write proxies delete of streams that nobody owns: deletions.py.
+What bookies delete is checked in bookie_collections.py; what write proxies delete of streams without an owner, in
+deletions.py.
+
+Invariants:
+- V1 (after healing): every process is up, every append is answered, every stream can be written and read to its tail,
+  every follower is at the tail, and every ledger that nobody writes is closed.
+- V2 (after healing): nothing spins, measured by events of the loop and by requests to ZooKeeper.
+- V3 (after the end): no exception was left unretrieved, and no task and no connection is left.
+- V4 (plans that set a limit): no written stream goes longer than the limit without an acknowledgement.
+- S1-S9, S11 (whole trial): see tests/history.
+- J1, J3 (whole trial): a bookie has what it acknowledged.
+- L1, L4 (whole trial): what metadata calls closed is on an ack quorum.
 """
 
 from __future__ import annotations
@@ -32,22 +38,22 @@ from tests.simulation.service.nodes import NAMESPACE, ZOOKEEPER
 if TYPE_CHECKING:
     from tests.simulation.service.world import World
 
-SETTLE_S = 120.0  # until a cluster that has healed does all it should (V1)
+SETTLE_S = 120.0  # after healing, until the cluster does all that V1 demands
 EVENTS_PER_S_MAX = 60_000  # of virtual time, after healing (V2)
-REST_S = 5.0  # after everything works again and nobody wants anything
+REST_S = 5.0  # measured when everything works again and no client has work
 REQUESTS_PER_S_MAX = 50  # to ZooKeeper, by one machine at rest (V2)
 TRIES = 3
 
 
 def lives_kept(world: World) -> None:
-    """D1: what was told of the streams of one name held. Raises Violation."""
+    """Check D1, from what the administrator of each stream name noted. Raises Violation."""
     for administrator in world.administrators:
         if administrator.breaches:
             raise Violation("D1", administrator.breaches[0])
 
 
 def settled(world: World) -> None:
-    """V1 and V2, after healing. Raises Violation."""
+    """Check V1 and V2, after healing. Raises Violation."""
     loop, work = world.loop, world.work
     begun, events = loop.now, loop.events
     service = [node for node in world.nodes.values() if node not in world.clients]
@@ -67,7 +73,8 @@ def settled(world: World) -> None:
     _follow(world, write)
 
     async def to_the_end(client: Client, notes: workload.StreamNotes) -> End:
-        """A truncation asked for during the faults may still come; who is overtaken by it begins again behind it."""
+        """Read the stream to its tail. A truncation requested during the faults may still take effect; a reader whose
+        position it removes starts again behind it."""
         end = End.TRUNCATED
         for _ in range(TRIES):
             if end is End.TRUNCATED:
@@ -92,7 +99,8 @@ def settled(world: World) -> None:
 
 
 def _restless(world: World) -> str:
-    """Machines that send ZooKeeper more requests in the next REST_S seconds than they should at rest; "": none."""
+    """Name the machines that send ZooKeeper more requests in the next REST_S seconds than an idle one should; "" if
+    none."""
     asked = world.monitor.asked.copy()
     world.loop.run(until_s=world.loop.now_s + REST_S)
     counts = {name: world.monitor.asked[name] - asked[name] for name in world.nodes}
@@ -101,8 +109,8 @@ def _restless(world: World) -> str:
 
 
 def not_silent(world: World) -> None:
-    """V4, where the plan says how long a stream that is written to may be silent, and how long a proxy that answers,
-    slowly as it may, may be suspected. Raises Violation."""
+    """Check V4, if the plan sets limits: how long a written stream may have nothing acknowledged, and how long a proxy
+    that answers, however slowly, may be suspected. Raises Violation."""
     silence_max_s = world.plan.config.get("silence_max_s")
     if silence_max_s is None:
         return
@@ -118,8 +126,8 @@ def not_silent(world: World) -> None:
 
 
 def _follow(world: World, write: Callable[[Process], Awaitable[list[str]]]) -> None:
-    """Every follower comes to the tail. One that asked for the tail and could not be served until now begins at the
-    tail of now, so there must be something new for it."""
+    """Wait until every follower is at the tail. A follower that asked for the tail and could not be served until now
+    starts at the present tail, so a new record is appended for it."""
     followers = world.work.followers
     for _ in range(20):
         if world.loop.run(until_s=world.loop.now_s + 5.0, until=lambda: all(f.is_at_tail for f in followers)):
@@ -130,7 +138,7 @@ def _follow(world: World, write: Callable[[Process], Awaitable[list[str]]]) -> N
 
 
 def _blinds_readers(fault: Fault) -> bool:
-    """Whether a read proxy may be out of reach of ZooKeeper or of bookies by it: then an old tail is excused."""
+    """Whether this fault may cut a read proxy off from ZooKeeper or from bookies: then an old tail is excused."""
     if fault.kind is FaultKind.META_CUT:
         return fault.a.startswith("reader")
     if fault.kind in (FaultKind.META_REPLY_LOST, FaultKind.ENVIRONMENT):
@@ -140,7 +148,8 @@ def _blinds_readers(fault: Fault) -> bool:
 
 
 async def _open_segments(world: World) -> list[str]:
-    """Segments before the last that are not completed, or whose ledgers are not closed; a roll may take its time."""
+    """List segments before the last that are not completed, or whose ledgers are not closed. A roll may take some
+    time."""
     async with await ZooKeeperMetadata.connect(ZOOKEEPER, NAMESPACE) as metadata:
         for _ in range(30):
             left: list[str] = []
@@ -158,14 +167,14 @@ async def _open_segments(world: World) -> list[str]:
 
 
 def nothing_left(world: World) -> None:
-    """V3: everybody has ended."""
+    """Check V3, when all processes have ended."""
     left = [str(t) for transports in world.network.transports.values() for t in transports]
     if left:
         raise Violation("V3", f"connections left behind: {left[:5]}")
 
 
 def judge(world: World) -> None:
-    """Everything that was noted. Raises Violation with the first invariant that does not hold."""
+    """Check everything that was noted. Raises Violation with the first invariant that does not hold."""
     lives_kept(world)
     world.monitor.note_owners()
     for notes in world.streams:
@@ -180,7 +189,7 @@ def judge(world: World) -> None:
 
 
 def _judge_disks(world: World) -> None:
-    """After everybody has ended: what lies on the disks, read as a start of the bookie would."""
+    """Check what is on the disks after all processes have ended, read as a bookie reads it at its start."""
     monitor = world.monitor
     found: dict[str, LedgerDirs] = {}
     for bookie in world.bookies:

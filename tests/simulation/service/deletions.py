@@ -1,14 +1,13 @@
-"""Streams that are deleted while processes die, and streams that nobody owns while they expire: rounds of upkeep.
+"""Work that deletes streams and lets segments expire, and the checks of what write proxies' rounds of upkeep delete.
 
-On in plans with `deletes`; elsewhere nothing here runs. Names of streams that are deleted begin with `short-`, those of
-streams with a retention with `kept-`. A deletion is asked for once: its client may die with all write proxies, so that
-only a round of upkeep (proxies/write/upkeep.py) can finish it.
+On in plans with `deletes`; in other plans nothing here runs. Names of streams that are deleted begin with `short-`,
+those of streams with a retention with `kept-`. A deletion is requested once: its client may die together with all write
+proxies, so that only a round of upkeep (proxies/write/upkeep.py) can finish it.
 
 Invariants:
-- D3: of a stream that was marked as deleted nothing is left in metadata once the faults are over, neither its name nor
-  its ledgers.
+- D3: once the faults are over, metadata has neither the name nor a ledger of a stream that was marked as deleted.
 - E1: no segment of a stream loses its ledger before the stream's retention has passed since it was closed.
-- E3: once the faults are over, a stream loses its expired segments, owner or no owner.
+- E3: once the faults are over, a stream loses its expired segments, with or without an owner.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ if TYPE_CHECKING:
 
 DELETER, KEEPER = "deleter", "keeper"
 SHORT, KEPT = "short-", "kept-"
-MARK = "deletion.marked"  # metadata says that a stream of SHORT is deleted; faults are bound to it
+MARK = "deletion.marked"  # a stream of SHORT is marked as deleted in metadata; faults are bound to it
 KEPT_STREAMS = 3
 DONE_S = 60  # after healing, until upkeep has done all that is due
 ROUNDING_S = 0.01  # ages are in whole milliseconds
-LATE_MS = 100  # an expired segment is due so long after its time
+LATE_MS = 100  # an expired segment is overdue so long after its time
 
 
 class Deletions:
-    """The work of two machines, and what must come of it."""
+    """The work of two machines that create, fill and delete streams, and the checks of its results."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -54,13 +53,13 @@ class Deletions:
 
     @property
     def works(self) -> dict[str, Callable[[Process], Awaitable[None]]]:
-        """The work of each machine, by its name."""
+        """The work of each machine, by machine name."""
         return {DELETER: self._delete, KEEPER: self._keep} if self.is_on else {}
 
     # ---- the work ----------------------------------------------------------------------------------------------------
 
     async def _delete(self, process: Process) -> None:
-        """Make a stream, use it, delete it; ask once, and go on to the next."""
+        """Create a stream, use it, request its deletion once, and go on to the next."""
         rng, work = process.rng("delete"), self._world.work
         async with workload.connect(work, patient=False) as client:
             while not work.is_over():
@@ -77,7 +76,7 @@ class Deletions:
                     work.reached["deletion.answered"] += 1
 
     async def _keep(self, process: Process) -> None:
-        """Make streams with a retention, fill them, and use them no more. Some have an owner then, which may die."""
+        """Create streams with a retention, fill them, and leave them. Some have an owner then, which may die."""
         rng, work = process.rng("keep"), self._world.work
         settings = {**self._world.settings, "retention_s": self._retention_s}
         async with workload.connect(work, patient=False) as client:
@@ -101,23 +100,23 @@ class Deletions:
     # ---- events of streams ------------------------------------------------------------------------------------------
 
     def marked(self, stream: str) -> None:
-        """A stream is marked as deleted."""
+        """Note that a stream is marked as deleted."""
         self._marked.add(stream)
         if stream.startswith(SHORT):
             self._world.reach(MARK)
 
     def closed(self, ledger: LedgerId) -> None:
-        """Metadata says that a ledger is closed, and not empty."""
+        """Note that metadata says that a ledger is closed and not empty."""
         self._closed.setdefault(ledger, self._world.loop.now)
 
     def deleted(self, ledger: LedgerId) -> None:
-        """E1: metadata of a ledger is gone."""
+        """Check E1 when the metadata of a ledger is deleted."""
         stream = self._world.monitor.stream_of(ledger)
         if not stream.startswith(KEPT):
             return
         closed_ns = self._closed.get(ledger)
         if closed_ns is None:
-            return  # it held nothing
+            return  # it was empty
         self._world.reached["expired"] += 1
         age_s = (self._world.loop.now - closed_ns) / S
         if age_s < self._retention_s - ROUNDING_S and self._world.loop.breach is None:
@@ -127,7 +126,7 @@ class Deletions:
     # ---- after healing -----------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """D3 and E3. Raises Violation."""
+        """Check D3 and E3. Raises Violation."""
         if self.is_on:
             self._world.ask("operator", self._wait_done, within_s=2 * DONE_S, what="streams are looked at")
 
@@ -143,7 +142,7 @@ class Deletions:
             loop.breach = left
 
     async def _left(self, metadata: ZooKeeperMetadata) -> Violation | None:
-        """What is not done yet."""
+        """Describe what upkeep has not done yet."""
         named: dict[str, set[int]] = {}
         for number in range(1, self._names + 1):
             for name in (f"{SHORT}{number}", f"{KEPT}{number}"):
@@ -166,7 +165,7 @@ class Deletions:
 
 
 def _overdue(value: StreamMetadata) -> str:
-    """What should have been deleted by now; "" if nothing."""
+    """Describe what should have been deleted by now; "" if nothing."""
     if value.truncated:
         return f"truncated segments {[segment.number for segment in value.truncated]}"
     now_ms = unix_ms()
@@ -178,7 +177,7 @@ def _overdue(value: StreamMetadata) -> str:
 
 
 async def _fill(client: Client, name: str, segments: int) -> None:
-    """As many segments; the stream has no owner afterwards."""
+    """Write this many segments; the stream has no owner afterwards."""
     for number in range(segments):
         await client.append(name, b"%d" % number * 100)
         await client.hand_over(name)

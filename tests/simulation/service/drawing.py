@@ -1,17 +1,26 @@
-"""What a seed means in the room `service`: a cluster, a load, and a list of faults, by style.
+"""Draws the plan of a seed for the simulation `service`: a cluster, a load and a list of faults.
 
-quiet: no faults; swarm: any kinds at any time; burst: faults where ownership, rolls and recoveries happen; scope: a
-small cluster, few records, the k-th message of a link. The rest are small clusters that meet faults of one family, many
-and together: power and crashes; disks; ZooKeeper and sessions; planned ends of proxies and lost connections; owners
-that are deposed, frozen or cut off and do not know it, with clients that give up early; planned ends without any event
-of ZooKeeper; the same after ZooKeeper was restored from a backup, before the trial begins; a subscriber whose link
-ends while its watches are set again, and one to streams that change while it has no contact (watches); streams that
-are made and deleted under one name, while write proxies freeze (lives); too little CPU for everybody, and nothing else
-(starved); streams that expire, are truncated, made and deleted, while write proxies look after those that nobody owns
-and bookies collect what is gone, with faults in the midst of deletions and collections, none at all in one of four, and
-metadata restored from a backup before the trial in two of five (deletion); one write proxy cut off from all bookies, or
-from ZooKeeper while another one dies (cut-off). In one of eight, of every style but watches, starved and cut-off, half
-of ZooKeeper's events or all of them reach nobody, from the first to the last.
+Styles:
+- quiet: no faults.
+- swarm: any kinds of faults at any time.
+- burst: faults at the moments of ownership changes, rolls and recoveries.
+- scope: a small cluster, few records, faults bound to the k-th message of a link.
+- watches: a subscriber whose link ends while its watches are set again, and one to streams that change while it has no
+  contact.
+- lives: streams are created and deleted under one name, while write proxies freeze.
+- starved: every process has too little CPU, and there is no other fault.
+- deletion: streams expire, are truncated, created and deleted, while write proxies do upkeep of streams without an
+  owner and bookies collect garbage. Faults hit deletions and collections half way; one plan in four has no faults, and
+  two in five restore metadata from a backup before the trial.
+- cut-off: one write proxy is cut off from all bookies, or from ZooKeeper while another one dies.
+
+The other styles are small clusters with many faults of one family at a time: power and crashes; disks; ZooKeeper and
+sessions; planned ends of proxies and lost connections; owners that are deposed, frozen or cut off without knowing it,
+with clients that give up early; planned ends without any ZooKeeper event; the same after ZooKeeper was restored from a
+backup before the trial.
+
+In one plan of eight of every style but watches, starved and cut-off, half of ZooKeeper's events or all of them are lost
+for the whole trial.
 """
 
 from __future__ import annotations
@@ -102,7 +111,7 @@ _FAMILIES: dict[str, tuple[tuple[FaultKind, str], ...]] = {
 
 
 def draw(seed: int, style: str) -> Plan:
-    """The plan of a seed in a style."""
+    """Draw the plan of a seed in a style."""
     rng = random.Random(f"{seed}/{style}/plan")
     small = style in ("scope", *_SPECIAL) or style in _FAMILIES
     quorum = rng.choice(((3, 3, 2), (3, 2, 2), (4, 3, 2), (2, 2, 2), (3, 3, 3)))
@@ -157,7 +166,7 @@ def draw(seed: int, style: str) -> Plan:
         config["forgets"] = rng.choice(("", "", "", "stopped", "under bookies"))
         if config["forgets"] == "under bookies" and rng.random() < 0.5:  # no mark since the backup, perhaps
             config["collecting"] |= {"gc_s": 2.0, "gc_look_s": 2.0}
-    if style == "deposed":  # its clients give up what owners that are frozen or cut off do not answer
+    if style == "deposed":  # its clients give up requests that frozen or cut-off owners do not answer
         config["append_deadline_s"] = rng.choice((0.1, 0.3, 1.0))
         config["writers"] = 3
         config["duration_s"], config["pace_s"] = rng.choice((4.0, 6.0)), 0.1
@@ -171,7 +180,7 @@ def draw(seed: int, style: str) -> Plan:
         config |= {"duration_s": 40.0, "pace_s": 0.3, "drawn": False, "session_s": 10.0, "silence_max_s": 10.0}
         config |= {"events_lost": 0.0, "cancels": 0.0, "truncates": False, "look_s": 5.0}
         config["settings"]["segment_age_s"] = 3600.0
-    if style == "starved":  # the network is as it should be: Linux receives 128 KiB for a process that does not run
+    if style == "starved":  # the network has no faults: Linux receives 128 KiB for a process that does not run
         config |= {"windows_bytes": list(WINDOWS_BYTES[1:]), "suspected_max_s": 10.0}
     if style == "cut-off":
         config |= {"duration_s": 15.0, "pace_s": 0.1, "writers": 3, "silence_max_s": 3.5}
@@ -182,7 +191,7 @@ def draw(seed: int, style: str) -> Plan:
 
 
 def _rejoins(rng: random.Random, config: dict[str, Any]) -> list[Fault]:
-    """A subscriber is out of reach for a while, and so it is again when its watches have been set again in part."""
+    """A subscriber loses contact for a while, and again when only some of its watches have been set again."""
     faults = []
     for _ in range(rng.randint(1, 3)):
         at_s, for_s = rng.uniform(0.3, config["duration_s"]), rng.uniform(0.2, 1.0)
@@ -198,13 +207,13 @@ def _rejoins(rng: random.Random, config: dict[str, Any]) -> list[Fault]:
 
 
 def _starvation(rng: random.Random, config: dict[str, Any]) -> list[Fault]:
-    """Every process has a twentieth of a CPU, from some time on to the end."""
+    """Give every process a twentieth of a CPU, from some time on to the end."""
     starve = {"kind": FaultKind.ENVIRONMENT, "message": "starve"}
     return [Fault(**starve, at_s=rng.uniform(1.0, 5.0), for_s=config["duration_s"], rate=0.05)]  # type: ignore[arg-type]
 
 
 def _cut_off(rng: random.Random, config: dict[str, Any]) -> list[Fault]:
-    """A write proxy reaches no bookie; or it does not reach ZooKeeper while another one dies. It may be any of them."""
+    """Cut one write proxy, any of them, off from all bookies; or from ZooKeeper, while another one dies."""
     lonely, dying, _ = rng.sample([f"writer-{n + 1}" for n in range(config["writers"])], 3)
     at_s, for_s = rng.uniform(1.0, 3.0), config["duration_s"]
     if rng.random() < 0.5:
@@ -271,16 +280,16 @@ def _faults(rng: random.Random, config: dict[str, Any], style: str) -> list[Faul
         return []
     if style in _FAMILIES:
         faults = []
-        for _ in range(rng.randint(1, 4)):  # together: the copies of an entry are hit within moments
+        for _ in range(rng.randint(1, 4)):  # together: several copies of an entry are hit within moments
             at_s = rng.uniform(0, config["duration_s"])
             faults += [one(at_s + rng.expovariate(1.0) * 0.01, "", rng.randint(1, 3)) for _ in range(rng.randint(1, 4))]
         if style == "deletion":
-            if rng.random() < 0.6:  # a deletion is cut short, and who asked for it dies, too
+            if rng.random() < 0.6:  # a deletion is cut short, and the client that requested it dies, too
                 at_s, count = rng.choice((0.0, 0.002, 0.01)), rng.randint(1, 6)
                 for name in (*writers, deletions.DELETER):
                     died: dict[str, Any] = {"mark": deletions.MARK, "count": count, "at_s": at_s * rng.random()}
                     faults.append(Fault(kind=FaultKind.CRASH, a=name, for_s=rng.uniform(0.1, 2.0), **died))
-            if rng.random() < 0.6:  # owners die late and are back at once, and nobody asks for some of their streams
+            if rng.random() < 0.6:  # owners die late and restart at once, and no client uses some of their streams
                 at_s = config["duration_s"] * rng.uniform(0.5, 1.0)
                 for name in writers:
                     faults.append(Fault(kind=FaultKind.CRASH, a=name, at_s=at_s, for_s=rng.uniform(0.02, 0.3)))

@@ -1,7 +1,8 @@
-"""What production code takes from the operating system without asking: time, chance, its own number.
+"""Replaces what production code takes directly from the operating system: time, randomness and the process id.
 
-The law of this file: while a trial runs, clocks read its loop, and chance comes from the current process's own streams;
-outside of it nothing is changed.
+Invariants:
+- While a trial runs, clocks read the trial's loop and randomness comes from the streams of the current process.
+- Outside of a trial nothing is replaced.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ EPOCH_NS = 1_760_000_000 * 1_000_000_000
 
 
 class _Clocks:
-    """Stands where dlog.io.clock has the module `time`."""
+    """Replaces the module `time` in dlog.io.clock."""
 
     def __init__(self, loop: SimulatedLoop) -> None:
         self._loop = loop
@@ -33,7 +34,7 @@ class _Clocks:
 
 @contextlib.contextmanager
 def of(loop: SimulatedLoop) -> Iterator[None]:
-    """Time and chance are the loop's while this lasts."""
+    """Take time and randomness from this loop while the context is entered."""
 
     def urandom(size: int) -> bytes:
         return loop.process.rng("urandom").randbytes(size)

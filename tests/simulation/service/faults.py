@@ -1,8 +1,10 @@
-"""What befalls a simulated cluster: the faults of a plan, performed on its nodes, links, disks and ZooKeeper.
+"""Performs the faults of a plan on the nodes, links, disks and ZooKeeper of a simulated cluster.
 
-The law of this room: faults strike as the plan says and never twice, all are over after `heal`, and what cannot be
-mended (flipped bits) stays within the budget: at most ack quorum - 1 copies of an entry until it was repaired. Repair
-is another part's work, so at most so many bookies are ever touched by it.
+Invariants:
+- A fault strikes as the plan says and at most once.
+- All faults are over after `heal`.
+- Of each entry at most ack quorum - 1 copies are damaged in a way that cannot be undone (flipped bits). No bookie
+  repairs here, so the number of bookies that are ever damaged is limited.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class Faults:
                 self._marked.setdefault(fault.mark, []).append(fault)
 
     def begin(self) -> None:
-        """From now on those that are bound to a time strike."""
+        """Arm the faults that are bound to a time."""
         loop = self.world.loop
         for fault in self.world.plan.faults:
             if not fault.mark:
@@ -49,7 +51,7 @@ class Faults:
                 loop.at(loop.now + int(fault.at_s * S), loop.world, self._strike, fault)
 
     def heal(self) -> None:
-        """Whatever could be going on is over."""
+        """End every fault that may still last."""
         world = self.world
         self.is_over = True
         for bookie in world.bookies:
@@ -114,7 +116,7 @@ class Faults:
         return True
 
     def _starve(self, fault: Fault) -> None:
-        """Every process of the service has a share of `rate` of a CPU: it runs so long in each second, or in less."""
+        """Give every process of the service the share `rate` of a CPU: it runs for that part of each second or less."""
         world = self.world
         until_ns = world.loop.now + int(fault.for_s * S)
         for node in world.nodes.values():
@@ -219,8 +221,8 @@ class Faults:
         loop.at(loop.now + int(fault.for_s * S), loop.world, bookie.slow_down, 1.0)
 
     def _rot(self, fault: Fault) -> bool:
-        """A few bits flip at rest, in files that hold entries. A bookie whose other files are damaged may refuse to
-        start and wants a person, so nothing could be demanded of the cluster."""
+        """Flip a few bits at rest in files that hold entries. A bookie with damage in another file may refuse to start
+        until an operator acts, so liveness could not be demanded of the cluster."""
         bookie = self._bookie(fault)
         budget = self.world.settings["ack_quorum"] - 1
         if bookie.name not in self.rotten and len(self.rotten) >= budget:
@@ -235,10 +237,10 @@ class Faults:
             disk.flip_bit(path, self.rng.randrange(disk.image.size(path) * 8))
         return True
 
-    # ---- people and clocks -------------------------------------------------------------------------------------------
+    # ---- operators and clocks ----------------------------------------------------------------------------------------
 
     def _hand_over(self, fault: Fault) -> bool:
-        """A planned stop of a proxy: it hands over and ends; another process begins."""
+        """Stop a proxy as planned: it hands over and ends; then another process starts."""
         node = self._node(fault)
         if node.process is None:
             return False

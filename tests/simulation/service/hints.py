@@ -1,7 +1,8 @@
-"""ZooKeeper's events, lost on their way: a watch is a hint, and whoever heeds it must do without (M3).
+"""Loses events of ZooKeeper: a watch is a hint, and its user must reach the same result without it (M3).
 
-The law of this file: what one change has to tell one session is lost as a whole. Both sides take the watch for set, or
-used up, and nothing mends that before the session's end.
+Invariants:
+- The events of one change for one session are lost together or not at all.
+- Client and server both believe that the watch is set, or used up; nothing corrects that before the session ends.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.simulation.service.zookeeper_tree import Change
 
 @contextlib.contextmanager
 def lost(plan: Plan) -> Iterator[None]:
-    """While this lasts, as large a share of all events is lost as the plan says: `events_lost`, 0 to 1."""
+    """Lose the plan's share of all events (`events_lost`, 0 to 1) while this context is entered."""
     share = plan.config.get("events_lost", 0.0)
     if not share:
         yield

@@ -1,7 +1,9 @@
-"""One name, and the streams that are made and deleted under it: what its only administrator was told must hold.
+"""Creates and deletes streams under one name and checks each answer that the only administrator of the name receives.
 
-The law of this file: the client is used through its public face, one call after the other, so what must be there is
-known after each answer. What breaks D1 is noted and judged at the end (checks.py).
+Invariants:
+- The client is used through its public interface, one call after the other, so the expected state is known after each
+  answer.
+- A breach of D1 is noted here and reported at the end (checks.py).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ STEPS_MAX = 4  # between a creation and a deletion
 
 
 class Administrator:
-    """breaches: of D1, in words."""
+    """The only administrator of one stream name. breaches: descriptions of each breach of D1."""
 
     def __init__(self, work: Work, client: Client, name: str, settings: dict[str, Any], rng: random.Random) -> None:
         self.breaches: list[str] = []
@@ -28,13 +30,13 @@ class Administrator:
         self._name = name
         self._settings = settings
         self._rng = rng
-        self._is_gone = False  # its deletion was answered, and nobody has made another
-        self._incarnation = ""  # of the stream that is there; "": not known
-        self._is_sealed = False  # it was asked to be
-        self._place: DLSN | None = None  # of its last record
+        self._is_gone = False  # its deletion was answered, and no stream was created since
+        self._incarnation = ""  # id of the incarnation that exists; "": not known
+        self._is_sealed = False  # a seal was requested
+        self._place: DLSN | None = None  # position of its last record
 
     async def run(self) -> None:
-        """Make it, use it, delete it, again and again until the trial is over."""
+        """Create, use and delete the stream, again and again until the trial is over."""
         while not self._work.is_over():
             await self._pause()
             if not await self._create():
@@ -58,7 +60,7 @@ class Administrator:
             if self._is_gone:
                 self._breach("it is there after its deletion was answered")
         except DLogError:
-            self._is_gone = False  # it may be made yet
+            self._is_gone = False  # the creation may still happen
             return False
         self._is_gone, self._incarnation, self._is_sealed, self._place = False, "", False, None
         await self._look()
@@ -81,7 +83,7 @@ class Administrator:
             self._work.reached["lives.failed"] += 1
 
     async def _look(self) -> None:
-        """It is there, it is the same, and it is not sealed unless that was asked for."""
+        """Check that the stream exists, is the same incarnation, and is not sealed unless that was requested."""
         try:
             told = await self._client.stat(self._name)
         except StreamNotFoundError:
@@ -96,7 +98,7 @@ class Administrator:
         self._incarnation = told.incarnation
 
     async def _read(self) -> None:
-        """What is in it was meant for it, as far as that is known."""
+        """Check that its records were written to this incarnation, as far as that is known."""
         try:
             async for record in self._client.read(self._name):
                 if record.payload not in (b"", self._incarnation.encode()):
@@ -123,9 +125,9 @@ class Administrator:
             return
 
     async def _miss(self) -> None:
-        """It is gone, and stays so."""
+        """Check that the stream is gone and stays so."""
         for _ in range(4):
-            await asyncio.sleep(self._rng.expovariate(1.0) * 0.5)  # as long as one that was frozen may take
+            await asyncio.sleep(self._rng.expovariate(1.0) * 0.5)  # as long as a frozen request may take
             try:
                 incarnation = await self._client.incarnation(self._name)
             except DLogError:

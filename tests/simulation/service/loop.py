@@ -1,19 +1,19 @@
-"""The virtual loop of tier 2: asyncio's promises, kept by one thread over virtual time, for a whole cluster at once.
+"""The virtual event loop of tier 2: asyncio's contract for all processes of a cluster, in one thread over virtual time.
 
-The law of this room:
-- time is an integer of nanoseconds and moves only between events; the heap holds (time, sequence, handle);
-- every callback belongs to a `Process`: one incarnation of one node. What a callback starts belongs to its process too.
-  One event is delivered, then that process's ready queue is drained in order, before the next event: so a trace does
-  not depend on how many internal hops a version of Python takes for the same work;
-- a process that is killed runs nothing any more. Its tasks, handles and connections lie in a graveyard until the trial
-  ends, because a coroutine that the collector closes would run its `finally` after the kill;
-- a paused process gets its events when it resumes, in order;
-- whatever asyncio would only log (an exception nobody retrieved, a task destroyed while it is pending, an exception out
-  of a callback) is a failure of the trial;
-- what cannot be simulated raises where it is called: threads, signals, subprocesses, real sockets.
+To act on another process, use `Process.post`; never call into its objects, because futures wake up in the process that
+is current.
 
-Who acts upon another process does it by `Process.post`, never by calling into its objects: futures wake up in the
-process that is current.
+Invariants:
+- Time is an integer of nanoseconds and moves only between events; the heap holds (time, sequence, handle).
+- Every callback belongs to a `Process`: one incarnation of one node. What a callback starts belongs to its process too.
+- One event is delivered, then that process's ready queue is drained in order, before the next event. So a trace does
+  not depend on how many internal steps a version of Python takes for the same work.
+- A process that is killed runs nothing any more. Its tasks, handles and connections are kept until the trial ends,
+  because a coroutine that the garbage collector closes would run its `finally` after the kill.
+- A paused process gets its events when it resumes, in order.
+- What asyncio would only log (an exception nobody retrieved, a task destroyed while it is pending, an exception out of
+  a callback) fails the trial.
+- What cannot be simulated raises where it is called: threads, signals, subprocesses, real sockets.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from tests.simulation.service.refusing import Refusing
 
 S = 1_000_000_000
 MS = 1_000_000
-DRAIN_MAX = 200_000  # callbacks of one event: beyond it the process spins without time passing
+DRAIN_MAX = 200_000  # callbacks of one event: a process that runs more is spinning
 _MASK = (1 << 61) - 1
 
 RUNNING, PAUSED, DEAD = 0, 1, 2
 
 
 class Handle:
-    """A callback that was asked for; what call_soon, call_later and call_at return."""
+    """A scheduled callback; what call_soon, call_later and call_at return."""
 
     __slots__ = ("_when", "args", "callback", "context", "is_cancelled", "process")
 
@@ -62,7 +62,7 @@ class Handle:
     def cancel(self) -> None:
         if not self.is_cancelled:
             self.is_cancelled = True
-            if self.process.state != DEAD:  # the dead keep what they held
+            if self.process.state != DEAD:  # the references of a dead process are kept
                 self.callback, self.args, self.context = None, (), None
 
     def cancelled(self) -> bool:
@@ -73,7 +73,7 @@ class Handle:
 
 
 class Task(asyncio.Task[Any]):
-    """A task that knows its process, and whose hash is its number: sets of tasks have one order in every run."""
+    """A task that knows its process. Its hash is its number, so that sets of tasks have one order in every run."""
 
     __slots__ = ("number", "process")
 
@@ -120,7 +120,7 @@ class Process:
         return self.state == DEAD
 
     def rng(self, use: str) -> random.Random:
-        """This incarnation's own stream for one use."""
+        """The random stream of this incarnation for one use."""
         stream = self._streams.get(use)
         if stream is None:
             name = f"{self.loop.seed}/{self.node}/{self.incarnation}/{use}"
@@ -128,15 +128,15 @@ class Process:
         return stream
 
     def post(self, callback: Callable[..., object], *args: Any, delay_ns: int = 0) -> Handle:
-        """Have `callback` called as this process, as an event of its own."""
+        """Run `callback` in this process, as an event of its own."""
         return self.loop.at(self.loop.now + delay_ns, self, callback, *args)
 
 
 class SimulatedLoop(Refusing):
-    """One cluster's loop. Made for one trial: `run` as often as needed, then `dispose`.
+    """The loop of one cluster. Made for one trial: call `run` as often as needed, then `dispose`.
 
     network: performs create_connection and create_server (tests/simulation/service/network.py), set by its maker.
-    on_line: hears each line of the trace, if set; `trace_hash` stands for all of them.
+    on_line: if set, is called with each line of the trace; `trace_hash` is the hash of all lines.
     """
 
     def __init__(self, seed: int | str) -> None:
@@ -146,10 +146,10 @@ class SimulatedLoop(Refusing):
         self.trace_hash = 0
         self.on_line: Callable[[str], None] | None = None
         self.failures: list[str] = []
-        self.breach: Violation | None = None  # seen in the midst of production code, which may catch what is raised
+        self.breach: Violation | None = None  # found inside production code, which may catch what is raised
         self.processes: list[Process] = []
         self.network: Any = None
-        self.world = self.spawn("world")  # whoever arranges the trial
+        self.world = self.spawn("world")  # runs the code that arranges the trial
         self.process = self.world
         self._heap: list[tuple[int, int, Handle]] = []
         self._sequence = 0
@@ -162,14 +162,14 @@ class SimulatedLoop(Refusing):
     # ---- processes ---------------------------------------------------------------------------------------------------
 
     def spawn(self, node: str) -> Process:
-        """The next incarnation of a node."""
+        """Start the next incarnation of a node."""
         incarnation = sum(process.node == node for process in self.processes) + 1
         process = Process(self, node, incarnation)
         self.processes.append(process)
         return process
 
     def kill(self, process: Process) -> None:
-        """Let a process end now, in the middle of whatever it waits for. What its connections do is the network's."""
+        """Kill a process now, in the middle of whatever it awaits. The network handles its connections."""
         if process.state == DEAD:
             return
         process.state = DEAD
@@ -182,7 +182,7 @@ class SimulatedLoop(Refusing):
             process.state = PAUSED
 
     def resume(self, process: Process) -> None:
-        """Events that came meanwhile are delivered now, in order."""
+        """Resume a paused process; events that arrived meanwhile are delivered now, in order."""
         if process.state != PAUSED:
             return
         process.state = RUNNING
@@ -191,7 +191,7 @@ class SimulatedLoop(Refusing):
             self._push(self.now, handle)
 
     def keep(self, thing: object) -> None:
-        """Keep something of a dead process from the collector until the trial ends."""
+        """Keep something of a dead process from the garbage collector until the trial ends."""
         self._graveyard.append(thing)
 
     # ---- running -----------------------------------------------------------------------------------------------------
@@ -201,13 +201,13 @@ class SimulatedLoop(Refusing):
         return self.now / S
 
     def at(self, when_ns: int, process: Process, callback: Callable[..., object], *args: Any) -> Handle:
-        """An event of a process at a virtual time."""
+        """Schedule an event of a process at a virtual time."""
         handle = Handle(process, callback, args, None)
         self._push(when_ns, handle)
         return handle
 
     def hand(self, process: Process, callback: Callable[..., object], *args: Any) -> None:
-        """Deliver something to a process now: from an event of the world at once, else as the next event."""
+        """Run a callback in a process now: at once if the current event is the world's, otherwise as the next event."""
         handle = Handle(process, callback, args, None)
         if process.state != RUNNING:
             if process.state == PAUSED:
@@ -223,7 +223,7 @@ class SimulatedLoop(Refusing):
                 self.process = self.world
 
     def run(self, *, until_s: float, until: Callable[[], bool] | None = None) -> bool:
-        """Run until the virtual time `until_s`, or until `until` holds after an event; whether it held.
+        """Run until the virtual time `until_s`, or until `until` holds after an event. Returns whether it held.
 
         Raises Violation when something failed that asyncio would only log, or when a process spins.
         """
@@ -261,12 +261,12 @@ class SimulatedLoop(Refusing):
         return False
 
     def note(self, text: str) -> None:
-        """A line of the trace, from whoever knows what happens."""
+        """Add a line to the trace."""
         if self.on_line is not None:
             self.on_line(f"{self.now_s - 1000:12.6f} {self.process!r:14} {text}")
 
     def mix(self, number: int) -> None:
-        """Something that must be the same in every run of a seed."""
+        """Add a value to the trace hash that must be the same in every run of a seed."""
         self.trace_hash = (self.trace_hash * 1_000_003 ^ number) & _MASK
 
     def _deliver(self, process: Process, handle: Handle) -> None:
@@ -318,15 +318,16 @@ class SimulatedLoop(Refusing):
             sys.set_asyncgen_hooks(*hooks)
 
     def dispose(self, let_go: Callable[[], object] = lambda: None, *, judged: bool = False) -> list[str]:
-        """End the trial; what failed unnoticed among the living. let_go: drops whoever else holds parts of it.
+        """End the trial. Returns the unretrieved failures of processes that were alive. let_go drops other references
+        to them.
 
-        The collector runs twice: first for the living, whose garbage must tell of no forgotten exception (unless the
-        trial is judged already), then for all, with nobody listening: a coroutine that the collector closes runs its
-        `finally`, and there is no loop to run it on.
+        The garbage collector runs twice. The first run reports unretrieved exceptions of live processes (unless the
+        trial is judged already). The second run takes everything else and its reports are ignored: a coroutine that the
+        collector closes runs its `finally`, and there is no loop to run it on.
         """
         if not judged:
             gc.collect()
-        found, self.breach = list(self.failures), None  # it holds every frame it came through
+        found, self.breach = list(self.failures), None  # the breach refers to every frame it was raised through
         self._disposing = self._closed = True
         hook = sys.unraisablehook
         sys.unraisablehook = lambda _: None
@@ -341,7 +342,7 @@ class SimulatedLoop(Refusing):
                     process.ready.clear()
                     process.held.clear()
                 self.network = None
-                for _ in range(10):  # what awaits in its `finally` comes back once, and so does what holds it
+                for _ in range(10):  # a coroutine that awaits in its `finally` survives once, and so do its referents
                     if not gc.collect():
                         break
         finally:
@@ -382,7 +383,7 @@ class SimulatedLoop(Refusing):
     def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Any:  # type: ignore[override]
         handle = Handle(self.process, callback, args, context)
         when_ns = max(self.now, math.ceil(when * S))
-        self._push(when_ns + (when_ns / S < when), handle)  # never at a time() before `when`: it would be set for ever
+        self._push(when_ns + (when_ns / S < when), handle)  # never at a time() before `when`: an endless timer
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -400,7 +401,7 @@ class SimulatedLoop(Refusing):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """Performed in one piece after a drawn delay, as an event of the process that asked."""
+        """Run the function in one piece after a drawn delay, as an event of the calling process."""
         if executor is not None:
             raise RuntimeError("no executor of one's own in a simulation: threads are not simulated")
         future = self.create_future()
@@ -428,7 +429,7 @@ class SimulatedLoop(Refusing):
         _refuse(options, "ssl", "sock", "local_addr")
         *others, last = self.network.names.get(host, (host,))
         for address in others:
-            with contextlib.suppress(OSError):  # a name's addresses in their order, as asyncio tries them
+            with contextlib.suppress(OSError):  # the addresses of a name in their order, as asyncio tries them
                 return cast(tuple[Any, Any], await self.network.connect(protocol_factory, address, port))
         return cast(tuple[Any, Any], await self.network.connect(protocol_factory, last, port))
 

@@ -1,7 +1,8 @@
-"""The god's view of a simulated cluster: what bookies promise, what ZooKeeper is told, who owns which segment.
+"""Observes a whole simulated cluster from outside: acknowledgements of bookies, requests to ZooKeeper, segment owners.
 
-The law of this room: it looks and changes nothing. What can be judged at the instant is judged there (J7, L2, T3), the
-rest is remembered for the end of the trial (J1, L4).
+Invariants:
+- The monitor changes nothing in the cluster.
+- J7, L2 and T3 are checked when the event happens; J1 and L4 are recorded here and checked at the end of the trial.
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ if TYPE_CHECKING:
 
 
 class Monitor:
-    """Watches one world."""
+    """Observes one world."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.acked: dict[str, dict[tuple[int, int], None]] = {}  # bookie -> (ledger, entry) it said it has
+        self.acked: dict[str, dict[tuple[int, int], None]] = {}  # bookie -> (ledger, entry) that it acknowledged
         self.ledgers: dict[LedgerId, LedgerMetadata] = {}
         self.deleted: set[LedgerId] = set()
-        self._epochs: dict[tuple[str, str], int] = {}  # (process, stream) -> epoch it owns it with
-        self._claims: dict[str, Owner] = {}  # path of a stream's owner -> as ZooKeeper has it
-        self._owned: set[tuple[str, int]] = set()  # (stream, epoch) that somebody said to own
-        self._owners: dict[tuple[str, int], tuple[str, set[int]]] = {}  # (stream, segment) -> place, epochs
-        self._streams: dict[LedgerId, str] = {}  # ledger -> stream whose segment began there
+        self._epochs: dict[tuple[str, str], int] = {}  # (process, stream) -> epoch with which it owns the stream
+        self._claims: dict[str, Owner] = {}  # path of a stream's owner -> the owner as stored in ZooKeeper
+        self._owned: set[tuple[str, int]] = set()  # (stream, epoch) that some process reported to own
+        self._owners: dict[tuple[str, int], tuple[str, set[int]]] = {}  # (stream, segment) -> location, epochs
+        self._streams: dict[LedgerId, str] = {}  # ledger -> the stream that began a segment in it
         self.asked: Counter[str] = Counter()  # requests to ZooKeeper, by machine
         self._paths = LedgerPaths("/ledgers")
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """While this lasts, production code is seen doing it."""
+        """Replace methods of production code, while this context is entered, so that their calls are observed."""
         loop, seen = self.world.loop, self._bookie_says
         send, commit = Connection.send, Ensemble._commit
         metadata, asked, tell = self._metadata, self.asked, zookeeper_protocol.Connection.tell
@@ -76,11 +77,11 @@ class Monitor:
             yield
 
     def hear(self, node: Node, event: Event) -> None:
-        """An event that a process of the cluster tells."""
+        """Handle an event that a process of the cluster emits."""
         match event:
             case StreamOwned(stream, epoch):
-                is_one = any(stream == notes.name for notes in self.world.streams)  # of other names there are several
-                if is_one and (stream, epoch) in self._owned:  # who was frozen may hear late of a claim that is over
+                is_one = any(stream == notes.name for notes in self.world.streams)  # other names have several
+                if is_one and (stream, epoch) in self._owned:  # a frozen process may report a claim late
                     self._broken("T3", f"{node.name} owns {stream} with epoch {epoch}, not the first to do so")
                 self._owned.add((stream, epoch))
                 self.world.reached["take-over"] += epoch > 1
@@ -88,22 +89,22 @@ class Monitor:
             case SegmentStarted(stream, segment, place):
                 epoch = self._epochs.get((f"{node.process!r}", stream), 0)
                 known = self._owners.get((stream, segment))
-                if known is None or known[0] != place:  # of an empty segment that was dropped the number comes again
+                if known is None or known[0] != place:  # the number of an empty segment that was dropped is used again
                     known = self._owners[stream, segment] = (place, set())
                 known[1].add(epoch)
                 self._streams[LedgerId(int(place))] = stream
 
     @property
     def places(self) -> dict[tuple[str, int], tuple[str, set[int]]]:
-        """(stream, segment) -> place, and the epochs of those who began it there."""
+        """(stream, segment) -> location, and the epochs of the owners that began the segment there."""
         return self._owners
 
     def stream_of(self, ledger: LedgerId) -> str:
-        """The stream whose segment began in this ledger; "" if none did."""
+        """The stream that began a segment in this ledger; "" if none did."""
         return self._streams.get(ledger, "")
 
     def forget_metadata(self, tree: Tree) -> None:
-        """ZooKeeper was restored from a backup: what was written since is in it no more."""
+        """Forget metadata that was written since the backup from which ZooKeeper was restored."""
         for known in (self.ledgers, self.deleted, self._epochs, self._claims, self._owned, self._owners):
             known.clear()
         for path, node in tree.nodes.items():
@@ -113,7 +114,7 @@ class Monitor:
         self.world.collections.restored()
 
     def note_owners(self) -> None:
-        """At the end: tell the histories who appended to which segment."""
+        """At the end, add to each stream's history which owners appended to which segment."""
         for notes in self.world.streams:
             for (stream, segment), (_, epochs) in self._owners.items():
                 if stream == notes.name:

@@ -1,6 +1,7 @@
 """Defects planted into the service as it ships, each of a kind that only a whole cluster shows; each must be caught.
 
-The law of this file: a defect is one change of one production method, made while a trial lasts and taken back after it.
+Invariants:
+- A defect is one change of one production method, made while a trial lasts and undone after it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from tests.simulation.worlds import Mutant
 
 
 def _unsynced(write: Any) -> Any:
-    """The journal is written and not synced before it is acknowledged."""
+    """The journal is acknowledged after the write and before the sync."""
 
     def wrong(self: JournalFiles, records: Sequence[Any]) -> Any:
         with mock.patch.object(SimulatedFile, "datasync", lambda _: None):
@@ -62,7 +63,7 @@ def _unsynced(write: Any) -> Any:
 
 
 def _goes_on(write: Any) -> Any:
-    """A failed sync of the journal is taken for a slow one, and tried again."""
+    """A failed sync of the journal is ignored: its entries count as durable."""
 
     def wrong(self: JournalWriter, records: list[Any], upto: int, epoch: int) -> None:
         try:
@@ -74,8 +75,8 @@ def _goes_on(write: Any) -> Any:
 
 
 def _believes(compare_and_set: Any) -> Any:
-    """A metadata write whose reply was lost is taken for done. One in ten is lost here, on its way, beside those that
-    the plan loses: that alone does no harm."""
+    """A metadata write whose reply was lost counts as done. One write in ten is lost here before it is sent, beside
+    those that the plan loses: that alone does no harm."""
 
     async def wrong(self: ZooKeeperLedgers, ledger: Any, value: Any, version: Any) -> Any:
         if version is not None and self._rng.random() < 0.1:
@@ -90,7 +91,7 @@ def _believes(compare_and_set: Any) -> Any:
 
 
 def _drops(on_refused: Any) -> Any:
-    """A batch that was sent to a proxy which no longer owns the stream is forgotten."""
+    """A batch that was sent to a proxy which no longer owns the stream is dropped."""
 
     def wrong(self: Producer, connection: Any, batch: Any, error: Any) -> None:
         on_refused(self, connection, batch, error)
@@ -101,7 +102,7 @@ def _drops(on_refused: Any) -> Any:
 
 
 def _stays(withdraw: Any) -> Any:
-    """Records behind a refused one are told as not written, and sent all the same."""
+    """Records behind a refused one are reported as not written, and sent all the same."""
 
     def wrong(self: Batch) -> int:
         for teller in self.tellers:
@@ -113,7 +114,7 @@ def _stays(withdraw: Any) -> Any:
 
 
 def _for_all(on_failed: Any) -> Any:
-    """What failed one record of a pipeline is told of all behind it at once, while these go on."""
+    """The error of one record of a pipeline is reported for all behind it at once, although these are still sent."""
 
     def wrong(self: Pipeline, index: int) -> None:
         self._producer.settle()
@@ -126,7 +127,7 @@ def _for_all(on_failed: Any) -> Any:
 
 
 def _forgets_itself(renew: Any) -> Any:
-    """A producer that gives up begins anew as another, and says nothing of the one that it was."""
+    """A producer that gives up starts again under another name, and does not name the one that it replaces."""
 
     def wrong(self: Producer) -> None:
         renew(self)
@@ -147,17 +148,17 @@ def _early(hear: Any) -> Any:
 
 
 def _empty(replay: Any) -> Any:
-    """A bookie that starts again does not look into its journal."""
+    """A bookie that starts again does not replay its journal."""
     return lambda self, after, on_damage: iter(())
 
 
 def _once(heard_state: Any) -> Any:
-    """Who is registered does not register again in the session after the one that was lost."""
+    """A registered process does not register again in the session that follows a lost one."""
     return lambda self, state: None
 
 
 def _kept(close: Any) -> Any:
-    """A link that was given up is no longer used, and stays open."""
+    """A connection that was given up is no longer used, and stays open."""
 
     def wrong(self: ProxyConnection) -> None:
         self._end("closed by this process")
@@ -179,7 +180,7 @@ def _same_epoch(write: Any) -> Any:
 
 
 def _deaf_but_for_watches(hint: Any) -> Any:
-    """The list of members is read again when a watch fires, and never else."""
+    """The list of members is read again when a watch fires, and at no other time."""
 
     async def wrong(self: MemberList) -> None:
         await self._stale.wait()
@@ -197,7 +198,7 @@ def _restless(hint: Any) -> Any:
 
 
 def _first_answer(chunk_set: Any) -> Any:
-    """When the first of many watches has been set again, the session counts as one that has heard everything."""
+    """When the first of many watches has been set again, the session counts as up to date."""
 
     def wrong(self: Watches, connection: Any) -> Any:
         done = chunk_set(self, connection)
@@ -218,12 +219,12 @@ def _until_rejoined(refused: Any) -> Any:
 
 
 def _believed(is_unchanged: Any) -> Any:
-    """A stream whose watch may have missed something counts as what it was."""
+    """A stream whose watch may have missed a change counts as unchanged."""
     return lambda doubt, found: True
 
 
 def _one_address(following: Any) -> Any:
-    """Of a name's addresses the resolver's first is tried, and no other."""
+    """Only the first of the addresses that the resolver returns for a name is tried."""
 
     async def wrong(self: Servers) -> tuple[str, int]:
         (host, port), self._turn = self._hosts[self._turn % len(self._hosts)], self._turn + 1
@@ -234,7 +235,7 @@ def _one_address(following: Any) -> Any:
 
 
 def _silent(look: Any) -> Any:
-    """A proxy that is cut off does not say so."""
+    """A proxy that is cut off does not report it."""
 
     async def wrong(self: DependencyCheck) -> str:
         return ""
@@ -243,13 +244,13 @@ def _silent(look: Any) -> Any:
 
 
 def _keeps(give_up_stuck: Any) -> Any:
-    """A proxy that does not reach ZooKeeper keeps the requests that wait for it."""
+    """A proxy that does not reach ZooKeeper keeps the requests that wait for ZooKeeper."""
     return lambda self, for_s: None if for_s else give_up_stuck(self, for_s)
 
 
 @contextlib.contextmanager
 def _by_the_clock() -> Iterator[None]:
-    """A proxy that does not answer for a fixed time is given up, whatever its answers took so far."""
+    """A proxy that does not answer for a fixed time is given up, however long its earlier answers took."""
 
     async def opens(self: Detector, address: str) -> ProxyConnection:
         return await self._dialler.open(address, self._options.ping_timeout_s, ProxyConnection)
@@ -272,12 +273,12 @@ def _by_the_clock() -> Iterator[None]:
 
 
 def _sure(doubt: Any) -> Any:
-    """The metadata of a quiet stream is never looked at again."""
+    """The metadata of a quiet stream is never read again."""
     return lambda self: None
 
 
 def _unasked(choose_vetted: Any) -> Any:
-    """A ledger id is used as ZooKeeper gives it, whatever bookies know of it."""
+    """A ledger id is used as ZooKeeper gives it, without asking bookies whether they know it."""
 
     async def wrong(self: Ledgers, ledger: LedgerId, quorum: Quorum, least: int) -> Any:
         return await self._choose(quorum, least, ())
@@ -286,8 +287,8 @@ def _unasked(choose_vetted: Any) -> Any:
 
 
 def _at_any_time(delete: Any) -> Any:
-    """A creation is carried out whatever was deleted since it was asked for. It comes a second time here, behind the
-    deletion of what it made: that alone does no harm."""
+    """A creation is carried out although a stream of the name was deleted since the request. Here the request comes a
+    second time, after the deletion of the stream that it created: that alone does no harm."""
 
     async def wrong(self: Admin, name: str, incarnation: str, *, force: bool) -> Any:
         told = await delete(self, name, incarnation, force=force)
@@ -299,8 +300,8 @@ def _at_any_time(delete: Any) -> Any:
 
 
 def _of_any_incarnation(write: Any) -> Any:
-    """A batch does not say for which stream of the name it is meant. A copy of each comes late here: that alone does no
-    harm."""
+    """A batch does not say for which incarnation of the stream it is meant. Here a copy of each batch arrives late:
+    that alone does no harm."""
 
     def late(self: Connection, message: proxy.Write) -> None:
         if self.error is None:
@@ -321,9 +322,9 @@ def _of_any_incarnation(write: Any) -> Any:
 
 @contextlib.contextmanager
 def _vouched() -> Iterator[None]:
-    """A ping over any connection to an owner vouches for a stream whose own connection to it is lost, until it is known
-    who owns the stream now. Here each ping has a connection of its own, as another stream's would be; connections of
-    streams are lost after a second, and an owner is found late: that alone does no harm."""
+    """A ping over any connection to an owner counts for a stream whose own connection to it is lost, until the present
+    owner of the stream is known. Here each ping has a connection of its own, as another stream's would be; connections
+    of streams are lost after a second, and an owner is found late: that alone does no harm."""
     listen = OwnerConnections._listen
 
     async def follow(

@@ -1,7 +1,7 @@
-"""Defects planted into what deletes: collections of bookies, and rounds of upkeep of write proxies.
+"""Defects planted into code that deletes: garbage collection of bookies, and rounds of upkeep of write proxies.
 
-Several rules protect each ledger, so a defect that undoes one of them may do no harm: these undo as many as it takes,
-and say which. What is made to fail here fails in a way that does no harm alone.
+Several rules protect each ledger, so a defect that removes one of them may do no harm. Each defect here removes as many
+as are needed and says which. Faults that are added here do no harm by themselves.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _half_listed(listed: Any) -> Any:
 
 
 def _unread(read: Any) -> Any:
-    """What the listing lacks is not read once more."""
+    """A ledger that the listing lacks is not read once more."""
 
     async def wrong(self: GarbageCollection, ledgers: Any) -> LedgersRead:
         if not self._is_collecting:
@@ -63,7 +63,8 @@ def _unread(read: Any) -> Any:
 
 
 def _known_late(listed: Any) -> Any:
-    """A ledger that is new to the bookie when the listing has ended is looked for in it, and counts as seen."""
+    """A ledger that the bookie received during the listing is looked up in it, and counts as known before it. Needs
+    `_judged_late`."""
 
     async def wrong(self: GarbageCollection, known: frozenset[int]) -> LedgersListed:
         found: LedgersListed = await listed(self, known)
@@ -77,7 +78,7 @@ def _known_late(listed: Any) -> Any:
 
 
 def _judged_late(listed: Any) -> Any:
-    """See above."""
+    """The end of the listing is evaluated with the set of ledgers that `_known_late` extends."""
 
     def wrong(self: GarbageCollector, due: RoundDue, present: frozenset[int]) -> Any:
         assert self._round is not None
@@ -87,7 +88,7 @@ def _judged_late(listed: Any) -> Any:
 
 
 def _any_mark(begin: Any) -> Any:
-    """Whatever mark metadata holds, or none, is taken for the bookie's last one."""
+    """Any mark in metadata, or none, is taken for the bookie's last one."""
 
     def wrong(self: GarbageCollector, due: RoundDue) -> Any:
         first = self._first
@@ -100,7 +101,7 @@ def _any_mark(begin: Any) -> Any:
 
 
 def _found_for_good(handle: Any) -> Any:
-    """What was found in metadata counts although contact with it was lost since."""
+    """Results of reading metadata still count after contact with metadata was lost."""
 
     def wrong(self: GarbageCollector, fact: Any) -> Any:
         found = set(self._found)
@@ -113,7 +114,7 @@ def _found_for_good(handle: Any) -> Any:
 
 
 def _nothing(collect: Any) -> Any:
-    """A collection looks at nothing, and says that it is done."""
+    """A collection does nothing, and reports that it is done."""
 
     async def wrong(self: GarbageCollection) -> None:
         self._collected.set()
@@ -122,13 +123,13 @@ def _nothing(collect: Any) -> Any:
 
 
 def _in_place(compact: Any) -> Any:
-    """No log is ever found worth emptying."""
+    """No entry log is ever compacted."""
     return lambda self, below, bytes_max: None
 
 
 def _stale(compact: Any) -> Any:
-    """When a log was emptied, the manifest gets the logs that there were when that began: what was flushed meanwhile,
-    to logs that are new or longer since, is forgotten."""
+    """When a log was compacted, the manifest gets the list of logs from the start of the compaction: what was flushed
+    meanwhile, to new logs or to the end of others, is forgotten."""
     begun: dict[LedgerDir, tuple[LogFile, ...]] = {}
 
     def wrong(self: LedgerDir, below: float, bytes_max: int) -> int | None:
@@ -145,7 +146,7 @@ def _stale(compact: Any) -> Any:
 
 
 def _first_part(entries_to_move: Any) -> Any:
-    """A log counts as empty when a first part of it was copied."""
+    """A log counts as empty when only a first part of it was copied."""
 
     def wrong(self: LedgerDir, victim: Any, bytes_max: int) -> Any:
         moved = entries_to_move(self, victim, bytes_max)
@@ -167,7 +168,7 @@ def _forgotten(load: Any) -> Any:
 
 
 def _unburied(bury: Any) -> Any:
-    """What is buried is not written down."""
+    """That a ledger is buried is not written to disk."""
 
     def wrong(self: LedgerDir, ledgers: Any) -> None:
         buried = tuple(ledgers)
@@ -179,8 +180,8 @@ def _unburied(bury: Any) -> Any:
 
 @contextlib.contextmanager
 def _open_again() -> Iterator[None]:
-    """The machine forgets a buried ledger as if it had never heard of it: the next add makes it anew. The last add of
-    each ledger comes a second time here, when it was buried, as from a writer that was frozen: that alone does no
+    """The state machine forgets a buried ledger as if it had never existed: the next add creates it again. Here the
+    last add of each ledger comes a second time when it was buried, as from a writer that was frozen: that alone does no
     harm."""
     add, buried = Bookie._add, Bookie._buried
     last: dict[tuple[Bookie, int], tuple[Any, Any]] = {}
@@ -201,7 +202,7 @@ def _open_again() -> Iterator[None]:
 
 
 def _rewritten(spoil: Callable[[LedgerRow], LedgerRow]) -> Plant:
-    """An index that is rewritten, as one is that is mostly of ledgers that are gone, spoils the states in it."""
+    """Rewriting an index, as happens to one that is mostly of deleted ledgers, corrupts the ledger states in it."""
 
     @contextlib.contextmanager
     def plant() -> Iterator[None]:
@@ -306,7 +307,7 @@ COLLECTION: tuple[Mutant, ...] = (
 
 
 def _left(look_after: Any) -> Any:
-    """A round of upkeep leaves a stream that is marked as deleted as it is."""
+    """A round of upkeep does not finish the deletion of a stream that is marked as deleted."""
 
     async def wrong(self: Upkeep, name: StreamName, head: StreamHead) -> None:
         if not head.owner.deleted:
@@ -316,7 +317,7 @@ def _left(look_after: Any) -> Any:
 
 
 def _without_segments(finish: Any) -> Any:
-    """Who finishes a deletion that was cut short removes the stream, and leaves its ledgers."""
+    """Finishing a deletion that was cut short removes the stream and leaves its ledgers."""
 
     async def wrong(self: Admin, stream: StreamName, incarnation: str | None = None, *, force: bool = False) -> Removed:
         if incarnation is None:
@@ -331,13 +332,12 @@ def _without_segments(finish: Any) -> Any:
 
 
 def _untouched(has_something: Any) -> Any:
-    """A round of upkeep takes no stream over in which segments expired."""
+    """A round of upkeep does not take over a stream that has expired segments."""
     return lambda self, value: bool(value.truncated)
 
 
 def _marked_once(finish: Any) -> Any:
-    """The mark of a deleted stream goes although a store could not delete all. One deletion in three fails here: that
-    alone does no harm."""
+    """The mark of a deleted stream is removed although a store could not delete everything. Needs `_unstable`."""
 
     async def wrong(self: Admin, stream: StreamName, incarnation: str | None = None, *, force: bool = False) -> Removed:
         removed: Removed = await finish(self, stream, incarnation, force=True)
@@ -347,7 +347,7 @@ def _marked_once(finish: Any) -> Any:
 
 
 def _unstable(delete_segment: Any) -> Any:
-    """See above."""
+    """One deletion of a segment in three fails: that alone does no harm."""
     turns = itertools.count()
 
     async def wrong(self: Admin, store: str, ref: SegmentRef) -> Any:
@@ -357,8 +357,8 @@ def _unstable(delete_segment: Any) -> Any:
 
 
 def _not_claimed(is_ours: Any) -> Any:
-    """A round of upkeep leaves a stream that was claimed to the proxy that is registered under that id, and that one
-    goes by the ring, although it does not know the stream any more."""
+    """A round of upkeep skips a claimed stream if a proxy is registered under the owner's id. That proxy relies on the
+    hash ring, although it does not know the stream any more."""
 
     def wrong(self: Upkeep, name: StreamName, owner: Owner) -> bool:
         return bool(is_ours(self, name, owner)) and self._preferred(name) is None
@@ -367,7 +367,7 @@ def _not_claimed(is_ours: Any) -> Any:
 
 
 def _early(expires_unix_ms: Any) -> Any:
-    """A segment expires when half of its retention is over."""
+    """A segment expires after half of its retention."""
 
     def wrong(self: StreamMetadata, segment: Segment) -> int | None:
         expires_ms = expires_unix_ms(self, segment)
@@ -377,7 +377,8 @@ def _early(expires_unix_ms: Any) -> Any:
 
 
 def _all_but_the_last(look_after: Any) -> Any:
-    """A round of upkeep truncates a stream with a retention to its last segment, whether the others expired or not."""
+    """A round of upkeep truncates a stream with a retention to its last segment, even if the others have not
+    expired."""
 
     async def wrong(self: Upkeep, name: StreamName, head: StreamHead) -> None:
         found = await self._metadata.read(StreamKey(name))

@@ -1,11 +1,15 @@
 """The network of tier 2: hosts, ports and TCP connections between the processes of one virtual loop.
 
-The law of this room: a connection keeps TCP's promise and no more. What is written in one direction arrives in order,
-cut anywhere, later than it was sent, or not at all, and then the connection is lost. Bytes are copied when they are
-written. Nothing arrives before `connection_made` or after `close`. Whatever one host hears of another (data,
-acknowledgement, refusal, end) travels over the directed link between them and is held while that link is cut.
+Each directed link draws from a random stream of its own, so traffic of one pair of hosts does not change the draws of
+another.
 
-Each directed link draws from a stream of its own, so what one pair of hosts does moves no other pair's luck.
+Invariants:
+- What is written in one direction arrives in order, cut anywhere and later than it was sent; or it does not arrive, and
+  then the connection is lost. Nothing more is promised, as with TCP.
+- Bytes are copied when they are written.
+- Nothing arrives before `connection_made` or after `close`.
+- Everything that one host learns of another (data, acknowledgement, refusal, end) travels over the directed link
+  between them and is held while that link is cut.
 """
 
 from __future__ import annotations
@@ -18,13 +22,13 @@ from typing import Any
 from tests.simulation.service.loop import MS, Process, S, SimulatedLoop
 from tests.simulation.service.transport import SimulatedTransport
 
-SYN_AGAIN_NS = 1 * S  # a host that is down is knocked at again
+SYN_AGAIN_NS = 1 * S  # a connection attempt to a host that is down is repeated after this time
 EPHEMERAL = 40_000
 WINDOWS_BYTES = (16 * 1024, 128 * 1024, 512 * 1024)
 
 
 class Link:
-    """One direction between two hosts: how long things take, whether they pass at all.
+    """One direction between two hosts: its latency, and whether anything passes.
 
     sent: chunks so far. hold, lose: numbers of chunks that are late by so many ns, or end their connection.
     """
@@ -62,8 +66,8 @@ class Link:
         extra_ns: int = 0,
         not_before: int = 0,
     ) -> int:
-        """Have `callback` called over there, when it arrives; returns when that is. process: None for the host itself,
-        which answers even while its processes stand still."""
+        """Run `callback` at the other end on arrival. Returns the time of arrival. process: None for the host itself,
+        which answers even while its processes are paused."""
         loop = self._loop
         when = max(loop.now + self.latency_ns() + extra_ns, not_before)
         loop.at(when, loop.world, self._arrived, process, callback, args)
@@ -80,13 +84,13 @@ class Link:
             loop.hand(process, callback, *args)
 
     def cut(self, until_ns: int) -> None:
-        """Let nothing pass until then; what is on its way is held."""
+        """Cut the link until this time; what is on its way is held."""
         self.cut_until = max(self.cut_until, until_ns)
         self._loop.at(until_ns, self._loop.world, self.mend)
 
     def mend(self) -> None:
         if self.cut_until > self._loop.now:
-            return  # a longer cut came meanwhile
+            return  # a longer cut was set meanwhile
         self.cut_until = 0
         waiting, self.waiting = self.waiting, []
         for process, callback, args in waiting:
@@ -94,8 +98,8 @@ class Link:
 
 
 class Network:
-    """All hosts of a trial. A host's name is its address; names: other names, each for the hosts that it stands for.
-    windows_bytes: a connection draws one of these, what its receiver may hold that its process has not read."""
+    """All hosts of a trial. A host's name is its address; names: other names, each with the hosts that it resolves to.
+    windows_bytes: each connection draws one as its receive window: bytes that arrived and its process has not read."""
 
     def __init__(
         self, loop: SimulatedLoop, *, latency_ns: int = MS // 5, windows_bytes: Sequence[int] = WINDOWS_BYTES
@@ -123,11 +127,11 @@ class Network:
     # ---- faults ------------------------------------------------------------------------------------------------------
 
     def cut(self, a: str, b: str, until_ns: int) -> None:
-        """One way: nothing passes from a to b."""
+        """Cut one direction: nothing passes from a to b."""
         self.link(a, b).cut(until_ns)
 
     def reset(self, a: str, b: str) -> int:
-        """Reset every connection between two hosts; how many."""
+        """Reset every connection between two hosts. Returns how many."""
         found = [
             transport
             for process, transports in self.transports.items()
@@ -141,7 +145,7 @@ class Network:
         return len(found)
 
     def heal(self) -> None:
-        """Mend every link for good."""
+        """End every fault of every link, for good."""
         self.healed = True
         for link in self.links.values():
             link.cut_until = link.slow_until = 0
@@ -150,7 +154,8 @@ class Network:
             link.mend()
 
     def process_died(self, process: Process) -> None:
-        """Its host closes its sockets: peers hear of it, after what was sent or instead of it."""
+        """Close the sockets of a process that died: peers learn of it after the data that was sent, or instead of
+        it."""
         for key in [key for key, server in self.listeners.items() if server.process is process]:
             self.listeners.pop(key).close()
         for transport in tuple(self.transports.pop(process, ())):
@@ -158,7 +163,8 @@ class Network:
             transport.host_closes()
 
     def power_cut(self, process: Process) -> None:
-        """The host is gone without a word. Peers hear nothing until it is back, or their own keepalive gives up."""
+        """Take the host down without notice. Peers learn nothing until it is back, or until their own keepalive gives
+        up."""
         self.is_down.add(process.node)
         for key in [key for key, server in self.listeners.items() if server.process is process]:
             self.listeners.pop(key).close()
@@ -167,7 +173,7 @@ class Network:
             transport.host_vanishes()
 
     def power_back(self, node: str) -> None:
-        """The host answers again, and knows none of its old connections."""
+        """Bring the host up again; it knows none of its old connections."""
         self.is_down.discard(node)
         for transports in self.transports.values():
             for transport in tuple(transports):
@@ -186,7 +192,7 @@ class Network:
             transport = await waiter
         except BaseException:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                waiter.result().abort()  # it came true as we gave up
+                waiter.result().abort()  # the connection was made while the caller gave up
             raise
         protocol = protocol_factory()
         transport.open(protocol)
@@ -195,7 +201,7 @@ class Network:
     def _knock(
         self, process: Process, local: int, host: str, port: int, waiter: asyncio.Future[SimulatedTransport]
     ) -> None:
-        """At the other host, whatever its processes do."""
+        """Try to connect at the other host, also while its processes are paused."""
         if process.is_dead or waiter.done():
             return
         back = self.link(host, process.node)
@@ -228,7 +234,7 @@ class Network:
         return Server(self, process, protocol_factory, sock, serving)
 
     def bind(self, host: str, port: int) -> SimulatedListener:
-        """Take a port of a host; 0 for any. Raises OSError when it is taken."""
+        """Take a port of a host; 0 for any. Raises OSError if it is taken."""
         if not port:
             self._ports[host] = port = self._ports.get(host, EPHEMERAL) + 1
         if (host, port) in self.listeners:
@@ -242,7 +248,7 @@ class Network:
 
 
 class SimulatedListener:
-    """What a bound socket is to whoever bound it."""
+    """A bound socket, as its owner sees it."""
 
     def __init__(self, host: str, port: int) -> None:
         self._name = (host, port)

@@ -1,8 +1,10 @@
-"""The machines of a simulated cluster, each with one process at a time: what production's own composition makes of it.
+"""The machines of a simulated cluster, each with at most one process, started by production's own composition code.
 
-The law of this room: nothing of the service is put together here. A bookie is `actors/bookie/running.py`, a proxy is
-`proxies/*/life.py`, a client is `dlog.connect`; a node only gives them a host, a disk, a stop event, and ends and
-begins their process as an operating system and a supervisor would.
+Invariants:
+- No part of the service is assembled here: a bookie is `actors/bookie/running.py`, a proxy is `proxies/*/life.py`, a
+  client is `dlog.connect`.
+- A node gives a process a host, a disk and a stop event, and starts and ends it as an operating system and a supervisor
+  would.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ Hear = Callable[["Node", Event], None]
 class Node:
     """One machine: at most one process at a time.
 
-    on_exit: told when a process ends by itself, with its error (None: on purpose). It stays down until `boot`.
+    on_exit: called when a process ends by itself, with its error (None: on purpose). The node stays down until `boot`.
     """
 
     def __init__(self, network: Network, name: str, hear: Hear, on_exit: Callable[[Node, BaseException | None], None]):
@@ -58,7 +60,7 @@ class Node:
         self._skew_ns = 0
 
     def boot(self) -> Process:
-        """Begin a process. The node must be down."""
+        """Start a process. The node must be down."""
         assert self.process is None, f"{self.name} is up"
         if self.name in self.network.is_down:
             self.network.power_back(self.name)
@@ -70,7 +72,7 @@ class Node:
         return process
 
     def kill(self) -> None:
-        """The process dies at once; its peers hear it."""
+        """Kill the process at once; its peers learn of it."""
         process = self.process
         if process is not None:
             self._dying(process)
@@ -78,7 +80,7 @@ class Node:
             self.network.process_died(process)
 
     def power_cut(self, rng: random.Random) -> None:
-        """The machine loses power: nobody hears of it, and what was not synced is lost or torn."""
+        """Cut the machine's power: no peer learns of it, and what was not synced is lost or torn."""
         process = self.process
         if process is not None:
             self._dying(process)
@@ -87,27 +89,27 @@ class Node:
             self._lose_unsynced(rng)
 
     def ask_to_stop(self) -> None:
-        """As SIGTERM does."""
+        """Ask the process to stop, as SIGTERM does."""
         if self.process is not None and self.stopping is not None:
             self.process.post(self.stopping.set)
 
     def skew(self, by_ns: int) -> None:
-        """Its wall clock jumps."""
+        """Let its wall clock jump."""
         self._skew_ns += by_ns
         if self.process is not None:
             self.process.skew_ns = self._skew_ns
 
-    # ---- what a kind of node adds ------------------------------------------------------------------------------------
+    # ---- overridden by each kind of node -----------------------------------------------------------------------------
 
     async def live(self, process: Process) -> None:
-        """The life of one process, to its end."""
+        """Run one process to its end."""
         raise NotImplementedError
 
     def _dying(self, process: Process) -> None:
-        """The process is about to die."""
+        """Called when the process is about to be killed."""
 
     def _lose_unsynced(self, rng: random.Random) -> None:
-        """The power is gone."""
+        """Lose what was not synced, after a power cut."""
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
@@ -128,7 +130,7 @@ class Node:
         await self.live(process)
 
     def _ended(self, process: Process, task: asyncio.Task[None]) -> None:
-        """The process ends by itself: its host closes what it left open."""
+        """Handle a process that ended by itself: its host closes what it left open."""
         error = task.exception()
         told = error if error is None or _is_told(error) else AssertionError(f"{self.name} crashed")
         if told is not error:
@@ -156,7 +158,7 @@ class Node:
 
 
 def _is_told(error: BaseException) -> bool:
-    """Whether a process that ends with this says so in one line and an exit code (dlog/io/process.py)."""
+    """Whether a process that ends with this error reports it in one line and an exit code (dlog/io/process.py)."""
     if isinstance(error, BaseExceptionGroup):
         return all(_is_told(inner) for inner in error.exceptions)
     return isinstance(error, DLogError)
@@ -195,9 +197,9 @@ class BookieNode(Node):
         self.options = bookie_options
         self.disk = SimulatedDisk(settling=True, bytes_max=DISK_BYTES)
         self.slow = 1.0
-        self.syncs_failed_before = 0  # this life
+        self.syncs_failed_before = 0  # in this incarnation
         self.power_cuts = 0
-        self.unsynced_lost = 0  # power cuts that found writes not synced
+        self.unsynced_lost = 0  # power cuts that met unsynced writes
         self._session_timeout_s = session_timeout_s
         self._threads: SimulatedThreads | None = None
         self._latency: Latency | None = None
@@ -228,7 +230,7 @@ class BookieNode(Node):
         await bookie_life.live(options, ground, self.stopping, tell=self.hear, on_ready=lambda _: self._ready())
 
     def slow_down(self, factor: float) -> None:
-        """Its disk takes so many times as long from now on."""
+        """Make every operation of its disk take this many times as long from now on."""
         self.slow = factor
         if self._latency is not None:
             self._latency.factor = factor
@@ -303,7 +305,7 @@ class ReadProxyNode(Node):
 
 
 class WorkNode(Node):
-    """A machine on which something of the test runs: a client's work, an operator's command."""
+    """A machine on which code of the test runs: a client's work, an operator's command."""
 
     def __init__(self, *args: Any, work: Callable[[Process], Awaitable[None]], **options: Any) -> None:
         super().__init__(*args, **options)

@@ -1,4 +1,4 @@
-"""How a defect is planted into production code: one method replaced while a trial lasts."""
+"""Plants a defect into production code: replaces one method while a trial lasts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Plant = Callable[[], AbstractContextManager[object]]
 
 
 def instead(cls: Any, name: str, make: Callable[[Any], Any]) -> Plant:
-    """Replace a method of a class, or a function of a module, by what `make` makes of it."""
+    """Replace a method of a class, or a function of a module, by what `make` returns for it."""
     return lambda: mock.patch.object(cls, name, make(getattr(cls, name)))
 
 
 @contextlib.contextmanager
 def both(*plants: Plant) -> Iterator[None]:
-    """Plant several."""
+    """Plant several changes as one defect."""
     with contextlib.ExitStack() as stack:
         for plant in plants:
             stack.enter_context(plant())

@@ -1,10 +1,11 @@
-"""Other versions of Python for the comparison of traces: which are there, and an environment for each.
+"""Other versions of Python for the comparison of traces: finds interpreters and makes an environment for each.
 
     python -m tests.simulation.service.pythons         # make what is missing, from requirements.lock
 
-The law of this file: an interpreter counts if it is one that we support and its environment holds what the service
-imports, in the versions and with the hashes of requirements.lock. Nothing else is installed there, nothing is fetched
-by a test.
+Invariants:
+- An interpreter counts if its version is supported and its environment holds what the service imports, in the versions
+  and with the hashes of requirements.lock.
+- Nothing else is installed there, and no test downloads anything.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 HOME = ROOT / ".cache" / "pythons"
 VERSIONS = ("3.11", "3.12", "3.13")
-NEEDED = ("aiozk", "fastcrc", "lz4", "msgpack", "structlog", "uvloop")  # what the room imports
+NEEDED = ("aiozk", "fastcrc", "lz4", "msgpack", "structlog", "uvloop")  # what the simulation imports
 
 
 def interpreters() -> dict[str, str]:
-    """By version, an interpreter of this machine; the running one among them."""
+    """The interpreters of this machine by version, with the running one among them."""
     found = {f"{sys.version_info.major}.{sys.version_info.minor}": sys.executable}
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     for version in VERSIONS:
@@ -39,14 +40,15 @@ def interpreters() -> dict[str, str]:
 
 
 def environments() -> dict[str, str]:
-    """By version, an interpreter that can run the simulation: the running one, and those that were made."""
+    """The interpreters that can run the simulation, by version: the running one, and the environments that were
+    made."""
     made = {version: str(HOME / version / "bin" / "python") for version in interpreters()}
     made[f"{sys.version_info.major}.{sys.version_info.minor}"] = sys.executable
     return {version: path for version, path in made.items() if path == sys.executable or _is_whole(version)}
 
 
 def make() -> None:
-    """Make the environments that are missing; needs the package registry."""
+    """Make the environments that are missing. Needs the package registry."""
     wanted = HOME / "requirements.txt"
     HOME.mkdir(parents=True, exist_ok=True)
     wanted.write_text(_locked((ROOT / "requirements.lock").read_text()))
@@ -67,7 +69,7 @@ def _is_whole(version: str) -> bool:
 
 
 def _locked(lock: str) -> str:
-    """The part of the lock that is needed here."""
+    """The lines of the lock that are needed here."""
     blocks = re.split(r"\n(?=[a-z0-9])", lock)
     return "\n".join(block for block in blocks if re.split(r"[=\[ ]", block, maxsplit=1)[0] in NEEDED) + "\n"
 

@@ -1,4 +1,4 @@
-"""The part of asyncio's loop that a simulation has not: whoever calls it is told so at the call."""
+"""The part of asyncio's event loop that the simulation does not support: each call raises."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def _refuse(name: str) -> NoReturn:
 
 
 class Refusing(asyncio.AbstractEventLoop):
-    """Raises RuntimeError wherever real sockets, threads, signals, pipes or processes would be touched."""
+    """Raises RuntimeError for every call that would use real sockets, threads, signals, pipes or processes."""
 
     def run_forever(self, *args: Any, **options: Any) -> Any:
         _refuse("run_forever")

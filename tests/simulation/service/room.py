@@ -1,4 +1,5 @@
-"""The room `service`: the whole service as it ships, on a virtual loop, over simulated network, disks and ZooKeeper."""
+"""The simulation `service`: the whole service as it ships, on a virtual loop, over simulated network, disks and
+ZooKeeper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole bookie (connections, actor, machine, files) on a simulated loop and disk, without a thread."""
+"""Tests a whole bookie (connections, actor, state machine, files) on a simulated loop and disk, without a thread."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ OPTIONS = BookieOptions(
     disk_check_s=0.1,
     disk_free_min_bytes=0,
     disk_free_reserve_bytes=0,
-    gc_s=0.0,  # what is asked here is told by the journal and checkpoints alone
+    gc_s=0.0,  # off: these tests check the journal and checkpoints alone
 )
 OK, NO_ENTRY, IO_ERROR, FENCED, READ_ONLY = 0, 2, 101, 104, 105
 
 
 class Rig:
-    """One bookie and its clients; the disk outlives the lives of the bookie."""
+    """One bookie and its clients; the disk outlives the processes of the bookie."""
 
     def __init__(self, seed: int) -> None:
         self.loop = SimulatedLoop(seed)
@@ -107,7 +107,7 @@ class Rig:
         self.network.process_died(self.process)
 
     def dispose(self) -> list[str]:
-        """Let go of everything that leads to a coroutine, then end the trial."""
+        """Drop every reference that leads to a coroutine, then end the trial."""
         loop = self.loop
         self.__dict__.clear()
         return loop.dispose()
@@ -120,7 +120,7 @@ class Rig:
 
 
 class Client(asyncio.Protocol):
-    """Sends frames, keeps answers in order of arrival."""
+    """Sends frames and keeps answers in order of arrival."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
@@ -174,7 +174,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
 
 
 def live_and_die(rig: Rig, rounds: int) -> int:
-    """Rounds of adds and fences, each ended by a death; all that was acknowledged is read by the next life."""
+    """Run rounds of adds and fences, each ended by a crash; the next process must serve all that was acknowledged."""
     rng = rig.rng
     acked: dict[tuple[int, int], bytes] = {}
     fenced: set[int] = set()
@@ -232,7 +232,8 @@ def test_the_same_seed_is_the_same_run() -> None:
 
 
 def test_a_failed_sync_ends_it_and_nothing_is_acknowledged_after_that(rig: Rig) -> None:
-    """Once, and the next one would succeed: the pages are gone, and nothing may be built on them (fsyncgate)."""
+    """One sync fails and the next one would succeed: the kernel has dropped the pages, so no later sync covers them
+    (fsyncgate)."""
     rig.start()
     client = rig.client()
     assert client.ask(add_frame(1, 0, b"before"))[0] == OK

@@ -1,4 +1,4 @@
-"""A read proxy is cut off from ZooKeeper while another one reaches it: its readers go on there within 3 seconds."""
+"""Readers of a read proxy that is cut off from ZooKeeper go on within 3 seconds at another one that reaches it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.simulation.service import drawing, world
 from tests.simulation.service.loop import S
 
 CUT_S, AWAY_S = 2.0, 8.0
-SILENCE_S_MAX = 3.0  # of a reader at the tail of a stream that is written to some ten times a second
+SILENCE_S_MAX = 3.0  # of a reader at the tail of a stream that is written about ten times a second
 
 
 def plan(seed: int, cut_off: str) -> Plan:
-    """A stream that rolls once a second or two, two read proxies, and one of them out of ZooKeeper's reach."""
+    """A stream that rolls every second or two, two read proxies, and one of them cut off from ZooKeeper."""
     drawn = drawing.draw(seed, "quiet")
     config = {**drawn.config, "drawn": False, "events_lost": 0.0, "streams": 1, "cancels": 0.0, "truncates": False}
     config |= {"pace_s": 0.1, "session_s": 10.0, "duration_s": CUT_S + AWAY_S + 1.0, "record_bytes": 3000, "readers": 2}
@@ -30,7 +30,7 @@ def plan(seed: int, cut_off: str) -> Plan:
 
 
 def longest_silence_s(seed: int) -> float:
-    """Of any reader that followed all the time, whichever of the two proxies is cut off."""
+    """The longest silence of any reader that followed all the time, with either of the two proxies cut off."""
     longest_s = 0.0
     for cut_off in ("reader-1", "reader-2"):
         heard: dict[int, list[int]] = {}

@@ -1,4 +1,5 @@
-"""M3: a watch is a hint. Without a single event of ZooKeeper everything is found, late; and results are the same."""
+"""M3: a watch is a hint. Without a single event of ZooKeeper every change is found, only later, with the same
+results."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ def test_a_list_of_segments_is_read_as_it_stands_though_no_event_tells_of_its_ch
         async with await connect() as one, await connect() as two:
             value = StreamMetadata(name=KEY.stream, segments=(first,), max_segment=SegmentNumber(1), owner=Owner())
             assert isinstance(await one.compare_and_set(KEY, value, None), Versioned)
-            for _ in range(3):  # the second finds the list kept, the third as well
+            for _ in range(3):  # the second and the third find the cached list
                 assert (await seen(two)).value.segments == (first,)
             done = dataclasses.replace(first, completed=True, last_entry=EntryId(0), last_txid=Txid(1), record_count=1)
             for segments in ((done,), (done, second), (second,)):
@@ -98,7 +99,7 @@ def test_a_list_of_segments_is_read_as_it_stands_though_no_event_tells_of_its_ch
 def test_the_service_keeps_its_promises_whatever_events_are_lost(style: str, share: float) -> None:
     for seed in range(2):
         plan = drawing.draw(seed, style)
-        # how soon an owner that is cut off is replaced, events decide; that it is replaced, the writers' answers show
+        # events decide how soon a cut-off owner is replaced; the writers' answers show that it is replaced
         config = {name: value for name, value in plan.config.items() if name != "silence_max_s"}
         plan = dataclasses.replace(plan, config={**config, "events_lost": share})
         outcome = world.run(plan)

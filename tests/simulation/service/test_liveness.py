@@ -1,4 +1,4 @@
-"""How long a stream that is written to may have nothing acknowledged, by what befalls its owner (V4)."""
+"""How long a written stream may have nothing acknowledged, for each fault of its owner (V4)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLANS = Path(__file__).parents[1] / "plans" / "service"
 
 
 def run(seed: int, silence_max_s: float, faults: Sequence[Fault], *, writers: int = 2) -> Outcome:
-    """A quiet small cluster, one stream written some times a second, and these faults."""
+    """Run a quiet small cluster with one stream that is written several times a second, and these faults."""
     drawn = drawing.draw(seed, "starved")
     config = {**drawn.config, "silence_max_s": silence_max_s, "duration_s": AT_S + FOR_S + 5.0, "pace_s": 0.1}
     config["writers"] = writers
@@ -50,7 +50,7 @@ def test_an_owner_that_is_cut_off_from_all_bookies_is_replaced_within_three_seco
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("heir", ["writer-1", "writer-2", "writer-3"])
 def test_an_heir_that_is_cut_off_from_zookeeper_leaves_the_stream_to_another(seed: int, heir: str) -> None:
-    """Each in turn is cut off, and of the other two one dies a moment later: one of them owned the stream."""
+    """Each proxy in turn is cut off, and a moment later one of the other two dies: one of these owned the stream."""
     writers = ["writer-1", "writer-2", "writer-3"]
     dies = writers[(writers.index(heir) + 1 + seed % 2) % 3]
     cut = Fault(kind=FaultKind.META_CUT, a=heir, at_s=AT_S, for_s=FOR_S)

@@ -1,4 +1,4 @@
-"""What the god's view calls a broken claim, and what it does not."""
+"""Tests which claims the monitor reports as broken, and which not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATH = "/dlog/streams/s/owner"
 
 
 class Cluster:
-    """As much of a world as is looked at."""
+    """The part of a world that the monitor looks at."""
 
     def __init__(self) -> None:
         self.loop = SimpleNamespace(breach=None)
@@ -30,7 +30,7 @@ class Cluster:
         self.monitor = Monitor(cast(Any, self))
 
     def owns(self, name: str, epoch: int) -> str | None:
-        """The invariant that is broken once `name` has said so."""
+        """The invariant that is broken once the process `name` has reported that it owns the stream."""
         node = cast(Any, SimpleNamespace(name=name, process=name))
         self.monitor.hear(node, StreamOwned("s", Epoch(epoch), ""))
         return self._breach()

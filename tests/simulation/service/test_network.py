@@ -1,4 +1,4 @@
-"""The simulator is proved before what runs in it: order, flow control, cuts, resets, deaths, one hash twice."""
+"""Tests the simulated network itself: order, flow control, cuts, resets, deaths, and the same hash twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.simulation.service.network import Network
 
 
 class Echo(asyncio.Protocol):
-    """Sends back what it hears."""
+    """Sends back what it receives."""
 
     def __init__(self, seen: list[str] | None = None) -> None:
         self.seen = seen if seen is not None else []
@@ -35,7 +35,7 @@ class Echo(asyncio.Protocol):
 
 
 class Collect(asyncio.Protocol):
-    """Keeps what it hears."""
+    """Keeps what it receives."""
 
     def __init__(self) -> None:
         self.got = bytearray()
@@ -76,7 +76,7 @@ class Rig:
         self.begin(self.server, self._serve())
 
     def begin(self, process: Process, work: Any) -> list[Any]:
-        """Run a coroutine as a process; its result will be in the list."""
+        """Run a coroutine as a process; its result is appended to the returned list."""
         results: list[Any] = []
 
         def start() -> None:
@@ -261,7 +261,7 @@ def test_closing_says_goodbye_after_what_was_written() -> None:
     rig.client.post(part)
     rig.run(2.0)
     assert collect.lost == [None]
-    assert seen[-1] in ("lost NoneType", "lost ConnectionResetError")  # it echoes to one who has left
+    assert seen[-1] in ("lost NoneType", "lost ConnectionResetError")  # it echoes to a peer that has left
     assert seen.count("data") > 1
     assert not rig.network.transports[rig.client]
     assert not rig.network.transports[rig.server]
@@ -303,7 +303,7 @@ def test_what_cannot_be_simulated_raises() -> None:
 
 
 def test_a_timer_is_never_due_before_its_time() -> None:
-    """1008.3021673650001 s lie between two nanoseconds; who finds itself too early sets the timer again, for ever."""
+    """1008.3021673650001 s is between two nanoseconds; a timer that fires too early is set again, for ever."""
     loop = SimulatedLoop(0)
     when_s = 1008.3021673650001
     heard: list[float] = []

@@ -1,6 +1,6 @@
-"""What a process that watches many streams asks of ZooKeeper when contact is back: counted in packets.
+"""Counts the packets that a process which watches many streams sends to ZooKeeper when contact is back.
 
-Each stream is owned here, and whoever is told of it reads it, as an owner does.
+Each stream is owned by this process, and its watch makes the process read it, as an owner does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.simulation.service.test_zookeeper import PORT, Rig, until
 
 HOSTS = f"zk-0:{PORT}"
 SESSION_S = 4.0
-MEMBERS = MemberOptions(again_s=1e6)  # the list is read when a watch tells of it
+MEMBERS = MemberOptions(again_s=1e6)  # the list is read only when a watch fires
 SETTLED_S = 5.0  # without a packet but for pings
 
 
@@ -45,7 +45,7 @@ def owner(epoch: int, proxy: str = "p1") -> Owner:
 
 
 class Packets:
-    """What is sent while this is entered, by the kind of request; pings are left out."""
+    """Counts the requests sent while this context is entered, by kind; pings are left out."""
 
     def __init__(self) -> None:
         self.sent: Counter[str] = Counter()
@@ -70,7 +70,7 @@ class Packets:
         del self.sent["PingRequest"]
 
     async def settled(self) -> None:
-        """Return when nothing but pings was sent for a while."""
+        """Return when nothing but pings was sent for SETTLED_S."""
         before = -1
         while (now := self.total - self.sent["PingRequest"]) != before:
             before = now
@@ -78,7 +78,7 @@ class Packets:
 
 
 class Owners:
-    """Streams that this process has claimed, watches, and reads when it is told of them."""
+    """Streams that this process has claimed, watches, and reads when a watch fires."""
 
     def __init__(self, metadata: ZooKeeperMetadata, count: int, tasks: asyncio.TaskGroup) -> None:
         self.keys = [StreamKey(StreamName(f"s{number}")) for number in range(count)]
@@ -96,7 +96,7 @@ class Owners:
             self._metadata.watch(key, self._look(key))
 
     async def change(self, by: ZooKeeperMetadata, key: StreamKey) -> None:
-        """Somebody else claims the stream."""
+        """Claim the stream for another proxy."""
         found = await by.read(key)
         assert isinstance(found, Versioned)
         claimed = dataclasses.replace(found.value, owner=owner(2))
@@ -122,7 +122,7 @@ async def connect(member: int = 0) -> ZooKeeperMetadata:
 
 
 async def lose_contact(rig: Rig, metadata: ZooKeeperMetadata, *, session: bool) -> None:
-    """Return when contact is back. session: the session is lost with it."""
+    """Lose contact; return when it is back. session: the session is lost with it."""
     states: list[SessionState] = []
     unsubscribe = metadata.on_state(states.append)
     if session:
@@ -135,7 +135,7 @@ async def lose_contact(rig: Rig, metadata: ZooKeeperMetadata, *, session: bool) 
 
 
 async def lock_members(metadata: ZooKeeperMetadata, keys: list[StreamKey]) -> list[list[str]]:
-    """Of each stream, those that the present session has made."""
+    """The lock members of each stream that were made in the present session."""
     found = [(await metadata.zookeeper.children(f"/dlog/{key.stream}/<default>/lock"))[0] for key in keys]
     return [[name for name in names if f"_s{metadata.zookeeper.session_id:10d}_" in name] for names in found]
 
@@ -143,7 +143,8 @@ async def lock_members(metadata: ZooKeeperMetadata, keys: list[StreamKey]) -> li
 @pytest.mark.parametrize("count", [10, 100, 1000])
 @pytest.mark.parametrize(("session", "a_stream"), [(False, 0.1), (True, 0.1 + 2 / 31)])
 def test_packets_for_each_stream_when_contact_is_back(session: bool, a_stream: float, count: int, rig: Rig) -> None:
-    """A tenth checks the stream; in a new session 31 lock members take two packets. Watches are set all at once."""
+    """A check of the stream takes a tenth of a packet; in a new session 31 lock members take two packets. All watches
+    are set at once."""
 
     async def story() -> None:
         await cluster_init(HOSTS, "/dlog")
@@ -164,7 +165,8 @@ def test_packets_for_each_stream_when_contact_is_back(session: bool, a_stream: f
 
 @pytest.mark.parametrize("session", [False, True])
 def test_only_who_owns_a_stream_that_changed_meanwhile_is_told(session: bool, rig: Rig) -> None:
-    """It is changed through another member of the ensemble, while ours is away, and again when contact is back."""
+    """A stream is changed through another member of the ensemble, while our connection is away and again when contact
+    is back."""
     rig.add()
     changed = {0, 7, 39}
 
@@ -191,7 +193,8 @@ def test_only_who_owns_a_stream_that_changed_meanwhile_is_told(session: bool, ri
 
 
 def test_a_stream_that_cannot_be_shown_as_ours_keeps_no_other_from_it(rig: Rig) -> None:
-    """One is another's by now, one has no lock, of one the owner cannot be read; all are tried in one multi first."""
+    """One stream is another proxy's by now, one has no lock, and the owner of one cannot be read; all are tried in one
+    multi first."""
     rig.add()
 
     async def story() -> None:

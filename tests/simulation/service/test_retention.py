@@ -1,4 +1,5 @@
-"""Retention in the whole service: the moments by which ZooKeeper's clock tells a segment's age reach who deletes."""
+"""Retention in the whole service: the times by which ZooKeeper's clock gives a segment's age reach the deleting
+code."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from tests.simulation.service import drawing, world
 from tests.simulation.service.loop import S
 
 RETENTION_S = 4.0
-REPLY_S = 0.1  # a segment is told of as complete when the reply that says so has come
+REPLY_S = 0.1  # a segment is reported as complete when the reply that says so has arrived
 
 
 def plan(seed: int) -> Plan:
-    """A stream that is written all the time, by who keeps up with it, and ends a segment each second."""
+    """A stream that is written all the time by a producer that keeps up, and that ends a segment each second."""
     drawn = drawing.draw(seed, "quiet")
     config = {**drawn.config, "drawn": False, "events_lost": 0.0, "streams": 1, "cancels": 0.0, "truncates": False}
     config |= {"pace_s": 0.1, "duration_s": 15.0, "record_bytes": 200}

@@ -1,7 +1,7 @@
-"""The whole service under simulation: seeds of every style, planted defects, one trace on every Python.
+"""Runs the whole service under simulation: seeds of every style, planted defects, one trace on every Python.
 
-DLOG_SIM_SEEDS: as for the other rooms; here a trial costs a hundred times as much, so a fiftieth of it is run of each
-style. `python -m tests.simulation service --seeds N` hunts.
+DLOG_SIM_SEEDS: as for the other simulations; a trial costs a hundred times as much here, so a fiftieth of the number is
+run of each style. `python -m tests.simulation service --seeds N` hunts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.simulation.worlds import Mutant
 
 SEEDS = max(4, int(os.environ.get("DLOG_SIM_SEEDS", "250")) // 50)
 ROOM = room()
-MARKS = ("ack", "delivered", "stream.owned", "segment.completed")  # so few seeds need not reach more
+MARKS = ("ack", "delivered", "stream.owned", "segment.completed")  # so few seeds are not required to reach more marks
 
 
 @pytest.mark.parametrize("style", drawing.STYLES)
@@ -64,7 +64,7 @@ def test_a_seed_has_one_trace_whatever_hashes_are(here: str) -> None:
 @pytest.mark.parametrize("version", pythons.VERSIONS)
 def test_a_seed_has_one_trace_on_every_python(version: str, here: str) -> None:
     interpreter = pythons.environments().get(version)
-    if interpreter is None:  # one Python is all that must be there, on a clean machine too
+    if interpreter is None:  # a clean machine may have just one Python
         how = "make pythons" if version in pythons.interpreters() else f"install Python {version}, then make pythons"
         MISSING[f"Python {version} for the comparison of traces"] = how
         pytest.skip(f"no environment of Python {version}: {how}")

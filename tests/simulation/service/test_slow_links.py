@@ -1,6 +1,6 @@
-"""Reads over a link that carries little: what is long on its way is waited for.
+"""Reads over a slow link: a reader waits for an answer as long as it keeps arriving.
 
-A window of 16 KiB and half a second for each: a megabyte takes half a minute.
+The window is 16 KiB with half a second for each: a megabyte takes half a minute.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STREAM = "stream-0"
 
 
 class Narrow(random.Random):
-    """Draws the first of what there is: the smallest window."""
+    """A random source that draws the first choice: the smallest window."""
 
     def choice(self, seq: Any) -> Any:
         return seq[0]
@@ -59,7 +59,7 @@ def cluster(payloads: list[bytes]) -> Iterator[World]:
 def read_from_afar(
     world: World, work: Callable[[Client], Awaitable[Any]], within_s: float, options: ClientOptions
 ) -> Any:
-    """Do it with a client of the read proxy at the far end of the slow link."""
+    """Run this with a client of the read proxy at the far end of the slow link."""
 
     async def run(_: Process) -> Any:
         async with dlog.connect(f"dlog://{world.readers[0].address}", options=options) as client:

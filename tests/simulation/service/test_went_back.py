@@ -1,8 +1,10 @@
-"""ZooKeeper comes back from an older snapshot, and what was acknowledged since is in no list any more.
+"""ZooKeeper is restored from an older snapshot, so segments acknowledged since are in no list any more.
 
-The law of this file: what a process has seen it does not unlearn. A proxy that has seen more says so by name and serves
-nothing of the stream; a reader is never told that the log ends where the snapshot ends.
 Source: ZOOKEEPER-2832, ZOOKEEPER-4646.
+
+Invariants:
+- A proxy that has seen a newer version of a stream's metadata reports that by name and serves nothing of the stream.
+- A reader is never told that the log ends where the snapshot ends.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ REFUSED = "refused"
 
 
 class Cluster:
-    """Quiet, with two write proxies and a read proxy."""
+    """A quiet cluster with two write proxies and a read proxy."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self._asked = 0
 
     def ask(self, work: Callable[[Client], Awaitable[Any]]) -> Any:
-        """What a new client is told; REFUSED if it is that metadata went back."""
+        """What a new client receives; REFUSED if the error says that metadata went back."""
 
         async def run(_: Process) -> Any:
             async with dlog.connect(self.world.work.addresses) as client:
@@ -61,7 +63,7 @@ class Cluster:
         self.ask(lambda client: client.hand_over(STREAM))
 
     def lose_what_follows(self) -> Callable[[], None]:
-        """A snapshot; call it to have ZooKeeper restored from it."""
+        """Take a snapshot. The returned function restores ZooKeeper from it."""
         ensemble = self.world.zookeeper.ensemble
         tree, zxid = ensemble.tree.copy(), ensemble.zxid
 
@@ -70,13 +72,13 @@ class Cluster:
             ensemble.tree, ensemble.zxid = tree, zxid
             self.world.zookeeper.boot()
             session_s = self.world.plan.config["session_s"]
-            self.world.loop.run(until_s=self.world.loop.now_s + 10 * session_s)  # whoever saw more is let in anew
+            self.world.loop.run(until_s=self.world.loop.now_s + 10 * session_s)  # sessions that saw more are replaced
 
         return restore
 
 
 def play(story: Callable[[Cluster], None]) -> str:
-    """Play a story to its end; what the simulation's own checks say against it, "" if nothing."""
+    """Run a scenario to its end. Returns what the simulation's own checks find, "" if nothing."""
     plan = drawing.draw(1, "quiet")
     config = {**plan.config, "drawn": False, "writers": 2, "readers": 1, "clients": 0, "streams": 1}
     world = World(dataclasses.replace(plan, config=config), {})
@@ -115,7 +117,7 @@ def test_zookeeper_2832_metadata_that_went_back_is_refused_by_who_has_seen_more(
 
 
 def test_zookeeper_2832_who_believes_metadata_that_went_back_gives_an_epoch_twice() -> None:
-    """The planted defect: metadata is taken as it is, whatever was seen before."""
+    """Planted defect: metadata is accepted as it is, whatever was seen before."""
 
     def story(cluster: Cluster) -> None:
         cluster.append(b"before")
@@ -130,7 +132,7 @@ def test_zookeeper_2832_who_believes_metadata_that_went_back_gives_an_epoch_twic
 
 
 def test_an_owner_whose_own_changes_are_gone_is_no_owner_any_more() -> None:
-    """Its claim stands in what came back, and what it wrote since does not."""
+    """The owner's claim is in the restored metadata, and its later changes are not."""
     answers: list[Any] = []
 
     def story(cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""A minute without ZooKeeper: who holds a fence serves on, and everything comes back by itself."""
+"""A minute without ZooKeeper: owners of unfenced segments go on serving, and everything recovers by itself."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.simulation.service import drawing, world
 from tests.simulation.service.loop import S
 
 GONE_S, AWAY_S = 5.0, 60.0
-SILENCE_S_MAX = 2.0  # of a stream that is written to some ten times a second
+SILENCE_S_MAX = 2.0  # of a stream that is written about ten times a second
 
 
 def plan(seed: int) -> Plan:
-    """Two streams that are written all the time and roll at no time, and a minute in which no session can live."""
+    """Two streams that are written all the time and never roll, and a minute in which no session can be kept."""
     drawn = drawing.draw(seed, "quiet")
     config = {**drawn.config, "drawn": False, "events_lost": 0.0, "streams": 2, "cancels": 0.0, "truncates": False}
     config |= {"pace_s": 0.1, "session_s": 4.0, "duration_s": GONE_S + AWAY_S + 5.0, "record_bytes": 200}

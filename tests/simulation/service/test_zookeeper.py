@@ -1,7 +1,7 @@
-"""The simulation's ZooKeeper under its own faults, spoken to by the session layer as it ships, on the virtual loop.
+"""Tests the simulated ZooKeeper under its own faults, with the production session layer, on the virtual loop.
 
-That it answers as the real one does is shown in tests/integration/zookeeper; here is what only a server that is told
-to fail can show: replies and requests lost at will, expiry to the tick, stalls, members that lag.
+tests/integration/zookeeper shows that it answers as the real server does. Here are faults that only a simulated server
+can perform: replies and requests lost at will, expiry to the tick, stalls, members that lag.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PORT = 2181
 
 
 class Rig:
-    """Members `zk-0`, `zk-1`, ... of one ensemble, and one machine for the story of a test."""
+    """Members `zk-0`, `zk-1`, ... of one ensemble, and one machine that runs the scenario of a test."""
 
     def __init__(self, seed: int = 1, *, rng: random.Random | None = None) -> None:
         self.loop = SimulatedLoop(seed)
@@ -45,7 +45,7 @@ class Rig:
         self.add()
 
     def add(self) -> ZooKeeperServer:
-        """Another member, up."""
+        """Add another member, up."""
         server = ZooKeeperServer(self.ensemble, rng=self.rng)
         process = self.loop.spawn(f"zk-{len(self.servers)}")
         self.servers.append(server)
@@ -56,7 +56,7 @@ class Rig:
         return server
 
     def do(self, act: Callable[..., object], *args: Any, member: int = 0, after_s: float = 0.0) -> None:
-        """Have a fault befall a member, as an event of its process."""
+        """Perform a fault on a member, as an event of its process."""
         self.processes[1 + member].post(act, *args, delay_ns=int(after_s * S))
 
     def up(self, member: int = 0, *, after_s: float = 0.0) -> None:
@@ -66,7 +66,7 @@ class Rig:
         return await ZooKeeper.connect(f"zk-{member}:{PORT}", session_timeout_s=timeout_s, rng=random.Random(1))
 
     def tell(self, story: Callable[[], Awaitable[None]], *, within_s: float = 120.0) -> None:
-        """Run a story to its end in virtual time."""
+        """Run a scenario to its end in virtual time."""
         ended: list[BaseException | None] = []
 
         def begin() -> None:
@@ -97,7 +97,7 @@ def states_of(zk: ZooKeeper) -> list[SessionState]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - a story watches a whole world
+    while not condition():  # noqa: ASYNC110 - a scenario watches a whole world
         await asyncio.sleep(0.01)  # of virtual time
 
 
@@ -307,7 +307,7 @@ def test_a_session_moves_between_members_and_none_shows_it_an_older_view(rig: Ri
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_name_with_a_mute_address_is_served_by_its_other_one(seed: int) -> None:
-    """A Kubernetes headless service is such a name. Whichever address comes first, and with a session or without."""
+    """A Kubernetes headless service is such a name. Tested with each address first, with a session and without."""
     rig = Rig(seed)
     rig.add()
     rig.network.names["zk"] = ("zk-0", "zk-1")
@@ -359,7 +359,7 @@ def test_a_close_that_is_cancelled_ends_the_session_all_the_same(rig: Rig, kind:
 def test_no_watch_is_lost_wherever_the_setting_again_of_many_is_cut(
     rig: Rig, cut_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What changed while we were away is told, though the connection that should have told it ended in the midst."""
+    """A change during the absence is reported, although the connection that should have reported it ended half way."""
     monkeypatch.setattr(zookeeper_watches, "CHUNK_BYTES_MAX", 1)  # a packet for each
     rig.add()
     paths = [f"/{number}" for number in range(6)]
@@ -378,7 +378,7 @@ def test_no_watch_is_lost_wherever_the_setting_again_of_many_is_cut(
             for path in paths:
                 await other.set(path, b"", 0)
             link = rig.network.link("zk-0", "client")
-            link.hold[link.sent + cut_at] = 5 * S  # what was said before arrives, the rest is on its way
+            link.hold[link.sent + cut_at] = 5 * S  # what was sent before arrives, the rest is on its way
             rig.up()
             await until(lambda: zk.state is CONNECTED)
             await asyncio.sleep(0.5)
@@ -390,7 +390,7 @@ def test_no_watch_is_lost_wherever_the_setting_again_of_many_is_cut(
 
 
 def test_a_watch_that_was_refused_is_set_once_it_may_be(rig: Rig) -> None:
-    """An access control list kept us from the children; when it is opened the connection stays what it is."""
+    """An access control list forbids reading the children; it is opened while the connection stays the same."""
     heard: list[str] = []
     secret = (wire.Ace(31 - wire.READ, "world", "anyone"),)
 
@@ -406,7 +406,7 @@ def test_a_watch_that_was_refused_is_set_once_it_may_be(rig: Rig) -> None:
             await other.create("/secret/before")
             connection = zk._connection
             assert (await raw.ask("set_acl", _acl_of("/secret", wire.OPEN_ACL)))[0] == 0
-            await until(lambda: heard == ["child"])  # what came meanwhile passed unheard
+            await until(lambda: heard == ["child"])  # a change before that was not noticed
             await other.create("/secret/after")
             await until(lambda: heard == ["child", "child"])
             assert zk._connection is connection

@@ -1,8 +1,10 @@
-"""The workers of a bookie without a thread: each piece of work is one event of the loop, a drawn time after it began.
+"""The workers of a bookie without a thread: each job is one event of the loop, a drawn time after it began.
 
-The law of this file: a piece of work is done as a whole at the instant at which it ends, so nothing sees the half of
-it; while it runs its worker does nothing else. What a crash in the middle leaves is made when the crash comes: some
-pieces that were running are over, one has done a first part of its disk operations, the rest has not begun.
+Invariants:
+- A job runs as a whole at the instant at which it ends, so nothing sees it half done; until then its worker does
+  nothing else.
+- The effect of a crash in the middle is made when the crash comes: some jobs that were running are complete, one has
+  done a first part of its disk operations, the rest have not begun.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ Ts = TypeVarTuple("Ts")
 
 @dataclass(slots=True)
 class Latency:
-    """How long a piece of work takes, in seconds. `factor` makes the disk slow; `stalls` is the share that hangs.
+    """How long a job takes, in seconds. `factor` makes the disk slow; `stalls` is the share that hangs.
 
-    At most `longest_s`, also where both come together: what began on a slow disk ends soon after the disk is well.
+    At most `longest_s`, also with both: a job that began on a slow disk ends soon after the disk is well.
     """
 
     rng: random.Random
@@ -44,7 +46,8 @@ class Latency:
 
 
 class SimulatedThreads:
-    """The workers of one life of one process. loop: where it lives; mount: its disk, for crashes in the middle."""
+    """The workers of one process. loop: the event loop it runs on; mount: its disk, for crashes in the middle of a
+    job."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, mount: Mount, latency: Latency) -> None:
         self._loop = loop
@@ -79,7 +82,7 @@ class SimulatedThreads:
             self._loop.call_soon(callback, *args)
 
     def begin(self, name: str, work: Callable[[], None], tell: Callable[[BaseException | None], None]) -> None:
-        """A worker that is free begins; `tell` hears when it is done, and of what came of it."""
+        """Begin a job on a free worker; `tell` is called when it is done, with its error or None."""
         job = _Job(work, tell)
         self._running.append(job)
         self._loop.call_later(self._latency.draw(name), self._finish, job)
@@ -88,7 +91,7 @@ class SimulatedThreads:
         return self._loop.call_later(delay_s, callback)
 
     def die(self, rng: random.Random) -> None:
-        """The process ends now. Call it before its mount and its tasks are declared dead."""
+        """End the process now. Call it before its mount and its tasks are declared dead."""
         self._dead = True
         jobs = [job for job in self._running if rng.random() < 0.7]
         rng.shuffle(jobs)
@@ -107,7 +110,7 @@ class SimulatedThreads:
             job.work()
         except Died:
             raise
-        except BaseException as error:  # noqa: BLE001 - as threads do: whatever it is, it is told
+        except BaseException as error:  # noqa: BLE001 - as in a thread: any error is passed on
             job.tell(error)
         else:
             job.tell(None)
@@ -120,7 +123,7 @@ class _Job:
 
 
 def _perform_dying(job: _Job) -> None:
-    with contextlib.suppress(Died, Exception):  # it was alone with that when the end came
+    with contextlib.suppress(Died, Exception):  # nobody waits for its result
         job.work()
 
 

@@ -1,6 +1,6 @@
-"""One end of a simulated TCP connection, as a process has it: asyncio's transport.
+"""One end of a simulated TCP connection, as a process sees it: an asyncio transport.
 
-The law of this room is the network's (network.py); here is what becomes of it between two processes.
+Invariants: those of network.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RESET = None
 
 
 class SimulatedTransport(asyncio.Transport):
-    """One end of a connection. The other is `peer`; what flies to this end is in `_flying`."""
+    """One end of a connection. The other is `peer`; data on its way to this end is in `_flying`."""
 
     __slots__ = (
         "_arrives",
@@ -70,10 +70,10 @@ class SimulatedTransport(asyncio.Transport):
         self._buffered = False
         self._opened = False
         self._closing = False
-        self._lost = False  # connection_lost is said, or will be at the end of this turn
-        self._broken = False  # whatever still flies here is dropped
+        self._lost = False  # connection_lost was called, or will be at the end of this turn
+        self._broken = False  # whatever is still on its way here is dropped
         self._reading = True
-        self._inbox: deque[bytes | None] = deque()  # arrived, not taken yet
+        self._inbox: deque[bytes | None] = deque()  # arrived, not read yet
         self._flying: deque[bytes | None] = deque()  # sent by the peer, in order
         self._arrives = 0  # when the last thing we sent arrives
         self._out: deque[bytes] = deque()  # beyond the window: what asyncio would keep in its own buffer
@@ -93,10 +93,10 @@ class SimulatedTransport(asyncio.Transport):
         self.peer = peer
         peer.peer = self
 
-    # ---- the life ----------------------------------------------------------------------------------------------------
+    # ---- opening and losing ------------------------------------------------------------------------------------------
 
     def open(self, protocol: Any) -> None:
-        """Introduce the protocol; from now on it hears what has arrived."""
+        """Attach the protocol; from now on it receives what has arrived."""
         self.set_protocol(protocol)
         self._opened = True
         protocol.connection_made(self)
@@ -106,7 +106,7 @@ class SimulatedTransport(asyncio.Transport):
             self._loop.call_soon(self._take_inbox)
 
     def _lose(self, error: Exception | None) -> None:
-        """The end of this end. In the turn of its process."""
+        """End this side of the connection. Called in the turn of its process."""
         if self._lost:
             return
         self._lost = self._closing = True
@@ -138,7 +138,7 @@ class SimulatedTransport(asyncio.Transport):
 
     @property
     def is_held(self) -> bool:
-        """Whether its process has it, and has not let go of it; one that nobody waits for any more is the host's."""
+        """Whether its process still holds it open. A closed one that only delivers its last bytes is the host's."""
         return self._opened and not self._closing
 
     def is_reading(self) -> bool:
@@ -169,7 +169,7 @@ class SimulatedTransport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._closing or not data:
-            return  # as asyncio's own: what is written to a transport that closes goes nowhere
+            return  # as in asyncio: data written to a closing transport is dropped
         if self._eof_sent:
             raise RuntimeError("Cannot call write() after write_eof()")
         self._send(bytes(data))
@@ -203,7 +203,7 @@ class SimulatedTransport(asyncio.Transport):
         self._lose(None)
 
     def _finish(self) -> None:
-        """Everything written has left: say goodbye."""
+        """Everything written has left: send the end of the stream."""
         if not self._eof_sent:
             self._transmit(_EOF)
         self._eof_sent = True
@@ -258,7 +258,7 @@ class SimulatedTransport(asyncio.Transport):
             peer._link().carry(self.process, self.break_off)
 
     def _acked(self, size: int) -> None:
-        """The peer's process took so much."""
+        """The peer's process has read this many bytes."""
         self._unacked -= size
         if self._out and not self._pump_due and not self._lost:
             self._pump_due = True
@@ -294,16 +294,16 @@ class SimulatedTransport(asyncio.Transport):
             self._paused = False
             self._protocol.resume_writing()
 
-    # ---- hearing -----------------------------------------------------------------------------------------------------
+    # ---- receiving ---------------------------------------------------------------------------------------------------
 
     def _arrive(self) -> None:
-        """The next thing that flies here is here. In the turn of our process."""
+        """Deliver the next chunk on its way to this end. Called in the turn of our process."""
         if self._broken or not self._flying:
             return
         chunk = self._flying.popleft()
         if self._lost:
             if chunk:
-                self._link().carry(self.peer.process, self.peer.break_off)  # nobody is here: TCP resets
+                self._link().carry(self.peer.process, self.peer.break_off)  # no process has this end: TCP resets
             return
         self._inbox.append(chunk)
         self._take_inbox()
@@ -346,7 +346,7 @@ class SimulatedTransport(asyncio.Transport):
     # ---- faults ------------------------------------------------------------------------------------------------------
 
     def break_off(self) -> None:
-        """The connection is reset at this end, whatever was on its way here."""
+        """Reset the connection at this end, whatever was on its way here."""
         if self._lost or self._broken:
             return
         self._broken = True
@@ -355,14 +355,14 @@ class SimulatedTransport(asyncio.Transport):
         self._loop.hand(self.process, self._lose, ConnectionResetError(104, "Connection reset by peer"))
 
     def host_closes(self) -> None:
-        """Our process was killed; its host says so."""
+        """Close from the host's side, because our process was killed."""
         if not self._lost and not self.peer._lost:
             self._transmit(_EOF if self._link().rng.random() < 0.5 else _RESET)
         self._lost = self._closing = True
         self._out.clear()
 
     def host_vanishes(self) -> None:
-        """Our host lost power: what it had not sent is gone, and nothing is answered."""
+        """Lose the host's power: what it had not sent is gone, and nothing is answered."""
         self.vanished = True
         self._lost = self._closing = self._broken = True
         self._out.clear()
@@ -372,14 +372,14 @@ class SimulatedTransport(asyncio.Transport):
             self._loop.at(self._loop.now + keepalive_ns, peer.process, peer._give_up)
 
     def _give_up(self) -> None:
-        """Keepalive found nobody."""
+        """End the connection, because keepalive got no answer."""
         if not self._lost:
             self._broken = True
             self._flying.clear()
             self._lose(TimeoutError(110, "Connection timed out"))
 
     def peer_is_unknown(self) -> None:
-        """The host over there is back without its memory: what we sent, or send, is answered by a reset."""
+        """The remote host restarted without its state: what we sent, or send, is answered by a reset."""
         if not self._lost and (self._unacked or self._out):
             delay_ns = int(self._link().rng.uniform(0.05, 0.5) * S)
             self._loop.at(self._loop.now + delay_ns, self.process, self.break_off)

@@ -1,8 +1,11 @@
-"""A subscriber to znodes, and somebody who changes them: whether each watch tells what it has to (M4).
+"""A subscriber to znodes and a client that changes them: checks that each watch reports what it must (M4).
 
-The law of this file: the subscriber reads a znode because its watch called, and else never; a reading that fails is
-tried again. So what it knows is what it was told. Each watch has a packet of its own when all are set again, and in
-some plans its ZooKeeper has a name with two addresses, one of which is mute.
+In some plans each watch has a packet of its own when all are set again, and the subscriber's ZooKeeper has a name with
+two addresses, one of which does not answer.
+
+Invariants:
+- The subscriber reads a znode only because its watch fired; a read that fails is tried again. So its state shows what
+  watches reported.
 """
 
 from __future__ import annotations
@@ -30,21 +33,21 @@ if TYPE_CHECKING:
     from tests.simulation.service.world import World
 
 MUTE = "nowhere"
-TOLD_S = 30.0  # after healing, until a subscriber knows all
+TOLD_S = 30.0  # after healing, until a subscriber is up to date
 SESSION_S = 10.0
 AGAIN_S = 0.2
-_OPEN, _UNREADABLE = 31, 30  # permissions of everybody
+_OPEN, _UNREADABLE = 31, 30  # permissions of every client
 
 
 @contextlib.contextmanager
 def few_a_packet(plan: Plan) -> Iterator[None]:
-    """While this lasts, watches are set again one by one, if the plan has any."""
+    """Put one watch into each packet when watches are set again, while this is entered and if the plan has any."""
     with mock.patch.object(zookeeper_watches, "CHUNK_BYTES_MAX", 1) if _count(plan) else contextlib.nullcontext():
         yield
 
 
 class Watching:
-    """The subscriber's and the changer's work, and what became of it."""
+    """The work of the subscriber and of the changing client, and the check of the result."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -59,16 +62,16 @@ class Watching:
 
     @property
     def works(self) -> dict[str, Callable[[Process], Awaitable[None]]]:
-        """The work of each machine, by its name."""
+        """The work of each machine, by machine name."""
         return {"watcher": self._watch, "changer": self._change} if self._paths else {}
 
     def judge(self) -> None:
-        """M4. Raises Violation."""
+        """Check M4. Raises Violation."""
         if self._paths and not self._world.loop.run(until_s=self._world.loop.now_s + TOLD_S, until=self.knows_all):
             raise Violation("M4", f"not told of by its watch: {self._unknown()}")
 
     def knows_all(self) -> bool:
-        """Whether the subscriber has seen every znode as it is."""
+        """Whether the subscriber has read the present version of every znode."""
         return self.is_over is self._world.over and not self._unknown()
 
     def _unknown(self) -> list[str]:
@@ -97,7 +100,7 @@ class Watching:
                 self._known[path] = 0 if stat is None else stat.mzxid
 
     async def _change(self, process: Process) -> None:
-        """Make the znodes; then change them at random, and the last of them once more after all faults."""
+        """Create the znodes; then change them at random, and the last of them once more after all faults."""
         rng = process.rng("change")
         stopping = self._node("changer").stopping
         assert stopping is not None
@@ -119,9 +122,11 @@ class Watching:
             await stopping.wait()
 
     async def _keep_secret(self, zk: ZooKeeper, path: str, seconds: float) -> None:
-        """Change a znode and let nobody read it, back to back, before its watch is set again; then let them again.
+        """Change a znode and forbid reading it, back to back, before its watch is set again; then allow it again.
 
-        No change meanwhile: a server uses the watch up then, and does not tell who may not read."""
+        There is no change in between: a server would use up the watch, and sends no event to a client that may not
+        read.
+        """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._try(zk.set(path, b"", -1)), name="change")
             tasks.create_task(self._try(self._allow(zk, path, _UNREADABLE)), name="forbid")

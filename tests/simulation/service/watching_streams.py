@@ -1,8 +1,11 @@
-"""A subscriber to streams, and somebody who claims them: whether the last change of each is told (M4).
+"""A subscriber to streams and a client that claims them: checks that the last change of each is reported (M4).
 
-The law of this file: the subscriber reads a stream because its watch called, and else never; a reading that fails is
-tried again. So what it knows is what it was told. Contact is lost while streams change, for as long as a session lasts
-or longer, and again while what may have changed is being checked. Several streams are checked with each packet.
+Contact is lost while streams change, for as long as a session lasts or longer, and again while streams that may have
+changed are being checked. Several streams are checked with each packet.
+
+Invariants:
+- The subscriber reads a stream only because its watch fired; a read that fails is tried again. So its state shows what
+  watches reported.
 """
 
 from __future__ import annotations
@@ -29,14 +32,14 @@ if TYPE_CHECKING:
 
 NAMESPACE = "/watched"
 WATCHER, CHANGER = "stream-watcher", "stream-changer"
-TOLD_S = 30.0  # after healing, until a subscriber knows all
+TOLD_S = 30.0  # after healing, until a subscriber is up to date
 AGAIN_S = 0.2
 CHANGES_A_S = 4.0
 
 
 class WatchingStreams:
-    """The subscriber's and the changer's work, and what became of it; nothing without `watched_streams` in the plan,
-    and where events are lost."""
+    """The work of the subscriber and of the claiming client, and the check of the result. Does nothing without
+    `watched_streams` in the plan, and where events are lost."""
 
     def __init__(self, world: World) -> None:
         config = world.plan.config
@@ -44,28 +47,28 @@ class WatchingStreams:
         count = 0 if config.get("events_lost") else int(config.get("watched_streams", 0))
         self._keys = [StreamKey(StreamName(f"s{n}")) for n in range(count)]
         self._session_s = float(config.get("stream_session_s", 10.0))
-        self._known: dict[StreamKey, Epoch] = {}  # that the subscriber read last
+        self._known: dict[StreamKey, Epoch] = {}  # which the subscriber read last
         self.is_over = not self._keys  # the last change was made
 
     @property
     def works(self) -> dict[str, Callable[[Process], Awaitable[None]]]:
-        """The work of each machine, by its name."""
+        """The work of each machine, by machine name."""
         return {WATCHER: self._watch, CHANGER: self._change} if self._keys else {}
 
     def judge(self) -> None:
-        """M4. Raises Violation."""
+        """Check M4. Raises Violation."""
         if self._keys and not self._world.loop.run(until_s=self._world.loop.now_s + TOLD_S, until=self.knows_all):
             raise Violation("M4", f"streams not told of by their watches: {self._unknown()}")
 
     def knows_all(self) -> bool:
-        """Whether the subscriber has seen every stream as it is."""
+        """Whether the subscriber has read the present epoch of every stream."""
         return self.is_over is self._world.over and not self._unknown()
 
     def _unknown(self) -> list[str]:
         return [key.stream for key in self._keys if self._known.get(key) != self._epoch(key)]
 
     def _epoch(self, key: StreamKey) -> Epoch | None:
-        """As it stands in the ensemble's tree."""
+        """The epoch in the ensemble's tree."""
         node = self._world.zookeeper.ensemble.tree.nodes.get(f"{StreamPaths(NAMESPACE).root(key.stream)}/owner")
         return Epoch(-1) if node is None else decode_owner(node.data or b"").epoch
 
@@ -90,7 +93,7 @@ class WatchingStreams:
                 hints.put_nowait(key)
 
     async def _change(self, process: Process) -> None:
-        """Make the streams; then claim them at random, and the last of them once more after all faults."""
+        """Create the streams; then claim them at random, and the last of them once more after all faults."""
         rng = process.rng("change")
         async with await self._connect(process, 10.0) as metadata:
             for key in self._keys:
@@ -110,7 +113,7 @@ class WatchingStreams:
 
     @staticmethod
     async def _claim(metadata: ZooKeeperMetadata, key: StreamKey) -> bool:
-        """Claim the stream, or make it. False: that is not known to have happened."""
+        """Claim the stream, or create it. False: it is not known to have happened."""
         try:
             found = await metadata.read(key)
             if not isinstance(found, Versioned):

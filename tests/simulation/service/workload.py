@@ -1,7 +1,8 @@
-"""What is asked of a simulated cluster: producers, readers of every kind, truncations, impatient callers; all noted.
+"""The load of a simulated cluster: producers, readers of every kind, truncations, clients that give up early.
 
-The law of this file: a client is used as an application would, through its public face, and everything it was told goes
-into the stream's history (tests/history) with the virtual time at which it was told. Nothing is judged here.
+Invariants:
+- A client is used through its public interface, as an application would.
+- Every answer goes into the stream's history (tests/history) with its virtual time. Nothing is checked here.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tests.history import End, History, start_at
 from tests.history.records import RecordMaker
 from tests.simulation.service.loop import Process, SimulatedLoop
 
-REFUSED = 0.01  # share of the records handed over one by one that the owner refuses
+REFUSED = 0.01  # share of the records appended one by one that the owner refuses
 
 
 @dataclass(slots=True)
@@ -39,20 +40,20 @@ class StreamNotes:
 
     name: str
     history: History
-    acked: list[tuple[DLSN, int]] = field(default_factory=list)  # (place, txid), as answered
-    tail: DLSN | None = None  # the highest acknowledged place
+    acked: list[tuple[DLSN, int]] = field(default_factory=list)  # (position, txid), as answered
+    tail: DLSN | None = None  # the highest acknowledged position
     heard_ns: int = 0  # when the last append was acknowledged
     silence_ns: int = 0  # the longest time between two
 
     def heard(self, now_ns: int) -> None:
-        """An append is acknowledged."""
+        """Note that an append is acknowledged."""
         self.silence_ns = max(self.silence_ns, now_ns - (self.heard_ns or now_ns))
         self.heard_ns = now_ns
 
 
 @dataclass(slots=True)
 class Follower:
-    """A reader that follows the tail; `place` is the last one it was given."""
+    """A reader that follows the tail; `place` is the last position it received."""
 
     process: Process
     notes: StreamNotes
@@ -78,7 +79,7 @@ class Work:
     impatient: ClientOptions  # of the clients that work while faults strike
     reached: Counter[str]
     pace_s: float
-    look_s: float  # the same of a reader that comes and goes
+    look_s: float  # mean pause between two reads of a reader that comes and goes
     batch_max: int
     record_bytes: int
     cancels: float  # share of appends whose caller does not wait to the end
@@ -97,7 +98,7 @@ def connect(work: Work, *, patient: bool = True) -> Client:
 
 
 async def writing(work: Work, client: Client, notes: StreamNotes, process: Process, number: int) -> None:
-    """One ordered source of records: batch after batch until the end of the trial."""
+    """Append from one ordered source of records, batch after batch until the end of the trial."""
     loop, history = work.loop, notes.history
     rng = process.rng(f"producer {number}")
     maker = RecordMaker(number, max(16, int(work.record_bytes * rng.choice((0.2, 1.0, 1.0, 4.0)))))
@@ -142,7 +143,7 @@ async def writing(work: Work, client: Client, notes: StreamNotes, process: Proce
 
 
 class OneByOne:
-    """A producer that hands its records over one by one and is told of them in rows: each is an operation."""
+    """A producer that appends records one by one and gets answers for rows of them; each record is an operation."""
 
     def __init__(
         self, work: Work, client: Client, notes: StreamNotes, number: int, maker: RecordMaker, rng: random.Random
@@ -154,8 +155,8 @@ class OneByOne:
         self._number = number
         self._maker = maker
         self._sequence = 0
-        self._ops: deque[int] = deque()  # of the pipeline, not answered, in order
-        self._is_waiting = False  # for some of them, whoever stopped to
+        self._ops: deque[int] = deque()  # records in the pipeline without an answer, in order
+        self._is_waiting = False  # whether they count in `waiting`, also when the caller has given up
         self._pipeline = client.pipeline(notes.name, self._written)
 
     async def hand_over(self, count: int, patience_s: float | None) -> None:
@@ -177,10 +178,10 @@ class OneByOne:
             work.reached["append.unknown" if error.outcome_unknown else "append.failed"] += 1
             self._tell(error)
             self._pipeline = self._client.pipeline(self._notes.name, self._written)
-        self._wait(bool(self._ops))  # what was taken from who lost patience is written all the same
+        self._wait(bool(self._ops))  # records that the pipeline took before its caller gave up are written all the same
 
     def _tell(self, error: DLogError) -> None:
-        """What the pipeline's error says of each record that was not told of."""
+        """Note the outcome, from the pipeline's error, of each record without an answer."""
         history, now = self._notes.history, self._work.loop.now
         for fate in error.fates:
             for n in range(fate.count):
@@ -197,7 +198,7 @@ class OneByOne:
         assert not self._ops, "the error of a pipeline tells the fate of every record that it took"
 
     async def end(self) -> None:
-        """What was taken has an answer."""
+        """Wait until every record that the pipeline took has an answer."""
         if self._ops:
             await self.hand_over(0, None)
         self._wait(False)
@@ -221,7 +222,7 @@ class OneByOne:
 
 
 async def following(work: Work, client: Client, notes: StreamNotes, process: Process, start: Position) -> None:
-    """A reader that follows the tail, from the start or from the tail of now; opened again when it fails."""
+    """Follow the tail, from the start or from the present tail; open the reader again when it fails."""
     follower = Follower(process, notes)
     work.followers.append(follower)
     while True:
@@ -230,7 +231,7 @@ async def following(work: Work, client: Client, notes: StreamNotes, process: Pro
 
 
 async def looking(work: Work, client: Client, notes: StreamNotes, name: str, rng: random.Random) -> None:
-    """Reads again and again: all there is, from a place, from a txid."""
+    """Read again and again: from the start, from a position or from a txid."""
     while not work.is_over():
         await asyncio.sleep(rng.expovariate(1.0) * work.look_s)
         if work.is_over():
@@ -243,7 +244,7 @@ async def looking(work: Work, client: Client, notes: StreamNotes, name: str, rng
 
 
 async def read_all(work: Work, client: Client, notes: StreamNotes, name: str) -> End:
-    """Everything there is, to the tail as of now."""
+    """Read everything to the present tail."""
     return await _read(work, client, notes, name, START)
 
 
@@ -277,7 +278,7 @@ async def _read(
 
 
 async def truncating(work: Work, client: Client, notes: StreamNotes, rng: random.Random) -> None:
-    """Lets old records go, now and then."""
+    """Truncate the stream now and then."""
     while not work.is_over():
         await asyncio.sleep(rng.expovariate(1.0) * 2.0)
         if len(notes.acked) < 4 or work.is_over():
@@ -294,8 +295,8 @@ async def truncating(work: Work, client: Client, notes: StreamNotes, rng: random
 
 
 async def create(client: Client, name: str, settings: dict[str, Any]) -> None:
-    """Have the stream, whoever made it; tried again while a proxy has not seen enough bookies yet, which takes the time
-    between two looks where no watch tells."""
+    """Create the stream, or accept that it exists. Tried again while a proxy does not know enough bookies, which lasts
+    until its next look if no watch fires."""
     for _ in range(125):
         try:
             await client.create(name, **settings)
@@ -309,7 +310,7 @@ async def create(client: Client, name: str, settings: dict[str, Any]) -> None:
 
 
 async def append_last(work: Work, client: Client, notes: StreamNotes, tries: int) -> bool:
-    """One record after all faults are over; whether it was acknowledged."""
+    """Append one record after all faults are over. Returns whether it was acknowledged."""
     for _ in range(tries):
         number = work.producer()
         op = notes.history.invoke(number, 0, 1, work.loop.now)

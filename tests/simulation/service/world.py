@@ -1,8 +1,11 @@
-"""A whole cluster on one virtual loop: built from a plan, put to work, struck, healed, judged, taken apart.
+"""Runs one trial of a whole cluster on a virtual loop: build it from a plan, start it, apply load and faults, heal,
+check.
 
-The law of this room: what runs is the service as it ships (nodes.py); what is asked of it is workload.py; what befalls
-it is faults.py; whether it kept its promises is checks.py. Safety holds throughout; liveness is demanded only after
-`heal`, when every fault is over and every machine is up again.
+The service runs as it ships (nodes.py); its load is workload.py; its faults are faults.py; its checks are checks.py.
+
+Invariants:
+- Safety is demanded throughout.
+- Liveness is demanded only after `heal`, when every fault is over and every machine is up again.
 """
 
 from __future__ import annotations
@@ -63,9 +66,9 @@ from tests.simulation.worlds import Outcome
 T = TypeVar("T")
 
 BOOT_S = 30.0  # until a cluster without faults is up
-STOP_S = 60.0  # until everybody who was asked to stop has
+STOP_S = 60.0  # until all processes that were asked to stop have ended
 
-#: options under which service is refused by design are not drawn: who may not connect cannot be live
+#: options under which service is refused by design are not drawn: a client that may not connect has no liveness
 _SERVING = {"connections_max": 2000}
 _READING = {**_SERVING, "readers_max": 10_000, "readers_per_connection_max": 1000, "streams_max": 10_000}
 
@@ -79,12 +82,12 @@ class World:
         self.mutant = dict(parts_)
         self.loop = SimulatedLoop(plan.seed)
         windows = config.get("windows_bytes", WINDOWS_BYTES)
-        self.suspected: dict[tuple[str, str], int] = {}  # by whom and of which address: since when, in ns
+        self.suspected: dict[tuple[str, str], int] = {}  # (proxy, address that it suspects) -> since when, in ns
         self.network = Network(self.loop, latency_ns=int(config["latency_ms"] * MS), windows_bytes=windows)
         self.rng = random.Random(f"{plan.seed}/world")
         self.reached: Counter[str] = Counter()
         self.healed = False
-        self.over = False  # the workload begins nothing new
+        self.over = False  # the workload starts nothing new
         self.wanted_up = True
         self.nodes: dict[str, Node] = {}
         self.bookies: list[BookieNode] = []
@@ -183,7 +186,7 @@ class World:
         node = self.nodes[name] = cls(self.network, name, self.hear, self._exited, **options)
         return node
 
-    # ---- what happens ------------------------------------------------------------------------------------------------
+    # ---- events ------------------------------------------------------------------------------------------------------
 
     def reach(self, mark: str) -> None:
         """Count a mark; faults bound to it strike."""
@@ -191,7 +194,7 @@ class World:
         self.faults.on_mark(mark, self.reached[mark])
 
     def hear(self, node: Node, event: Event) -> None:
-        """Every event that a process of the cluster tells."""
+        """Handle an event that a process of the cluster emits."""
         if self.loop.on_line is not None:
             self.loop.note(f"tells {event}")
         self.reach(event.name)
@@ -202,7 +205,7 @@ class World:
             self.suspected.pop((node.name, event.peer), None)
 
     def _exited(self, node: Node, error: BaseException | None) -> None:
-        """A process ended by itself; its supervisor begins another, unless it was asked to end."""
+        """Restart a process that ended by itself, as a supervisor does, unless it was asked to end."""
         self.reached[f"exit.{type(error).__name__}" if error is not None else "exit"] += 1
         if self.loop.on_line is not None:
             self.loop.note(f"{node.name} ended: {error!r}")
@@ -217,7 +220,7 @@ class World:
             node.boot()
 
     def ask(self, name: str, work: Callable[[Process], Awaitable[T]], *, within_s: float, what: str) -> T:
-        """Run something on a machine of its own and return what it returns; V1 if it takes longer."""
+        """Run something on a machine of its own and return its result; V1 if it takes longer."""
         results: list[T] = []
 
         async def run(process: Process) -> None:
@@ -235,7 +238,7 @@ class World:
     # ---- the trial ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Raises Violation."""
+        """Run the trial. Raises Violation."""
         self.boot()
         begun_s = self.loop.now_s
         for client in self.clients:
@@ -253,7 +256,7 @@ class World:
         checks.judge(self)
 
     def boot(self) -> None:
-        """Everything up, every stream made; no faults yet."""
+        """Start every machine and create every stream; no faults yet."""
         self.zookeeper.boot()
         self.until(lambda: self.zookeeper.is_ready, BOOT_S, "ZooKeeper is up")
         self.ask("operator", lambda _: cluster_init(ZOOKEEPER, NAMESPACE), within_s=BOOT_S, what="cluster init")
@@ -277,9 +280,9 @@ class World:
             self.until(self.watching_streams.knows_all, BOOT_S, "a subscriber has seen every stream")
 
     def _live_and_forget(self) -> None:
-        """A life of the cluster that ZooKeeper forgets: stopped, restored from a backup that is older, started again.
-        Bookies hold its ledgers, whose ids come again; nobody may be given what is in them. Where they collect, they
-        have seen metadata of the forgotten ledgers, and may not take its loss for their deletion."""
+        """Run the cluster, stop it, restore ZooKeeper from an older backup, and start again. Bookies hold ledgers that
+        the backup lacks and whose ids are given out again; no reader may get their entries. Bookies that collect
+        garbage have seen metadata of these ledgers, and must not take its loss for a deletion."""
         bookies = [] if self.plan.config.get("forgets") == "under bookies" else self.bookies
         if self.collections.is_on:
             self.ask(
@@ -295,7 +298,7 @@ class World:
                 for number in range(3):
                     for notes in self.streams:
                         await client.append(notes.name, b"forgotten %d" % number)
-                        await client.hand_over(notes.name)  # whoever writes next begins a segment
+                        await client.hand_over(notes.name)  # the next writer begins a segment
                 if self.collections.is_on:
                     await self.collections.live_after_backup(client)
 
@@ -307,7 +310,7 @@ class World:
         self.zookeeper.boot()
         self.until(lambda: self.zookeeper.is_ready, BOOT_S, "ZooKeeper is up again")
         if not bookies:
-            self.loop.run(until_s=self.loop.now_s + 10 * self.plan.config["session_s"])  # who saw more is let in anew
+            self.loop.run(until_s=self.loop.now_s + 10 * self.plan.config["session_s"])  # until sessions are new
         self._start_service()
 
     def _start_service(self) -> None:
@@ -323,7 +326,7 @@ class World:
         self.wanted_up = True
 
     def heal(self) -> None:
-        """All faults are over, every machine is up, nothing strikes any more."""
+        """End all faults and start every machine; no fault strikes any more."""
         self.healed = True
         self.loop.note("healed")
         self.faults.heal()
@@ -336,14 +339,14 @@ class World:
         self.over = True
 
     def stop(self) -> None:
-        """End everybody in order; nobody may leave a task or a connection behind."""
+        """Stop all processes in order; none may leave a task or a connection behind."""
         self.wanted_up = False
         self._end(self.clients, self.readers, self.writers, self.bookies, [self.zookeeper])
         self.loop.run(until_s=self.loop.now_s + 1.0)
         checks.nothing_left(self)
 
     def _end(self, *groups: Sequence[Node]) -> None:
-        """Ask them to stop, one group after the other; returns when they have ended."""
+        """Ask these groups to stop, one after the other; return when they have ended."""
         for group in groups:
             for node in group:
                 node.ask_to_stop()
@@ -353,13 +356,13 @@ class World:
     def until(
         self, holds: Callable[[], bool], within_s: float, what: str, detail: Callable[[], str] = lambda: ""
     ) -> None:
-        """Run until it holds; V1 if that takes longer."""
+        """Run until the condition holds; V1 if that takes longer."""
         if not self.loop.run(until_s=self.loop.now_s + within_s, until=holds):
             down = [node.name for node in self.nodes.values() if node.is_ready is not self.wanted_up]
             raise Violation("V1", f"not within {within_s:g} s: {what}; not ready or not ended: {down} {detail()}")
 
     def _client(self, number: int) -> Callable[[Process], Awaitable[None]]:
-        """What one client does, to the end of the trial."""
+        """Run the work of one client, to the end of the trial."""
 
         async def work(process: Process) -> None:
             config, shared = self.plan.config, self.work
@@ -392,7 +395,7 @@ class World:
         return work
 
     async def _let_go(self, process: Process) -> None:
-        """Followers wait for ever; end them once asked to stop."""
+        """Cancel followers, which wait for ever, once asked to stop."""
         node = self.nodes[process.node]
         assert node.stopping is not None
         await node.stopping.wait()
@@ -403,7 +406,7 @@ class World:
 
 @contextlib.contextmanager
 def _planted(world: World) -> Iterator[None]:
-    """Production code with the world's defects planted, while the trial lasts."""
+    """Plant the world's defects into production code, while the trial lasts."""
     with contextlib.ExitStack() as stack:
         for plant in world.mutant.values():
             stack.enter_context(plant())
@@ -411,7 +414,7 @@ def _planted(world: World) -> Iterator[None]:
 
 
 def run(plan: Plan, parts_: Mapping[str, Any] = {}, trace: bool = False) -> Outcome:
-    """One trial of a plan; see tests/simulation/worlds.py."""
+    """Run one trial of a plan; see tests/simulation/worlds.py."""
     violation, text = "", ""
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,8 +1,11 @@
-"""A ZooKeeper server on an event loop, real or virtual, that answers every client and can be made to fail at will.
+"""A ZooKeeper server on an event loop, real or virtual, that serves every client and can be made to fail at will.
 
-The law of this room: no threads, no clock but the loop's (wall time only labels), no randomness but what is handed in.
-What it knows lies in an Ensemble and is durable: `down` and `up`, or another server over the same ensemble, lose
-nothing that was answered. `tests/integration/zookeeper/test_model_server.py` holds it against the real one.
+`tests/integration/zookeeper/test_model_server.py` compares it with the real server.
+
+Invariants:
+- It uses no threads, no clock but the loop's (wall time is only stored), and no randomness but the `rng` it is given.
+- Its state is in an Ensemble and is durable: `down` and `up`, or another server over the same ensemble, lose nothing
+  that was answered.
 """
 
 from __future__ import annotations
@@ -39,14 +42,14 @@ class ZooKeeperServer:
         self._peers: dict[_Peer, None] = {}
         self._expiry: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
-        self._held: deque[tuple[_Peer, bytes | None]] = deque()  # what came in during a stall; None: its end
+        self._held: deque[tuple[_Peer, bytes | None]] = deque()  # came in during a stall; None: connection ended
         self._lag_s = 0.0
-        self._to_apply: deque[tuple[float, int]] = deque()  # when, up to which zxid
+        self._to_apply: deque[tuple[float, int]] = deque()  # (when, up to which zxid)
         self._lag: asyncio.TimerHandle | None = None
 
     @property
     def hosts(self) -> str:
-        """What a client connects to."""
+        """The address list that a client connects to."""
         assert self.port, "not started"
         return f"{self.host}:{self.port}"
 
@@ -69,7 +72,7 @@ class ZooKeeperServer:
         await self.up()
 
     async def up(self) -> None:
-        """Serve again, on the port it had. Sessions have a whole timeout from now on, unless another member is up."""
+        """Serve again, on the same port. Sessions have a whole timeout from now on, unless another member is up."""
         assert self._server is None, "already up"
         loop = asyncio.get_running_loop()
         self._server = server = await loop.create_server(lambda: _Peer(self), self.host, self.port)
@@ -82,7 +85,8 @@ class ZooKeeperServer:
         self._arm()
 
     def down(self) -> None:
-        """As a crash: every connection is reset, nothing is heard or expired until `up`. What was answered is kept."""
+        """Stop as in a crash: every connection is reset, nothing is read or expired until `up`. What was answered is
+        kept."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -94,7 +98,7 @@ class ZooKeeperServer:
         self.vanish()
 
     def vanish(self) -> None:
-        """`down` for a server whose loop or node is gone: no timer and no connection is touched."""
+        """Stop like `down`, for a server whose loop or node is gone: no timer and no connection is touched."""
         self._server = self._expiry = self._stall = self._lag = None
         self._held.clear()
         self._to_apply.clear()
@@ -126,7 +130,7 @@ class ZooKeeperServer:
         self.member.writes_to_lose = count
 
     def drop_handshakes(self, count: int) -> None:
-        """Attach or make the sessions of the next `count` connections, and reset them instead of saying so."""
+        """Attach or create the sessions of the next `count` connections, and reset them instead of answering."""
         self.member.handshakes_to_lose = count
 
     def cut(self, session_id: int) -> None:
@@ -141,8 +145,8 @@ class ZooKeeperServer:
             peer.cut()
 
     def stall(self, seconds: float) -> None:
-        """Do nothing for a while, as in a long garbage collection: connections stay, what comes in waits, no session
-        expires. Then overdue sessions expire before or after that is read, as the rng has it."""
+        """Do nothing for a while, as in a long garbage collection: connections stay, frames wait, no session expires.
+        Then overdue sessions expire before or after the frames are read, as the rng decides."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + seconds
         if self._stall is not None:
@@ -152,18 +156,18 @@ class ZooKeeperServer:
             self._expiry.cancel()
             self._expiry = None
         if len(self.ensemble.members) > 1:
-            self.member.lag()  # the others go on
+            self.member.lag()  # the other members go on
         self._stall = loop.call_at(until_s, self._wake)
 
     def wake(self) -> None:
-        """End a stall before its time; nothing if there is none."""
+        """End a stall early; do nothing if there is none."""
         if self._stall is not None:
             self._stall.cancel()
             self._wake()
 
     def lag(self, seconds: float) -> None:
-        """Serve an old view from now on: each change is applied here, its watch events told and its writer answered,
-        up to `seconds` after it was made (exactly so much without an rng). 0 catches up."""
+        """Serve an old view from now on: each change is applied here, its watch events sent and its writer answered, up
+        to `seconds` after it was made (exactly so much without an rng). 0 catches up."""
         self._lag_s = seconds
         if seconds > 0:
             self.member.on_behind = self._follow
@@ -171,7 +175,7 @@ class ZooKeeperServer:
         elif self._stall is None:
             self._catch_up()
 
-    # ---- underneath --------------------------------------------------------------------------------------------------
+    # ---- internals ---------------------------------------------------------------------------------------------------
 
     def _received(self, peer: _Peer, frame: bytes) -> None:
         if self._stall is not None:
@@ -194,7 +198,7 @@ class ZooKeeperServer:
         self._expire()
 
     def _arm(self) -> None:
-        """Have a timer at the first deadline, or before it: deadlines mostly move away."""
+        """Set a timer at the first deadline, or before it: deadlines mostly move away."""
         next_s = self.ensemble.next_deadline_s if self._expiry is None else math.inf
         if next_s < math.inf and self._server is not None and self._stall is None:
             self._expiry = asyncio.get_running_loop().call_at(next_s, self._expire)
@@ -208,7 +212,7 @@ class ZooKeeperServer:
             self._arm()
 
     def _follow(self, zxid: int) -> None:
-        """Apply what was just committed, some time from now, and never before what came earlier."""
+        """Apply the newest transaction some time from now, and never before earlier ones."""
         at_s = self.now.s + (self._lag_s if self._rng is None else self._rng.uniform(0, self._lag_s))
         if self._to_apply:
             at_s = max(at_s, self._to_apply[-1][0])
@@ -236,7 +240,7 @@ class ZooKeeperServer:
 
 
 class _Peer(asyncio.Protocol):
-    """One connection: frames cut, four-letter words answered."""
+    """One connection: cuts frames and answers four-letter words."""
 
     client: Client
 
@@ -268,7 +272,7 @@ class _Peer(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         if self._server._stall is not None:
-            self._server._held.append((self, None))  # what it had sent before is read first
+            self._server._held.append((self, None))  # frames sent before the end are read first
         else:
             self.leave()
 
@@ -297,7 +301,7 @@ class _Peer(asyncio.Protocol):
         return transport
 
     def _speak(self, word: bytes) -> None:
-        """A length that is none may be one of the words that an operator types."""
+        """Answer a four-letter word that an operator types: it arrives where a length should be."""
         answers = {b"ruok": b"imok", b"srvr": self._srvr().encode()}
         if self.client.session_id == 0 and word in answers and self._transport is not None:
             self._transport.write(answers[word])

@@ -1,9 +1,13 @@
 """A ZooKeeper ensemble without its network: one log of transactions, the sessions, and members that serve a view of it.
 
-The law of this room: pure; requests and time in, frames out through the links it is handed. The log is linear and
-durable: what was answered stands, whoever goes down. A member answers reads from what it has applied, in the order in
-which each connection asked; it sends the events of a change before any reply that reveals the change. A session lives
-as long as somebody speaks for it within its timeout, by the ensemble's clock and in ticks, as the real leader counts.
+It does no I/O: it receives requests and time, and sends frames through the links it is given.
+
+Invariants:
+- The log is linear and durable: what was answered stays in it, whichever members go down.
+- A member answers reads from what it has applied, in the order in which each connection asked.
+- A member sends the events of a change before any reply that reveals the change.
+- A session stays alive while some member reports a request of it within its timeout, by the ensemble's clock and in
+  ticks, as the real leader counts.
 """
 
 from __future__ import annotations
@@ -42,14 +46,14 @@ _OPCODES = {wire.DeleteNode: 2, wire.SetData: 5, wire.CheckVersion: 13}
 
 
 class Now(NamedTuple):
-    """s: the server's monotonic clock, which decides. wall_ms: what stands in a Stat."""
+    """s: the server's monotonic clock, which decides. wall_ms: stored in a Stat."""
 
     s: float
     wall_ms: int
 
 
 class Link(Protocol):
-    """One connection, as whoever holds the socket offers it."""
+    """One connection, as offered by the owner of the socket."""
 
     def send(self, frame: bytes) -> None: ...
 
@@ -78,8 +82,8 @@ class Client:
     link: Link
     session_id: int = 0
     identities: tuple[Identity, ...] = (("ip", "127.0.0.1"),)
-    requests: deque[bytes] = field(default_factory=deque)  # not looked at yet
-    answer: _Answer | None = None  # what those wait for
+    requests: deque[bytes] = field(default_factory=deque)  # not processed yet
+    answer: _Answer | None = None  # the reply that the requests wait for
     is_closing: bool = False
     is_gone: bool = False
 
@@ -104,7 +108,8 @@ class Written(NamedTuple):
 
 
 class Ensemble:
-    """What outlives every server: the znodes, the last zxid, the sessions. tick_s: sessions last 2 to 20 of them."""
+    """The state that outlives every server: the znodes, the last zxid, the sessions. tick_s: sessions last 2 to 20 of
+    them."""
 
     def __init__(self, *, tick_s: float = 0.5) -> None:
         self.tick_s = tick_s
@@ -133,7 +138,7 @@ class Ensemble:
             session.deadline_s = (math.floor((now.s + session.timeout_s) / self.tick_s) + 1) * self.tick_s
 
     def touch_all(self, now: Now) -> None:
-        """A leader that begins gives everybody a whole timeout."""
+        """Give every session a whole timeout, as a new leader does."""
         for session_id in self.sessions:
             self.touch(session_id, now)
 
@@ -142,13 +147,13 @@ class Ensemble:
         return min((session.deadline_s for session in self.sessions.values()), default=math.inf)
 
     def expire_due(self, now: Now) -> None:
-        """End the sessions whose time is over, by deadline and id."""
+        """End the sessions whose deadline has passed, by deadline and id."""
         due = [session for session in self.sessions.values() if session.deadline_s <= now.s]
         for session in sorted(due, key=lambda session: (session.deadline_s, session.session_id)):
             self.end_session(session.session_id, now)
 
     def end_session(self, session_id: int, now: Now) -> int:
-        """Its ephemerals go with it, in one transaction. Returns the zxid."""
+        """End a session and delete its ephemerals in one transaction. Returns the zxid."""
         if self.sessions.pop(session_id, None) is None:
             return self.zxid
         changes: list[Change] = []
@@ -162,7 +167,7 @@ class Ensemble:
     def write(
         self, request: wire.Op | wire.SetAcl | wire.Multi, session_id: int, identities: tuple[Identity, ...], now: Now
     ) -> Written:
-        """Carry a change out or refuse it; both have a place in the log."""
+        """Carry a change out or refuse it; both take a zxid in the log."""
         if session_id not in self.sessions:
             return Written(self.zxid, _SESSION_EXPIRED, b"")
         if isinstance(request, wire.Multi):
@@ -224,7 +229,7 @@ def _opcode_of(op: wire.Op) -> int:
 
 
 class Member:
-    """One server of the ensemble. A lagging member has a tree of its own, and applies the log when told to."""
+    """One server of the ensemble. A lagging member has a tree of its own, and applies the log on request."""
 
     def __init__(self, ensemble: Ensemble) -> None:
         self.ensemble = ensemble
@@ -232,27 +237,27 @@ class Member:
         self.applied = ensemble.zxid
         self.behind: deque[Txn] = deque()
         self.is_lagging = False
-        self.on_behind: Callable[[int], None] = lambda zxid: None  # a lagging member heard of a transaction
+        self.on_behind: Callable[[int], None] = lambda zxid: None  # for a transaction that a lagging member learns of
         self.writes_to_lose = 0  # cut before they are carried out
         self.replies_to_lose = 0  # carried out, and cut before the reply
-        self.handshakes_to_lose = 0  # the session is made, and nobody hears of it
+        self.handshakes_to_lose = 0  # the session is made, and its client gets no reply
         self._clients: dict[Client, None] = {}
         self._watches: Watches[Client] = Watches()
         ensemble.members.append(self)
 
-    # ---- its place in the log ----------------------------------------------------------------------------------------
+    # ---- its position in the log -------------------------------------------------------------------------------------
 
     def lag(self) -> None:
         if not self.is_lagging:
             self.tree, self.is_lagging = self.ensemble.tree.copy(), True
 
     def catch_up(self, now: Now) -> None:
-        while self.behind:  # what is answered now may have writes behind it
+        while self.behind:  # requests released here may have writes behind them
             self.advance(self.ensemble.zxid, now)
         self.tree, self.is_lagging = self.ensemble.tree, False
 
     def advance(self, zxid: int, now: Now) -> None:
-        """Apply what is known up to zxid, and answer what waited for it."""
+        """Apply transactions up to zxid, and answer requests that waited for them."""
         while self.behind and self.behind[0].zxid <= zxid:
             txn = self.behind.popleft()
             for change in txn.changes:
@@ -277,7 +282,7 @@ class Member:
                 if client.session_id == txn.ended and not client.is_closing:
                     self.drop(client)
                     client.link.end()
-        if self.is_lagging:  # nobody waits for a member that does not
+        if self.is_lagging:  # no request waits for a member that does not lag
             self._answer_waiting(now)
 
     def _answer_waiting(self, now: Now) -> None:
@@ -301,12 +306,12 @@ class Member:
 
     @property
     def watches(self) -> int:
-        """How many are set here."""
+        """The number of watches set here."""
         return self._watches.size
 
     @property
     def clients(self) -> list[Client]:
-        """Those that are connected, the oldest first."""
+        """The connected clients, the oldest first."""
         return list(self._clients)
 
     def joined(self, link: Link) -> Client:
@@ -315,7 +320,7 @@ class Member:
         return client
 
     def drop(self, client: Client) -> None:
-        """Its connection is gone, or is to go: nothing more is read from it, nothing told to it."""
+        """Drop a connection: nothing more is read from it or sent to it."""
         client.is_gone = True
         client.requests.clear()
         client.answer = None
@@ -327,7 +332,7 @@ class Member:
             session.member = session.client = None
 
     def received(self, client: Client, frame: bytes, now: Now) -> None:
-        """A frame of a connection; the first one must ask for a session."""
+        """Handle a frame of a connection; the first one must ask for a session."""
         if client.is_gone:
             return
         if client.session_id == 0:
@@ -342,7 +347,7 @@ class Member:
         except wire.MarshallingError:
             self._refuse(client)
             return
-        if asked.last_zxid > self.applied:  # it has seen what we have not
+        if asked.last_zxid > self.applied:  # it has seen a newer zxid than this member
             self._refuse(client)
             return
         ensemble, zxid = self.ensemble, 0
@@ -369,7 +374,7 @@ class Member:
         self._answer(client, _Answer(zxid, reply, lost, False))
 
     def _displace(self, session: Session) -> None:
-        """A session has one connection, the newest."""
+        """Close the session's older connection: a session has one, the newest."""
         member, client = session.member, session.client
         if member is not None and client is not None:
             member.drop(client)
@@ -474,7 +479,7 @@ class Member:
             case wire.CountBelow(path):
                 check_acl(tree.node(path).acl, wire.READ, client.identities)
                 if path == "/":
-                    return wire.number(len(tree.nodes) - 2)  # the root goes by two names
+                    return wire.number(len(tree.nodes) - 2)  # the root is stored under two names
                 return wire.number(sum(other.startswith(path + "/") for other in tree.nodes))
             case wire.SetWatches():
                 self._set_watches(client, request)
@@ -488,14 +493,14 @@ class Member:
                 return b""
 
     def _look_one(self, client: Client, op: wire.GetData | wire.GetChildren) -> tuple[int, bytes]:
-        """One of a multi of reads: what is refused refuses nothing else."""
+        """Answer one of a multi of reads: a refused one does not refuse the others."""
         try:
             return 4 if isinstance(op, wire.GetData) else 8, self._look(client, op)
         except RefusedError as refused:
             return -1, wire.number(refused.code)
 
     def _set_watches(self, client: Client, request: wire.SetWatches) -> None:
-        """Set again what a client had elsewhere, or tell at once what it has missed since."""
+        """Set watches again that a client had on another connection, and send at once the events of changes since."""
         nodes, since = self.tree.nodes, request.since_zxid
         tell = client.link.send
         for path in request.data:

@@ -1,9 +1,13 @@
-"""The znodes of a ZooKeeper: what a request would change, whether it may, and the change itself.
+"""The znodes of a ZooKeeper: what a request would change, whether it is allowed, and the change itself.
 
-The law of this room: pure. A change is planned against the tree as it stands and refused with the code that the real
-server gives, in the order in which it looks; then it is applied, and can be undone, so that a multi is all or nothing.
 A znode counts its creations of children; clients are shown 2 x creations - children, as the real server does, and
 sequential names carry the count itself. Source: `PrepRequestProcessor`, `DataTree`, `DataNode` of ZooKeeper 3.9.
+
+Invariants:
+- The module does no I/O.
+- A change is planned against the present tree and refused with the code that the real server gives, with the checks in
+  its order.
+- A planned change is applied and can be undone, so that a multi is all or nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ Undo = Callable[[], None]
 
 
 class RefusedError(Exception):
-    """A request that changes nothing. code: as it stands in the reply."""
+    """A request that changes nothing. code: sent in the reply."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"refused: code={code}")
@@ -80,7 +84,7 @@ class NodeCreated:
 @dataclass(frozen=True, slots=True)
 class NodeDeleted:
     path: str
-    acl: Acl  # that it had
+    acl: Acl  # access control list before the change
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ class DataSet:
     path: str
     data: bytes | None
     version: int
-    acl: Acl  # that it has
+    acl: Acl  # access control list after the change
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,7 @@ class Tree:
         self.ephemerals: dict[int, dict[str, None]] = {}
 
     def copy(self) -> Tree:
-        """An equal tree that changes on its own."""
+        """An equal tree that changes independently."""
         other = Tree.__new__(Tree)
         other.nodes = {path: _copy(node) for path, node in self.nodes.items()}
         other.nodes[""] = other.nodes["/"]
@@ -133,20 +137,20 @@ class Tree:
         return other
 
     def node(self, path: str) -> Znode:
-        """Raises RefusedError."""
+        """The znode at a path. Raises RefusedError."""
         node = self.nodes.get(path)
         if node is None:
             raise RefusedError(wire.NO_NODE)
         return node
 
     def names(self, path: str) -> list[str]:
-        """The children's names, in no order that means anything. Raises RefusedError."""
+        """The children's names, in no particular order. Raises RefusedError."""
         return sorted(self.node(path).children, key=lambda name: (zlib.crc32(name.encode()), name))
 
     # ---- planning ----------------------------------------------------------------------------------------------------
 
     def plan(self, request: Op | SetAcl, session_id: int, identities: tuple[Identity, ...]) -> Change | None:
-        """What the request changes, None for a version check that holds. Raises RefusedError."""
+        """The change that the request makes, None for a version check that holds. Raises RefusedError."""
         match request:
             case wire.CreateNode():
                 return self._plan_create(request, session_id, identities)
@@ -198,7 +202,7 @@ class Tree:
     # ---- applying ----------------------------------------------------------------------------------------------------
 
     def apply(self, change: Change, zxid: int, time_ms: int) -> Undo:
-        """Make a change that was planned on an equal tree."""
+        """Apply a change that was planned on an equal tree."""
         match change:
             case NodeCreated(path, data, acl, owner):
                 return self._create(path, Znode(data, acl, zxid, zxid, zxid, time_ms, time_ms, owner))
@@ -265,7 +269,7 @@ class Tree:
 
 
 def parent_of(path: str) -> str:
-    """ "" for a child of the root, which is the root's other name."""
+    """The parent's path; "" for a child of the root, which is the root's other name."""
     return path.rpartition("/")[0]
 
 
@@ -274,7 +278,7 @@ def _copy(node: Znode) -> Znode:
 
 
 def _check_version(version: int, expected: int) -> int:
-    """The version that follows."""
+    """Check the version and return the one that follows."""
     if expected not in (ANY_VERSION, version):
         raise RefusedError(wire.BAD_VERSION)
     return version + 1
@@ -292,7 +296,7 @@ def _check_path(path: str) -> None:
 
 
 def identity_of(scheme: str, credential: bytes) -> Identity | None:
-    """Who somebody is by what they show; None: the scheme or the credential is not known here."""
+    """The identity that a credential proves; None: the scheme or the credential is not known here."""
     if scheme != "digest" or b":" not in credential:
         return None
     secret = base64.b64encode(hashlib.sha1(credential).digest()).decode()
@@ -308,7 +312,7 @@ def check_acl(acl: Acl, wanted: int, identities: tuple[Identity, ...]) -> None:
 
 
 def _settle_acl(acl: Acl, identities: tuple[Identity, ...]) -> Acl:
-    """What is stored: `auth` stands for everybody that the client has authenticated as."""
+    """The list to store: `auth` is replaced by every identity that the client has authenticated."""
     settled: dict[Ace, None] = {}
     for ace in dict.fromkeys(acl):
         if ace.scheme == "auth":
@@ -326,7 +330,7 @@ def _settle_acl(acl: Acl, identities: tuple[Identity, ...]) -> Acl:
 
 
 def shown_acl(acl: Acl, identities: tuple[Identity, ...]) -> Acl:
-    """The list as its reader may see it: hashes of passwords are for administrators."""
+    """The list as its reader may see it: hashes of passwords are shown to administrators only."""
     try:
         check_acl(acl, wire.ADMIN, identities)
     except RefusedError:

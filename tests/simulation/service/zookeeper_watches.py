@@ -1,8 +1,13 @@
-"""Who is to hear of which znode, at one ZooKeeper server.
+"""The watches of one ZooKeeper server: which connection gets which event.
 
-The law of this room: pure, and ordered: whoever set a watch first hears first. A one-shot watch is used up by what it
-tells; a persistent one stays; a recursive one hears of everything below it but not of lists of children. One event goes
-to a connection once, however many of its watches it meets. Source: `WatchManager`, `DataTree` of ZooKeeper 3.9.
+Source: `WatchManager`, `DataTree` of ZooKeeper 3.9.
+
+Invariants:
+- The module does no I/O.
+- Events of a change are sent in the order in which their watches were set.
+- A one-shot watch is used up by its event; a persistent one stays; a recursive one gets the events of everything below
+  it but not of lists of children.
+- One event goes to a connection once, however many of its watches match.
 """
 
 from __future__ import annotations
@@ -37,7 +42,7 @@ class Watches(Generic[Watcher]):
         _add(self._children, path, watcher, mode)
 
     def remove(self, path: str, watcher: Watcher, kind: int) -> bool:
-        """Whether there was any of this kind (see RemoveWatches)."""
+        """Remove watches; whether there was any of this kind (see RemoveWatches)."""
         found = False
         for table, is_meant in (
             (self._children, kind in (wire.RemoveWatches.CHILDREN, wire.RemoveWatches.ANY)),
@@ -49,7 +54,7 @@ class Watches(Generic[Watcher]):
         return found
 
     def forget(self, watcher: Watcher) -> None:
-        """Its connection is gone."""
+        """Drop all watches of a connection that is gone."""
         for table in (self._data, self._children):
             for path in [path for path, watchers in table.items() if watcher in watchers]:
                 _remove(table, path, watcher)

@@ -1,8 +1,11 @@
-"""ZooKeeper's wire form as a server reads and writes it: requests in, replies and watch events out.
+"""ZooKeeper's wire format as a server reads and writes it: requests in, replies and watch events out.
 
-The law of this room: bytes only, no state; a codec of its own, so that a fault of the client's codec is not shared by
-what judges it. Frames come and go without their four bytes of length. A request that cannot be read raises
-MarshallingError, as the real server answers it. Source: `zookeeper.jute` of ZooKeeper 3.9.
+It is separate from the client's codec, so that the checks do not share a fault of that codec. Frames are passed without
+their four bytes of length. Source: `zookeeper.jute` of ZooKeeper 3.9.
+
+Invariants:
+- The module handles bytes only and has no state.
+- A request that cannot be read raises MarshallingError, as the real server answers it.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ _STAT = struct.Struct("!qqqqiiiqiiq")
 
 
 class MarshallingError(Exception):
-    """Bytes that are no request."""
+    """Bytes that are not a request."""
 
 
 class Ace(NamedTuple):
@@ -61,7 +64,7 @@ OPEN_ACL: Acl = (Ace(31, "world", "anyone"),)
 
 
 class Stat(NamedTuple):
-    """As clients see it."""
+    """The Stat of a znode as clients see it."""
 
     czxid: int
     mzxid: int
@@ -222,7 +225,7 @@ class RemoveWatches:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """An operation that this server does not know."""
+    """An operation that this server does not support."""
 
     opcode: int
 
@@ -284,7 +287,7 @@ class _Reader:
 
 
 def read_connect(frame: bytes) -> Connect:
-    """The first frame of a connection. Raises MarshallingError."""
+    """Read the first frame of a connection. Raises MarshallingError."""
     reader = _Reader(frame)
     try:
         reader.int32()
@@ -297,14 +300,14 @@ def read_connect(frame: bytes) -> Connect:
 
 
 def read_header(frame: bytes) -> tuple[int, int]:
-    """xid and opcode of a request. Raises MarshallingError."""
+    """Read xid and opcode of a request. Raises MarshallingError."""
     if len(frame) < 8:
         raise MarshallingError("the frame ends before its header")
     return _INT.unpack_from(frame)[0], _INT.unpack_from(frame, 4)[0]
 
 
 def read_request(frame: bytes) -> Request:
-    """What stands in a frame after the first one. Raises MarshallingError."""
+    """Read the body of a frame after the first one. Raises MarshallingError."""
     _, opcode = read_header(frame)
     try:
         return _body(opcode, _Reader(frame[8:]))
@@ -383,19 +386,19 @@ def _multi_read(reader: _Reader) -> MultiRead:
         opcode, done, _ = reader.int32(), reader.flag(), reader.int32()
         if done:
             return MultiRead(tuple(ops))
-        path, _ = reader.text(), reader.flag()  # a multi sets no watches, whatever it says
+        path, _ = reader.text(), reader.flag()  # a multi sets no watches, even if its flag asks for one
         if opcode not in (4, 8):
             raise MarshallingError(f"no operation of a multi of reads: type={opcode}")
         ops.append(GetData(path, False) if opcode == 4 else GetChildren(path, False, False))
 
 
 def is_creation(flags: int) -> bool:
-    """Whether a server knows such a kind of znode."""
+    """Whether the real server knows this kind of znode."""
     return 0 <= flags <= _FLAGS_MAX
 
 
 def is_served(flags: int) -> bool:
-    """Whether this one makes them: no containers, no znodes with a time to live."""
+    """Whether this server creates this kind: no containers, no znodes with a time to live."""
     return 0 <= flags <= (EPHEMERAL | SEQUENTIAL)
 
 
@@ -403,7 +406,7 @@ def is_served(flags: int) -> bool:
 
 
 def connected(timeout_ms: int, session_id: int, password: bytes, *, tell_read_only: bool) -> bytes:
-    """The answer to Connect; timeout and id are 0 for a session that is no more."""
+    """The answer to Connect; timeout and id are 0 for a session that has ended."""
     head = _INT.pack(0) + _INT.pack(timeout_ms) + _LONG.pack(session_id) + buffer(password)
     return head + b"\0" if tell_read_only else head
 

@@ -1,4 +1,4 @@
-"""The cache: bounded, immutable, and silent about what it does not hold."""
+"""Tests the entry cache: it is bounded and immutable, and has no effect on entries that it does not hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An owner's word is believed of the place it was said of, and of no other that has or had its number."""
+"""A message of an owner is applied to the location it names, and to no other that has or had its segment number."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_that_a_segment_ended_empty_is_said_of_no_place_that_its_number_has_late
 
 
 def test_that_a_segment_ended_empty_is_said_of_no_place_that_its_number_had_when_it_was_looked_up() -> None:
-    """The owner does not know that a Java writer has dropped its segment and writes where the number leads now."""
+    """The owner does not know that a Java writer has dropped its segment and uses the number for its own."""
     listener = Listener()
     heard = OwnerFeed(listener, "w:1", "1")
     heard(1, -1, False)

@@ -1,4 +1,4 @@
-"""The registry: one resident per name, never two at once, idle ones retire."""
+"""Tests the registry: one actor per name, never two at once; idle ones are stopped."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.unit.actors.test_supervisor import HandClock
 
 
 class Guest:
-    """Counts how many of its name live, and leaves only when let go."""
+    """Counts how many actors of its name run, and ends only when it may."""
 
     living: dict[str, int]
 
     def __init__(self, name: str, living: dict[str, int]) -> None:
-        self.name = f"guest {name}"  # a resident's name for its supervisor is not the registry's
+        self.name = f"guest {name}"  # its name at the supervisor is not the registry's
         self._living = living
         self._stop = asyncio.Event()
         self.may_leave = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Waiting by a process that may be frozen, on a loop whose clock the story moves."""
+"""Tests waits of a process that may be frozen, on a loop whose clock the test moves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from actors.retrying import FreezeTolerantTimeout, RefreshSignal, RetryBackoff
 
 
 def waited_s(frozen_s: dict[int, float], monkeypatch: pytest.MonkeyPatch) -> float:
-    """How long somebody waits whose step so-and-so lasts so long."""
+    """How long a wait lasts whose steps last as long as `frozen_s` says."""
     loop = asyncio.new_event_loop()
     patience = FreezeTolerantTimeout(1.0)
     now = [0.0]

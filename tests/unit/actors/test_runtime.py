@@ -1,4 +1,4 @@
-"""Lifetimes: named tasks, ends by message, cancellation never swallowed."""
+"""Tests lifetimes: named tasks, ends by message, cancellation never swallowed."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_a_cancelled_scope_cancels_its_tasks_and_says_so() -> None:
 
 async def test_work_that_comes_after_the_end_is_refused_and_not_left_lying() -> None:
     async def work() -> None:
-        """Never begun."""
+        """Never runs."""
 
     async with TaskScope() as lifetime:
         pass

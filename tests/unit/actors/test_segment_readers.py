@@ -1,4 +1,4 @@
-"""Segment readers of a stream's source: one for all who ask, none left open."""
+"""Tests segment readers of a stream's source: all readers of a segment share one, and none is left open."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STREAM = StreamName("orders")
 
 
 class Gated(MemoryStore):
-    """Opens a reader when it is let, and knows which are open."""
+    """Opens a reader when it may, and knows which are open."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Supervision: restart with backoff, however often, and end by message."""
+"""Tests supervision: restart with back-off after each failure, and end by message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AT_ONCE = RestartOptions(backoff_min_s=0.0, backoff_max_s=0.0, window_s=60.0)
 
 
 class Mortal:
-    """Dies the first `deaths` times it is started, then lives until stopped."""
+    """Fails the first `deaths` times it is started, then runs until stopped."""
 
     def __init__(self, name: str, deaths: int) -> None:
         self.name = name
@@ -36,7 +36,7 @@ class Mortal:
 
 
 class HandClock:
-    """A clock that moves when told."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -1,4 +1,4 @@
-"""Stories of the bookie machine, on storage without threads: what is answered when."""
+"""Scenarios of the bookie machine, on storage without threads: which answer comes when."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ PLACES = ("in flight", "in memory", "on disk")
 
 
 class TestAddsOfHeldEntries:
-    """What a bookie holds it holds for ever: who offers another payload under the same ids is refused."""
+    """A bookie keeps an entry for ever: an add with another payload under the same ids is refused."""
 
     @pytest.mark.parametrize("recovery", [False, True])
     @pytest.mark.parametrize("place", PLACES)
@@ -210,7 +210,7 @@ def offer(
 
 
 def hold(place: str, kind: DigestType, body: bytes, length: int | None = None) -> Station:
-    """A bookie that holds entry 0 of ledger 1 there."""
+    """A bookie that stores entry 0 of ledger 1."""
     station = fresh(replace(OPTIONS, read_cache_bytes=0))
     station.ask(offer(kind, body, length=length))
     if place != "in flight":
@@ -222,11 +222,11 @@ def hold(place: str, kind: DigestType, body: bytes, length: int | None = None) -
 
 
 class TestWhatIsKeptOfAReceive:
-    """A large packet stays where it was received, unless far more would stay with it."""
+    """A large packet stays in its receive buffer, unless that would keep far more bytes with it."""
 
     @staticmethod
     def kept(station: Station, received: Buffer, size: int, at: int = 0) -> Buffer:
-        """What the journal is handed of an add whose packet are `size` bytes of what was received."""
+        """What the journal is given for an add whose packet is `size` bytes of the receive buffer."""
         (ledger, entry), part = struct.unpack_from(">qq", received, at), memoryview(received)[at : at + size]
         station.ask(AddEntry(LedgerId(ledger), EntryId(entry), KEY, (part,)))
         [(_, records)] = station.waiting
@@ -358,7 +358,7 @@ class TestReads:
         assert any(isinstance(getattr(e, "event", None), EntryDamaged) for e in effects)
 
     def test_absence_found_before_a_checkpoint_is_asked_again_after_it(self) -> None:
-        """The fetch may have looked before the flush, and the answer come after the cache forgot."""
+        """The fetch may have looked before the flush, and its answer may come after the cache dropped the entry."""
         station = fresh(OPTIONS)
         stored(station, 1, 5)
         station.checkpoint()
@@ -379,7 +379,7 @@ class TestReads:
         assert refused.message.code is Code.TOO_MANY_REQUESTS
 
     def test_a_lost_journal_is_never_denied(self) -> None:
-        """In limbo, after a salvage: what is not here may have been."""
+        """A bookie in limbo, after a salvage, answers "unknown" for a missing entry, because it may have had it."""
         machine = Bookie(OPTIONS, [LedgerRow(1, KEY, False, -1, 3)], limbo=True)
         assert machine.read_only
         for request in (read(1, 9), read(2, 0)):
@@ -529,7 +529,7 @@ class TestSpace:
         assert Station(disk, OPTIONS).stored(1, 1) == packet(1, 1, b"body 1")
 
     def test_a_repeated_checkpoint_does_not_answer_for_later_adds(self) -> None:
-        """What was added between failure and repetition is in no index yet: the journal must keep it."""
+        """Adds between the failure and the repetition are in no index yet: the journal must keep them."""
         disk = SimulatedDisk()
         station = Station(disk, NO_LIMIT)
         stored(station, 1, 0)
@@ -576,7 +576,7 @@ def test_persisted_answers_every_token_up_to_it() -> None:
 
 
 def test_equal_reads_of_the_disk_are_told_apart() -> None:
-    """Two adds of one entry, each of which looks for it alone; the answer to the second must not end the first."""
+    """Two adds of one entry, each with its own lookup; the answer to the second must not end the first."""
     row = LedgerRow(LedgerId(1), KEY, fenced=False, lac=EntryId(-1), last=EntryId(9))
     machine = Bookie(NO_LIMIT, [row])
 
@@ -592,7 +592,7 @@ def test_equal_reads_of_the_disk_are_told_apart() -> None:
 
 
 class Meter:
-    """A bookie whose disk answers when told to; counts what it is asked for."""
+    """A bookie whose disk answers when the test lets it; counts the bytes it is asked for."""
 
     def __init__(self, station: Station) -> None:
         self.waiting: list[Fetch] = []
@@ -610,7 +610,7 @@ class Meter:
 
 
 class TestReadAmplification:
-    """A thousand single reads in flight read what they answer, and hardly more."""
+    """A thousand single reads in flight read little more than what they answer."""
 
     ENTRIES = 3000
 
@@ -653,14 +653,14 @@ class TestReadAmplification:
         assert meter.packets == len(range(7, self.ENTRIES, 100))
 
     def test_what_a_question_does_not_bring_is_asked_for_once(self) -> None:
-        """The bytes of a question are bounded, and what waited for the rest is asked for together."""
+        """A request to the disk is limited in bytes; what it leaves out is read with one further request."""
         meter = self.meter(read_ahead_bytes=64 * 1024)
         self.asked(meter, list(range(1000)))
         assert meter.packets <= 1000 + 64 and meter.fetches <= 1000 // 60 + 2
 
 
 class TestBuried:
-    """Ledgers that metadata says are gone."""
+    """Ledgers that metadata no longer has."""
 
     def buried(self, *facts: Any) -> Bookie:
         machine = Bookie(OPTIONS, [LedgerRow(1, KEY, False, -1, 3), LedgerRow(2, KEY, False, -1, 3)])

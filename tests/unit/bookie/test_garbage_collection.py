@@ -1,5 +1,5 @@
-"""Which ledgers are gone: transcripts of rounds, and a world in which metadata is away, replaced, restored and changed
-under a round at every step. Planted defects show that the world would notice."""
+"""Which ledgers count as deleted: transcripts of rounds, and a world in which metadata is lost, replaced, restored and
+changed at every step of a round. Planted defects show that the world would notice."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_what_was_found_counts_for_nothing_once_metadata_was_another(found: Mark
 
 class World:
     """One bookie and the metadata stores of two clusters, with backups of ours. A store remembers what was deleted in
-    its own history: what is absent and not among that was forgotten."""
+    its own history; a ledger that is absent and was not deleted there was lost by a restore."""
 
     def __init__(self, seed: int, make: Callable[[MarkRecord, Callable[[], str]], GarbageCollector]) -> None:
         self.rng = random.Random(seed)
@@ -258,9 +258,9 @@ class World:
         self.versions = 0
         self.marks = 0
         self.ids = 0
-        self.known: dict[int, int] = {}  # of the bookie
-        self.unheard: list[int] = []  # made, and nothing of them was sent to the bookie yet
-        self.reading: list[NewLedgersRead] = []  # read at once, and not handed in yet
+        self.known: dict[int, int] = {}  # ledgers of the bookie
+        self.unheard: list[int] = []  # created, and the bookie has no entry of them yet
+        self.reading: list[NewLedgersRead] = []  # read at once, and not passed to the machine yet
         self.disk = MarkRecord()
         self.buried: set[int] = set()
         self.instance = OURS
@@ -273,7 +273,7 @@ class World:
         return self.stores[self.instance]
 
     def deleted(self) -> frozenset[int]:
-        """Of our cluster."""
+        """Ledgers deleted in our cluster."""
         found = self.stores[OURS].get("deleted")
         return frozenset() if found is None else found.value
 
@@ -287,7 +287,7 @@ class World:
         return made
 
     def happen(self) -> None:
-        """Something between two steps of a round."""
+        """Let something happen between two steps of a round."""
         rng, store = self.rng, self.store
         living = [key for key in store if isinstance(key, int)]
         match rng.choice("cccchhhhffffdddddbrxwai"):
@@ -295,7 +295,7 @@ class World:
                 self.ids += 1
                 self.put(self.stores[OURS], self.ids, "ledger")
                 self.unheard.append(self.ids)
-            case "h" if self.unheard:  # its writer may not know that metadata was restored meanwhile
+            case "h" if self.unheard:  # its writer may not know of the restore
                 ledger = self.unheard.pop(rng.randrange(len(self.unheard)))
                 self.known[ledger] = 0
                 self.hear(ledger)
@@ -398,14 +398,15 @@ def test_only_what_was_deleted_is_buried_whatever_metadata_does() -> None:
 
 
 class _Calm(random.Random):
-    """Each round collects, nothing happens during it, and what it asks for takes place."""
+    """Each round collects, nothing happens during it, and every request is carried out."""
 
     def random(self) -> float:
         return 0.5
 
 
 def test_ledgers_that_are_deleted_between_two_rounds_are_buried_unless_contact_was_lost() -> None:
-    """Each is made, heard of, read and deleted, then a round follows; the round after that buries it."""
+    """Each ledger is created, learned, read and deleted; a round follows, and the round after that buries the
+    ledger."""
     rng = random.Random(1)
     world = World(1, honest)
     world.rng = _Calm()
@@ -443,7 +444,7 @@ class SeesBeforeTheMark(GarbageCollector):
 
 
 class SuspectsTheUnseen(GarbageCollector):
-    """Defect: what is absent is gone, seen or not."""
+    """Defect: a ledger that is absent counts as deleted, whether or not it was seen."""
 
     def _listed(self, due: RoundDue, present: frozenset[int]) -> Effects:
         return super()._listed(RoundDue(dict.fromkeys(due.known, self._chain), True), present)
@@ -453,7 +454,7 @@ class SuspectsTheUnseen(GarbageCollector):
 
 
 class ReusesChains(GarbageCollector):
-    """Defect: a broken chain goes on under its number."""
+    """Defect: a broken chain continues under its number."""
 
     def _begin(self, due: RoundDue) -> Effects:
         effects = super()._begin(due)
@@ -462,14 +463,14 @@ class ReusesChains(GarbageCollector):
 
 
 class AnyCluster(GarbageCollector):
-    """Defect: the store's identity is not looked at."""
+    """Defect: the identity of the store is not checked."""
 
     def _mark_read(self, fact: MarkRead) -> Effects:
         return super()._mark_read(replace(fact, instance=OURS))
 
 
 class GoesOnWithoutContact(GarbageCollector):
-    """Defect: a round outlives the connection it began on."""
+    """Defect: a round outlives the connection on which it began."""
 
     def handle(self, fact: Any) -> Effects:
         return [] if isinstance(fact, ContactLost) else super().handle(fact)
@@ -499,14 +500,14 @@ class KeepsWhatWasFound(GarbageCollector):
 
 
 class TakesAnyAnswer(GarbageCollector):
-    """Defect: an answer counts that was given before contact was lost."""
+    """Defect: an answer from before contact was lost counts."""
 
     def handle(self, fact: Any) -> Effects:
         return super().handle(replace(fact, contact=self._contact) if isinstance(fact, NewLedgersRead) else fact)
 
 
 class FindsWithoutReading(GarbageCollector):
-    """Defect: what is heard of in contact was created in the history of metadata that is there now."""
+    """Defect: a ledger learned during contact counts as created in the present history of metadata."""
 
     def handle(self, fact: Any) -> Effects:
         if isinstance(fact, NewLedgersSeen):

@@ -1,4 +1,4 @@
-"""Sets of ledger ids: what was added is in, nothing else, and bytes that do not verify are refused."""
+"""Tests sets of ledger ids: they contain exactly what was added; bytes that do not verify are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A torn tail is dropped, damage is told, and a recycled file's past is never read."""
+"""A torn tail is dropped, damage is reported, and old content of a recycled file is never read."""
 
 from __future__ import annotations
 
@@ -160,7 +160,8 @@ def test_a_missing_file_is_damage() -> None:
 
 
 def test_a_missing_file_is_damage_though_nothing_follows() -> None:
-    """Files are made ahead: the one behind the missing one may be empty, and the missing one was the last in use."""
+    """Files are made in advance: the one behind the missing one may be empty, and the missing one was the last in
+    use."""
     tape = Tape()
     tape.write(b"a")
     tape.files[3] = tape.files[1].copy()
@@ -195,7 +196,7 @@ def test_a_header_is_of_one_file_of_one_bookie() -> None:
 
 
 def test_groups_of_another_life_do_not_verify() -> None:
-    """A recycled file still holds whole groups; with the new header's seed they are nothing."""
+    """A recycled file still holds whole groups; with the new header's seed they do not verify."""
     tape = Tape()
     for payload in (b"a", b"b", b"c"):
         tape.write(payload)
@@ -265,7 +266,7 @@ def test_a_marked_idle_journal_shows_damage_of_its_last_group() -> None:
 
 
 def test_what_was_refused_in_the_middle_of_a_file_is_written_over_before_the_next_file_is_begun() -> None:
-    """A file system that copies on write may refuse a group of which every record arrived, all but its padding."""
+    """A file system that copies on write may refuse a group after all its records arrived, except the padding."""
     disk = SimulatedDisk()
     station = Station(disk, OPTIONS)
     station.ask(add(1, 0, b"before"))
@@ -303,7 +304,7 @@ def test_names_that_are_not_ours_are_left_alone() -> None:
 
 
 def test_a_new_file_is_filled_past_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zeros that nobody reads are copied nowhere. A size that is no multiple of a fill's is filled to its end."""
+    """Zeros that are never read are not copied. A size that is no multiple of a fill's is filled to its end."""
     through: list[int] = []
     written = RealFile.pwritev
 
@@ -324,8 +325,8 @@ def test_a_new_file_is_filled_past_the_page_cache(tmp_path: Path, monkeypatch: p
 
 
 def test_files_are_released_while_others_are_made(tmp_path: Path) -> None:
-    """The flush thread releases, the preparer makes: the set of files is gone through under their lock only, for a set
-    that grows meanwhile ends the bookie."""
+    """The flush thread releases files, the preparer makes them: both iterate over the set of files under their lock
+    only, because a set that grows meanwhile would end the bookie."""
     files = JournalFiles(RealDisk(), str(tmp_path), owner=1, file_bytes=16 * 1024)
     files.start(FIRST_MARK)
     unlocked: list[str] = []

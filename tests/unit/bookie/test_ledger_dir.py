@@ -1,4 +1,5 @@
-"""Entry logs and index: right bytes or an error, never wrong bytes and never absence (J5); merges keep the map."""
+"""Tests entry logs and index: right bytes or an error, never wrong bytes and never absence (J5); merges keep the
+map."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ def test_a_log_is_whole_blocks_whatever_the_sizes_of_entries(body: int) -> None:
 
 
 def test_entry_logs_are_read_as_asked_whoever_opened_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the system reads ahead of a catch-up, the journal's syncs wait behind; runs are looked up at random."""
+    """The journal's syncs would wait behind the read-ahead of a catch-up read; runs are looked up at random."""
     asked: list[int] = []
     monkeypatch.setattr(SimulatedFile, "disable_read_ahead", lambda file: asked.append(file.inode))
     disk = SimulatedDisk()
@@ -91,7 +92,7 @@ def test_entry_logs_are_read_as_asked_whoever_opened_them(monkeypatch: pytest.Mo
 
 
 def test_a_log_that_ends_within_a_block_is_not_continued() -> None:
-    """An earlier version wrote it so."""
+    """An earlier version wrote such a log."""
     made = directory(SimulatedDisk())
     made.flush(half((1, 0)), [row(1, 0)], FIRST_MARK)
     (log,) = made.manifest.logs
@@ -154,7 +155,7 @@ def test_files_no_manifest_names_are_removed() -> None:
 
 
 def test_any_flipped_bit_gives_the_right_bytes_or_an_error() -> None:
-    """J5, for each byte of entry log and index; a start may be refused, an entry may be unknown, never more."""
+    """J5, for each byte of entry log and index: at worst a start is refused or an entry is unknown."""
     options = BookieOptions(journal_file_bytes=16 * 1024, read_cache_bytes=0, gc_reserve_bytes=0)
     disk = SimulatedDisk()
     first = Station(disk, options)
@@ -186,7 +187,7 @@ def test_any_flipped_bit_gives_the_right_bytes_or_an_error() -> None:
 
 
 def test_an_entry_that_cannot_be_read_is_taken_again() -> None:
-    """A writer or a recovery that has the bytes offers them; to refuse would leave the copy lost for good."""
+    """A writer or a recovery that has the bytes offers them again; a refusal would leave this copy lost for good."""
     options = BookieOptions(journal_file_bytes=16 * 1024, read_cache_bytes=0, gc_reserve_bytes=0)
     disk = SimulatedDisk()
     first = Station(disk, options)
@@ -241,7 +242,7 @@ def test_a_directory_with_entries_and_no_manifest_is_refused_and_nothing_is_remo
 
 
 def test_an_older_checkpoint_that_finishes_after_a_newer_one_moves_no_mark_back() -> None:
-    """BookKeeper #4105 and #4740: the last mark went back to where the journal had been deleted already."""
+    """BookKeeper #4105 and #4740: the last mark went back to a position whose journal had been deleted already."""
     disk = SimulatedDisk()
     dirs = LedgerDirs(disk, [DIR], 1 << 30)
     dirs.load(lambda _: None)
@@ -430,7 +431,7 @@ def test_a_log_with_an_entry_that_does_not_verify_is_not_compacted() -> None:
 
 
 def test_no_room_for_a_copy_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There was room when it was looked for."""
+    """There was enough space when it was checked."""
     disk = SimulatedDisk()
     made = mostly_dead(disk)
     before = made.manifest
@@ -447,7 +448,7 @@ def test_no_room_for_a_copy_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("room", [0, 11 * 1032 - 1])
 def test_a_log_is_not_compacted_where_what_lives_in_it_has_no_room(room: int) -> None:
-    """A part of it, copied, would take the room that is left and free nothing."""
+    """Copying a part of it would use up the space that is left and free nothing."""
     disk = SimulatedDisk()
     made = mostly_dead(disk)
     disk.bytes_max = disk.used + room
@@ -516,7 +517,7 @@ def test_entries_are_never_written_with_the_room_of_the_reserve() -> None:
 
 
 def test_a_mark_that_is_kept_on_a_full_disk_leaves_the_reserve_to_what_is_gone() -> None:
-    """Entries that wait for room do not get what was given up for the mark."""
+    """Entries that wait for space do not get the space that was freed for the mark."""
     disk = SimulatedDisk()
     dirs = LedgerDirs(disk, [DIR], 1, reserve_bytes=3000)
     dirs.load(lambda _: None)
@@ -561,7 +562,7 @@ def test_a_reserve_that_finds_no_room_is_held_later() -> None:
 def test_a_reader_under_way_finds_an_entry_that_was_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     made = mostly_dead(SimulatedDisk())
     read = LedgerDir._read
-    made._logs.close()  # nobody holds the log that is deleted
+    made._logs.close()  # no reader has the deleted log open
 
     def slowly(which: LedgerDir, ledger: int, places: Any) -> list[bytes]:
         monkeypatch.setattr(LedgerDir, "_read", read)

@@ -1,5 +1,5 @@
-"""What a command says to do next fits the command: no talk of records where there are none, and none of a new cluster
-where one answered."""
+"""The advice of a command fits the command: it mentions records only for commands that have some, and a new cluster
+only where none answered."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dlog.errors import (
     StreamUnavailableError,
 )
 
-#: what they need; a command that is not listed needs nothing
+#: what each command needs; a command that is not listed needs nothing
 WORDS: dict[str, tuple[str, ...]] = {
     "create": ("s",),
     "alter": ("s",),
@@ -43,7 +43,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "ledger adopt": ("1",),
     "sink retire": ("k",),
 }
-#: change nothing, or have no one answer that could be lost, as `up` that runs until it is ended
+#: they change nothing, or have no single answer that could be lost, as `up` that runs until it is ended
 OTHERS = {
     "up",
     "read",

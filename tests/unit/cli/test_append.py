@@ -1,4 +1,4 @@
-"""Input into batches: every line a record, whatever the chunks."""
+"""Turning input into batches: every line is a record, wherever chunks end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Batches = Callable[[int], AsyncIterator[tuple[list[bytes], int]]]
 
 
 async def all_of(batches: Batches, data: bytes) -> tuple[list[bytes], int]:
-    """Records and bytes of input counted, with the input in a pipe that is written while it is read."""
+    """Records of the input, and its bytes, with the input in a pipe that is written while it is read."""
     reading, writing = os.pipe()
 
     async def write() -> None:
@@ -80,7 +80,7 @@ async def test_the_longest_line_there_may_be_shares_its_batch_with_nobody_it_doe
 
 
 async def test_an_empty_pipe_never_stops_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop may tell of bytes that were read already; to read then would wait for the writer, and nothing else."""
+    """The loop may report bytes that were read already; a read would then block on the writer and stop the loop."""
     reading, writing = os.pipe()
     loop = asyncio.get_running_loop()
     tell: list[Callable[[], None]] = []
@@ -92,14 +92,14 @@ async def test_an_empty_pipe_never_stops_the_loop(monkeypatch: pytest.MonkeyPatc
             following = asyncio.ensure_future(anext(batches))  # noqa: TID251
             for _ in range(3):
                 await asyncio.sleep(0)
-            tell[0]()  # of nothing
+            tell[0]()  # there is nothing
             for _ in range(3):
                 await asyncio.sleep(0)
             assert not following.done()
             os.write(writing, line + b"\n")
             tell[0]()
             assert (await following)[0] == [line]
-            tell[0]()  # of what has been read
+            tell[0]()  # it has been read already
     finally:
         await batches.aclose()  # type: ignore[attr-defined]
         os.close(reading)
@@ -126,7 +126,7 @@ async def test_a_length_out_of_bounds_is_told_before_it_is_waited_for() -> None:
 
 
 class Waiting:
-    """A pipeline that is held up."""
+    """A pipeline that must wait."""
 
     obstacle: DLogError | None = NotEnoughBookiesError("not written, no segment to write to: writable=2")
 

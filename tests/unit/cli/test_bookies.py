@@ -1,4 +1,5 @@
-"""`dlog bookie gc` and what is at the address of a bookie: what came of a collection, or why there is no answer."""
+"""Tests `dlog bookie gc` and the display of a bookie's address: the result of a collection, or why there is no
+answer."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from dlog.wire.bookie import (
 
 
 async def collected(answers: Sequence[Response | bytes], *, waits: bool = True) -> tuple[dict[str, Any], list[int]]:
-    """The row of a bookie that gives these answers, one a question, then ends the connection; and the numbers asked."""
+    """The row of a bookie that gives these answers, one per request, and then ends the connection; and the requested
+    numbers."""
     left = list(answers)
     numbers: list[int] = []
     served = asyncio.Event()

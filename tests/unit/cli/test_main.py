@@ -1,4 +1,4 @@
-"""Every misuse that needs no cluster: an exit code, a message, and what to do next."""
+"""Tests every misuse that needs no cluster: an exit code, a message, and the next command to try."""
 
 from __future__ import annotations
 

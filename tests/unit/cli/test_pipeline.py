@@ -1,4 +1,4 @@
-"""What `dlog pipeline` makes of a job that ends in a way of its own."""
+"""Tests how `dlog pipeline` reports a job that ends with an error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("pyspark")
 
 
 class Session:
-    """A session that nobody needs."""
+    """A session that is not used."""
 
     stopped = False
 

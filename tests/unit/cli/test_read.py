@@ -49,7 +49,7 @@ def test_what_is_no_time_says_how_one_is_written(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["2023-11-14T22:13:20", "2023-11-14", "2023-11-14 22:13"])
 def test_a_time_says_of_which_zone_it_is(text: str) -> None:
-    """Else it is another time in the program beside this one, or on another machine."""
+    """Without a zone it would be another time for another program, or on another machine."""
     with pytest.raises(CommandError, match="without a time zone") as caught:
         parse_time(text, now_s=1000.0)
     assert "Z for UTC" in caught.value.next_step

@@ -1,4 +1,4 @@
-"""What `dlog create`, `dlog alter` and `dlog show` say of a stream and its settings."""
+"""Tests what `dlog create`, `dlog alter` and `dlog show` print about a stream and its settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_retention_in_words(retention_s: float, text: str) -> None:
 
 
 async def shown(log: Log, *words: str) -> tuple[int, Any, str]:
-    """Exit code, JSON on stdout, and stderr of a command on a double."""
+    """Exit code, JSON on stdout, and stderr of a command that talks to a double."""
     async with Double(log) as double:
         command = [sys.executable, "-m", "dlog", *words, "--connect", double.target, "--json"]
         process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)

@@ -18,7 +18,7 @@ from dlog.cli.output import CommandError
 PROXIES, ZOOKEEPER, BOTH = "--connect", "--zookeeper", "both"
 ELSEWHERE = "127.0.0.1:1"
 
-#: command -> its arguments, and what it talks to
+#: command -> its arguments, and the server that it talks to
 COMMANDS: dict[str, tuple[str, str]] = {
     "append": ("s /dev/null", PROXIES),
     "bookie gc": ("", ZOOKEEPER),
@@ -78,7 +78,7 @@ def nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[RunningCluster]:
-    """What a living `dlog up` leaves in the working directory's `.dlog`."""
+    """The files of a running `dlog up` in the working directory's `.dlog`."""
     directory = tmp_path / "here" / ".dlog"
     directory.mkdir()
     parts = [RunningPart("write", "w", "h:2", 11), RunningPart("read", "r", "h:3", 12)]
@@ -90,7 +90,7 @@ def running(tmp_path: Path) -> Iterator[RunningCluster]:
 
 
 def misused(arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Run a command that must end as misused; what it says on stderr."""
+    """Run a command that must end with a usage error; returns its stderr."""
     code = main([*name.split(), *COMMANDS[name][0].split(), *arguments])
     said = capsys.readouterr().err
     assert code == (1 if name.startswith("pipeline") else 2), said

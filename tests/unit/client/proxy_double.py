@@ -1,7 +1,8 @@
-"""A proxy that does as it is told: the protocol on a real socket, a log in memory, and a script for each question.
+"""A double of a proxy that a script controls: the protocol on a real socket, a log in memory, a script for each
+request.
 
-It stands where no service is needed: what the client sends, in which order, and what it makes of an answer. A log may
-stand behind several doubles, as a stream's entries outlive its owner.
+It is for tests that need no service: what the client sends, in which order, and how it handles an answer. Several
+doubles may share a log, as a stream's entries outlive its owner.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SET_FLAG = 0x4
 
 
 def entry_of(batches: list[tuple[bytes, bytes, int]], *, txid: int = 1, unix_ms: int = 1000) -> bytes:
-    """An entry as an owner packs it: (producer, record set, sequence) each, then the note."""
+    """An entry as an owner packs it: (producer, record set, sequence) each, then the dedup trailer."""
     records: list[Record] = []
     noted = []
     slot = 0
@@ -41,7 +42,7 @@ def entry_of(batches: list[tuple[bytes, bytes, int]], *, txid: int = 1, unix_ms:
 
 @dataclass
 class Log:
-    """One stream: an entry for each batch, and which producers wrote."""
+    """One stream: an entry for each batch, and the producers of its batches."""
 
     stream: str = "s"
     incarnation: str | None = "a1"
@@ -96,7 +97,7 @@ class Log:
         return proxy.Done(message.request, {"settings": wanted})
 
     def stat(self) -> dict[str, Any]:
-        """As a proxy describes a stream of one open segment, without what its owner adds."""
+        """The description of a stream with one open segment, as a proxy gives it, without the owner's part."""
         return {
             "stream": self.stream,
             "life": self.incarnation,
@@ -113,7 +114,7 @@ class Log:
         }
 
     def at(self, place: DLSN, count: int) -> list[bytes]:
-        """So many records from a place on."""
+        """This many records from a position on."""
         return [r for b in decode_one(memoryview(self.entries[place.entry]), 1, place.entry) for r in b.payloads][
             place.slot : place.slot + count
         ]
@@ -129,7 +130,7 @@ Script = Callable[["Peer", proxy.Message], bool]
 
 
 class Double:
-    """`async with Double(log) as double`. script: asked first for each message; True when it has dealt with it."""
+    """`async with Double(log) as double`. script: called first for each message; True when it has handled it."""
 
     def __init__(self, log: Log | None = None, *, role: str = "write", script: Script | None = None) -> None:
         self.log = log or Log()
@@ -138,7 +139,7 @@ class Double:
         self.heard: list[proxy.Message] = []
         self.peers: list[Peer] = []
         self.limits: dict[str, int] = {}
-        self.owner: str | None = None  # whom GetOwner names; None: this one
+        self.owner: str | None = None  # the owner that GetOwner names; None: this one
         self.address = ""
         self._server: asyncio.Server | None = None
         self._news = asyncio.Event()
@@ -164,7 +165,7 @@ class Double:
         return [m for m in self.heard if isinstance(m, kind)]
 
     def stop(self) -> None:
-        """Listen no more and cut every connection, as a killed process does."""
+        """Stop listening and cut every connection, as a killed process does."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -172,7 +173,7 @@ class Double:
             peer.cut()
 
     async def wait(self, condition: Callable[[], bool]) -> None:
-        """Return once the condition holds; looked at after each message."""
+        """Return once the condition holds; it is checked after each message."""
         async with asyncio.timeout(90):
             while not condition():
                 self._news.clear()
@@ -185,7 +186,7 @@ class Double:
             self.answer(peer, message)
 
     def answer(self, peer: Peer, message: proxy.Message) -> None:
-        """As a proxy would."""
+        """Answer as a proxy would."""
         match message:
             case proxy.Hello():
                 peer.send(proxy.Welcome(message.request, 1, "double", self.role, self.limits))
@@ -263,12 +264,12 @@ class Peer(asyncio.Protocol):
         self.send_bytes(b"".join(encode(message)))
 
     def send_bytes(self, data: bytes) -> None:
-        """Part of a frame, it may be."""
+        """Send bytes, perhaps a part of a frame."""
         if self._transport is not None:
             self._transport.write(data)
 
     def cut(self) -> None:
-        """Reset the connection; what came and was not looked at is lost."""
+        """Reset the connection; messages that arrived and were not handled are lost."""
         if self._transport is not None:
             self._transport.abort()
             self._transport = None

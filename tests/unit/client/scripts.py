@@ -1,4 +1,4 @@
-"""What a proxy double does to writes in tests, and how their errors are caught."""
+"""Scripts of proxy doubles for writes, and a function that catches their errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.unit.client.proxy_double import Peer, Script
 
 
 class Holding:
-    """A script that keeps writes back until told."""
+    """A script that holds writes back until it is released."""
 
     def __init__(self) -> None:
         self.held: list[tuple[Peer, proxy.Write]] = []
@@ -44,7 +44,7 @@ def failing(times: int, code: int, **extra: object) -> Script:
 
 
 def out_of_order(txid: int, after: Script | None = None) -> Script:
-    """Refuse the batch of this txid. after: asked for all others."""
+    """Refuse the batch with this txid. after: requested for all others."""
 
     def script(peer: Peer, message: proxy.Message) -> bool:
         if isinstance(message, proxy.Write) and message.txid == txid:

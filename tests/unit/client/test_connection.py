@@ -1,4 +1,4 @@
-"""What a client sends over one connection, seen from the other end."""
+"""What a client sends over one connection, as its other end sees it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tests.unit.client.proxy_double import Double, Peer
 
 
 async def test_questions_wait_their_turn_instead_of_being_refused_for_their_number() -> None:
-    """A client of a thousand streams asks for a thousand owners; a server takes some at a time of each connection."""
+    """A client of a thousand streams asks for a thousand owners; a server accepts a limited number at a time per
+    connection."""
     waiting: list[tuple[Peer, GetOwner]] = []
     most = 0
 

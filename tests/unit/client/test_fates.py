@@ -1,4 +1,4 @@
-"""What a client says of records whose append failed: never "not written" of what may be in the log."""
+"""What a client reports for records whose append failed: never "not written" for one that may be in the log."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ async def test_a_question_without_an_answer_is_unknown_only_if_it_changes_someth
 
 
 async def test_nothing_is_written_behind_a_refused_record_of_its_pipeline() -> None:
-    """Neither what was under way behind it nor what waited; the error says so, and sending it again is right."""
+    """Neither records under way behind it nor waiting ones are written; the error says so, and sending them again is
+    right."""
     rows: list[dlog.BatchResult] = []
     async with Double() as double, dlog.connect(double.target) as client:
         await client.append("s", b"0")
@@ -136,7 +137,7 @@ async def test_append_many_says_what_became_of_each_record() -> None:
 
 async def test_a_record_that_was_written_behind_a_refused_one_is_told_with_its_place() -> None:
     def write(peer: Peer, message: proxy.Message) -> bool:
-        """As a log that takes a producer's batch after a gap."""
+        """Write a batch as a log that accepts a producer's batch after a gap."""
         if not isinstance(message, proxy.Write):
             return False
         place = (1, len(peer.double.log.payloads), 0)
@@ -170,7 +171,7 @@ async def test_the_failure_is_raised_when_what_is_under_way_behind_it_is_known()
             await pipeline.put([b"%d" % txid], txid=txid)
         task = group.create_task(error_of(pipeline.room()))
         await double.wait(lambda: bool(holding.held))
-        await double.wait(lambda: not pipeline.append_nowait(b"x"))  # until the refusal is heard
+        await double.wait(lambda: not pipeline.append_nowait(b"x"))  # until the refusal has arrived
         assert not pipeline.append_nowait(b"x"), "nothing is taken any more, and what to say is not known yet"
         room = group.create_task(error_of(pipeline.room()))
         put = group.create_task(error_of(pipeline.put([b"x"])))
@@ -206,7 +207,7 @@ async def test_a_deadline_leaves_unknown_what_was_sent_and_sends_nothing_more() 
 async def test_nothing_meant_for_a_deleted_stream_goes_to_the_next_of_that_name() -> None:
     async with Double() as double, dlog.connect(double.target, batch_bytes_max=10) as client:
         await client.append("s", b"0")
-        double.script = failing(1, 510)  # the stream is deleted, and there again at once
+        double.script = failing(1, 510)  # the stream is deleted, and created again at once
         pipeline = client.pipeline("s")
         for n in range(8):
             assert pipeline.append_nowait(b"%06d" % n)
@@ -223,7 +224,7 @@ async def test_nothing_meant_for_a_deleted_stream_goes_to_the_next_of_that_name(
 async def test_a_batch_names_the_stream_it_is_meant_for_and_the_next_one_is_asked_for_after_a_refusal() -> None:
     async with Double() as double, dlog.connect(double.target) as client:
         await client.append("s", b"0")
-        double.log = Log(incarnation="b2")  # deleted, and made again
+        double.log = Log(incarnation="b2")  # deleted, and created again
         with pytest.raises(dlog.StreamNotFoundError) as e:
             await client.append("s", b"1")
         assert not e.value.outcome_unknown
@@ -236,7 +237,7 @@ async def test_a_batch_names_the_stream_it_is_meant_for_and_the_next_one_is_aske
 
 
 async def test_others_in_the_same_batch_are_written_though_a_pipeline_withdraws_from_it() -> None:
-    """Each hears of its own records; those of the pipeline that failed are in no batch any more."""
+    """Each source gets the answer for its own records; those of the failed pipeline are in no batch any more."""
     holding = Holding()
     rows: list[dlog.BatchResult] = []
     async with Double() as double, dlog.connect(double.target) as client, asyncio.TaskGroup() as group:

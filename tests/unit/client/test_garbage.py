@@ -1,7 +1,7 @@
-"""What a client does again and again leaves no reference cycle: only a collection of all generations would free it.
+"""Repeated operations of a client leave no reference cycle: only a collection of all generations would free it.
 
 Each test runs a thousand rounds without the collector and looks at what it finds then. asyncio's own transports are
-cycles, so that objects of this service are counted only.
+cycles, so only objects of dlog are counted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def garbage_of(rounds: Callable[[int], Awaitable[None]], count: int = ROUNDS) -> Counter[str]:
-    """Classes of this service whose objects only the collector can free, after `rounds`."""
+    """Classes of dlog whose objects only the collector can free, after `rounds`."""
     await rounds(10)
     gc.collect()
     gc.disable()
@@ -98,7 +98,7 @@ async def test_waiting_for_room() -> None:
 
 @pytest.mark.parametrize("refused", [proxy.Write, proxy.GetOwner])
 async def test_appends_to_streams_that_are_not_there(refused: type[proxy.Write | proxy.GetOwner]) -> None:
-    """refused: the question that is answered so: a batch, or the one before it."""
+    """refused: the request that gets this error: a batch, or the request before it."""
 
     def script(peer: Peer, message: object) -> bool:
         if isinstance(message, refused):
@@ -117,7 +117,7 @@ async def test_appends_to_streams_that_are_not_there(refused: type[proxy.Write |
                 with pytest.raises(StreamNotFoundError):
                     await client.append_many(f"s{n}", [b"a"])
 
-        assert await garbage_of(rounds, ROUNDS // 10) == {}  # each asks again after a pause
+        assert await garbage_of(rounds, ROUNDS // 10) == {}  # each tries again after a pause
 
 
 async def test_appends_to_a_client_that_is_closed() -> None:

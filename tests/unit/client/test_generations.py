@@ -1,6 +1,7 @@
-"""A producer that gives up batches of unknown outcome goes on under the next generation of its id.
+"""A producer that gives up batches of unknown outcome continues under the next generation of its id.
 
-Whatever is then told "not written" or acknowledged holds, whatever a deposed owner says and whenever a frame arrives.
+Records reported afterwards as "not written" or acknowledged stay so, whatever a deposed owner answers and whenever a
+frame arrives.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ async def test_a_batch_that_was_written_is_not_written_again_because_a_deposed_o
         return False
 
     def deposed(peer: Peer, message: proxy.Message) -> bool:
-        """It has the table of long ago, and then hears whose the stream is."""
+        """Answers from an old producer table, and then redirects to the owner."""
         if not isinstance(message, proxy.Write):
             return False
         if message.retry:
@@ -93,7 +94,7 @@ async def test_what_goes_on_under_the_next_generation_is_named_by_its_lowest_seq
 
 
 async def test_a_refusal_of_an_earlier_sending_says_nothing_of_the_later_one() -> None:
-    """The client left the connection, came back and sent again; then the answer to the first sending comes."""
+    """The client left the connection, came back and sent again; then the answer to the first request arrives."""
     refused: list[int] = []
 
     def script(peer: Peer, message: proxy.Message) -> bool:
@@ -106,7 +107,7 @@ async def test_a_refusal_of_an_earlier_sending_says_nothing_of_the_later_one() -
             peer.send(proxy.Failed(message.request - 1, 302, "elsewhere", peer.double.address))
             return True
         if message.sequence == 2:
-            peer.send(proxy.Failed(refused[0], 413, "too large"))  # to the first sending
+            peer.send(proxy.Failed(refused[0], 413, "too large"))  # to the first request
         return False
 
     async with Double(script=script) as double, dlog.connect(double.target, batch_bytes_max=8) as client:

@@ -1,4 +1,5 @@
-"""A client that is sent to an address out of its reach asks for forwarding, remembers, and goes home when it can."""
+"""A client that is redirected to an address it cannot reach asks for forwarding, remembers that, and returns to direct
+connections when it can."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ async def test_the_work_moves_to_the_owner_once_that_can_be_reached() -> None:
             async with dlog.connect(between.target, direct_retry_s=0.02, direct_rest_s=0.02) as client:
                 await client.append("s", b"0")
                 assert len(between.writes) == 1
-                between.owner = owner.address  # the stream moves to one that we can reach
+                between.owner = owner.address  # the stream moves to an owner that the client can reach
                 async with asyncio.timeout(90.0):
                     while not owner.writes:
                         await client.append("s", b"more")
@@ -81,7 +82,7 @@ async def test_a_read_that_is_moved_out_of_reach_is_served_where_it_was_asked() 
 
 
 class Moving:
-    """Sends every write elsewhere, but on connections whose questions it hands on."""
+    """Redirects every write, except on connections whose requests it forwards."""
 
     def __init__(self) -> None:
         self.location = ""
@@ -97,7 +98,7 @@ class Moving:
 
 
 async def test_a_stream_that_moves_out_of_reach_waits_for_no_connection() -> None:
-    """The address it is sent to answers nothing, for as long as a connection may take: here, for ever."""
+    """The address in the redirect does not answer for as long as a connection may take: here, for ever."""
     moving = Moving()
     with filtered() as address:
         async with Double(script=moving) as double, dlog.connect(double.target, connect_timeout_s=3600.0) as client:
@@ -140,7 +141,8 @@ async def test_a_configured_address_that_answers_nothing_delays_neither_a_questi
 
 
 async def test_many_streams_that_go_to_one_owner_at_once_share_the_way_there() -> None:
-    """Who comes while its address is being tried waits for that, and asks nobody to hand anything on."""
+    """A stream that is redirected while that address is being tried waits for the result, and asks for no
+    forwarding."""
     log = Log()
     async with Double(log) as owner, Double(log) as asked:
         asked.owner, asked.limits = owner.address, HANDS_ON

@@ -1,4 +1,4 @@
-"""What changes a stream as a whole names its life: learned once, the same in each try."""
+"""Requests that change a stream as a whole name its incarnation: learned once, the same in each try."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CALLS: dict[type[Any], Callable[[Client], Awaitable[Any]]] = {
 
 
 class NextIncarnation:
-    """A script: the first question of a kind is carried out, its answer lost, and another stream has the name then."""
+    """A script: the first request of a kind is carried out and its answer is lost; then another stream has the name."""
 
     def __init__(self, kind: type[Any], then: str | None = "b2") -> None:
         self.kind = kind
@@ -90,7 +90,8 @@ async def test_a_name_that_is_taken_is_told_without_a_try() -> None:
 
 @pytest.mark.parametrize("first_is_lost", [False, True])
 async def test_a_creation_that_came_too_late_looks_again_and_does_not_guess(first_is_lost: bool) -> None:
-    """Streams were deleted since it counted. What certainly was not made is made now; what may have been is not."""
+    """Streams were deleted since the client read the count. A creation that certainly did not happen is repeated; one
+    that may have happened is not."""
     tries: list[proxy.Create] = []
 
     def script(peer: Peer, message: proxy.Message) -> bool:

@@ -1,4 +1,4 @@
-"""What a client keeps of streams that it wrote: of those that are written now, and of a bounded number of others."""
+"""What a client keeps of streams that it wrote: of all it writes now, and of a limited number of others."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ async def test_a_pipeline_goes_on_under_its_producer_after_a_rest() -> None:
 
 
 async def test_who_waits_for_an_answer_is_not_forgotten() -> None:
-    """A batch of unknown outcome is sent again under its own id and sequence, however many streams came since."""
+    """A batch of unknown outcome is sent again under its own id and sequence, however many streams were written
+    since."""
     holding, log = Holding(), Log()
 
     def script(peer: Peer, message: object) -> bool:
@@ -104,7 +105,7 @@ async def test_a_closed_client_ends_what_rests_too() -> None:
 
 
 async def test_a_generation_that_the_log_has_not_heard_of_is_not_forgotten() -> None:
-    """What failed as outcome unknown may land until then; the next record of this client must end it."""
+    """A batch that failed as outcome unknown may still be written; the next record of this client must prevent that."""
     script = failing(1, TxidOutOfOrderError.code)
     async with Double(script=script) as double, dlog.connect(double.target) as client:
         client._producers_max = MAX

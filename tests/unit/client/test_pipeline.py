@@ -1,4 +1,5 @@
-"""Records handed over one by one without a future each: taken in order, told in rows, refused when there is no room."""
+"""Records appended one by one without a future each: taken in order, answered in rows, refused when there is no
+space."""
 
 from __future__ import annotations
 
@@ -113,7 +114,7 @@ async def test_one_who_leaves_the_wait_for_room_gives_its_turn_on() -> None:
 async def test_misuse_is_told_at_once_and_takes_nothing() -> None:
     async with Double() as double, dlog.connect(double.target) as client:
         pipeline = client.pipeline("s")
-        for begun in (False, True):  # without a lot, and within one
+        for begun in (False, True):  # without a lot of the pipeline, and within one
             with pytest.raises(InvalidRequestError, match="encode it first: type=str"):
                 pipeline.append_nowait("text")  # type: ignore[arg-type]
             with pytest.raises(InvalidRequestError, match="encode it first: type=NoneType"):
@@ -179,7 +180,7 @@ async def test_others_share_the_batch_and_each_hears_of_its_own_records() -> Non
 
 
 async def test_rows_told_may_make_room_for_the_next_record() -> None:
-    """A window of three records, kept full by the answers."""
+    """A window of three records, kept full from inside the callback of the answers."""
     async with Double() as double, dlog.connect(double.target) as client:
         sent = 0
 
@@ -233,7 +234,7 @@ async def test_a_failure_is_heard_at_the_next_record_even_within_a_lot() -> None
         assert isinstance(await drain, RecordTooLargeError)
         with pytest.raises(RecordTooLargeError):
             pipeline.append_nowait(b"x")
-        await client.close(orderly=False)  # what began a lot is answered by nobody
+        await client.close(orderly=False)  # the record that began a lot gets no answer
 
 
 async def test_silence_ends_in_an_unknown_outcome() -> None:
@@ -272,7 +273,7 @@ async def test_a_cancelled_drain_loses_nothing() -> None:
 
 
 async def test_drain_waits_for_what_was_taken_before_it_only() -> None:
-    """A source that never pauses does not keep another's drain for ever."""
+    """Another source that never pauses does not keep a drain waiting for ever."""
     async with Double() as double, dlog.connect(double.target) as client, asyncio.TaskGroup() as group:
         pipeline = client.pipeline("s")
 
@@ -344,7 +345,7 @@ async def test_a_repetition_whose_place_is_forgotten_is_told_without_a_place() -
 def test_rows_say_of_each_record_where_it_lies(
     steps: list[tuple[str, int, int, Any]], batch_bytes_max: int, buffer_bytes_max: int
 ) -> None:
-    """Two pipelines and awaited appends in one stream: however they mix, every record is told once, and rightly."""
+    """Two pipelines and awaited appends in one stream: in any mix, every record is answered once, with its position."""
     asyncio.run(_mix(steps, batch_bytes_max, buffer_bytes_max))
 
 
@@ -428,7 +429,7 @@ async def test_the_end_of_the_block_raises_the_first_failure() -> None:
 
 @pytest.mark.parametrize("how", ["error", "cancelled"])
 async def test_a_block_that_is_left_by_an_exception_sends_nothing_more_and_does_not_hide_it(how: str) -> None:
-    """What was sent may be written; nothing is told of it any more."""
+    """Records that were sent may be written; their outcome is not reported any more."""
     holding = Holding()
     rows: list[dlog.BatchResult] = []
 

@@ -1,4 +1,4 @@
-"""Where a read begins."""
+"""Tests where a read begins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dlog.model.dlsn import of
 
 
 class Nowhere(tzinfo):
-    """A zone that does not know its offset: such a datetime is as naive as one without."""
+    """A time zone without an offset: such a datetime is as naive as one without a zone."""
 
     def utcoffset(self, when: datetime | None) -> timedelta | None:
         return None

@@ -1,4 +1,4 @@
-"""What becomes of appends: gathered, sent in order, answered once, whatever the proxy does."""
+"""Tests appends: gathered, sent in order, answered once, whatever the proxy does."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_a_full_batch_does_not_wait() -> None:
         async with asyncio.TaskGroup() as group:
             for n in range(10):
                 group.create_task(client.append("s", b"x" * 40 + b"%d" % n))
-            await double.wait(lambda: len(double.writes) == 5)  # the fifth is not known to be full, and waits
+            await double.wait(lambda: len(double.writes) == 5)  # the fifth may get more records, and waits
             holding.let_go()
     assert [w.count for w in double.writes[1:]] == [2] * 5
 
@@ -132,7 +132,7 @@ async def test_a_batch_that_has_waited_long_takes_no_other_along_into_its_deadli
 
 
 async def test_what_was_sent_before_is_joined_by_nothing() -> None:
-    """A batch that may be written is sent again as it was, also where it waits behind another."""
+    """A batch that may be written is sent again unchanged, also when it waits behind another."""
     log, lost, held = Log(), Holding(), Holding()
     async with (
         Double(log) as first,
@@ -148,7 +148,7 @@ async def test_what_was_sent_before_is_joined_by_nothing() -> None:
         group.create_task(client.append_batch("s", [b"1"]))
         await owner.wait(lambda: len(owner.writes) == 3)
         owner.stop()
-        await heir.wait(lambda: len(heir.writes) == 1)  # the first after a loss goes alone
+        await heir.wait(lambda: len(heir.writes) == 1)  # the first after a lost connection goes alone
         group.create_task(client.append_batch("s", [b"2"]))
         await asyncio.sleep(0)
         held.let_go()
@@ -238,7 +238,7 @@ async def test_an_overloaded_owner_is_asked_again() -> None:
 
 
 async def test_the_first_batch_for_an_owner_goes_alone() -> None:
-    """Else a refusal of the first and an acceptance of the second would change their order."""
+    """Otherwise a refusal of the first and an acceptance of the second would change their order."""
     async with Double(script=failing(1, 517)) as double, dlog.connect(double.target, batch_bytes_max=10) as client:
         await appended(client, *(b"%08d" % n for n in range(9)))
     assert double.log.payloads == [b"%08d" % n for n in range(9)]
@@ -329,14 +329,14 @@ async def test_silence_ends_in_an_unknown_outcome() -> None:
             await client.append("s", b"a")
         assert caught.value.outcome_unknown
         holding.on = False
-        await client.append("s", b"b")  # the stream is usable still, under a new producer
+        await client.append("s", b"b")  # the stream is still usable, under a new producer
     assert double.log.payloads == [b"b"]
     assert double.writes[0].producer != double.writes[-1].producer
 
 
 async def test_what_was_never_sent_fails_as_not_written() -> None:
     async with Double() as double:
-        pass  # stopped: nobody listens there any more
+        pass  # stopped: its port is closed
     async with dlog.connect(double.target, append_deadline_s=2.0) as client:
         with pytest.raises(RequestTimeoutError, match=r"not written.*connection refused") as caught:
             await client.append("s", b"a")
@@ -391,7 +391,7 @@ async def test_an_append_waits_for_room_and_records_stay_in_order() -> None:
 
 @pytest.mark.parametrize("before", [1, 7])
 async def test_nobody_who_waits_for_room_is_overtaken(before: int) -> None:
-    """Not by later appends either, which come while those who wait are let in one after the other."""
+    """Later appends do not overtake either, even when they come while waiting ones are admitted one after the other."""
     holding = Holding()
     records = [b"%010d" % n for n in range(60)]
     async with (
@@ -539,7 +539,7 @@ async def test_append_many_stops_at_the_first_failure() -> None:
         double.script = failing(99, 413)
         with pytest.raises(RecordTooLargeError):
             await client.append_many("s", [b"x" * 10] * 1000)
-        await client.close(orderly=False)  # the others go on being tried
+        await client.close(orderly=False)  # the others are still tried
 
 
 def test_a_producers_name_is_12_bytes_of_chance() -> None:

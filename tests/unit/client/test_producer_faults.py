@@ -1,6 +1,6 @@
-"""Appends through two proxies that fail in every way, by seed: nothing acknowledged is lost, doubled or out of order.
+"""Appends through two proxies with every kind of failure, by seed: nothing acknowledged is lost, doubled or reordered.
 
-Each rule has a mutant of the producer that breaks it, and the same seeds must tell.
+Each rule has a mutant of the producer that breaks it, and the same seeds must find it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FAULTS_MAX = 12
 
 
 class Trouble:
-    """A script that fails writes in a way drawn for each, a bounded number of times."""
+    """A script that fails writes in a drawn way, at most a given number of times."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -54,14 +54,14 @@ class Trouble:
                 peer.send(proxy.Failed(message.request, 517, "too much"))
             case 3:
                 peer.send(proxy.Failed(message.request, 302, "elsewhere", self.others[double.address]))
-            case 4:  # drains: answers this one and wants no more
+            case 4:  # it drains: answers this one and takes no more
                 peer.send(proxy.GoAway(0, "drain"))
                 peer.send(double.log.write(message))
         return True
 
 
 async def run(seed: int) -> str | None:
-    """What is wrong after one history, None if nothing is."""
+    """The first fault in one history, None if there is none."""
     rng = random.Random(seed)
     log, trouble = Log(), Trouble(rng)
     sent: list[bytes] = []
@@ -115,7 +115,7 @@ async def test_every_record_is_written_once_and_in_order(seed: int) -> None:
 
 
 class Refusing(Trouble):
-    """As Trouble, and some batches are refused for good, or never answered."""
+    """As Trouble; in addition some batches are refused for good, or never answered."""
 
     def __call__(self, peer: Peer, message: proxy.Message) -> bool:
         if isinstance(message, proxy.Write) and self._left and self._rng.random() < 0.1:
@@ -127,7 +127,7 @@ class Refusing(Trouble):
 
 
 async def run_to_failure(seed: int) -> str | None:
-    """What is told falsely of the records of two pipelines, one after the other failing; None if nothing is."""
+    """The first wrong report about records of two pipelines that fail one after the other; None if there is none."""
     rng = random.Random(seed)
     log, trouble = Log(), Refusing(rng)
     fates: dict[bytes, Outcome] = {}
@@ -195,14 +195,14 @@ async def test_the_fate_of_every_record_is_told_truthfully(seed: int) -> None:
 
 
 def _forgets_what_may_be_written(self: Producer, batch: Batch, error: DLogError) -> None:
-    """Says what the last answer says."""
+    """Defect: reports the outcome of the last answer alone."""
     batch.done = True
     self._room.held -= batch.size
     batch.failed(error)
 
 
 def _leaves_records_in(self: Batch) -> int:
-    """Tells those who withdrew, and sends their records all the same."""
+    """Defect: reports withdrawn records as not written, and sends them all the same."""
     for teller in self.tellers:
         if teller.is_withdrawn:
             teller.withdrawn()
@@ -224,7 +224,7 @@ async def test_mutants_that_tell_falsely_are_caught(
 
 
 class NewIdAtEachConnection(Producer):
-    """Sends again what may be written as if it were new."""
+    """Defect: sends batches that may be written again as new ones."""
 
     def _attach(self, connection: Connection) -> None:
         self._name = os.urandom(NAME_BYTES)
@@ -236,7 +236,7 @@ class NewIdAtEachConnection(Producer):
 
 
 class ForgetsWhatWasSent(Producer):
-    """Takes what was under way at a loss for written."""
+    """Defect: takes batches in flight at a lost connection for written."""
 
     def _detach(self) -> None:
         for batch in tuple(self._flight):
@@ -245,7 +245,7 @@ class ForgetsWhatWasSent(Producer):
 
 
 class PutsBackAtTheEnd(Producer):
-    """Sends what was refused after what came later, under a new producer."""
+    """Defect: sends refused batches after later ones, under a new producer."""
 
     def _put_back(self, batch: Batch) -> None:
         self._ready.append(batch)
@@ -261,7 +261,7 @@ class PutsBackAtTheEnd(Producer):
 
 
 class NumbersABatchBeforeTheLot(Pipeline):
-    """Takes the batch it is given for earlier than the records that were handed over one by one before it."""
+    """Defect: puts the given batch before records that were appended one by one earlier."""
 
     async def put(self, payloads: Sequence[bytes], *, txid: int | None = None) -> None:
         before, self._taken = self._taken, self._taken + len(payloads)

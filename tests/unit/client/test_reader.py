@@ -1,4 +1,4 @@
-"""What a read delivers: each record once, in order, through everything that happens to proxies."""
+"""Tests what a read delivers: each record once, in order, whatever happens to proxies."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_a_lost_connection_is_not_seen_by_the_reader() -> None:
 
 
 async def test_a_server_that_repeats_itself_is_not_believed() -> None:
-    """A resumed read may be answered from the beginning of the entry: what was delivered is left out."""
+    """A resumed read may be answered from the beginning of the entry: records that were delivered are left out."""
     log = Log()
     log.entries.append(entry_of([(b"p" * 16, build_record_set([b"0", b"1", b"2"]), 0)]))
     partial = [True]
@@ -142,8 +142,8 @@ async def test_a_tail_read_that_is_moved_before_its_first_record_begins_where_it
 
 
 def in_lives(*lives: str) -> Script:
-    """Serve the first read in the first of these lives and cut it off, the next in the next; the stream was deleted and
-    made again in between. A read that names another life is told so."""
+    """Serve the first read in the first of these incarnations and cut it off, the next read in the next; the stream was
+    deleted and created again in between. A read that names another incarnation gets an error."""
     opened = iter(lives)
 
     def script(peer: Peer, message: proxy.Message) -> bool:
@@ -347,7 +347,7 @@ async def test_the_synchronous_face_reads_and_writes() -> None:
 
 
 def silent(reads: int) -> Script:
-    """Take that many reads and say nothing."""
+    """Accept this many reads and do not answer."""
     left = [reads]
 
     def script(peer: Peer, message: proxy.Message) -> bool:
@@ -375,7 +375,7 @@ async def test_a_read_that_never_moves_ends_with_an_error() -> None:
 
 
 async def test_a_proxy_that_needs_longer_than_a_stall_to_find_the_tail_is_given_more_time_at_last() -> None:
-    """Everybody who is asked needs so long: to leave each for the next after the same time would go on for ever."""
+    """Every proxy takes this long: leaving each for the next after the same time would go on for ever."""
     looking: set[asyncio.Task[None]] = set()
 
     async def late(peer: Peer, read: proxy.Message) -> None:
@@ -431,7 +431,8 @@ async def test_who_waited_at_the_tail_for_long_is_given_time_to_find_another_pro
 
 
 async def test_records_that_are_long_on_their_way_are_waited_for() -> None:
-    """A frame arrives piece by piece for much longer than a stall; what is asked meanwhile is answered behind it."""
+    """A frame arrives piece by piece for much longer than the stall timeout; a ping sent meanwhile is answered behind
+    it."""
     log = log_of(bytes(100_000), b"b")
     sending: list[asyncio.Task[None]] = []
 
@@ -482,7 +483,7 @@ async def test_a_read_after_a_record_begins_with_the_next_one() -> None:
 
 
 class Feeding:
-    """A script: a read is opened, and the test says what it gets."""
+    """A script: a read is opened, and the test decides what it is sent."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
@@ -508,9 +509,9 @@ class Feeding:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the client's tasks run until this holds."""
+    """Let the client's tasks run until the condition holds."""
     async with asyncio.timeout(90):
-        while not condition():  # noqa: ASYNC110 - nothing tells of it
+        while not condition():  # noqa: ASYNC110 - no event reports it
             await asyncio.sleep(0)
 
 
@@ -546,7 +547,7 @@ async def test_a_reader_tells_how_far_it_is_behind_and_when_it_has_caught_up() -
         assert state(reader) == (dlog.Lag(0, 1), False)
         async with asyncio.TaskGroup() as tasks:
             waits = tasks.create_task(anext(reader))
-            feeding.event(ReaderEventKind.CAUGHT_UP)  # what followed has no record
+            feeding.event(ReaderEventKind.CAUGHT_UP)  # the rest of the log has no record
             await until(lambda: reader.caught_up)
             assert state(reader) == (dlog.Lag(0, 0), True)
             feeding.send(5)

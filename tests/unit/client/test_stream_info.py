@@ -1,4 +1,4 @@
-"""Results of requests about whole streams: values with types, and errors that say what is different or not known."""
+"""Results of requests about whole streams: typed values, and errors that name what differs or is not known."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ async def test_a_creation_whose_reply_is_lost_is_found_and_not_called_another_st
         if len(lost) == 1:
             peer.double.log.incarnation = message.incarnation
             peer.cut()
-        else:  # as a proxy does for the life that it has
+        else:  # as a proxy answers for the incarnation that it has
             peer.double.answer(peer, message)
         return True
 

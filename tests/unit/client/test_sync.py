@@ -1,4 +1,4 @@
-"""The blocking client: the user's code runs in the user's thread, and in the client's own thread nothing waits."""
+"""Tests the blocking client: the user's code runs in the user's thread, and nothing blocks the client's own thread."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from dlog.wire import proxy
 from tests.unit.client.proxy_double import Double
 from tests.unit.client.scripts import Holding, failing
 
-WITHIN_S = 60.0  # a hang is told as one
+WITHIN_S = 60.0  # a hang is reported after this time
 
 
 @contextmanager
 def doubled(double: Double) -> Iterator[SyncClient]:
-    """A double in a loop of its own thread, and a blocking client of it."""
+    """A double on a loop in a thread of its own, and a blocking client of it."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -53,7 +53,7 @@ def serving(**options: Any) -> Iterator[tuple[Double, SyncClient]]:
 
 
 def in_thread(work: Callable[[], Any]) -> Any:
-    """Run this in a thread that may hang without hanging the test."""
+    """Run this in a thread whose hang does not hang the test."""
     found: list[Any] = []
 
     def run() -> None:
@@ -70,7 +70,7 @@ def in_thread(work: Callable[[], Any]) -> Any:
 
 
 def in_own_thread(client: SyncClient, work: Callable[[], Any]) -> Any:
-    """Run this in the client's own thread, as a finalizer may be."""
+    """Run this in the client's own thread, as a finalizer may run."""
     running = client._running()
     found: list[Any] = []
     done = threading.Event()

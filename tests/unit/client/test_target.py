@@ -1,4 +1,4 @@
-"""Which cluster `connect` means when it is not told."""
+"""Tests which cluster `connect` uses when none is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wall clock that never runs ahead of real time."""
+"""Tests a wall clock that never runs ahead of real time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DAY_MS = 86_400_000
 
 
 class Wall:
-    """What a machine says: monotonic seconds that are right, and a wall clock that somebody sets."""
+    """The clocks of a machine: correct monotonic seconds, and a wall clock that can be set."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

@@ -1,4 +1,4 @@
-"""When all generations are collected, how much one collection looks at, and that what is dropped is freed."""
+"""When all generations are collected, how many objects one collection visits, and that dropped objects are freed."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ VISITED_MAX = 70_000  # objects
 
 
 class Heap:
-    """Counts of objects as CPython's collector has them, of which nothing ever dies unless it is said so."""
+    """Counts of objects as CPython's collector has them; objects die only on request."""
 
     def __init__(self, thresholds: tuple[int, int, int] = THRESHOLDS) -> None:
         self.thresholds = thresholds
         self.generations = [0, 0, 0]
         self.frozen = 0
         self.collections = [0, 0, 0]
-        self.visited: list[int] = []  # by each collection that was asked for
+        self.visited: list[int] = []  # by each requested collection
 
     def make(self, count: int, *, dying: float = 0.0) -> None:
-        """Objects, a few at a time; dying: this share of them is dropped at once."""
+        """Create objects, a few at a time; dying: this share of them is dropped at once."""
         for _ in range(count // 1000):
             self.generations[0] += int(1000 * (1.0 - dying))
             if self.generations[0] > self.thresholds[0]:
@@ -123,7 +123,7 @@ def test_a_process_that_is_starting_is_left_alone() -> None:
 
 
 class Connection:
-    """What a repeated path leaves: an object that refers to itself."""
+    """An object that refers to itself, as repeated operations may leave one."""
 
     def __init__(self) -> None:
         self.itself = self
@@ -132,7 +132,7 @@ class Connection:
 
 @pytest.fixture
 def serving() -> Iterator[None]:
-    """Python's collector as a process of ours has it when it serves."""
+    """Python's collector with the settings of a serving process."""
     thresholds = gc.get_threshold()
     process.freeze()
     try:
@@ -171,7 +171,7 @@ def test_cycles_of_a_repeated_path_do_not_pile_up_in_a_busy_process() -> None:
         connection = Connection()
         weakref.finalize(connection, freed.append, None)
         held.append(connection)
-        if len(held) > 100:  # so old is each when it is dropped
+        if len(held) > 100:  # the age of each when it is dropped
             held.pop(0)
         collector.look(BUSY_S)
     assert rounds - len(freed) <= 5_000

@@ -1,4 +1,5 @@
-"""Objects as files: what is written in any pieces is what is read, and nothing is there before its end."""
+"""Tests objects as files: what is written in any pieces is what is read, and an object is visible only when
+complete."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ async def test_a_disk_that_is_full_leaves_no_object(tmp_path: Path, monkeypatch:
 
 
 def refuse_direct(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a file system does that knows of no such thing."""
+    """Refuse direct I/O, as a file system without it does."""
     really = os.open
 
     def refusing(path: Any, flags: int, *rest: Any, **more: Any) -> int:

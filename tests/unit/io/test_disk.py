@@ -1,4 +1,4 @@
-"""The real disk's own calls; what they promise in failure is tests/integration/bookie's."""
+"""Tests the real disk's calls; their behaviour at failures is tested in tests/integration/bookie."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_room_that_is_reserved_changes_nothing_that_can_be_read(tmp_path: Path) 
 def test_blocks_are_written_past_the_page_cache_or_through_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: str
 ) -> None:
-    """Not every file system lets itself be written to directly: some say so when the file is opened, some later."""
+    """Not every file system allows direct writes: some refuse when the file is opened, some later."""
     path = tmp_path / "file"
     file = RealDisk().create(str(path))
     file.pwritev([b"head" * 2048], 0)
@@ -113,7 +113,7 @@ def test_a_system_is_asked_to_read_nothing_ahead_and_may_refuse(
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP, errno.EINTR])
 def test_only_want_of_room_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Anything else the write itself tells, if it is more than a file system that cannot reserve."""
+    """Other errors are reported by the write itself, if they are more than a file system that cannot reserve."""
     file = RealDisk().create(str(tmp_path / "file"))
     monkeypatch.setattr(disk, "_FALLOCATE", lambda *_: -1)
     monkeypatch.setattr("ctypes.get_errno", lambda: number)

@@ -1,4 +1,4 @@
-"""The driver keeps its side of the bargain in dlog/machine.py."""
+"""Tests that the driver keeps its side of the contract in dlog/machine.py."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from dlog.machine import (
 
 
 class Scripted:
-    """A machine that remembers its facts and answers each with what a function says."""
+    """A machine that records its facts and answers each with the result of a function."""
 
     def __init__(self, react: Callable[[Fact], list[Effect]] = lambda _: []) -> None:
         self.facts: list[Fact] = []
@@ -46,7 +46,7 @@ class Scripted:
 
 
 class OneKey:
-    """A metadata store for one key; questions wait for `gate`."""
+    """A metadata store for one key; requests wait for `gate`."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -142,7 +142,7 @@ async def test_requests_are_refused_at_the_bound_and_facts_never() -> None:
         machine.react = lambda fact: [Answer(1, "late")] if isinstance(fact, PeerLost) else []
         driver.post(PeerLost("a"))
         assert await first == "late"
-        driver.ask(4)  # room again
+        driver.ask(4)  # there is space again
         await until(lambda: len(machine.facts) == 104)
 
 
@@ -334,7 +334,7 @@ async def test_what_breaks_a_life_without_a_task_is_told_with_the_story(where: s
         return [ReadMetadata("t", "k")] if isinstance(fact, Received) else []
 
     driver = Driver(Scripted(react), name="unlucky", send=lambda *_: None, metadata=metadata)  # type: ignore[arg-type]  # one key, no more
-    async with asyncio.TaskGroup():  # which it does not harm
+    async with asyncio.TaskGroup():  # the group is not harmed
         driver.begin(lambda _, error: told.append(error))
         driver.submit("never answered", told.append)
         driver.post(Received("p", 1))

@@ -1,4 +1,4 @@
-"""How large the embedded ZooKeeper's heap is, and what is told of its end."""
+"""Tests the heap size of the embedded ZooKeeper, and the report of its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A story names what happened and holds no payload."""
+"""A trace names what happened and holds no payload."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Loose(NamedTuple):
 
 
 class Payload(bytearray):
-    """Buffers whose lives can be counted."""
+    """Buffers whose lifetime can be observed."""
 
 
 def test_facts_and_effects_are_told_in_order() -> None:
@@ -92,7 +92,7 @@ def test_many_stories_together_remember_no_more_than_the_process_may(monkeypatch
     assert 2 <= len(crowd[0]) <= 10
     assert "ticket=19" in crowd[0].text("x")
     del crowd[1:]
-    assert story_module._share.living <= before + 1  # what has ended takes no share
+    assert story_module._share.living <= before + 1  # a trace that has ended takes no share
 
 
 def test_a_story_with_nothing_new_makes_room_for_those_that_come_after(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A timer that repeats tells how late it was, and is silent once it was stopped."""
+"""A repeating timer reports how late it was, and nothing after it was stopped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dlog.io.lateness_timer import LatenessTimer
 
 
 class Loop:
-    """Holds the one callback that is planned."""
+    """Holds the one callback that is scheduled."""
 
     def __init__(self) -> None:
         self.planned: list[tuple[float, Any, tuple[Any, ...]]] = []
@@ -37,7 +37,7 @@ def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def started(timer: LatenessTimer) -> Loop:
-    """The loop on which it was started: one that runs what is planned when it is told to."""
+    """The loop on which it was started; it runs scheduled callbacks when the test says so."""
     made, running = Loop(), asyncio._get_running_loop()
     asyncio._set_running_loop(cast(asyncio.AbstractEventLoop, made))
     try:

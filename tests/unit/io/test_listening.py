@@ -1,4 +1,4 @@
-"""Listening on every kind of host."""
+"""Tests listening on every kind of host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Second doors: who is let in, what stays TCP, and that both ends see one connection."""
+"""Tests local sockets beside TCP: which clients are accepted, what stays TCP, and that both ends see one connection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ab
 
 
 class Echo(asyncio.Protocol):
-    """Sends back what comes; notes over what."""
+    """Sends back what arrives; notes its transport."""
 
     def __init__(self, families: list[int]) -> None:
         self._families = families
@@ -39,7 +39,7 @@ class Caller(asyncio.Protocol):
         self.ended = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport: Any = transport  # uvloop's have classes of their own
+        self.transport: Any = transport  # uvloop's transports have classes of their own
         self.family = transport.get_extra_info("socket").family
 
     def data_received(self, data: bytes) -> None:
@@ -136,7 +136,7 @@ async def test_a_name_that_is_taken_leaves_tcp() -> None:
     server = await loop.create_server(lambda: Echo([]), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     squatter = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    squatter.bind(f"\0dlog/127.0.0.1/{port}")  # bound and silent: nobody listens
+    squatter.bind(f"\0dlog/127.0.0.1/{port}")  # bound, and not listening
     try:
         assert await local_transport.doors(lambda: Echo([]), server.sockets) == []
         caller = await call("127.0.0.1", port)

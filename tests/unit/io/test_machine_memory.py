@@ -1,4 +1,4 @@
-"""The memory that a process may use, by the files in which Linux tells of control groups."""
+"""Tests the memory that a process may use, from the files of Linux's control groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def groups(directory: Path, told: str, limits: dict[str, str]) -> tuple[Path, Path]:
-    """What memory_bytes reads: the process's groups, and the files below the mount."""
+    """Replace what memory_bytes reads: the process's groups, and the files below the mount."""
     own = directory / "cgroup"
     own.write_text(told)
     mount = directory / "mount"

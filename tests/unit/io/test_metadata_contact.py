@@ -1,4 +1,4 @@
-"""Contact with ZooKeeper, as an operator is told of it."""
+"""Tests what an operator is told of contact with ZooKeeper."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONNECTED, SUSPENDED, LOST = SessionState.CONNECTED, SessionState.SUSPENDED, Ses
 
 
 class Changing(MemoryMetadata):
-    """Metadata whose session changes as a test has it."""
+    """Metadata whose session state the test sets."""
 
     def __init__(self) -> None:
         super().__init__()

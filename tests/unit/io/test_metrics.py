@@ -1,4 +1,4 @@
-"""The scrape endpoint: off without a port, a typed error when the port is taken."""
+"""Tests the scrape endpoint: off without a port, a typed error when the port is taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many entry logs a bookie keeps open, and what becomes of readers of those that it closes or deletes."""
+"""Tests how many entry logs a bookie keeps open, and readers of logs that it closes or deletes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.bookie.test_ledger_dir import half, row
 
 LOGS = 50
 OPEN_MAX = 5
-BODY = bytes(5000)  # an entry log each, by its bound
+BODY = bytes(5000)  # fills an entry log, by its size limit
 
 
 def descriptors(directory: Path) -> list[str]:
@@ -30,7 +30,7 @@ def descriptors(directory: Path) -> list[str]:
         try:
             path = os.readlink(f"/proc/self/fd/{number}")
         except OSError:
-            continue  # the one that lists
+            continue  # the descriptor of this listing
         if path.startswith(f"{directory}/entries-"):
             found.append(path)
     return found
@@ -105,7 +105,7 @@ def test_deleted_logs_are_not_open_any_more(logs: LedgerDir, tmp_path: Path) -> 
 def test_a_file_in_use_stays_what_it_is_when_others_are_opened_and_when_it_is_deleted(
     logs: LedgerDir, tmp_path: Path
 ) -> None:
-    """A reader has it, and comes to read it after its descriptor could have become another file's."""
+    """A reader uses it when its descriptor could already be another file's."""
     read(logs, 7)
     held = logs._logs.get(logs.manifest.logs[7].log)
     begin = held.pread(100, 0)
@@ -152,7 +152,7 @@ def test_a_log_that_is_deleted_while_it_is_opened_is_not_kept(tmp_path: Path) ->
 
     def open_log(number: int) -> File:
         file = disk.open(f"{tmp_path}/{number}")
-        existing.discard(number)  # the collection takes it out of the manifest here, and waits to have it dropped
+        existing.discard(number)  # the collection removes it from the manifest here, and its file is to be dropped
         return file
 
     logs = OpenLogs(open_log, existing.__contains__, OPEN_MAX)

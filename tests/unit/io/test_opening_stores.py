@@ -1,4 +1,4 @@
-"""Which stores are opened, and that a wrong directory is not taken for one whose segments are gone."""
+"""Tests which stores are opened, and that a wrong directory is not taken for one whose segments are gone."""
 
 from __future__ import annotations
 

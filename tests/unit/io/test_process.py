@@ -1,4 +1,4 @@
-"""What a process of this service sets for itself at its start."""
+"""Tests what a process of the service sets for itself at its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes from real sockets, of several connections that share a place to come to lie."""
+"""Bytes from real sockets, of several connections that share a receive buffer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Ear(asyncio.BufferedProtocol):
 
 
 async def hear(sent: list[list[bytes]], seed: int) -> list[list[bytes]]:
-    """What each of some connections heard, all at once."""
+    """What each of some connections received, all at the same time."""
     loop = asyncio.get_running_loop()
 
     async def one(frames: list[bytes], rng: random.Random) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""The S3 client is made away from the loop: it is 70 MB of code to import, and a service model to read."""
+"""The S3 client is made outside the event loop: it imports 70 MB of code, and reads a service model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process has seen of a stream's metadata, and what it makes of metadata that shows less."""
+"""Tests what a process remembers of a stream's metadata, and its reaction to metadata that is older."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_deleted_stream_that_comes_back_is_refused() -> None:
     read(marks, version(7))
     before = marks.before(STREAM)
     marks.saw(STREAM, deleted(8))
-    marks.check(STREAM, before, version(7))  # it began before, and is not taken for news
+    marks.check(STREAM, before, version(7))  # it began before, and is not taken for newer
     with pytest.raises(MetadataWentBackError):
         read(marks, version(7))
 

@@ -1,4 +1,4 @@
-"""Options come from four places, the later wins, and what nobody knows is an error wherever it stands."""
+"""Options come from four sources, the later one wins, and an unknown option is an error in each of them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_everything_is_shown_and_secrets_are_masked(config: Path) -> None:
 
 
 def service_links(service: str, port: int, name: str = "HTTP") -> dict[str, str]:
-    """What Kubernetes sets in a pod for a service of its namespace."""
+    """The variables that Kubernetes sets in a pod for a service of its namespace."""
     prefix = service.upper().replace("-", "_")
     each = f"{prefix}_PORT_{port}_TCP"
     return {

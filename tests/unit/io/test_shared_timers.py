@@ -1,4 +1,4 @@
-"""Shared timers: each fires once, in order, those that were cancelled never, and not too many a second."""
+"""Tests shared timers: each fires once, in order, cancelled ones never, and at a limited rate."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_what_is_cancelled_is_not_heard_and_not_kept() -> None:
     kept[1].cancel()
     await heard(timers, told, 2)
     assert told == [0, 2]
-    kept[0].cancel()  # it was heard
+    kept[0].cancel()  # it has fired
     assert len(timers) == 0
 
 

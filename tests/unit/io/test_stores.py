@@ -1,4 +1,4 @@
-"""Which stores a process opens, and what it says about a configuration that cannot be."""
+"""Tests which stores a process opens, and its errors for an impossible configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dlog.stores.contract import SegmentNotFoundError, SegmentRef, StoreUnavaila
 from dlog.stores.file.options import FileStoreOptions
 from dlog.wire.entry import ENTRY_BYTES_MAX, RECORD_OVERHEAD, Record, control_record, encode_entry
 
-NO_LEDGERS = cast(Any, None)  # no test here has any
+NO_LEDGERS = cast(Any, None)  # no test here uses ledgers
 
 
 def options(directory: Path | str) -> StoresOptions:
@@ -79,7 +79,7 @@ async def test_a_directory_is_made_with_its_parents_and_used_again(tmp_path: Pat
 
 
 async def test_a_directory_that_went_away_is_not_taken_for_deleted_segments(tmp_path: Path) -> None:
-    """As when its disk was unmounted: reads and take-overs are to wait."""
+    """The directory disappears as when its disk is unmounted: reads and take-overs must wait."""
     stream, number = StreamName("s"), SegmentNumber(1)
     async with open_stores(NO_LEDGERS, options(tmp_path / "segments"), Random(1), creates=True) as stores:
         writer = await stores["file"].create(stream, number, Epoch(1), Quorum())

@@ -1,4 +1,4 @@
-"""What is told after a loss of contact, and what that costs."""
+"""What is reported after a loss of contact, and its cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dlog.model.segment import Owner, StreamMetadata
 from dlog.wire.stream_metadata import encode_number, encode_owner
 
 PATHS = StreamPaths("/dlog")
-HEARD = 100  # the last transaction that was told of
+HEARD = 100  # the last transaction that was reported
 INCARNATION = "a1"
 
 
@@ -31,7 +31,7 @@ def owner(epoch: int) -> Owner:
 
 
 class Server:
-    """Znodes with their Stat. before_answer: called when a reading is asked for; it may raise."""
+    """Znodes with their Stat. before_answer: called when a read is requested; it may raise."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, tuple[bytes, Stat]] = {}
@@ -77,7 +77,7 @@ class Rig:
         return f"{PATHS.root(self.streams[stream])}/{name}"
 
     def saw(self, stream: StreamName, *, epoch: int = 1, version: int = 0) -> None:
-        """This process reads the stream."""
+        """Note that this process reads the stream."""
         value = StreamMetadata(name=stream, owner=owner(epoch), incarnation=INCARNATION)
         seen: dict[str, Any] = {"ledgers": 0, "max_txid": 0, "allocation": None, "settings": None, "sinks": None}
         self.marks.saw(stream, StreamVersion(value=value, owner=version, incarnation=INCARNATION, **seen))
@@ -87,7 +87,7 @@ class Rig:
             self.rechecks.doubt(stream, reported_zxid, self.watchers[stream])
 
     async def settle(self) -> None:
-        """Let everything be checked."""
+        """Wait until everything is checked."""
         async with asyncio.timeout(30):
             while len(self.rechecks):  # noqa: ASYNC110 - the end of it is no event
                 await asyncio.sleep(0)
@@ -168,7 +168,7 @@ async def test_an_owner_that_cannot_be_read_is_told_of() -> None:
 
 
 async def test_what_somebody_reads_before_the_check_takes_no_notice_away() -> None:
-    """Another part of this process reads the stream between the reconnect and the check, as it is by now."""
+    """Between the reconnect and the check, another part of this process reads the present state of the stream."""
     rig = Rig()
     rig.doubt(0)
     rig.server.write(rig.path("owner"), encode_owner(owner(2), INCARNATION), version=1, mzxid=HEARD + 5)

@@ -1,4 +1,4 @@
-"""What a ZooKeeper hosts string may say, and the order in which addresses are tried."""
+"""Tests the syntax of a ZooKeeper hosts string, and the order in which addresses are tried."""
 
 from __future__ import annotations
 

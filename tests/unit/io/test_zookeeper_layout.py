@@ -1,4 +1,4 @@
-"""Names of znodes against the vectors that BookKeeper and DistributedLog wrote."""
+"""Tests names of znodes against the vectors that BookKeeper and DistributedLog wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the making of ledger ids leaves in ZooKeeper."""
+"""Tests which znodes the creation of ledger ids leaves in ZooKeeper."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ STAT = Stat(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class Session:
-    """A ZooKeeper session that answers a turn of the loop after it did what was asked; `requests` counts questions."""
+    """A ZooKeeper session that answers one turn of the loop after it carried a request out; `requests` counts
+    requests."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, None] = {}
         self.made = 0
         self.requests: list[str] = []
         self.deleted_at_once: list[int] = []
-        self.lost = ""  # the answer to this is
+        self.lost = ""  # the answer to this request is lost
 
     async def _answer(self, what: str) -> None:
         self.requests.append(what)
@@ -54,7 +55,7 @@ class Session:
         return Created(path, STAT)
 
     async def multi(self, ops: Sequence[Op]) -> list[Created | None]:
-        """All or nothing."""
+        """Carry out all operations, or none."""
         missing = [isinstance(op, Delete) and op.path not in self.nodes for op in ops]
         results: list[Created | None] = []
         if not any(missing):
@@ -83,7 +84,7 @@ def tree_of(session: Session) -> ZooKeeperLedgers:
 
 
 async def cancelled(tree: ZooKeeperLedgers, ahead: int = 1, *, turns: int = 1, calls: int = 1) -> None:
-    """Ask for ids so many times at once, and cancel it after so many turns of the loop."""
+    """Ask for this many ids at once, and cancel the call after this many turns of the loop."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(tree.new_id(ahead), name="new id") for _ in range(calls)]
         for _ in range(turns):
@@ -95,7 +96,8 @@ async def cancelled(tree: ZooKeeperLedgers, ahead: int = 1, *, turns: int = 1, c
 @pytest.mark.parametrize("ahead", [1, 3])
 @pytest.mark.parametrize("turns", [1, 2])
 async def test_a_thousand_cancelled_creations_leave_no_znode(turns: int, ahead: int) -> None:
-    """turns: of the loop until the call is cancelled: while it waits for its znodes, or for their deletion."""
+    """turns: turns of the loop until the call is cancelled, while it waits for the creation of its znodes or their
+    deletion."""
     session = Session()
     tree = tree_of(session)
     for _ in range(ROUNDS):

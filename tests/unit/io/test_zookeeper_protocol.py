@@ -1,4 +1,4 @@
-"""One connection to a ZooKeeper server, without one: what becomes of a peer that ends it at once."""
+"""Tests one connection to a ZooKeeper server without a server: a peer that ends the connection at once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def accept_and_close(listener: socket.socket, times: int) -> None:
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_host_that_accepts_and_closes_is_given_up_at_once(name: str) -> None:
-    """Of many ends some are heard before `create_connection` returns: such a handshake waited for ever."""
+    """Some of many ends arrive before `create_connection` returns: such a handshake once waited for ever."""
 
     async def story() -> None:
         loop = asyncio.get_running_loop()

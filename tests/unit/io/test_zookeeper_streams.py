@@ -1,4 +1,4 @@
-"""What a mirror of a stream's segments tells, and that it ends without a reference cycle."""
+"""What a mirror of a stream's segments reports, and that it ends without a reference cycle."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ async def places(tree: ZooKeeperStreams) -> list[str]:
 
 
 async def test_a_segment_that_changed_in_a_reading_that_is_thrown_away_is_told_by_the_next() -> None:
-    """The reading is thrown away because the owner's znode changes while it lasts."""
+    """The reading is discarded because the owner's znode changes during it."""
     server = OneStream()
     tree = ZooKeeperStreams(cast(ZooKeeper, server), StreamPaths("/dlog"), random.Random(1))
     server.change(1, "a1", "7")
@@ -165,7 +165,7 @@ async def test_a_segment_that_changed_in_a_reading_that_is_thrown_away_is_told_b
 
 
 async def test_the_list_of_a_deleted_stream_is_not_told_of_the_next_one_though_counts_are_the_same() -> None:
-    """Every event of the watch was lost; versions and counts begin anew with each life."""
+    """Every event of the watch was lost; versions and counts begin anew with each incarnation."""
     server = OneStream()
     tree = ZooKeeperStreams(cast(ZooKeeper, server), StreamPaths("/dlog"), random.Random(1))
     path = server.change(1, "a1", "7")
@@ -177,7 +177,7 @@ async def test_the_list_of_a_deleted_stream_is_not_told_of_the_next_one_though_c
 
 
 def long_list(server: OneStream, segments: int) -> None:
-    """A stream of so many completed segments and one in progress."""
+    """A stream with this many completed segments and one in progress."""
     server.write(OWNER, encode_owner(owned(1), "a1"))
     for number in range(1, segments + 1):
         write_segment(server, number, completed=number < segments)

@@ -1,4 +1,4 @@
-"""What a session asks of a server for its tree watches, and what it makes of the answers."""
+"""What a session requests from a server for its tree watches, and how it handles the answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNIMPLEMENTED = ZnodeError("", -6)
 
 
 class Link:
-    """A connection: what is asked on it, and by what it is answered."""
+    """A connection that keeps requests; the test answers them."""
 
     def __init__(self, last_zxid: int = 0) -> None:
         self.is_closed = False
@@ -34,7 +34,7 @@ class Link:
 
 
 class Session:
-    """Watches, and what was told of them."""
+    """Watches, and the events that they passed on."""
 
     def __init__(self, count: int = 1) -> None:
         self.watches = Watches("/base")

@@ -1,4 +1,4 @@
-"""Tell a machine facts and read what it does as lines: the harness of the ledger's stories."""
+"""Gives facts to a machine and shows its effects as lines of text: the harness of the ledger tests."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def spare(*bookies: str) -> RandomPlacement:
 
 
 def packet(entry: int, payload: bytes = b"", *, lac: int = -1, length: int | None = None) -> bytes:
-    """What a bookie holds."""
+    """The packet of an entry as a bookie stores it."""
     size = len(payload) if length is None else length
     return b"".join(bytes(p) for p in DIGEST.pack(entry, lac, size, (payload,)))
 
 
 class Story:
-    """Drives one machine; every call returns what the machine did, a line for each effect (timers left out)."""
+    """Drives one machine; every call returns a line for each effect of the machine (timers left out)."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -117,11 +117,11 @@ class Story:
 
     @property
     def question(self) -> ReadMetadata | CompareAndSet:
-        """The metadata question asked last."""
+        """The latest request to metadata."""
         return next(e for e in reversed(self.effects) if isinstance(e, ReadMetadata | CompareAndSet))
 
     def written(self, version: int) -> list[str]:
-        """The compare-and-set succeeded."""
+        """Answer that the compare-and-set succeeded."""
         asked = self.question
         assert isinstance(asked, CompareAndSet)
         return self.hear(MetadataSeen(asked.token, Versioned(asked.value, version)))
@@ -141,7 +141,7 @@ class Story:
 
 
 def line(effect: Effect) -> str:
-    """An effect as a reader of a story wants to see it."""
+    """An effect as a line of text."""
     match effect:
         case Send(peer, AddEntry() as add):
             found = DIGEST.verify(b"".join(bytes(p) for p in add.parts))

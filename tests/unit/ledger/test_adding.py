@@ -1,4 +1,4 @@
-"""Stories of a ledger's writer."""
+"""Scenarios of a ledger's writer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def writer(
 
 
 class VettedStory(Story):
-    """Whoever is to replace a member says at once that it knows nothing of the ledger; the lines leave that out."""
+    """Candidates for a replacement answer at once that they do not know the ledger; these lines are left out."""
 
     def hear(self, *facts: Fact) -> list[str]:
         lines = super().hear(*facts)
@@ -113,8 +113,8 @@ def test_ensemble_change_the_head_that_reached_its_quorum_meanwhile_is_confirmed
 
 
 class TestVetting:
-    """Whoever is to replace a member must know nothing of the ledger: after a restored backup of ZooKeeper a bookie may
-    hold the entries of another ledger under this id."""
+    """A replacement must not know the ledger: after ZooKeeper was restored from a backup, a bookie may have entries of
+    another ledger under this id."""
 
     def story(self, *spares: str) -> Story:
         machine = LedgerAdder(LEDGER, Versioned(ledger(), 1), DIGEST, spare(*spares), AddingOptions())
@@ -200,7 +200,8 @@ def test_without_an_ack_quorum_in_reach_the_ledger_is_given_up_after_a_while() -
 
 
 def test_members_that_are_tried_again_and_fail_again_do_not_put_off_the_end() -> None:
-    """Without anybody to replace them the fallen are readmitted again and again; only a confirmed entry is progress."""
+    """Without replacements, failed members are readmitted again and again; only a confirmed entry counts as
+    progress."""
     story = writer(placement=spare("a", "b", "c"))
     story.add()
     story.lost("b", "c")
@@ -259,7 +260,8 @@ def test_a_lost_connection_on_which_nothing_was_outstanding_is_no_failure() -> N
 
 
 def test_an_answer_to_what_was_sent_behind_a_loss_stands_for_nothing_that_was_sent_later() -> None:
-    """Entry 1 went out on the next connection before the loss was heard of; it was sent again, and answered twice."""
+    """Entry 1 was sent on the next connection before the loss of the old one was noticed; it was sent again, and
+    answered twice."""
     story = writer(placement=spare("a", "b", "c"))
     story.add()
     story.add()
@@ -313,7 +315,7 @@ def test_an_unknown_outcome_that_shows_our_value_is_a_success() -> None:
 
 
 def test_an_unknown_outcome_that_does_not_show_our_value_may_still_come_and_is_settled_by_a_write() -> None:
-    """Nothing is confirmed between: the first write could still take effect and name another ensemble."""
+    """Nothing is confirmed before it is settled: the first write could still take effect and name another ensemble."""
     story = writer()
     story.add()
     story.add()
@@ -329,7 +331,7 @@ def test_an_unknown_outcome_that_does_not_show_our_value_may_still_come_and_is_s
 
 
 def test_a_settling_write_of_the_old_value_is_not_in_place_because_the_old_value_is_read() -> None:
-    """The value that settles may equal what was there before: only another version says that it was written."""
+    """The value that settles may equal the earlier value: only another version shows that it was written."""
     writable = [BookieId("d")]
     story = writer(placement=RandomPlacement(lambda exclude: [b for b in writable if b not in exclude], Random(1)))
     story.add()

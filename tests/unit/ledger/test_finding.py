@@ -1,4 +1,4 @@
-"""Stories of a tail that is found without the writer."""
+"""Scenarios of finding the tail without the writer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def finder(*, ahead: int = 16) -> Story:
 
 
 def asked(story: Story, metadata: LedgerMetadata | None = None) -> list[str]:
-    """The question, and metadata as the finder reads it."""
+    """Ask for the tail, and answer the finder's read of metadata."""
     assert story.ask(FindTail()) == ["read metadata"]
     return story.reads(metadata or ledger(), 1)
 
 
 def last(story: Story, entry: int, *bookies: str, lac: int | None = None) -> list[str]:
-    """These bookies tell their last entry."""
+    """Let these bookies answer with their last entry."""
     lac = entry - 1 if lac is None else lac
     lines: list[str] = []
     for bookie in bookies:
@@ -30,7 +30,7 @@ def last(story: Story, entry: int, *bookies: str, lac: int | None = None) -> lis
 
 
 def searching(entry: int = 0, *, lac: int = -1) -> Story:
-    """A finder that has waited in vain for the writer, and now seeks the entries up to `entry`."""
+    """A finder that has waited in vain for the writer, and now searches the entries up to `entry`."""
     story = finder()
     asked(story)
     last(story, entry, "a", "b", lac=lac)

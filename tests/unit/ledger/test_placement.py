@@ -1,4 +1,4 @@
-"""Ensembles and replacements."""
+"""Tests the choice of ensembles and replacements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stories of a reader."""
+"""Scenarios of a reader of a ledger."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_confirmed_entry_that_too_many_deny_is_missing_after_metadata_was_read
 
 
 def test_without_metadata_nothing_is_called_missing() -> None:
-    """Those who deny the entry may have been replaced before it was written."""
+    """The bookies that deny the entry may have been replaced before it was written."""
     story = reader()
     read(story, 0, 0)
     story.has_not(0, "a", "b", "c", fence=False)
@@ -92,7 +92,7 @@ def test_an_entry_that_a_repair_moved_is_found() -> None:
 
 
 def test_who_denied_an_entry_and_is_none_of_its_bookies_does_not_make_it_missing() -> None:
-    """Metadata that was read elsewhere came in between, and those who have the entry are out of reach."""
+    """Metadata that another part read arrived in between, and the bookies that have the entry are out of reach."""
     story = reader(ledger(quorum=Quorum(ensemble=3, write=3, ack=2)))
     read(story, 0, 0)
     story.has_not(0, "a", "b", fence=False)
@@ -138,7 +138,7 @@ def test_where_every_bookie_has_every_entry_a_run_is_asked_for_at_once() -> None
 
 
 def test_a_run_is_answered_when_one_more_entry_like_those_that_came_would_be_too_many() -> None:
-    """Whoever reads on asks for it with what lies behind it: a question of its own would be waited for."""
+    """A reader that goes on would need a round trip for that one entry; it gets it with the entries behind it."""
     story = reader(batch=True)
     read(story, 0, 9, 10_000)
     lines = batch(story, "a", 0, 1, packet(0, b"z" * 4096), packet(1, b"o" * 4096))
@@ -172,7 +172,7 @@ def test_a_bookie_that_does_not_know_batches_is_not_asked_for_one_again() -> Non
 
 
 def test_bookies_that_know_batches_and_are_lost_again_and_again_are_not_asked_for_ever() -> None:
-    """Whoever was lost a moment ago is lost at once when asked again: only the loss itself can end the asking."""
+    """A bookie that was just lost is lost at once when asked again: only the loss itself can end the attempts."""
     story = reader(batch=True)
     request = 0
     for bookie in "abc":  # each shows that it knows batches

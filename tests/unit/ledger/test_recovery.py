@@ -1,4 +1,4 @@
-"""Stories of a recovery."""
+"""Scenarios of a recovery."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_metadata_is_marked_before_any_bookie_is_asked() -> None:
 
 
 def test_a_bookie_that_holds_another_entry_under_the_id_ends_the_recovery() -> None:
-    """Two writers used one ledger id: no copy may be preferred, and nothing is written to metadata."""
+    """Two writers used one ledger id: no copy may be preferred, and metadata is not changed."""
     story = recovery()
     story.has_not(-1, "a")
     story.has("b", -1, packet(0, b"one"))
@@ -75,7 +75,7 @@ def replacing() -> Story:
 
 
 def test_the_end_is_not_written_before_a_replacement_has_stored_what_metadata_says_it_has() -> None:
-    """It may hold another ledger under this id, and has not said so yet."""
+    """The replacement may have another ledger under this id, and has not answered yet."""
     story = replacing()
     (new,) = {"d", "e"} & {str(effect.peer) for effect in story.effects if isinstance(effect, Send)}
     story.stored(0, "a")
@@ -137,7 +137,7 @@ def test_an_empty_ledger_is_closed_empty() -> None:
 
 
 def test_a_torn_tail_is_written_again_to_its_whole_write_set_and_kept() -> None:
-    """Entry 0 is confirmed, 1 reached b alone, 2 nobody."""
+    """Entry 0 is confirmed, 1 reached b alone, 2 no bookie."""
     story = recovery()
     story.has("a", -1, packet(0, b"zero", lac=-1, length=4))
     lines = story.has("b", -1, packet(1, b"one", lac=0, length=7))
@@ -163,7 +163,7 @@ def test_what_is_written_again_claims_no_more_than_the_lac_the_search_began_from
 
 
 def test_one_hung_bookie_does_not_block_recovery() -> None:
-    """BookKeeper #1067: denials of Qw - Qa + 1 are enough, c is never heard."""
+    """BookKeeper #1067: denials of Qw - Qa + 1 are enough, c never answers."""
     story = recovery()
     story.has_not(-1, "a", "b")
     story.has("b", 0, packet(0, b"x", length=1))
@@ -203,7 +203,7 @@ def test_bookies_that_come_back_need_not_wait_for_one_that_is_frozen() -> None:
 
 
 def test_entries_are_written_again_to_who_is_back_while_another_is_frozen() -> None:
-    """There is nobody to replace b with, and c never answers: a and b are an ack quorum."""
+    """There is no replacement for b, and c never answers: a and b are an ack quorum."""
     story = recovery(placement=spare("a", "b", "c"), attempts_max=1)
     story.has_not(-1, "a", "b")
     story.has("a", 0, packet(0, b"x", length=1))

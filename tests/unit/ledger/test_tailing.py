@@ -1,4 +1,4 @@
-"""Stories of a tail."""
+"""Scenarios of reading at the tail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verifying: every replica is asked, silence proves nothing, and what is wrong is named."""
+"""Tests verification: every replica is asked, silence proves nothing, and faults are named."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_sound_ledger_is_said_so_once_all_have_answered() -> None:
     machine = verifier(Quorum())
     machine.handle(Asked(1, Verify(EntryId(0))))
     assert machine.handle(says(A, 0)) == machine.handle(says(B, 0)) == []
-    assert machine.handle(says(B, 0)) == []  # twice from one is once
+    assert machine.handle(says(B, 0)) == []  # twice from one bookie counts once
     assert machine.handle(says(C, 0)) == [Answer(1, Verified(1, (), ()))]
 
 
@@ -55,7 +55,7 @@ def test_damage_lack_and_loss_are_told_apart() -> None:
         machine.handle(says(A, entry))
     machine.handle(says(B, 0, body=packet(0)[:-1] + b"?"))
     machine.handle(says(B, 1, Code.NO_ENTRY))
-    machine.handle(says(B, 2, body=packet(1)))  # a sound packet of another entry
+    machine.handle(says(B, 2, body=packet(1)))  # a valid packet of another entry
     machine.handle(says(B, 3))
     machine.handle(says(C, 0))
     machine.handle(says(C, 2))
@@ -78,7 +78,7 @@ def test_what_is_asked_at_once_is_bounded() -> None:
 
 
 def verified(quorum: Quorum, last: int, answer: Callable[[BookieId, int], Fact]) -> Verified:
-    """A verification in which each question is answered so."""
+    """A verification in which each request is answered by this function."""
     machine = verifier(quorum)
     effects = machine.handle(Asked(1, Verify(EntryId(last))))
     for effect in effects:
@@ -91,7 +91,7 @@ def verified(quorum: Quorum, last: int, answer: Callable[[BookieId, int], Fact])
 
 
 def test_a_dead_bookie_is_one_line() -> None:
-    """Whatever it says each time: reasons differ between the first loss and those that follow."""
+    """The errors of a dead bookie may differ each time: the first loss has another reason than later ones."""
 
     def answer(bookie: BookieId, entry: int) -> Fact:
         return PeerLost(C, f"loss {entry}") if bookie == C else says(bookie, entry)

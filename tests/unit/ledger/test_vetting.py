@@ -1,4 +1,4 @@
-"""Stories of a ledger id that is vetted."""
+"""Scenarios of vetting a ledger id."""
 
 from __future__ import annotations
 

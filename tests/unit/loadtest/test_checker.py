@@ -1,4 +1,4 @@
-"""The judge is judged: each kind of corruption of a history is named, and a clean one is not."""
+"""Tests the checker: each kind of corruption of a history is named, and a correct history passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ History = list[tuple[DLSN, bytes]]
 
 
 def history() -> History:
-    """Twenty records of two producers, in turns."""
+    """Twenty records of two producers, alternating."""
     return [(of(1, i // 4, i % 4), MAKERS[i % 2].make(i // 2, 1, 0)[0]) for i in range(20)]
 
 

@@ -1,4 +1,4 @@
-"""A generator as a process: what it is told wrongly it names, and it ends when nobody listens any more."""
+"""Tests a generator process: it names invalid input, and ends when its output is closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Growth curves: the exponent, the bounds, the table and the command, with measurements that are made up."""
+"""Tests growth curves: the exponent, the bounds, the table and the command, with invented measurements."""
 
 from __future__ import annotations
 

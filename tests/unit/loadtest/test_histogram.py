@@ -1,4 +1,4 @@
-"""Percentiles against a sorted list, and what generators in other languages may hand over."""
+"""Tests percentiles against a sorted list, and histograms that generators in other languages write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs join where they are dense; what cannot be read is named by its line."""
+"""Runs are joined where they are dense; an unreadable line is named."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_dense_runs_join_and_others_do_not(tmp_path: Path) -> None:
     writer.acked(0, 1, 0, 2, (5, 0), 100)
     writer.acked(0, 1, 2, 1, (5, 2), 101)
     writer.acked(1, 1, 0, 1, (9, 9), 102)  # another log
-    writer.acked(0, 1, 3, 1, (6, 0), 103)  # another place
+    writer.acked(0, 1, 3, 1, (6, 0), 103)  # another position
     writer.acked(0, 1, 4, 1, (6, 1), 103 + RUN_SPAN_NS)  # too late to be joined
     writer.acked(0, 1, 5, 1, None, 104)
     writer.acked(0, 1, 6, 2, None, 105)

@@ -1,4 +1,4 @@
-"""HostConditions is judged by thresholds alone; probes look at the real machine, and no speed is asserted."""
+"""HostConditions decides by thresholds alone; probes read the real machine, and no speed is asserted."""
 
 from __future__ import annotations
 

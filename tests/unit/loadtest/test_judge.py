@@ -1,4 +1,4 @@
-"""Every breach that there is, planted, and named; and what is none."""
+"""Plants every kind of breach, which must be named, and histories without one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from loadtest.history import AckedRun, Broken, End, Note, ReadRun, RefusedRun, Sent
 from loadtest.judge import BREACHES, Judge, Verdict, judge
 
-# two producers of ten records each, in turns by twos: (producer, first) at (0, place)
+# two producers of ten records each, alternating by twos: (producer, first) at (0, slot)
 SENT_NS, READ_NS = 1_000, 5_000
 
 
@@ -189,8 +189,8 @@ def test_a_long_run_costs_as_much_as_a_short_one() -> None:
 
 
 def with_a_visitor(visited: list[tuple[int, int]], *, leaves: bool = True) -> Verdict:
-    """A producer of ten records at (0, 0) and after, in runs of two; a reader of all of them; and a visitor, who is
-    given these records at these places."""
+    """A producer of ten records at (0, 0) and after, in runs of two; a reader of all of them; and another reader, which
+    is sent these records at these positions."""
     judging = Judge()
     judging.sent(0, 10)
     judging.given("back", 0, 0, 10, (0, 0))

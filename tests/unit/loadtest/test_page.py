@@ -1,4 +1,4 @@
-"""docs/loadtest.md is true: its commands are understood, and its table is of the workloads that there are."""
+"""docs/loadtest.md is correct: its commands are accepted, and its table lists the existing workloads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMANDS = re.findall(r"(?m)^    python -m loadtest (.*)$", PAGE)
 
 
 def go_where_it_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory that looks like the repository to who only reads the load tests in it."""
+    """Change to a directory that looks like the repository to code that only reads the load tests in it."""
     (tmp_path / "loadtest").symlink_to(Path(loadtest.__file__).parent)
     monkeypatch.chdir(tmp_path)
 

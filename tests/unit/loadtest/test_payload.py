@@ -1,4 +1,4 @@
-"""Records say who wrote them, and a reader believes none that does not verify."""
+"""Records name their producer, and a reader rejects one that does not verify."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The peers without starting them: configuration, options, ports, processes that fail, what is missing."""
+"""Tests the peers without starting them: configuration, options, ports, processes that fail, missing parts."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_what_bookkeeper_does_not_have_is_said_as_such() -> None:
         await system.kill("bookie-9")
 
 
-# ---- what is fetched -------------------------------------------------------------------------------------------------
+# ---- downloads -------------------------------------------------------------------------------------------------------
 
 
 def test_missing_jars_are_named_with_the_way_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_jars_are_fetched_once_for_each_pom(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     assert jars.install() and not jars.install() and len(calls) == 1
     pom.write_text("<project>newer</project>")
-    jars.need()  # what is there will do to run
+    jars.need()  # what is there is enough to run
     assert jars.install() and len(calls) == 2
     assert [path.name for path in jars.directory.iterdir()] == ["kafka_2.13-2.jar"]  # none of the older pom
 
@@ -191,7 +191,7 @@ async def test_a_server_is_started_killed_started_again_and_stopped(tmp_path: Pa
     pids = [server.pid]
     server.kill()
     pids.append(server.pid)
-    await server.start(60.0)  # the first start's words do not count
+    await server.start(60.0)  # the output of the first start does not count
     pids.append(server.pid)
     assert pids[0] and pids[1] is None and pids[2] and pids[0] != pids[2]
     server.pause()
@@ -258,7 +258,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-# ---- what clients take apart -----------------------------------------------------------------------------------------
+# ---- decoding by clients ---------------------------------------------------------------------------------------------
 
 
 def test_a_batch_is_one_message_and_comes_apart_again() -> None:

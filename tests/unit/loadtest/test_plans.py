@@ -1,4 +1,4 @@
-"""A plan: pieces are run once, in order, into one file; what was interrupted goes on as it began."""
+"""Tests plans: pieces are run once, in order, into one file; an interrupted plan continues unchanged."""
 
 from __future__ import annotations
 

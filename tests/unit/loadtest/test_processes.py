@@ -1,4 +1,4 @@
-"""What processes use, seen from outside."""
+"""Tests the measurement of processes from outside."""
 
 from __future__ import annotations
 

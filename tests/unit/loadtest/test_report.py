@@ -1,4 +1,4 @@
-"""Reports come out of the JSON alone: medians, goals, wins and losses, tables, plots and the page."""
+"""Reports are made from the JSON alone: medians, goals, wins and losses, tables, plots and the page."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Book:
 
 @pytest.fixture
 def book() -> Book:
-    """Ours three rounds of W3 and W4, and what peers did."""
+    """Three rounds of W3 and W4 of dlog, and the results of peers."""
     made = Book()
     made.workload("W3", ("100 B", {"record_bytes": 100}), ("1 KiB", {"record_bytes": 1024}))
     made.workload("W4", ("100 KiB batches", {"batch_bytes": 102400}))
@@ -148,7 +148,7 @@ def test_kills_of_ours_are_counted(book: Book) -> None:
     assert [one.ours for one in goals.judged(book.collected()) if one.goal.id == "G21"] == [0.0, 2.0 + 14.0]
 
 
-HOME = "/" + "home/"  # in one word it would be a place of a machine, and those are not committed
+HOME = "/" + "home/"  # in one word it would be a machine path, and those are not committed
 
 
 def test_the_page_says_how_to_run_it_again_and_names_no_place_of_the_machine(book: Book) -> None:

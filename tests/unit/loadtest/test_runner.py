@@ -1,4 +1,5 @@
-"""The whole instrument on a system that is a file, with real generator processes: rounds, voids, verdicts, reports."""
+"""Runs the whole load test on a system that is a file, with real generator processes: rounds, void rounds, verdicts,
+reports."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ async def test_every_workload_comes_to_a_figure_and_is_checked(name: str, change
 
 
 async def test_a_writer_is_weighed_beside_a_catch_up_only_while_somebody_reads() -> None:
-    """What is read before the measured time is over has left the writer alone again, and that is said."""
+    """A read that ends before the measured time is over measures the writer alone, and the result says so."""
     ratio = "p99_disturbed_over_undisturbed"
     (short,) = (await ran(plan("W8", {"backlog_mb": "1", "rate": "500"}))).results
     assert short["figures"][ratio] is None and short["figures"]["catch_up_mb_per_s"] > 0

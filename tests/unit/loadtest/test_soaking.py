@@ -1,4 +1,4 @@
-"""A soak's figures, and what it knows of the streams that it writes, without a cluster."""
+"""Tests a soak's figures, and what it knows of the streams that it writes, without a cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def dlsn(segment: int, entry: int, slot: int = 0) -> dlog.DLSN:
 
 
 def samples(count: int = 120, **of_process: list[float]) -> list[Sample]:
-    """One a second; memory of each process grows along these points, in MB."""
+    """One sample a second; the memory of each process grows along these points, in MB."""
 
     def at(points: list[float], i: int) -> int:
         return int(points[i * len(points) // count] * MB)

@@ -1,4 +1,4 @@
-"""W18 without Spark: what is told of figures, and whose CPU is whose."""
+"""W18 without Spark: the reported figures, and which CPU time counts for which process."""
 
 from __future__ import annotations
 

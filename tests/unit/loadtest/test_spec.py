@@ -1,4 +1,4 @@
-"""Workloads as files: all of ours are sound, and what is not is named."""
+"""Tests workload files: all of the repository are valid, and an invalid field is named."""
 
 from __future__ import annotations
 

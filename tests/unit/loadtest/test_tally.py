@@ -1,4 +1,4 @@
-"""Latency counts from the instant at which a record was due; a gap ends at the next answer."""
+"""Latency counts from the time at which a record was due; a gap ends at the next answer."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def tally(clock: Clock, history: HistoryWriter) -> Tally:
 
 
 def test_a_stall_of_the_system_is_in_the_latency_of_all_that_was_due_in_it(tally: Tally, clock: Clock) -> None:
-    """The omission that a closed loop makes: here a thousand records wait for one stall of a second."""
+    """A closed loop would omit this: here a thousand records wait for one stall of a second."""
     flow = Flow(0)
-    tally.handed(flow, 1000, 3000 * MS, MS, 3999 * MS)  # a thousand, one each ms, handed over when the stall ended
+    tally.handed(flow, 1000, 3000 * MS, MS, 3999 * MS)  # a thousand, one each ms, appended when the stall ends
     clock.ns = 4000 * MS
     tally.told(flow, Acked(0, 1000, (0, 0)))
     assert tally.response.percentile(100) == pytest.approx(1_000_000, rel=0.01)
@@ -108,7 +108,7 @@ def test_answers_out_of_order_and_in_parts(tally: Tally, clock: Clock, history: 
     tally.handed(flow, 4, 2100 * MS, 0.0, 2100 * MS)
     clock.ns = 2200 * MS
     tally.told(flow, Acked(6, 2, (0, 16)))
-    tally.told(flow, Acked(2, 4, (0, 12)))  # the end of the one, the begin of the other
+    tally.told(flow, Acked(2, 4, (0, 12)))  # the end of one batch, the begin of the other
     assert tally.under_way == 2
     tally.told(flow, Refused(0, 2, "no", False))
     assert (tally.under_way, tally.failed, len(flow.chunks)) == (0, 2, 0)
@@ -130,7 +130,7 @@ def test_many_records_of_one_chunk_are_counted_by_groups_and_never_too_well(tall
 
 
 def test_a_refusal_looks_only_at_what_it_refuses(tally: Tally) -> None:
-    """Fifty thousand records are refused at once after a freeze: no search through all that is under way for each."""
+    """Fifty thousand records are refused at once after a freeze: no search through all records in flight for each."""
     looked = 0
 
     class Counted(deque[Chunk]):
@@ -151,7 +151,7 @@ def test_a_refusal_looks_only_at_what_it_refuses(tally: Tally) -> None:
 
 
 def test_a_gap_is_of_all_that_was_due_not_only_of_what_is_answered_after_it(tally: Tally, clock: Clock) -> None:
-    """A frozen leader: what it was given is never answered, and its successor answers what came later."""
+    """A frozen leader never answers its records, and its successor answers later ones."""
     flow = Flow(0)
     for due_ms in (3000, 3010, 7400):
         tally.handed(flow, 1, due_ms * MS, 0.0, due_ms * MS)

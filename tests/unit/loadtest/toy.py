@@ -1,7 +1,7 @@
-"""A system that is a file: appends are durable when written, readers follow it. It can be told to misbehave.
+"""A system that is a file: appends are durable when written, readers follow it. It can be made to misbehave.
 
-`--option toy.breach=...`: lose, duplicate, swap, damage, move, invent. The server process sleeps, and is
-there to be hurt.
+`--option toy.breach=...`: lose, duplicate, swap, damage, move, invent. The server process sleeps, and is there to be
+killed or frozen.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class ToyClient(Client):
 
 
 def spoil(breach: str, records: list[bytes]) -> int:
-    """Misbehave with a delivery; how far its place is moved."""
+    """Corrupt a delivery; returns by how much its position is moved."""
     match breach:
         case "lose":
             del records[-1]
@@ -216,7 +216,7 @@ class ToyWriter(Writer):
         return (0, place)
 
     def _count(self) -> int:
-        """Records that others wrote before."""
+        """Count the records that others wrote before."""
         data = Path(self._file.name).read_bytes()
         at = count = 0
         while at < len(data):

@@ -1,7 +1,8 @@
-"""A stage for owners: metadata with versions, a store with fencing, and a queue of facts that a test may hold back.
+"""A test stage for owners: metadata with versions, a store with fencing, and a queue of facts that a test may hold
+back.
 
-What a machine asks is answered at once and delivered in order, unless a test holds it: `stage.hold(AppendEntry)` keeps
-the store's hands off, `stage.held` shows what waits, `stage.release()` lets it go on.
+A request of a machine is answered at once and its answer delivered in order, unless a test holds it:
+`stage.hold(AppendEntry)` stops the store, `stage.held` shows what waits, `stage.release()` lets it go on.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def batch(
 
 
 class Place:
-    """A segment as the store has it. end: None while it may be appended to."""
+    """A segment as the store has it. end: None while entries may be appended."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -103,7 +104,7 @@ class Stage:
         self.holding: tuple[type, ...] = ()
         self.held: deque[Callable[[], None]] = deque()
         self.actors: list[Actor] = []
-        self.now_s = 0.0  # monotonic seconds of everybody
+        self.now_s = 0.0  # monotonic seconds of all machines
         self.unix_ms = 1000  # by metadata's clock
         self.refusal: Callable[[StreamMetadata, StreamMetadata], DLogError | None] = lambda before, after: None
 
@@ -115,7 +116,7 @@ class Stage:
         return actor
 
     def deletion(self, name: str) -> Actor:
-        """A proxy's deletion of the stream, not yet asked for."""
+        """A proxy's deletion of the stream, which has not been started."""
         claimant = Claimant(proxy=ProxyId(name), address=f"{name}:1", nonce=f"{name}-{len(self.actors)}")
         actor = Actor(self, StreamDeletion(KEY, claimant))
         self.actors.append(actor)
@@ -131,13 +132,13 @@ class Stage:
         self.holding = kinds
 
     def release(self) -> None:
-        """Answer what is held, in order, and hold nothing more."""
+        """Answer held requests, in order, and hold no more."""
         self.holding = ()
         while self.held:
             self.held.popleft()()
 
     def staged(self, name: str, *txids: int) -> tuple[str, EntryId]:
-        """A stage with an entry of one record for each txid; what a TakeIn names it by."""
+        """Write a stage with an entry of one record for each txid; returns what a TakeIn names."""
         packer, place = StagePacker(STAGER), Place(0)
         for number, txid in enumerate(txids):
             body = build_record_set([b"%s %d" % (name.encode(), number)])
@@ -176,7 +177,7 @@ class Stage:
         return MetadataSeen(question.token, seen)
 
     def made_again(self, incarnation: str) -> None:
-        """The stream is deleted, and another one of its name is made."""
+        """Delete the stream and create another one of its name."""
         self.value, self.version = (
             StreamMetadata(name=KEY.stream, settings=self.value.settings, incarnation=incarnation),
             1,
@@ -228,7 +229,7 @@ class Stage:
 
 
 class Actor:
-    """One machine on the stage, an owner or a deletion: what it was told, what it answered, which timers it set."""
+    """One machine on the stage, an owner or a deletion: the facts it got, its answers, and its timers."""
 
     def __init__(self, stage: Stage, machine: Any) -> None:
         self.stage = stage
@@ -254,7 +255,7 @@ class Actor:
         self._running = False
 
     def ask(self, request: Any) -> Any:
-        """Ask; returns the answer, or None if there is none yet (it comes to `answers`)."""
+        """Ask; returns the answer, or None if there is none yet (it is added to `answers` later)."""
         self._tickets += 1
         self.post(Asked(self._tickets, request, self.stage.now_s))
         return self.answers.get(self._tickets)
@@ -263,7 +264,7 @@ class Actor:
         return self.ask(AcquireStream(None if if_epoch is None else Epoch(if_epoch), now_unix_ms))
 
     def fire(self, *key: Any) -> None:
-        """The timer comes due."""
+        """Let the timer fire."""
         del self.timers[key]
         self.post(TimerFired(key, self.stage.now_s))
 

@@ -1,4 +1,4 @@
-"""Settings are altered by the stream's owner while it is written; what is repeated or late changes nothing twice."""
+"""The stream's owner alters settings while it writes; a repeated or late request changes nothing twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def altered(stage: Stage, **changes: Any) -> StreamSettings:
 
 
 def alter(owner: Actor, stage: Stage, **changes: Any) -> Any:
-    """Alter settings; returns the ticket's answer. `None` stands for "done" and for "no answer yet"."""
+    """Alter settings; returns the ticket's answer. `None` means "done" as well as "no answer yet"."""
     owner.ask(AlterStream(altered(stage, **changes), INCARNATION))
     return owner.answers.get(owner._tickets, "no answer")
 
@@ -106,7 +106,7 @@ def test_a_repetition_changes_nothing_and_is_answered_alike() -> None:
 
 
 def test_a_late_repetition_does_not_undo_what_was_altered_since() -> None:
-    """Also if the values of then are there again."""
+    """The late request is refused also if the settings have their former values again."""
     stage = Stage(retention_s=5.0)
     owner = stage.taken("p1")
     late = AlterStream(altered(stage, retention_s=60.0), INCARNATION)
@@ -175,7 +175,7 @@ def test_a_deposed_owner_alters_nothing_and_does_not_say_that_it_did_not() -> No
 
 
 def test_an_owner_that_does_not_know_of_its_loss_refuses_nothing_before_it_has_read_metadata() -> None:
-    """What it holds is old: whether the request is stale is not for it to say."""
+    """The owner's settings are old, so it cannot decide whether the request is outdated."""
     stage = Stage()
     owner = stage.taken("p1")
     other = stage.taken("p2")

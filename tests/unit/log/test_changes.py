@@ -1,4 +1,4 @@
-"""Changes of a stream's metadata: applying one twice is applying it once, and none reaches further than it says."""
+"""Tests changes of a stream's metadata: applying one twice is the same as once, and each changes only what it names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The note of an entry: what is written reads back, what is not one is damage."""
+"""Tests the dedup trailer of an entry: what is written reads back, and other bytes are damage."""
 
 from __future__ import annotations
 

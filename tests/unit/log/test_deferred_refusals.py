@@ -1,4 +1,4 @@
-"""What an owner says of what is not in the log, it says after metadata confirmed its claim."""
+"""An owner says that something is not in the log only after metadata confirmed its claim."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.unit.log.stage import BOB, INCARNATION, Actor, Stage, batch
 
 
 def deposed(stage: Stage, first: WriteBatch | None = None) -> tuple[Actor, Actor]:
-    """An owner that was frozen while another took the stream over and wrote, and the other one."""
+    """An owner that was frozen while another took the stream over and wrote, and that other one."""
     stale = stage.taken("p1")
     stale.ask(first or batch(0))
     heir = stage.taken("p2")
@@ -50,7 +50,8 @@ def deposed(stage: Stage, first: WriteBatch | None = None) -> tuple[Actor, Actor
 
 
 def says_whose_it_is(answer: Any) -> bool:
-    """It sends the client elsewhere, and says nothing of the log but that this sending was not taken."""
+    """Whether the answer redirects the client, and says nothing of the log except that this request was not
+    accepted."""
     return isinstance(answer, DLogError) and answer.remedy in (Remedy.FOLLOW, Remedy.REOPEN)
 
 
@@ -123,7 +124,7 @@ def test_a_refusal_that_says_nothing_of_the_log_does_not_wait_for_metadata() -> 
 
 
 def test_what_is_sent_for_the_first_time_is_refused_at_once_though_metadata_is_away() -> None:
-    """That this sending was not taken is all that its client concludes; it goes on behind what was refused for good."""
+    """The client concludes only that this request was not accepted; it goes on behind what was refused for good."""
     stage = Stage()
     owner = stage.taken("p1")
     owner.ask(batch(0, txid=90))
@@ -239,7 +240,7 @@ def test_reads_that_confirm_do_not_hold_up_changes() -> None:
 
 
 def test_why_a_claim_ended_is_no_word_on_what_is_in_the_log() -> None:
-    """A deposed owner that recovers its segment finds it deleted: truncated under the next one."""
+    """A deposed owner that recovers its segment finds it deleted: it was truncated under the next owner."""
     stage = Stage()
     stale, _ = deposed(stage)
     stage.hold(ReadMetadata, RecoverSegment)

@@ -1,5 +1,5 @@
-"""Stories of a stream that a Java writer takes without asking for the claim, while an owner of ours has records under
-way, or before the next one comes."""
+"""Scenarios of a stream that a Java writer takes over without a claim, while an owner of dlog has records in flight, or
+before the next owner takes over."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_a_segment_of_another_with_the_number_of_ours_says_nothing_of_what_we_ha
 
 
 def test_what_survived_in_a_segment_that_java_recovered_and_completed_is_answered_with_its_place() -> None:
-    """Java fences us, keeps the first of three entries on their way, and goes on in a segment of its own. Nothing is
-    written twice: the list has our segment as completed, and where it ends its store says."""
+    """Java fences the owner, keeps the first of three entries in flight, and goes on in a segment of its own. Nothing
+    is written twice: the list has the owner's segment as completed, and the store knows its end."""
     stage = Stage()
     owner = stage.taken("p1", OwnerOptions(inflight_entries_max=3))
     appends = _three_under_way(stage, owner)
@@ -63,7 +63,7 @@ def test_what_survived_in_a_segment_that_java_recovered_and_completed_is_answere
 
 
 def test_the_end_that_counts_is_the_stores_where_the_list_says_another() -> None:
-    """Whoever completed our segment in the list knew of the first entry only: two have survived."""
+    """The writer that completed the segment in the list knew of the first entry only: two have survived."""
     stage = Stage()
     owner = stage.taken("p1", OwnerOptions(inflight_entries_max=3))
     appends = _three_under_way(stage, owner)
@@ -76,7 +76,7 @@ def test_the_end_that_counts_is_the_stores_where_the_list_says_another() -> None
 
 
 def test_nothing_is_said_of_what_was_on_its_way_to_a_segment_that_was_truncated_meanwhile() -> None:
-    """Frozen for long: Java recovered the segment, went on, and truncated it with all that was before."""
+    """Frozen for long: Java recovered the segment, went on, and truncated it with all segments before it."""
     stage = Stage()
     owner = stage.taken("p1", OwnerOptions(inflight_entries_max=1))
     stage.hold(AppendEntry)
@@ -94,8 +94,8 @@ def test_nothing_is_said_of_what_was_on_its_way_to_a_segment_that_was_truncated_
 
 
 def test_the_next_owner_puts_the_end_right_that_a_fenced_java_writer_gave_its_segment() -> None:
-    """The predecessor recovered the segment and died, then Java completed it: at the last entry that it knew to be
-    acknowledged, with the records counted and the txid that it had handed out."""
+    """The predecessor recovered the segment and died, then Java completed it at the last entry that it knew to be
+    acknowledged, with the count and txid of the records that it had assigned."""
     stage = Stage()
     first = stage.taken("p1")
     for sequence in range(3):
@@ -121,7 +121,7 @@ def _three_under_way(stage: Stage, owner: Actor) -> list[AppendEntry]:
 
 
 def _land(owner: Actor, append: AppendEntry) -> None:
-    """The store has the entry, and nobody has heard of it."""
+    """Store the entry without an answer to the owner."""
     owner.writers[append.number].payloads.append(b"".join(bytes(p) for p in append.parts))
 
 

@@ -1,4 +1,4 @@
-"""Stories of a stream's owner: serving, rolling, handing over, sealing, truncating."""
+"""Scenarios of a stream's owner: serving, rolling, handing over, sealing, truncating."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_writes_wait_while_the_old_segment_closes_and_none_is_refused() -> None:
 def test_an_old_segment_rolls_by_age_but_an_empty_one_does_not() -> None:
     stage = Stage(segment_age_s=60.0)
     owner = stage.taken("p1")
-    owner.fire("age")  # half of it: the next segment is created, where there is anything in this one
+    owner.fire("age")  # half of the age: the next segment is created if this one has entries
     owner.fire("age")
     assert numbers(stage.value) == [(1, False)]
     owner.ask(batch(0))
@@ -275,7 +275,7 @@ def test_truncation_holds_within_the_segment_in_progress_and_after_its_end() -> 
 
 
 def test_a_truncation_point_beyond_what_is_confirmed_is_refused() -> None:
-    """What is written there later would be gone as soon as it is acknowledged."""
+    """Records written there later would be gone as soon as they are acknowledged."""
     stage = Stage()
     owner = stage.taken("p1")
     first = owner.ask(batch(0)).dlsn

@@ -1,4 +1,4 @@
-"""The phases of an owner: the table of transitions, its diagram in ARCHITECTURE.md, and what no table allows."""
+"""Tests the phases of an owner: the table of transitions, its diagram in ARCHITECTURE.md, and what no table allows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def diagram() -> str:
 
 
 def seen(owner: Actor) -> tuple[Phase, str]:
-    """The phase, and what users are told of it."""
+    """The phase, and what users are answered in it."""
     return owner.machine.phase, owner.ask(StatStream()).state
 
 
@@ -106,7 +106,7 @@ def test_a_sealed_stream_is_released_once_whatever_metadata_shows_meanwhile() ->
     owner.ask(HandOverStream())
     assert seen(owner) == (Phase.RELEASING, "sealed")
     assert isinstance(owner.ask(batch(0)), EndOfStreamError)
-    owner.post(PeerLost(STORE))  # no segment of a sealed stream is appended to
+    owner.post(PeerLost(STORE))  # a sealed stream has no segment to append to
     assert seen(owner) == (Phase.RELEASING, "sealed")
     stage.release()
     assert seen(owner) == (Phase.RELEASED, "released")

@@ -1,4 +1,4 @@
-"""An entry holds the snapshot of the largest producer table that options allow."""
+"""Tests that an entry can hold the snapshot of the largest producer table that options allow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGEST = 2**63 - 1
 
 @pytest.mark.parametrize(("count", "kept"), [(1_000, 5), (4_000, 1), (PRODUCERS_MAX, 0)])
 def test_the_snapshot_of_a_full_table_fits_into_an_entry(count: int, kept: int) -> None:
-    """With the largest numbers there are; places are left out first, producers never."""
+    """The table has the largest possible numbers; positions are left out first, producers never."""
     place = BatchPosition(*[LARGEST] * 6)
     producers = tuple(
         ProducerSnapshot(n.to_bytes(12, "big") + bytes(4), LARGEST, LARGEST, (place,) * 5) for n in range(count)

@@ -1,4 +1,4 @@
-"""The producer table: what is new, what is a repetition, and what nobody can know any more."""
+"""Tests the producer table: which batches are new, which are repetitions, and which it can no longer decide."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def table(producers_max: int = 10, places_max: int = 2, horizon: Place = NOTHING
 
 
 def accepted(known: ProducerTable, request: WriteBatch, *, entry: int | None = None) -> Batch:
-    """Take a new batch; with `entry`, cut it into that entry of segment 1 and confirm it."""
+    """Accept a new batch; with `entry`, cut it into that entry of segment 1 and confirm it."""
     producer = known.judge(request)
     assert isinstance(producer, Producer), producer
     taken = Batch(1, request, producer, 5, 5)
@@ -155,7 +155,7 @@ names = st.sampled_from([bytes([n]) * 16 for n in range(6)])
 @settings(max_examples=200)
 @given(st.lists(st.tuples(names, st.integers(1, 3), st.booleans()), max_size=40), st.integers(1, 6))
 def test_what_the_log_tells_is_what_was_known(writes: list[tuple[bytes, int, bool]], producers_max: int) -> None:
-    """Snapshot, then replay of what followed, gives every answer that the first table gives to a repetition."""
+    """A snapshot and the replay of later entries give every answer that the first table gives to a repetition."""
     first = table(producers_max, 3)
     notes: list[tuple[TrailerBatch, int]] = []
     cut_at, snapshot = 0, first.snapshot()

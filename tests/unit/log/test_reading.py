@@ -1,4 +1,4 @@
-"""Stories of a reader: positions, hops, the tail, and every way it can end."""
+"""Scenarios of a reader: positions, moves to the next segment, the tail, and every way it can end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.unit.log.stage import Actor, Place, Stage, batch
 
 
 class Desk:
-    """A reader with its source: answers from a stage at once, unless told to keep still."""
+    """A reader with its source, which answers from a stage at once, unless a test stops it."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class Desk:
         is_slow: bool = False,
     ) -> None:
         self.stage = stage
-        self.losing = losing  # said when it is asked where a completed segment ends
-        self.remembered = remembered  # told instead of what is, unless the question insists
+        self.losing = losing  # the answer when it asks where a completed segment ends
+        self.remembered = remembered  # sent instead of the present list, unless the request insists
         self.machine = StreamReaderMachine()
         self.entries: list[Entries] = []
         self.events: list[ReaderEvent] = []
@@ -114,7 +114,7 @@ class Desk:
         raise AssertionError(question)
 
     def confirmed(self, dlsn: DLSN) -> None:
-        """The source hears that the LAC has reached this entry."""
+        """Send the reader the LAC of a segment."""
         segment = self.stage.value.segment(dlsn.segment)
         assert segment is not None
         self.post(Received(SOURCE, SegmentLacSeen(segment.number, segment.location, dlsn.entry)))
@@ -124,7 +124,7 @@ class Desk:
 
     @property
     def seen(self) -> list[DLSN]:
-        """Where the records lie that the reader was sent."""
+        """Positions of the records that the reader was sent."""
         places: list[DLSN] = []
         for entries in self.entries:
             at = 0
@@ -138,7 +138,7 @@ class Desk:
 
     @property
     def kinds(self) -> list[ReaderEventKind]:
-        """Of the events, but for BEHIND."""
+        """Kinds of the events, except BEHIND."""
         return [event.kind for event in self.events if event.kind is not ReaderEventKind.BEHIND]
 
 
@@ -298,7 +298,8 @@ def test_a_position_before_the_truncation_point_is_refused_with_the_first_that_i
 
 
 def truncated_within_the_last_segment() -> tuple[Stage, Actor, DLSN, DLSN]:
-    """Also the truncation point, and the record behind it, which is the last."""
+    """A stage whose last segment is truncated within, its owner, the truncation point, and the last record, behind the
+    point."""
     stage = Stage()
     owner = stage.taken("p1")
     _, point, last = (owner.ask(batch(number)).dlsn for number in range(3))
@@ -329,7 +330,7 @@ def test_a_reader_of_the_tail_that_knows_an_old_lac_begins_at_the_truncation_poi
 def test_a_reader_of_the_tail_whose_segment_is_truncated_before_it_has_a_position_goes_on_behind_it() -> None:
     stage, owner, _ = three_segments()
     number = stage.value.segments[-1].number
-    desk = Desk(stage, Start.TAIL, lacs={stage.value.segments[-1].place: (-9, False)})  # it is not told yet
+    desk = Desk(stage, Start.TAIL, lacs={stage.value.segments[-1].place: (-9, False)})  # not sent yet
     assert desk.events == []
     for i in range(12, 100):
         more = owner.ask(batch(i, size=60)).dlsn
@@ -381,7 +382,7 @@ def test_redpanda_27036_a_reader_does_not_go_back_when_the_log_is_truncated() ->
     desk = Desk(stage, Start.START)
     before = stage.value
     stage.value = TruncateTo(places[8]).apply(stage.value)
-    for shown in (stage.value, before, stage.value):  # an older list is heard late
+    for shown in (stage.value, before, stage.value):  # an older list arrives late
         desk.post(Received(SOURCE, StreamSeen(shown, fresh=False)))
     written = owner.ask(batch(12, 1, size=60, txid=70, now=1070))
     desk.refresh()
@@ -461,7 +462,7 @@ def test_a_segment_that_ended_empty_and_is_completed_all_the_same_is_passed(monk
 
 
 def revived(stage: Stage, incarnation: str) -> StreamMetadata:
-    """The stream as it stands, in this life."""
+    """The present stream, in this incarnation."""
     return replace(stage.value, incarnation=incarnation)
 
 
@@ -524,7 +525,7 @@ def test_a_position_beyond_the_end_of_a_sealed_stream_is_refused() -> None:
 
 
 def test_a_list_that_is_only_remembered_says_nothing_of_the_end() -> None:
-    """A proxy that is cut off from metadata knows of one segment; the position is of the third."""
+    """A proxy that is cut off from metadata knows one segment; the position is in the third."""
     stage, _, places = three_segments()
     old = replace(stage.value, segments=stage.value.segments[:1], max_segment=SegmentNumber(1))
     for late in (False, True):
@@ -595,7 +596,7 @@ def test_a_segment_that_is_recovered_while_it_is_read_is_read_to_its_end() -> No
 
 
 def moved(stage: Stage, number: int, place: str, store: str = "cold") -> None:
-    """Segment `number` lies at `place` from now on, and where it lay nothing is left."""
+    """Move segment `number` to `place`; nothing is left at its former location."""
     segment = stage.value.segment(number)
     assert segment is not None
     stage.value = SetSegmentLocation(segment.number, segment.location, Location(store, place)).apply(stage.value)
@@ -699,7 +700,7 @@ def test_entries_that_are_gone_against_metadata_are_damage_in_the_end() -> None:
 
 
 def test_damage_is_not_said_by_a_list_that_was_asked_for_before_it() -> None:
-    """It is on its way when the store says that an entry is lost; the segment is truncated after that."""
+    """The list is on its way when the store reports that an entry is lost; the segment is truncated after that."""
     stage, _, _ = three_segments()
     desk = Desk(stage, Start.START, credit=1)
     desk.failing = StoreUnavailableError("not now")
@@ -717,7 +718,7 @@ def test_damage_is_not_said_by_a_list_that_was_asked_for_before_it() -> None:
 
 
 def test_entries_that_are_gone_are_no_damage_while_the_list_that_names_them_is_old() -> None:
-    """They were truncated, and metadata is out of reach for longer than a few looks."""
+    """The entries were truncated, and metadata is out of reach for longer than a few polls."""
     stage, _, _ = three_segments()
     desk = Desk(stage, Start.START, credit=1)
     desk.failing = SegmentNotFoundError("deleted")
@@ -748,7 +749,8 @@ def test_a_list_remembered_while_metadata_was_away_is_not_believed_to_name_the_l
 
 
 def test_a_newer_list_from_before_the_read_does_not_say_where_the_tail_was() -> None:
-    """The position is behind the remembered list; what comes next shows its segment, but was not asked for since."""
+    """The position is behind the remembered list; the next list shows its segment, but was requested before the
+    read."""
     stage, owner, _ = three_segments()
     remembered = stage.value
     places = [owner.ask(batch(i, size=60)).dlsn for i in range(12, 40)]
@@ -822,7 +824,7 @@ def test_a_stream_without_segments_is_waited_for() -> None:
 
 
 def misstated(stage: Stage, entries: int) -> None:
-    """The list says that segment 1 ended so many entries earlier, or later, than its store decided."""
+    """The list says that segment 1 ended this many entries earlier, or later, than its store decided."""
     first, *others = stage.value.segments
     wrong = replace(first, last_entry=EntryId(first.last_entry + entries), last_slot=1)
     stage.value = replace(stage.value, segments=(wrong, *others))

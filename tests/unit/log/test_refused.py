@@ -1,4 +1,4 @@
-"""What metadata refuses for good is told to who asked for it, and stops nothing else."""
+"""What metadata refuses for good is reported to the caller, and stops nothing else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rolling() -> tuple[Stage, Actor]:
 
 
 def refuse_more_than(stage: Stage, segments: int) -> None:
-    """Metadata takes changes of so many segments at most."""
+    """Let metadata accept changes of this many segments at most."""
 
     def refusal(before: StreamMetadata, after: StreamMetadata) -> InvalidRequestError | None:
         return TOO_LARGE if sum(1 for _ in after.changes_since(before)) > segments else None
@@ -43,7 +43,7 @@ def test_a_refused_truncation_is_told_to_who_asked_and_the_stream_goes_on_rollin
 
 
 def test_what_is_too_much_together_is_written_one_by_one() -> None:
-    """A roll and a truncation wait for the same answer, and travel together."""
+    """A roll and a truncation wait for the same answer, and are written together."""
     stage, owner = rolling()
     refuse_more_than(stage, 1)
     for sequence in range(5, 12):

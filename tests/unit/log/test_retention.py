@@ -1,4 +1,5 @@
-"""Retention: a segment expires when it is over by the proxies' clocks and by metadata's, whatever records say."""
+"""Retention: a segment expires when it is over by the proxies' clocks and by metadata's, whatever its records
+contain."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ NOW_MS = 1_000 * DAY_MS
 
 
 class Clocks:
-    """A stream of which one segment after the other ends: a proxy's clock and metadata's, and how wrong they are."""
+    """A stream whose segments end one after the other: a proxy's clock and metadata's, and their errors."""
 
     def __init__(self, **settings: object) -> None:
         self.stage = Stage(segment_bytes=300, retention_s=RETENTION_S, **settings)
-        self.proxy_ms = self.metadata_ms = 0  # ahead of the truth
+        self.proxy_ms = self.metadata_ms = 0  # ahead of the true time
         self._sequence = 0
         self.stage.unix_ms = NOW_MS
 
@@ -41,7 +42,7 @@ class Clocks:
         return owner
 
     def write(self, owner: Actor, *, label_ms: int | None = None) -> None:
-        """A batch that fills a segment. label_ms: what its record says, ahead of the truth."""
+        """Write a batch that fills a segment. label_ms: the time in its record, ahead of the true time."""
         self._set()
         label_ms = self.proxy_ms if label_ms is None else label_ms
         owner.ask(batch(self._sequence, size=300, now=self.true_ms + label_ms))
@@ -67,7 +68,7 @@ class Clocks:
 
 
 def kept(clocks: Clocks) -> list[int]:
-    """Numbers of the segments that may be read."""
+    """Numbers of the segments that can be read."""
     return [s.number for s in clocks.stage.value.segments if s.truncation is not Truncation.TRUNCATED]
 
 
@@ -96,7 +97,7 @@ def test_without_a_retention_everything_is_kept_and_no_timer_is_set() -> None:
 
 
 def test_a_batch_taken_with_a_clock_days_ahead_makes_nothing_expire_for_the_next_owner() -> None:
-    """The label of records never falls: an owner whose clock is right inherits it."""
+    """The time in records never decreases: an owner whose clock is right inherits it."""
     clocks = Clocks()
     owner = clocks.owner()
     clocks.write(owner)
@@ -165,7 +166,7 @@ def test_clocks_that_disagree_are_no_matter_while_nothing_is_old_by_any_of_them(
 
 
 def test_what_expires_is_judged_by_the_retention_that_metadata_has_when_it_is_written() -> None:
-    """Somebody lets everything be kept between the judgement and the change."""
+    """The retention is raised between the decision and the write."""
     clocks = Clocks()
     owner = clocks.owner()
     clocks.write(owner)

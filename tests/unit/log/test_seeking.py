@@ -1,4 +1,4 @@
-"""Halving finds the first entry that is not before the goal, whatever says nothing in between."""
+"""Binary search finds the first entry that is not before the goal, whatever entries without a key are in between."""
 
 from __future__ import annotations
 

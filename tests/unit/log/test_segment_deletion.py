@@ -1,4 +1,4 @@
-"""Disposal deletes each place once, oldest first, and adding a place costs the same however many wait."""
+"""Each location is deleted once, oldest first, and adding one costs the same however many wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dlog.model.segment import Location
 
 
 class CountedPlace(str):
-    """A place that counts how often it is hashed or compared."""
+    """A location that counts how often it is hashed or compared."""
 
     __slots__ = ()
     operations = 0
@@ -42,7 +42,7 @@ def test_adding_a_place_costs_the_same_however_many_wait() -> None:
     CountedPlace.operations = 0
     for n in range(2000):
         disposal.add(deletion_of(CountedPlace(n)))
-    for n in range(2000):  # the next change of the list hands all of them in again
+    for n in range(2000):  # the next change of the list passes all of them again
         disposal.add(deletion_of(CountedPlace(n)))
     assert CountedPlace.operations <= 6 * 4000
 

@@ -1,4 +1,4 @@
-"""Stories of segments that are taken in, and of batches that sinks write."""
+"""Scenarios of importing segments, and of batches that sinks write."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def test_a_reply_that_is_lost_is_found_to_have_been_carried_out() -> None:
     stage.hold(CompareAndSet)
     owner.ask(TakeIn(sink_batch(0), (stage.staged("x", 9000),)))
     change = next(m for m in reversed(owner.metadata_asked) if isinstance(m, CompareAndSet))
-    stage.metadata(change)  # it took place, and nobody hears of it
+    stage.metadata(change)  # it took place, and its reply is lost
     stage.held.clear()
     stage.holding = ()
     assert isinstance(change.token, tuple)
@@ -419,7 +419,7 @@ def test_more_than_may_wait_or_be_remembered_is_refused() -> None:
     assert isinstance(owner.ask(once(99, sink="zz")), OverCapacityError)
 
 
-# ---- places ---------------------------------------------------------------------------------------------------------
+# ---- locations ------------------------------------------------------------------------------------------------------
 
 
 def rolled() -> tuple[Stage, Actor]:
@@ -456,7 +456,7 @@ def test_what_is_not_there_is_not_moved() -> None:
 
 
 def test_a_segment_in_files_is_not_moved() -> None:
-    """Its former location would be forgotten, and a late import of that stage would list it twice."""
+    """If it were moved, its former location would be forgotten, and a late import of that stage would list it twice."""
     stage, owner = rolled()
     first = stage.value.segments[0]
     answer = owner.ask(MoveListedSegment(first.number, "file", first.place, "cold", "c"))
@@ -464,8 +464,8 @@ def test_a_segment_in_files_is_not_moved() -> None:
 
 
 def test_that_a_segment_is_not_there_is_said_of_metadata_read_since() -> None:
-    """An owner that was deposed and does not know it has not heard of the newer segments; one that is not owner yet of
-    none. A read that began before the question does not count."""
+    """An owner that was deposed and does not know it lacks the newer segments; one whose claim is not confirmed has
+    none. A read that began before the request does not count."""
     stage, owner = rolled()
     heir = stage.taken("p2")
     heir.ask(batch(2, size=300))
@@ -486,7 +486,7 @@ def test_a_segment_lies_in_one_store_whatever_its_place_is_called() -> None:
 
 
 def staged_and_moved() -> tuple[Stage, Actor, TakeIn]:
-    """A stage without a number that was taken in, and moved to cold storage since; its ledger is there still."""
+    """A stage without a number that was imported, and moved to cold storage since; its ledger still exists."""
     stage = Stage()
     owner = stage.taken("p1")
     owner.ask(batch(0))
@@ -499,7 +499,7 @@ def staged_and_moved() -> tuple[Stage, Actor, TakeIn]:
 
 
 def test_what_was_taken_in_and_then_moved_is_not_taken_in_again() -> None:
-    """The request came twice, the second one late; or who asked did not hear the answer."""
+    """The request arrived twice, the second one late; or its sender did not get the answer."""
     stage, owner, request = staged_and_moved()
     assert owner.ask(request).duplicate
     heir = stage.taken("p2")
@@ -508,7 +508,7 @@ def test_what_was_taken_in_and_then_moved_is_not_taken_in_again() -> None:
 
 
 def test_a_moved_segment_leaves_the_list_when_the_ledger_where_it_lay_is_gone_too() -> None:
-    """Else a late request would find it, and take what was truncated in again."""
+    """Otherwise a late request would find it, and import again what was truncated."""
     stage, owner, request = staged_and_moved()
     moved = next(s for s in stage.value.segments if s.former_ledger == "7")
     stage.hold(DeleteSegment)

@@ -1,4 +1,4 @@
-"""Stories of a deletion: what is fenced before, what it may not touch, how it ends when something fails."""
+"""Scenarios of a deletion: what is fenced first, what it may not touch, how it ends when something fails."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NOTHING = object()
 
 
 def delete(actor: Actor, incarnation: str = INCARNATION, *, if_epoch: int | None = None, force: bool = False) -> Any:
-    """Ask for the deletion; NOTHING while there is no answer, None once it is deleted."""
+    """Request the deletion; NOTHING while there is no answer, None once the stream is deleted."""
     actor.ask(DeleteStream(incarnation, None if if_epoch is None else Epoch(if_epoch), force))
     return answer(actor)
 

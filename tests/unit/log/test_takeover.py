@@ -1,4 +1,4 @@
-"""Stories of take-overs, and of an owner whose store fails; the known defects of others among them by number.
+"""Scenarios of take-overs, and of an owner whose store fails; they include known defects of other systems by number.
 
 Numbers are those of the issues: DistributedLog #2898 and #2099, woodpecker #155, herddb #100.
 """
@@ -66,7 +66,7 @@ def test_the_next_owner_knows_producers_txids_and_places_of_many_segments_back()
 
 
 def test_a_frozen_owner_that_wakes_up_gets_nothing_acknowledged() -> None:
-    """Scenario 31 (etcd 3.4.3): the lease is held, in its holder's belief only."""
+    """Scenario 31 (etcd 3.4.3): the owner only believes that it still has the lease."""
     stage = Stage()
     frozen = stage.taken("p1")
     frozen.ask(batch(0))
@@ -94,7 +94,7 @@ def test_what_was_never_appended_is_refused_for_certain_when_the_claim_is_lost()
 
 
 def test_both_segments_are_fenced_when_an_owner_dies_between_listing_and_closing() -> None:
-    """Scenario 17: the old owner still writes the last but one while the last is in the list."""
+    """Scenario 17: the old owner still writes the last but one segment while the last is in the list."""
     stage = Stage(segment_bytes=1000)
     first = stage.taken("p1")
     first.ask(batch(0, size=500))
@@ -141,7 +141,7 @@ def test_a_segment_that_was_closed_well_is_in_the_list_after_reopening() -> None
 
 
 def test_an_empty_segment_does_not_move_the_highest_txid() -> None:
-    """Scenario 13 (DistributedLog #2099): it is deleted, and a writer with its own txids goes on."""
+    """Scenario 13 (DistributedLog #2099): the segment is deleted, and a writer with its own txids goes on."""
     stage = Stage()
     stage.taken("p1").ask(batch(0, txid=10))
     stage.taken("p2")
@@ -154,7 +154,7 @@ def test_an_empty_segment_does_not_move_the_highest_txid() -> None:
 
 
 def test_the_close_after_a_failed_append_keeps_all_that_was_acknowledged() -> None:
-    """Scenario 16 (herddb #100): the end comes from the recovery, never from what the writer believes."""
+    """Scenario 16 (herddb #100): the end is the recovery's, never the writer's."""
     stage = Stage()
     owner = stage.taken("p1")
     written = owner.ask(batch(0))
@@ -186,7 +186,7 @@ def test_what_survived_the_failure_of_the_store_is_answered_with_its_place() -> 
 
 
 def test_what_survived_is_told_to_who_follows_before_it_is_answered() -> None:
-    """The next segment cannot be created yet: a reader that comes behind the answer must not be shown an older tail."""
+    """The next segment cannot be created yet: a reader that opens after the answer must not be shown an older tail."""
     stage = Stage()
     owner = stage.taken("p1")
     stage.hold(AppendEntry)
@@ -314,7 +314,7 @@ def test_an_end_of_stream_found_by_a_recovery_seals_the_stream() -> None:
 
 
 def test_a_segment_of_another_implementation_hides_the_table_for_one_segment_only() -> None:
-    """A writer of the format without our notes took over in between: the table is that of the segment before."""
+    """A foreign writer without dedup trailers took over in between: the table is that of the segment before."""
     stage = Stage()
     first = stage.taken("p1")
     first.ask(batch(0, 2))
@@ -483,7 +483,7 @@ def _asked(owner: Any) -> list[ReadMetadata | CompareAndSet]:
 
 
 def test_an_answer_about_the_place_that_a_number_had_before_ends_nothing() -> None:
-    """A Java writer drops a segment that it finds empty, and gives its number to its own."""
+    """A Java writer drops a segment that it finds empty, and uses its number for its own."""
     stage = Stage()
     stage.taken("p1")
     (segment,) = stage.value.segments

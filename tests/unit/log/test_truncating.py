@@ -1,5 +1,5 @@
-"""The trim point moves at once, whatever lies before it; what lies before it goes in portions, and nothing waits for
-that."""
+"""The truncation point moves at once, whatever is before it; segments before it are deleted in portions, and nothing
+waits for that."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ THREE = OwnerOptions(truncate_portion=3)
 
 
 class WatchedStage(Stage):
-    """Keeps every value of the stream that was written. Each batch of `written_by` fills a segment."""
+    """Keeps every written value of the stream. Each batch of `written_by` fills a segment."""
 
     def __init__(self) -> None:
         super().__init__(segment_bytes=300)
@@ -31,7 +31,7 @@ class WatchedStage(Stage):
 
 
 def written_by(owner: Actor, segments: int) -> DLSN:
-    """Fill so many segments; returns the place of the record behind them."""
+    """Fill this many segments; returns the position of the record behind them."""
     for sequence in range(segments + 1):
         owner.ask(batch(sequence, size=300))
     place: DLSN = owner.answers[len(owner.answers)].dlsn
@@ -39,7 +39,7 @@ def written_by(owner: Actor, segments: int) -> DLSN:
 
 
 def changes(stage: WatchedStage) -> list[int]:
-    """How many segments each written value changed of the one before it."""
+    """How many segments each written value changed compared to the one before."""
     pairs = zip(stage.written, stage.written[1:], strict=False)
     return [sum(1 for _ in after.changes_since(before)) for before, after in pairs]
 

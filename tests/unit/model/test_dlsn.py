@@ -1,4 +1,4 @@
-"""DLSN: order, DistributedLog's bytes and text, and what a person may type."""
+"""Tests DLSNs: order, DistributedLog's bytes and text, and the forms that a user may type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that may become identifiers, and those that may not."""
+"""Tests which names may become identifiers, and which not."""
 
 from __future__ import annotations
 

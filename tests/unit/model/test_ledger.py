@@ -1,4 +1,4 @@
-"""Ledger metadata: which bookies hold an entry, and the changes the protocol makes."""
+"""Tests ledger metadata: which bookies have an entry, and the changes the protocol makes."""
 
 from __future__ import annotations
 

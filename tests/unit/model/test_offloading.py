@@ -1,4 +1,5 @@
-"""A segment on its way to cold storage: who announced first decides whether the hot copy goes or comes back."""
+"""Tests a segment on its way to cold storage: the first announcement decides whether the hot copy is deleted or
+kept."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ FRESH = Record(stream="s", number=1, store="ledger", place="101", objects=())
 
 
 def step(record: Record, place: str) -> Step:
-    """What a run does next while metadata says that the segment lies there."""
+    """The next step of a run while metadata names this location of the segment."""
     segment = Segment(
         number=SegmentNumber(1),
         place=place,

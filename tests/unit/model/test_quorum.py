@@ -1,4 +1,4 @@
-"""Quorums against what they mean, counted out."""
+"""Tests quorums against their definition, by enumeration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHAPES = [Quorum(ensemble=e, write=w, ack=a) for e in range(1, 7) for w in range
 
 @pytest.mark.parametrize("quorum", SHAPES, ids=lambda q: f"{q.ensemble}-{q.write}-{q.ack}")
 def test_covered_means_that_no_entry_can_have_been_confirmed_unheard(quorum: Quorum) -> None:
-    """An entry is confirmed when some Qa of its write set stored it; unheard if none of those Qa answered."""
+    """An entry is confirmed when some Qa of its write set stored it; it is missed if none of those Qa answered."""
     confirmers = {
         frozenset(acked)
         for entry in range(quorum.ensemble)

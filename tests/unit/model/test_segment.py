@@ -1,4 +1,4 @@
-"""A stream's metadata as a value: segments stay in order, one per number."""
+"""Tests a stream's metadata as a value: segments stay in order, one per number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A list of segments is what a plain list of them would be, at a cost that does not grow with its length."""
+"""A list of segments equals a plain list of them, at a cost that does not grow with its length."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def test_differences_of_a_list_made_from_another_are_the_changes(before: Segment
 
 @st.composite
 def ending(draw: st.DrawFn) -> Segment:
-    """A segment whose end says little: of a clock that was behind, without a record, in progress, moved, at a place
-    that another one had."""
+    """A segment with an unusual end: from a clock that was behind, without a record, in progress, moved, or at a
+    location that another one had."""
     is_completed = draw(st.booleans()) or draw(st.booleans())
     return replace(
         segment(draw(st.integers(1, 60)), completed=is_completed, place=draw(st.sampled_from("abcdefgh"))),

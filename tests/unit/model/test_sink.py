@@ -1,4 +1,4 @@
-"""What is swept of a sink's stages, and what of their registrations is understood."""
+"""Tests which of a sink's stages are swept, and which registrations are understood."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_stage_goes_once_it_was_refused_and_a_later_look_does_not_list_it() ->
 
 
 def test_a_list_that_was_read_before_it_was_refused_counts_for_nothing() -> None:
-    """It was taken in between the two looks, and then its query was shut out."""
+    """The stage was imported between the two reads, and then its query was shut out."""
     assert RULE.judge(OTHER, (NOBODY,)) is SweepDecision.STAYS
     assert RULE.judge(OTHER, (NOBODY, LISTED)) is SweepDecision.STAYS
 
@@ -152,7 +152,7 @@ def test_only_a_segment_in_the_same_store_is_the_stage() -> None:
 
 
 def test_a_stage_of_a_stream_that_was_deleted_goes_though_the_next_of_its_name_remembers_nothing() -> None:
-    """A stream takes in only what names its own life, so nobody takes this one any more."""
+    """A stream imports only stages that name its own incarnation, so nothing imports this one any more."""
     rule, stage = StageSweepRule(DONE, 5000), replace(OTHER, incarnation="a1")
     same, another = StreamLook(incarnation="a1"), StreamLook(incarnation="b2")
     assert rule.judge(stage, (same,)) is SweepDecision.STAYS

@@ -1,4 +1,4 @@
-"""How long a peer may be silent, by what its answers took."""
+"""Tests how long a peer may be silent, derived from its response times."""
 
 from __future__ import annotations
 

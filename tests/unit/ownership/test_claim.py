@@ -1,4 +1,4 @@
-"""Stories of a claim: taken, contested, its reply lost, answered late."""
+"""Scenarios of a claim: taken, contested, its reply lost, answered late."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def timer(effects: list[Effect]) -> SetTimer:
 
 
 def claiming(if_epoch: int | None = None) -> tuple[Claim, CompareAndSet]:
-    """A lease whose claim is on its way."""
+    """A claim in progress."""
     one = lease()
     asked = read(one.claim(None if if_epoch is None else Epoch(if_epoch)))
     return one, write(one.handle(MetadataSeen(asked.token, Versioned(EMPTY, 1))))

@@ -1,4 +1,4 @@
-"""What shows that an owner is gone, as a table."""
+"""Tests, as a table, what counts as evidence that an owner has failed."""
 
 from __future__ import annotations
 

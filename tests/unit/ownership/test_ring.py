@@ -1,4 +1,4 @@
-"""The ring: everybody computes the same order, and a change of members moves little."""
+"""Tests the hash ring: every member computes the same order, and a change of members moves few streams."""
 
 from __future__ import annotations
 

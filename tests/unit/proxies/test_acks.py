@@ -1,4 +1,4 @@
-"""Joined acknowledgements say exactly what the single ones said."""
+"""Joined acknowledgements have exactly the content of the single ones."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_another_entry_a_gap_in_requests_or_slots_and_another_txid_begin_a_new_r
     runs = AckJoiner()
     runs.add(1, written(1, 5, 0, 1))
     runs.add(2, written(1, 6, 1, 1))  # another entry
-    runs.add(4, written(1, 6, 2, 1))  # request 3 is somebody else's
-    runs.add(5, written(1, 6, 4, 1))  # slot 3 is somebody else's
+    runs.add(4, written(1, 6, 2, 1))  # request 3 belongs to another stream
+    runs.add(5, written(1, 6, 4, 1))  # slot 3 belongs to another producer
     runs.add(6, written(1, 6, 5, 1, txid=8))
     runs.add(7, written(2, 6, 6, 1, txid=8))  # another segment
     assert [(f.first, f.last) for f in runs.take()] == [(1, 1), (2, 2), (4, 4), (5, 5), (6, 6), (7, 7)]
@@ -53,7 +53,7 @@ answers = st.lists(
     st.tuples(
         st.integers(1, 2),  # step to the next request
         st.integers(0, 1),  # step to the next entry
-        st.integers(0, 1),  # slots of others between
+        st.integers(0, 1),  # slots of other producers between
         st.integers(1, 4),  # count
         st.integers(0, 1),  # step of the txid
         st.booleans(),  # duplicate

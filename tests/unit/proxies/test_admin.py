@@ -1,4 +1,4 @@
-"""What a deleted stream leaves in stores is deleted before its mark, by whoever comes."""
+"""Data of a deleted stream in stores is deleted before its mark, whichever proxy does it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEY = StreamKey(NAME)
 
 
 class Store:
-    """Deletes at once, or when `is_open` is set; places with an error in `errors` are not deleted."""
+    """Deletes at once, or when `is_open` is set; locations with an error in `errors` are not deleted."""
 
     capabilities = Capabilities(visible_is_final=True, entry_bytes_max=1 << 20)
 
@@ -61,12 +61,12 @@ class Proxy:
         self.store = Store()
         self.events: list[Any] = []
         made = cast(dict[str, SegmentStore], dict.fromkeys(stores or ("ledger",), self.store))
-        nobody = cast(Any, None)  # nothing here is owned
+        nobody = cast(Any, None)  # no stream is owned here
         self.admin = Admin(metadata, made, nobody, nobody, tasks or nobody, tell=self.events.append)
 
 
 async def deleted_stream(metadata: MemoryMetadata, segments: Sequence[Segment]) -> str:
-    """A stream with these segments that is marked as deleted; returns its life."""
+    """A stream with these segments that is marked as deleted; returns its incarnation."""
     value = StreamMetadata(name=NAME, segments=tuple(segments), owner=Owner(epoch=Epoch(1), deleted=True))
     made = await metadata.compare_and_set(KEY, value, None)
     assert isinstance(made, Versioned)

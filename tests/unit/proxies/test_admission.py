@@ -1,4 +1,4 @@
-"""Bytes in flight: taken once, given back once, refused whole."""
+"""Tests bytes in flight: taken once, given back once, refused as a whole."""
 
 from __future__ import annotations
 

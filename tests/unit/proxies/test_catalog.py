@@ -1,4 +1,4 @@
-"""Listing streams in pages: how often the names are read, and what a page may leave out."""
+"""Tests listing streams in pages: how often the names are read, and what a page may leave out."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def stream(count: int) -> StreamMetadata:
 
 
 def costs_of_steps(value: StreamMetadata) -> list[int]:
-    """What a description executes from one giving way to the next."""
+    """The instructions that a description executes between two yields to the loop."""
     describing = describe(value)
     is_done = False
 

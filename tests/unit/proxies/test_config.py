@@ -1,4 +1,4 @@
-"""The files in config/ hold keys that exist, with values that pass."""
+"""The files in config/ contain keys that exist, with valid values."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _no_session(connection: Connection, hello: Hello) -> Session:
 
 
 def test_a_read_proxy_fetches_no_more_at_once_than_its_cache_can_keep() -> None:
-    """A block that pushes itself out of the cache is fetched again for each of its entries."""
+    """A block that evicts itself from the cache is fetched again for each of its entries."""
     assert ReadOptions().tailer.fetch_bytes == ReadOptions().fetch_bytes
     assert ReadOptions(cache_bytes_max=4000, fetch_bytes=65536).tailer.fetch_bytes == 1000
     assert ReadOptions(cache_bytes_max=0).tailer.fetch_bytes == 1

@@ -1,4 +1,4 @@
-"""What a write proxy says that it lacks."""
+"""Tests which dependencies a write proxy reports as out of reach."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from proxies.write.dependency_check import BOOKIES, METADATA, DependencyCheck
 
 
 class Waiting:
-    """Streams of which somebody waits for one."""
+    """Streams with one client that waits."""
 
     def __init__(self) -> None:
         self.waits = True
@@ -34,7 +34,7 @@ class Waiting:
         self.stuck = self.waits = False
 
 
-ANSWERS = -1.0  # below every limit, those of no time at all too
+ANSWERS = -1.0  # below every limit, also a limit of zero
 
 
 class Silent(MemoryMetadata):
@@ -48,13 +48,13 @@ class Silent(MemoryMetadata):
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits counts as stuck from the second look on."""
+    """Let a waiting client count as stuck from the second check on."""
     monkeypatch.setattr(dependency_check, "STUCK_S", 0.0)
     monkeypatch.setattr(dependency_check, "PUNCTUAL_MIN", 0)
 
 
 def refusing_port() -> socket.socket:
-    """A port that nobody listens on, as long as the socket is bound."""
+    """A port that refuses connections as long as the socket is bound."""
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
     return bound

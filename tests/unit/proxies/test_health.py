@@ -1,4 +1,4 @@
-"""When a proxy should be sent work, judged from times that are given; and what a stranger gets on that port."""
+"""When a proxy should be sent requests, for given times; and the answers to invalid requests on its health port."""
 
 from __future__ import annotations
 

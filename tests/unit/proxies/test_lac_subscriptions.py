@@ -1,4 +1,4 @@
-"""Listeners hear the newest LAC of each segment, however slow they are, and few entries before it."""
+"""Subscribers get the newest LAC of each segment, however slow they are, and few entries before it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def told(tail: LacSubscription) -> list[tuple[int, int, bool]]:
 
 
 def sent(tail: LacSubscription) -> list[tuple[int, int, list[bytes]]]:
-    """The entries of what it takes, which must come before the LACs."""
+    """The entries among the frames, which must come before the LACs."""
     taken = tail.take()
     entries = [m for m in taken if isinstance(m, Entries)]
     assert entries == taken[: len(entries)] and all(m.skip == 0 and m.request == tail.request for m in entries)
@@ -34,7 +34,7 @@ def sent(tail: LacSubscription) -> list[tuple[int, int, list[bytes]]]:
 
 
 def confirmed(segment: int, lac: int, *payloads: bytes) -> LacMoved:
-    """Each payload in two parts."""
+    """Confirm payloads, each in two parts."""
     return LacMoved("s", segment, lac, entries=tuple((payload[:1], memoryview(payload)[1:]) for payload in payloads))
 
 

@@ -1,4 +1,4 @@
-"""Handing a stream back: in bounded time, and whatever its owner is just doing."""
+"""Tests handing a stream back: in bounded time, whatever its owner is doing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Owner:
 
 
 class Deletion:
-    """Done when `may_end` is set, or fails with what is put there."""
+    """Ends when `may_end` is set, or fails with the error set there."""
 
     def __init__(self) -> None:
         self.may_end = asyncio.Event()
@@ -84,7 +84,7 @@ class Tasks:
 
 
 class Stage:
-    """Is placement and supervisor too."""
+    """Serves as placement and supervisor too."""
 
     def __init__(self, group: asyncio.TaskGroup, advice: ClaimHere | GoElsewhere, release_s: float = 30.0) -> None:
         tasks: Any = Tasks(group)
@@ -116,7 +116,7 @@ class Stage:
         return None
 
     def start(self, owner: Owner) -> None:
-        """Supervise it."""
+        """Run it under the supervisor."""
 
     def build(self, stream: StreamName, on_end: Callable[[Any], None]) -> Any:
         return self.owner

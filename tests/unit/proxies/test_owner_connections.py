@@ -1,4 +1,5 @@
-"""What an owner says reaches the ear on the connection it is said on, and no other connection vouches for it."""
+"""An owner's messages reach the listener of the connection they were sent on, and no other connection vouches for
+it."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class OwnerConnection:
     def __init__(self) -> None:
         self.address = ADDRESS
         self.ended = False
-        self.tails: dict[str, int] = {}  # numbers of the questions, by stream
+        self.tails: dict[str, int] = {}  # request numbers, by stream
         self._pushed: dict[int, tuple[Callable[[Message], None], Callable[[], None]]] = {}
 
     def subscribe(
@@ -64,7 +65,7 @@ class OwnerConnection:
 
 
 class Listener:
-    """An ear that notes what it hears."""
+    """A listener that notes what it receives."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[int, int]] = []
@@ -81,7 +82,7 @@ class Listener:
 
 
 class Proxies:
-    """Owners at one address, connection after connection, and who answers whose a stream is."""
+    """Owners at one address, connection after connection, and the proxies that answer which owner a stream has."""
 
     def __init__(self) -> None:
         self.connections: list[OwnerConnection] = []
@@ -107,7 +108,7 @@ async def links() -> AsyncIterator[tuple[OwnerConnections, Proxies, asyncio.Task
 async def follow(
     links: OwnerConnections, group: asyncio.TaskGroup, stream: StreamName
 ) -> tuple[Listener, asyncio.Task[UnavailableError | OwnedElsewhereError]]:
-    """Follow a stream; returns once the owner is asked. The task's result is what following ended with."""
+    """Follow a stream; returns once the request was sent to the owner. The task's result is the end of following."""
     ear, asked = Listener(), asyncio.Event()
 
     async def run() -> UnavailableError | OwnedElsewhereError:
@@ -123,8 +124,8 @@ async def follow(
 
 
 async def test_a_ping_over_another_connection_does_not_vouch_for_an_ear_whose_own_is_lost() -> None:
-    """The owner confirms more and tells it on connections that are open; a reader that was told the old tail as the
-    newest would miss what others were acknowledged."""
+    """The owner confirms more and sends it on connections that are open; a reader that was shown the old tail as the
+    newest would miss what others got acknowledged."""
     async with links() as (made, proxies, group):
         ear, task = await follow(made, group, ONE)
         proxies.connections[0].say(ONE, 1, 9)

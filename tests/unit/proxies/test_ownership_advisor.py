@@ -1,4 +1,4 @@
-"""Whose a stream is: what one proxy says of it must not be what another sends back."""
+"""Which proxy owns a stream: two proxies must not redirect a client to each other."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ async def placings(metadata: MemoryMetadata, names: Iterable[str]) -> dict[str, 
 
 
 async def test_a_proxy_that_came_back_takes_what_it_had_though_the_ring_prefers_another() -> None:
-    """To the others it is the registered owner, and lives: if it sent askers to them they would send them back."""
+    """To the others this proxy is the registered owner and alive: if it redirected clients to them, they would redirect
+    them back."""
     metadata = MemoryMetadata()
     judges = await placings(metadata, NAMES)
     sent_round = 0

@@ -1,4 +1,4 @@
-"""A reader on one connection, between a source that has everything at hand and a client that changes its mind."""
+"""Tests a reader on one connection, with a source that has everything cached and a client that changes its requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SEGMENT = Segment(number=SegmentNumber(1), place="a", first_txid=Txid(0))
 
 
 class Source:
-    """A thousand entries, all in the cache: every question is answered at once. Is its own registry."""
+    """A thousand entries, all in the cache: every request is answered at once. It is its own registry."""
 
     def __init__(self) -> None:
         self.asked: list[SourceQuestion] = []
@@ -59,7 +59,7 @@ class Source:
 
 
 class Client:
-    """What is sent is taken down; `on_entries` is called with how many frames came."""
+    """Keeps what it is sent; `on_entries` is called with the number of frames."""
 
     def __init__(self, on_entries: Callable[[int], None]) -> None:
         self.sent = 0

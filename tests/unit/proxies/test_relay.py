@@ -1,4 +1,4 @@
-"""Questions that a read proxy hands on to write proxies: over links that are kept while they last."""
+"""Requests that a read proxy forwards to write proxies, over links that are kept open."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUESTION = GetOwner(0, "stream", "")
 
 
 class WriterLink:
-    """A Link to a write proxy that answers every question, until the link is lost."""
+    """A Link to a write proxy that answers every request, until the link is lost."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -38,7 +38,7 @@ class WriterLink:
 
 
 class Writer:
-    """A write proxy: each attempt to open a link waits for the test to say what becomes of it."""
+    """A write proxy: each attempt to open a link waits until the test decides it."""
 
     def __init__(self) -> None:
         self.opened: list[WriterLink] = []
@@ -62,7 +62,7 @@ async def relay_to(writer: Writer) -> Relay:
 
 
 async def test_an_attempt_that_fails_leaves_alone_the_link_that_another_question_has_opened() -> None:
-    """Else nobody would close it, for nobody would know it any more."""
+    """Otherwise that link would be known to nothing and never closed."""
     writer = Writer()
     relay = await relay_to(writer)
     async with asyncio.TaskGroup() as asking:

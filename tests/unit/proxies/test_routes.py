@@ -1,4 +1,4 @@
-"""Where a connection's streams are handed to, and whom the search for an owner doubts."""
+"""To which proxy a connection's streams are forwarded, and which proxy the search for an owner suspects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def test_a_route_lasts_until_the_proxy_says_no() -> None:
     routes = Routes()
     assert routes.of("s") is None
     routes.found("s", "a:1")
-    routes.moved("s", "b:1")  # an old answer of a proxy that the stream is not handed to any more
+    routes.moved("s", "b:1")  # a late answer of a proxy that the stream is not forwarded to any more
     assert routes.of("s") == "a:1"
     routes.moved("s", "a:1")
     assert routes.of("s") is None

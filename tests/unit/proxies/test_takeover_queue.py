@@ -1,4 +1,4 @@
-"""Take-overs wait for their turn: a few at once, in the order of asking; a slow one holds up no other."""
+"""Take-overs wait in a queue: a few run at once, in the order of requests; a slow one delays no other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxies.write.takeover_queue import TakeoverQueue
 
 
 class Stage:
-    """Take-overs that last until they are told to end."""
+    """Take-overs that last until the test ends them."""
 
     def __init__(self, tasks: TaskScope, **bounds: Any) -> None:
         self.takes = TakeoverQueue(tasks, **{"at_once": 2, "waiting_max": 10, "slow_s": 60.0, **bounds})

@@ -1,4 +1,4 @@
-"""Rounds over streams that nobody owns: what is left to delete is deleted, or gets an owner, and nothing else."""
+"""Rounds over streams without an owner: remaining deletions are done, or the stream gets an owner, and nothing else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TwoHoursAgo:
 
 
 class Round:
-    """Metadata, the streams that were taken and finished, and who is registered beside this proxy."""
+    """Metadata, the streams that were taken over and finished, and the proxies registered beside this one."""
 
     def __init__(self) -> None:
         self.metadata = MemoryMetadata(clock=TwoHoursAgo())
@@ -67,7 +67,7 @@ class Round:
         self.finished.append(stream)
 
     async def make(self, name: str, segments: int = 3, *, retention_s: float = 0.0, owner: Owner | None = None) -> None:
-        """A stream of completed segments, two hours old, and one in progress."""
+        """Create a stream of completed segments, two hours old, and one in progress."""
         value = StreamMetadata(
             name=StreamName(name),
             segments=tuple(segment(number, completed=number < segments) for number in range(1, segments + 1)),
@@ -136,7 +136,7 @@ async def test_a_stream_that_has_an_owner_or_belongs_to_another_proxy_is_left_al
 
 
 async def test_a_stream_that_this_proxy_claimed_in_an_earlier_life_is_seen_to_whatever_the_ring_says() -> None:
-    """To every other proxy this one is its registered owner, so nobody else may claim it."""
+    """To every other proxy this one is its registered owner, so no other proxy may claim it."""
     on = Round()
     await on.make("forgotten-by-us", retention_s=3600.0, owner=Owner(epoch=Epoch(1), proxy=ME))
     await on.make("handed-back-by-us", retention_s=3600.0, owner=Owner(epoch=Epoch(1), proxy=ME, released=True))

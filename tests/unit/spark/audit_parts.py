@@ -1,4 +1,4 @@
-"""Entries as an owner packs them, with one thing wrong where that is wanted."""
+"""Entries as an owner packs them, with one fault where a test wants it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PRODUCER = b"p" * 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """What one entry is made of. sets: txid and values of each. position: of the first record, less one."""
+    """The parts of one entry. sets: txid and values of each. position: of the first record, less one."""
 
     sets: tuple[tuple[int, tuple[bytes, ...]], ...] = ()
     position: int = 0
@@ -23,7 +23,7 @@ class Packed:
     crc_shift: int = 0
     slot_shift: int = 0
     noted_shift: int = 0
-    torn: bool = False  # a set that does not add up, with the checksum of what it is
+    torn: bool = False  # a record set that is inconsistent, with a correct checksum
 
     @property
     def records(self) -> int:
@@ -51,7 +51,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """The entries of a segment. lengths: of the ledger up to each, as each says."""
+    """The entries of a segment. lengths: ledger length up to each entry, as stored in it."""
 
     payloads: tuple[bytes, ...]
     lengths: tuple[int, ...]
@@ -85,7 +85,7 @@ def lay(entries: Sequence[Packed]) -> Laid:
 
 
 def with_one(entries: Sequence[Packed], number: int, **wrong: object) -> list[Packed]:
-    """The same but for one entry."""
+    """The same with one entry changed."""
     changed = list(entries)
     changed[number] = replace(changed[number], **wrong)  # type: ignore[arg-type]
     return changed

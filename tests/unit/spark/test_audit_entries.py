@@ -1,4 +1,4 @@
-"""The proof of entries: a sound segment is proved whatever its ranges, and a wrong entry is told of once."""
+"""The audit of entries: a sound segment passes with any ranges, and a wrong entry is reported once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def whole(last: int) -> Range:
 def prove(
     laid: Laid, cuts: tuple[int, ...] = (), holes: tuple[int, ...] = (), verify: str = "full"
 ) -> list[RangeResult]:
-    """Each range between the cuts in a task of its own."""
+    """Audit each range between the cuts in a task of its own."""
     borders = [0, *sorted(set(cuts) & set(range(1, len(laid.payloads)))), len(laid.payloads)]
     pieces = []
     for first, end in itertools.pairwise(borders):
@@ -47,7 +47,7 @@ def prove(
 
 
 def facts_of(laid: Laid) -> StreamFacts:
-    """As metadata have it, all right."""
+    """The correct values in metadata."""
     last = EntryId(len(laid.payloads) - 1)
     listed = Segment(
         number=SegmentNumber(1),
@@ -126,7 +126,7 @@ def test_a_gap_of_positions_is_told_of_once_and_counted_on_from(cuts: tuple[int,
     for number in range(2, 5):
         entries = with_one(entries, number, position=entries[number].position + 3)
     laid = lay(entries)
-    laid = replace(laid, records=laid.records + 3)  # as its owner counted, and the list says
+    laid = replace(laid, records=laid.records + 3)  # as its owner counted, and as the list says
     findings = judged(laid, prove(laid, cuts)).findings
     assert told(findings) == [(Kind.POSITION, 2)]
     assert findings == judged(laid, prove(laid)).findings
@@ -176,7 +176,7 @@ def test_entries_of_java_are_counted_record_by_record() -> None:
     assert judged(laid, prove(laid)).findings == []
     assert judged(laid, prove(laid, (1, 2))).items[0]["records"] == 6
     gap = replace(laid, payloads=(payload(1), payload(5), end))
-    # the end of stream has the right count, which no longer follows from what is before it
+    # the end of stream has the right count, which no longer follows from the entries before it
     assert told(judged(gap, prove(gap)).findings) == [(Kind.POSITION, 1), (Kind.POSITION, 2)]
 
 

@@ -1,4 +1,4 @@
-"""What an audit finds in files: segments that are gone, open or damaged, and files that nothing names."""
+"""What an audit finds in files: segments that are gone, open or damaged, and files that no stream names."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _NoLedgers:
 
 
 class Tree:
-    """A cluster without bookies: its one stream, and what is registered of sinks."""
+    """A cluster without bookies: its one stream, and the registrations of sinks."""
 
     def __init__(self, store: FileStore | None) -> None:
         self.value = StreamMetadata(name=NAME, max_segment=SegmentNumber(9))
@@ -100,7 +100,7 @@ def listed(place: str, number: int = 1, **given: Any) -> Segment:
 
 
 def damage(path: str, where: bytes) -> None:
-    """Change a byte of the file, in the middle of what is named."""
+    """Change a byte in the middle of the named part of the file."""
     data = bytearray(Path(path).read_bytes())
     data[data.index(where) + len(where) // 2] ^= 1
     Path(path).write_bytes(data)

@@ -1,4 +1,4 @@
-"""Copies of entries, from bookies that are told what to say."""
+"""Audits copies of entries on bookies whose answers the test sets."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ WHOLE = Range(stream="s", segment=1, place=str(LEDGER), store="ledger", first=0,
 
 @dataclass
 class Bookies:
-    """held: what each bookie says of its entries, a packet or a code; what is not there it has not. down: those that
-    do not answer. old: those that do not know batch reads. on_ask: called before each answer."""
+    """held: each bookie's answer for its entries, a packet or a code; other entries are missing. down: bookies that do
+    not answer. old: bookies that do not know batch reads. on_ask: called before each answer."""
 
     held: dict[BookieId, dict[int, bytes | Code]] = field(default_factory=dict)
     down: set[BookieId] = field(default_factory=set)
@@ -114,7 +114,7 @@ async def read(bookies: Bookies, of: Range = WHOLE, **given: Any) -> tuple[list[
 
 
 def copies(found: list[Extent]) -> dict[BookieId, dict[int, str]]:
-    """How each copy was found: well, or the kind of its fault."""
+    """The result for each copy: good, or the kind of its fault."""
     told: dict[BookieId, dict[int, str]] = {}
     for extent in found:
         for bookie, row in zip(extent.bookies, extent.copies, strict=True):
@@ -279,7 +279,7 @@ async def test_the_length_of_an_open_ledger_is_what_a_copy_of_its_last_entry_say
     assert await entry_length(bookies.cluster, LEDGER, metadata, 9, reading) is None
 
 
-# ---- what a task makes of them --------------------------------------------------------------------------------------
+# ---- the result of a task -------------------------------------------------------------------------------------------
 
 ERRAND = AuditParameters(
     zookeeper="h:1", namespace="/d", all_replicas=True, verify="full", rate_bytes_s=0, retries=0, patience_s=0.1

@@ -1,4 +1,4 @@
-"""What metadata say of segments beside what their entries say: one wrong number is one finding."""
+"""Compares metadata of segments with the contents of their entries: one wrong number is one finding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPEN = LedgerMetadata(quorum=Quorum(), fragments=(Fragment(EntryId(0), (BookieId
 
 
 class Sound:
-    """A stream of five segments, right in everything; the last one is open."""
+    """A stream of five segments without a fault; the last one is open."""
 
     def __init__(self) -> None:
         self.laid: list[Laid] = []
@@ -145,7 +145,7 @@ def test_a_segment_that_begins_below_the_one_before_it() -> None:
     facts = sound.segments[2]
     assert facts.ledger is not None
     sound.segments[2] = replace(facts, ledger=OPEN.closed_at(EntryId(1), sound.laid[2].lengths[-1]))
-    # its times are lower too, as those of what a sink staged may be
+    # its times are lower too, as they may be for a sink's stages
     assert [told[:2] for told in sound.told()] == [(Kind.TXID, 3)]
 
 

@@ -1,4 +1,4 @@
-"""The thread in which a cluster is reached: nobody waits there for what is made there."""
+"""The thread that talks to a cluster: work that creates something there does not block in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WITHIN_S = 60.0
 
 
 class Unopened(ClusterConnection):
-    """There is no cluster: what is asked for waits."""
+    """There is no cluster: requests wait."""
 
     async def _open(self) -> Cluster:
         await asyncio.Event().wait()

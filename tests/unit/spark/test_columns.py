@@ -1,4 +1,4 @@
-"""Entries into Arrow: what is written is what the columns say."""
+"""Converts entries into Arrow: the columns contain what was written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PART = Range(stream="s", segment=3, place="7", store="ledger", first=0, last=9, 
 
 
 def entry_of(sets: list[tuple[int, list[bytes]]], *, unix_ms: int = 5000, crc: int | None = None) -> bytes:
-    """An entry as an owner packs it: record sets, then the note."""
+    """An entry as an owner packs it: record sets, then the dedup trailer."""
     records, noted, slot, position = [], [], 0, 1
     for txid, values in sets:
         body = build_record_set(values)
@@ -63,7 +63,7 @@ def test_columns_say_what_was_written(entries: list[list[tuple[int, list[bytes]]
 
 
 def test_any_columns_in_any_order() -> None:
-    """Trap 7: what is not asked for is not made."""
+    """Trap 7: columns that are not selected are not made."""
     gathered = Batches(pa.schema([("value", pa.binary()), ("txid", pa.int64())]))
     gathered.add(PART, Run(0, 0, 1, 7, 0, [b"a", b"b"]))
     batch = gathered.take()
@@ -122,7 +122,7 @@ def test_lengths_that_differ_are_not_taken_for_one() -> None:
 
 
 def test_single_records_behind_a_set_of_them_are_a_run_of_their_own() -> None:
-    """As a writer of DistributedLog packs them that sends some in a set and some not."""
+    """A DistributedLog writer packs entries like this if it sends some records in a set and some singly."""
     body = build_record_set([b"%02d" % n for n in range(20)])
     records = [Record(RECORD_SET, 1, 9, body), Record(0, 21, 9, b"x"), Record(0, 22, 9, b"y")]
     runs = runs_of(b"".join(map(bytes, encode_entry(records))), 4)

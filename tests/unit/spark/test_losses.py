@@ -1,4 +1,4 @@
-"""What is gone of a stream: proved, bounded, or said to be unknown; never called kept without proof."""
+"""Which records of a stream are gone: proved, bounded, or reported as unknown; never called kept without proof."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def view(*segments: SegmentView, **given: Any) -> StreamView:
     return StreamView("s", segments, incarnation="a", **given)
 
 
-# ---- what is kept with a place --------------------------------------------------------------------------------------
+# ---- what is stored with a position ---------------------------------------------------------------------------------
 
 
 def test_a_mark_at_the_end_knows_what_was_read_and_whether_more_may_come() -> None:
@@ -45,7 +45,7 @@ def test_a_mark_at_the_end_knows_what_was_read_and_whether_more_may_come() -> No
 
 
 def test_a_mark_stays_letter_by_letter_where_it_is() -> None:
-    """Trap 20: what is known later of the same place is a batch without records."""
+    """Trap 20: what becomes known later of the same position is a batch without records."""
     grows = segment(3, 9, is_final=False, is_completed=False)
     mark = StreamOffset(Place(3, 10), "a", 70)
     assert offset_at(view(replace(grows, counted=71, start_sequence_id=0)), mark.place, mark) is mark
@@ -134,9 +134,10 @@ def test_what_is_said_of_it() -> None:
 
 @st.composite
 def lives(draw: st.DrawFn) -> tuple[StreamView, StreamOffset, int]:
-    """A stream as it is seen later, a mark of earlier, and how many records between are truly gone.
+    """A stream in a later state, an earlier mark, and how many records between are truly gone.
 
-    Segments are listed until they are truncated, the list counts as it does: anew behind what has left it.
+    Segments are listed until they are truncated, and the list counts them as production code does: it starts anew
+    behind removed ones.
     """
     sizes = draw(st.lists(st.integers(0, 3), min_size=2, max_size=5))  # records, one an entry
     left_before_end = draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes)))

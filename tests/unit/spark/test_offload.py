@@ -1,4 +1,4 @@
-"""What `offload` decides, without a cluster: which segments go, and what follows for those on their way."""
+"""Decisions of `offload`, without a cluster: which segments are moved, and the next steps of those on their way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums of columns are of the rows, however they are cut; row groups are of a bounded size."""
+"""Checksums of columns depend on the rows alone, not on their batches; row groups have a bounded size."""
 
 from __future__ import annotations
 

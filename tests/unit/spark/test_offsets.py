@@ -1,4 +1,4 @@
-"""Places as Spark keeps them: one spelling, and nothing that is none."""
+"""Positions as Spark keeps them: one spelling, and other text is refused."""
 
 from __future__ import annotations
 

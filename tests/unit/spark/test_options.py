@@ -1,4 +1,4 @@
-"""Options: each default, each refusal with what would be right."""
+"""Tests options: each default, and each refusal with what would be right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans: every record of a span once, in order, whatever the sizes."""
+"""Tests plans: every record of a span once, in order, whatever the sizes."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_share_is_at_least_an_entry_and_never_all_too_far(view: StreamView, sh
 
 
 def test_a_stream_stays_behind_the_last_entry_until_there_is_another() -> None:
-    """Trap 21: two spellings of one place would be two offsets."""
+    """Trap 21: two spellings of one position would be two offsets."""
     ended = SegmentView(number=1, place="1", store="ledger", last=4)
     empty = SegmentView(number=2, place="2", store="ledger", is_completed=False)
     assert StreamView("s", (ended, empty)).latest == Place(1, 5)
@@ -112,7 +112,7 @@ def test_a_stream_stays_behind_the_last_entry_until_there_is_another() -> None:
 
 
 def test_a_stream_that_falls_silent_gives_no_empty_batch() -> None:
-    """What its owner writes then holds no record."""
+    """Entries that an owner writes while its stream is idle contain no records."""
     silent = SegmentView(number=1, place="1", store="ledger", last=5, idle=1)
     view = StreamView("s", (silent,))
     assert view.latest_after(Place(1, 5)) == Place(1, 5)
@@ -128,14 +128,14 @@ def test_a_stream_that_falls_silent_gives_no_empty_batch() -> None:
 
 def test_what_is_gone_is_told_with_what_is_there() -> None:
     view = StreamView("s", (SegmentView(number=3, place="3", store="ledger", first=2, last=4),))
-    check_kept(view, BEGINNING)  # whoever asks for the earliest gets that
+    check_kept(view, BEGINNING)  # a reader from the earliest record gets it
     check_kept(view, Place(3, 2))
     with pytest.raises(TruncatedError, match=r"stream=s wanted=\[2,7\] available=\[3,2\]"):
         check_kept(view, Place(2, 7))
 
 
 def test_what_left_whole_and_was_read_whole_is_no_loss() -> None:
-    """Else a query that had read all would end with an error once an idle stream was truncated."""
+    """Otherwise a query that had read everything would end with an error once an idle stream was truncated."""
     fresh = SegmentView(number=5, place="5", store="ledger", last=0)
     check_kept(StreamView("s", (fresh,), past=((3, 9), (4, -1))), Place(3, 10))
     for start, past in ((Place(3, 9), ((3, 9), (4, -1))), (Place(3, 10), ((3, 9), (4, 0))), (Place(3, 10), ((3, 9),))):
@@ -147,7 +147,7 @@ def test_what_left_whole_and_was_read_whole_is_no_loss() -> None:
 
 
 def test_nothing_is_shown_behind_a_segment_whose_end_is_open() -> None:
-    """What is on its way into the first would be left out for ever if the second were shown."""
+    """Entries on their way into the first segment would be left out for ever if the second were shown."""
     ended = SegmentView(number=1, place="1", store="ledger", last=4)
     open_one = SegmentView(number=2, place="2", store="ledger", last=7, is_completed=False, is_final=False)
     begun = SegmentView(number=3, place="3", store="ledger", last=0, is_completed=False, is_final=False)

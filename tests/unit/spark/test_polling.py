@@ -1,4 +1,4 @@
-"""How often a streaming reader looks."""
+"""Tests how often a streaming reader looks for new records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dlog.spark.streaming import StreamsStreamReader
 
 
 def test_an_idle_query_looks_as_often_as_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trap 22: Spark asks every few milliseconds where nothing comes."""
+    """Trap 22: without new records Spark asks every few milliseconds."""
     now, looks = [100.0], []
 
     def look(*_: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a sink asks the log itself: whether a batch lies in it, in whatever store its segments are."""
+"""What a sink reads from the log itself: whether a batch is in it, in whatever store its segments are."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BATCH = SinkBatch("sink", 0, "q", 4)
 
 
 class Log:
-    """A stream of one completed segment, which lies on bookies or in cold storage; its entries are those of `batch`."""
+    """A stream of one completed segment, on bookies or in cold storage; its entries are those of `batch`."""
 
     def __init__(self) -> None:
         self.hot, self.cold = MemoryStore(), MemoryStore()

@@ -1,4 +1,4 @@
-"""What a task makes of what the store gives it: damage above all."""
+"""Tests how a task handles what the store returns, above all damage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEMA = pa.schema(list(COLUMNS.items()))
 
 
 class Pumped:
-    """A cluster whose extents are these."""
+    """A cluster with these extents."""
 
     def __init__(self, payloads: list[bytes]) -> None:
         self.payloads = payloads
@@ -78,7 +78,7 @@ def test_what_is_left_out_is_written_once_the_task_is_through(
 
 
 class EntrySource:
-    """A segment reader with faults: what `faults` yields is raised first, then entries follow."""
+    """A segment reader with faults: the errors of `faults` are raised first, then entries follow."""
 
     def __init__(self, faults: list[Exception], corrupt: int | None = None) -> None:
         self.faults = faults

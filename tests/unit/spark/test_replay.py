@@ -1,4 +1,4 @@
-"""Replay without Spark: regions as batches in, tables out, against one that reads record after record."""
+"""Tests replay without Spark: regions as batches in, tables out, compared with a replay record by record."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Region = list[tuple[int, int, bytes]]  # table, sequence, payload
 
 @dataclass
 class Regions:
-    """A `Wal` in memory: regions in pieces of so many records, in batches of so many."""
+    """A `Wal` in memory, which returns regions in pieces and batches of given numbers of records."""
 
     regions: dict[str, Region]
     per_piece: int = 50
@@ -57,7 +57,7 @@ class Regions:
 
 
 def batch_of(rows: Sequence[tuple[int, tuple[int, int, bytes]]]) -> pa.RecordBatch:
-    """Record i of a region lies at 1:i:0."""
+    """Record i of a region is at 1:i:0."""
     columns = {
         "segment": [1] * len(rows),
         "entry": [at for at, _ in rows],
@@ -72,7 +72,7 @@ def batch_of(rows: Sequence[tuple[int, tuple[int, int, bytes]]]) -> pa.RecordBat
 
 
 class OnTheSpot:
-    """What `scatter` does, here and now."""
+    """Does the work of `scatter` at once in this process."""
 
     def __call__(self, spark: Any, tasks: Sequence[Any], work: Callable[[Any], Any], **_: Any) -> list[Any]:
         return [work(task) for task in tasks]
@@ -89,7 +89,7 @@ def run(regions: Regions, **options: Any) -> Any:
 
 
 def region_of(rng: random.Random, tables: dict[int, int], weights: dict[int, int] | None = None) -> Region:
-    """So many records of each table, numbered from 1, in any order between tables."""
+    """This many records of each table, numbered from 1, in any order between tables."""
     left = dict(tables)
     numbers = dict.fromkeys(tables, 0)
     records = []
@@ -109,8 +109,8 @@ def region_of(rng: random.Random, tables: dict[int, int], weights: dict[int, int
 def oracle(
     region: Region, marks: Marks
 ) -> tuple[dict[int, list[tuple[int, int, bytes]]], dict[int, tuple[str, int, int, int]]]:
-    """Record after record: of each table what is replayed (place, sequence, payload), or where it breaks first (what,
-    place, expected, found)."""
+    """Replay record by record: of each table what is replayed (position, sequence, payload), or where it breaks first
+    (what, position, expected, found)."""
     good: dict[int, list[tuple[int, int, bytes]]] = {}
     bad: dict[int, tuple[str, int, int, int]] = {}
     following: dict[int, int] = {}
@@ -127,7 +127,7 @@ def oracle(
 
 
 def files_of(to: Path) -> dict[tuple[str, int], list[tuple[int, int, bytes]]]:
-    """What lies in a directory of tables, by its manifests."""
+    """The content of a directory of tables, by its manifests."""
     found = {}
     for path in to.glob("region=*/table=*/_manifest.json"):
         told = json.loads(path.read_bytes())
@@ -178,7 +178,7 @@ def test_tables_are_what_one_finds_record_after_record(
     run_bytes: int,
     part_bytes: int,
 ) -> None:
-    """Any steps between sequences, so any mix of holes and steps back; any sizes."""
+    """Any steps between sequences, so any mix of gaps and steps back; any sizes."""
     at: dict[int, int] = {}
     region: Region = []
     for table, step, payload in told:
@@ -270,7 +270,7 @@ class Killed(BaseException):
 
 
 def test_killed_anywhere_and_begun_again_it_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut off at each step that touches the disk, then run to the end."""
+    """Killed at each step that touches the disk, then run to the end."""
     import os as real
 
     region = region_of(random.Random(2), {1: 60, 2: 20, 3: 3})
@@ -322,7 +322,7 @@ def test_names_of_regions_stay_what_they_are_for_who_guesses_types(
 
 
 def tree(to: Path) -> dict[str, bytes]:
-    """All that a reader of the output sees."""
+    """Everything that a reader of the output sees."""
     return {
         str(path.relative_to(to)): path.read_bytes()
         for path in sorted(to.rglob("*"))

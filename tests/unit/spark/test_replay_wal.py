@@ -1,4 +1,4 @@
-"""The envelope of a region's records, and regions that are streams."""
+"""Tests the envelope of a region's records, and regions that are streams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PIECE = RegionPiece(region="r", number=0, bytes=1, records=1, told=())
 
 @given(st.lists(st.one_of(st.tuples(number, number, st.binary(max_size=9)), st.binary(max_size=40))), st.integers(0, 3))
 def test_what_is_encoded_is_decoded_and_nothing_else(told: list[Any], skipped: int) -> None:
-    """Also from an array that is a part of another one."""
+    """Decoding also works on an array that is a slice of another one."""
     values = [one if isinstance(one, bytes) else encode(*one) for one in told]
     array = pa.array([b"0123"] * skipped + values, pa.binary()).slice(skipped)
     tables, sequences, is_ours = decode(array)

@@ -1,4 +1,4 @@
-"""The rows of a report, and the page that shows them."""
+"""Tests the rows of a report, and the page that shows them."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_what_befell_a_reader() -> None:
     assert reader_rows(other, {"s": replace(streams["s"], view=view)}, CHOSEN, True)[0]["state"] == "beyond"
     begun = Reader("r", {"s": Place(4, 0)}, {}, NOW_MS)
     assert reader_rows(begun, streams, CHOSEN, True)[0]["state"] == "begun"
-    # of chosen streams only those are told of
+    # of the selected streams only these are reported
     assert reader_rows(reader(t=(2, 5)), streams, replace(CHOSEN, streams=("s",)), False) == []
 
 
@@ -163,7 +163,8 @@ lines = st.lists(st.tuples(st.integers(0, 2**45), st.integers(0, 2**55)), max_si
 
 
 def check(drawn: str, *names: str) -> None:
-    """It is XML that runs nothing, fetches nothing and shows these names; all its numbers are numbers."""
+    """Check that it is XML that runs nothing, fetches nothing and shows these names, and that its numbers are
+    numbers."""
     root = ET.fromstring(drawn)
     for element in root.iter():
         assert element.tag.rpartition("}")[2] not in ("script", "image", "foreignObject", "a")
@@ -237,7 +238,7 @@ COUNTS = {
 
 
 class Tags(HTMLParser):
-    """What a browser would see."""
+    """The tags that a browser would see."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

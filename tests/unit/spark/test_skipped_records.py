@@ -1,4 +1,4 @@
-"""What a task leaves out: a line an entry, with the records that its neighbours prove."""
+"""Tests the report of what a task left out: a line per entry, with the records that its neighbours prove."""
 
 from __future__ import annotations
 

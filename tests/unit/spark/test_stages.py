@@ -1,4 +1,4 @@
-"""Sweeping over a tree that is no ZooKeeper: in which order it reads, what it deletes, and garbage that it leaves."""
+"""Tests sweeping on a model of ZooKeeper: the order of its reads, what it deletes, and garbage that it leaves."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_sink_without_stages() -> None:
 
 
 def test_what_was_taken_in_between_two_looks_is_seen_by_the_second() -> None:
-    """The look that shows its query shut out lists nothing yet, as a look of several reads may."""
+    """The read that shows its query as shut out lists no segment yet, as a read in several steps may."""
     tree = Tree({"stage-7": told(OLD)}, KNOWN)
     tree.on_read = lambda: tree.streams.update({STREAM.name: listing(KNOWN, "7")})
     assert tree.sweep() == 0
@@ -167,7 +167,7 @@ def unnumbered(*streams: StreamMetadata) -> Tree:
 
 
 def test_what_is_about_to_be_taken_in_without_a_number_is_not_swept_however_old() -> None:
-    """The clock of another driver is a day ahead, or this one was frozen for a day."""
+    """The clock of another driver is a day ahead, or this driver was frozen for a day."""
     tree = unnumbered(STREAM)
     tree.offer("7", batch=WRITE)
     assert tree.sweep(ANOTHER, -1e9) == 0
@@ -187,7 +187,7 @@ def test_what_is_offered_between_the_looks_of_a_sweeper_is_left() -> None:
 
 
 def test_what_somebody_has_begun_to_sweep_cannot_be_offered_and_is_swept_by_the_next() -> None:
-    """The sweeper was killed between saying so and deleting."""
+    """The sweeper was killed between registering the sweep and deleting."""
     tree = unnumbered(STREAM)
     tree.nodes["stage-7"] = told(OLD)[:-1] + b', "swept": true}'
     with pytest.raises(InvalidRequestError, match="write it again"):
@@ -205,7 +205,7 @@ def test_what_was_offered_goes_when_its_stream_refuses_everybody_or_its_own_driv
 
 
 def test_a_stage_that_became_a_segment_and_was_moved_since_is_not_deleted() -> None:
-    """The ledger is what the segment is taken back to if its object turns out to be damaged."""
+    """The segment goes back to this ledger if its object turns out to be damaged."""
     listed = listing(KNOWN, "7")
     moved = replace(listed.segments[0], store="cold", place="file:///cold/x", former_ledger="7")
     tree = Tree({"stage-7": told()}, listed.with_segment(moved))

@@ -1,4 +1,4 @@
-"""Offsets of a streaming query: whose stream they are of, what they remember, and when they change."""
+"""Tests offsets of a streaming query: the stream they belong to, what they remember, and when they change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def view(*segments: SegmentView, incarnation: str = "a", **given: Any) -> Stream
 
 
 class Reader(streaming.StreamsStreamReader):
-    """Sees what `now` says."""
+    """Sees the stream in `now`."""
 
     def __init__(self, now: StreamView | None, **options: Any) -> None:
         super().__init__(SourceOptions(zookeeper="h:1", streams=("s",), **options), pa.schema([]))
@@ -49,7 +49,7 @@ class Reader(streaming.StreamsStreamReader):
 
 @pytest.fixture(autouse=True)
 def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, Line]:
-    """What lies in the place for what is left out."""
+    """The content of the directory for skipped records."""
     there: dict[str, Line] = {}
 
     async def leave(cluster: object, place: str, name: str, lines: list[Line]) -> None:
@@ -120,7 +120,7 @@ def test_what_is_gone_unread_is_told_and_counted(written: dict[str, Line]) -> No
 
 
 def test_two_batches_that_are_gone_count_each_its_own(written: dict[str, Line]) -> None:
-    """They were planned before the truncation, and are repeated after it."""
+    """The batches were planned before the truncation, and are repeated after it."""
     first, second = offset([1, 5], life="a", read=50, start=0), offset([1, 9], life="a", read=90, start=0)
     last = offset([2, 2], life="a", read=9, start=95)
     reader = Reader(view(segment(2, 1, start_sequence_id=95, counted=9)), **BORNE)

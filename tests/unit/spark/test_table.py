@@ -1,4 +1,4 @@
-"""What a table is bound to, and what is said of a query that ended; without Spark."""
+"""Tests the binding of a table, and what is reported of a query that ended; without Spark."""
 
 from __future__ import annotations
 

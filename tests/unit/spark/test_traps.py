@@ -1,6 +1,6 @@
-"""Each trap of Spark's Python data sources has a test, or a reason why it is none of ours.
+"""Each trap of Spark's Python data sources has a test, or a reason why it does not apply here.
 
-The numbers are those of the notes on Spark; the traps themselves are said where they are tested.
+The numbers are those of the notes on Spark; each trap is described where it is tested.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is shown of a stream while its owner changes segments."""
+"""Tests what is shown of a stream while its owner changes segments."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Entries:
 
 @dataclass
 class World:
-    """A cluster as far as a look needs one. tails: of ledgers that are open; ends: of closed ones."""
+    """A cluster as far as a view needs one. tails: of ledgers that are open; ends: of closed ones."""
 
     segments: tuple[Segment, ...]
     tails: dict[int, int] = field(default_factory=dict)
@@ -92,7 +92,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_the_next_segment_is_shown_once_the_one_before_has_ended() -> None:
-    """At the first look the owner has written to the second while entries of the first were on their way."""
+    """At the first look the owner has written to the second segment while entries of the first were in flight."""
     world = World((segment(1), segment(2)), tails={1: 4, 2: 0})
 
     def end(look: int) -> None:
@@ -176,7 +176,8 @@ async def test_what_an_idle_owner_wrote_is_told_from_records_also_once_it_has_en
 
 
 async def test_segments_of_another_store_end_where_it_decided_and_are_measured() -> None:
-    """They have no ledger's metadata. An open one is shown up to its tail, and its writer goes on."""
+    """Segments of another store have no ledger metadata. An open one is shown up to its tail, and its writer goes
+    on."""
     store = MemoryStore()
     writers = [await store.create(NAME, SegmentNumber(number), Epoch(1), Quorum()) for number in (1, 2)]
     for writer in writers:

@@ -1,4 +1,4 @@
-"""What a worker of Spark does once."""
+"""Tests what a Spark worker does once, at its start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ THRESHOLDS = 700, 10, 10  # Python's own
 
 @pytest.fixture
 def collector() -> Iterator[None]:
-    """Python's garbage collector as it is when a process begins; what this process had is given back."""
+    """Reset Python's garbage collector to its state at the start of a process; the former settings are restored."""
     thresholds = gc.get_threshold()
     gc.unfreeze()
     gc.set_threshold(*THRESHOLDS)
@@ -29,7 +29,7 @@ def collector() -> Iterator[None]:
 
 
 def is_looked_at(thing: object) -> bool:
-    """Whether a collection looks at this one."""
+    """Whether a collection visits this object."""
     return any(one is thing for one in gc.get_objects())
 
 

@@ -1,4 +1,4 @@
-"""Segment objects in memory: made as the job makes them, and damaged as nothing should be."""
+"""Segment objects in memory: made as the job makes them, and damaged ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def head(entries: int, **changes: object) -> Head:
 
 
 def contents(entry: int) -> Contents:
-    """What the tests say that an entry holds; every fourth holds no record."""
+    """The content of an entry in these tests; every fourth holds no record."""
     return Contents() if entry % 4 == 3 else Contents(100 + entry, 101 + entry, 5000 + entry, entry % 3, 2)
 
 
@@ -50,19 +50,19 @@ def built(payloads: Sequence[bytes], of: Head | None = None) -> bytes:
 
 
 def ref(size: int = 0, number: int = 7, stream: str = "orders") -> SegmentRef:
-    """Where the tests keep an object."""
+    """The location of an object in these tests."""
     folder = folder_of(ROOT, "cluster", "/dlog", stream)
     place = folder.below(str(ObjectName(number, "00112233aabbccdd", size)))
     return SegmentRef(StreamName(stream), SegmentNumber(number), str(place))
 
 
 class MemoryObjects:
-    """The port without anything behind it; every read is noted."""
+    """The port in memory; every read is noted."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.reads: list[tuple[int, int]] = []
-        self.lie: bytes | None = None  # what the next read finds instead
+        self.lie: bytes | None = None  # what the next read returns instead
 
     async def read(self, place: Location, offset: int, size: int) -> bytes:
         self.reads.append((offset, size))

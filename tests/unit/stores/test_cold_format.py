@@ -1,4 +1,4 @@
-"""What is written into a segment object comes out of it; what was damaged anywhere is told, and never handed out."""
+"""A segment object returns what was written into it; damage anywhere is reported, and never returned as data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NUMBERS = st.integers(0, 2**63 - 1)
 
 
 def opened(data: bytes) -> Summary:
-    """All checks that need no entry."""
+    """Open an object with all checks that need no entry."""
     footer = parse_footer(data[-FOOTER_BYTES:], len(data))
     summary = parse_summary(data[footer.summary_at : footer.summary_at + footer.summary_bytes], footer)
     parse_header(data[: summary.header_bytes], summary)
@@ -43,7 +43,7 @@ def rows(data: bytes, summary: Summary) -> list[Row]:
 
 
 def read(data: bytes) -> list[bytes]:
-    """As a reader does: everything that is used is checked."""
+    """Read as a reader does: everything that is used is checked."""
     summary = opened(data)
     payloads = []
     for row in rows(data, summary):
@@ -138,7 +138,7 @@ def test_bytes_of_no_object_are_an_error_of_ours(data: bytes) -> None:
 @settings(max_examples=200)
 @given(st.data())
 def test_a_summary_with_a_good_checksum_is_judged_all_the_same(data: st.DataObject) -> None:
-    """Bytes that somebody made up, with sums that match: an error or a segment, and never anything else."""
+    """Invented bytes with matching checksums: the result is an error or a segment, and nothing else."""
     from dataclasses import replace
 
     whole = built([b"entry"])

@@ -1,4 +1,4 @@
-"""Places as people write them and as metadata has them, and the options of the section [cold]."""
+"""Locations as users write them and as metadata has them, and the options of the section [cold]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading by ranges, over objects in memory: what is fetched, what is kept, and what is never handed out."""
+"""Tests reading by ranges, over objects in memory: what is fetched, what is cached, and what is never returned."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def read_all(reader: SegmentReader, bytes_max: int) -> list[bytes]:
 
 
 async def settled(store: ColdStore) -> None:
-    """Until what is fetched ahead is there."""
+    """Wait until everything that is prefetched has arrived."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -171,7 +171,7 @@ async def test_an_object_of_another_segment_is_refused() -> None:
 
 
 async def test_sums_that_match_and_say_something_else_are_told_by_who_reads_all() -> None:
-    """A footer that somebody made up: entries are sound, the whole is not."""
+    """An invented footer: the entries are sound, the whole is not."""
     async with kept([b"entry", b"other"]) as (store, objects):
         from dlog.stores.cold.format import FOOTER_BYTES
         from dlog.wire.digest import crc32c
@@ -184,7 +184,7 @@ async def test_sums_that_match_and_say_something_else_are_told_by_who_reads_all(
             await store.verify(ref())
 
 
-# ---- what a store is asked ------------------------------------------------------------------------------------------
+# ---- requests to a store --------------------------------------------------------------------------------------------
 
 
 async def test_nothing_is_created_here() -> None:
@@ -253,7 +253,7 @@ async def test_a_scan_adds_up_what_it_goes_through() -> None:
         assert (scanned.first_txid, scanned.last_txid) == (100, 399)
 
 
-# ---- what is kept ---------------------------------------------------------------------------------------------------
+# ---- caching --------------------------------------------------------------------------------------------------------
 
 
 async def test_a_failure_is_told_to_all_who_wait_and_kept_for_nobody() -> None:

@@ -1,4 +1,4 @@
-"""The bytes of the file store: what goes in comes out, and what differs in any bit or length is told."""
+"""Tests the bytes of the file store: what is written is read, and a difference in any bit or length is an error."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A segment's files on a simulated disk: large entries, index points, and what each kind of damage does.
+"""Tests a segment's files on a simulated disk: large entries, index points, and the effect of each kind of damage.
 
-What happens when processes meet is the room `files` of tests/simulation.
+What happens between processes is tested by the simulation `files` (tests/simulation/file_world.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.simulation.disk import SimulatedDisk
 ROOT, PLACE, NONCE = "segments", "0123456789abcdef" * 2, b"n0n0n0n0"
 ENTRIES, END = f"{ROOT}/01/{PLACE}.entries", f"{ROOT}/01/{PLACE}.end"
 HEADER = Header(NONCE, 1, 1, StreamName("s"))
-PIECE = 1 << 20  # of one read while entries are looked at
+PIECE = 1 << 20  # of one read while entries are checked
 
 
 def payload(entry: int, size: int) -> bytes:
@@ -55,7 +55,7 @@ class Segment:
         return self
 
     def other(self) -> SegmentFiles:
-        """The same files as another process has them."""
+        """The same files as another process opens them."""
         return SegmentFiles(self.disk, ROOT, PLACE, "other")
 
     def offset(self, entry: int) -> int:
@@ -151,7 +151,7 @@ def damaged(segment: Segment) -> list[int]:
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("part", ["length", "checksum", "payload"])
 def test_a_flipped_bit_in_an_entry_is_told_of_it_alone_unless_it_hides_the_others(part: str, sealed: bool) -> None:
-    """A length within bounds that is wrong makes what follows unreadable, too."""
+    """A wrong length that is within bounds makes the entries behind it unreadable, too."""
     at = {"length": 3, "checksum": 5, "payload": ENTRY_HEAD.size + 20}[part]
     for entry in range(5):
         segment = Segment().append(50, 60, 70, 80, 90)
@@ -218,7 +218,8 @@ def test_a_torn_watermark_confirms_nothing_and_recovery_keeps_all_the_same() -> 
 
 
 def test_entries_beyond_the_watermark_that_are_not_whole_are_dropped() -> None:
-    """The power failed during an append: what is whole may be kept, and the end is before the first that is not."""
+    """The power failed during an append: whole entries may be kept, and the end is before the first that is not
+    whole."""
     segment = Segment().append(50, 60)
     parts: list[bytes] = []
     for entry, size in ((2, 70), (3, 80), (4, 90)):

@@ -1,4 +1,4 @@
-"""Cutting a byte stream at arbitrary places, as a network may."""
+"""Cuts a byte stream at arbitrary offsets, as a network may."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hypothesis import strategies as st
 
-#: sizes of chunks, used in turn until the stream is out; empty means one chunk
+#: sizes of chunks, used in turn until the stream is used up; empty means one chunk
 cuts: st.SearchStrategy[list[int]] = st.one_of(
     st.just([]), st.just([1]), st.lists(st.integers(0, 40), min_size=1, max_size=8)
 )

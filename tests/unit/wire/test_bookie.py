@@ -1,4 +1,4 @@
-"""BookKeeper v2 bytes: every message survives every chunking, and no bytes do more than end the connection."""
+"""Tests BookKeeper v2 bytes: every message survives every chunking, and invalid bytes only end the connection."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_an_adds_answer_says_the_same_at_once_as_byte_by_byte(at: int, flip: int
 
 
 def _answers(chunks: list[bytes]) -> tuple[list[Response], str | None]:
-    """What was said, and the error that ended it."""
+    """The decoded messages, and the error that ended them."""
     decoder, heard = ResponseDecoder(), list[Response]()
     try:
         for chunk in chunks:

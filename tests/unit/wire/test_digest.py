@@ -1,4 +1,4 @@
-"""Packets: what is packed verifies, whatever is changed does not."""
+"""Tests packets: what is packed verifies, and a changed packet does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entries, records and record sets: what is written reads back with its slots; bytes that lie are damaged."""
+"""Tests entries, records and record sets: what is written reads back with its slots; inconsistent bytes are damage."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_an_entry_has_a_largest_size() -> None:
         entry(Record(0, 1, 1, bytes(ENTRY_BYTES_MAX - 19)))
 
 
-# ---- bytes that lie -------------------------------------------------------------------------------------------------
+# ---- inconsistent bytes ---------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=200)
@@ -246,7 +246,7 @@ def test_records_of_one_length_are_read_at_once_and_read_the_same(
     moves: list[tuple[int, int]],
     lies: list[tuple[int, int]],
 ) -> None:
-    """The quick way agrees with the one record by record: on what it takes, and on what it must leave to that."""
+    """The fast path agrees with the one record by record: on what it decodes, and on what it must leave to that."""
     records = [bytes([n]) * length for n in range(count)]
     for at, record in others:
         records[at % count] = record

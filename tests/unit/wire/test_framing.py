@@ -1,4 +1,4 @@
-"""Frames out of a stream, however its bytes come."""
+"""Tests cutting frames out of a stream, however its bytes arrive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def frame(body: bytes) -> bytes:
 
 
 class Receiver:
-    """Takes bytes as a loop would bring them: as bytes, in a buffer that it uses again, or where they are to lie."""
+    """Receives bytes as a loop would pass them: as bytes, in a buffer that is used again, or into the final buffer."""
 
     def __init__(self, way: str, buffer_bytes: int) -> None:
         self.splitter = FrameSplitter(1 << 30)
@@ -51,7 +51,7 @@ class Receiver:
             size = min(len(self._buffer), len(data))
             self._buffer[:size] = data[:size]
             self.frames += self._fed(memoryview(self._buffer)[:size])
-            self._buffer[:size] = b"x" * size  # it is somebody else's now
+            self._buffer[:size] = b"x" * size  # another user has it now
             data = data[size:]
 
     def _fed(self, data: bytes | memoryview) -> Iterable[memoryview]:
@@ -126,12 +126,12 @@ def test_one_whole_frame_is_told_as_one_and_nothing_else_is(of: Callable[[bytes]
     only = splitter.only(data)
     assert only is not None and bytes(only) == b"1234" and splitter.have == 0
     if isinstance(data, bytearray):
-        data[:] = bytes(8)  # somebody else's now
+        data[:] = bytes(8)  # another user has it now
         assert bytes(only) == b"1234"
     for other in (b"", b"\0\0", frame(b""), frame(b"12345678901"), frame(b"1234")[:-1], frame(b"1234") + b"\0"):
         assert splitter.only(of(other)) is None and splitter.have == 0
     assert list(splitter.feed(of(frame(b"1234")[:6]))) == []
-    assert splitter.only(of(frame(b"1"))) is None  # it is the rest of what has begun
+    assert splitter.only(of(frame(b"1"))) is None  # the rest of a frame that has begun
 
 
 def test_a_bound_that_is_raised_between_two_frames_holds_for_the_second() -> None:

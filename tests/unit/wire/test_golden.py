@@ -1,4 +1,5 @@
-"""Bytes that Java wrote or accepted (BookKeeper and DistributedLog 4.17): ours are the same, or read as the same."""
+"""Tests against bytes that Java wrote or accepted (BookKeeper and DistributedLog 4.17): dlog writes the same, or reads
+them as the same."""
 
 from __future__ import annotations
 

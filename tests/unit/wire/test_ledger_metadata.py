@@ -1,4 +1,5 @@
-"""Ledger metadata: three versions in, the third out; what does not parse is damaged, what is newer unsupported."""
+"""Tests ledger metadata: three versions are read, the third is written; invalid text is damage, a newer version is
+unsupported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the code does: every operation, field, enumeration, error, limit and key."""
+"""docs/protocol.md matches the code: every operation, field, enumeration, error, limit and key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXT = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
 
 
 def section(title: str) -> str:
-    """From the heading that begins with `title` to the next one."""
+    """The text from the heading that begins with `title` to the next one."""
     found = re.search(rf"^#+ {re.escape(title)}.*?$(.*?)(?=^#+ |\Z)", TEXT, re.MULTILINE | re.DOTALL)
     assert found, f"the document has no section {title}"
     return found[1]

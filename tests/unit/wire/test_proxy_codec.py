@@ -1,4 +1,5 @@
-"""The proxy protocol's bytes: every message survives every chunking, hostile bytes end the connection and no more."""
+"""Tests the proxy protocol's bytes: every message survives every chunking, and hostile bytes only end the
+connection."""
 
 from __future__ import annotations
 
@@ -149,7 +150,7 @@ def decoded(*header: Any, body: bytes = b"") -> Message:
     return message
 
 
-# ---- each field is judged -------------------------------------------------------------------------------------------
+# ---- each field is checked ------------------------------------------------------------------------------------------
 
 GOOD_WRITE = [2, 5, "s", b"p" * 16, 0, 1, None, 0, False, None, None, None]
 BAD_WRITES = [

@@ -1,4 +1,4 @@
-"""The PROXY protocol: headers by the book, cut anywhere, and headers by somebody who means us ill."""
+"""Tests the PROXY protocol: headers by the specification, cut anywhere, and hostile headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stream metadata: segments of every version, the binding, and the owner and settings that are ours."""
+"""Tests stream metadata: segments of every version, the binding, and dlog's own owner and settings."""
 
 from __future__ import annotations
 
@@ -255,6 +255,6 @@ def test_sinks_read_back(told: list[tuple[str, int, str, int, tuple[int, int] | 
     "data", [b"{", b"[]", b'{"s":[1,"q",2]}', b'{"s":[-1,"q",2,null]}', b'{"s":[1,"q",2,[1]]}', b'{"s":[1,2,3,null]}']
 )
 def test_broken_sinks_are_damaged(data: bytes) -> None:
-    """To forget one would be to write its batches again."""
+    """Forgetting a sink would write its batches again."""
     with pytest.raises(DamagedError):
         decode_sinks(data)

@@ -1,5 +1,5 @@
-"""When a bookie collects: by time, and at once when that is due. No time passes in these tests but that of the loop's
-turns: both intervals are an hour."""
+"""When a bookie collects garbage: at intervals, and at once when a collection is due. Both intervals are an hour here,
+so the only time that passes is turns of the loop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Listed(MemoryMetadata):
         self.gate = asyncio.Event()
         self.gate.set()
         self.is_away = False
-        self.is_mute = False  # of ledgers nothing can be told
+        self.is_mute = False  # whether queries for ledgers stay unanswered
         self.reads = 0
         self.callbacks: list[Callable[[SessionState], None]] = []
 
@@ -62,7 +62,7 @@ class Listed(MemoryMetadata):
 
 
 class Scene:
-    """A collection over one ledger, its disk's answers given at once."""
+    """A collection over one ledger, with a disk that answers at once."""
 
     def __init__(self) -> None:
         self.metadata = Listed()
@@ -86,7 +86,7 @@ class Scene:
         )
 
     def perform(self, fact: Any) -> None:
-        """What is to be buried is at once."""
+        """Bury ledgers at once."""
         for effect in self.machine.handle(fact):
             if isinstance(effect, MarkLedgersDeleted):
                 self.machine.handle(LedgersMarkedDeleted(effect.ledgers))
@@ -101,7 +101,7 @@ class Scene:
         return None
 
     async def listed(self) -> None:
-        """Until a listing begins."""
+        """Wait until a listing begins."""
         await self.metadata.begun.wait()
         self.metadata.begun.clear()
 
@@ -138,7 +138,7 @@ async def test_collects_at_once_when_that_is_due_and_then_waits_again(scene: Sce
 
 
 async def test_collects_again_when_it_became_due_during_a_collection(scene: Scene) -> None:
-    """The one that runs may have listed metadata before what is to go was deleted."""
+    """The running collection may have listed metadata before the ledger in question was deleted."""
     scene.metadata.gate.clear()
     scene.due.set()
     await scene.listed()
@@ -202,7 +202,7 @@ async def test_only_the_newest_collections_are_remembered(scene: Scene) -> None:
 
 
 async def heard(scene: Scene, ledger: int) -> None:
-    """The bookie hears of a ledger, whose metadata is there; until that was read."""
+    """Tell the bookie of a ledger whose metadata exists; return when that metadata was read."""
     key = LedgerKey(LedgerId(ledger))
     await scene.metadata.compare_and_set(key, object(), None)
     if LedgersNew() in scene.machine.handle(Received("client", add(ledger, 0))):

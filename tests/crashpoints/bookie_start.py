@@ -1,6 +1,6 @@
-"""One start of a bookie on a simulated disk through the code of the first minute: locks, cookies, storage; no loop.
+"""One start of a bookie on a simulated disk through the production start code: locks, cookies, storage; no event loop.
 
-The metadata store is the one in memory; what it awaits is a turn of a loop that nobody needs: coroutines are stepped.
+The metadata store is the one in memory; its coroutines never really wait, so they are stepped by hand.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ BOOKIE = BookieId("bookie:1")
 
 
 class _Here:
-    """Does what blocks at once."""
+    """Runs blocking work at once."""
 
     async def run(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
         return work(*args)
 
 
 def stepped(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that waits for nothing but its turn."""
+    """Run a coroutine that only yields."""
     while True:
         try:
             work.send(None)
@@ -53,7 +53,7 @@ def stepped(work: Coroutine[Any, Any, T]) -> T:
 def begin(
     disk: SimulatedDisk, metadata: MemoryMetadata, options: BookieOptions = OPTIONS, bookie: BookieId = BOOKIE
 ) -> Station:
-    """Raises what a bookie that must not serve raises."""
+    """Start the bookie. Raises the error of a bookie that must not serve."""
     dirs = lock_dirs(paths_of(options, disk), disk)
     try:
         stepped(check_cookies(dirs, bookie, metadata, cast(Threads, _Here())))
