@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from actors.entry_cache import EntryCache
 from actors.feed_subscription import FeedSubscription
+from actors.lac_watches import LacWatches
+from actors.metadata_follower import MetadataFollower
 from actors.segment_readers import SegmentReaders, segment_key
 from dlog.errors import DLogError
 from dlog.log.source_messages import EntriesGot, GetEntries, SourceFailed
-from dlog.model.ids import EntryId, StreamName
+from dlog.model.ids import EntryId
 from dlog.model.segment import Segment
 from dlog.stores.contract import ReaderClosedError
 
@@ -27,37 +29,26 @@ AHEAD = 2  # blocks fetched, or here and unread, ahead of a sequential reader
 _UNREAD_MAX = 64  # prefetched unread blocks remembered per segment; forgetting one only stops prefetching there
 
 
-class Source(Protocol):
-    """The source that Fetches serves."""
-
-    @property
-    def stream(self) -> StreamName: ...
-
-    def lac(self, segment: Segment) -> int:
-        """The segment's LAC as far as it is known."""
-        ...
-
-    def listed(self, number: int) -> Segment | None:
-        """The segment in the current list; None if it is truncated."""
-        ...
-
-    def run_errand(self, errand: Coroutine[Any, Any, None], name: str) -> None:
-        """Run a task that ends with the stream's source."""
-        ...
-
-
 class BlockFetcher:
-    """Fetches of one stream's source. at_once: limits fetches of the process; fetch_bytes: size of one."""
+    """Fetches of one stream's source.
+
+    run_errand: runs a named task that ends with the source. at_once: limits fetches of the process. fetch_bytes: size
+    of one.
+    """
 
     def __init__(
         self,
-        source: Source,
+        metadata: MetadataFollower,
+        lacs: LacWatches,
+        run_errand: Callable[[Coroutine[Any, Any, None], str], None],
         cache: EntryCache,
         readers: SegmentReaders,
         at_once: asyncio.Semaphore,
         fetch_bytes: int,
     ) -> None:
-        self._source = source
+        self._metadata = metadata
+        self._lacs = lacs
+        self._run_errand = run_errand
         self._cache = cache
         self._readers = readers
         self._at_once = at_once
@@ -96,7 +87,7 @@ class BlockFetcher:
             self._read_blocks_ahead(segment, key, end)
 
     def _read_ahead(self, segment: Segment, key: str, first: int) -> None:
-        if first <= self._source.lac(segment) and not self._cache.holds(key, first):
+        if first <= self._lacs.lac(segment) and not self._cache.holds(key, first):
             self._find_flight(segment, key, first, first)
 
     def _read_blocks_ahead(self, segment: Segment, key: str, first: int) -> None:
@@ -105,7 +96,7 @@ class BlockFetcher:
             way = self._ways.get(key)
             end = way.end_of_block_at(first) if way is not None else None
             if end is None:
-                if first > self._source.lac(segment) or self._cache.holds(key, first):
+                if first > self._lacs.lac(segment) or self._cache.holds(key, first):
                     return
                 end = self._find_flight(segment, key, first, first).last + 1
             first = end
@@ -116,8 +107,8 @@ class BlockFetcher:
             way = self._ways[key] = _PrefetchState()
         flight = way.flight_over(first)
         if flight is None:
-            flight = way.begin(first, max(last, self._source.lac(segment)))
-            self._source.run_errand(self._fetch(segment, key, flight), f"fetch {self._source.stream} {key} {first}")
+            flight = way.begin(first, max(last, self._lacs.lac(segment)))
+            self._run_errand(self._fetch(segment, key, flight), f"fetch {self._metadata.stream} {key} {first}")
         return flight
 
     async def _fetch(self, segment: Segment, key: str, flight: _InflightFetch) -> None:
@@ -166,7 +157,7 @@ class BlockFetcher:
     def keep(self, segment: Segment, first: int, payloads: Sequence[bytes]) -> None:
         """Put fetched entries into the cache, except those truncated or deleted meanwhile."""
         key = segment_key(segment)
-        now = self._source.listed(segment.number)
+        now = self._metadata.listed(segment.number)
         if now is None or segment_key(now) != key:
             return
         gone = max(0, now.min_entry - first)

@@ -27,15 +27,20 @@ class Source(Protocol):
 
 
 class FeedSubscription:
-    """One reader's connection to the source. post: puts a fact into the reader's mailbox; on_lost: the source ended."""
+    """One reader's connection to the source. post: puts a fact into the reader's mailbox; on_lost: the source ended.
 
-    def __init__(self, source: Source, post: Callable[[Fact], None], on_lost: Callable[[], None]) -> None:
+    reads_before: metadata reads that had begun when this reader came; what they bring may be older than that.
+    """
+
+    def __init__(
+        self, source: Source, post: Callable[[Fact], None], on_lost: Callable[[], None], reads_before: int
+    ) -> None:
         self.post = post
         self.on_lost = on_lost
+        self.reads_before = reads_before
         self._source = source
         self._held: list[SourceQuestion] | None = None
         self.is_closed = False
-        self.has_fresh_metadata = False  # metadata was read after this reader came
         self.has_metadata = False  # the first metadata sent to it is always read anew
 
     def ask(self, question: SourceQuestion) -> None:

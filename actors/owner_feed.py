@@ -57,7 +57,7 @@ class OwnerSubscriptions(Protocol):
 
 
 class OwnerFeedUser(Protocol):
-    """Uses what an owner sent (actors/stream_feed.py)."""
+    """Uses what an owner sent (actors/owner_follower.py)."""
 
     def believe(self, heard: OwnerFeed, number: int) -> None:
         """Begin a new metadata read, then call `heard.place`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Coroutine
 from typing import Any
 
 _STEPS = 8  # of a wait; a step that takes more than twice its time was a freeze
@@ -90,3 +91,19 @@ class RefreshSignal:
             async with asyncio.timeout(longest_s):
                 await self._hinted.wait()
         self._due.set()
+
+
+class ChangeSignal:
+    """Wakes all tasks that wait for the next change."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()  # replaced each time it is set
+
+    def notify(self) -> None:
+        """Something changed."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def wait(self) -> Coroutine[Any, Any, object]:
+        """Returns after the next `notify` from this call on, even if it is awaited later."""
+        return self._changed.wait()

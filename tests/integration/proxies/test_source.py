@@ -198,7 +198,7 @@ async def test_an_owner_that_answers_and_has_not_taken_the_stream_yet_has_said_n
         await late.look()
         late.view.ask(WatchLac(segment, EntryId(-2)))
         assert (await late.hear(SegmentLacSeen)).lac == 3
-        on.source._options = replace(on.source._options, owner_wait_s=10.0)
+        on.source._owner._wait_s = 10.0
         last = Asker(on.source)
         await last.look()
         last.view.ask(WatchLac(segment, EntryId(-2)))
@@ -316,7 +316,7 @@ async def test_an_owner_that_was_deposed_while_we_were_frozen_does_not_tell_the_
             on.metadata.state = SessionState.CONNECTED
             return await read(key)
 
-        on.source._options = replace(on.source._options, metadata_wait_s=30.0)
+        on.source._metadata_wait_s = 30.0
         on.words.first = None  # the new owner has not taken the stream yet
         on.metadata.read = once  # type: ignore[method-assign]
         late = Asker(on.source)
@@ -471,10 +471,11 @@ async def test_who_waits_for_its_turn_is_told_when_it_comes() -> None:
             assert (await asker.hear(SegmentLacSeen)).lac == lac + 1
 
 
+BLOCKS_OF_TWO = replace(SHORT, owner_wait_s=60.0, fetch_bytes=2)
+
+
 async def in_blocks_of_two(on: Stage, count: int) -> tuple[Segment, Asker]:
     """A segment of this many short entries, fetched in blocks of two bytes, and a reader that knows where it ends."""
-    on.source._options = replace(on.source._options, owner_wait_s=60.0)
-    on.source._fetches._fetch_bytes = 2
     segment = await on.write(count)
     asker = Asker(on.source)
     await asker.look()
@@ -487,7 +488,7 @@ async def in_blocks_of_two(on: Stage, count: int) -> tuple[Segment, Asker]:
 async def test_the_next_blocks_are_fetched_while_the_one_before_is_on_its_way(monkeypatch: Any) -> None:
     """Two blocks ahead of a reader that continues, none behind the last one, and none for a reader of a single
     entry."""
-    async with stage() as on:
+    async with stage(BLOCKS_OF_TWO) as on:
         asked: list[int] = []
         read = MemoryReader.read
 
@@ -516,7 +517,7 @@ async def test_the_next_blocks_are_fetched_while_the_one_before_is_on_its_way(mo
 async def test_blocks_ahead_are_on_their_way_at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The source requests several blocks at once when it knows how many entries fill a block. If entries are larger,
     fewer arrive, and it requests the rest again."""
-    async with stage() as on:
+    async with stage(BLOCKS_OF_TWO) as on:
         asked: list[tuple[int, int]] = []
         both, may_go = asyncio.Event(), asyncio.Event()
         read = MemoryReader.read

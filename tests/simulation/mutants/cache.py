@@ -11,9 +11,12 @@ from typing import Any
 from actors.block_fetcher import BlockFetcher
 from actors.entry_cache import EntryCache
 from actors.fanout_pacer import FanoutPacer
+from actors.lac_watches import LacWatches
 from actors.owner_feed import OwnerFeed
+from actors.owner_follower import OwnerFollower
 from actors.retrying import FreezeTolerantTimeout, RefreshSignal
 from actors.stream_feed import StreamFeed
+from actors.tail_finder import TailFinder
 from dlog.log.reading import StreamReaderMachine
 from tests.simulation.cache_ports import MetadataPort, StorePort
 from tests.simulation.mutants import edited
@@ -36,7 +39,7 @@ COHERENCE = (
             (
                 "__call__",
                 "self._listener.believe(self, number)",
-                "self.place(number, self._listener.listed(number))",
+                "self.place(number, self._listener._metadata.listed(number))",
             ),
         ),
     ),
@@ -44,7 +47,7 @@ COHERENCE = (
         name="what is sent along is kept for the place that the number has in the list as it is known",
         invariants=("R1",),
         style="roll",
-        parts=planted(OwnerFeed, ("entries", "self._placed.get(number)", "self._listener.listed(number)")),
+        parts=planted(OwnerFeed, ("entries", "self._placed.get(number)", "self._listener._metadata.listed(number)")),
     ),
     Mutant(
         name="reads of metadata may be older than the question",
@@ -66,7 +69,7 @@ COHERENCE = (
     Mutant(
         name="entries are asked for as far as the reader's list says, whatever is confirmed",
         invariants=("R1", "S4", "assert"),
-        parts=planted(StreamFeed, ("_lac_seen", "asked.location, end, True", "asked.location, EntryId(end + 1), True")),
+        parts=planted(LacWatches, ("_lac_seen", "asked.location, end, True", "asked.location, EntryId(end + 1), True")),
     ),
 )
 
@@ -75,18 +78,20 @@ STALENESS = (
         name="what an owner said before it fell silent counts as the tail",
         invariants=("R2",),
         style="tail",
-        parts=planted(StreamFeed, ("_find_tail", "not (told and key in self._lacs)", "key not in self._lacs")),
+        parts=planted(
+            TailFinder, ("find", "not (told and self._lacs.knows_lac(segment))", "not self._lacs.knows_lac(segment)")
+        ),
     ),
     Mutant(
         name="an owner counts that metadata names no more",
         invariants=("R2",),
         style="tail",
         parts=planted(
-            StreamFeed,
-            ("_is_to_be_asked", "following is None or not view.has_fresh_metadata", "True"),
+            OwnerFollower,
+            ("_is_to_be_asked", "following is None or self._metadata.newest_read <= reads_before", "True"),
             (
                 "_follow",
-                "self._owner is not None and self._epoch != heard.epoch",
+                "metadata.owner is not None and metadata.epoch != heard.epoch",
                 "False",
             ),
         ),
@@ -97,7 +102,7 @@ STALENESS = (
         style="tail",
         parts=planted(
             StreamFeed,
-            ("_show_first", "patience.is_over and not view.has_fresh_metadata", "not view.has_fresh_metadata"),
+            ("_show_first", "is_late = patience.is_over and metadata", "is_late = metadata"),
         ),
     ),
     Mutant(
@@ -122,7 +127,7 @@ STALENESS = (
     Mutant(
         name="the LAC moves and nobody is told",
         invariants=("R2",),
-        parts=planted(StreamFeed, ("_learn", "self._turns.ask(at_once=ended)", "pass")),
+        parts=planted(LacWatches, ("learn", "self._pacer.ask(at_once=ended)", "pass")),
     ),
     Mutant(
         name="the turn of who was told of the tail a moment ago never comes",
@@ -135,7 +140,7 @@ STALENESS = (
         name="one segment's end is told of another",
         invariants=("R2",),
         parts=planted(
-            StreamFeed,
+            LacWatches,
             (
                 "_lac_seen",
                 "EntryId(max(lac, question.known)), end is not None",
@@ -185,7 +190,11 @@ NEGATIVES = (
         style="trim",
         parts=planted(
             StreamFeed,
-            ("_get_stream", "(view.has_metadata or self._is_cut_off)", "(view.has_metadata or self._value is None)"),
+            (
+                "_get_stream",
+                "(view.has_metadata or self._is_cut_off)",
+                "(view.has_metadata or self._metadata.value is None)",
+            ),
         ),
     ),
 )

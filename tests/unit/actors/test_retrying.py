@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from actors.retrying import FreezeTolerantTimeout, RefreshSignal, RetryBackoff
+from actors.retrying import ChangeSignal, FreezeTolerantTimeout, RefreshSignal, RetryBackoff
 
 
 def waited_s(frozen_s: dict[int, float], monkeypatch: pytest.MonkeyPatch) -> float:
@@ -101,3 +101,16 @@ def test_pauses_double_up_to_the_longest_and_begin_anew_after_a_try_that_went_we
     pauses.reset()
     assert 0.05 <= pauses.next_s() <= 0.1
     assert len({pauses.longest_s() for _ in range(10)}) > 5, "who failed together does not come back together"
+
+
+async def test_a_wait_ends_at_a_change_after_the_call_even_if_its_task_starts_later() -> None:
+    signal = ChangeSignal()
+    signal.notify()
+    async with asyncio.TaskGroup() as tasks:
+        early = tasks.create_task(signal.wait())
+        signal.notify()
+        late = tasks.create_task(signal.wait())
+        await early
+        await asyncio.sleep(0)
+        assert not late.done()
+        signal.notify()

@@ -39,7 +39,7 @@ class Source:
         yield self
 
     def attach(self, post: Callable[[Any], None], on_lost: Callable[[], None]) -> FeedSubscription:
-        view = FeedSubscription(self, post, on_lost)
+        view = FeedSubscription(self, post, on_lost, reads_before=0)
         self.views.append(view)
         return view
 
