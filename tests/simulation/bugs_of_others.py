@@ -22,6 +22,7 @@ SCENARIOS = "tests/simulation/test_ledger_scenarios.py"
 TAKEOVER = "tests/unit/log/test_takeover.py"
 BOOKIE = "tests/unit/bookie/test_bookie.py"
 READING = "tests/unit/log/test_reading.py"
+START = "tests/unit/log/test_start_position.py"
 WENT_BACK = "tests/simulation/service/test_went_back.py"
 JOURNAL = "tests/unit/bookie/test_journal.py"
 LEDGER_DIR = "tests/unit/bookie/test_ledger_dir.py"
@@ -104,7 +105,7 @@ DEFECTS = {
     25: Defect(
         "Redpanda #29849, #27036",
         (
-            f"{READING}::test_redpanda_29849_a_place_is_that_of_its_record_behind_control_records_and_truncations",
+            f"{START}::test_redpanda_29849_a_place_is_that_of_its_record_behind_control_records_and_truncations",
             f"{READING}::test_redpanda_27036_a_reader_does_not_go_back_when_the_log_is_truncated",
         ),
         "S8, S9 and S11 of the stream's room; control records take a slot and shift none.",

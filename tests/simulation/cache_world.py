@@ -501,7 +501,7 @@ class CacheWorld:
         if not loop.run(until_s=loop.now_s + SETTLE_S, until=self._is_settled) and not self._is_settled():
             late = [r for r in self.readers if not self._is_done(r)]
             names, tail = [r.watched.name for r in late], self.stream.confirmed[-1:]
-            if any(r.machine.position.entry <= r.machine._lac for r in late):
+            if any(r.machine._cursor is not None and r.machine.position.entry <= r.machine._cursor.lac for r in late):
                 self.checks.fail("R3", f"all is well, and these do not get what they know to be there: {names} {tail}")
             self.checks.fail("R2", f"all is well, and these were not told: {names} {tail}")
         loop.run(until_s=loop.now_s + R4_AFTER_S + 2.0)

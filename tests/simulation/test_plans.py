@@ -27,10 +27,15 @@ RARE = (
         "s9-stranger-810020268",
         "S9",
         StreamReaderMachine,
-        ("_follow_segment", " and not (is_told_later and self._is_untouched)", ""),
+        ("_note_unlisted", " and not is_told_later", ""),
     ),
-    ("r4-trim-900110068", "R4", StreamReaderMachine, ("_is_cut_off", "if self._has_no_position", "if False")),
-    ("r2-tail-900110440", "R2", StreamReaderMachine, ("_settle", " or self._number > self._stop_segment", "")),
+    (
+        "r4-trim-900110068",
+        "R4",
+        StreamReaderMachine,
+        ("_is_cut_off", "if start is not None and start.is_of_tail", "if False"),
+    ),
+    ("r2-tail-900110440", "R2", StreamReaderMachine, ("_step", " or number > stop.last_segment", "")),
 )
 
 

@@ -238,7 +238,7 @@ MOVING = (
         name="a segment that was moved while it was read is damaged",
         invariants=("R3",),
         style="moved",
-        parts=planted(StreamReaderMachine, ("_follow_segment", " and not segment.is_move_of(known)", "")),
+        parts=planted(StreamReaderMachine, ("_follow_segment", " and not listed.is_move_of(known.segment)", "")),
     ),
 )
 
@@ -249,28 +249,28 @@ POSITIONS = (
         style="trim",
         parts=planted(
             StreamReaderMachine,
-            ("_is_cut_off", "self._from_tail or ", ""),
-            ("_is_cut_off", "if self._has_no_position", "if False"),
+            ("_is_cut_off", " or (start is not None and start.is_after_lac)", ""),
+            ("_is_cut_off", "if start is not None and start.is_of_tail", "if False"),
         ),
     ),
     Mutant(
         name="a position of an earlier stream of the name is read in the next",
         invariants=("R6",),
         style="lives",
-        parts=planted(StreamReaderMachine, ("_is_another", "else self._read.incarnation", 'else ""')),
+        parts=planted(StreamReaderMachine, ("_open", "self._incarnation = read.incarnation or", "self._incarnation =")),
     ),
     Mutant(
         name="a position that the stream does not reach is waited for",
         invariants=("R6", "R2"),
         style="lives",
-        parts=planted(StreamReaderMachine, ("_is_reached", "end is None or wanted <= end", "True")),
+        parts=planted(StreamReaderMachine, ("_is_reached", "end is None", "True")),
     ),
     Mutant(
         name="a list that is only remembered says where the stream ends",
         invariants=("R6",),
         style="lives",
         seeds=2000,
-        parts=planted(StreamReaderMachine, ("_is_reached", "if self._is_sure:", "if True:")),
+        parts=planted(StreamReaderMachine, ("_is_reached", "if self._lists.has_fresh:", "if True:")),
     ),
     Mutant(
         name="a stream that is only remembered says that the position is of another",
@@ -284,7 +284,7 @@ POSITIONS = (
         invariants=("R6",),
         style="lives",
         seeds=2000,
-        parts=planted(StreamReaderMachine, ("_note_stream", "self._wanted is not None and not is_first", "False")),
+        parts=planted(StreamReaderMachine, ("_note_stream", "self._start.wanted is not None", "False")),
     ),
 )
 

@@ -28,7 +28,9 @@ from dlog.log.recovery import StreamRecovery
 from dlog.log.retention import RetentionChecker
 from dlog.log.rolling import SegmentRoller
 from dlog.log.seeking import SeekTarget
+from dlog.log.segment_cursor import SegmentCursor
 from dlog.log.segment_import import SegmentImport
+from dlog.log.start_position import StartPosition
 from dlog.log.stream_deletion import StreamDeletion
 from dlog.log.takeover import Takeover
 from dlog.log.truncating import StreamTruncation
@@ -460,9 +462,9 @@ TRUNCATED = (
 )
 
 PAST_THE_LAC = (
-    ("_settle", "elif self._entry <= self._lac:", "elif self._entry <= self._lac + (not self._lac_is_final):"),
-    ("_ask", "EntryId(self._lac), room", "EntryId(self._lac + (not self._lac_is_final)), room"),
-    ("_push", "<= self._lac,", "<= self._lac + 1,"),
+    ("_step", "self.position.entry <= cursor.lac:", "self.position.entry <= cursor.lac + (not cursor.lac_is_final):"),
+    ("_read_on", "EntryId(cursor.lac), room", "EntryId(cursor.lac + (not cursor.lac_is_final)), room"),
+    ("_push", "<= cursor.lac,", "<= cursor.lac + 1,"),
 )
 
 PHASES = (
@@ -477,7 +479,9 @@ READING = (
     Mutant(
         name="a control record reaches a reader",
         invariants=("S8",),
-        parts=planted(StreamReaderMachine, ("_push", "not all(map(self._is_control_only, payloads))", "payloads")),
+        parts=planted(
+            StreamReaderMachine, ("_push", "not all(map(cursor.is_control_only, got.payloads))", "got.payloads")
+        ),
     ),
     Mutant(
         name="read past the LAC",
@@ -499,48 +503,41 @@ READING = (
             StreamReaderMachine,
             (
                 "_follow_segment",
-                "self._segment = segment\n",
-                "self._segment = segment\n"
-                "    if segment.completed:\n"
-                "        self._lac, self._lac_is_final = segment.last_entry, True\n",
+                "has_taken=known is not None and known.has_taken)\n",
+                "has_taken=known is not None and known.has_taken)\n"
+                "    if listed is not None and listed.completed and not self.has_ended:\n"
+                "        self._cursor.lac, self._cursor.lac_is_final = listed.last_entry, True\n",
             ),
         ),
     ),
     Mutant(
         name="an empty segment that ended counts as read",
         invariants=("S4",),
-        parts=planted(StreamReaderMachine, ("_note_lac", "seen.ended and self._lac == NO_ENTRY", "False")),
+        parts=planted(SegmentCursor, ("note_lac", "seen.ended and self.lac == NO_ENTRY", "False")),
     ),
     Mutant(
         name="a segment that ended empty is waited out though the list has it as completed",
         invariants=("T5",),
         style="stranger",
         seeds=3000,
-        parts=planted(
-            StreamReaderMachine,
-            ("_follow_segment", "self._watched, self._is_void = None, False", "self._watched = None"),
-        ),
+        parts=planted(SegmentCursor, ("update", "self._watched, self.is_void = None, False", "self._watched = None")),
     ),
     Mutant(
         name="a remembered list says where a read ends",
         invariants=("S4",),
         seeds=1000,
-        parts=planted(
-            StreamReaderMachine, ("_is_stop_in_doubt", "return is_there and", "return False and is_there and")
-        ),
+        parts=planted(StreamReaderMachine, ("_is_stop_in_doubt", "return self._stop is not None", "return False")),
     ),
     Mutant(
         name="a reader that goes on begins an entry before its position",
         invariants=("S12",),
-        parts=planted(StreamReaderMachine, ("_begin_at", "max(0, dlsn.entry)", "max(0, dlsn.entry - 1)")),
+        parts=planted(StartPosition, ("_choose_dlsn", "max(0, dlsn.entry)", "max(0, dlsn.entry - 1)")),
     ),
     Mutant(
         name="a reader that goes on begins an entry after its position",
         invariants=("S12",),
         seeds=1000,
-        parts=planted(
-            StreamReaderMachine, ("_begin_at", "max(0, dlsn.entry)", "dlsn.entry + (self._read.credit == 500)")
-        ),
+        parts=planted(StartPosition, ("_choose_dlsn", "max(0, dlsn.entry)", "dlsn.entry + (self._read.credit == 500)")),
     ),
     Mutant(
         name="a seek goes to the first record after the one it looks for",
