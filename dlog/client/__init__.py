@@ -1,7 +1,8 @@
 """The client library: plain asyncio, no C extension of its own, usable in forking programs.
 
-client.py is the public API, sync.py the same without an event loop; producer.py batches and retries, pipeline.py
-appends without waiting, reader.py reads, routing.py finds proxies, connection.py implements docs/protocol.md.
+client.py is the public API, sync.py the same without an event loop; batch_queue.py makes batches, producer.py sends
+and retries them, pipeline.py appends without waiting, reader.py reads, asking.py sends all other requests, routing.py
+finds owners, connection_pool.py chooses among proxies, connection.py implements docs/protocol.md.
 
 It logs to `logging.getLogger("dlog")` and the loggers below it, and never configures logging: DEBUG for connections
 made, INFO for connections lost, requests retried and reads and appends that go on at another proxy, ERROR for an

@@ -15,31 +15,32 @@ from collections.abc import Callable
 class Admission:
     """Bytes held, against a bound. A caller admitted below the bound may exceed it."""
 
-    __slots__ = ("_bound", "_granted", "_is_open", "_loop", "_settle", "_waiting", "held")
+    __slots__ = ("_bound", "_granted", "_is_open", "_loop", "_update_held", "_waiting", "held")
 
-    def __init__(self, bound: int, loop: asyncio.AbstractEventLoop, settle: Callable[[], None]) -> None:
-        """bound: bytes. settle: updates `held`; called before a caller is admitted."""
-        self.held = 0  # bytes; the producer adds and subtracts
+    def __init__(self, bound: int, loop: asyncio.AbstractEventLoop, update_held: Callable[[], None]) -> None:
+        """bound: bytes. update_held: brings `held` up to date; called before a caller is admitted."""
+        self.held = 0  # bytes; the queue and the producer add and subtract
         self._bound = bound
         self._loop = loop
-        self._settle = settle
+        self._update_held = update_held
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._granted = False  # a caller was admitted and has not added its bytes yet
         self._is_open = False
 
     @property
-    def left(self) -> int:
-        """Bytes below the bound; 0 or less when it is full."""
-        return self._bound - self.held
+    def is_below_bound(self) -> bool:
+        return self.held < self._bound
 
     @property
-    def is_free(self) -> bool:
-        """Whether bytes may be added at once: there is room, and no caller waits for it."""
-        return self.held < self._bound and not self._waiting and not self._granted
+    def free_bytes(self) -> int:
+        """Bytes that may be added at once; 0 while a caller waits for room or has not used it yet."""
+        if self._waiting or self._granted or self.held >= self._bound:
+            return 0
+        return self._bound - self.held
 
     async def wait(self) -> None:
         """Wait for room, in the order of the calls. Add the bytes right after the return."""
-        if self.is_free:
+        if self.free_bytes:
             return
         turn: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append(turn)
@@ -59,7 +60,7 @@ class Admission:
     def let_in(self) -> None:
         """Admit the first waiting caller if there is room and no other is being admitted."""
         if self._waiting:
-            self._settle()
+            self._update_held()
         while self._waiting and not self._granted and (self.held < self._bound or self._is_open):
             turn = self._waiting.popleft()
             if not turn.done():

@@ -5,8 +5,9 @@
         async for record in client.read("orders", start=dlsn):
             ...
 
-Batching and retries are in producer.py, reading in reader.py, owners and connections in routing.py. The `remedy` of
-an error says what to do; `outcome_unknown` says whether the record may still appear in the log.
+Batching is in batch_queue.py, sending in producer.py, reading in reader.py, finding owners in routing.py, all other
+requests are in asking.py. The `remedy` of an error says what to do; `outcome_unknown` says whether the record may still
+appear in the log.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any, Unpack
 from weakref import WeakValueDictionary
 
 from dlog.client.address import target_addresses
+from dlog.client.asking import ask, list_owned
 from dlog.client.background_tasks import BackgroundTasks
 from dlog.client.batch import BatchResult
 from dlog.client.check import check_txid, checked_batch, checked_payload
@@ -122,12 +124,12 @@ class Client:
             try:
                 async with asyncio.timeout(self.options.close_deadline_s):
                     for producer in (*self._producers.values(), *self._resting.values()):
-                        await producer.wait_idle()
+                        await producer.queue.wait_empty()
             except TimeoutError:
                 pass  # each pending append fails below with its own error
         self._broken = self._broken or ClosedError("this client is closed; open another one with dlog.connect")
         self._close_producers()
-        self._router.close()
+        self._router.pool.close()
         await self._incarnation.stop()
 
     async def reach(self, patience_s: float = 3.0) -> None:
@@ -140,7 +142,7 @@ class Client:
             async with asyncio.timeout(patience_s):
                 await router.reach()
         except TimeoutError:
-            await router.connect_any(WRITE)
+            await router.pool.connect_any(WRITE)
 
     # ---- writing ----------------------------------------------------------------------------------------------------
 
@@ -161,7 +163,7 @@ class Client:
             payload = checked_payload(payload)
         place = producer.singles.add(payload, txid)
         if place is None:
-            await producer.wait_room()
+            await producer.queue.room.wait()
             place = producer.singles.begin(payload, txid)
         try:
             return await place
@@ -177,8 +179,8 @@ class Client:
         producer = self._producer(stream)
         records = checked_batch(payloads)
         check_txid(txid)
-        if not producer.has_room:
-            await producer.wait_room()
+        if not producer.queue.has_room:
+            await producer.queue.room.wait()
         return await producer.add_batch(records, txid)
 
     async def append_many(
@@ -294,7 +296,7 @@ class Client:
         router = self._check(stream)
         incarnation, unknown = os.urandom(12).hex(), False
         while True:
-            told = await router.ask(lambda request: proxy.GetIncarnation(request, stream))
+            told = await ask(router, lambda request: proxy.GetIncarnation(request, stream))
             if told["life"] == incarnation:
                 break
             if told["life"] is not None and not told["deleted"]:
@@ -312,7 +314,7 @@ class Client:
                 _create, stream=stream, incarnation=incarnation, deletions=told["deletions"], settings=settings
             )
             try:
-                told = await router.ask(make)
+                told = await ask(router, make)
                 break
             except StaleRequestError as error:
                 unknown = error.outcome_unknown
@@ -335,7 +337,7 @@ class Client:
             raise InvalidRequestError(f"no setting to alter, name at least one: stream={stream}")
         incarnation: str | None = None
         while True:
-            told = await router.ask(lambda request: proxy.GetIncarnation(request, stream))
+            told = await ask(router, lambda request: proxy.GetIncarnation(request, stream))
             if told["life"] is None or told["deleted"] or incarnation not in (None, told["life"]):
                 raise StreamNotFoundError(f"no such stream, or it was deleted meanwhile: stream={stream}")
             incarnation = told["life"]
@@ -343,7 +345,7 @@ class Client:
                 _alter, stream=stream, incarnation=incarnation, version=told["settings_version"], settings=settings
             )
             try:
-                return decode_settings((await router.ask(alter, stream=stream))["settings"])
+                return decode_settings((await ask(router, alter, stream=stream))["settings"])
             except StaleRequestError as error:
                 if error.outcome_unknown:
                     raise RequestTimeoutError(
@@ -363,18 +365,18 @@ class Client:
         Raises StreamNotFoundError, SegmentNotEndedError.
         """
         router = self._check(stream)
-        told = await router.ask(lambda request: proxy.GetIncarnation(request, stream))
+        told = await ask(router, lambda request: proxy.GetIncarnation(request, stream))
         incarnation = told["life"]
         if incarnation is None:
             raise StreamNotFoundError(f"no such stream: stream={stream}")
         is_marked = bool(told["deleted"])
         if not is_marked:
             try:
-                await router.ask(lambda request: proxy.Delete(request, stream, incarnation, force), stream=stream)
+                await ask(router, lambda request: proxy.Delete(request, stream, incarnation, force), stream=stream)
             except StreamNotFoundError:
                 is_marked = True  # it is marked as deleted and has no owner: any proxy can finish the deletion
         if is_marked:
-            await router.ask(lambda request: proxy.Delete(request, stream, incarnation, force))
+            await ask(router, lambda request: proxy.Delete(request, stream, incarnation, force))
         self._stream_changed(stream)
         router.forget_stream(stream)
         self._drop_producer(stream)
@@ -396,7 +398,7 @@ class Client:
         Pass it to a later `take_in`, `append_once` or `move_segment`: if the stream was deleted meanwhile, that call
         fails with StreamNotFoundError and does not touch the next stream of the name.
         """
-        told = await self._check(stream).ask(lambda request: proxy.GetIncarnation(request, stream))
+        told = await ask(self._check(stream), lambda request: proxy.GetIncarnation(request, stream))
         if told["life"] is None or told["deleted"]:
             raise StreamNotFoundError(f"no such stream: stream={stream}")
         return str(told["life"])
@@ -408,14 +410,14 @@ class Client:
         router = self._check(stream)
         place = parse(dlsn) if isinstance(dlsn, str) else dlsn
         incarnation = await self.incarnation(stream)
-        ask = router.ask(lambda request: proxy.Truncate(request, stream, incarnation, (*place,)), stream=stream)
-        return decode_first_kept(await ask)
+        told = await ask(router, lambda request: proxy.Truncate(request, stream, incarnation, (*place,)), stream=stream)
+        return decode_first_kept(told)
 
     async def seal(self, stream: str) -> None:
         """Seal the stream for good after its last acknowledged record. Idempotent. Raises StreamNotFoundError."""
         router = self._check(stream)
         incarnation = await self.incarnation(stream)
-        await router.ask(lambda request: proxy.Seal(request, stream, incarnation), stream=stream)
+        await ask(router, lambda request: proxy.Seal(request, stream, incarnation), stream=stream)
 
     async def take_in(
         self,
@@ -444,7 +446,8 @@ class Client:
         b = batch or SinkBatch("", 0, "", 0)
         told = tuple((place, int(last)) for place, last in parts)
         name = None if store == LEDGER else store
-        done = await router.ask(
+        done = await ask(
+            router,
             lambda request: proxy.TakeIn(
                 request, stream, of_incarnation, b.sink, b.epoch, b.query, b.batch, _place(since), name, told
             ),
@@ -471,7 +474,8 @@ class Client:
         body = build_record_set(records)
         crc, b = crc32c(body), batch
         of_incarnation = incarnation or await self.incarnation(stream)
-        done = await router.ask(
+        done = await ask(
+            router,
             lambda request: proxy.SinkWrite(
                 *(request, stream, of_incarnation, b.sink, b.epoch, b.query, b.batch, _place(since)),
                 *(len(records), txid, crc, body),
@@ -496,7 +500,8 @@ class Client:
         Raises InvalidRequestError, TruncatedError. incarnation: as in `take_in`."""
         router = self._check(stream)
         of_incarnation = incarnation or await self.incarnation(stream)
-        await router.ask(
+        await ask(
+            router,
             lambda request: proxy.MoveSegment(
                 request, stream, of_incarnation, number, store, place, to_store, to_place
             ),
@@ -506,7 +511,7 @@ class Client:
     async def stat(self, stream: str) -> StreamInfo:
         """Settings, owner and segments of a stream. Raises StreamNotFoundError."""
         router = self._check(stream)
-        return decode_stream(await router.ask(lambda request: proxy.Stat(request, stream), stream=stream))
+        return decode_stream(await ask(router, lambda request: proxy.Stat(request, stream), stream=stream))
 
     async def streams(self) -> AsyncGenerator[str, None]:
         """Yield the names of all streams, sorted."""
@@ -514,7 +519,7 @@ class Client:
         after = ""
         listing: str | None = None
         while True:
-            page = await router.ask(partial(_list, after=after, listing=listing))
+            page = await ask(router, partial(_list, after=after, listing=listing))
             names = [str(name) for name in page.get("streams", ())]
             listing = page.get("listing")
             for name in names:
@@ -527,11 +532,11 @@ class Client:
         """The stream's owner. For a stream without one: the proxy that takes it over at the first append, with the
         epoch of the last claim. Raises StreamNotFoundError."""
         router = self._check(stream)
-        return decode_owner(stream, await router.ask(lambda request: proxy.GetOwner(request, stream, None)))
+        return decode_owner(stream, await ask(router, lambda request: proxy.GetOwner(request, stream, None)))
 
     async def owners(self) -> list[Owner]:
         """The owner of every stream that has one, by name of the stream, as reported by the known write proxies."""
-        return [decode_owner(told["stream"], told) for told in await self._check(None).owned()]
+        return [decode_owner(told["stream"], told) for told in await list_owned(self._check(None))]
 
     async def hand_over(self, stream: str) -> None:
         """Have the owner complete the segment and give up its claim; the next append finds another owner.
@@ -541,7 +546,7 @@ class Client:
         """
         router = self._check(stream)
         incarnation = await self.incarnation(stream)
-        await router.ask(lambda request: proxy.HandOver(request, stream, incarnation), stream=stream)
+        await ask(router, lambda request: proxy.HandOver(request, stream, incarnation), stream=stream)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@
             await pipeline.append(record)
 
 `append` only puts the record into the open batch, without a future, task or tuple for each. For this the producer lends
-the open batch: a loan (a "lot") is a number of bytes that may be added without calling the producer. The producer ends
-the loan (`settle`) before it looks at the batch or at the room in the buffer.
+the open batch: a loan is a number of bytes that may be added without calling the producer. Its queue ends the loan
+(`end_loan`) before it looks at the batch or at the room in the buffer.
 
 Invariants:
 - Records are numbered in the order of the calls. `on_written` gets runs of consecutive numbers in consecutive slots of
@@ -69,7 +69,7 @@ class Pipeline:
         if error is None:
             await self.drain()
         elif self._cause is None:
-            self._producer.settle()
+            self._producer.queue.end_loan()
             self._cause = ClosedError("the block of this pipeline was left by an exception")
             self._on_failed(self._told)
         self._failure = self._failure or ClosedError("the block of this pipeline has ended; make another pipeline")
@@ -118,23 +118,23 @@ class Pipeline:
         Raises the first failure, once the outcomes of all records are known. Cancelling passes the turn on and loses
         no record.
         """
-        await self._settled()
-        if not self._producer.has_room:
-            await self._producer.wait_room()
+        await self._wait_fates()
+        if not self._producer.queue.has_room:
+            await self._producer.queue.room.wait()
             self._has_turn = True
-            await self._settled()
+            await self._wait_fates()
 
     async def put(self, payloads: Sequence[bytes], *, txid: int | None = None) -> None:
         """Buffer one batch (see `Client.append_batch`), after waiting for room in the buffer.
 
         Raises the first failure of earlier records. If it raises or is cancelled, nothing of the batch was buffered.
         """
-        await self._settled()
+        await self._wait_fates()
         records = checked_batch(payloads)
         check_txid(txid)
-        if not self._producer.has_room:
-            await self._producer.wait_room()
-            await self._settled()
+        if not self._producer.queue.has_room:
+            await self._producer.queue.room.wait()
+            await self._wait_fates()
         row = _RecordRun(self, 0)
         row.count = len(records)
         self._producer.add_whole(records, txid, row)
@@ -146,13 +146,13 @@ class Pipeline:
         Raises the first failure, once the outcomes of all records are known. Cancelling stops the wait only: buffered
         records are still written.
         """
-        self._producer.settle()
+        self._producer.queue.end_loan()
         taken = self._taken
         while self._told < taken and self._failure is None:
             await self._news()
-        await self._settled()
+        await self._wait_fates()
 
-    # ---- called by the producer (BatchBorrower) ----------------------------------------------------------------------
+    # ---- called by the queue (BatchBorrower) -------------------------------------------------------------------------
 
     def lend(self, slot: int, take: Callable[[bytes], None], bytes_max: int) -> BatchListener:
         row = self._loan = _RecordRun(self, slot)
@@ -160,9 +160,9 @@ class Pipeline:
         self._left = self._granted = bytes_max - SLOT_BYTES
         return row
 
-    def settle(self, slots: int) -> int:
+    def return_loan(self, slots: int) -> int:
         row, self._loan = self._loan, None
-        assert row is not None, "only a loan is settled"
+        assert row is not None, "only a loan is returned"
         used = self._granted - self._left
         self._left, self._granted, self._take = -1, -1, _no_loan
         row.count = slots - row.slot
@@ -180,7 +180,7 @@ class Pipeline:
             return False  # until `room` raises why
         producer = self._producer
         producer.check_open()
-        if not producer.has_room and not (self._has_turn and producer.is_below_bound):
+        if not producer.queue.has_room and not (self._has_turn and producer.queue.is_below_bound):
             return False
         self._has_turn = False
         producer.append_and_lend(payload, txid, self)
@@ -226,8 +226,8 @@ class Pipeline:
             self._cause = error
             self._on_failed(self._told)
 
-    async def _settled(self) -> None:
-        """Raise the failure, if there is one, once all fates are known."""
+    async def _wait_fates(self) -> None:
+        """If a record failed, wait until all fates are known and raise the failure."""
         while self._first_failed is not None and self._failure is None:
             await self._news()
         self._check()

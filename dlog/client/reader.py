@@ -210,10 +210,10 @@ class ReadSession:
         location, self._location = self._location, None
         try:
             if location is not None:
-                self._router.learn([location])
+                self._router.pool.learn([location])
                 connection = await self._router.connect_or_forward(location, READ)
             else:
-                connection = await self._router.connect_any(READ, (self._avoid,) if self._avoid else ())
+                connection = await self._router.pool.connect_any(READ, (self._avoid,) if self._avoid else ())
             self._request = connection.read(
                 self,
                 lambda request: proxy.Read(

@@ -13,6 +13,7 @@ from itertools import count, repeat
 from typing import TYPE_CHECKING, Any
 
 from dlog.client.batch import SLOT_BYTES, BatchListener
+from dlog.client.batch_queue import BatchQueue
 from dlog.client.check import check_txid, checked_payload
 from dlog.errors import DLogError
 from dlog.model.dlsn import DLSN, DLSN_INVALID
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
 class SingleAppends:
     """Appends single records to one stream, each with a future of its DLSN (`Client.append`)."""
 
-    __slots__ = ("_create_future", "_granted", "_left", "_producer", "_take", "_txid", "_wait")
+    __slots__ = ("_create_future", "_granted", "_left", "_producer", "_queue", "_take", "_txid", "_wait")
 
-    def __init__(self, producer: Producer, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, producer: Producer, queue: BatchQueue, loop: asyncio.AbstractEventLoop) -> None:
+        """producer: a weak proxy, since the producer refers to this object."""
         self._producer = producer
+        self._queue = queue
         self._create_future: Callable[[], asyncio.Future[DLSN]] = loop.create_future
         self._left = -1  # bytes left of the loan, less one slot; below 0: no loan, or none left
         self._granted = 0  # initial value of `_left`
@@ -44,7 +47,7 @@ class SingleAppends:
         if left < 0 or txid != self._txid:
             checked_payload(payload)
             check_txid(txid)
-            return self.begin(payload, txid) if self._producer.has_room else None
+            return self.begin(payload, txid) if self._queue.has_room else None
         self._left = left - SLOT_BYTES
         self._take(payload)
         waiter = self._create_future()
@@ -52,14 +55,14 @@ class SingleAppends:
         return waiter
 
     def begin(self, payload: bytes, txid: int | None) -> asyncio.Future[DLSN]:
-        """As `add`, for a checked record after `wait_room`."""
+        """As `add`, for a checked record after `Admission.wait`."""
         self._producer.append_and_lend(payload, txid, self)
         self._txid = txid
         waiter = self._create_future()
         self._wait(waiter)
         return waiter
 
-    # ---- called by the producer (BatchBorrower) ----------------------------------------------------------------------
+    # ---- called by the queue (BatchBorrower) -------------------------------------------------------------------------
 
     def lend(self, slot: int, take: Callable[[bytes], None], bytes_max: int) -> BatchListener:
         futures: list[asyncio.Future[DLSN]] = []
@@ -68,7 +71,7 @@ class SingleAppends:
         self._left = self._granted = bytes_max - SLOT_BYTES
         return _Waiters(slot, futures)
 
-    def settle(self, slots: int) -> int:
+    def return_loan(self, slots: int) -> int:
         used = self._granted - self._left
         self._left, self._granted, self._take, self._wait = -1, -1, _no_loan, _no_loan
         return used

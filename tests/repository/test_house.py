@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dlog.client.producer import BatchBorrower
+from dlog.client.batch_queue import BatchBorrower
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent

@@ -19,7 +19,7 @@ import pytest
 
 import dlog
 from dlog import errors
-from dlog.client.producer import BatchBorrower
+from dlog.client.batch_queue import BatchBorrower
 
 _WORD = re.compile(r"(?<![\w.])(?:dlog\.)?([A-Z][a-z]+(?:[A-Z][a-z]*)*|DLSN|DLogError)\b")
 
@@ -39,7 +39,7 @@ def _classes(module: Any) -> dict[str, type]:
 
 
 def public() -> Iterator[tuple[str, Any]]:
-    """Every public object and every public member of it, except BatchBorrower, which a pipeline uses to talk to its
+    """Every public object and every public member of it, except BatchBorrower, which a pipeline calls on its
     producer."""
     for name in dlog.__all__:
         thing = getattr(dlog, name)

@@ -23,6 +23,7 @@ from dlog.client.batch import Batch
 from dlog.client.connection import Connection
 from dlog.client.pipeline import Pipeline
 from dlog.client.producer import Producer
+from dlog.client.producer_identity import NAME_BYTES
 from dlog.errors import DLogError, OwnedElsewhereError, UnavailableError
 from dlog.io import stream_rechecks
 from dlog.io.bookie_disk import JournalWriter
@@ -95,8 +96,8 @@ def _drops(on_refused: Any) -> Any:
 
     def wrong(self: Producer, connection: Any, batch: Any, error: Any) -> None:
         on_refused(self, connection, batch, error)
-        if isinstance(error, OwnedElsewhereError) and batch in self._ready:
-            self._ready.remove(batch)
+        if isinstance(error, OwnedElsewhereError) and batch in self.queue.ready:
+            self.queue.ready.remove(batch)
 
     return wrong
 
@@ -117,7 +118,7 @@ def _for_all(on_failed: Any) -> Any:
     """The error of one record of a pipeline is reported for all behind it at once, although these are still sent."""
 
     def wrong(self: Pipeline, index: int) -> None:
-        self._producer.settle()
+        self._producer.queue.end_loan()
         for row in self._rows:
             if row.result is None and row.error is None:
                 row.error = DLogError("a record before it failed", outcome_unknown=False)
@@ -131,9 +132,10 @@ def _forgets_itself(renew: Any) -> Any:
 
     def wrong(self: Producer) -> None:
         renew(self)
-        self._name = self._router.rng.randbytes(12)
-        self._generation = self._sequence = self._highest = 0
-        self._replaces = None
+        identity = self._identity
+        identity.producer_id = self._router.rng.randbytes(NAME_BYTES) + bytes(4)
+        identity.generation = identity.sequence = identity._highest = 0
+        identity.replaces = None
 
     return wrong
 

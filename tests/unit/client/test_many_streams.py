@@ -10,6 +10,7 @@ import pytest
 import dlog
 from dlog.client import client as client_module
 from dlog.client import routing
+from dlog.client.address_book import ADDRESSES_MAX
 from dlog.errors import ClosedError, StreamNotFoundError, TxidOutOfOrderError
 from dlog.wire import proxy
 from tests.unit.client.proxy_double import Double, Log, Peer
@@ -37,9 +38,9 @@ async def test_what_was_written_once_costs_nothing_for_good() -> None:
         assert len(client._producers) <= MAX
         assert not client._resting
         assert client._router is not None
-        assert len(client._router._owners) <= MAX
+        assert len(client._router.owners) <= MAX
         assert len(double.peers) == 1
-        [connection] = client._router._connections.values()
+        [connection] = client._router.pool._connections.values()
         assert len(connection.writers) <= MAX
     assert len(double.log.payloads) == 20 * MAX + 1
 
@@ -158,8 +159,8 @@ async def test_of_a_thousand_deleted_streams_nothing_remains(monkeypatch: pytest
             await client.delete(f"s{n}")
         assert list(client._producers) == ["kept"]
         assert client._router is not None
-        assert list(client._router._owners) == ["kept"]
-        [connection] = client._router._connections.values()
+        assert list(client._router.owners) == ["kept"]
+        [connection] = client._router.pool._connections.values()
         assert len(connection.writers) == 1
 
 
@@ -177,7 +178,7 @@ async def test_the_owner_of_a_stream_that_somebody_else_deleted_is_forgotten() -
         with pytest.raises(StreamNotFoundError):
             await client.append("written", b"x")
         assert client._router is not None
-        assert list(client._router._owners) == ["kept"]
+        assert list(client._router.owners) == ["kept"]
 
 
 async def test_a_pipeline_outlives_the_deletion_of_its_stream_and_writes_the_next_one() -> None:
@@ -198,15 +199,16 @@ async def test_a_pipeline_outlives_the_deletion_of_its_stream_and_writes_the_nex
 async def test_addresses_of_proxies_that_were_named_and_are_not_used_have_a_bound() -> None:
     async with Double() as double, dlog.connect(double.target) as client:
         await client.append("s", b"x")
-        router = client._router
-        assert router is not None
-        for n in range(5 * routing.ADDRESSES_MAX):
+        assert client._router is not None
+        pool = client._router.pool
+        book = pool.addresses
+        for n in range(5 * ADDRESSES_MAX):
             address = f"proxy-{n}:7400"
-            router.learn([address])
-            router._failed_s[address] = 1.0
-            router._opening[address, 0] = asyncio.Lock()
-        assert len(router._known) <= routing.ADDRESSES_MAX
-        assert router._failed_s.keys() <= router._known.keys()
-        assert {address for address, _ in router._opening} <= router._known.keys()
-        assert router._known.keys() >= {double.address}, "it was configured, and is connected"
-        assert address in router._known, "what was named last stays"
+            pool.learn([address])
+            book.on_failed(address, 1.0)
+            pool._opening[address, 0] = asyncio.Lock()
+        assert len(book.known) <= ADDRESSES_MAX
+        assert book._failed_s.keys() <= book.known.keys()
+        assert {address for address, _ in pool._opening} <= book.known.keys()
+        assert book.known.keys() >= {double.address}, "it was configured, and is connected"
+        assert address in book.known, "what was named last stays"

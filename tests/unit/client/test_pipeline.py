@@ -60,7 +60,7 @@ async def test_a_full_buffer_refuses_and_room_is_waited_for() -> None:
             taken += 1
         assert taken == 10
         assert not pipeline.append_nowait(b""), "nothing is taken past the bound"
-        assert client._producers["s"]._room.held == 100
+        assert client._producers["s"].queue.room.held == 100
         async with asyncio.TaskGroup() as group:
             waits = group.create_task(pipeline.room())
             await double.wait(lambda: len(double.writes) == 1)
@@ -381,7 +381,7 @@ async def _mix(steps: list[tuple[str, int, int, Any]], batch_bytes_max: int, buf
         if singles:
             await asyncio.wait(singles.values())
         places = {record.dlsn: record.payload async for record in client.read("s")}
-        assert client._producers["s"]._room.held == 0, "all that was taken was given back"
+        assert client._producers["s"].queue.room.held == 0, "all that was taken was given back"
     for records, told in zip(sent, rows, strict=True):
         index = 0
         for row in told:

@@ -11,7 +11,6 @@ import pytest
 
 import dlog
 from dlog.client.client import Client
-from dlog.client.producer import Producer
 from dlog.errors import (
     ClosedError,
     InvalidRequestError,
@@ -118,7 +117,7 @@ async def test_batches_that_wait_behind_others_travel_together_and_each_hears_it
 async def test_a_batch_that_has_waited_long_takes_no_other_along_into_its_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dlog.client.producer.JOIN_SHARE", 0.0)
+    monkeypatch.setattr("dlog.client.batch_queue.JOIN_SHARE", 0.0)
     holding = Holding()
     async with Double() as double, dlog.connect(double.target, inflight_batches_max=1) as client:
         await client.append("s", b"the owner is found")
@@ -383,7 +382,7 @@ async def test_an_append_waits_for_room_and_records_stay_in_order() -> None:
         for n in range(20):
             group.create_task(client.append("s", b"%010d" % n))
         await double.wait(lambda: len(double.writes) == 1)
-        taken = client._producers["s"]._room.held
+        taken = client._producers["s"].queue.room.held
         holding.let_go()
     assert taken <= 40 + 14
     assert double.log.payloads == [b"%010d" % n for n in range(20)]
@@ -542,8 +541,11 @@ async def test_append_many_stops_at_the_first_failure() -> None:
         await client.close(orderly=False)  # the others are still tried
 
 
-def test_a_producers_name_is_12_bytes_of_chance() -> None:
-    assert Producer.__init__.__defaults__ is not None
-    draw = Producer.__init__.__defaults__[-1]
-    assert len(draw()) == 12
-    assert draw() != draw()
+async def test_a_producer_id_is_12_bytes_of_chance_and_a_generation() -> None:
+    async with Double() as double:
+        for stream in ("a", "b", "a"):
+            async with dlog.connect(double.target) as client:
+                await client.append(stream, b"x")
+    ids = [write.producer for write in double.writes]
+    assert [(len(name), name[12:]) for name in ids] == [(16, bytes(4))] * 3
+    assert len({name[:12] for name in ids}) == 3

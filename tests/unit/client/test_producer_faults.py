@@ -20,7 +20,9 @@ from dlog.client.batch import Batch
 from dlog.client.connection import Connection
 from dlog.client.fate import Fate, Outcome
 from dlog.client.pipeline import Pipeline
-from dlog.client.producer import NAME_BYTES, Producer
+from dlog.client.producer import Producer
+from dlog.client.producer_identity import NAME_BYTES
+from dlog.client.routing import Router
 from dlog.errors import DLogError
 from dlog.model.dlsn import DLSN_INVALID
 from dlog.wire import proxy
@@ -148,7 +150,7 @@ async def run_to_failure(seed: int) -> str | None:
                 told: list[dlog.BatchResult] = []
                 pipeline = client.pipeline("s", told.append)
 
-                def settle(failed: tuple[Fate, ...]) -> None:
+                def note_fates(failed: tuple[Fate, ...]) -> None:
                     runs = [(row.index, row.count, Outcome.WRITTEN) for row in told]
                     runs += [(fate.index, fate.count, fate.outcome) for fate in failed]
                     for index, count, outcome in runs:
@@ -169,14 +171,14 @@ async def run_to_failure(seed: int) -> str | None:
                         if rng.random() < 0.2:
                             await pipeline.drain()
                     except DLogError as error:
-                        settle(error.fates)
+                        note_fates(error.fates)
                         pipeline = client.pipeline("s", told.append)
                 try:
                     await pipeline.drain()
                 except DLogError as error:
-                    settle(error.fates)
+                    note_fates(error.fates)
                 else:
-                    settle(())
+                    note_fates(())
 
             async with asyncio.TaskGroup() as sources:
                 for name in range(2):
@@ -197,7 +199,7 @@ async def test_the_fate_of_every_record_is_told_truthfully(seed: int) -> None:
 def _forgets_what_may_be_written(self: Producer, batch: Batch, error: DLogError) -> None:
     """Defect: reports the outcome of the last answer alone."""
     batch.done = True
-    self._room.held -= batch.size
+    self.queue.room.held -= batch.size
     batch.failed(error)
 
 
@@ -227,9 +229,10 @@ class NewIdAtEachConnection(Producer):
     """Defect: sends batches that may be written again as new ones."""
 
     def _attach(self, connection: Connection) -> None:
-        self._name = os.urandom(NAME_BYTES)
-        self._sequence = 0
-        for batch in self._ready:
+        identity = self._identity
+        identity.producer_id = os.urandom(NAME_BYTES) + identity.producer_id[NAME_BYTES:]
+        identity.sequence = 0
+        for batch in self.queue.ready:
             batch.may_be_written = False
             batch.sequence = batch.generation = -1
         super()._attach(connection)
@@ -239,7 +242,7 @@ class ForgetsWhatWasSent(Producer):
     """Defect: takes batches in flight at a lost connection for written."""
 
     def _detach(self) -> None:
-        for batch in tuple(self._flight):
+        for batch in tuple(self.queue.in_flight):
             self.on_written(batch, dlog.DLSN(1, 0, 0), 1, False)  # type: ignore[arg-type]
         super()._detach()
 
@@ -247,16 +250,17 @@ class ForgetsWhatWasSent(Producer):
 class PutsBackAtTheEnd(Producer):
     """Defect: sends refused batches after later ones, under a new producer."""
 
-    def _put_back(self, batch: Batch) -> None:
-        self._ready.append(batch)
+    def __init__(self, stream: str, router: Router, options: dlog.ClientOptions) -> None:
+        super().__init__(stream, router, options)
+        self.queue.put_back = lambda batch: self.queue.ready.append(batch)  # type: ignore[method-assign]
 
     def _renew(self) -> None:
-        for batch in self._ready:
+        for batch in self.queue.ready:
             batch.may_be_written = False
         super()._renew()
 
     def on_refused(self, connection: Connection, batch: Batch, error: DLogError) -> None:
-        self._new_producer_due = True
+        self._identity.is_renewal_due = True
         super().on_refused(connection, batch, error)
 
 
