@@ -60,7 +60,7 @@ class OwnerFeedUser(Protocol):
     """Uses what an owner sent (actors/owner_follower.py)."""
 
     def believe(self, heard: OwnerFeed, number: int) -> None:
-        """Begin a new metadata read, then call `heard.place`."""
+        """Begin a new metadata read, then call `heard.locate`."""
         ...
 
     def heard(self, segment: Segment, lac: int, ended: bool) -> None:
@@ -91,7 +91,7 @@ class OwnerFeed(OwnerListener):
         self.is_over = False
         self._settled = asyncio.Event()  # something was received, and all segments are located
         self._listener = listener
-        self._placed: dict[int, Segment] = {}
+        self._located: dict[int, Segment] = {}
         self._waiting: dict[int, tuple[int, bool]] = {}
         self._words: dict[int, tuple[int, bool]] = {}  # by number: the newest LAC
         self._outdated_reads: dict[int, int] = {}  # by number: metadata reads that may show its previous location
@@ -102,7 +102,7 @@ class OwnerFeed(OwnerListener):
             self._forget(number)
             return
         self._words[number] = (lac, ended)
-        segment = self._placed.get(number)
+        segment = self._located.get(number)
         if segment is not None:
             self._listener.heard(segment, lac, ended)
             return
@@ -114,7 +114,7 @@ class OwnerFeed(OwnerListener):
 
     def entries(self, number: int, first: int, payloads: Sequence[bytes]) -> None:
         """Entries that arrive before the location is certain are dropped; readers get them from the store."""
-        segment = self._placed.get(number)
+        segment = self._located.get(number)
         if segment is not None:
             self._listener.brought(segment, first, payloads)
 
@@ -135,7 +135,7 @@ class OwnerFeed(OwnerListener):
             self._settled.set()
             self._listener.unheard(self)
 
-    def place(self, number: int, segment: Segment | None) -> None:
+    def locate(self, number: int, segment: Segment | None) -> None:
         """Metadata was read after the number arrived. None: it does not list the number."""
         overtaken = self._outdated_reads.get(number, 0)
         if overtaken:
@@ -143,7 +143,7 @@ class OwnerFeed(OwnerListener):
             return
         lac, ended = self._waiting.pop(number)
         if segment is not None:
-            self._placed[number] = segment
+            self._located[number] = segment
             self._listener.heard(segment, lac, ended)
         if not self._waiting:
             self._settled.set()
@@ -154,23 +154,23 @@ class OwnerFeed(OwnerListener):
 
         Only the number of an empty segment is reused, so a LAC above "empty" belongs to the new location.
         """
-        for number, old in tuple(self._placed.items()):
+        for number, old in tuple(self._located.items()):
             now = listed(number)
             if now is not None and now.location != old.location:
-                del self._placed[number]
+                del self._located[number]
                 lac, ended = self._words[number]
                 if lac > NO_ENTRY:
                     self(number, lac, ended)
             elif now is not None and now.completed:
-                del self._placed[number], self._words[number]
+                del self._located[number], self._words[number]
 
     def _forget(self, number: int) -> None:
         """The segment ended empty and leaves the list; readers of its location learn that from the list. The location
         we had may belong to another, non-empty segment: a Java writer may have reused the number unknown to the owner.
         """
-        self._placed.pop(number, None)
+        self._located.pop(number, None)
         self._words.pop(number, None)
         if self._waiting.pop(number, None) is not None:
             self._outdated_reads[number] = self._outdated_reads.get(number, 0) + 1
-            if self._placed and not self._waiting:
+            if self._located and not self._waiting:
                 self._settled.set()

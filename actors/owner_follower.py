@@ -160,12 +160,12 @@ class OwnerFollower:
 
     def believe(self, heard: OwnerFeed, number: int) -> None:
         """The first LAC of segment `number` on this connection came."""
-        self._metadata.refresh(partial(self._place, heard, number))
+        self._metadata.refresh(partial(self._locate, heard, number))
 
-    def _place(self, heard: OwnerFeed, number: int, error: DLogError | None) -> None:
+    def _locate(self, heard: OwnerFeed, number: int, error: DLogError | None) -> None:
         if error is None:
             if self._is_of_this_incarnation(heard):  # otherwise the LAC is dropped and the connection ends
-                heard.place(number, self._metadata.listed(number))
+                heard.locate(number, self._metadata.listed(number))
         elif not heard.is_over:
             self.believe(heard, number)
 

@@ -64,7 +64,7 @@ class SegmentReaders:
         reader = await self.open(segment)
         if reader.end is None:
             self.discard(segment_key(segment), reader)
-            raise StoreUnavailableError(f"the segment's end is not decided yet, try again: location={segment.place}")
+            raise StoreUnavailableError(f"the segment's end is not decided yet, try again: location={segment.name}")
         return reader.end
 
     async def find_tail(self, segment: Segment) -> EntryId:
@@ -96,7 +96,7 @@ class SegmentReaders:
         return store
 
     def _ref(self, segment: Segment) -> SegmentRef:
-        return SegmentRef(self._stream, segment.number, segment.place)
+        return SegmentRef(self._stream, segment.number, segment.name)
 
     async def _close_dropped(self) -> None:
         dropped, self._dropped = self._dropped, []

@@ -144,7 +144,7 @@ class StoreExecutor:
         match question:
             case CreateSegment(number, epoch, store, quorum):
                 writer = await self._store(store).create(self._stream, number, epoch, quorum)
-                former, location = self._find(number), Location(store, writer.place)
+                former, location = self._find(number), Location(store, writer.name)
                 self._writers = (*self._without(former), _OpenWriter(number, location, writer))
                 if former is not None:
                     await former.abandon()
@@ -217,7 +217,7 @@ class StoreExecutor:
         return store
 
     def _ref(self, segment: Segment) -> SegmentRef:
-        return SegmentRef(self._stream, segment.number, segment.place)
+        return SegmentRef(self._stream, segment.number, segment.name)
 
     def _open_writer(self, number: SegmentNumber) -> SegmentWriter:
         writer = self._find(number)

@@ -207,12 +207,12 @@ class StreamSealed(Event):
 
 @dataclass(frozen=True, slots=True)
 class SegmentStarted(Event):
-    """The owner appends to this segment from now on. place: its location in the store."""
+    """The owner appends to this segment from now on. location: its location in the store."""
 
     name: ClassVar[str] = "segment.started"
     stream: str
     segment: int
-    place: str
+    location: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ class SegmentDeleted(Event):
     name: ClassVar[str] = "segment.deleted"
     stream: str
     segment: int
-    place: str
+    location: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,7 +404,7 @@ class SegmentLeftBehind(Event):
     level: ClassVar[str] = "warning"
     stream: str
     segment: int
-    place: str
+    location: str
     reason: str
 
 

@@ -34,12 +34,12 @@ class Checker:
     def given(self, name: str, dlsn: DLSN, payloads: Sequence[bytes]) -> None:
         """A reader received these records, at `dlsn` and the slots after it."""
         for slot, payload in enumerate(payloads):
-            place = (*dlsn.next_slot(slot),)
+            position = (*dlsn.next_slot(slot),)
             said = read(payload)
             if said is None:
-                self._judge.broken(name, place, repr(payload[:32]))
+                self._judge.broken(name, position, repr(payload[:32]))
             else:
-                self._judge.given(name, said.producer, said.sequence, 1, place)
+                self._judge.given(name, said.producer, said.sequence, 1, position)
 
     def left(self, name: str) -> None:
         """This reader stopped: it need not have received records after the last one that it got."""

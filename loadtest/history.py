@@ -110,14 +110,14 @@ class HistoryWriter:
         key = (kind, log)
         run = self._open.get(key)
         if run is not None:
-            whose, begin, so_far, place, begun_ns = run
+            whose, begin, so_far, position, begun_ns = run
             if (
                 whose == producer
                 and begin + so_far == first
                 and ns - begun_ns < RUN_SPAN_NS
-                and (at is place or (at is not None and place is not None and _follows(place, so_far, at)))
+                and (at is position or (at is not None and position is not None and _follows(position, so_far, at)))
             ):
-                self._open[key] = (whose, begin, so_far + count, place, begun_ns)
+                self._open[key] = (whose, begin, so_far + count, position, begun_ns)
                 return
             self._flush(kind, log)
         self._open[key] = (producer, first, count, at, ns)
@@ -125,8 +125,8 @@ class HistoryWriter:
     def _flush(self, kind: str, log: int) -> None:
         run = self._open.pop((kind, log), None)
         if run is not None:
-            producer, first, count, place, ns = run
-            self._file.write(f"{kind} {log} {producer} {first} {count} {_text(place)} {ns}\n")
+            producer, first, count, position, ns = run
+            self._file.write(f"{kind} {log} {producer} {first} {count} {_text(position)} {ns}\n")
 
 
 def after(position: Position, count: int) -> Position:
@@ -154,8 +154,8 @@ def _note(words: list[str]) -> Note:
         case ["R", log, producer, first, count, at, ns]:
             return ReadRun(int(log), int(producer), int(first), _many(count), _position(at), int(ns))
         case ["A", log, producer, first, count, at, ns]:
-            place = None if at == "-" else _position(at)
-            return AckedRun(int(log), int(producer), int(first), _many(count), place, int(ns))
+            position = None if at == "-" else _position(at)
+            return AckedRun(int(log), int(producer), int(first), _many(count), position, int(ns))
         case ["S", log, producer, count]:
             return Sent(int(log), int(producer), int(count))
         case ["F", log, producer, first, count, unknown]:

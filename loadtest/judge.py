@@ -63,7 +63,7 @@ class _Run:
         self.position = position
         self.ns = ns
 
-    def place(self, sequence: int) -> Position | None:
+    def position_of(self, sequence: int) -> Position | None:
         return None if self.position is None else after(self.position, sequence - self.first)
 
 
@@ -92,15 +92,15 @@ class _Reader:
             if count > behind:
                 runs.append(_Run(first + behind, count - behind, after(position, behind), ns))
             return ("duplicated", again) if again else ("reordered", behind)
-        if last is not None and first == last.first + last.count and position == last.place(first):
+        if last is not None and first == last.first + last.count and position == last.position_of(first):
             last.count += count
         else:
             runs.append(_Run(first, count, position, ns))
         return None
 
-    def is_beyond(self, place: Position | None) -> bool:
+    def is_beyond(self, position: Position | None) -> bool:
         """Whether the reader stopped before this position."""
-        return self.has_left and (self.last is None or (place is not None and place > self.last))
+        return self.has_left and (self.last is None or (position is not None and position > self.last))
 
     def seen_of(self, runs: list[_Run]) -> list[_Run]:
         """The runs that the reader must have received; a stopped reader: only those it may have reached."""
@@ -159,9 +159,9 @@ class Judge:
         reads = self._reads.setdefault(reader, [])
         self._verdict.read += count
         if reads:
-            whose, begin, many, place, ns = reads[-1]
-            if whose == producer and begin + many == first and position == after(place, many):
-                reads[-1] = (whose, begin, many + count, place, ns)
+            whose, begin, many, begin_at, ns = reads[-1]
+            if whose == producer and begin + many == first and position == after(begin_at, many):
+                reads[-1] = (whose, begin, many + count, begin_at, ns)
                 return
         reads.append((producer, first, count, position, at_ns))
 
@@ -213,16 +213,18 @@ class Judge:
         for producer, told in self._told.items():
             mine = reader.runs.get(producer, [])
             for one, other, sequence, count in _walk(reader.seen_of(told), mine):
-                place = one.place(sequence)
+                position = one.position_of(sequence)
                 if other is None:
-                    if reader.is_beyond(place):
+                    if reader.is_beyond(position):
                         continue
-                    if reader.begin is None or place is None or place >= reader.begin:
-                        self._count("lost", count, f"{name}: never got {producer}:{sequence}+{count}, told at {place}")
+                    if reader.begin is None or position is None or position >= reader.begin:
+                        self._count(
+                            "lost", count, f"{name}: never got {producer}:{sequence}+{count}, told at {position}"
+                        )
                     continue
-                seen = other.place(sequence)
-                if place is not None and seen != place:
-                    self._count("misplaced", count, f"{name}: got {producer}:{sequence} at {seen}, told at {place}")
+                seen = other.position_of(sequence)
+                if position is not None and seen != position:
+                    self._count("misplaced", count, f"{name}: got {producer}:{sequence} at {seen}, told at {position}")
                 if other.first == sequence and other.ns and one.ns > other.ns:
                     self._count("early", count, f"{name}: got {producer}:{sequence} {one.ns - other.ns} ns too early")
         for producer, refused in self._refused.items():
@@ -241,23 +243,23 @@ class Judge:
                 for producer, runs in one.runs.items():
                     seen = other.seen_of(runs)
                     for mine, theirs, sequence, count in _walk(seen, another.runs.get(producer, [])):
-                        if theirs is None and other.is_beyond(mine.place(sequence)):
+                        if theirs is None and other.is_beyond(mine.position_of(sequence)):
                             continue
                         self._differ(mine, theirs, sequence, count, max(begin, whole.begin), producer, another is whole)
 
     def _differ(
         self, mine: _Run, theirs: _Run | None, sequence: int, count: int, begin: Position, producer: int, is_back: bool
     ) -> None:
-        place = mine.place(sequence)
-        assert place is not None, "a record that was read has a position"
+        position = mine.position_of(sequence)
+        assert position is not None, "a record that was read has a position"
         if theirs is not None:
-            if theirs.place(sequence) != place and is_back:
-                where = theirs.place(sequence)
-                self._count("diverged", count, f"diverged: {producer}:{sequence}+{count} at {place} and at {where}")
-        elif place >= begin:
+            if theirs.position_of(sequence) != position and is_back:
+                where = theirs.position_of(sequence)
+                self._count("diverged", count, f"diverged: {producer}:{sequence}+{count} at {position} and at {where}")
+        elif position >= begin:
             what = "early" if is_back and self._is_unacknowledged(producer, sequence) else "diverged"
             self._count(
-                what, count, f"{what}: {producer}:{sequence}+{count} at {place} for one reader, not for another"
+                what, count, f"{what}: {producer}:{sequence}+{count} at {position} for one reader, not for another"
             )
 
     def _is_unacknowledged(self, producer: int, sequence: int) -> bool:

@@ -167,8 +167,8 @@ class Runner:
                 results.append({**self._about(about, cell), "not_applicable": reason})
         if not cells:
             return {**about, "faults": [], "cells": 0}, results
-        with tempfile.TemporaryDirectory(prefix="loadtest-", ignore_cleanup_errors=True) as place:
-            room = Path(place)
+        with tempfile.TemporaryDirectory(prefix="loadtest-", ignore_cleanup_errors=True) as directory:
+            room = Path(directory)
             turn = host_conditions.Turn(await self._wait_for_conditions(room))
             began_s = time.monotonic()
             self._steal = self._foreign = 0.0

@@ -233,12 +233,12 @@ class Soak:
     async def _truncate(self, client: dlog.Client) -> None:
         stream = self._streams[0]
         while not await self._rests(TRUNCATE_S):
-            place = stream.place_before(time.monotonic() - KEEP_S)
-            if place is not None:
+            dlsn = stream.dlsn_before(time.monotonic() - KEEP_S)
+            if dlsn is not None:
                 try:
-                    await client.truncate(stream.name, place)
+                    await client.truncate(stream.name, dlsn)
                 except DLogError as error:
-                    self._fail(f"truncation of {stream.name} to {place}: {error}")
+                    self._fail(f"truncation of {stream.name} to {dlsn}: {error}")
 
     async def _rests(self, seconds: float) -> bool:
         """Wait `seconds`; whether the soak is over."""
@@ -338,9 +338,9 @@ class SoakStream:
         while self._live and self._live[0][0] < first:
             self.live_bytes -= self._live.popleft()[1]
 
-    def place_before(self, instant_s: float) -> dlog.DLSN | None:
+    def dlsn_before(self, instant_s: float) -> dlog.DLSN | None:
         """The last DLSN, not truncated yet, that was acknowledged at that instant or before."""
-        return next((place for place, _, at_s in reversed(self._live) if at_s <= instant_s), None)
+        return next((dlsn for dlsn, _, at_s in reversed(self._live) if at_s <= instant_s), None)
 
 
 def _name(part: RunningPart) -> str:
@@ -357,7 +357,7 @@ def _rss(running: RunningCluster) -> dict[str, int]:
 
 def _used(running: RunningCluster) -> dict[str, int]:
     """Disk usage of each bookie's directory. Raises CannotRunError if there is none."""
-    found = {place.name: bytes_on_disk(place) for place in sorted(Path(running.directory).glob("bookie-*"))}
+    found = {folder.name: bytes_on_disk(folder) for folder in sorted(Path(running.directory).glob("bookie-*"))}
     if not found:
         raise CannotRunError(f"no directory bookie-* in {running.directory}: disk usage cannot be measured")
     return found
@@ -366,10 +366,10 @@ def _used(running: RunningCluster) -> dict[str, int]:
 def bytes_on_disk(directory: Path) -> int:
     """Allocated blocks of all files in a directory tree; files may disappear meanwhile."""
     total = 0
-    for place, _, names in os.walk(directory):
+    for folder, _, names in os.walk(directory):
         for name in names:
             try:
-                total += os.lstat(os.path.join(place, name)).st_blocks * 512
+                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
             except FileNotFoundError:
                 continue
     return total

@@ -104,8 +104,8 @@ class Tally:
                 stop = end
             if begin < stop:
                 chunk.left -= stop - begin
-                place = None if position is None else after(position, begin - first)
-                self._history.acked(flow.log, self._producer, begin, stop - begin, place, chunk.sent_ns)
+                begin_at = None if position is None else after(position, begin - first)
+                self._history.acked(flow.log, self._producer, begin, stop - begin, begin_at, chunk.sent_ns)
                 self._latencies(chunk, begin - chunk.first, stop - begin, now)
         self._forget(flow)
         self._note_answer(now, count, oldest)

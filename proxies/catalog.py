@@ -109,7 +109,7 @@ def describe_segment(segment: Segment) -> dict[str, Any]:
     return {
         "number": segment.number,
         "store": segment.store,
-        "place": segment.place,
+        "place": segment.name,
         "completed": segment.completed,
         "first_txid": segment.first_txid,
         "last_txid": segment.last_txid,

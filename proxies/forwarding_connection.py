@@ -139,15 +139,15 @@ class ForwardingConnection(ProxyConnection):
     def _on_written(self, message: Written) -> None:
         if not 0 <= message.last - message.first < len(self._batches):
             raise ProtocolError(f"reply to more batches than were sent: first={message.first} last={message.last}")
-        place = of(*message.dlsn)
+        dlsn = of(*message.dlsn)
         for request in range(message.first, message.last + 1):
             found = self._batches.pop(request, None)
             if found is None:
                 raise ProtocolError(f"reply to a batch that was not sent: request={request}")
             count, answer = found
-            answer(BatchWritten(place, count, Txid(message.txid), message.duplicate))
-            if place != DLSN_INVALID:
-                place = place.next_slot(count)
+            answer(BatchWritten(dlsn, count, Txid(message.txid), message.duplicate))
+            if dlsn != DLSN_INVALID:
+                dlsn = dlsn.next_slot(count)
 
     def _end(self, reason: str) -> None:
         if self.ended:

@@ -36,7 +36,7 @@ LOCATION_BYTES = 24
 
 _FILE = struct.Struct(">4sIQ")
 _CHUNK = struct.Struct(">Iq")
-_PLACE = struct.Struct(">qIIQ")
+_LOCATION = struct.Struct(">qIIQ")
 _STATE = struct.Struct(">qBBqq")
 _TRAILER = struct.Struct(">4sIIQI")
 _CRC = struct.Struct(">I")
@@ -47,7 +47,7 @@ _STATES_AT_ONCE = 1024
 _COLUMN_BYTES = 8 + 8 + 8 + 8 + 4
 
 
-class Place(NamedTuple):
+class EntryLocation(NamedTuple):
     """Location of an entry's record: entry log, length of its packet, offset of its record."""
 
     entry: int
@@ -136,14 +136,14 @@ class RunBuilder:
         self.table = RunTable()
         self._offset = RUN_HEADER_BYTES
 
-    def chunk(self, ledger: int, places: bytes) -> bytes:
+    def chunk(self, ledger: int, locations: bytes) -> bytes:
         """One chunk of packed locations of one ledger, sorted by entry; 1 to CHUNK_ENTRIES of them."""
-        count = len(places) // LOCATION_BYTES
+        count = len(locations) // LOCATION_BYTES
         assert 0 < count <= CHUNK_ENTRIES
-        (first,) = struct.unpack_from(">q", places)
-        (last,) = struct.unpack_from(">q", places, len(places) - LOCATION_BYTES)
+        (first,) = struct.unpack_from(">q", locations)
+        (last,) = struct.unpack_from(">q", locations, len(locations) - LOCATION_BYTES)
         self.table.append(ledger, first, last, self._offset, count)
-        body = _CHUNK.pack(count, ledger) + places
+        body = _CHUNK.pack(count, ledger) + locations
         self._offset += 4 + len(body)
         return _CRC.pack(crc32c(body)) + body
 
@@ -168,7 +168,7 @@ class RunBuilder:
 
 
 def pack_location(entry: int, log: int, length: int, offset: int) -> bytes:
-    return _PLACE.pack(entry, log, length, offset)
+    return _LOCATION.pack(entry, log, length, offset)
 
 
 def _big_endian(column: array[int]) -> bytes:
@@ -227,27 +227,27 @@ def parse_chunk(data: bytes, ledger: int) -> bytes:
     raise DamagedError(f"an index chunk does not verify: ledger={ledger}")
 
 
-def locate(places: bytes, entry: int) -> int:
+def locate(locations: bytes, entry: int) -> int:
     """Return the entry's position among packed locations, or -1."""
-    count = len(places) // LOCATION_BYTES
-    first: int = _ENTRY.unpack_from(places)[0]
+    count = len(locations) // LOCATION_BYTES
+    first: int = _ENTRY.unpack_from(locations)[0]
     guess = entry - first
-    if 0 <= guess < count and struct.unpack_from(">q", places, guess * LOCATION_BYTES)[0] == entry:
+    if 0 <= guess < count and struct.unpack_from(">q", locations, guess * LOCATION_BYTES)[0] == entry:
         return guess
     low, high = 0, count
     while low < high:
         middle = (low + high) // 2
-        if _ENTRY.unpack_from(places, middle * LOCATION_BYTES)[0] < entry:
+        if _ENTRY.unpack_from(locations, middle * LOCATION_BYTES)[0] < entry:
             low = middle + 1
         else:
             high = middle
-    if low < count and struct.unpack_from(">q", places, low * LOCATION_BYTES)[0] == entry:
+    if low < count and struct.unpack_from(">q", locations, low * LOCATION_BYTES)[0] == entry:
         return low
     return -1
 
 
-def location_at(places: bytes, number: int) -> Place:
-    return Place._make(_PLACE.unpack_from(places, number * LOCATION_BYTES))
+def location_at(locations: bytes, number: int) -> EntryLocation:
+    return EntryLocation._make(_LOCATION.unpack_from(locations, number * LOCATION_BYTES))
 
 
 # ---- merging ---------------------------------------------------------------------------------------------------------
@@ -298,11 +298,11 @@ def merge(sources: Sequence[MergeSource], gone: Container[int] = ()) -> Iterator
         while stop < len(rows) and rows[stop][0] == ledger and rows[stop][1] <= end:
             end = max(end, sources[rows[stop][2]].table.last(rows[stop][3]))
             stop += 1
-        places = _join(sources, rows[at:stop])
-        if pending and (pending_ledger != ledger or len(pending) + len(places) > CHUNK_ENTRIES * LOCATION_BYTES):
+        locations = _join(sources, rows[at:stop])
+        if pending and (pending_ledger != ledger or len(pending) + len(locations) > CHUNK_ENTRIES * LOCATION_BYTES):
             yield from _cut(pending_ledger, pending)
             pending = b""
-        pending_ledger, pending = ledger, pending + places
+        pending_ledger, pending = ledger, pending + locations
         at = stop
     if pending:
         yield from _cut(pending_ledger, pending)
@@ -314,13 +314,13 @@ def _join(sources: Sequence[MergeSource], rows: list[tuple[int, int, int, int]])
         return parse_chunk(sources[age].read_chunk(row), ledger)
     newest: dict[int, bytes] = {}
     for ledger, _, age, row in sorted(rows, key=lambda r: (r[2], r[3])):
-        places = parse_chunk(sources[age].read_chunk(row), ledger)
-        for at in range(0, len(places), LOCATION_BYTES):
-            newest[struct.unpack_from(">q", places, at)[0]] = places[at : at + LOCATION_BYTES]
+        locations = parse_chunk(sources[age].read_chunk(row), ledger)
+        for at in range(0, len(locations), LOCATION_BYTES):
+            newest[struct.unpack_from(">q", locations, at)[0]] = locations[at : at + LOCATION_BYTES]
     return b"".join(newest[entry] for entry in sorted(newest))
 
 
-def _cut(ledger: int, places: bytes) -> Iterator[tuple[int, bytes]]:
+def _cut(ledger: int, locations: bytes) -> Iterator[tuple[int, bytes]]:
     step = CHUNK_ENTRIES * LOCATION_BYTES
-    for at in range(0, len(places), step):
-        yield ledger, places[at : at + step]
+    for at in range(0, len(locations), step):
+        yield ledger, locations[at : at + step]

@@ -248,12 +248,12 @@ async def _compare(client: Client, start: Position, lines: list[bytes], told: li
     """Read to the end and compare line by line; compare also DLSNs with the acknowledgements in `told`."""
     begun_s = monotonic_s()
     found: list[bytes] = []
-    places: dict[DLSN, tuple[int, int]] = {}
+    acknowledged: dict[DLSN, tuple[int, int]] = {}
     async for batch in client.read_batches(STREAM, start):
         found += batch.payloads
-        places[batch.dlsn] = batch.txid, len(batch)
+        acknowledged[batch.dlsn] = batch.txid, len(batch)
     seconds = monotonic_s() - begun_s
-    mistold = sum(1 for b in told if places.get(b.first) != (b.txid, b.count))
+    mistold = sum(1 for b in told if acknowledged.get(b.first) != (b.txid, b.count))
     if found == lines:
         return Compared(0, 0, 0, mistold, seconds)
     expected, came = Counter(lines), Counter(found)

@@ -109,8 +109,8 @@ def find_running(directory: str | None) -> RunningCluster | None:
     if directory:
         return read_run_file(Path(directory))
     here = Path.cwd()
-    for place in (here / DEFAULT_DIR, here):
-        running = read_run_file(place)
+    for folder in (here / DEFAULT_DIR, here):
+        running = read_run_file(folder)
         if running is not None:
             return running
     found = [running for running in map(read_run_file, _subdirectories(here)) if running is not None]

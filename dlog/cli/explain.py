@@ -16,7 +16,7 @@ from dlog.cli.streams import truncation_text
 from dlog.client.client import connect as connect_to
 from dlog.errors import DLogError
 from dlog.log.dedup_trailer import decode_trailer, is_note
-from dlog.model import dlsn as places
+from dlog.model import dlsn as dlsns
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import NO_ENTRY, EntryId, LedgerId, SegmentNumber, stream_name
 from dlog.stores.contract import SegmentRef
@@ -39,7 +39,7 @@ def explain(
 ) -> None:
     """Show where the record of STREAM at DLSN is stored: segment, ledger and bookies, or file, entry, and its batch."""
     stream_name(stream)
-    place = places.parse(dlsn)
+    at = dlsns.parse(dlsn)
     cluster = find_cluster(
         connect=connect,
         hosts=hosts,
@@ -48,7 +48,7 @@ def explain(
         need_proxies=True,
         need_zookeeper=True,
     )
-    told = asyncio.run(_explain(stream, place, cluster))
+    told = asyncio.run(_explain(stream, at, cluster))
     if as_json:
         say_json(told)
         return
@@ -57,50 +57,50 @@ def explain(
         say(f"{key.replace('_', ' '):<12} {text}")
 
 
-async def _explain(stream: str, place: DLSN, cluster: Cluster) -> dict[str, Any]:
+async def _explain(stream: str, at: DLSN, cluster: Cluster) -> dict[str, Any]:
     async with connect_to(cluster.connect) as client:
         await client.reach()
         stat = await client.stat(stream)
-    segment = next((s for s in stat.segments if s.number == place.segment), None)
+    segment = next((s for s in stat.segments if s.number == at.segment), None)
     if segment is None:
         raise CommandError(
-            f"the stream does not have this segment (any more): stream={stream} segment={place.segment}",
+            f"the stream does not have this segment (any more): stream={stream} segment={at.segment}",
             f"`dlog show {stream}` lists its segments",
             misused=False,
         )
     state = "completed" if segment.is_completed else "in progress"
     told: dict[str, Any] = {
         "stream": stream,
-        "dlsn": str(place),
-        "segment": f"{place.segment} ({state}, {truncation_text(segment)})",
+        "dlsn": str(at),
+        "segment": f"{at.segment} ({state}, {truncation_text(segment)})",
         "store": segment.store,
-        "place": segment.location,
+        "location": segment.location,
     }
     if segment.store == "file":
-        return told | await _in_file(stream, place, segment.location, cluster)
+        return told | await _in_file(stream, at, segment.location, cluster)
     if segment.store != "ledger":
         return told
     async with ledgers_of(cluster.zookeeper, cluster.namespace, None) as ledgers:
         ledger = LedgerId(int(segment.location))
         metadata = await ledgers.metadata_of(ledger)
         told["ledger"] = f"{ledger} ({metadata.state.name.lower().replace('_', ' ')})"
-        told["bookies"] = list(metadata.bookies_of(place.entry))
+        told["bookies"] = list(metadata.bookies_of(at.entry))
         confirmed = await ledgers.last_confirmed(ledger)
-        if not 0 <= place.entry <= confirmed:
-            told["entry"] = f"{place.entry} is not confirmed; the last confirmed entry is {confirmed}"
+        if not 0 <= at.entry <= confirmed:
+            told["entry"] = f"{at.entry} is not confirmed; the last confirmed entry is {confirmed}"
             return told
         reader = await ledgers.open(ledger)
         reader.learn_lac(confirmed)
         try:
-            [payload] = await reader.read(EntryId(place.entry), EntryId(place.entry), 1)
-            told |= describe_entry(payload, place.slot)
+            [payload] = await reader.read(EntryId(at.entry), EntryId(at.entry), 1)
+            told |= describe_entry(payload, at.slot)
         except DLogError as error:
             told["entry"] = f"cannot be read: {error.message}"
         await reader.close()
     return told
 
 
-async def _in_file(stream: str, place: DLSN, location: str, cluster: Cluster) -> dict[str, Any]:
+async def _in_file(stream: str, at: DLSN, location: str, cluster: Cluster) -> dict[str, Any]:
     """The segment's file, and where the entry is in it."""
     from dlog.io.stores import open_file_store
 
@@ -111,19 +111,19 @@ async def _in_file(stream: str, place: DLSN, location: str, cluster: Cluster) ->
     async with open_file_store(options, random.Random(os.urandom(8))) as store:
         try:
             file = await store.describe(location)
-            reader = await store.open_reader(SegmentRef(stream_name(stream), SegmentNumber(place.segment), location))
+            reader = await store.open_reader(SegmentRef(stream_name(stream), SegmentNumber(at.segment), location))
             end = reader.end
             confirmed = await reader.wait_lac(NO_ENTRY, 0.0)
             state = "being written" if end is None else f"ended, last entry {end}"
             told["file"] = f"{file.path} ({file.bytes:,} bytes, {state})"
-            if not 0 <= place.entry <= confirmed:
-                told["entry"] = f"{place.entry} is not confirmed; the last confirmed entry is {confirmed}"
+            if not 0 <= at.entry <= confirmed:
+                told["entry"] = f"{at.entry} is not confirmed; the last confirmed entry is {confirmed}"
                 return told
-            offset = await reader.offset_of(EntryId(place.entry))
+            offset = await reader.offset_of(EntryId(at.entry))
             if offset is not None:
                 told["offset"] = f"{offset}, its payload from {offset + ENTRY_HEAD.size}"
-            [payload] = await reader.read(EntryId(place.entry), EntryId(place.entry), 1)
-            told |= describe_entry(payload, place.slot)
+            [payload] = await reader.read(EntryId(at.entry), EntryId(at.entry), 1)
+            told |= describe_entry(payload, at.slot)
         except DLogError as error:
             told["entry"] = f"cannot be read: {error.message}"
     return told

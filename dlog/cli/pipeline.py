@@ -24,7 +24,7 @@ from dlog.io.file_errors import names_file
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dlog.spark.jobs.frame import Place, Report
+    from dlog.spark.jobs.frame import Report, Selection
 
 EXIT_MISUSED, EXIT_FAILED = 1, 3
 
@@ -98,7 +98,7 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def run(
     name: str,
-    work: Callable[[SparkSession, Place, Any], Report],
+    work: Callable[[SparkSession, Selection, Any], Report],
     *,
     lines: Callable[[Report], list[str]],
     hosts: str | None,
@@ -112,11 +112,11 @@ def run(
     report_file: str | None,
     as_json: bool,
 ) -> int:
-    """Run a job; returns the exit code. work: called with the session, the Place and a progress display. lines: the
+    """Run a job; returns the exit code. work: called with the session, the Selection and a progress display. lines: the
     report as text. dry_run is not used here; the caller passes it to `work`. Raises DLogError if the whole job
     failed."""
     from dlog.spark import session
-    from dlog.spark.jobs.frame import Place
+    from dlog.spark.jobs.frame import Selection
 
     if streams and pattern:
         raise click.UsageError("give --stream or --pattern, not both")
@@ -130,11 +130,11 @@ def run(
     cluster = find_cluster(hosts=hosts, namespace=namespace, directory=directory, need_zookeeper=True)
     if cluster.file_directory:
         os.environ.setdefault("DLOG_FILE_DIRECTORY", cluster.file_directory)  # for Spark's workers, too
-    place = Place(zookeeper=cluster.zookeeper, namespace=cluster.namespace, streams=streams, pattern=pattern)
+    selection = Selection(zookeeper=cluster.zookeeper, namespace=cluster.namespace, streams=streams, pattern=pattern)
     opened = session(f"dlog pipeline {name}", **settings)
     screen = _Bar() if sys.stderr.isatty() and not as_json else _Nothing()
     try:
-        report = _worked(work, opened, place, screen)
+        report = _worked(work, opened, selection, screen)
     finally:
         screen.close()
         opened.stop()
@@ -159,14 +159,14 @@ def run(
 
 
 def _worked(
-    work: Callable[[SparkSession, Place, Any], Report], spark: SparkSession, place: Place, screen: Any
+    work: Callable[[SparkSession, Selection, Any], Report], spark: SparkSession, selection: Selection, screen: Any
 ) -> Report:
     """The report that `work` returns. Turns an error of Spark, such as a killed worker, into a CommandError."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
     try:
-        return work(spark, place, screen)
+        return work(spark, selection, screen)
     except (Py4JError, PySparkException) as error:
         told = next((line for line in str(error).splitlines() if "Exception: " in line), str(error).split("\n")[0])
         raise CommandError(

@@ -52,7 +52,7 @@ _LENGTH = struct.Struct(">I")
     help="text: one line per record; json: one object per record; raw: payloads without separator; "
     "framed: a 4-byte length before each payload.",
 )
-@click.option("--places", is_flag=True, help="With --format text: print DLSN and txid before each record.")
+@click.option("--positions", is_flag=True, help="With --format text: print DLSN and txid before each record.")
 @cluster_options
 def read(
     stream: str,
@@ -65,7 +65,7 @@ def read(
     follow: bool,
     limit: int | None,
     form: str,
-    places: bool,
+    positions: bool,
     connect: str | None,
     directory: str | None,
     as_json: bool,
@@ -88,7 +88,7 @@ def read(
         start = TAIL
     if as_json:
         form = "json"
-    shape = _SHAPES["places" if places and form == "text" else form]
+    shape = _SHAPES["positions" if positions and form == "text" else form]
     if form in ("raw", "framed") and sys.stdout.isatty():
         raise CommandError(
             f"--format {form} is binary, and standard output is a terminal",
@@ -141,7 +141,7 @@ def _text(batch: RecordBatch) -> bytes:
     return b"\n".join(batch.payloads) + b"\n"
 
 
-def _with_places(batch: RecordBatch) -> bytes:
+def _with_positions(batch: RecordBatch) -> bytes:
     segment, entry, slot = batch.dlsn
     txid = batch.txid
     head = f"{segment}:{entry}:"
@@ -174,7 +174,7 @@ def _framed(batch: RecordBatch) -> bytes:
 
 _SHAPES: dict[str, Callable[[RecordBatch], bytes]] = {
     "text": _text,
-    "places": _with_places,
+    "positions": _with_positions,
     "json": _json,
     "raw": _raw,
     "framed": _framed,

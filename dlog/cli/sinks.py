@@ -27,8 +27,8 @@ def sink() -> None:
 def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
     """List the sinks with staged segments, or about to stage some."""
     cluster = find_cluster(hosts=hosts, namespace=namespace, directory=directory, need_zookeeper=True)
-    place = cluster.namespace
-    found = _ask(cluster, lambda opened: sinks(opened, place))
+    namespace = cluster.namespace
+    found = _ask(cluster, lambda opened: sinks(opened, namespace))
     if as_json:
         say_json([_row(one) for one in found])
     else:
@@ -58,8 +58,8 @@ def retire_(
     """
     sink_name(name)
     cluster = find_cluster(hosts=hosts, namespace=namespace, directory=directory, need_zookeeper=True)
-    place = cluster.namespace
-    told = _ask(cluster, lambda opened: staging(opened, place, name))
+    namespace = cluster.namespace
+    told = _ask(cluster, lambda opened: staging(opened, namespace, name))
     if not told.stages and not told.strange:
         raise CommandError(
             f"the sink has nothing staged: sink={name}", "`dlog sink ls` lists the sinks that have", misused=False
@@ -70,7 +70,7 @@ def retire_(
         else:
             say(f"would fence {name} on {', '.join(told.streams)} and check {len(told.stages)} staged segments")
         return EXIT_OK
-    done = _ask(cluster, lambda opened: retire(opened, place, name))
+    done = _ask(cluster, lambda opened: retire(opened, namespace, name))
     if as_json:
         say_json(
             {"sink": name, "epoch": done.epoch, "streams": done.streams, "swept": done.swept, "failures": done.left}

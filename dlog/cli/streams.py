@@ -15,7 +15,7 @@ from dlog.cli.discovery import cluster_options, target
 from dlog.cli.output import MutatingCommand, confirm, dlsn_text, say, say_json, say_table, size_text
 from dlog.client.client import Client, connect
 from dlog.client.stream_info import SegmentInfo, SettingsChanges, StreamInfo, StreamSettings
-from dlog.model import dlsn as places
+from dlog.model import dlsn as dlsns
 from dlog.model.ids import stream_name
 from dlog.options import parse_bytes, parse_duration_s
 
@@ -208,8 +208,8 @@ def truncate(stream: str, dlsn: str, connect: str | None, directory: str | None,
     """Truncate STREAM: records before DLSN can no longer be read; whole segments of them are deleted. The truncation
     point only moves forward. Exit 1 if DLSN is after the last record."""
     stream_name(stream)
-    place = places.parse(dlsn)
-    first = ask(connect, directory, lambda client: client.truncate(stream, place))
+    at = dlsns.parse(dlsn)
+    first = ask(connect, directory, lambda client: client.truncate(stream, at))
     if as_json:
         say_json({"stream": stream, "first": list(first)})
     else:

@@ -89,27 +89,27 @@ def up(directory: str, config: str | None, as_json: bool, **flags: object) -> in
     """
     options = load(UpOptions, "up", config, flags)
     files = load(FileStoreOptions, "file", config, {})
-    place = Path(directory)
-    if "," in str(place.absolute()) or not str(place.absolute()).isprintable():
+    root = Path(directory)
+    if "," in str(root.absolute()) or not str(root.absolute()).isprintable():
         raise CommandError(
-            f"the directory's path contains a comma or an unprintable character: dir={str(place.absolute())!r}",
+            f"the directory's path contains a comma or an unprintable character: dir={str(root.absolute())!r}",
             "choose another one with --dir",
         )
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CommandError(
             f"cannot create the directory: {(error.strerror or str(error)).lower()}: dir={directory}",
             "choose another one with --dir",
             misused=is_misuse(error),
         ) from None
-    with _locked(place):
-        (place / RUN_FILE).unlink(missing_ok=True)  # left by a killed `dlog up`; its processes are gone
-        plan = make_plan(place, options, random.Random(os.urandom(8)))
+    with _locked(root):
+        (root / RUN_FILE).unlink(missing_ok=True)  # left by a killed `dlog up`; its processes are gone
+        plan = make_plan(root, options, random.Random(os.urandom(8)))
         check_ports(plan)
-        write_plan(place, plan)
-        file_directory = str(Path(files.directory or place / "segments").absolute())
-        cluster = _Cluster(place, plan, options, config, file_directory, as_json)
+        write_plan(root, plan)
+        file_directory = str(Path(files.directory or root / "segments").absolute())
+        cluster = _Cluster(root, plan, options, config, file_directory, as_json)
         return asyncio.run(cluster.run())
 
 

@@ -161,14 +161,14 @@ class Client:
             producer = self._producer(stream)
         if type(payload) is not bytes:
             payload = checked_payload(payload)
-        place = producer.singles.add(payload, txid)
-        if place is None:
+        waiter = producer.singles.add(payload, txid)
+        if waiter is None:
             await producer.queue.room.wait()
-            place = producer.singles.begin(payload, txid)
+            waiter = producer.singles.begin(payload, txid)
         try:
-            return await place
+            return await waiter
         finally:
-            del place  # breaks a reference cycle: a raised error refers to this frame, which refers to the future
+            del waiter  # breaks a reference cycle: a raised error refers to this frame, which refers to the future
 
     async def append_batch(self, stream: str, payloads: Sequence[bytes], *, txid: int | None = None) -> BatchResult:
         """Append records atomically: all or none, in consecutive slots of one entry, with one txid.
@@ -280,8 +280,8 @@ class Client:
     ) -> Callable[[], ReadSession]:
         if limit is not None and limit < 0:
             raise InvalidRequestError(f"limit must be 0 or more: limit={limit}")
-        place = begin_of(start, after)
-        return lambda: ReadSession(stream, place, follow=follow, router=self._check(stream), options=self.options)
+        position = begin_of(start, after)
+        return lambda: ReadSession(stream, position, follow=follow, router=self._check(stream), options=self.options)
 
     # ---- streams ----------------------------------------------------------------------------------------------------
 
@@ -408,9 +408,9 @@ class Client:
         The truncation point only moves forward; returns the first position kept. Raises StreamNotFoundError,
         PositionBeyondEndError for a point behind the last record."""
         router = self._check(stream)
-        place = parse(dlsn) if isinstance(dlsn, str) else dlsn
+        point = parse(dlsn) if isinstance(dlsn, str) else dlsn
         incarnation = await self.incarnation(stream)
-        told = await ask(router, lambda request: proxy.Truncate(request, stream, incarnation, (*place,)), stream=stream)
+        told = await ask(router, lambda request: proxy.Truncate(request, stream, incarnation, (*point,)), stream=stream)
         return decode_first_kept(told)
 
     async def seal(self, stream: str) -> None:
@@ -444,12 +444,12 @@ class Client:
         router = self._check(stream)
         of_incarnation = incarnation or await self.incarnation(stream)
         b = batch or SinkBatch("", 0, "", 0)
-        told = tuple((place, int(last)) for place, last in parts)
+        told = tuple((location, int(last)) for location, last in parts)
         name = None if store == LEDGER else store
         done = await ask(
             router,
             lambda request: proxy.TakeIn(
-                request, stream, of_incarnation, b.sink, b.epoch, b.query, b.batch, _place(since), name, told
+                request, stream, of_incarnation, b.sink, b.epoch, b.query, b.batch, _since_dlsn(since), name, told
             ),
             stream=stream,
         )
@@ -477,7 +477,7 @@ class Client:
         done = await ask(
             router,
             lambda request: proxy.SinkWrite(
-                *(request, stream, of_incarnation, b.sink, b.epoch, b.query, b.batch, _place(since)),
+                *(request, stream, of_incarnation, b.sink, b.epoch, b.query, b.batch, _since_dlsn(since)),
                 *(len(records), txid, crc, body),
             ),
             stream=stream,
@@ -490,20 +490,21 @@ class Client:
         number: int,
         *,
         store: str,
-        place: str,
+        location: str,
         to_store: str,
-        to_place: str,
+        to_location: str,
         incarnation: str | None = None,
     ) -> None:
-        """Change the location of completed segment `number` from `place` in `store` to `to_place` in `to_store`, where
-        a copy with the same entry ids must exist already. The data at `place` is left alone. Idempotent.
+        """Move completed segment `number` from `location` in `store` to `to_location` in `to_store`, where a copy with
+        the same entry ids must exist already. The data at `location` is left alone. Idempotent.
+
         Raises InvalidRequestError, TruncatedError. incarnation: as in `take_in`."""
         router = self._check(stream)
         of_incarnation = incarnation or await self.incarnation(stream)
         await ask(
             router,
             lambda request: proxy.MoveSegment(
-                request, stream, of_incarnation, number, store, place, to_store, to_place
+                request, stream, of_incarnation, number, store, location, to_store, to_location
             ),
             stream=stream,
         )
@@ -607,7 +608,7 @@ def connect(target: str | None = None, *, options: ClientOptions | None = None, 
     return Client(target_addresses(target), chosen)
 
 
-def _place(since: tuple[int, int] | None) -> tuple[int, int, int] | None:
+def _since_dlsn(since: tuple[int, int] | None) -> tuple[int, int, int] | None:
     return None if since is None else (*since, 0)
 
 

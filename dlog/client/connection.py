@@ -218,8 +218,8 @@ class Connection(asyncio.BufferedProtocol):
         """Send one batch; `writer` is told the outcome. Request numbers are consecutive."""
         request = self._next_request()
         self._written[request] = (writer, batch, count)
-        place = None if since is None else (*since, 0)
-        named = (stream, producer, sequence, count, txid, crc, retry, place, replaces, incarnation)
+        since_dlsn = None if since is None else (*since, 0)
+        named = (stream, producer, sequence, count, txid, crc, retry, since_dlsn, replaces, incarnation)
         self._send(proxy.Write(request, *named, body))
 
     def read(self, reader: ReaderPort, question: Callable[[int], proxy.Read]) -> int:
@@ -426,13 +426,13 @@ def failure(message: proxy.Failed) -> DLogError:
     elif isinstance(error, TxidOutOfOrderError):
         error.last = int(message.detail.get("last", -1))
     elif isinstance(error, ProducerUnknownError):
-        error.since = place_of(message.detail.get("since"))
+        error.since = position_of(message.detail.get("since"))
     elif isinstance(error, EndedError) and isinstance(error, TruncatedError) and "first" in message.detail:
         error.first = str(of(*message.detail["first"]))
     return error
 
 
-def place_of(value: Any) -> tuple[int, int] | None:
+def position_of(value: Any) -> tuple[int, int] | None:
     """(segment, entry) of a `since` sent by a server; None if it is not valid."""
     if not isinstance(value, list | tuple) or len(value) != 3 or not all(type(part) is int for part in value):
         return None

@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from dlog.client.record import RecordBatch, place
+from dlog.client.record import RecordBatch, dlsn_of
 from dlog.errors import DamagedError
 from dlog.log.dedup_trailer import decode_batch_checksums, is_note
 from dlog.wire import proxy
@@ -48,12 +48,12 @@ def decode_one(payload: memoryview, segment: int, entry: int, incarnation: str =
                     raise DamagedError(f"the producer's checksum does not match: slot={record.slot}")
                 payloads = parse_record_set(record.payload)
                 if payloads:
-                    at = place(segment, entry, record.slot)
+                    at = dlsn_of(segment, entry, record.slot)
                     batches.append(RecordBatch(at, record.txid, unix_ms, payloads, incarnation))
             elif batches and batches[-1].txid == record.txid and batches[-1].last.slot == record.slot - 1:
                 batches[-1].payloads.append(bytes(record.payload))
             else:
-                at = place(segment, entry, record.slot)
+                at = dlsn_of(segment, entry, record.slot)
                 batches.append(RecordBatch(at, record.txid, unix_ms, [bytes(record.payload)], incarnation))
     except DamagedError as error:
         raise DamagedError(f"{error.message} at segment={segment} entry={entry}") from error

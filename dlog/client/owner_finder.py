@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from dlog.client.backoff import Backoff
-from dlog.client.connection import Connection, place_of
+from dlog.client.connection import Connection, position_of
 from dlog.client.producer_identity import ProducerIdentity
 from dlog.client.routing import Router
 from dlog.errors import DLogError, OwnedElsewhereError
@@ -44,7 +44,7 @@ class OwnerFinder:
         connection = await self._router.owner(self._stream, self._suspect)
         if self._identity.incarnation is None:
             result = await connection.ask(lambda request: GetOwner(request, self._stream, None))
-            self._identity.learn_stream(str(result.get("life") or ""), place_of(result.get("since")))
+            self._identity.learn_stream(str(result.get("life") or ""), position_of(result.get("since")))
         return connection
 
     def on_found(self) -> None:

@@ -54,8 +54,8 @@ def at_dlsn(dlsn: DLSN | str, incarnation: str = "") -> Position:
             raise InvalidRequestError(
                 f"invalid stream incarnation, write INCARNATION@segment:entry:slot: value={incarnation[:70]!r}"
             )
-    place = parse(dlsn) if isinstance(dlsn, str) else dlsn
-    return Position(Start.DLSN, tuple(place), incarnation)
+    parsed = parse(dlsn) if isinstance(dlsn, str) else dlsn
+    return Position(Start.DLSN, tuple(parsed), incarnation)
 
 
 def after_record(dlsn: DLSN, incarnation: str = "") -> Position:

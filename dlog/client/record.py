@@ -53,9 +53,9 @@ class RecordBatch:
     def __iter__(self) -> Iterator[Record]:
         segment, entry, slot = self.dlsn
         new = tuple.__new__
-        places = map(new, repeat(DLSN), zip(repeat(segment), repeat(entry), count(slot)))
+        dlsns = map(new, repeat(DLSN), zip(repeat(segment), repeat(entry), count(slot)))
         rest = repeat(self.txid), self.payloads, repeat(self.unix_ms), repeat(self.incarnation)
-        return map(new, repeat(Record), zip(places, *rest, strict=False))
+        return map(new, repeat(Record), zip(dlsns, *rest, strict=False))
 
     @property
     def last(self) -> DLSN:
@@ -78,6 +78,6 @@ class RecordBatch:
         return RecordBatch(self.dlsn, self.txid, self.unix_ms, self.payloads[:n], self.incarnation)
 
 
-def place(segment: int, entry: int, slot: int) -> DLSN:
+def dlsn_of(segment: int, entry: int, slot: int) -> DLSN:
     """A DLSN from wire numbers."""
     return DLSN(SegmentNumber(segment), EntryId(entry), slot)

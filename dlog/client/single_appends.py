@@ -93,13 +93,13 @@ class _Waiters:
     def written(self, batch: DLSN, txid: int, duplicate: bool) -> None:
         segment, entry, first = batch
         if batch == DLSN_INVALID:
-            places = repeat(batch)
+            dlsns = repeat(batch)
         else:
             slots = zip(repeat(segment), repeat(entry), count(first + self.slot))
-            places = map(tuple.__new__, repeat(DLSN), slots)  # type: ignore[assignment]  # an iterator of DLSNs too
-        for future, place in zip(self.futures, places):  # noqa: B905  # `places` is endless
+            dlsns = map(tuple.__new__, repeat(DLSN), slots)  # type: ignore[assignment]  # an iterator of DLSNs too
+        for future, dlsn in zip(self.futures, dlsns):  # noqa: B905  # `dlsns` is endless
             if not future.done():
-                future.set_result(place)
+                future.set_result(dlsn)
 
     def failed(self, error: DLogError) -> None:
         for future in self.futures:

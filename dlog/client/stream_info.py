@@ -146,7 +146,7 @@ def _segment(told: Mapping[str, Any]) -> SegmentInfo:
         first_txid=told["first_txid"],
         last_txid=told["last_txid"] if is_completed else None,
         first_dlsn=of(*told["first_dlsn"]),
-        last_dlsn=_place(told["last_dlsn"]),
+        last_dlsn=_dlsn(told["last_dlsn"]),
         records=told["records"],
         completed_unix_ms=told["completed_unix_ms"],
         is_cut=told["truncation"] == "partial",
@@ -162,8 +162,8 @@ def _stream(told: Mapping[str, Any]) -> StreamInfo:
         is_sealed=bool(told["sealed"]),
         settings=_settings(told["settings"]),
         owner=_owner(name, {**claim, "state": told.get("state")}) if claim["epoch"] else None,
-        first_dlsn=_place(told["first_dlsn"]),
-        last_dlsn=_place(told["last_dlsn"]),
+        first_dlsn=_dlsn(told["first_dlsn"]),
+        last_dlsn=_dlsn(told["last_dlsn"]),
         last_txid=told["last_txid"],
         records=told["records"],
         segments=tuple(map(_segment, told["segments"])),
@@ -184,15 +184,15 @@ def _imported(told: Mapping[str, Any]) -> ImportResult:
 
 
 def _appended(told: Mapping[str, Any]) -> BatchResult:
-    place = _place(told["dlsn"]) or DLSN_INVALID
-    return result_of(place, 0, told["count"], told["txid"], told["duplicate"])
+    dlsn = _dlsn(told["dlsn"]) or DLSN_INVALID
+    return result_of(dlsn, 0, told["count"], told["txid"], told["duplicate"])
 
 
 def _first_kept(told: Mapping[str, Any]) -> DLSN:
     return of(*told["first"])
 
 
-def _place(told: Any) -> DLSN | None:
+def _dlsn(told: Any) -> DLSN | None:
     return None if told is None else of(*told)
 
 

@@ -185,14 +185,20 @@ class SyncClient:
         number: int,
         *,
         store: str,
-        place: str,
+        location: str,
         to_store: str,
-        to_place: str,
+        to_location: str,
         incarnation: str | None = None,
     ) -> None:
         self._ask(
             lambda client: client.move_segment(
-                stream, number, store=store, place=place, to_store=to_store, to_place=to_place, incarnation=incarnation
+                stream,
+                number,
+                store=store,
+                location=location,
+                to_store=to_store,
+                to_location=to_location,
+                incarnation=incarnation,
             )
         )
 

@@ -30,17 +30,17 @@ _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errn
 class DirectoryObjects:
     """Implements Objects of dlog/stores/cold/objects.py. System calls run in threads."""
 
-    async def read(self, place: Location, offset: int, size: int) -> bytes:
-        return (await asyncio.to_thread(_read, Path(place.path), offset, size))[0]
+    async def read(self, location: Location, offset: int, size: int) -> bytes:
+        return (await asyncio.to_thread(_read, Path(location.path), offset, size))[0]
 
-    async def read_end(self, place: Location, size: int) -> tuple[bytes, int]:
-        return await asyncio.to_thread(_read, Path(place.path), -size, size)
+    async def read_end(self, location: Location, size: int) -> tuple[bytes, int]:
+        return await asyncio.to_thread(_read, Path(location.path), -size, size)
 
-    async def create(self, place: Location) -> FileWriter:
-        return await asyncio.to_thread(FileWriter, Path(place.path))
+    async def create(self, location: Location) -> FileWriter:
+        return await asyncio.to_thread(FileWriter, Path(location.path))
 
-    async def delete(self, place: Location) -> None:
-        await asyncio.to_thread(_delete, Path(place.path))
+    async def delete(self, location: Location) -> None:
+        await asyncio.to_thread(_delete, Path(location.path))
 
     async def list(self, folder: Location) -> AsyncIterator[Found]:
         async for found in _each(folder):
@@ -53,7 +53,7 @@ class DirectoryObjects:
                 yield found
 
     async def discard(self, left: Found) -> None:
-        await asyncio.to_thread(_delete, Path(left.place.removeprefix("file://")))
+        await asyncio.to_thread(_delete, Path(left.location.removeprefix("file://")))
 
 
 class FileWriter:
@@ -156,7 +156,7 @@ def _walk(folder: Location) -> Iterator[Found]:
 
 
 def _is_part(found: Found) -> bool:
-    name = found.place.rpartition("/")[2]
+    name = found.location.rpartition("/")[2]
     return name.startswith(".") and name.endswith(_PART)
 
 

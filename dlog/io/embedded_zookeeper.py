@@ -111,8 +111,8 @@ def find_jars(jars: Path | None = None) -> list[Path]:
 def _package_directory(name: str) -> Path | None:
     """Directory of an installed package, found without importing it."""
     spec = importlib.util.find_spec(name)
-    places = list(spec.submodule_search_locations or []) if spec else []
-    return Path(places[0]) if places else None
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    return Path(folders[0]) if folders else None
 
 
 def _jars_in(directory: Path) -> list[Path]:

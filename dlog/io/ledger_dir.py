@@ -36,9 +36,9 @@ from dlog.bookie.index import (
     CHUNK_ENTRIES,
     LOCATION_BYTES,
     TRAILER_BYTES,
+    EntryLocation,
     LedgerRow,
     MergeSource,
-    Place,
     RunBuilder,
     RunTable,
     locate,
@@ -64,7 +64,7 @@ GONE = "GONE"
 _OURS = ("index-", "entries-")
 _WRITE_BYTES = 1 << 20
 _ALONE_BYTES = 32 << 10  # entries of this average size or more are read one by one
-_CHUNK_PLACES = CHUNK_ENTRIES * LOCATION_BYTES
+_CHUNK_LOCATIONS = CHUNK_ENTRIES * LOCATION_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,18 +213,18 @@ class LedgerDir:
             row = run.table.find(ledger, entry)
             if row < 0:
                 continue
-            places = parse_chunk(run.read_chunk(row), ledger)
-            number = locate(places, entry)
+            locations = parse_chunk(run.read_chunk(row), ledger)
+            number = locate(locations, entry)
             if number >= 0:
-                return self._read(ledger, _gather(run, row, places, number, entries_max, bytes_max))
+                return self._read(ledger, _gather(run, row, locations, number, entries_max, bytes_max))
         return []
 
-    def _read(self, ledger: int, places: Sequence[Place]) -> list[bytes]:
-        log = self._logs.get(places[0].log)
+    def _read(self, ledger: int, locations: Sequence[EntryLocation]) -> list[bytes]:
+        log = self._logs.get(locations[0].log)
         packets: list[bytes] = []
-        for place, (head, packet) in zip(places, _stored(log, places), strict=True):
+        for location, (head, packet) in zip(locations, _stored(log, locations), strict=True):
             try:
-                check_entry(head, packet, ledger, place.entry, place.length)
+                check_entry(head, packet, ledger, location.entry, location.length)
             except DamagedError:
                 if not packets:
                     raise
@@ -494,25 +494,25 @@ class LedgerDir:
         while victim.ledgers:
             ledger = victim.ledgers[0]
             if ledger not in self.gone:
-                for place in self._live_locations_in(victim.log.log, ledger):
-                    (packet,) = self._read(ledger, [place])
-                    entries.setdefault(ledger, {})[place.entry] = Stored(packet, crc32c(packet))
-                    size += place.length
+                for location in self._live_locations_in(victim.log.log, ledger):
+                    (packet,) = self._read(ledger, [location])
+                    entries.setdefault(ledger, {})[location.entry] = Stored(packet, crc32c(packet))
+                    size += location.length
                     if size >= bytes_max:
                         return entries, size
             victim.ledgers.popleft()
         return entries, size
 
-    def _live_locations_in(self, log: int, ledger: int) -> Iterator[Place]:
+    def _live_locations_in(self, log: int, ledger: int) -> Iterator[EntryLocation]:
         """Locations of the ledger's entries whose newest location is in this log."""
         for age, run in enumerate(self._runs):
             newer = [_ChunkFinder(later, ledger) for later in self._runs[age + 1 :]]
             for row in run.table.rows_of(ledger):
-                places = parse_chunk(run.read_chunk(row), ledger)
-                for number in range(len(places) // LOCATION_BYTES):
-                    place = location_at(places, number)
-                    if place.log == log and not any(finder.has(place.entry) for finder in newer):
-                        yield place
+                locations = parse_chunk(run.read_chunk(row), ledger)
+                for number in range(len(locations) // LOCATION_BYTES):
+                    location = location_at(locations, number)
+                    if location.log == log and not any(finder.has(location.entry) for finder in newer):
+                        yield location
 
     def _drop_logs(self, logs: Sequence[LogFile]) -> None:
         """Remove logs from the manifest, then delete them. Readers go on: the last one closes the file."""
@@ -547,27 +547,27 @@ def _unreadable_is_damaged() -> Iterator[None]:
 class _ChunkFinder:
     """Tells whether a run has an entry of one ledger; caches the last chunk, as entries are asked for in order."""
 
-    __slots__ = ("_ledger", "_places", "_row", "_run")
+    __slots__ = ("_ledger", "_locations", "_row", "_run")
 
     def __init__(self, run: _Run, ledger: int) -> None:
         self._run = run
         self._ledger = ledger
         self._row = -1
-        self._places = b""
+        self._locations = b""
 
     def has(self, entry: int) -> bool:
         row = self._run.table.find(self._ledger, entry)
         if row < 0:
             return False
         if row != self._row:
-            self._row, self._places = row, parse_chunk(self._run.read_chunk(row), self._ledger)
-        return locate(self._places, entry) >= 0
+            self._row, self._locations = row, parse_chunk(self._run.read_chunk(row), self._ledger)
+        return locate(self._locations, entry) >= 0
 
 
 def _merged(runs: Sequence[_Run], builder: RunBuilder, gone: IdSet) -> Iterator[bytes]:
     """Contents of the merged run: chunks, then table, ledger states and trailer."""
-    for ledger, places in merge([MergeSource(run.table, run.read_chunk) for run in runs], gone):
-        yield builder.chunk(ledger, places)
+    for ledger, locations in merge([MergeSource(run.table, run.read_chunk) for run in runs], gone):
+        yield builder.chunk(ledger, locations)
     rows: dict[int, LedgerRow] = {}
     for run in runs:
         rows.update((row.ledger, row) for row in _Run(run.named, run.file).rows if row.ledger not in gone)
@@ -652,58 +652,60 @@ def _append_ledger(
 ) -> tuple[int, int, int]:
     """Append one ledger's entries in order; returns its line of the table of contents."""
     begin = writer.offset
-    places: list[bytes] = []
+    locations: list[bytes] = []
     for entry in sorted(entries):
         stored = entries[entry]
-        places.append(pack_location(entry, log, len(stored.packet), writer.offset))
+        locations.append(pack_location(entry, log, len(stored.packet), writer.offset))
         writer.add(entry_head(stored))
         writer.add(stored.packet)
-    packed = b"".join(places)
-    for at in range(0, len(packed), _CHUNK_PLACES):
-        chunks.append(builder.chunk(ledger, packed[at : at + _CHUNK_PLACES]))
+    packed = b"".join(locations)
+    for at in range(0, len(packed), _CHUNK_LOCATIONS):
+        chunks.append(builder.chunk(ledger, packed[at : at + _CHUNK_LOCATIONS]))
     return ledger, len(entries), writer.offset - begin
 
 
-def _stored(log: File, places: Sequence[Place]) -> Iterator[tuple[bytes, bytes]]:
+def _stored(log: File, locations: Sequence[EntryLocation]) -> Iterator[tuple[bytes, bytes]]:
     """Each entry's head and packet. Small entries are read together and sliced; large ones one by one, as a system call
     costs less than the copy."""
-    first, last = places[0], places[-1]
+    first, last = locations[0], locations[-1]
     size = last.offset + HEAD_BYTES + last.length - first.offset
-    if size >= _ALONE_BYTES * len(places):
-        for place in places:
-            yield log.pread(HEAD_BYTES, place.offset), log.pread(place.length, place.offset + HEAD_BYTES)
+    if size >= _ALONE_BYTES * len(locations):
+        for location in locations:
+            yield log.pread(HEAD_BYTES, location.offset), log.pread(location.length, location.offset + HEAD_BYTES)
         return
     data = log.pread(size, first.offset)
-    for place in places:
-        at = place.offset - first.offset + HEAD_BYTES
-        yield data[at - HEAD_BYTES : at], data[at : at + place.length]
+    for location in locations:
+        at = location.offset - first.offset + HEAD_BYTES
+        yield data[at - HEAD_BYTES : at], data[at : at + location.length]
 
 
-def _gather(run: _Run, row: int, places: bytes, number: int, entries_max: int, bytes_max: int) -> list[Place]:
+def _gather(
+    run: _Run, row: int, locations: bytes, number: int, entries_max: int, bytes_max: int
+) -> list[EntryLocation]:
     """Locations from `number` on, consecutive in entry id and on disk, within the limits, across chunks."""
-    found = [location_at(places, number)]
+    found = [location_at(locations, number)]
     size = found[0].length
     ledger = run.table.ledger(row)
     while len(found) < entries_max:
         number += 1
-        if number * LOCATION_BYTES == len(places):
+        if number * LOCATION_BYTES == len(locations):
             if not run.table.goes_on(row):
                 break
             row, number = row + 1, 0
             try:
-                places = parse_chunk(run.read_chunk(row), ledger)
+                locations = parse_chunk(run.read_chunk(row), ledger)
             except DamagedError:
                 break  # a lookup of an entry in this chunk reports it
-        before, place = found[-1], location_at(places, number)
-        size += place.length
+        before, location = found[-1], location_at(locations, number)
+        size += location.length
         if (
-            place.entry != before.entry + 1
-            or place.log != before.log
-            or place.offset != before.offset + HEAD_BYTES + before.length
+            location.entry != before.entry + 1
+            or location.log != before.log
+            or location.offset != before.offset + HEAD_BYTES + before.length
             or size > bytes_max
         ):
             break
-        found.append(place)
+        found.append(location)
     return found
 
 

@@ -33,17 +33,17 @@ class Objects:
         self._kinds.clear()
         await self._stack.__aexit__(kind, error, trace)
 
-    async def read(self, place: Location, offset: int, size: int) -> bytes:
-        return await self._kind(place).read(place, offset, size)
+    async def read(self, location: Location, offset: int, size: int) -> bytes:
+        return await self._kind(location).read(location, offset, size)
 
-    async def read_end(self, place: Location, size: int) -> tuple[bytes, int]:
-        return await self._kind(place).read_end(place, size)
+    async def read_end(self, location: Location, size: int) -> tuple[bytes, int]:
+        return await self._kind(location).read_end(location, size)
 
-    async def create(self, place: Location) -> ObjectWriter:
-        return await self._kind(place).create(place)
+    async def create(self, location: Location) -> ObjectWriter:
+        return await self._kind(location).create(location)
 
-    async def delete(self, place: Location) -> None:
-        await self._kind(place).delete(place)
+    async def delete(self, location: Location) -> None:
+        await self._kind(location).delete(location)
 
     def list(self, folder: Location) -> AsyncIterator[Found]:
         return self._kind(folder).list(folder)
@@ -52,12 +52,12 @@ class Objects:
         return self._kind(folder).unfinished(folder)
 
     async def discard(self, left: Found) -> None:
-        await self._kind(parse_root(left.place)).discard(left)
+        await self._kind(parse_root(left.location)).discard(left)
 
-    def _kind(self, place: Location) -> Kind:
-        kind = self._kinds.get(place.scheme)
+    def _kind(self, location: Location) -> Kind:
+        kind = self._kinds.get(location.scheme)
         if kind is None:
-            match place.scheme:
+            match location.scheme:
                 case "file":
                     from dlog.io.directory_objects import DirectoryObjects
 
@@ -71,5 +71,5 @@ class Objects:
                     from dlog.io.webhdfs_objects import WebHdfsObjects
 
                     kind = WebHdfsObjects(self._options)
-            self._kinds[place.scheme] = kind
+            self._kinds[location.scheme] = kind
         return kind

@@ -43,21 +43,21 @@ class S3Objects:
         self._made = None
         await self._stack.aclose()
 
-    async def read(self, place: Location, offset: int, size: int) -> bytes:
+    async def read(self, location: Location, offset: int, size: int) -> bytes:
         if size <= 0:
             return b""
-        return (await self._get(place, f"bytes={offset}-{offset + size - 1}"))[0]
+        return (await self._get(location, f"bytes={offset}-{offset + size - 1}"))[0]
 
-    async def read_end(self, place: Location, size: int) -> tuple[bytes, int]:
-        return await self._get(place, f"bytes=-{size}")
+    async def read_end(self, location: Location, size: int) -> tuple[bytes, int]:
+        return await self._get(location, f"bytes=-{size}")
 
-    async def create(self, place: Location) -> S3Writer:
-        return S3Writer(await self._client(), place)
+    async def create(self, location: Location) -> S3Writer:
+        return S3Writer(await self._client(), location)
 
-    async def delete(self, place: Location) -> None:
+    async def delete(self, location: Location) -> None:
         client = await self._client()
-        with contextlib.suppress(SegmentNotFoundError), _errors(place):
-            await client.delete_object(Bucket=place.authority, Key=_key(place))
+        with contextlib.suppress(SegmentNotFoundError), _errors(location):
+            await client.delete_object(Bucket=location.authority, Key=_key(location))
 
     async def list(self, folder: Location) -> AsyncIterator[Found]:
         client = await self._client()
@@ -65,7 +65,7 @@ class S3Objects:
             pages = client.get_paginator("list_objects_v2")
             async for page in pages.paginate(Bucket=folder.authority, Prefix=_prefix(folder)):
                 for told in page.get("Contents", ()):
-                    yield Found(_place(folder, told["Key"]), told["Size"], _unix_ms(told["LastModified"]))
+                    yield Found(_location(folder, told["Key"]), told["Size"], _unix_ms(told["LastModified"]))
 
     async def unfinished(self, folder: Location) -> AsyncIterator[Found]:
         client = await self._client()
@@ -73,20 +73,20 @@ class S3Objects:
             pages = client.get_paginator("list_multipart_uploads")
             async for page in pages.paginate(Bucket=folder.authority, Prefix=_prefix(folder)):
                 for told in page.get("Uploads", ()):
-                    yield Found(_place(folder, told["Key"]), 0, _unix_ms(told["Initiated"]), told["UploadId"])
+                    yield Found(_location(folder, told["Key"]), 0, _unix_ms(told["Initiated"]), told["UploadId"])
 
     async def discard(self, left: Found) -> None:
         client = await self._client()
-        bucket, _, key = left.place.removeprefix("s3://").partition("/")
-        with contextlib.suppress(SegmentNotFoundError), _errors(left.place):
+        bucket, _, key = left.location.removeprefix("s3://").partition("/")
+        with contextlib.suppress(SegmentNotFoundError), _errors(left.location):
             await client.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=left.handle)
 
-    async def _get(self, place: Location, wanted: str) -> tuple[bytes, int]:
+    async def _get(self, location: Location, wanted: str) -> tuple[bytes, int]:
         """The bytes of the range that exist, and the size of the object."""
         client = await self._client()
         try:
-            with _errors(place):
-                answer = await client.get_object(Bucket=place.authority, Key=_key(place), Range=wanted)
+            with _errors(location):
+                answer = await client.get_object(Bucket=location.authority, Key=_key(location), Range=wanted)
                 async with answer["Body"] as body:
                     data: bytes = await body.read()
         except _OutOfRangeError:
@@ -109,10 +109,10 @@ class S3Objects:
 class S3Writer:
     """Uploads a small object in one request, a larger one in parts: one part is sent while the next is collected."""
 
-    def __init__(self, client: Any, place: Location) -> None:
+    def __init__(self, client: Any, location: Location) -> None:
         self._client = client
-        self._place = place
-        self._where = {"Bucket": place.authority, "Key": _key(place)}
+        self._location = location
+        self._where = {"Bucket": location.authority, "Key": _key(location)}
         self._gathered: list[Buffer] = []
         self._bytes = 0
         self._upload = ""
@@ -128,13 +128,13 @@ class S3Writer:
 
     async def finish(self) -> None:
         if not self._upload:
-            with _errors(self._place):
+            with _errors(self._location):
                 await self._client.put_object(**self._where, Body=b"".join(self._gathered))
             return
         if self._gathered:
             await self._send()
         await self._sent()
-        with _errors(self._place):
+        with _errors(self._location):
             told = {"Parts": self._parts}
             await self._client.complete_multipart_upload(**self._where, UploadId=self._upload, MultipartUpload=told)
         self._upload = ""
@@ -146,21 +146,23 @@ class S3Writer:
             await asyncio.wait((sending,))
         upload, self._upload = self._upload, ""
         if upload:
-            with contextlib.suppress(StoreError), _errors(self._place):
+            with contextlib.suppress(StoreError), _errors(self._location):
                 await self._client.abort_multipart_upload(**self._where, UploadId=upload)
 
     async def _send(self) -> None:
         if not self._upload:
-            with _errors(self._place):
+            with _errors(self._location):
                 self._upload = (await self._client.create_multipart_upload(**self._where))["UploadId"]
         await self._sent()
         body, self._gathered, self._bytes = b"".join(self._gathered), [], 0
         number = len(self._parts) + 1
-        self._sending = asyncio.get_running_loop().create_task(self._put(number, body), name=f"part of {self._place}")
+        self._sending = asyncio.get_running_loop().create_task(
+            self._put(number, body), name=f"part of {self._location}"
+        )
 
     async def _put(self, number: int, body: bytes) -> str | StoreError:
         try:
-            with _errors(self._place):
+            with _errors(self._location):
                 told = await self._client.upload_part(
                     **self._where, UploadId=self._upload, PartNumber=number, Body=body
                 )
@@ -216,7 +218,7 @@ def _client_of(options: ColdOptions) -> Any:
 
 
 @contextlib.contextmanager
-def _errors(place: Location | str) -> Iterator[None]:
+def _errors(location: Location | str) -> Iterator[None]:
     from aiohttp import ClientError as HttpError
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, ParamValidationError
 
@@ -224,29 +226,29 @@ def _errors(place: Location | str) -> Iterator[None]:
         yield
     except ClientError as error:
         told = error.response.get("Error", {})
-        code, text = str(told.get("Code", "")), f"{told.get('Message', error)}: location={place}"
+        code, text = str(told.get("Code", "")), f"{told.get('Message', error)}: location={location}"
         if code in ("InvalidRange", "416"):
             raise _OutOfRangeError from error
         if code in _NO_OBJECT:
-            raise SegmentNotFoundError(f"no such object: location={place}") from error
+            raise SegmentNotFoundError(f"no such object: location={location}") from error
         kind = MisconfiguredError if code in _REFUSED else StoreUnavailableError
         raise kind(f"S3 answered {code}: {text}") from error
     except (NoCredentialsError, NoRegionError, ParamValidationError) as error:
         hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or [cold] s3_access_key and s3_secret_key"
-        raise MisconfiguredError(f"{error}; {hint}: location={place}") from error
+        raise MisconfiguredError(f"{error}; {hint}: location={location}") from error
     except (BotoCoreError, HttpError, OSError, TimeoutError) as error:
-        raise StoreUnavailableError(f"S3 cannot be reached: {error}: location={place}") from error
+        raise StoreUnavailableError(f"S3 cannot be reached: {error}: location={location}") from error
 
 
-def _key(place: Location) -> str:
-    return place.path.removeprefix("/")
+def _key(location: Location) -> str:
+    return location.path.removeprefix("/")
 
 
 def _prefix(folder: Location) -> str:
     return f"{_key(folder)}/" if folder.path else ""
 
 
-def _place(folder: Location, key: str) -> str:
+def _location(folder: Location, key: str) -> str:
     return f"s3://{folder.authority}/{key}"
 
 

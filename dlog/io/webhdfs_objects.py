@@ -35,18 +35,18 @@ class WebHdfsObjects:
         self._options = options
         self._good: dict[str, str] = {}  # hosts as configured -> the one that replied last
 
-    async def read(self, place: Location, offset: int, size: int) -> bytes:
-        return await asyncio.to_thread(self._read, place, offset, size) if size > 0 else b""
+    async def read(self, location: Location, offset: int, size: int) -> bytes:
+        return await asyncio.to_thread(self._read, location, offset, size) if size > 0 else b""
 
-    async def read_end(self, place: Location, size: int) -> tuple[bytes, int]:
-        return await asyncio.to_thread(self._read_end, place, size)
+    async def read_end(self, location: Location, size: int) -> tuple[bytes, int]:
+        return await asyncio.to_thread(self._read_end, location, size)
 
-    async def create(self, place: Location) -> WebHdfsWriter:
-        return await asyncio.to_thread(WebHdfsWriter, self, place)
+    async def create(self, location: Location) -> WebHdfsWriter:
+        return await asyncio.to_thread(WebHdfsWriter, self, location)
 
-    async def delete(self, place: Location) -> None:
+    async def delete(self, location: Location) -> None:
         with contextlib.suppress(SegmentNotFoundError):
-            await asyncio.to_thread(self.ask, place, "DELETE", "DELETE")
+            await asyncio.to_thread(self.ask, location, "DELETE", "DELETE")
 
     async def list(self, folder: Location) -> AsyncIterator[Found]:
         async for found in self._each(folder):
@@ -59,7 +59,7 @@ class WebHdfsObjects:
                 yield found
 
     async def discard(self, left: Found) -> None:
-        scheme, _, rest = left.place.partition("://")
+        scheme, _, rest = left.location.partition("://")
         authority, _, path = rest.partition("/")
         await self.delete(Location(scheme, authority, f"/{path}"))
 
@@ -80,55 +80,55 @@ class WebHdfsObjects:
 
     # ---- in threads -------------------------------------------------------------------------------------------------
 
-    def ask(self, place: Location, method: str, operation: str, **more: Any) -> dict[str, Any]:
+    def ask(self, location: Location, method: str, operation: str, **more: Any) -> dict[str, Any]:
         """Send a request; return its JSON reply."""
-        answer = self._first(place, method, operation, more)
-        return _map_of(_take(answer, _ANSWER_BYTES_MAX, place))
+        answer = self._first(location, method, operation, more)
+        return _map_of(_take(answer, _ANSWER_BYTES_MAX, location))
 
-    def connect(self, place: Location, operation: str, **more: Any) -> tuple[http.client.HTTPConnection, str]:
+    def connect(self, location: Location, operation: str, **more: Any) -> tuple[http.client.HTTPConnection, str]:
         """Ask the NameNode where to write an object. Returns a connection to that DataNode, and the PUT target."""
-        answer = self._first(place, "PUT", operation, more, follow=False)
+        answer = self._first(location, "PUT", operation, more, follow=False)
         target = answer.headers.get("Location", "")
         answer.close()
         if answer.status not in _REDIRECTS or not target:
-            raise StoreUnavailableError(f"the NameNode names no DataNode: status={answer.status} location={place}")
+            raise StoreUnavailableError(f"the NameNode names no DataNode: status={answer.status} location={location}")
         return self._connection(target), _target(target)
 
-    def _read(self, place: Location, offset: int, size: int) -> bytes:
+    def _read(self, location: Location, offset: int, size: int) -> bytes:
         try:
-            answer = self._first(place, "GET", "OPEN", {"offset": offset, "length": size})
+            answer = self._first(location, "GET", "OPEN", {"offset": offset, "length": size})
         except _OutOfRangeError:
             return b""
-        data = _take(answer, size, place)
+        data = _take(answer, size, location)
         if answer.length:
-            raise StoreUnavailableError(f"the DataNode sent too few bytes: location={place} bytes={len(data)}")
+            raise StoreUnavailableError(f"the DataNode sent too few bytes: location={location} bytes={len(data)}")
         return data
 
-    def _read_end(self, place: Location, size: int) -> tuple[bytes, int]:
-        whole = int(self.ask(place, "GET", "GETFILESTATUS")["FileStatus"]["length"])
+    def _read_end(self, location: Location, size: int) -> tuple[bytes, int]:
+        whole = int(self.ask(location, "GET", "GETFILESTATUS")["FileStatus"]["length"])
         size = min(size, whole)
-        return (self._read(place, whole - size, size) if size else b""), whole
+        return (self._read(location, whole - size, size) if size else b""), whole
 
     def _first(
-        self, place: Location, method: str, operation: str, more: dict[str, Any], *, follow: bool = True
+        self, location: Location, method: str, operation: str, more: dict[str, Any], *, follow: bool = True
     ) -> http.client.HTTPResponse:
         """The reply of the first host that gives one. Raises StoreError."""
-        hosts = place.authority.split(",")
-        good = self._good.get(place.authority, hosts[0])
-        failure: StoreError = StoreUnavailableError(f"no host is given: location={place}")
+        hosts = location.authority.split(",")
+        good = self._good.get(location.authority, hosts[0])
+        failure: StoreError = StoreUnavailableError(f"no host is given: location={location}")
         for host in [good, *(host for host in hosts if host != good)]:
-            url = f"{'https' if place.scheme == 'swebhdfs' else 'http'}://{host}/webhdfs/v1{quote(place.path)}"
+            url = f"{'https' if location.scheme == 'swebhdfs' else 'http'}://{host}/webhdfs/v1{quote(location.path)}"
             query = {"op": operation, **self._who(), **more}
             try:
-                answer = self._one(f"{url}?{urlencode(query)}", method, place, follow)
+                answer = self._one(f"{url}?{urlencode(query)}", method, location, follow)
             except _StandbyError as error:
-                failure = StoreUnavailableError(f"{error}: location={place}")
+                failure = StoreUnavailableError(f"{error}: location={location}")
                 continue
-            self._good[place.authority] = host
+            self._good[location.authority] = host
             return answer
         raise failure
 
-    def _one(self, url: str, method: str, place: Location, follow: bool) -> http.client.HTTPResponse:
+    def _one(self, url: str, method: str, location: Location, follow: bool) -> http.client.HTTPResponse:
         """The reply of one host. Raises _StandbyError if another should be tried."""
         for hop in range(4):
             connection = self._connection(url)
@@ -141,7 +141,7 @@ class WebHdfsObjects:
                 if hop == 0:
                     raise _StandbyError(f"cannot be reached: {error}: {where}") from error
                 raise StoreUnavailableError(
-                    f"the DataNode cannot be reached: {error}: {where} location={place}"
+                    f"the DataNode cannot be reached: {error}: {where} location={location}"
                 ) from error
             if answer.status in _REDIRECTS and follow:
                 url = answer.headers.get("Location", "")
@@ -149,9 +149,9 @@ class WebHdfsObjects:
                 continue
             if answer.status >= 400:
                 with contextlib.closing(answer):
-                    raise _error_of(answer.status, answer.read(MiB), place)
+                    raise _error_of(answer.status, answer.read(MiB), location)
             return answer
-        raise StoreUnavailableError(f"too many redirects: location={place}")
+        raise StoreUnavailableError(f"too many redirects: location={location}")
 
     def _connection(self, url: str) -> http.client.HTTPConnection:
         parts = urlsplit(url)
@@ -172,10 +172,10 @@ class WebHdfsObjects:
 class WebHdfsWriter:
     """Sends a file to a DataNode, then renames it. Made in a thread."""
 
-    def __init__(self, objects: WebHdfsObjects, place: Location) -> None:
+    def __init__(self, objects: WebHdfsObjects, location: Location) -> None:
         self._objects = objects
-        self._place = place
-        self._part = place.parent.below(f".{place.name}.{os.urandom(4).hex()}{_PART}")
+        self._location = location
+        self._part = location.parent.below(f".{location.name}.{os.urandom(4).hex()}{_PART}")
         self._connection, target = objects.connect(self._part, "CREATE", overwrite="false", **objects.copies)
         try:
             self._connection.putrequest("PUT", target)
@@ -184,7 +184,7 @@ class WebHdfsWriter:
             self._connection.endheaders()
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
-            raise StoreUnavailableError(f"the DataNode cannot be reached: {error}: location={place}") from error
+            raise StoreUnavailableError(f"the DataNode cannot be reached: {error}: location={location}") from error
 
     async def write(self, parts: Sequence[Buffer]) -> None:
         await asyncio.to_thread(self._write, parts)
@@ -206,7 +206,7 @@ class WebHdfsWriter:
             self._connection.send(b"".join(parts))
             self._connection.send(b"\r\n")
         except OSError as error:
-            raise StoreUnavailableError(f"lost the DataNode: {error}: location={self._place}") from error
+            raise StoreUnavailableError(f"lost the DataNode: {error}: location={self._location}") from error
 
     def _finish(self) -> None:
         try:
@@ -215,21 +215,21 @@ class WebHdfsWriter:
             with contextlib.closing(answer):
                 said = answer.read(MiB)
         except (OSError, http.client.HTTPException) as error:
-            raise StoreUnavailableError(f"lost the DataNode: {error}: location={self._place}") from error
+            raise StoreUnavailableError(f"lost the DataNode: {error}: location={self._location}") from error
         finally:
             self._connection.close()
         if answer.status >= 300:
-            failure = _error_of(answer.status, said, self._place)
+            failure = _error_of(answer.status, said, self._location)
             known = isinstance(failure, StoreError)
-            raise failure if known else StoreUnavailableError(f"{failure}: location={self._place}")
+            raise failure if known else StoreUnavailableError(f"{failure}: location={self._location}")
         if self._rename():
             return
-        self._objects.ask(self._place, "DELETE", "DELETE")  # left by an earlier writer that was killed
+        self._objects.ask(self._location, "DELETE", "DELETE")  # left by an earlier writer that was killed
         if not self._rename():
-            raise StoreUnavailableError(f"the object cannot be renamed: from={self._part} to={self._place}")
+            raise StoreUnavailableError(f"the object cannot be renamed: from={self._part} to={self._location}")
 
     def _rename(self) -> bool:
-        return bool(self._objects.ask(self._part, "PUT", "RENAME", destination=self._place.path).get("boolean"))
+        return bool(self._objects.ask(self._part, "PUT", "RENAME", destination=self._location.path).get("boolean"))
 
 
 class _StandbyError(Exception):
@@ -240,7 +240,7 @@ class _OutOfRangeError(Exception):
     """The object ends before the range."""
 
 
-def _error_of(status: int, said: bytes, place: Location) -> Exception:
+def _error_of(status: int, said: bytes, location: Location) -> Exception:
     told: Any = {}
     with contextlib.suppress(StoreUnavailableError):
         told = _map_of(said).get("RemoteException", {})
@@ -248,19 +248,19 @@ def _error_of(status: int, said: bytes, place: Location) -> Exception:
     if name == "StandbyException":
         return _StandbyError(text)
     if name == "FileNotFoundException" or (status == 404 and not name):
-        return SegmentNotFoundError(f"no such object: location={place}")
+        return SegmentNotFoundError(f"no such object: location={location}")
     if "out of the range" in text:
         return _OutOfRangeError(text)
-    message = f"WebHDFS answered {status} {name}: {text}: location={place}"
+    message = f"WebHDFS answered {status} {name}: {text}: location={location}"
     return MisconfiguredError(message) if name in _REFUSED or status == 401 else StoreUnavailableError(message)
 
 
-def _take(answer: http.client.HTTPResponse, bytes_max: int, place: Location) -> bytes:
+def _take(answer: http.client.HTTPResponse, bytes_max: int, location: Location) -> bytes:
     """Read a reply and close it."""
     try:
         return answer.read(bytes_max)
     except (OSError, http.client.HTTPException) as error:
-        raise StoreUnavailableError(f"the reply broke off: {error}: location={place}") from error
+        raise StoreUnavailableError(f"the reply broke off: {error}: location={location}") from error
     finally:
         answer.close()
 
@@ -283,5 +283,5 @@ def _target(url: str) -> str:
 
 
 def _is_part(found: Found) -> bool:
-    name = found.place.rpartition("/")[2]
+    name = found.location.rpartition("/")[2]
     return name.startswith(".") and name.endswith(_PART)

@@ -36,7 +36,7 @@ class Touch:
 class StartSegment:
     """Add an in-progress segment to the list and clear it from `allocated`.
 
-    Changes nothing if the number is in use already (see `took_place`): a Java writer, which does not check our claim,
+    Changes nothing if the number is in use already (see `was_made`): a Java writer, which does not check our claim,
     was faster.
     """
 
@@ -49,7 +49,7 @@ class StartSegment:
         allocated = "" if self.allocated and value.allocated == self.allocated else value.allocated
         return replace(value.with_segment(self.segment), allocated=allocated)
 
-    def took_place(self, value: StreamMetadata) -> bool:
+    def was_made(self, value: StreamMetadata) -> bool:
         """Whether the list holds this segment."""
         present = value.segment(self.segment.number)
         return present is not None and present.location == self.segment.location
@@ -216,7 +216,7 @@ class ListImportedSegments:
 
     Changes nothing while a segment is in progress (another writer is active), if the stream is sealed, if a stage's
     location is that of a segment, or was before the segment moved, or if the batch is not the sink's next: see
-    `took_place`.
+    `was_made`.
     """
 
     stages: tuple[Stage, ...]
@@ -234,7 +234,7 @@ class ListImportedSegments:
         for stage in self.stages:
             segment = Segment(
                 number=number,
-                place=stage.location.name,
+                name=stage.location.name,
                 store=stage.location.store,
                 first_txid=stage.first_txid,
                 completed=True,
@@ -251,7 +251,7 @@ class ListImportedSegments:
         value = replace(value.with_segment(*listed), max_txid=Txid(max(value.max_txid, *last_txids)))
         return value if record is None else value.with_sink(record)
 
-    def took_place(self, value: StreamMetadata) -> bool:
+    def was_made(self, value: StreamMetadata) -> bool:
         """Whether the stages are listed; with a batch: whether the sink's record shows it, or a later one, as done."""
         if self.record is not None:
             return standing(value.sink(self.record.last.sink), self.record.last) is Standing.DONE
@@ -289,11 +289,11 @@ class SetSegmentLocation:
         segment = value.segment(self.number)
         if segment is None or not segment.completed or segment.location != self.at:
             return value
-        former = segment.place if self.at.store == LEDGER else segment.former_ledger
-        moved = replace(segment, store=self.to.store, place=self.to.name)
+        former = segment.name if self.at.store == LEDGER else segment.former_ledger
+        moved = replace(segment, store=self.to.store, name=self.to.name)
         return value.with_segment(replace(moved, former_ledger="" if self.to.store == LEDGER else former))
 
-    def took_place(self, value: StreamMetadata) -> bool:
+    def was_made(self, value: StreamMetadata) -> bool:
         segment = value.segment(self.number)
         return segment is not None and segment.location == self.to
 
@@ -363,5 +363,5 @@ def allocated_name(location: Location) -> str:
 
 def allocated_location(name: str) -> Location:
     """The location in a name made by `allocated_name`."""
-    store, colon, place = name.partition(":")
-    return Location(store, place) if colon else Location(LEDGER, name)
+    store, colon, in_store = name.partition(":")
+    return Location(store, in_store) if colon else Location(LEDGER, name)

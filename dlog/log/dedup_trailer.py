@@ -50,12 +50,12 @@ class BatchPosition(NamedTuple):
 
 
 class ProducerSnapshot(NamedTuple):
-    """A producer's state: sequences floor..next-1 were written. places: DLSNs of its last few batches."""
+    """A producer's state: sequences floor..next-1 were written. positions: DLSNs of its last few batches."""
 
     producer: bytes
     floor: int
     next: int
-    places: tuple[BatchPosition, ...]
+    positions: tuple[BatchPosition, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +145,12 @@ def _decode_snapshot(value: Any) -> ProducerTableSnapshot | None:
 
 
 def _decode_producer(value: Any) -> ProducerSnapshot:
-    producer, floor, after, places = _array(value)
-    found = tuple(_decode_place(_array(place)) for place in _array(places))
+    producer, floor, after, positions = _array(value)
+    found = tuple(_decode_position(_array(position)) for position in _array(positions))
     return ProducerSnapshot(_producer(producer), _number(floor), _number(after), found)
 
 
-def _decode_place(value: tuple[Any, ...]) -> BatchPosition:
+def _decode_position(value: tuple[Any, ...]) -> BatchPosition:
     return BatchPosition(*map(_number, value))
 
 

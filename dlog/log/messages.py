@@ -133,14 +133,14 @@ class AppendSinkBatch:
 @dataclass(frozen=True, slots=True)
 class MoveListedSegment:
     """Change a completed segment's location; the copy has the same entries and ids. Answered with None. Raises
-    InvalidRequestError (not completed, not at `store` and `place`, or in files), TruncatedError. incarnation: see
+    InvalidRequestError (not completed, not at `store` and `name`, or in files), TruncatedError. incarnation: see
     TruncateBefore."""
 
     number: SegmentNumber
     store: str
-    place: str
+    name: str
     to_store: str
-    to_place: str
+    to_name: str
     incarnation: str | None = None
 
 

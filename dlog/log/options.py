@@ -24,7 +24,7 @@ class OwnerOptions:
     snapshot_bytes: int = option(512 * KiB, sim=(128, 4 * KiB))  # of log between two snapshots of the producer table
     snapshot_ratio: int = option(32, sim=(0, 4))  # ... but at least this many times the size of the last snapshot
     producers_max: int = option(4000, sim=(4, 16))  # in the producer table; others pay a second round trip
-    places_max: int = option(5, sim=(1, 5))  # DLSNs kept per producer to answer duplicates with
+    positions_max: int = option(5, sim=(1, 5))  # DLSNs kept per producer to answer duplicates with
     recover_segments_max: int = option(4, sim=(2, 4))  # segments in which recovery looks for the producer table
     allocate_ahead: float = option(0.5, sim=(0.0, 1.0))  # fraction of a segment's size or age: create the next one then
     retry_after_s: float = option(0.1, sim=(0.001, 0.2))  # after a store failure; doubles up to retry_after_max_s

@@ -376,7 +376,7 @@ class StreamOwnerMachine:
         """A change is applied, or had nothing to change: act on what metadata shows now."""
         t = self._context
         match change:
-            case StartSegment(segment) if change.took_place(t.value):
+            case StartSegment(segment) if change.was_made(t.value):
                 self._taking.started(segment)
                 self._rolling.started(segment)
             case StartSegment(segment, name):

@@ -84,7 +84,7 @@ class OwnerContext:
         self.options = options
         self.phase = Phase.IDLE
         self.lease = Claim(key, claimant, _lease_options(options.answer_timeout_s, options.retry_after_s))
-        self.table = ProducerTable(options.producers_max, options.places_max)
+        self.table = ProducerTable(options.producers_max, options.positions_max)
         self.writing = EntryWriter(self.stream, self.table, options)
         self.allocation = SegmentAllocator(options)
         self.disposal = SegmentDeleter(options)
@@ -144,13 +144,13 @@ class OwnerContext:
 
     def in_progress(self, number: int, location: Location, txid: int) -> Segment:
         """A new segment for the list; txid: lower bound of its records' txids."""
-        return Segment(number=SegmentNumber(number), place=location.name, store=location.store, first_txid=Txid(txid))
+        return Segment(number=SegmentNumber(number), name=location.name, store=location.store, first_txid=Txid(txid))
 
     def open(self, segment: Segment, txid: int) -> None:
         """Append to this segment from now on."""
         final = segment.store in self._final_stores
         self._opened = segment
-        self.out.append(Tell(SegmentStarted(self.stream, segment.number, segment.place)))
+        self.out.append(Tell(SegmentStarted(self.stream, segment.number, segment.name)))
         opened = OpenSegment(segment.number, segment.location, txid, final)
         self.writing.begin_segment(opened, self.out)
 

@@ -167,8 +167,8 @@ class Packer:
         if segment.next_entry > 0 and segment.since_snapshot < due:
             return None
         snapshot = self.table.snapshot()
-        for places_max in (options.places_max, 1):
-            packed = pack_snapshot(_thinned(snapshot, places_max))
+        for positions_max in (options.positions_max, 1):
+            packed = pack_snapshot(_thinned(snapshot, positions_max))
             if len(packed) <= _SNAPSHOT_BYTES_MAX:
                 return packed
         return pack_snapshot(_thinned(snapshot, 0))
@@ -179,10 +179,11 @@ class Packer:
         return snapshot is None or size + len(snapshot) + _NOTE_BYTES <= ENTRY_BYTES_MAX
 
 
-def _thinned(snapshot: ProducerTableSnapshot, places_max: int) -> ProducerTableSnapshot:
+def _thinned(snapshot: ProducerTableSnapshot, positions_max: int) -> ProducerTableSnapshot:
     return ProducerTableSnapshot(
         snapshot.horizon,
         tuple(
-            p._replace(places=p.places[len(p.places) - min(places_max, len(p.places)) :]) for p in snapshot.producers
+            p._replace(positions=p.positions[len(p.positions) - min(positions_max, len(p.positions)) :])
+            for p in snapshot.producers
         ),
     )

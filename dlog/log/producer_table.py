@@ -31,8 +31,8 @@ from dlog.machine import Ticket
 from dlog.model.dlsn import DLSN_INVALID, of
 from dlog.model.ids import NO_TXID, Txid
 
-Place = tuple[int, int]  # segment and entry
-NOTHING_FORGOTTEN: Place = (0, -1)  # below every entry
+EntryPosition = tuple[int, int]  # segment and entry
+NOTHING_FORGOTTEN: EntryPosition = (0, -1)  # below every entry
 NAME_BYTES = 12  # of a producer id; the rest is the generation
 
 
@@ -60,7 +60,7 @@ class Producer:
     and entry of its newest confirmed batch, or later. older: the generation it replaces, until its first batch is
     confirmed."""
 
-    __slots__ = ("floor", "id", "last", "logged", "name", "next", "older", "pending", "places")
+    __slots__ = ("floor", "id", "last", "logged", "name", "next", "older", "pending", "positions")
 
     def __init__(self, id: bytes, floor: int, older: Producer | None = None) -> None:
         self.id = id
@@ -69,7 +69,7 @@ class Producer:
         self.next = floor
         self.logged = floor
         self.last = NOTHING_FORGOTTEN
-        self.places: list[BatchPosition] = []  # DLSNs of the last confirmed batches, oldest first
+        self.positions: list[BatchPosition] = []  # DLSNs of the last confirmed batches, oldest first
         self.pending: list[Batch] = []
         self.older = older
 
@@ -77,19 +77,19 @@ class Producer:
 class ProducerTable:
     """Producers of one stream, least recently used first. horizon: (segment, entry); all that wrote above are here."""
 
-    __slots__ = ("_new", "_places_max", "_producers", "_producers_max", "horizon")
+    __slots__ = ("_new", "_positions_max", "_producers", "_producers_max", "horizon")
 
-    def __init__(self, producers_max: int, places_max: int, horizon: Place = NOTHING_FORGOTTEN) -> None:
+    def __init__(self, producers_max: int, positions_max: int, horizon: EntryPosition = NOTHING_FORGOTTEN) -> None:
         self.horizon = horizon
         self._producers: dict[bytes, Producer] = {}  # by name; those with a batch in an entry
         self._new: dict[bytes, Producer] = {}  # by name; those with admitted batches only, none in an entry yet
         self._producers_max = producers_max
-        self._places_max = places_max
+        self._positions_max = positions_max
 
     def __len__(self) -> int:
         return len(self._producers.keys() | self._new.keys())
 
-    def has_certainly_not_written(self, id: bytes, since: Place | None) -> bool:
+    def has_certainly_not_written(self, id: bytes, since: EntryPosition | None) -> bool:
         """Whether nothing of this producer is in the log or pending: had it written at or above `since` (None:
         unknown), it would be in the table."""
         if self._find(id) is not None:
@@ -194,10 +194,10 @@ class ProducerTable:
                 if batch.request.sequence == sequence and batch.request.count == request.count:
                     return batch
                 return InvalidRequestError(f"a repeated batch has other bounds than before: sequence={sequence}")
-        for place in producer.places:
-            if place.sequence <= sequence and after <= place.sequence + place.records:
-                dlsn = of(place.segment, place.entry, place.slot + sequence - place.sequence)
-                return BatchWritten(dlsn, request.count, Txid(place.txid), True)
+        for position in producer.positions:
+            if position.sequence <= sequence and after <= position.sequence + position.records:
+                dlsn = of(position.segment, position.entry, position.slot + sequence - position.sequence)
+                return BatchWritten(dlsn, request.count, Txid(position.txid), True)
         return BatchWritten(DLSN_INVALID, request.count, NO_TXID, True)
 
     # ---- into entries, and confirmed --------------------------------------------------------------------------------
@@ -228,8 +228,8 @@ class ProducerTable:
         producer, request = batch.producer, batch.request
         first = producer.pending.pop(0)
         assert first is batch, "batches of one producer are confirmed in order"
-        place = BatchPosition(request.sequence, request.count, batch.segment, batch.entry, batch.slot, batch.txid)
-        self._keep_place(producer, place)
+        position = BatchPosition(request.sequence, request.count, batch.segment, batch.entry, batch.slot, batch.txid)
+        self._keep_position(producer, position)
         producer.last = (batch.segment, batch.entry)
         producer.older = None
 
@@ -239,18 +239,20 @@ class ProducerTable:
         """The table as of the entries so far: with packed batches, without those that wait."""
         return ProducerTableSnapshot(
             self.horizon,
-            tuple(ProducerSnapshot(p.id, p.floor, p.logged, self._places_in_log(p)) for p in self._producers.values()),
+            tuple(
+                ProducerSnapshot(p.id, p.floor, p.logged, self._positions_in_log(p)) for p in self._producers.values()
+            ),
         )
 
-    def restore(self, snapshot: ProducerTableSnapshot, at: Place) -> None:
+    def restore(self, snapshot: ProducerTableSnapshot, at: EntryPosition) -> None:
         """Replace the table by the snapshot found in the entry `at`."""
         self.horizon = snapshot.horizon
         self._producers.clear()
         for noted in snapshot.producers:
             producer = Producer(noted.producer, noted.floor)
             producer.next = producer.logged = noted.next
-            producer.places = list(noted.places[-self._places_max :])
-            producer.last = noted.places[-1][2:4] if noted.places else at
+            producer.positions = list(noted.positions[-self._positions_max :])
+            producer.last = noted.positions[-1][2:4] if noted.positions else at
             self._remember(producer)
 
     def replay(self, noted: TrailerBatch, segment: int, entry: int, txid: int) -> None:
@@ -259,26 +261,26 @@ class ProducerTable:
         if producer is None or producer.id != noted.producer or producer.next != noted.sequence:
             producer = Producer(noted.producer, noted.sequence)
         producer.next = producer.logged = noted.sequence + noted.records
-        place = BatchPosition(noted.sequence, noted.records, segment, entry, noted.slot, txid)
-        self._keep_place(producer, place)
+        position = BatchPosition(noted.sequence, noted.records, segment, entry, noted.slot, txid)
+        self._keep_position(producer, position)
         producer.last = (segment, entry)
         self._remember(producer)
 
-    def _keep_place(self, producer: Producer, place: BatchPosition) -> None:
-        places = producer.places
-        places.append(place)
-        if len(places) > self._places_max:
-            del places[0]
+    def _keep_position(self, producer: Producer, position: BatchPosition) -> None:
+        positions = producer.positions
+        positions.append(position)
+        if len(positions) > self._positions_max:
+            del positions[0]
 
-    def _places_in_log(self, producer: Producer) -> tuple[BatchPosition, ...]:
-        places = list(producer.places)
+    def _positions_in_log(self, producer: Producer) -> tuple[BatchPosition, ...]:
+        positions = list(producer.positions)
         for batch in producer.pending:
             if batch.entry >= 0:
                 request = batch.request
-                places.append(
+                positions.append(
                     BatchPosition(request.sequence, request.count, batch.segment, batch.entry, batch.slot, batch.txid)
                 )
-        return tuple(places[-self._places_max :])
+        return tuple(positions[-self._positions_max :])
 
     # ---- bounds -----------------------------------------------------------------------------------------------------
 

@@ -228,7 +228,7 @@ class SegmentImport:
         """Locations of the request that are, or were, those of listed segments: a segment that was moved names its
         former ledger until it leaves the list, and that ledger is deleted before."""
         value = self._context.value
-        return [place for place, _ in request.parts if value.segment_at(Location(request.store, place)) is not None]
+        return [name for name, _ in request.parts if value.segment_at(Location(request.store, name)) is not None]
 
     def _is_taken_in(self, head: _PendingImport) -> bool:
         """Take the next step of an import. True only if it was refused; a success is answered after the change."""
@@ -238,10 +238,10 @@ class SegmentImport:
         error = self._writer.refusal() or head.error or self._doubt(head.request)
         if error is not None:
             return self._let_on(error)
-        for place, _ in head.request.parts:
-            if place not in head.asked and len(head.asked) - len(head.found) < _EXAMINED_AT_ONCE:
-                head.asked.add(place)
-                t.out.append(Send(STORE, ExamineStage(Location(head.request.store, place))))
+        for name, _ in head.request.parts:
+            if name not in head.asked and len(head.asked) - len(head.found) < _EXAMINED_AT_ONCE:
+                head.asked.add(name)
+                t.out.append(Send(STORE, ExamineStage(Location(head.request.store, name))))
         if len(head.found) < len(head.request.parts):
             return False
         t.is_holding = True  # from here on until the import is decided, no txid is assigned
@@ -268,11 +268,11 @@ class SegmentImport:
     def _order(self, head: _PendingImport) -> DLogError | None:
         """The error if txids decrease, from written records to the first stage or between stages."""
         last = self._context.writing.txid
-        for place, _ in head.request.parts:
-            stage = head.found[place]
+        for name, _ in head.request.parts:
+            stage = head.found[name]
             if stage.first_txid < last:
                 return TxidOutOfOrderError(
-                    f"txids may not decrease: location={place} txid={stage.first_txid} last={last}", last=last
+                    f"txids may not decrease: location={name} txid={stage.first_txid} last={last}", last=last
                 )
             last = stage.end.last_txid
         return None
@@ -323,7 +323,7 @@ class SegmentImport:
         else:
             t.register.want(DropEmptySegment(number, location, allocated_name(location)))
         record = None if head.request.batch is None else SinkRecord(head.request.batch)
-        stages = tuple(head.found[place] for place, _ in head.request.parts)
+        stages = tuple(head.found[name] for name, _ in head.request.parts)
         head.change = ListImportedSegments(stages, record, t.unix_ms)
         t.register.want(head.change)
 
@@ -337,7 +337,7 @@ class SegmentImport:
             t.out.append(Tell(SegmentCompleted(t.stream, s.number, s.last_entry, s.record_count)))
             t.out.append(Tell(LacMoved(t.stream, s.number, s.last_entry, True)))
         t.writing.txid = max(t.writing.txid, *(s.end.last_txid for s in change.stages))
-        if change.took_place(t.value):
+        if change.was_made(t.value):
             first = found[0].number if found else SegmentNumber(0)
             self._drop(SegmentsImported(first, len(change.stages), sum(s.end.records for s in change.stages)))
         else:
@@ -366,14 +366,14 @@ class SegmentImport:
             self._answer(ticket, StreamUnavailableError("the stream is being taken over: try again"))
             return
         change = SetSegmentLocation(
-            request.number, Location(request.store, request.place), Location(request.to_store, request.to_place)
+            request.number, Location(request.store, request.name), Location(request.to_store, request.to_name)
         )
         self._moving += ((ticket, change),)
         self._context.register.want(change)
 
     def segment_moved(self, change: SetSegmentLocation) -> None:
         """The change was applied to metadata read after the request, or changes nothing there."""
-        is_done = change.took_place(self._context.value)
+        is_done = change.was_made(self._context.value)
         self._answer_move(change, None if is_done else self._not_moved(change))
 
     def _answer_move(self, change: SetSegmentLocation, result: DLogError | None) -> None:

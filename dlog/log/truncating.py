@@ -104,7 +104,7 @@ class StreamTruncation:
         """The portion is removed from metadata."""
         t = self._context
         portion, self._portion = self._portion, ()
-        t.out.extend(Tell(SegmentDeleted(t.stream, s.number, s.place)) for s in portion)
+        t.out.extend(Tell(SegmentDeleted(t.stream, s.number, s.name)) for s in portion)
         self.delete_next()
 
     def delete_allocated(self, name: str, number: int) -> None:

@@ -26,7 +26,7 @@ from dlog.log.changes import SegmentEnd
 from dlog.log.messages import STORE, AppendEntry, BatchWritten, WriteBatch
 from dlog.log.options import OwnerOptions
 from dlog.log.packing import Buffer, OpenSegment, Packer, PendingEntry
-from dlog.log.producer_table import Batch, Place, Producer, ProducerTable
+from dlog.log.producer_table import Batch, EntryPosition, Producer, ProducerTable
 from dlog.machine import Answer, Effect, Send, SetTimer, Tell, Ticket
 from dlog.model.dlsn import of
 from dlog.model.ids import TXID_MAX, EntryId, SegmentNumber, Txid
@@ -68,7 +68,7 @@ class EntryWriter:
         self.current: OpenSegment | None = None
         self.accepts_entries = False
         self.txid = 0  # the last one assigned
-        self.next_entry_floor: Place = (
+        self.next_entry_floor: EntryPosition = (
             0,
             0,
         )  # (segment, entry): batches admitted from now on are written at or above this

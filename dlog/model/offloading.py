@@ -32,7 +32,7 @@ COLD = "cold"  # name of the object store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """The offload of one segment. store, place: its hot copy. objects: targets of requested moves, newest last.
+    """The offload of one segment. store, name: its hot copy. objects: targets of requested moves, newest last.
 
     moved_unix_ms: since when it is known to be in the newest; 0: not yet. is_damaged: the newest is damaged, another
     is needed. taken_back_from: objects from which a move back was requested. is_deleting: the hot copy is being
@@ -42,7 +42,7 @@ class Record:
     stream: str
     number: int
     store: str
-    place: str
+    name: str
     objects: tuple[str, ...]
     moved_unix_ms: int = 0
     is_damaged: bool = False
@@ -71,12 +71,12 @@ class Record:
         left = dict.fromkeys((*self.taken_back_from, lies_at))
         return replace(self, moved_unix_ms=0, is_damaged=is_damaged, taken_back_from=tuple(left))
 
-    def with_object(self, place: str) -> Record | None:
+    def with_object(self, name: str) -> Record | None:
         """The record that must replace this one before a move to another object is requested. None: not possible, the
         hot copy is being deleted and the segment stays in its object."""
         if self.is_deleting:
             return None
-        return replace(self, objects=(*self.objects, place), moved_unix_ms=0, is_damaged=False)
+        return replace(self, objects=(*self.objects, name), moved_unix_ms=0, is_damaged=False)
 
 
 class Step(enum.Enum):
@@ -105,19 +105,19 @@ def decide(record: Record, value: StreamMetadata | None, *, now_unix_ms: int, gr
     if value is not None:
         is_truncated = value.has_lost(record.number)
         segment = value.segment(record.number) or value.truncated_segment(record.number)
-    if segment is not None and (segment.store, segment.place) == (record.store, record.place):
+    if segment is not None and (segment.store, segment.name) == (record.store, record.name):
         return Decision(Step.WAIT if is_truncated else Step.TELL)
-    if segment is not None and segment.store == COLD and segment.place in record.objects:
+    if segment is not None and segment.store == COLD and segment.name in record.objects:
         if is_truncated:
-            return Decision(Step.DROP, segment.place)
+            return Decision(Step.DROP, segment.name)
         if record.is_deleting:
-            return Decision(Step.RETIRE, segment.place)
-        if segment.place in record.taken_back_from:
-            return Decision(Step.TAKE_BACK, segment.place)
-        if record.is_damaged and segment.place == record.object:
-            return Decision(Step.RETIRE, segment.place)  # which reads it again
+            return Decision(Step.RETIRE, segment.name)
+        if segment.name in record.taken_back_from:
+            return Decision(Step.TAKE_BACK, segment.name)
+        if record.is_damaged and segment.name == record.object:
+            return Decision(Step.RETIRE, segment.name)  # which reads it again
         if not record.moved_unix_ms:
-            return Decision(Step.NOTE, segment.place)
+            return Decision(Step.NOTE, segment.name)
         is_over = now_unix_ms - record.moved_unix_ms >= grace_s * 1000
-        return Decision(Step.RETIRE if is_over else Step.WAIT, segment.place)
+        return Decision(Step.RETIRE if is_over else Step.WAIT, segment.name)
     return Decision(Step.CLEAR)

@@ -47,7 +47,7 @@ class Truncation(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One log segment. place: its name in its store (the ledger id in decimal, or the object path).
+    """One log segment. name: its name in its store (the ledger id in decimal, or the object path).
 
     Completed: `last_*`, `record_count` and `completed_unix_ms` are set. In progress: last_entry is NO_ENTRY and
     completed_unix_ms 0. completed_unix_ms: the writer's time, at least the latest label of its records;
@@ -56,7 +56,7 @@ class Segment:
     """
 
     number: SegmentNumber
-    place: str
+    name: str
     store: str = LEDGER
     former_ledger: str = ""
     first_txid: Txid
@@ -86,7 +86,7 @@ class Segment:
 
     @property
     def location(self) -> Location:
-        return Location(self.store, self.place)
+        return Location(self.store, self.name)
 
     @property
     def locations(self) -> tuple[Location, ...]:

@@ -96,14 +96,14 @@ def standing(record: SinkRecord | None, batch: SinkBatch) -> Standing:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredStage:
-    """A registered stage: its location (place) in its store, stream and batch, and when it was begun, by the writer's
+    """A registered stage: its name in its store, stream and batch, and when it was begun, by the writer's
     clock.
 
     incarnation: of the stream; "": unknown. is_offered: a write without a batch number is about to have it
     imported. is_swept: a sweeper is about to delete it.
     """
 
-    place: str
+    name: str
     stream: StreamName
     batch: SinkBatch
     unix_ms: int
@@ -113,13 +113,13 @@ class RegisteredStage:
     store: str = _LEDGER_STORE
 
 
-def registered_stage(sink: str, place: str, told: object) -> RegisteredStage | None:
+def registered_stage(sink: str, name: str, told: object) -> RegisteredStage | None:
     """Decode a stage's registration from JSON; None if it is not valid: such a stage is never swept. One that names no
     store is a ledger."""
     if not isinstance(told, dict):
         return None
     store = told.get("store", _LEDGER_STORE)
-    if not isinstance(store, str) or not _NAME_PART.match(store) or not _is_place(store, place):
+    if not isinstance(store, str) or not _NAME_PART.match(store) or not _is_segment_name(store, name):
         return None
     stream, query = told.get("stream"), told.get("query")
     epoch, batch, unix_ms = told.get("epoch"), told.get("batch"), told.get("unix_ms")
@@ -131,12 +131,12 @@ def registered_stage(sink: str, place: str, told: object) -> RegisteredStage | N
     try:
         known = SinkBatch(sink, epoch, sink_name(query), batch)
         is_offered, is_swept = told.get("offered") is True, told.get("swept") is True
-        return RegisteredStage(place, stream_name(stream), known, unix_ms, incarnation, is_offered, is_swept, store)
+        return RegisteredStage(name, stream_name(stream), known, unix_ms, incarnation, is_offered, is_swept, store)
     except DLogError:
         return None
 
 
-def _is_place(store: str, text: str) -> bool:
+def _is_segment_name(store: str, text: str) -> bool:
     """Whether a stage of this store can have this location."""
     if store == _LEDGER_STORE:
         return _LEDGER_ID.match(text) is not None and int(text) < _NUMBERS_END
@@ -150,11 +150,11 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 @dataclass(frozen=True, slots=True)
 class StreamLook:
-    """One look at a stage's stream. record: of the sink. places: stores and locations where its segments lie,
+    """One look at a stage's stream. record: of the sink. locations: stores and locations where its segments lie,
     or were moved from. is_open: False if it is sealed or deleted, and refuses all imports."""
 
     record: SinkRecord | None = None
-    places: frozenset[tuple[str, str]] = frozenset()
+    locations: frozenset[tuple[str, str]] = frozenset()
     is_open: bool = True
     incarnation: str = ""
 
@@ -190,7 +190,7 @@ class StageSweepRule:
             return SweepDecision.STAYS
         if len(looks) < 2:
             return SweepDecision.LOOK
-        return SweepDecision.LISTED if (stage.store, stage.place) in looks[-1].places else SweepDecision.GOES
+        return SweepDecision.LISTED if (stage.store, stage.name) in looks[-1].locations else SweepDecision.GOES
 
     def _is_worth_a_look(self, stage: RegisteredStage) -> bool:
         if self._is_own(stage):
@@ -205,7 +205,7 @@ class StageSweepRule:
         if stage.incarnation and look.incarnation and stage.incarnation != look.incarnation:
             return True  # an import names the incarnation that the stage was written for
         if not self.is_numbered:
-            return not stage.is_offered or self._is_own(stage) or (stage.store, stage.place) in look.places
+            return not stage.is_offered or self._is_own(stage) or (stage.store, stage.name) in look.locations
         verdict = standing(look.record, stage.batch)
         return verdict is not Standing.NEW and (verdict is not Standing.REPEATED or self._is_own(stage))
 

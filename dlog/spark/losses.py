@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlog.errors import TruncatedError
-from dlog.spark.offsets import BEGINNING, Place, StreamOffset
+from dlog.spark.offsets import BEGINNING, StreamOffset, StreamPosition
 from dlog.spark.planning import StreamView, Tally
 
 
@@ -41,31 +41,31 @@ class Loss:
 NOTHING, UNKNOWN = Loss(0, 0), Loss()
 
 
-def offset_at(view: StreamView, place: Place, before: StreamOffset | None = None) -> StreamOffset:
+def offset_at(view: StreamView, position: StreamPosition, before: StreamOffset | None = None) -> StreamOffset:
     """A position with what is known of it now. For the same position `before` is returned unchanged (Spark compares the
     text), except that the stream's incarnation and the end of its segment are added once: when the segment is gone,
     neither can be found out."""
-    now = _known(view, place)
-    if before is None or before.place != place or is_another(view, before):
+    now = _known(view, position)
+    if before is None or before.position != position or is_another(view, before):
         return now
     is_over = now.ended or _rest(view, before, before.read, _tallies(view)) == NOTHING
     if (before.incarnation or not now.incarnation) and (before.ended or not is_over):
         return before
     read, start = (old if old >= 0 else new for old, new in ((before.read, now.read), (before.start, now.start)))
-    return StreamOffset(place, now.incarnation or before.incarnation, read, start, before.ended or is_over)
+    return StreamOffset(position, now.incarnation or before.incarnation, read, start, before.ended or is_over)
 
 
-def _known(view: StreamView, place: Place) -> StreamOffset:
-    if place == BEGINNING:
-        return StreamOffset(place)
-    segment = view.segment(place.segment)
+def _known(view: StreamView, position: StreamPosition) -> StreamOffset:
+    if position == BEGINNING:
+        return StreamOffset(position)
+    segment = view.segment(position.segment)
     if segment is None:
-        return StreamOffset(place, view.incarnation)
+        return StreamOffset(position, view.incarnation)
     is_certain = segment.is_completed or not segment.start_sequence_id
     start = segment.start_sequence_id if is_certain else -1
-    if not Place(segment.number, segment.last + 1 - segment.idle) <= place <= segment.end:
-        return StreamOffset(place, view.incarnation, -1, start)
-    return StreamOffset(place, view.incarnation, segment.counted, start, segment.is_final)
+    if not StreamPosition(segment.number, segment.last + 1 - segment.idle) <= position <= segment.end:
+        return StreamOffset(position, view.incarnation, -1, start)
+    return StreamOffset(position, view.incarnation, segment.counted, start, segment.is_final)
 
 
 def is_another(view: StreamView, mark: StreamOffset) -> bool:
@@ -73,13 +73,15 @@ def is_another(view: StreamView, mark: StreamOffset) -> bool:
     return bool(mark.incarnation and view.incarnation and mark.incarnation != view.incarnation)
 
 
-def lost(view: StreamView, mark: StreamOffset, to: Place | None = None, *, head: int = -1, read: int = -1) -> Loss:
+def lost(
+    view: StreamView, mark: StreamOffset, to: StreamPosition | None = None, *, head: int = -1, read: int = -1
+) -> Loss:
     """What lay from `mark` up to the first record that may be read, or `to` (exclusive).
 
     head: records before the end position in its segment. read: records before the mark in its segment. Both -1 if the
     entries were not read.
     """
-    start = mark.place
+    start = mark.position
     end = view.earliest if to is None else min(to, view.earliest)
     if start == BEGINNING or start >= end or is_another(view, mark):
         return NOTHING
@@ -100,13 +102,13 @@ def lost(view: StreamView, mark: StreamOffset, to: Place | None = None, *, head:
     return gone if gone.most is not None else Loss(max(gone.least, _sequences(view, mark, done, end) + before.least))
 
 
-def check_kept(view: StreamView, start: Place | StreamOffset, loss: Loss | None = None) -> None:
+def check_kept(view: StreamView, start: StreamPosition | StreamOffset, loss: Loss | None = None) -> None:
     """Raises TruncatedError unless it is certain that nothing is gone after `start`. loss: if computed already."""
     mark = start if isinstance(start, StreamOffset) else StreamOffset(start)
     loss = lost(view, mark) if loss is None else loss
     if loss.most != 0:
         raise TruncatedError(
-            f"records were truncated before they were read: stream={view.name} wanted={mark.place} "
+            f"records were truncated before they were read: stream={view.name} wanted={mark.position} "
             f"available={view.earliest}; records lost: {loss}; option failOnDataLoss=false continues from there"
         )
 
@@ -118,7 +120,7 @@ def _tallies(view: StreamView) -> dict[int, Tally]:
 def _is_over(view: StreamView, mark: StreamOffset) -> bool:
     """Whether no record of the mark's segment lay after the mark."""
     past = dict(view.past)
-    segment, entry, _ = mark.place
+    segment, entry, _ = mark.position
     return mark.ended or (segment in past and entry > past[segment])
 
 
@@ -126,7 +128,7 @@ def _rest(view: StreamView, mark: StreamOffset, done: int, tallies: dict[int, Ta
     """Loss in the mark's segment, after the mark."""
     if _is_over(view, mark):
         return NOTHING
-    number = mark.place.segment
+    number = mark.position.segment
     tally = tallies.get(number)
     if tally is not None:
         most = tally.records
@@ -142,9 +144,9 @@ def _rest(view: StreamView, mark: StreamOffset, done: int, tallies: dict[int, Ta
     return Loss(most - done, most - done) if done >= 0 else Loss(0, most)
 
 
-def _before(view: StreamView, end: Place, tally: Tally | None) -> Loss:
+def _before(view: StreamView, end: StreamPosition, tally: Tally | None) -> Loss:
     """Loss in the segment of `end`, before it."""
-    if end == Place(end.segment, 0):
+    if end == StreamPosition(end.segment, 0):
         return NOTHING
     segment = view.segment(end.segment)
     if segment is not None:
@@ -154,7 +156,7 @@ def _before(view: StreamView, end: Place, tally: Tally | None) -> Loss:
     return Loss(tally.records, tally.records) if end == view.floor else Loss(0, tally.records)
 
 
-def _sequences(view: StreamView, mark: StreamOffset, done: int, end: Place) -> int:
+def _sequences(view: StreamView, mark: StreamOffset, done: int, end: StreamPosition) -> int:
     """A lower bound of the records before the segment of `end`."""
     follows = _sequence_of(view, end.segment, _tallies(view))
     if follows <= 0 or mark.start < 0 or done < 0:

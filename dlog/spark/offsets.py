@@ -21,7 +21,7 @@ I64_MAX = 2**63 - 1
 VERSION = 1
 
 
-class Place(NamedTuple):
+class StreamPosition(NamedTuple):
     """Position of the first record that is not read yet. Compares in the order of the stream."""
 
     segment: int
@@ -35,9 +35,9 @@ class Place(NamedTuple):
         return json.dumps(self.as_json(), separators=(",", ":"))
 
 
-BEGINNING = Place(0, 0)  # before every segment, also before those that are not written yet
+BEGINNING = StreamPosition(0, 0)  # before every segment, also before those that are not written yet
 
-Offsets = Mapping[str, Place]
+Offsets = Mapping[str, StreamPosition]
 
 
 class StreamOffset(NamedTuple):
@@ -48,14 +48,14 @@ class StreamOffset(NamedTuple):
     segment lies after the position, and none will.
     """
 
-    place: Place
+    position: StreamPosition
     incarnation: str = ""
     read: int = -1
     start: int = -1
     ended: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"at": self.place.as_json()}
+        told: dict[str, Any] = {"at": self.position.as_json()}
         if self.ended:
             told["ended"] = True
         if self.incarnation:
@@ -70,11 +70,11 @@ class StreamOffset(NamedTuple):
 Marks = Mapping[str, StreamOffset]
 
 
-def place_of(value: Any, what: str) -> Place:
+def position_of(value: Any, what: str) -> StreamPosition:
     """Read `[segment, entry]` or `[segment, entry, slot]`. Raises ConfigError naming `what`."""
     is_list = isinstance(value, list | tuple) and 2 <= len(value) <= 3
     if is_list and all(type(part) is int and 0 <= part <= I64_MAX for part in value):
-        return Place(*value)
+        return StreamPosition(*value)
     raise ConfigError(f"{what}: a position is [segment, entry] or [segment, entry, slot]: value={str(value)[:60]}")
 
 
@@ -94,7 +94,7 @@ def parse_offsets(told: Any, what: str) -> dict[str, StreamOffset]:
         raise ConfigError(f"{what}: expected a JSON object of streams and positions: value={str(told)[:60]}")
     version = told.get("v")
     if type(version) is not int:  # the older form, with a stream named v: a list
-        return {str(stream): StreamOffset(place_of(value, f"{what} of {stream}")) for stream, value in told.items()}
+        return {str(stream): StreamOffset(position_of(value, f"{what} of {stream}")) for stream, value in told.items()}
     if version != VERSION:
         raise ConfigError(f"{what}: written by another release; continue with that release: version={version}")
     streams = told.get("streams")
@@ -103,9 +103,9 @@ def parse_offsets(told: Any, what: str) -> dict[str, StreamOffset]:
     return {str(stream): _mark_of(value, f"{what} of {stream}") for stream, value in streams.items()}
 
 
-def parse_positions(told: Any, what: str) -> dict[str, Place]:
+def parse_positions(told: Any, what: str) -> dict[str, StreamPosition]:
     """As `parse_offsets`, positions alone. Raises ConfigError naming `what`."""
-    return {stream: mark.place for stream, mark in parse_offsets(told, what).items()}
+    return {stream: mark.position for stream, mark in parse_offsets(told, what).items()}
 
 
 def _mark_of(told: Any, what: str) -> StreamOffset:
@@ -116,4 +116,4 @@ def _mark_of(told: Any, what: str) -> StreamOffset:
     is_known = isinstance(incarnation, str) and re.fullmatch(r"[\x21-\x7e]{0,200}", incarnation) and type(ended) is bool
     if not is_known or not all(type(count) is int and -1 <= count <= I64_MAX for count in (read, start)):
         raise ConfigError(f"{what}: the fields beside the position cannot be read: value={str(told)[:120]}")
-    return StreamOffset(place_of(told.get("at"), what), str(incarnation), read, start, ended)
+    return StreamOffset(position_of(told.get("at"), what), str(incarnation), read, start, ended)

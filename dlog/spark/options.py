@@ -22,7 +22,7 @@ from dlog.errors import ConfigError, InvalidRequestError
 from dlog.io.stores import StoresOptions, load_stores
 from dlog.model.ids import TXID_MAX, stream_name
 from dlog.options import parse_bytes, parse_duration_s, parse_unix_ms
-from dlog.spark.offsets import Place, place_of
+from dlog.spark.offsets import StreamPosition, position_of
 from dlog.stores.cold.locations import parse_root
 
 NAMESPACE = "/dlog"
@@ -35,7 +35,7 @@ class Kind(Enum):
 
     EARLIEST = "earliest"
     LATEST = "latest"
-    PLACE = "place"
+    POSITION = "place"
     TXID = "txid"
     TIME = "time"
 
@@ -46,7 +46,7 @@ class Bound:
 
     kind: Kind
     value: int = 0
-    place: Place = Place(0, 0)
+    position: StreamPosition = StreamPosition(0, 0)
 
 
 EARLIEST, LATEST = Bound(Kind.EARLIEST), Bound(Kind.LATEST)
@@ -214,7 +214,7 @@ def read_path(text: str) -> str:
     return text
 
 
-def _objects_place(text: str) -> str:
+def _objects_location(text: str) -> str:
     return str(parse_root(text))
 
 
@@ -237,7 +237,7 @@ _SIMPLE: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "metadata": ("metadata", read_one_of("streams", "segments", "entries", "lag")),
     "verify": ("verify", read_one_of("crc", "full", "none")),
     "onCorruption": ("on_corruption", read_one_of("fail", "skip-entry")),
-    "leftOutTo": ("left_out_to", _objects_place),
+    "leftOutTo": ("left_out_to", _objects_location),
     "minPollIntervalMs": ("poll_interval_min_s", read_milliseconds),
     "fetchRetries": ("fetch_retries", read_retries),
     "fetchTimeoutMs": ("fetch_timeout_s", read_milliseconds),
@@ -354,7 +354,7 @@ def _by_stream(name: str, text: str, read: Callable[[str, Any], Bound]) -> dict[
 def _offset(name: str, value: Any) -> Bound:
     if value in (Kind.EARLIEST.value, Kind.LATEST.value):
         return _word(value)
-    return Bound(Kind.PLACE, place=place_of(value, name))
+    return Bound(Kind.POSITION, position=position_of(value, name))
 
 
 def _txid(name: str, value: Any) -> Bound:

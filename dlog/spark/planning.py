@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dlog.spark.offsets import BEGINNING, Place
+from dlog.spark.offsets import BEGINNING, StreamPosition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class SegmentView:
     """
 
     number: int
-    place: str
+    name: str
     store: str
     first: int = 0
     first_slot: int = 0
@@ -46,13 +46,13 @@ class SegmentView:
     completed_unix_ms: int = 0
 
     @property
-    def begin(self) -> Place:
-        return Place(self.number, self.first, self.first_slot)
+    def begin(self) -> StreamPosition:
+        return StreamPosition(self.number, self.first, self.first_slot)
 
     @property
-    def end(self) -> Place:
+    def end(self) -> StreamPosition:
         """The position after everything that may be read."""
-        return Place(self.number, self.last + 1)
+        return StreamPosition(self.number, self.last + 1)
 
     @property
     def entries(self) -> int:
@@ -78,13 +78,13 @@ class StreamView:
 
     name: str
     segments: tuple[SegmentView, ...] = ()
-    floor: Place = BEGINNING
+    floor: StreamPosition = BEGINNING
     past: tuple[tuple[int, int], ...] = ()
     tallies: tuple[Tally, ...] = ()
     incarnation: str = ""
 
     @property
-    def earliest(self) -> Place:
+    def earliest(self) -> StreamPosition:
         """The position of the first record that may be read now or later."""
         for segment in self.segments:
             if segment.entries or not segment.is_completed:
@@ -92,19 +92,19 @@ class StreamView:
         return self.latest
 
     @property
-    def latest(self) -> Place:
-        """The position after the last entry that may be read; places.py says why never in an empty segment after it."""
+    def latest(self) -> StreamPosition:
+        """The position after the last entry that may be read; views.py says why never in an empty segment after it."""
         for segment in reversed(self.segments):
             if segment.entries:
                 return segment.end
         return self.floor
 
-    def latest_after(self, begun: Place) -> Place:
+    def latest_after(self, begun: StreamPosition) -> StreamPosition:
         """As `latest`, but `begun` if only entries known to hold no record lie between: else a stream that falls silent
         would cause an empty batch."""
         latest = self.latest
         for segment in reversed(self.segments):
-            border = Place(segment.number, segment.last + 1 - segment.idle)
+            border = StreamPosition(segment.number, segment.last + 1 - segment.idle)
             if segment.entries and border <= begun <= latest:
                 return begun
             if segment.entries and border > segment.begin:
@@ -120,11 +120,11 @@ class Range:
     """Entries first..last of a segment: the first one from `first_slot` on, the last one up to `end_slot` (exclusive;
     0: all of it). bytes, records: about. counted: records of the segment up to `last` if that is its end and they are
     counted, else -1. incarnation: of the stream; with it the segment is found again after a move to another store;
-    "": only `place` is read."""
+    "": only `name` is read."""
 
     stream: str
     segment: int
-    place: str
+    name: str
     store: str
     first: int
     last: int
@@ -142,7 +142,7 @@ class Range:
         return self.last + 1 - self.first
 
 
-def span(view: StreamView, start: Place, end: Place) -> list[Range]:
+def span(view: StreamView, start: StreamPosition, end: StreamPosition) -> list[Range]:
     """The ranges from `start` up to `end` (exclusive), in order."""
     found = []
     for segment in view.segments:
@@ -153,13 +153,13 @@ def span(view: StreamView, start: Place, end: Place) -> list[Range]:
     return found
 
 
-def _range(view: StreamView, segment: SegmentView, low: Place, high: Place) -> Range:
+def _range(view: StreamView, segment: SegmentView, low: StreamPosition, high: StreamPosition) -> Range:
     last = high.entry if high.slot else high.entry - 1
     share = (last + 1 - low.entry) / segment.entries
     return Range(
         stream=view.name,
         segment=segment.number,
-        place=segment.place,
+        name=segment.name,
         store=segment.store,
         first=low.entry,
         last=last,
@@ -196,13 +196,13 @@ class Amount:
     bytes: int = 0
 
 
-def amount(view: StreamView, start: Place, end: Place) -> Amount:
+def amount(view: StreamView, start: StreamPosition, end: StreamPosition) -> Amount:
     """The amount that `span` covers."""
     parts = span(view, start, end)
     return Amount(sum(r.records for r in parts), sum(r.bytes for r in parts))
 
 
-def advance(view: StreamView, start: Place, end: Place, share: float) -> Place:
+def advance(view: StreamView, start: StreamPosition, end: StreamPosition, share: float) -> StreamPosition:
     """A position after about this share (0..1) of the records, between two entries and at least one entry on."""
     parts = span(view, start, end)
     left = share * sum(r.entries for r in parts)
@@ -211,16 +211,16 @@ def advance(view: StreamView, start: Place, end: Place, share: float) -> Place:
             whole = max(1, int(left)) if part is parts[0] else int(left)
             if not whole:
                 break  # stay after the previous range
-            return min(end, Place(part.segment, part.first + whole))
+            return min(end, StreamPosition(part.segment, part.first + whole))
         left -= part.entries
-        start = Place(part.segment, part.last + 1)
+        start = StreamPosition(part.segment, part.last + 1)
     return min(end, start) if parts else end
 
 
-def advance_segments(view: StreamView, start: Place, end: Place, segments: int) -> Place:
+def advance_segments(view: StreamView, start: StreamPosition, end: StreamPosition, segments: int) -> StreamPosition:
     """The position after this many segments, or `end`."""
     parts = span(view, start, end)
-    return end if len(parts) <= segments else Place(parts[segments - 1].segment, parts[segments - 1].last + 1)
+    return end if len(parts) <= segments else StreamPosition(parts[segments - 1].segment, parts[segments - 1].last + 1)
 
 
 # ---- partitions -----------------------------------------------------------------------------------------------------

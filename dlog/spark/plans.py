@@ -15,11 +15,11 @@ from dlog.errors import ConfigError, DLogError, StreamNotFoundError, TruncatedEr
 from dlog.io.clock import unix_ms
 from dlog.spark.cluster_connection import Cluster, Work, reach
 from dlog.spark.losses import UNKNOWN, Loss, check_kept, lost
-from dlog.spark.offsets import Place, StreamOffset
+from dlog.spark.offsets import StreamOffset, StreamPosition
 from dlog.spark.options import Bound, Kind, SourceOptions
 from dlog.spark.planning import Range, partitions, span
 from dlog.spark.pruning import Pruning
-from dlog.spark.skipped_records import Line, check_place, leave, loss_name
+from dlog.spark.skipped_records import Line, check_location, leave, loss_name
 from dlog.spark.source_partitions import Task
 from dlog.spark.views import Seen, StreamViewer, records_before, resolve
 
@@ -61,7 +61,7 @@ class LossReporter:
             return
         print(f"dlog: records lost: {error.message}", file=sys.stderr)  # noqa: T201 - Spark shows it in the driver's log
         if self.options.left_out_to:
-            segment, entry, _ = mark.place
+            segment, entry, _ = mark.position
             line = Line("lost", stream, segment, entry, error.message, loss, unix_ms())
             await leave(cluster, self.options.left_out_to, loss_name(stream, mark), [line])
         self.said.add(error.message)
@@ -72,13 +72,13 @@ class LossReporter:
         """Raise or report what is gone after `mark`, up to `stop` at most. What metadata does not tell is read from
         the entries at both ends, if they still exist."""
         view = seen.view
-        is_short = stop is not None and stop.place < view.earliest
-        to = stop.place if stop is not None and is_short else view.earliest
+        is_short = stop is not None and stop.position < view.earliest
+        to = stop.position if stop is not None and is_short else view.earliest
         head = stop.read if stop is not None and is_short else -1
         loss = lost(view, mark, to, head=head)
         if not loss.is_exact:
             head = head if head >= 0 else await records_before(cluster, seen, to)
-            loss = lost(view, mark, to, head=head, read=await records_before(cluster, seen, mark.place))
+            loss = lost(view, mark, to, head=head, read=await records_before(cluster, seen, mark.position))
         try:
             check_kept(view, mark, loss)
         except TruncatedError as error:
@@ -99,7 +99,7 @@ async def plan_batch(cluster: Cluster, *, options: SourceOptions, pruning: Pruni
     TruncatedError.
     """
     if options.left_out_to:
-        await check_place(cluster, options.left_out_to)
+        await check_location(cluster, options.left_out_to)
     losses = LossReporter(options)
     found = await StreamViewer().look(cluster, options)
     check_named(options, found)
@@ -109,18 +109,18 @@ async def plan_batch(cluster: Cluster, *, options: SourceOptions, pruning: Pruni
     for name, seen in found.items():
         if not pruning.admits_stream(name):
             continue
-        start = await starting_place(cluster, seen, options.starting.of(name), options.starting_strategy)
+        start = await starting_position(cluster, seen, options.starting.of(name), options.starting_strategy)
         end = await _end(cluster, seen, options.ending.of(name))
         await losses.check_kept(cluster, seen, StreamOffset(start), StreamOffset(end))
         ranges += [r for r in span(seen.view, start, end) if pruning.admits(r, seen.view.segment(r.segment))]
     return ranges
 
 
-async def starting_place(cluster: Cluster, seen: Seen, bound: Bound, strategy: str) -> Place:
+async def starting_position(cluster: Cluster, seen: Seen, bound: Bound, strategy: str) -> StreamPosition:
     """Where to begin. Raises ConfigError if no record is as late as `bound`, unless `strategy` is "latest"."""
-    place = await resolve(cluster, seen, bound)
-    if place is not None:
-        return place
+    position = await resolve(cluster, seen, bound)
+    if position is not None:
+        return position
     if strategy == "latest":
         return seen.view.latest
     what = "txid" if bound.kind is Kind.TXID else "time in unix milliseconds"
@@ -130,6 +130,6 @@ async def starting_place(cluster: Cluster, seen: Seen, bound: Bound, strategy: s
     )
 
 
-async def _end(cluster: Cluster, seen: Seen, bound: Bound) -> Place:
-    place = await resolve(cluster, seen, bound)
-    return seen.view.latest if place is None else min(place, seen.view.latest)
+async def _end(cluster: Cluster, seen: Seen, bound: Bound) -> StreamPosition:
+    position = await resolve(cluster, seen, bound)
+    return seen.view.latest if position is None else min(position, seen.view.latest)

@@ -152,7 +152,7 @@ class _Publishing:
             try:
                 if self._batch is None:
                     await offer(self._cluster, self._options.namespace, self._name, parts)
-                named = [(part.place, part.last_entry) for part in parts]
+                named = [(part.name, part.last_entry) for part in parts]
                 told = await self._client.take_in(
                     self._stream,
                     named,
@@ -233,7 +233,7 @@ class _Publishing:
                 continue
             low = entry if segment.number == first else 0
             high = end - 1 if segment.number == last else await self._end_of(segment)
-            ref = SegmentRef(value.name, segment.number, segment.place)
+            ref = SegmentRef(value.name, segment.number, segment.name)
             async for payload in entries_of(self._cluster, ref, high, low, store=segment.store):
                 note = read_contents(payload, enveloped=segment.version >= 4).note
                 if note is not None and any(b.producer == self._batch.producer for b in note.batches):
@@ -249,5 +249,5 @@ class _Publishing:
     async def _end_of(self, segment: Segment) -> int:
         if segment.completed:
             return int(segment.last_entry)
-        ref = SegmentRef(StreamName(self._stream), segment.number, segment.place)
+        ref = SegmentRef(StreamName(self._stream), segment.number, segment.name)
         return int(await self._cluster.store(segment.store).find_tail(ref))

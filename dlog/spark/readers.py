@@ -16,7 +16,7 @@ from typing import Any
 from dlog.errors import ConfigError, DamagedError, MetadataUnavailableError
 from dlog.io.zookeeper_protocol import BadVersionError, NodeExistsError, NoNodeError, Stat
 from dlog.spark.cluster_connection import Cluster
-from dlog.spark.offsets import Marks, Offsets, Place, StreamOffset, offsets_as_json, parse_offsets
+from dlog.spark.offsets import Marks, Offsets, StreamOffset, StreamPosition, offsets_as_json, parse_offsets
 
 _TRIES = 10
 
@@ -34,7 +34,7 @@ class Reader:
     marks: Marks = field(default_factory=dict)
 
     @property
-    def places(self) -> dict[str, Place]:
+    def positions(self) -> dict[str, StreamPosition]:
         """How far it came, by stream."""
         return {**self.start, **self.done}
 
@@ -62,7 +62,7 @@ async def find(cluster: Cluster, namespace: str, reader: str) -> Reader | None:
         start, done = (parse_offsets(told.get(key, {}), f"{key} of reader {reader}") for key in ("start", "done"))
     except ConfigError as error:
         raise DamagedError(f"{error.message}; delete the znode to start over: path={path}") from None
-    return Reader(reader, _places(start), _places(done), stat.mtime_ms, {**start, **done})
+    return Reader(reader, _positions(start), _positions(done), stat.mtime_ms, {**start, **done})
 
 
 async def readers(cluster: Cluster, namespace: str) -> list[Reader]:
@@ -116,5 +116,5 @@ async def _read(cluster: Cluster, path: str) -> tuple[dict[str, Any], Stat] | No
     return told, stat
 
 
-def _places(marks: Marks) -> Offsets:
-    return {stream: mark.place for stream, mark in marks.items()}
+def _positions(marks: Marks) -> Offsets:
+    return {stream: mark.position for stream, mark in marks.items()}

@@ -130,7 +130,7 @@ def _leave(of_cluster: ClusterConnection, options: SourceOptions, left: SkippedE
     _say(f"left out: entries={len(lines)}; records lost: {left.total}")
     if options.left_out_to:
         of_cluster.ask(
-            partial(leave, place=options.left_out_to, name=attempt_name(), lines=lines),
+            partial(leave, location=options.left_out_to, name=attempt_name(), lines=lines),
             retries=options.fetch_retries,
             timeout_s=options.fetch_timeout_s,
         )
@@ -189,15 +189,15 @@ class _RangeReader:
             if isinstance(value, StreamMetadata) and value.incarnation == of.incarnation
             else None
         )
-        if now is None or not now.completed or (now.store, now.place) == (of.store, of.place):
+        if now is None or not now.completed or (now.store, now.name) == (of.store, of.name):
             return False
-        self._of = replace(of, store=now.store, place=now.place)
+        self._of = replace(of, store=now.store, name=now.name)
         return True
 
     async def _read(self, first: int, last: int) -> Sequence[Buffer]:
         if self._reader is None:
             of = self._of
-            ref = SegmentRef(StreamName(of.stream), SegmentNumber(of.segment), of.place)
+            ref = SegmentRef(StreamName(of.stream), SegmentNumber(of.segment), of.name)
             self._reader = await self._cluster.store(of.store).open_reader(ref)
             self._reader.learn_lac(EntryId(of.last))
         try:

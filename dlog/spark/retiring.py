@@ -68,8 +68,8 @@ async def staging(cluster: Cluster, namespace: str, sink: str) -> SinkStages:
         names, _ = await cluster.metadata.zookeeper.children(path, fresh=True)
     except NoNodeError:
         return SinkStages(sink, (), 0)
-    places = [name.removeprefix("stage-") for name in sorted(names) if name.startswith("stage-")]
-    found = [await registered(cluster, f"{path}/stage-{place}", sink, place) for place in places]
+    names = [name.removeprefix("stage-") for name in sorted(names) if name.startswith("stage-")]
+    found = [await registered(cluster, f"{path}/stage-{name}", sink, name) for name in names]
     stages = tuple(stage for stage in found if stage is not None)
     return SinkStages(sink, stages, len(found) - len(stages))
 

@@ -128,13 +128,13 @@ def loss_name(stream: str, mark: StreamOffset) -> str:
     """Name of the object for records that were lost after this mark; always the same."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", stream)
     nonce = hashlib.sha256(f"{stream}\n{mark.incarnation}".encode()).hexdigest()[:8]
-    return f"lost-{plain}-{nonce}-{'.'.join(map(str, mark.place))}.json"
+    return f"lost-{plain}-{nonce}-{'.'.join(map(str, mark.position))}.json"
 
 
-async def leave(cluster: Cluster, place: str, name: str, lines: Sequence[Line]) -> None:
+async def leave(cluster: Cluster, location: str, name: str, lines: Sequence[Line]) -> None:
     """Write these lines as one object. Raises MisconfiguredError, StoreUnavailableError."""
     data = "".join(f"{json.dumps(line.as_json())}\n" for line in lines).encode()
-    writer = await _objects(cluster).create(parse_root(place).below(name))
+    writer = await _objects(cluster).create(parse_root(location).below(name))
     try:
         await writer.write((data,))
         await writer.finish()
@@ -143,9 +143,9 @@ async def leave(cluster: Cluster, place: str, name: str, lines: Sequence[Line]) 
         raise
 
 
-async def check_place(cluster: Cluster, place: str) -> None:
+async def check_location(cluster: Cluster, location: str) -> None:
     """Check that objects can be written there, without writing one. Raises ConfigError if the storage refuses."""
-    objects, folder = _objects(cluster), parse_root(place)
+    objects, folder = _objects(cluster), parse_root(location)
     try:
         async for _ in objects.list(folder):
             break
@@ -154,7 +154,7 @@ async def check_place(cluster: Cluster, place: str) -> None:
     except MisconfiguredError as error:
         raise ConfigError(
             f"leftOutTo: the location cannot be used, name one that the driver and every worker can write to: "
-            f"{error.message}: value={place[:100]!r}"
+            f"{error.message}: value={location[:100]!r}"
         ) from None
 
 

@@ -41,7 +41,7 @@ class Staged:
     its stream. store: where it lies."""
 
     stream: str
-    place: str
+    name: str
     last_entry: int
     records: int
     bytes: int
@@ -94,7 +94,7 @@ class Stager:
         value = await stream_of(self._cluster, stream)
         name = value.settings.store
         writer = await self._cluster.store(name).create(value.name, STAGE, Epoch(0), value.settings.quorum)
-        path = f"{sink_path(self._namespace, self._batch.sink)}/stage-{writer.place}"
+        path = f"{sink_path(self._namespace, self._batch.sink)}/stage-{writer.name}"
         told = {"stream": stream, "query": self._batch.query, "batch": self._batch.batch, "unix_ms": unix_ms()}
         told |= {"epoch": self._batch.epoch, "life": value.incarnation, "store": name}
         await self._cluster.metadata.zookeeper.create(path, json.dumps(told).encode(), parents=True)
@@ -128,7 +128,7 @@ class _Stage:
         assert last == self._entries - 1, "a stage holds what was appended to it"
         return Staged(
             self.stream,
-            self.writer.place,
+            self.writer.name,
             int(last),
             self._packer.position,
             self._bytes,
@@ -142,7 +142,7 @@ async def write_again(cluster: Cluster, namespace: str, batch: SinkBatch, staged
     """Copy a stage, with this txid. Raises DamagedError, and what the store raises."""
     stager = Stager(cluster, namespace, batch)
     try:
-        ref = SegmentRef(StreamName(staged.stream), STAGE, staged.place)
+        ref = SegmentRef(StreamName(staged.stream), STAGE, staged.name)
         async for payload in entries_of(cluster, ref, staged.last_entry, store=staged.store):
             records = decode_entry(payload, expand=False)
             sets = [StagedSet(txid, _count(r.payload), bytes(r.payload)) for r in records if r.is_user]
@@ -152,7 +152,7 @@ async def write_again(cluster: Cluster, namespace: str, batch: SinkBatch, staged
         await stager.abandon()
         raise
     if again.records != staged.records:
-        raise DamagedError(f"a stage has a wrong number of records: location={staged.place} found={again.records}")
+        raise DamagedError(f"a stage has a wrong number of records: location={staged.name} found={again.records}")
     return again
 
 
@@ -194,13 +194,13 @@ async def offer(cluster: Cluster, namespace: str, batch: SinkBatch, parts: Seque
     """Mark stages of a write without a batch number as about to be imported, so that they are not swept. Raises
     InvalidRequestError if a sweep has begun."""
     for part in parts:
-        path = f"{sink_path(namespace, batch.sink)}/stage-{part.place}"
-        found = await _registration(cluster, path, batch.sink, part.place)
+        path = f"{sink_path(namespace, batch.sink)}/stage-{part.name}"
+        found = await _registration(cluster, path, batch.sink, part.name)
         is_offered = found is not None and found.stage.is_offered
         if not is_offered and (found is None or not await _mark(cluster, path, found, "offered")):
             raise InvalidRequestError(
                 f"what this write staged was swept before the import, none of it is in the stream: write it again, "
-                f"with a longer stageKeep if it takes that long: stream={part.stream} location={part.place}"
+                f"with a longer stageKeep if it takes that long: stream={part.stream} location={part.name}"
             )
 
 
@@ -249,7 +249,7 @@ async def sweep(cluster: Cluster, namespace: str, done: SinkBatch, keep_s: float
         if verdict is SweepDecision.GOES:
             if not rule.is_numbered and not await _mark(cluster, f"{path}/{name}", found, "swept"):
                 continue  # it is being imported
-            await cluster.store(stage.store).delete(SegmentRef(stage.stream, STAGE, stage.place))
+            await cluster.store(stage.store).delete(SegmentRef(stage.stream, STAGE, stage.name))
             swept += 1
         await _drop(cluster, f"{path}/{name}")
     return swept
@@ -264,9 +264,9 @@ def _is_decided_txid(rest: str, done: SinkBatch) -> bool:
     return (epoch, query) == (str(done.epoch), done.query) and int(batch) <= done.batch
 
 
-async def registered(cluster: Cluster, path: str, sink: str, place: str) -> RegisteredStage | None:
+async def registered(cluster: Cluster, path: str, sink: str, name: str) -> RegisteredStage | None:
     """A registered stage, or None if it is gone or cannot be parsed."""
-    found = await _registration(cluster, path, sink, place)
+    found = await _registration(cluster, path, sink, name)
     return None if found is None else found.stage
 
 
@@ -279,11 +279,11 @@ class _Registration:
     version: int
 
 
-async def _registration(cluster: Cluster, path: str, sink: str, place: str) -> _Registration | None:
+async def _registration(cluster: Cluster, path: str, sink: str, name: str) -> _Registration | None:
     try:
         data, stat = await cluster.metadata.zookeeper.get(path, fresh=True)
         told = json.loads(data)
-        stage = registered_stage(sink, place, told)
+        stage = registered_stage(sink, name, told)
     except (NoNodeError, ValueError, RecursionError):
         return None
     return None if stage is None else _Registration(stage, told, stat.version)
@@ -295,8 +295,8 @@ async def _look(cluster: Cluster, stream: StreamName, sink: str) -> StreamLook:
         value = await stream_of(cluster, stream)
     except StreamNotFoundError:
         return StreamLook(is_open=False)
-    places = frozenset(place for segment in value.listed for place in segment.locations)
-    return StreamLook(value.sink(sink), places, is_open=not value.is_sealed, incarnation=value.incarnation)
+    locations = frozenset(name for segment in value.listed for name in segment.locations)
+    return StreamLook(value.sink(sink), locations, is_open=not value.is_sealed, incarnation=value.incarnation)
 
 
 async def _drop(cluster: Cluster, path: str) -> None:

@@ -29,12 +29,12 @@ from dlog.errors import ConfigError, DLogError, StreamNotFoundError, TruncatedEr
 from dlog.spark import readers
 from dlog.spark.cluster_connection import Cluster
 from dlog.spark.losses import is_another, lost, offset_at
-from dlog.spark.offsets import BEGINNING, Place, StreamOffset, offsets_as_json, parse_offsets
+from dlog.spark.offsets import BEGINNING, StreamOffset, StreamPosition, offsets_as_json, parse_offsets
 from dlog.spark.options import Kind, SourceOptions
 from dlog.spark.planning import Range, StreamView, advance, advance_segments, amount, span
-from dlog.spark.plans import LossReporter, ask, check_named, starting_place, tasks
+from dlog.spark.plans import LossReporter, ask, check_named, starting_position, tasks
 from dlog.spark.reading import batches
-from dlog.spark.skipped_records import check_place
+from dlog.spark.skipped_records import check_location
 from dlog.spark.source_partitions import Task
 from dlog.spark.views import Seen, StreamViewer
 
@@ -49,7 +49,7 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._losses = LossReporter(options)
         self._seen: dict[str, Seen] = {}
         self._seen_s = float("-inf")
-        self._target: dict[str, Place] | None = None  # set by Trigger.AvailableNow
+        self._target: dict[str, StreamPosition] | None = None  # set by Trigger.AvailableNow
         self._waits_since_s: float | None = None  # for minOffsetsPerTrigger
 
     # ---- beginning --------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     async def _begin(self, cluster: Cluster) -> dict[str, StreamOffset]:
         options = self._options
         if options.left_out_to:
-            await check_place(cluster, options.left_out_to)
+            await check_location(cluster, options.left_out_to)
         found = await self._views.look(cluster, options)
         check_named(options, found)
         start = {}
@@ -70,8 +70,8 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if bound.kind is Kind.EARLIEST:
                 start[name] = StreamOffset(BEGINNING)
             else:
-                place = await starting_place(cluster, seen, bound, options.starting_strategy)
-                start[name] = offset_at(seen.view, place)
+                position = await starting_position(cluster, seen, bound, options.starting_strategy)
+                start[name] = offset_at(seen.view, position)
         if not options.reader_id:
             return start
         kept = await readers.begin(cluster, options.namespace, options.reader_id, start)
@@ -104,14 +104,14 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begun = parse_offsets(start, "offsets of the batch before")
         found = self._look()
         self._check_there(begun, found)
-        starts = {name: _place_in(seen.view, begun.get(name)) for name, seen in found.items()}
+        starts = {name: _position_in(seen.view, begun.get(name)) for name, seen in found.items()}
         ends = {name: self._latest(seen, starts[name], begun.get(name)) for name, seen in found.items()}
         ends = self._limited({name: seen.view for name, seen in found.items()}, starts, ends, limit)
         is_told_how_much = not isinstance(limit, ReadAllAvailable) and self._target is None
         if is_told_how_much and self._is_too_little(found, starts, ends):
             return start
         marks = {name: offset_at(found[name].view, end, begun.get(name)) for name, end in ends.items()}
-        new = {name: mark for name, mark in marks.items() if name in begun or mark.place != BEGINNING}
+        new = {name: mark for name, mark in marks.items() if name in begun or mark.position != BEGINNING}
         end = {**begun, **new}
         return start if end == begun else offsets_as_json(end)
 
@@ -119,14 +119,14 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         views = {name: seen.view for name, seen in self._look().items()}
         return offsets_as_json({name: offset_at(view, view.latest) for name, view in views.items()})
 
-    def _latest(self, seen: Seen, begun: Place, mark: StreamOffset | None) -> Place:
+    def _latest(self, seen: Seen, begun: StreamPosition, mark: StreamOffset | None) -> StreamPosition:
         """The latest position of a stream. Never before the end of the last batch, unless the stream was re-created;
         exactly there while nothing follows."""
         view = seen.view
         latest = view.latest_after(begun)
         if begun > latest:
             return latest
-        if mark is not None and BEGINNING < begun == mark.place and not span(view, begun, latest):
+        if mark is not None and BEGINNING < begun == mark.position and not span(view, begun, latest):
             return begun if lost(view, mark).most == 0 else latest
         if self._target is not None:
             return max(begun, min(latest, self._target.get(view.name, BEGINNING)))
@@ -135,10 +135,10 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _limited(
         self,
         views: Mapping[str, StreamView],
-        starts: Mapping[str, Place],
-        ends: Mapping[str, Place],
+        starts: Mapping[str, StreamPosition],
+        ends: Mapping[str, StreamPosition],
         limit: ReadLimit,
-    ) -> dict[str, Place]:
+    ) -> dict[str, StreamPosition]:
         """Apply the limit of a batch: streams share it in proportion to their backlogs."""
         if isinstance(limit, ReadMaxFiles):
             return {n: advance_segments(views[n], starts[n], ends[n], limit.max_files) for n in ends}
@@ -153,7 +153,9 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return dict(ends)
         return {n: advance(views[n], starts[n], ends[n], most / whole) for n in ends}
 
-    def _is_too_little(self, found: Mapping[str, Seen], starts: Mapping[str, Place], ends: Mapping[str, Place]) -> bool:
+    def _is_too_little(
+        self, found: Mapping[str, Seen], starts: Mapping[str, StreamPosition], ends: Mapping[str, StreamPosition]
+    ) -> bool:
         """Whether to wait for more records, at most maxTriggerDelay from when there are any."""
         least = self._options.offsets_per_trigger_min
         if not least or starts == ends:
@@ -187,12 +189,12 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if is_another(view, begun):
             self._check_there({view.name: begun}, {view.name: seen})
             begun = StreamOffset(BEGINNING)
-        if begun.place > stop.place:
+        if begun.position > stop.position:
             self._hear(_tell_order(view, begun, stop), view.name, begun)
             begun = StreamOffset(BEGINNING)
         if lost(view, begun).most != 0:
             ask(self._options, lambda cluster: self._losses.check_kept(cluster, seen, begun, stop))
-        return span(view, begun.place, stop.place)
+        return span(view, begun.position, stop.position)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return batches(partition.ranges if isinstance(partition, Task) else (), self._options, self._schema)
@@ -227,12 +229,12 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ask(self._options, lambda cluster: self._losses.hear(cluster, error, stream, mark))
 
 
-def _place_in(view: StreamView, mark: StreamOffset | None) -> Place:
-    return BEGINNING if mark is None or is_another(view, mark) else mark.place
+def _position_in(view: StreamView, mark: StreamOffset | None) -> StreamPosition:
+    return BEGINNING if mark is None or is_another(view, mark) else mark.position
 
 
 def _is_beyond(view: StreamView, mark: StreamOffset) -> bool:
-    return view.latest < mark.place or is_another(view, mark)
+    return view.latest < mark.position or is_another(view, mark)
 
 
 def _tell_gone(name: str) -> DLogError:
@@ -246,23 +248,23 @@ def _tell_another(view: StreamView, mark: StreamOffset) -> DLogError | None:
     Else None."""
     if not _is_beyond(view, mark):
         return None
-    place, latest = f"stream={view.name} wanted={mark.place}", f"available={view.latest}"
+    position, latest = f"stream={view.name} wanted={mark.position}", f"available={view.latest}"
     borne = "option failOnDataLoss=false reads the new stream from its first record"
     if is_another(view, mark):
         return TruncatedError(
-            f"the stream was deleted and created again under the same name: {place} life={mark.incarnation} {latest} "
-            f"life={view.incarnation}; {borne}"
+            f"the stream was deleted and created again under the same name: {position} life={mark.incarnation} "
+            f"{latest} life={view.incarnation}; {borne}"
         )
     what = (
         "its metadata went back"
         if mark.incarnation and view.incarnation
         else "deleted and created again under the same name"
     )
-    return TruncatedError(f"the stream ends before the position already read, {what}: {place} {latest}; {borne}")
+    return TruncatedError(f"the stream ends before the position already read, {what}: {position} {latest}; {borne}")
 
 
 def _tell_order(view: StreamView, start: StreamOffset, stop: StreamOffset) -> DLogError:
     return TruncatedError(
-        f"a batch ends before it begins: stream={view.name} start={start.place} end={stop.place}; option "
+        f"a batch ends before it begins: stream={view.name} start={start.position} end={stop.position}; option "
         f"failOnDataLoss=false reads that stream from its first record"
     )

@@ -43,7 +43,7 @@ TABLES: dict[str, dict[str, pa.DataType]] = {
         "segment": _NUMBER,
         "state": _TEXT,
         "store": _TEXT,
-        "place": _TEXT,
+        "location": _TEXT,
         "first_entry": _NUMBER,
         "last_entry": _NUMBER,
         "records": _NUMBER,
@@ -89,7 +89,7 @@ async def rows(cluster: Cluster, *, options: SourceOptions) -> dict[str, list[An
                 state = ("truncated in part" if partly else "completed") if segment.is_completed else "in progress"
                 _add(
                     columns,
-                    *(name, segment.number, state, segment.store, segment.place, segment.first, segment.last),
+                    *(name, segment.number, state, segment.store, segment.name, segment.first, segment.last),
                     *(segment.records, segment.bytes, segment.first_txid, _known(segment.last_txid)),
                     segment.completed_unix_ms * 1000 or None,
                 )

@@ -22,7 +22,7 @@ from dlog.machine import Missing, Versioned
 from dlog.model.ids import SEGMENT_FIRST, EntryId, LedgerId, StreamName, stream_name
 from dlog.model.segment import LEDGER, Segment, StreamKey, StreamMetadata
 from dlog.spark.cluster_connection import Cluster
-from dlog.spark.offsets import BEGINNING, Place
+from dlog.spark.offsets import BEGINNING, StreamPosition
 from dlog.spark.options import Bound, Kind, SourceOptions
 from dlog.spark.planning import SegmentView, StreamView, Tally, prefix
 from dlog.spark.proxies import ensure_owned
@@ -123,9 +123,9 @@ class StreamViewer:
         begin = shown[0].number if shown else value.max_segment + 1
         gone = [(number, *ends[number]) for number in sorted(ends) if number < begin]
         past = tuple((number, last - idle) for number, last, idle in gone)
-        floor = next((Place(number, last + 1) for number, last, _ in reversed(gone) if last >= 0), None)
+        floor = next((StreamPosition(number, last + 1) for number, last, _ in reversed(gone) if last >= 0), None)
         if floor is None:
-            floor = shown[0].begin if shown else Place(begin, 0) if value.max_segment else BEGINNING
+            floor = shown[0].begin if shown else StreamPosition(begin, 0) if value.max_segment else BEGINNING
         counted = tuple(tallies[number] for number in sorted(tallies) if number < begin)
         return StreamView(value.name, tuple(shown), floor, past, counted, value.incarnation)
 
@@ -144,27 +144,27 @@ class StreamViewer:
         return [task.result() for task in tasks]
 
     async def _end(self, cluster: Cluster, stream: StreamName, segment: Segment) -> _End:
-        known = self._ends.get(segment.place)
+        known = self._ends.get(segment.name)
         if known is not None:
             return known
         store = cluster.store(segment.store)
         if segment.store == cold.NAME:  # it was closed, read and counted before it was moved there
-            return _End(int(segment.last_entry), payload_bytes(segment.place), segment.record_count, True)
-        ref = SegmentRef(stream, segment.number, segment.place)
+            return _End(int(segment.last_entry), payload_bytes(segment.name), segment.record_count, True)
+        ref = SegmentRef(stream, segment.number, segment.name)
         decided = await _decided(cluster, store, ref, segment)
         last = int(await store.find_tail(ref) if decided is None else decided.last)
-        seen = self._tails.get(segment.place)
+        seen = self._tails.get(segment.name)
         if seen is not None and seen.last != last:
             seen = None
         if decided is None or not segment.completed:
-            seen = self._tails[segment.place] = seen or await self._measured(cluster, ref, segment, last)
+            seen = self._tails[segment.name] = seen or await self._measured(cluster, ref, segment, last)
             return replace(seen, is_final=decided is not None)
-        self._tails.pop(segment.place, None)
+        self._tails.pop(segment.name, None)
         if decided.bytes is None:
             seen = seen or await self._measured(cluster, ref, segment, last)
             decided = decided._replace(bytes=seen.bytes)
         idle = 0 if seen is None else seen.idle
-        end = self._ends[segment.place] = _End(last, decided.bytes or 0, segment.record_count, True, idle)
+        end = self._ends[segment.name] = _End(last, decided.bytes or 0, segment.record_count, True, idle)
         return end
 
     async def _measured(self, cluster: Cluster, ref: SegmentRef, segment: Segment, last: int) -> _End:
@@ -188,11 +188,11 @@ async def _decided(cluster: Cluster, store: SegmentStore, ref: SegmentRef, segme
         reader = await store.open_reader(ref, sealed_at=sealed_at)
         await reader.close()
         return None if reader.end is None else _Decided(reader.end, None)
-    ledger = await cluster.ledgers.metadata_of(LedgerId(int(ref.place)))
+    ledger = await cluster.ledgers.metadata_of(LedgerId(int(ref.name)))
     if not ledger.is_closed and sealed_at is not None:
         reader = await store.open_reader(ref, sealed_at=sealed_at)
         await reader.close()
-        ledger = await cluster.ledgers.metadata_of(LedgerId(int(ref.place)))
+        ledger = await cluster.ledgers.metadata_of(LedgerId(int(ref.name)))
     return _Decided(ledger.last_entry, ledger.length) if ledger.is_closed else None
 
 
@@ -201,7 +201,7 @@ def _view(value: StreamMetadata, segment: Segment, end: _End) -> SegmentView:
     kept = max(0, end.last + 1 - segment.min_entry) / whole
     return SegmentView(
         number=segment.number,
-        place=segment.place,
+        name=segment.name,
         store=segment.store,
         first=segment.min_entry,
         first_slot=segment.min_slot,
@@ -259,39 +259,39 @@ class _Opened:
         return read_contents(await self.payload(entry), enveloped=_is_enveloped(self._segment))
 
 
-async def records_before(cluster: Cluster, seen: Seen, place: Place) -> int:
+async def records_before(cluster: Cluster, seen: Seen, position: StreamPosition) -> int:
     """Number of records of its segment before a position, from the entry there. -1 if it cannot be read."""
-    segment, view = seen.value.segment(place.segment), seen.view.segment(place.segment)
-    if segment is None or view is None or place.entry > view.last:
+    segment, view = seen.value.segment(position.segment), seen.view.segment(position.segment)
+    if segment is None or view is None or position.entry > view.last:
         return -1
-    ref = SegmentRef(seen.value.name, segment.number, segment.place)
+    ref = SegmentRef(seen.value.name, segment.number, segment.name)
     try:
         async with _Opened(cluster, ref, segment, view.last) as opened:
-            holds = await opened.contents(place.entry)
+            holds = await opened.contents(position.entry)
     except DLogError:
         return -1
     slots = zip(holds.first_slots, holds.counts, strict=True)
-    earlier = sum(min(count, max(0, place.slot - first)) for first, count in slots)
+    earlier = sum(min(count, max(0, position.slot - first)) for first, count in slots)
     return holds.position - sum(holds.counts) + earlier
 
 
 # ---- bounds ---------------------------------------------------------------------------------------------------------
 
 
-async def resolve(cluster: Cluster, seen: Seen, bound: Bound) -> Place | None:
+async def resolve(cluster: Cluster, seen: Seen, bound: Bound) -> StreamPosition | None:
     """The position that a bound names; None if no record is as late as it asks."""
     match bound.kind:
         case Kind.EARLIEST:
             return seen.view.earliest
         case Kind.LATEST:
             return seen.view.latest
-        case Kind.PLACE:
-            return bound.place
+        case Kind.POSITION:
+            return bound.position
         case _:
             return await _seek(cluster, seen, SeekTarget(bound.kind is Kind.TIME, bound.value))
 
 
-async def _seek(cluster: Cluster, seen: Seen, goal: SeekTarget) -> Place | None:
+async def _seek(cluster: Cluster, seen: Seen, goal: SeekTarget) -> StreamPosition | None:
     """Binary search in the first segment that may hold the goal, then entry by entry."""
     begin = goal.segment_of(seen.value)
     if begin is None:
@@ -300,7 +300,7 @@ async def _seek(cluster: Cluster, seen: Seen, goal: SeekTarget) -> Place | None:
         view = seen.view.segment(segment.number)
         if segment.number < begin.number or view is None or not view.entries:
             continue
-        ref = SegmentRef(seen.value.name, segment.number, segment.place)
+        ref = SegmentRef(seen.value.name, segment.number, segment.name)
         async with _Opened(cluster, ref, segment, view.last) as opened:
             halving = BinarySearch(goal, view.first, view.last)
             while not halving.is_done:
@@ -308,5 +308,5 @@ async def _seek(cluster: Cluster, seen: Seen, goal: SeekTarget) -> Place | None:
             for entry in range(halving.low, view.last + 1):
                 slot = goal.slot_in(await opened.contents(entry))
                 if slot is not None:
-                    return max(Place(view.number, entry, slot), view.begin)
+                    return max(StreamPosition(view.number, entry, slot), view.begin)
     return None

@@ -118,11 +118,11 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRef:
-    """Identifies a segment to its store. `place`: its location, from `create`, kept in the segment list."""
+    """Identifies a segment to its store. `name`: its location, from `create`, kept in the segment list."""
 
     stream: StreamName
     number: SegmentNumber
-    place: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def settle(future: asyncio.Future[None], error: StoreError | None) -> None:
 class SegmentWriter(Protocol):
     """Appends to one segment. The first error, except EntryTooLargeError, ends it and fails all pending appends."""
 
-    place: str
+    name: str
 
     @property
     def last_confirmed(self) -> EntryId:
@@ -247,7 +247,7 @@ class SegmentStore(Protocol):
         """
         ...
 
-    async def stage_of(self, place: str) -> StreamName | None:
+    async def stage_of(self, name: str) -> StreamName | None:
         """The stream for which a segment was created under the number STAGE; None if under another number.
 
         Raises SegmentNotFoundError, StoreUnavailableError.

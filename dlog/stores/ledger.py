@@ -176,9 +176,9 @@ class LedgerStore:
                 reader = await self._ledgers.open(ledger)
             return LedgerSegmentReader(reader)
 
-    async def stage_of(self, place: str) -> StreamName | None:
+    async def stage_of(self, name: str) -> StreamName | None:
         with _store_errors():
-            metadata = await self._ledgers.metadata_of(_ledger_of(SegmentRef(StreamName(""), STAGE, place)))
+            metadata = await self._ledgers.metadata_of(_ledger_of(SegmentRef(StreamName(""), STAGE, name)))
         custom = dict(metadata.custom)
         if custom.get(_NUMBER) != b"%d" % STAGE:
             return None
@@ -215,12 +215,12 @@ class LedgerStore:
 class LedgerSegmentWriter:
     """A SegmentWriter on a ledger writer. An entry that is too large is refused; the writer goes on."""
 
-    __slots__ = ("_abandoned", "_entry_bytes_max", "_ledger", "_on_end", "_submitted", "place")
+    __slots__ = ("_abandoned", "_entry_bytes_max", "_ledger", "_on_end", "_submitted", "name")
 
     def __init__(
         self, ledger: LedgerWriting, entry_bytes_max: int, on_end: Callable[[LedgerSegmentWriter], None]
     ) -> None:
-        self.place = str(ledger.ledger_id)
+        self.name = str(ledger.ledger_id)
         self._ledger = ledger
         self._entry_bytes_max = entry_bytes_max
         self._on_end = on_end
@@ -246,7 +246,7 @@ class LedgerSegmentWriter:
             )
             return
         if self._abandoned:
-            sink(StoreUnavailableError(f"the writer was abandoned, reopen the segment: location={self.place}"))
+            sink(StoreUnavailableError(f"the writer was abandoned, reopen the segment: location={self.name}"))
             return
         try:
             self._ledger.submit(tuple(payload), partial(_hear, entry_id, sink))
@@ -326,9 +326,9 @@ def store_error(error: DLogError) -> StoreError:
 
 
 def _ledger_of(ref: SegmentRef) -> LedgerId:
-    if not ref.place.isdigit():
-        raise SegmentNotFoundError(f"not a ledger id, so no segment of this store: location={ref.place}")
-    return LedgerId(int(ref.place))
+    if not ref.name.isdigit():
+        raise SegmentNotFoundError(f"not a ledger id, so no segment of this store: location={ref.name}")
+    return LedgerId(int(ref.name))
 
 
 @lru_cache(maxsize=1024)

@@ -65,16 +65,16 @@ class MemoryStoreState:
         self.segments: dict[str, _Segment] = {}
         self._created = 0
 
-    def new_place(self) -> str:
+    def new_name(self) -> str:
         """Return a location that was never used before."""
         self._created += 1
         return str(self._created)
 
-    def find(self, place: str) -> _Segment:
+    def find(self, name: str) -> _Segment:
         """Return the segment at a location. Raises SegmentNotFoundError."""
-        segment = self.segments.get(place)
+        segment = self.segments.get(name)
         if segment is None:
-            raise SegmentNotFoundError(f"no such segment: store=memory location={place}")
+            raise SegmentNotFoundError(f"no such segment: store=memory location={name}")
         return segment
 
 
@@ -92,16 +92,16 @@ class MemoryStore:
     async def create(self, stream: StreamName, number: SegmentNumber, epoch: Epoch, quorum: Quorum) -> MemoryWriter:
         """See SegmentStore.create; the quorum is ignored."""
         self._check_open()
-        place = self.state.new_place()
-        segment = self.state.segments[place] = _Segment(stream if number == STAGE else None)
-        writer = MemoryWriter(place, segment, self.capabilities.entry_bytes_max)
+        name = self.state.new_name()
+        segment = self.state.segments[name] = _Segment(stream if number == STAGE else None)
+        writer = MemoryWriter(name, segment, self.capabilities.entry_bytes_max)
         self._writers = [w for w in self._writers if not w.is_dead] + [writer]
         return writer
 
     async def recover(self, ref: SegmentRef) -> EntryId:
         """See SegmentStore.recover. Keeps all stored entries, confirmed or not."""
         self._check_open()
-        segment = self.state.find(ref.place)
+        segment = self.state.find(ref.name)
         segment.fenced = True
         await asyncio.sleep(0)  # as on any store, the end is decided after fencing
         if segment.end is None:
@@ -111,32 +111,32 @@ class MemoryStore:
 
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> MemoryReader:
         self._check_open()
-        self.state.find(ref.place)
-        return MemoryReader(self.state, ref.place, sealed_at)
+        self.state.find(ref.name)
+        return MemoryReader(self.state, ref.name, sealed_at)
 
-    async def stage_of(self, place: str) -> StreamName | None:
+    async def stage_of(self, name: str) -> StreamName | None:
         self._check_open()
-        return self.state.find(place).stage_of
+        return self.state.find(name).stage_of
 
     async def find_tail(self, ref: SegmentRef) -> EntryId:
         self._check_open()
-        return self.state.find(ref.place).lac
+        return self.state.find(ref.name).lac
 
     async def delete(self, ref: SegmentRef) -> None:
         self._check_open()
-        segment = self.state.segments.pop(ref.place, None)
+        segment = self.state.segments.pop(ref.name, None)
         if segment is not None:
             segment.fenced = True
             segment.tell()
 
     async def list(self) -> AsyncIterator[str]:
         self._check_open()
-        for place in tuple(self.state.segments):
-            yield place
+        for name in tuple(self.state.segments):
+            yield name
 
     async def verify(self, ref: SegmentRef) -> Verification:
         self._check_open()
-        segment = self.state.find(ref.place)
+        segment = self.state.find(ref.name)
         pairs = zip(segment.entries, segment.sums, strict=True)
         damaged = [EntryId(e) for e, (payload, expected) in enumerate(pairs) if zlib.crc32(payload) != expected]
         return Verification(len(segment.entries), tuple((entry, "checksum does not match") for entry in damaged))
@@ -155,8 +155,8 @@ class MemoryStore:
 class MemoryWriter:
     """A SegmentWriter. An entry that is too large is refused; the writer goes on."""
 
-    def __init__(self, place: str, segment: _Segment, entry_bytes_max: int) -> None:
-        self.place = place
+    def __init__(self, name: str, segment: _Segment, entry_bytes_max: int) -> None:
+        self.name = name
         self._segment = segment
         self._entry_bytes_max = entry_bytes_max
         self._last_confirmed = NO_ENTRY
@@ -181,7 +181,7 @@ class MemoryWriter:
         future: asyncio.Future[None] = loop.create_future()
         size = sum(map(len, payload))
         if self._error is not None or self._sealing:
-            _fail(future, self._error or SegmentSealedError(f"the segment is being sealed: location={self.place}"))
+            _fail(future, self._error or SegmentSealedError(f"the segment is being sealed: location={self.name}"))
         elif size > self._entry_bytes_max:
             _fail(
                 future,
@@ -212,7 +212,7 @@ class MemoryWriter:
         raise self._error
 
     async def abandon(self) -> None:
-        self._die(StoreUnavailableError(f"the writer was abandoned: location={self.place}", outcome_unknown=True))
+        self._die(StoreUnavailableError(f"the writer was abandoned: location={self.name}", outcome_unknown=True))
 
     def _take_a_turn(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._turn_due:
@@ -226,7 +226,7 @@ class MemoryWriter:
         if self._error is not None:
             return
         if segment.fenced:
-            self._die(SegmentFencedError(f"another process recovered the segment: location={self.place}"))
+            self._die(SegmentFencedError(f"another process recovered the segment: location={self.name}"))
             return
         if self._to_confirm:
             while self._to_confirm:
@@ -245,7 +245,7 @@ class MemoryWriter:
         elif self._sealing:
             segment.end = self._last_confirmed
             segment.tell()
-            self._die(SegmentSealedError(f"the segment is sealed: location={self.place}"))
+            self._die(SegmentSealedError(f"the segment is sealed: location={self.name}"))
 
     def _die(self, error: StoreError) -> None:
         if self._error is None:
@@ -260,23 +260,23 @@ class MemoryWriter:
 class MemoryReader:
     """A SegmentReader that sees every change of the LAC at once."""
 
-    def __init__(self, state: MemoryStoreState, place: str, sealed_at: EntryId | None) -> None:
+    def __init__(self, state: MemoryStoreState, name: str, sealed_at: EntryId | None) -> None:
         self._state = state
-        self._place = place
+        self._name = name
         self._sealed_at = sealed_at
 
     @property
     def last_confirmed(self) -> EntryId:
         end = self.end
-        return self._state.find(self._place).lac if end is None else end
+        return self._state.find(self._name).lac if end is None else end
 
     @property
     def end(self) -> EntryId | None:
-        end = self._state.find(self._place).end
+        end = self._state.find(self._name).end
         return self._sealed_at if end is None else end
 
     async def read(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
-        segment = self._state.find(self._place)
+        segment = self._state.find(self._name)
         lac = self.last_confirmed
         assert 0 <= first <= lac, f"read above the LAC: first={first} lac={lac}"
         found: list[bytes] = []
@@ -288,7 +288,7 @@ class MemoryReader:
             if zlib.crc32(payload) != segment.sums[entry]:
                 if found:
                     break
-                raise SegmentCorruptError(f"the entry does not verify: location={self._place} entry={entry}")
+                raise SegmentCorruptError(f"the entry does not verify: location={self._name} entry={entry}")
             found.append(payload)
             room -= len(payload)
         return found
@@ -300,7 +300,7 @@ class MemoryReader:
         try:
             async with asyncio.timeout(timeout_s):
                 while self.last_confirmed <= known and self.end is None:
-                    await self._state.find(self._place).moved.wait()
+                    await self._state.find(self._name).moved.wait()
         except TimeoutError:
             pass
         return self.last_confirmed

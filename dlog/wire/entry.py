@@ -172,8 +172,10 @@ def decode_entry(payload: Buffer, *, expand: bool = True, enveloped: bool = True
     for flags, position, txid, body in _raw_records(open_envelope(payload) if enveloped else memoryview(payload)):
         if flags & RECORD_SET and expand:
             inner = parse_record_set(body)
-            places = count(position), count(slot)
-            records += map(_as_record, zip(repeat(flags & ~RECORD_SET), places[0], repeat(txid), inner, places[1]))
+            positions = count(position), count(slot)
+            records += map(
+                _as_record, zip(repeat(flags & ~RECORD_SET), positions[0], repeat(txid), inner, positions[1])
+            )
             slot += len(inner)
         else:
             records.append(Record(flags, position, txid, body, slot))

@@ -323,16 +323,16 @@ class SinkWrite:
 
 @dataclass(frozen=True, slots=True)
 class MoveSegment:
-    """Change the location of completed segment `segment` from `place` of `store` to `to_place` of `to_store`."""
+    """Change the location of completed segment `segment` from `location` of `store` to `to_location` of `to_store`."""
 
     request: int
     stream: str
     incarnation: str
     segment: int
     store: str
-    place: str
+    location: str
     to_store: str
-    to_place: str
+    to_location: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ def _lengths(value: Any) -> tuple[int, ...]:
     return struct.unpack(f">{len(value) // 4}I", value)
 
 
-def _place(value: Any) -> Any:
+def _start_value(value: Any) -> Any:
     """Check a read's start position; `_check_read` checks it against the kind of start."""
     return _dlsn(value) if type(value) is list else value if value is None else U63.check(value)
 
@@ -150,7 +150,7 @@ DLSN = Kind("dlsn", _dlsn)
 PRODUCER = Kind("bin 16", _producer)
 LENGTHS = Kind("packed u32", _lengths)
 START = Kind("start", Start)
-PLACE = Kind("place", _place)
+START_VALUE = Kind("start value", _start_value)
 EVENT = Kind("event", ReaderEventKind)
 
 _SINK: tuple[tuple[str, Kind], ...] = (
@@ -193,7 +193,7 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
             ("request", U63),
             ("stream", TEXT),
             ("start", START),
-            ("value", PLACE),
+            ("value", START_VALUE),
             ("credit", U63),
             ("follow", BOOL),
             ("forwarded", BOOL),
@@ -243,9 +243,9 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
             ("incarnation", INCARNATION),
             ("segment", U63),
             ("store", TEXT),
-            ("place", TEXT),
+            ("location", TEXT),
             ("to_store", TEXT),
-            ("to_place", TEXT),
+            ("to_location", TEXT),
         ),
     ),
     Op.GET_INCARNATION: (proxy.GetIncarnation, (("request", U63), ("stream", TEXT))),
@@ -450,7 +450,7 @@ def _parts(body: memoryview) -> tuple[tuple[str, int], ...]:
     for part in value:
         if type(part) is not list or len(part) != 2 or type(part[0]) is not str:
             raise ValueError("a part is not [location, last entry]")
-    return tuple((place, U63.check(last)) for place, last in value)
+    return tuple((name, U63.check(last)) for name, last in value)
 
 
 def _as_it_is(body: memoryview) -> Buffer:

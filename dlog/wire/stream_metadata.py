@@ -72,7 +72,7 @@ def encode_segment(segment: Segment) -> bytes:
     version = segment.version
     assert version in _VERSIONS, "segments have versions 2 to 5"
     f0 = version | segment.truncation << 8 | segment.region << 28
-    ledger = segment.place if segment.store == _LEDGER else segment.former_ledger or "-1"
+    ledger = segment.name if segment.store == _LEDGER else segment.former_ledger or "-1"
     if segment.completed:
         f0 |= segment.record_count << 32
         fields: list[object] = [f0, ledger, segment.first_txid, segment.last_txid, segment.completed_unix_ms]
@@ -81,7 +81,7 @@ def encode_segment(segment: Segment) -> bytes:
         fields = [f0, ledger, segment.first_txid, segment.number]
     fields += [segment.min_entry, segment.min_slot, segment.start_sequence_id][: _TAIL[version]]
     if segment.store != _LEDGER:
-        fields += [quote(segment.store, safe=""), quote(segment.place, safe="")]
+        fields += [quote(segment.store, safe=""), quote(segment.name, safe="")]
     return ";".join(map(str, fields)).encode()
 
 
@@ -97,9 +97,9 @@ def decode_segment(name: str, data: Buffer) -> Segment:
     if version not in _VERSIONS:
         raise UnsupportedVersionError(f"unsupported format version of a segment: name={name} version={version}")
     head = 8 if completed else 4
-    store, place = _LEDGER, ""
+    store, in_store = _LEDGER, ""
     if len(parts) == head + _TAIL[version] + 2:
-        store, place = unquote(parts[-2]), unquote(parts[-1])
+        store, in_store = unquote(parts[-2]), unquote(parts[-1])
         del parts[-2:]
     if len(parts) != head + _TAIL[version] or f0 >> 8 & 0x3 > Truncation.TRUNCATED:
         raise DamagedError(f"segment cannot be decoded: name={name} version={version} fields={len(parts)}")
@@ -109,7 +109,7 @@ def decode_segment(name: str, data: Buffer) -> Segment:
         raise DamagedError(f"segment's number differs from its name: name={name} found={fields[5 if completed else 3]}")
     return Segment(
         number=number,
-        place=place if store != _LEDGER else str(fields[1]),
+        name=in_store if store != _LEDGER else str(fields[1]),
         store=store,
         former_ledger=str(fields[1]) if store != _LEDGER and fields[1] >= 0 else "",
         first_txid=Txid(fields[2]),
@@ -343,10 +343,10 @@ def decode_sinks(data: Buffer) -> tuple[SinkRecord, ...]:
 def _decode_sink(name: str, told: Any) -> SinkRecord:
     try:
         epoch, query, batch, since = told
-        place = since if since is None else (_count(since[0]), _count(since[1]))
+        position = since if since is None else (_count(since[0]), _count(since[1]))
         is_well = type(query) is str and _is_utf8(query) and (since is None or len(since) == 2)
         if is_well:
-            return SinkRecord(SinkBatch(name, _count(epoch), query, _count(batch)), place)
+            return SinkRecord(SinkBatch(name, _count(epoch), query, _count(batch)), position)
     except (TypeError, ValueError, IndexError, KeyError):
         pass
     raise DamagedError(f"record of a sink cannot be decoded: sink={name[:40]!r} found={str(told)[:80]!r}")

@@ -85,7 +85,7 @@ def _hollow(number: int, made_ms: int) -> Segment:
     """A completed segment of a thousand records whose ledger does not exist."""
     return Segment(
         number=SegmentNumber(number),
-        place=str(_LEDGER_BASE + number),
+        name=str(_LEDGER_BASE + number),
         first_txid=Txid(number),
         completed=True,
         last_txid=Txid(number),

@@ -285,5 +285,5 @@ def _plain_numbers(axes: Axes) -> None:
 
 
 def _colour(figures: Figures, system: str) -> str:
-    """Colour of a system, by its place; dlog is first."""
+    """Colour of a system, by its rank; dlog is first."""
     return PALETTE[figures.systems.index(system) % len(PALETTE)]

@@ -215,14 +215,14 @@ class Run:
     async def _start_one(self, name: str, options: Mapping[str, str], room: Path, stack: AsyncExitStack) -> None:
         variant = systems.find(f"{name}-default" if name == "kafka" else name)
         system = variant.make(name)
-        place = room / name
-        place.mkdir()
+        directory = room / name
+        directory.mkdir()
         stack.push_async_callback(system.stop)
         _tell(f"starting {name}, writing {self._records:,} records of {RECORD_BYTES} bytes")
-        await system.start(place, {**variant.preset, **options})
+        await system.start(directory, {**variant.preset, **options})
         await system.create_all([SCANNED, SMALL])
-        await fill(system, SCANNED, self._records, place)
-        await fill(system, SMALL, SMALL_RECORDS, place, one_by_one=True)
+        await fill(system, SCANNED, self._records, directory)
+        await fill(system, SMALL, SMALL_RECORDS, directory, one_by_one=True)
         self._versions |= system.versions()
         self._systems[name] = system
 

@@ -11,7 +11,7 @@ from loadtest.systems.base import CannotRunError
 from loadtest.systems.java import CACHE, SOURCES, FetchFailedError, PartMissingError, run
 
 POM = SOURCES / "spark-kafka.pom.xml"
-PLACE = CACHE / "spark-kafka"
+DIRECTORY = CACHE / "spark-kafka"
 #: the source and its dependencies that Spark lacks
 ARTIFACTS = ("spark-sql-kafka-0-10_2.13", "spark-token-provider-kafka-0-10_2.13", "kafka-clients", "commons-pool2")
 #: used if Maven lacks the installed version; tested with Spark 4.3
@@ -31,7 +31,7 @@ def spark_version() -> str:
 def found() -> tuple[str, list[Path]]:
     """The version of the source, and its jars. Raises PartMissingError."""
     for version in (spark_version(), ELSE):
-        jars = sorted((PLACE / version).glob("*.jar"))
+        jars = sorted((DIRECTORY / version).glob("*.jar"))
         if jars:
             return version, jars
     raise PartMissingError(f"the jars of Spark's Kafka source are not installed: run {_HOW} (needs Maven)")
@@ -40,15 +40,15 @@ def found() -> tuple[str, list[Path]]:
 def install() -> bool:
     """Fetch them unless present; whether anything was fetched. Raises PartMissingError, FetchFailedError."""
     wanted = spark_version()
-    if (PLACE / wanted).is_dir() or (PLACE / ELSE).is_dir():
+    if (DIRECTORY / wanted).is_dir() or (DIRECTORY / ELSE).is_dir():
         return False
     maven = shutil.which("mvn")
     if maven is None:
         raise PartMissingError("no mvn on PATH to fetch the jars of Spark's Kafka source: run apt-get install maven")
-    PLACE.mkdir(parents=True, exist_ok=True)
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
     said: list[str] = []
     for version in dict.fromkeys((wanted, ELSE)):
-        with tempfile.TemporaryDirectory(dir=PLACE, prefix=".fetching-") as work:
+        with tempfile.TemporaryDirectory(dir=DIRECTORY, prefix=".fetching-") as work:
             jars = Path(work) / "jars"
             try:
                 run(
@@ -62,6 +62,6 @@ def install() -> bool:
             except FetchFailedError as error:
                 said.append(f"{version}: {error}")
                 continue
-            jars.rename(PLACE / version)
+            jars.rename(DIRECTORY / version)
             return True
     raise FetchFailedError(f"Maven has no {ARTIFACTS[0]}: {' '.join(said)[-800:]}")

@@ -14,7 +14,7 @@ from loadtest.spark.filling import RECORD_BYTES
 from loadtest.spark.measuring import SCANNED, Figure, WrongRecordsError
 
 if TYPE_CHECKING:
-    from dlog.spark.jobs.frame import Place, Report
+    from dlog.spark.jobs.frame import Report, Selection
     from loadtest.spark.measuring import Bench
 
 COPIES = 3
@@ -37,7 +37,7 @@ def _audit(bench: Bench, *, all_replicas: bool) -> Figure:
     from dlog.spark.jobs.audit import AuditOptions
     from dlog.spark.jobs.audit import audit as job
 
-    report = job(bench.spark, _place(bench, SCANNED), AuditOptions(all_replicas=all_replicas))
+    report = job(bench.spark, _selection(bench, SCANNED), AuditOptions(all_replicas=all_replicas))
     _check(report)
     size = bench.where.records * RECORD_BYTES * (COPIES if all_replicas else 1)
     return Figure(size / report.took_s / 1e6, bench.where.records)
@@ -64,7 +64,7 @@ def offload(bench: Bench) -> Figure:
     from dlog.spark.jobs.offload_work import OffloadOptions
 
     to = (bench.where.room / f"cold-{bench.next_number()}").as_uri()
-    report = job(bench.spark, _place(bench, bench.written), OffloadOptions(to=to, older_than_s=0, keep=0))
+    report = job(bench.spark, _selection(bench, bench.written), OffloadOptions(to=to, older_than_s=0, keep=0))
     _check(report)
     size = report.counts["bytes_planned"]
     if not size:
@@ -72,10 +72,10 @@ def offload(bench: Bench) -> Figure:
     return Figure(size / report.took_s / 1e6, report.counts["segments_planned"])
 
 
-def _place(bench: Bench, stream: str) -> Place:
-    from dlog.spark.jobs.frame import Place
+def _selection(bench: Bench, stream: str) -> Selection:
+    from dlog.spark.jobs.frame import Selection
 
-    return Place(zookeeper=bench.where.zookeeper, namespace=bench.where.namespace, streams=(stream,))
+    return Selection(zookeeper=bench.where.zookeeper, namespace=bench.where.namespace, streams=(stream,))
 
 
 def _check(report: Report) -> None:

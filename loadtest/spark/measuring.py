@@ -179,8 +179,8 @@ class Bench:
         while time.monotonic() < end_s:
             told: list[int] = []
             executions = store.executionsList()  # Spark keeps the newest
-            for place in range(executions.size() - 1, -1, -1):
-                one = executions.apply(place)
+            for directory in range(executions.size() - 1, -1, -1):
+                one = executions.apply(directory)
                 if one.executionId() <= before:
                     return max(told, default=0)
                 if not one.completionTime().isDefined() or one.metricValues() is None:

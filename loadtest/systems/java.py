@@ -145,19 +145,19 @@ def classes_of(jars: Jars, sources: Sequence[str]) -> Path:
     jars.need()
     javac = find_javac()
     files = [SOURCES / source for source in sources]
-    place = CACHE / "classes" / f"{jars.peer}-{_digest(files)[:16]}"
-    if place.is_dir():
-        return place
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".compiling-") as work:
+    classes = CACHE / "classes" / f"{jars.peer}-{_digest(files)[:16]}"
+    if classes.is_dir():
+        return classes
+    classes.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=classes.parent, prefix=".compiling-") as work:
         out = Path(work) / "classes"
         run([javac, "-nowarn", "-proc:none", "-d", str(out), "-cp", jars.class_path(), *map(str, files)], COMPILE_S)
         try:
-            out.rename(place)  # if another process was first, its classes are the same
+            out.rename(classes)  # if another process was first, its classes are the same
         except OSError:
-            if not place.is_dir():
+            if not classes.is_dir():
                 raise
-    return place
+    return classes
 
 
 def run(command: Sequence[str], within_s: float, **environment: str) -> str:

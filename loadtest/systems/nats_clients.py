@@ -203,8 +203,8 @@ class RawClient(Client):
                 yield (position,), ()
                 while follow or position <= end:
                     for sequence, payloads in await reading.more():
-                        for place, records in payloads:
-                            yield place, records
+                        for at, records in payloads:
+                            yield at, records
                         position = sequence
                     well_s = time.monotonic()
                 return
@@ -259,12 +259,12 @@ class _Reading:
                         self._connection.publish(message.reply, [b""], [b""])
                     continue
                 sequence = sequence_of(message.reply)
-                place, records = unpack(sequence, message.payload)
+                at, records = unpack(sequence, message.payload)
                 last = found[-1] if found else None
-                if last is not None and len(place) == 1 and last[0] == (sequence - len(last[1]),):
+                if last is not None and len(at) == 1 and last[0] == (sequence - len(last[1]),):
                     last[1].extend(records)
                 else:
-                    found.append((place, records))
+                    found.append((at, records))
                 after = sequence + 1
         return [(after, found)] if found else []
 
@@ -328,7 +328,7 @@ class RawWriter(Writer):
     def _hear(self, messages: list[Message]) -> None:
         """Join consecutive acknowledgements into one answer."""
         skip = len(self._prefix)
-        first = count = place = 0
+        first = count = position = 0
         for message in messages:
             index = int(message.subject[skip:])
             found = None if message.headers else _SEQUENCE.search(message.payload)
@@ -336,18 +336,18 @@ class RawWriter(Writer):
                 self.pending.refuse(index, (message.headers or message.payload)[:120].decode(errors="replace").strip())
                 continue
             records, sequence = self.pending.take(index), int(found[1])
-            if records == 1 and count and index == first + count and sequence == place + count:
+            if records == 1 and count and index == first + count and sequence == position + count:
                 count += 1
                 continue
             if count:
-                self._route(Acked(first, count, (place,)))
+                self._route(Acked(first, count, (position,)))
                 count = 0
             if records == 1:
-                first, count, place = index, 1, sequence
+                first, count, position = index, 1, sequence
             elif records > 1:
                 self._route(Acked(index, records, (sequence, 0)))
         if count:
-            self._route(Acked(first, count, (place,)))
+            self._route(Acked(first, count, (position,)))
 
     def _route(self, answer: Acked | Refused) -> None:
         """Resolve awaited appends; pass other answers to `tell`."""
@@ -356,9 +356,9 @@ class RawWriter(Writer):
             return
         for index in range(answer.first, answer.first + answer.count):
             future = self._awaited.pop(index, None)
-            place = answer.position if isinstance(answer, Acked) else None
+            position = answer.position if isinstance(answer, Acked) else None
             if future is None:
-                at = None if place is None else (*place[:-1], place[-1] + index - answer.first)
+                at = None if position is None else (*position[:-1], position[-1] + index - answer.first)
                 one = Acked(index, 1, at) if isinstance(answer, Acked) else Refused(index, 1, answer.error, True)
                 self._tell(one)
             elif future.done():
@@ -366,8 +366,8 @@ class RawWriter(Writer):
             elif isinstance(answer, Refused):
                 future.set_exception(OutcomeUnknownError(answer.error))
             else:
-                assert place is not None, "a JetStream acknowledgement has a sequence"
-                future.set_result((*place[:-1], place[-1] + index - answer.first))
+                assert position is not None, "a JetStream acknowledgement has a sequence"
+                future.set_result((*position[:-1], position[-1] + index - answer.first))
 
 
 # ---- nats-py --------------------------------------------------------------------------------------------------------

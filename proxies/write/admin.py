@@ -251,16 +251,16 @@ class Admin:
         return value
 
     async def _remove(self, value: StreamMetadata, *, force: bool) -> Removed:
-        places = _places(value)
+        located = _located(value)
         fates: list[_DeleteResult] = []
-        left = iter(places)
+        left = iter(located)
 
         async def delete_next() -> None:
             for store, ref in left:
                 fates.append(await self._delete_segment(store, ref))
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(DELETES_AT_ONCE, len(places))):
+            for _ in range(min(DELETES_AT_ONCE, len(located))):
                 group.create_task(delete_next(), name="delete segments")
         is_removed = force or _DeleteResult.LATER not in fates
         if is_removed:
@@ -305,17 +305,17 @@ class Admin:
         except DLogError as error:
             if error.remedy is Remedy.STOP:
                 return _DeleteResult.GONE
-            left: Event = SegmentLeftBehind(ref.stream, ref.number, ref.place, error.message)
+            left: Event = SegmentLeftBehind(ref.stream, ref.number, ref.name, error.message)
             self._tell(left)
             return _DeleteResult.GONE if error.remedy is Remedy.REPORT else _DeleteResult.LATER
-        self._tell(SegmentDeleted(ref.stream, ref.number, ref.place))
+        self._tell(SegmentDeleted(ref.stream, ref.number, ref.name))
         return _DeleteResult.DELETED
 
 
-def _places(value: StreamMetadata) -> list[tuple[str, SegmentRef]]:
+def _located(value: StreamMetadata) -> list[tuple[str, SegmentRef]]:
     """All locations of a stream's segments, including former ledgers of moved segments and the allocated segment."""
-    places = [(at.store, SegmentRef(value.name, s.number, at.name)) for s in value.listed for at in s.locations]
+    located = [(at.store, SegmentRef(value.name, s.number, at.name)) for s in value.listed for at in s.locations]
     if value.allocated:
         at = allocated_location(value.allocated)
-        places.append((at.store, SegmentRef(value.name, SegmentNumber(value.max_segment + 1), at.name)))
-    return places
+        located.append((at.store, SegmentRef(value.name, SegmentNumber(value.max_segment + 1), at.name)))
+    return located

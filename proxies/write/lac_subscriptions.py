@@ -150,7 +150,7 @@ class LacSubscriptions:
         """Whether the stream has subscribers."""
         return stream in self._tails
 
-    def place(self, stream: str) -> tuple[int, int, int] | None:
+    def next_position(self, stream: str) -> tuple[int, int, int] | None:
         """The first position of a stream that is not confirmed yet; None if it is not served here."""
         newest = self._newest.get(stream)
         if not newest:

@@ -264,10 +264,10 @@ class WriteSession(Dispatch):
             return self._location(advice.address, advice.epoch, advice.incarnation)
         holding = await server.holdings.ask(stream, None, suspect)
         assert isinstance(holding, OwnedStream)
-        place = server.tails.place(stream)
+        dlsn = server.tails.next_position(stream)
         incarnation = (holding.owner.incarnation if holding.owner is not None else None) or ""
         told = self._location(server.address, holding.epoch, incarnation)
-        return told | ({} if place is None else {"since": list(place)})
+        return told | ({} if dlsn is None else {"since": list(dlsn)})
 
     async def _owner_of(self, stream: str, suspect: str | None) -> dict[str, Any]:
         """For a Tail of a stream not owned here: raises an error that names the owner, if any."""
@@ -341,7 +341,7 @@ class WriteSession(Dispatch):
         return {"first": list(first)}
 
     async def _taken_in(self, m: TakeIn) -> dict[str, Any]:
-        parts = tuple((place, EntryId(last)) for place, last in m.parts)
+        parts = tuple((dlsn, EntryId(last)) for dlsn, last in m.parts)
         since = None if m.since is None else m.since[:2]
         batch = _batch_of(m) if m.sink else None
         request = asked.TakeIn(batch, parts, LEDGER if m.store is None else m.store, since, m.incarnation)
@@ -362,12 +362,14 @@ class WriteSession(Dispatch):
             written = await self._ask_owner(m, AppendSinkBatch(batch, write, m.incarnation))
         finally:
             server.admission.give_back(stream, cost)
-        place = list(written.dlsn) if written.dlsn.segment else None
-        return {"dlsn": place, "count": written.count, "txid": written.txid, "duplicate": written.duplicate}
+        dlsn = list(written.dlsn) if written.dlsn.segment else None
+        return {"dlsn": dlsn, "count": written.count, "txid": written.txid, "duplicate": written.duplicate}
 
     async def _segment_moved(self, m: MoveSegment) -> dict[str, Any]:
         number = SegmentNumber(m.segment)
-        await self._ask_owner(m, MoveListedSegment(number, m.store, m.place, m.to_store, m.to_place, m.incarnation))
+        await self._ask_owner(
+            m, MoveListedSegment(number, m.store, m.location, m.to_store, m.to_location, m.incarnation)
+        )
         return {}
 
     async def _seal_stream(self, m: Seal) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def owners_in(logs: Iterable[Path], stream: str, places: Mapping[int, str]) -> I
             match event["event"]:
                 case "stream.owned":
                     epoch = int(event["epoch"])
-                case "segment.started" if places.get(int(event["segment"])) == event["place"] and epoch:
+                case "segment.started" if places.get(int(event["segment"])) == event["location"] and epoch:
                     yield int(event["segment"]), epoch
 
 

@@ -136,7 +136,7 @@ def _metadata_seeds() -> tuple[bytes, ...]:
     return (ledger_metadata.encode(metadata), text, b"BookieMetadataFormatVersion\t1\n1\n1\n0\n0\ta:1\n-1\tCLOSED\n")
 
 
-_segment = Segment(number=SegmentNumber(1), place="7", first_txid=Txid(1))
+_segment = Segment(number=SegmentNumber(1), name="7", first_txid=Txid(1))
 _cookie = bookie_info.encode_cookie(bookie_info.Cookie(BookieId("a:1"), ("/j",), ("/l",), "id"))
 _note = b"dlog1" + msgpack.packb(
     [1, -1, [[b"p" * 16, 0, 3, 5, 0]], [[1, -1], [[b"p" * 16, 0, 3, [[0, 3, 1, 0, 0, 9]]]]]]

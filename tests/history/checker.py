@@ -73,7 +73,7 @@ class _Judge:
         self.master = master_of(history.appends, list(zip(history.readers, self.rows, strict=True)), verdict)
         self.join = Join(self.master, history.appends, self._is_given, verdict)
         by_answer = sorted(self._acknowledged(), key=history.appends.answered.__getitem__)
-        self.acked = _Steps((history.appends.answered[op], self._last_place(op)) for op in by_answer)
+        self.acked = _Steps((history.appends.answered[op], self._last_position(op)) for op in by_answer)
         self._txids()
         self._owners()
         self._truncations()
@@ -102,10 +102,12 @@ class _Judge:
     def _acknowledged(self) -> Iterator[int]:
         """Acknowledged operations whose position is known."""
         appends = self.history.appends
-        return (op for op in range(len(appends)) if appends.place[op] != NOWHERE and appends.outcome[op] == Outcome.OK)
+        return (
+            op for op in range(len(appends)) if appends.position[op] != NOWHERE and appends.outcome[op] == Outcome.OK
+        )
 
-    def _last_place(self, op: int) -> int:
-        return self.history.appends.place[op] + self.history.appends.count[op] - 1
+    def _last_position(self, op: int) -> int:
+        return self.history.appends.position[op] + self.history.appends.count[op] - 1
 
     # ---- one reader by itself: S4, S8 -------------------------------------------------------------------------------
 
@@ -113,22 +115,22 @@ class _Judge:
         """Indices of the runs that go forward; all others are reported."""
         end = NOWHERE
         good: list[int] | None = None
-        for index, place in enumerate(reader.place):
-            if place < end:
+        for index, position in enumerate(reader.position):
+            if position < end:
                 if good is None:
                     good = list(range(index))
                 self._backward(reader, index, good)
                 continue
             if good is not None:
                 good.append(index)
-            end = place + reader.count[index]
-        for place, _, payload in reader.strange:
-            where = dlsn_of(place) if place != NOWHERE else "no place"
+            end = position + reader.count[index]
+        for position, _, payload in reader.strange:
+            where = dlsn_of(position) if position != NOWHERE else "no place"
             if is_note(payload) or payload in (CONTROL_PAYLOAD, END_OF_STREAM_PAYLOAD):
                 self.verdict.breach("control", f"{reader.name} was given {payload[:20]!r} at {where}")
             else:
                 self.verdict.breach("invented", f"{reader.name} was given {payload[:32]!r} at {where}")
-        return range(len(reader.place)) if good is None else good
+        return range(len(reader.position)) if good is None else good
 
     def _backward(self, reader: Reader, index: int, good: list[int]) -> None:
         producer, first, count = reader.producer[index], reader.first[index], reader.count[index]
@@ -140,16 +142,16 @@ class _Judge:
         )
         self.verdict.breach(
             "duplicated" if again else "reordered",
-            f"{reader.name} was given {producer}#{first} at {dlsn_of(reader.place[index])} after "
-            f"{dlsn_of(reader.place[index - 1])}",
+            f"{reader.name} was given {producer}#{first} at {dlsn_of(reader.position[index])} after "
+            f"{dlsn_of(reader.position[index - 1])}",
             count,
         )
 
-    def _is_given(self, place: int) -> bool:
+    def _is_given(self, position: int) -> bool:
         """Whether any reader was sent the record at this position."""
         for reader, rows in zip(self.history.readers, self.rows, strict=True):
-            index = bisect_left(rows, place + 1, key=reader.place.__getitem__) - 1
-            if index >= 0 and reader.place[rows[index]] + reader.count[rows[index]] > place:
+            index = bisect_left(rows, position + 1, key=reader.position.__getitem__) - 1
+            if index >= 0 and reader.position[rows[index]] + reader.count[rows[index]] > position:
                 return True
         return False
 
@@ -159,10 +161,10 @@ class _Judge:
         last, where = -1, NOWHERE
         for index, txid in enumerate(self.master.txid):
             if 0 <= txid < last:
-                here = dlsn_of(self.master.place[index])
+                here = dlsn_of(self.master.position[index])
                 self.verdict.breach("txid", f"{txid} at {here} after {last} at {dlsn_of(where)}")
             if txid >= last:
-                last, where = txid, self.master.place[index]
+                last, where = txid, self.master.position[index]
         appends = self.history.appends
         for op, asked in enumerate(appends.asked_txid):
             if asked >= 0 and appends.txid[op] >= 0 and appends.txid[op] != asked:
@@ -175,7 +177,7 @@ class _Judge:
             epochs.setdefault(segment, set()).add(epoch)
         for op in self._acknowledged():
             if appends.epoch[op] and not appends.repeated[op]:
-                epochs.setdefault(segment_of(appends.place[op]), set()).add(appends.epoch[op])
+                epochs.setdefault(segment_of(appends.position[op]), set()).add(appends.epoch[op])
         newest = 0
         for segment in sorted(epochs):
             if len(epochs[segment]) > 1:
@@ -187,18 +189,18 @@ class _Judge:
     def _truncations(self) -> None:
         told = sorted((t.answered, t.kept) for t in self.history.truncations if t.answered != NEVER)
         self.kept = _Steps(told)
-        self.asked = _Steps(sorted((t.invoked, t.place) for t in self.history.truncations))
+        self.asked = _Steps(sorted((t.invoked, t.position) for t in self.history.truncations))
         for truncation in self.history.truncations:
-            if truncation.kept > max(truncation.place, self.asked.before(truncation.answered)):
-                wanted, kept = dlsn_of(truncation.place), dlsn_of(truncation.kept)
+            if truncation.kept > max(truncation.position, self.asked.before(truncation.answered)):
+                wanted, kept = dlsn_of(truncation.position), dlsn_of(truncation.kept)
                 self.verdict.breach("truncated", f"asked to let go what is before {wanted}, kept from {kept} on")
             before = self.kept.before(truncation.invoked)
             if NOWHERE < truncation.kept < before:
                 self.verdict.breach("revived", f"kept from {dlsn_of(truncation.kept)} on after {dlsn_of(before)}")
         beginners = [
-            (reader.at[0], reader.place[0])
+            (reader.at[0], reader.position[0])
             for reader in self.history.readers
-            if reader.start.kind is Start.START and reader.place
+            if reader.start.kind is Start.START and reader.position
         ]
         self.begun = _Steps(sorted(beginners))
 
@@ -207,8 +209,8 @@ class _Judge:
     def _reader(self, number: int) -> tuple[int, int] | None:
         """Check one reader. Returns the range of positions that it covers."""
         reader, rows = self.history.readers[number], self.rows[number]
-        begin = reader.place[rows[0]] if rows else NOWHERE
-        end = reader.place[rows[-1]] + reader.count[rows[-1]] if rows else NOWHERE
+        begin = reader.position[rows[0]] if rows else NOWHERE
+        end = reader.position[rows[-1]] + reader.count[rows[-1]] if rows else NOWHERE
         known = reader.at[rows[0]] if rows else reader.ended
         gone = self.asked.before(known)  # positions before may have been truncated by then
         due = self._due(reader, begin)
@@ -238,7 +240,7 @@ class _Judge:
                 return reader.start.value
             case Start.TXID:
                 index = self._first_txid(reader.start.value)
-                return self.master.place[index] if index < len(self.master) else max(begin, _BEYOND_ALL)
+                return self.master.position[index] if index < len(self.master) else max(begin, _BEYOND_ALL)
             case _:
                 return begin
 
@@ -247,7 +249,7 @@ class _Judge:
         return bisect_left(self.master.txid, txid)
 
     def _begins(self, reader: Reader, begin: int, due: int) -> None:
-        first = reader.place.index(begin)
+        first = reader.position.index(begin)
         match reader.start.kind:
             case Start.DLSN if begin < due:
                 self.verdict.breach("misled", f"{reader.name} asked for {dlsn_of(due)} and began at {dlsn_of(begin)}")
@@ -266,45 +268,47 @@ class _Judge:
 
     def _walk(self, reader: Reader, rows: Sequence[int] | range, low: int, high: int, begin: int) -> None:
         """Check that everything of the order in [low, high) was sent to this reader."""
-        master, places, counts = self.master, reader.place, reader.count
+        master, positions, counts = self.master, reader.position, reader.count
         at, last = 0, len(rows)
         for index in range(master.at(low), len(master)):
-            place = max(low, master.place[index])
-            stop = min(high, master.place[index] + master.count[index])
-            if place >= high:
+            position = max(low, master.position[index])
+            stop = min(high, master.position[index] + master.count[index])
+            if position >= high:
                 return
-            while place < stop:
-                while at < last and places[rows[at]] + counts[rows[at]] <= place:
+            while position < stop:
+                while at < last and positions[rows[at]] + counts[rows[at]] <= position:
                     at += 1
-                given = places[rows[at]] if at < last else high
-                if given <= place:
-                    place = min(stop, given + counts[rows[at]])
+                given = positions[rows[at]] if at < last else high
+                if given <= position:
+                    position = min(stop, given + counts[rows[at]])
                 else:
                     upto = min(stop, given)
-                    self._missing(reader, index, place, upto, begin)
-                    place = upto
+                    self._missing(reader, index, position, upto, begin)
+                    position = upto
 
-    def _missing(self, reader: Reader, index: int, place: int, stop: int, begin: int) -> None:
+    def _missing(self, reader: Reader, index: int, position: int, stop: int, begin: int) -> None:
         """Report that [position, stop) of a run of the order was not sent to a reader that covers it."""
         appends, run = self.history.appends, self.master.run(index)
-        sought = reader.start.kind in (Start.DLSN, Start.TXID) and begin != NOWHERE and place < begin
-        while place < stop:
-            sequence = run.first + place - run.place
+        sought = reader.start.kind in (Start.DLSN, Start.TXID) and begin != NOWHERE and position < begin
+        while position < stop:
+            sequence = run.first + position - run.position
             op = self._op(run.producer, sequence)
             upto = stop
             acknowledged = False
             if op is not None:
-                upto = min(stop, place + appends.first[op] + appends.count[op] - sequence)
+                upto = min(stop, position + appends.first[op] + appends.count[op] - sequence)
                 acknowledged = appends.outcome[op] == Outcome.OK
-            if (not reader.place or place > reader.place[-1]) and self._is_given(place):
-                text = f"was shown a tail before {run.producer}#{sequence} at {dlsn_of(place)}"
-                self._lags(reader, text, upto - place)
+            if (not reader.position or position > reader.position[-1]) and self._is_given(position):
+                text = f"was shown a tail before {run.producer}#{sequence} at {dlsn_of(position)}"
+                self._lags(reader, text, upto - position)
             elif not self.join.is_doubled(run.producer, sequence):
                 kind = "misled" if sought else "lost" if acknowledged else "skipped"
                 self.verdict.breach(
-                    kind, f"{reader.name} was not given {run.producer}#{sequence} at {dlsn_of(place)}", upto - place
+                    kind,
+                    f"{reader.name} was not given {run.producer}#{sequence} at {dlsn_of(position)}",
+                    upto - position,
                 )
-            place = upto
+            position = upto
 
     def _lags(self, reader: Reader, text: str, count: int) -> None:
         """Report a tail behind what had been acknowledged, unless a read proxy was cut off from ZooKeeper or
@@ -337,25 +341,25 @@ class _Judge:
                 joined[-1] = (joined[-1][0], max(high, joined[-1][1]))
             else:
                 joined.append((low, high))
-        gone = max((t.place for t in self.history.truncations), default=NOWHERE)
+        gone = max((t.position for t in self.history.truncations), default=NOWHERE)
         for op in range(len(appends)):
             outcome, count, got = appends.outcome[op], appends.count[op], join.got[op]
             if outcome == Outcome.UNKNOWN and got:
                 self.verdict.unknown_found += got
-            place = appends.place[op] if appends.place[op] != NOWHERE else join.found[op]
-            if place == NOWHERE:
+            position = appends.position[op] if appends.position[op] != NOWHERE else join.found[op]
+            if position == NOWHERE:
                 if outcome == Outcome.OK and not self.history.truncations and self._proved_absent(op):
                     self.verdict.breach("lost", f"{appends.producer[op]}#{appends.first[op]} was acknowledged", count)
                 continue
-            index = bisect_left(joined, (place + 1,)) - 1
+            index = bisect_left(joined, (position + 1,)) - 1
             stop = joined[index][1] if index >= 0 else NOWHERE
-            if 0 < got < count and place + count <= stop and joined[index][0] <= place:
+            if 0 < got < count and position + count <= stop and joined[index][0] <= position:
                 self.verdict.breach(
                     "torn",
-                    f"of {appends.producer[op]}#{appends.first[op]} at {dlsn_of(place)} there are {got} of {count}",
+                    f"of {appends.producer[op]}#{appends.first[op]} at {dlsn_of(position)} there are {got} of {count}",
                 )
-            if outcome == Outcome.OK and place >= gone:
-                self.verdict.unread += max(0, min(count, place + count - stop))
+            if outcome == Outcome.OK and position >= gone:
+                self.verdict.unread += max(0, min(count, position + count - stop))
 
     def _proved_absent(self, op: int) -> bool:
         """Whether some reader read from the start to the tail after this was acknowledged."""
@@ -373,32 +377,32 @@ class _Judge:
         appends, found = self.history.appends, self.join.found
         read = _Steps(
             sorted(
-                (reader.at[i], reader.place[i] + reader.count[i] - 1)
+                (reader.at[i], reader.position[i] + reader.count[i] - 1)
                 for reader, rows in zip(self.history.readers, self.rows, strict=True)
                 for i in rows
             )
         )
         for op in range(len(appends)):
-            place = appends.place[op] if appends.place[op] != NOWHERE else found[op]
-            if place == NOWHERE:
+            position = appends.position[op] if appends.position[op] != NOWHERE else found[op]
+            if position == NOWHERE:
                 continue
             before = self.acked.before(appends.invoked[op])
-            if before > place:
+            if before > position:
                 self.verdict.breach(
-                    "overtaken", f"{self._name(op)} at {dlsn_of(place)} was asked after {dlsn_of(before)}"
+                    "overtaken", f"{self._name(op)} at {dlsn_of(position)} was asked after {dlsn_of(before)}"
                 )
             seen = read.before(appends.invoked[op])
-            if seen > place:
+            if seen > position:
                 self.verdict.breach(
-                    "early", f"{dlsn_of(seen)} was read before {self._name(op)} was asked for, at {dlsn_of(place)}"
+                    "early", f"{dlsn_of(seen)} was read before {self._name(op)} was asked for, at {dlsn_of(position)}"
                 )
         for ops in appends.of_producer.values():
             last = NOWHERE
             for op in ops:
-                if appends.outcome[op] == Outcome.OK and appends.place[op] != NOWHERE:
-                    if appends.place[op] < last:
+                if appends.outcome[op] == Outcome.OK and appends.position[op] != NOWHERE:
+                    if appends.position[op] < last:
                         self.verdict.breach("reordered", f"{self._name(op)} lies before what its producer wrote before")
-                    last = max(last, appends.place[op])
+                    last = max(last, appends.position[op])
             self._given_up(ops)
 
     def _given_up(self, ops: Sequence[int]) -> None:
@@ -409,8 +413,8 @@ class _Judge:
             if appends.outcome[op] != Outcome.UNKNOWN or appends.answered[op] == NEVER or found[op] == NOWHERE:
                 continue
             for later in ops[index + 1 :]:
-                is_acked = appends.outcome[later] == Outcome.OK and appends.place[later] != NOWHERE
-                if is_acked and appends.invoked[later] >= appends.answered[op] and appends.place[later] < found[op]:
+                is_acked = appends.outcome[later] == Outcome.OK and appends.position[later] != NOWHERE
+                if is_acked and appends.invoked[later] >= appends.answered[op] and appends.position[later] < found[op]:
                     what = f"{self._name(op)} was given up, and lies at {dlsn_of(found[op])}"
                     self.verdict.breach("late", f"{what} behind {self._name(later)}")
                     break
@@ -427,9 +431,11 @@ class _Judge:
                 op = self._op(reader.producer[i], reader.first[i] + reader.count[i] - 1)
                 if op is not None and appends.invoked[op] > reader.at[i]:
                     self.verdict.breach("early", f"{reader.name} was given {self._name(op)} before it was asked for")
-                steps = lacs.get(segment_of(reader.place[i])) if lacs else None
-                if steps is not None and steps.before(reader.at[i] + 1) < entry_of(reader.place[i]):
-                    self.verdict.breach("early", f"{reader.name} was given {dlsn_of(reader.place[i])} beyond the LAC")
+                steps = lacs.get(segment_of(reader.position[i])) if lacs else None
+                if steps is not None and steps.before(reader.at[i] + 1) < entry_of(reader.position[i]):
+                    self.verdict.breach(
+                        "early", f"{reader.name} was given {dlsn_of(reader.position[i])} beyond the LAC"
+                    )
 
     def _name(self, op: int) -> str:
         return f"{self.history.appends.producer[op]}#{self.history.appends.first[op]}"

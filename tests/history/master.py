@@ -21,25 +21,25 @@ class Master:
     """Runs by position, without overlap."""
 
     def __init__(self) -> None:
-        self.place = array("q")
+        self.position = array("q")
         self.count = array("q")
         self.producer = array("q")
         self.first = array("q")
         self.txid = array("q")
 
     def __len__(self) -> int:
-        return len(self.place)
+        return len(self.position)
 
     def run(self, index: int) -> Run:
-        return Run(self.place[index], self.count[index], self.producer[index], self.first[index], self.txid[index])
+        return Run(self.position[index], self.count[index], self.producer[index], self.first[index], self.txid[index])
 
-    def at(self, place: int) -> int:
+    def at(self, position: int) -> int:
         """Index of the first run that ends after this position."""
-        index = bisect_right(self.place, place) - 1
-        return index if index >= 0 and self.place[index] + self.count[index] > place else index + 1
+        index = bisect_right(self.position, position) - 1
+        return index if index >= 0 and self.position[index] + self.count[index] > position else index + 1
 
     def append(self, run: Run) -> None:
-        self.place.append(run.place)
+        self.position.append(run.position)
         self.count.append(run.records)
         self.producer.append(run.producer)
         self.first.append(run.first)
@@ -53,33 +53,33 @@ def master_of(appends: Appends, orders: Sequence[tuple[Reader, Sequence[int] | r
     sources = [_acknowledged(appends), *(_delivered(reader, rows) for reader, rows in orders)]
     end = NOWHERE
     for run in heapq.merge(*sources):
-        if run.place >= end:
+        if run.position >= end:
             master.append(run)
-            end = run.place + run.records
+            end = run.position + run.records
             continue
         _compare(master, run, verdict)
-        if run.place + run.records > end:
-            over = end - run.place
+        if run.position + run.records > end:
+            over = end - run.position
             master.append(Run(end, run.records - over, run.producer, run.first + over, run.txid))
-            end = run.place + run.records
+            end = run.position + run.records
     return master
 
 
 def _acknowledged(appends: Appends) -> Iterator[Run]:
     """Acknowledged batches by position; neighbours are joined."""
-    places, firsts, counts, producers, txids = (
-        appends.place,
+    positions, firsts, counts, producers, txids = (
+        appends.position,
         appends.first,
         appends.count,
         appends.producer,
         appends.txid,
     )
-    told = [op for op in range(len(appends)) if places[op] > NOWHERE and appends.outcome[op] == Outcome.OK]
-    told.sort(key=places.__getitem__)
-    place, count, producer, first, txid = NOWHERE, 0, 0, 0, 0
+    told = [op for op in range(len(appends)) if positions[op] > NOWHERE and appends.outcome[op] == Outcome.OK]
+    told.sort(key=positions.__getitem__)
+    position, count, producer, first, txid = NOWHERE, 0, 0, 0, 0
     for op in told:
         if (
-            places[op] == place + count
+            positions[op] == position + count
             and producers[op] == producer
             and firsts[op] == first + count
             and txids[op] == txid
@@ -88,32 +88,32 @@ def _acknowledged(appends: Appends) -> Iterator[Run]:
             count += counts[op]
             continue
         if count:
-            yield Run(place, count, producer, first, txid)
-        place, count, producer, first, txid = places[op], counts[op], producers[op], firsts[op], txids[op]
+            yield Run(position, count, producer, first, txid)
+        position, count, producer, first, txid = positions[op], counts[op], producers[op], firsts[op], txids[op]
     if count:
-        yield Run(place, count, producer, first, txid)
+        yield Run(position, count, producer, first, txid)
 
 
 def _delivered(reader: Reader, rows: Sequence[int] | range) -> Iterator[Run]:
-    if len(rows) == len(reader.place):
+    if len(rows) == len(reader.position):
         return reader.runs()
-    return (Run(reader.place[i], reader.count[i], reader.producer[i], reader.first[i], reader.txid[i]) for i in rows)
+    return (Run(reader.position[i], reader.count[i], reader.producer[i], reader.first[i], reader.txid[i]) for i in rows)
 
 
 def _compare(master: Master, run: Run, verdict: Verdict) -> None:
     """Compare a run with positions that are in the order already; other records are reported."""
     index = len(master) - 1
-    begin, end = run.place, run.place + run.records
+    begin, end = run.position, run.position + run.records
     while index >= 0:
-        place = master.place[index]
-        stop = place + master.count[index]
+        position = master.position[index]
+        stop = position + master.count[index]
         if stop <= begin:
             return
-        low, high = max(begin, place), min(end, stop)
+        low, high = max(begin, position), min(end, stop)
         if low < high:
             same = (
                 master.producer[index] == run.producer
-                and master.first[index] + low - place == run.first + low - run.place
+                and master.first[index] + low - position == run.first + low - run.position
             )
             if not same:
                 known = master.run(index)
@@ -127,13 +127,13 @@ def _compare(master: Master, run: Run, verdict: Verdict) -> None:
                     verdict.breach("txid", f"{dlsn_of(low)} has txid {run.txid} and {master.txid[index]}")
                 else:
                     master.txid[index] = run.txid
-        if place <= begin:
+        if position <= begin:
             return
         index -= 1
 
 
-def _said(run: Run, place: int) -> str:
-    return f"{run.producer}#{run.first + place - run.place}"
+def _said(run: Run, position: int) -> str:
+    return f"{run.producer}#{run.first + position - run.position}"
 
 
 class Join:
@@ -169,8 +169,8 @@ class Join:
             first, count = master.first[index], master.count[index]
             if first < end:
                 both = min(end, first + count) - first
-                one = master.place[last] + first - master.first[last]
-                other = master.place[index]
+                one = master.position[last] + first - master.first[last]
+                other = master.position[index]
                 self.doubled.append((producer, first, both))
                 kind = "duplicated" if self._is_given(one) and self._is_given(other) else "misplaced"
                 verdict.breach(kind, f"{producer}#{first} is at {dlsn_of(one)} and at {dlsn_of(other)}", both)
@@ -183,7 +183,7 @@ class Join:
         firsts, counts = appends.first, appends.count
         at = 0
         for index in runs:
-            place, sequence = master.place[index], master.first[index]
+            position, sequence = master.position[index], master.first[index]
             end = sequence + master.count[index]
             while at and firsts[ops[at - 1]] + counts[ops[at - 1]] > sequence:
                 at -= 1  # this run begins within the one before it
@@ -195,23 +195,25 @@ class Join:
                 if begins > sequence:
                     stop = min(begins, end)
                     verdict.breach(
-                        "invented", f"nobody wrote {producer}#{sequence} at {dlsn_of(place)}", stop - sequence
+                        "invented", f"nobody wrote {producer}#{sequence} at {dlsn_of(position)}", stop - sequence
                     )
-                    place, sequence = place + stop - sequence, stop
+                    position, sequence = position + stop - sequence, stop
                     continue
                 stop = min(end, begins + counts[op])
-                begin = place - (sequence - begins)
+                begin = position - (sequence - begins)
                 if self.found[op] == NOWHERE:
                     self.found[op] = begin
                 elif self.found[op] != begin and not self.is_doubled(producer, sequence):
                     verdict.breach(
-                        "torn", f"{producer}#{begins} lies at {dlsn_of(self.found[op])}, a part at {dlsn_of(place)}"
+                        "torn", f"{producer}#{begins} lies at {dlsn_of(self.found[op])}, a part at {dlsn_of(position)}"
                     )
                 self.got[op] += stop - sequence
                 if appends.outcome[op] == Outcome.FAILED:
                     verdict.breach(
-                        "resurrected", f"{producer}#{sequence} was refused and is at {dlsn_of(place)}", stop - sequence
+                        "resurrected",
+                        f"{producer}#{sequence} was refused and is at {dlsn_of(position)}",
+                        stop - sequence,
                     )
-                place, sequence = place + stop - sequence, stop
+                position, sequence = position + stop - sequence, stop
                 if sequence == begins + counts[op]:
                     at += 1

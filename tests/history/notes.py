@@ -63,11 +63,11 @@ def start_at(kind: str, value: DLSN | int | None = None) -> Position:
     at = Start[kind.upper()]
     if at is Start.DLSN:
         assert isinstance(value, DLSN)
-        return Position(at, place_of(value))
+        return Position(at, position_of(value))
     return Position(at, int(value) if at is Start.TXID and not isinstance(value, DLSN | None) else 0)
 
 
-def place_of(dlsn: DLSN) -> int:
+def position_of(dlsn: DLSN) -> int:
     """A position as an integer. Slots and entries beyond what a segment can hold count as its end (a seek may ask for
     them)."""
     segment, entry, slot = dlsn
@@ -79,23 +79,23 @@ def place_of(dlsn: DLSN) -> int:
     return ((segment << _ENTRY_BITS) + max(entry, 0) << _SLOT_BITS) + min(max(slot, 0), _SLOTS - 1)
 
 
-def dlsn_of(place: int) -> DLSN:
+def dlsn_of(position: int) -> DLSN:
     """The DLSN of a position."""
-    return of(place >> _ENTRY_BITS + _SLOT_BITS, place >> _SLOT_BITS & _ENTRIES - 1, place & _SLOTS - 1)
+    return of(position >> _ENTRY_BITS + _SLOT_BITS, position >> _SLOT_BITS & _ENTRIES - 1, position & _SLOTS - 1)
 
 
-def segment_of(place: int) -> int:
-    return place >> _ENTRY_BITS + _SLOT_BITS
+def segment_of(position: int) -> int:
+    return position >> _ENTRY_BITS + _SLOT_BITS
 
 
-def entry_of(place: int) -> int:
-    return place >> _SLOT_BITS & _ENTRIES - 1
+def entry_of(position: int) -> int:
+    return position >> _SLOT_BITS & _ENTRIES - 1
 
 
 class Run(NamedTuple):
     """Records of one producer with consecutive sequences, in consecutive slots of one entry."""
 
-    place: int
+    position: int
     records: int
     producer: int
     first: int
@@ -103,7 +103,7 @@ class Run(NamedTuple):
 
     @property
     def end(self) -> int:
-        return self.place + self.records
+        return self.position + self.records
 
 
 class Reader:
@@ -115,7 +115,7 @@ class Reader:
         self.opened = at
         self.ended = NEVER
         self.end = End.OPEN
-        self.place = array("q")
+        self.position = array("q")
         self.count = array("q")
         self.producer = array("q")
         self.first = array("q")
@@ -124,7 +124,7 @@ class Reader:
         self.strange: list[tuple[int, int, bytes]] = []  # position, time, first bytes of a payload that is no record
 
     def runs(self) -> Iterator[Run]:
-        return map(Run, self.place, self.count, self.producer, self.first, self.txid)
+        return map(Run, self.position, self.count, self.producer, self.first, self.txid)
 
 
 class Appends:
@@ -137,7 +137,7 @@ class Appends:
         self.invoked = array("q")
         self.answered = array("q")
         self.outcome = array("b")
-        self.place = array("q")
+        self.position = array("q")
         self.asked_txid = array("q")
         self.txid = array("q")
         self.epoch = array("q")
@@ -152,7 +152,7 @@ class Truncation(NamedTuple):
     """position before which the truncation removes everything. kept: the first one kept, as answered; NOWHERE if
     unanswered."""
 
-    place: int
+    position: int
     invoked: int
     answered: int
     kept: int
@@ -188,7 +188,7 @@ class History:
         appends.invoked.append(at)
         appends.answered.append(NEVER)
         appends.outcome.append(Outcome.UNKNOWN)
-        appends.place.append(NOWHERE)
+        appends.position.append(NOWHERE)
         appends.asked_txid.append(-1 if txid is None else txid)
         appends.txid.append(-1)
         appends.epoch.append(0)
@@ -199,13 +199,13 @@ class History:
         """Note an acknowledgement at this position (DLSN_INVALID: the log has forgotten it). txid -1: not answered.
         epoch: of the owner that answered, 0 if not known. duplicate: the batch was in the log already, perhaps written
         by another owner."""
-        self.ok_at(op, at, place_of(dlsn), txid, epoch=epoch, duplicate=duplicate)
+        self.ok_at(op, at, position_of(dlsn), txid, epoch=epoch, duplicate=duplicate)
 
-    def ok_at(self, op: int, at: int, place: int, txid: int, *, epoch: int = 0, duplicate: bool = False) -> None:
+    def ok_at(self, op: int, at: int, position: int, txid: int, *, epoch: int = 0, duplicate: bool = False) -> None:
         """As `ok`, with the position as an integer."""
         appends = self.appends
         self._answer(op, at, Outcome.OK)
-        appends.place[op] = place
+        appends.position[op] = position
         appends.txid[op] = txid
         appends.epoch[op] = epoch
         appends.repeated[op] = duplicate
@@ -233,7 +233,7 @@ class History:
 
     def delivered(self, reader: int, at: int, dlsn: DLSN, txid: int, payloads: Sequence[bytes]) -> None:
         """Note a delivery to the application: these payloads, at `dlsn` and the slots after it."""
-        begin = place_of(dlsn)
+        begin = position_of(dlsn)
         for slot, count, producer, first in runs_of(payloads):
             if producer < 0:
                 self.strange(reader, at, begin + slot, bytes(payloads[slot][:64]))
@@ -243,16 +243,16 @@ class History:
     def run(self, reader: int, at: int, run: Run) -> None:
         """As `delivered`, for payloads that were decoded already."""
         notes = self.readers[reader]
-        notes.place.append(run.place)
+        notes.position.append(run.position)
         notes.count.append(run.records)
         notes.producer.append(run.producer)
         notes.first.append(run.first)
         notes.txid.append(run.txid)
         notes.at.append(at)
 
-    def strange(self, reader: int, at: int, place: int, payload: bytes) -> None:
+    def strange(self, reader: int, at: int, position: int, payload: bytes) -> None:
         """Note a payload that was delivered and is no record of a known writer."""
-        self.readers[reader].strange.append((place, at, payload))
+        self.readers[reader].strange.append((position, at, payload))
 
     def end(self, reader: int, at: int, end: End) -> None:
         """Note the end of a read."""
@@ -267,8 +267,8 @@ class History:
 
     def truncate(self, dlsn: DLSN, invoked: int, answered: int = NEVER, kept: DLSN | None = None) -> None:
         """Note a request to truncate to `dlsn`; kept: the first position kept, as answered, if an answer came."""
-        told = NOWHERE if kept is None else place_of(kept)
-        self.truncations.append(Truncation(place_of(dlsn), invoked, answered, told))
+        told = NOWHERE if kept is None else position_of(kept)
+        self.truncations.append(Truncation(position_of(dlsn), invoked, answered, told))
 
     def confirmed(self, segment: int, entry: int, at: int) -> None:
         """Note that the LAC of a segment moved to `entry`. Note all changes of a segment's LAC, or none."""

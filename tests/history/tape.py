@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from dlog.model.dlsn import DLSN
-from tests.history.notes import End, History, Position, Run, Start, dlsn_of, place_of, runs_of
+from tests.history.notes import End, History, Position, Run, Start, dlsn_of, position_of, runs_of
 
 _ROW = struct.Struct("<BBHI7q")  # kind, small, stream, number, seven numbers
 _INVOKE, _OK, _FAILED, _UNKNOWN, _OPEN, _RUN, _STRANGE, _END, _TRUNCATE = range(1, 10)
@@ -39,7 +39,7 @@ class Tape:
         return self._operations
 
     def ok(self, op: int, at: int, dlsn: DLSN, txid: int, *, duplicate: bool = False) -> None:
-        self._row(_OK, duplicate, 0, op, place_of(dlsn), txid, at)
+        self._row(_OK, duplicate, 0, op, position_of(dlsn), txid, at)
 
     def failed(self, op: int, at: int) -> None:
         self._row(_FAILED, 0, 0, op, at)
@@ -53,7 +53,7 @@ class Tape:
         return self._readers
 
     def delivered(self, reader: int, at: int, dlsn: DLSN, txid: int, payloads: Sequence[bytes]) -> None:
-        begin = place_of(dlsn)
+        begin = position_of(dlsn)
         for slot, count, producer, first in runs_of(payloads):
             if producer < 0:
                 head = bytes(payloads[slot][:_STRANGE_BYTES]).ljust(_STRANGE_BYTES, b"\0")
@@ -68,7 +68,14 @@ class Tape:
 
     def truncate(self, stream: int, dlsn: DLSN, invoked: int, answered: int, kept: DLSN | None) -> None:
         self._row(
-            _TRUNCATE, kept is not None, stream, 0, place_of(dlsn), invoked, answered, place_of(kept) if kept else -1
+            _TRUNCATE,
+            kept is not None,
+            stream,
+            0,
+            position_of(dlsn),
+            invoked,
+            answered,
+            position_of(kept) if kept else -1,
         )
 
     def flush(self) -> None:

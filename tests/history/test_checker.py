@@ -10,7 +10,7 @@ import pytest
 from dlog.model.dlsn import DLSN, DLSN_INVALID, of
 from dlog.wire.entry import CONTROL_PAYLOAD
 from tests.history import End, History, check, start_at
-from tests.history.notes import Position, Run, place_of
+from tests.history.notes import Position, Run, position_of
 from tests.history.records import RecordMaker
 from tests.history.verdict import KINDS, Verdict
 
@@ -251,7 +251,7 @@ def overtake(s: Story) -> None:
         read.seen = [(9000, *r[1:]) for r in read.seen]
 
 
-def change_places(s: Story) -> None:
+def change_positions(s: Story) -> None:
     one, two = s.appends[3], s.appends[6]  # of one producer
     for a in s.appends:
         a.invoked = 0
@@ -393,7 +393,7 @@ CORRUPTIONS: list[tuple[Callable[[Story], None], str]] = [
     (skip_unanswered, "skipped"),
     (swap, "reordered"),
     (given_up_and_late, "late"),
-    (change_places, "reordered"),
+    (change_positions, "reordered"),
     (overtake, "overtaken"),
     (two_owners_of_a_segment, "rivalled"),
     (two_owners_by_acknowledgement, "rivalled"),
@@ -509,7 +509,7 @@ def test_a_million_records_by_four_readers() -> None:
         history.ok(op, 3 * at + 1, dlsn, at)
     for reader in readers:
         for at, (first, dlsn) in enumerate(batches):
-            history.run(reader, 3 * at + 2, Run(place_of(dlsn), batch, 0, first, at))
+            history.run(reader, 3 * at + 2, Run(position_of(dlsn), batch, 0, first, at))
         history.end(reader, 3 * records, End.OPEN)
     verdict = check(history)
     assert verdict.is_green, verdict.text()

@@ -57,7 +57,7 @@ class CacheChecks:
 
     def lac_said(self, seen: SegmentLacSeen) -> None:
         """R2: the end that a reader is sent is the segment's end. R1: the LAC that a reader is sent is confirmed."""
-        place = self.stream.places.get(seen.location.name)
+        place = self.stream.stored.get(seen.location.name)
         if place is None:
             return
         if seen.lac > place.confirmed:
@@ -69,12 +69,12 @@ class CacheChecks:
 
     def sent(self, reader: Watched, known: StreamMetadata | None, entries: Entries, place_name: str) -> None:
         """R1, R4: check entries that leave for a client. known: the oldest list that they may come from."""
-        place = self.stream.places[place_name]
+        place = self.stream.stored[place_name]
         first = first_readable(known)
         if (
             known is not None
             and known.segments
-            and self.stream.places[known.segments[0].place].incarnation != place.incarnation
+            and self.stream.stored[known.segments[0].name].incarnation != place.incarnation
         ):
             first = None  # from another incarnation of the stream
         at = 0
@@ -120,8 +120,8 @@ class CacheChecks:
         incarnation = 0
         for key in reader.seen:
             index = self.order[key]
-            if self.stream.places[key[0]].incarnation != incarnation:
-                last, incarnation = None, self.stream.places[key[0]].incarnation
+            if self.stream.stored[key[0]].incarnation != incarnation:
+                last, incarnation = None, self.stream.stored[key[0]].incarnation
             if last is not None and index != last + 1:
                 self.fail("S4", f"{reader.name} was sent {key} after number {last}, it is number {index}")
             last = index
@@ -133,7 +133,7 @@ class CacheChecks:
         owner did not report them: the store finds its tail by itself.
         """
         self.contiguous(reader)
-        places = {self.stream.places[s.place].written_at for s in known.listed} if known is not None else set()
+        places = {self.stream.stored[s.name].written_at for s in known.listed} if known is not None else set()
         for when, number, entry, name in reversed(self.stream.confirmed):
             if of(number, entry, 0) < position:
                 break
@@ -143,7 +143,7 @@ class CacheChecks:
 
     def _is_kept(self, place: str) -> bool:
         value = self.stream.value
-        return value is not None and any(self.stream.places[s.place].written_at == place for s in value.listed)
+        return value is not None and any(self.stream.stored[s.name].written_at == place for s in value.listed)
 
     def end_of_stream(self, reader: Watched, position: DLSN) -> None:
         """R2: the end of the stream is sent only for a sealed stream, behind its last record."""
@@ -164,15 +164,15 @@ class CacheChecks:
     def genuine(self, cache: EntryCache) -> None:
         """R1: each cached entry is confirmed, and equals the entry in its segment."""
         for (key, entry), payload in cache._entries.items():
-            place = self.stream.places.get(key.partition(":")[2])
+            place = self.stream.stored.get(key.partition(":")[2])
             if place is not None and (entry > place.confirmed or payload != place.payloads[entry]):
                 self.fail("R1", f"the cache holds for {key}:{entry} what does not lie there")
 
     def forgotten(self, cache: EntryCache, then: int) -> None:
         """R4: the cache holds nothing that metadata of a while ago had already dropped."""
         value, *later = self.stream.values_since(then)
-        kept = {s.place: s for s in (value.segments if value is not None else ())}
-        came = {s.place for value in later for s in (value.segments if value is not None else ())}
+        kept = {s.name: s for s in (value.segments if value is not None else ())}
+        came = {s.name for value in later for s in (value.segments if value is not None else ())}
         for key, entry in tuple(cache._entries):
             place = key.partition(":")[2]
             segment = kept.get(place)

@@ -25,7 +25,7 @@ from dlog.stores.contract import (
     SegmentRef,
     StoreUnavailableError,
 )
-from tests.simulation.cache_stream import Channel, Place, Word, lac_word
+from tests.simulation.cache_stream import Channel, StoredSegment, Word, lac_word
 from tests.simulation.plan import FaultKind
 from tests.simulation.service.loop import Process
 
@@ -132,14 +132,14 @@ class StorePort:
 
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> ReaderPort:
         await self._world.store_answers()
-        return ReaderPort(self._world, self.find(ref.place), sealed_at)
+        return ReaderPort(self._world, self.find(ref.name), sealed_at)
 
     async def find_tail(self, ref: SegmentRef) -> EntryId:
         await self._world.store_answers()
-        return EntryId(self.find(ref.place).confirmed)
+        return EntryId(self.find(ref.name).confirmed)
 
-    def find(self, name: str) -> Place:
-        place = self._world.stream.places[name]
+    def find(self, name: str) -> StoredSegment:
+        place = self._world.stream.stored[name]
         if place.is_gone:
             raise SegmentNotFoundError(f"no such segment: place={name}")
         return place
@@ -148,7 +148,7 @@ class StorePort:
 class ReaderPort:
     """A SegmentReader."""
 
-    def __init__(self, world: CacheWorld, place: Place, sealed_at: EntryId | None) -> None:
+    def __init__(self, world: CacheWorld, place: StoredSegment, sealed_at: EntryId | None) -> None:
         self._world = world
         self._place = place
         self._end = sealed_at if sealed_at is None or place.end is None else EntryId(place.end)
@@ -251,8 +251,8 @@ class OwnersPort:
         owner.channels.append(channel)
         for number, last in owner.ended[-1:]:
             world.stream.say(channel, lac_word(number, last, True))
-        if owner.place is not None:
-            world.stream.say(channel, lac_word(owner.place.number, owner.place.confirmed, False))
+        if owner.segment is not None:
+            world.stream.say(channel, lac_word(owner.segment.number, owner.segment.confirmed, False))
         try:
             while not followed.is_lost:
                 if world.is_on(FaultKind.CUT) and world.loop.now - world.struck[FaultKind.CUT] > S:

@@ -30,7 +30,7 @@ S = 1_000_000_000
 
 
 @dataclass(slots=True)
-class Place:
+class StoredSegment:
     """The location of a segment. carried: the highest entry that a reader of the store alone may know to be confirmed.
     origin: the location where its entries were written, if they were copied from there."""
 
@@ -84,7 +84,7 @@ class OwnerModel:
         self.is_alive = True
         self.is_unaware = False  # deposed without knowing it: it still answers, with what was confirmed in its time
         self.is_ready = False
-        self.place: Place | None = None
+        self.segment: StoredSegment | None = None
         self.ended: list[tuple[int, int]] = []
         self.channels: list[Channel] = []
 
@@ -107,7 +107,7 @@ class StreamModel:
         self.rng = rng
         self.final = final
         self.reach = reach
-        self.places: dict[str, Place] = {}
+        self.stored: dict[str, StoredSegment] = {}
         self.lives = 1
         self.value: StreamMetadata | None = StreamMetadata(name=STREAM, incarnation="1")
         self.history: list[tuple[int, StreamMetadata | None]] = [(loop.now, self.value)]
@@ -126,10 +126,10 @@ class StreamModel:
         self.history.append((self.loop.now, value))
         self.on_change()
 
-    def decide(self, place: Place, end: int) -> int:
+    def decide(self, stored: StoredSegment, end: int) -> int:
         """Decide the segment's end, for good."""
-        place.end = end
-        self._show(place, end)
+        stored.end = end
+        self._show(stored, end)
         return end
 
     def value_at(self, when: int) -> StreamMetadata | None:
@@ -183,13 +183,13 @@ class StreamModel:
             return
         last = next(iter(self.value.in_progress), None)
         if last is not None:
-            place = self.places[last.place]
-            if place.end is None:
-                end = self.rng.randint(place.confirmed, len(place.payloads) - 1)
-                for entry in range(place.confirmed + 1, end + 1):
-                    self._confirmed(place, entry)
-                del place.payloads[end + 1 :], place.users[end + 1 :]
-                self.decide(place, end)
+            stored = self.stored[last.name]
+            if stored.end is None:
+                end = self.rng.randint(stored.confirmed, len(stored.payloads) - 1)
+                for entry in range(stored.confirmed + 1, end + 1):
+                    self._confirmed(stored, entry)
+                del stored.payloads[end + 1 :], stored.users[end + 1 :]
+                self.decide(stored, end)
                 self.reach("recovered")
         self.after(self.rng.random() * 0.05, self._start, owner)
 
@@ -200,68 +200,68 @@ class StreamModel:
             return
         number = value.max_segment + 1
         for segment in value.in_progress:
-            place = self.places[segment.place]
-            assert place.end is not None
-            if place.end == NO_ENTRY:
+            stored = self.stored[segment.name]
+            assert stored.end is not None
+            if stored.end == NO_ENTRY:
                 value = value.without_segment(segment.number)
                 number = segment.number
                 self.reach("number_came_again")
             else:
-                value = value.with_segment(self._completed(segment, place))
+                value = value.with_segment(self._completed(segment, stored))
         owner.is_ready = True
         self.write(self._opened(value, number, owner))
         for old in self.owners.values():
             if old is not owner:
                 self.after(self.rng.random() * 0.5, self._lose, old)
 
-    def _completed(self, segment: Segment, place: Place) -> Segment:
-        assert place.end is not None
-        last = place.end
-        count = sum(place.users)
+    def _completed(self, segment: Segment, stored: StoredSegment) -> Segment:
+        assert stored.end is not None
+        last = stored.end
+        count = sum(stored.users)
         return replace(
             segment, completed=True, last_entry=EntryId(last), last_slot=0, last_txid=Txid(0), record_count=count
         )
 
     def _opened(self, value: StreamMetadata, number: int, owner: OwnerModel) -> StreamMetadata:
         self._made += 1
-        place = owner.place = Place(f"{number}.{self._made}", number, self.lives)
-        self.places[place.name] = place
-        segment = Segment(number=SegmentNumber(number), place=place.name, first_txid=Txid(0))
+        stored = owner.segment = StoredSegment(f"{number}.{self._made}", number, self.lives)
+        self.stored[stored.name] = stored
+        segment = Segment(number=SegmentNumber(number), name=stored.name, first_txid=Txid(0))
         self.reach("segment_started")
         return replace(value.with_segment(segment), max_segment=SegmentNumber(max(number, value.max_segment)))
 
     def roll(self) -> None:
         """End the segment at its LAC and start the next one, in one write or in two."""
         owner, value = self.owner, self.value
-        if owner is None or not owner.is_ready or owner.place is None or value is None or value.is_sealed:
+        if owner is None or not owner.is_ready or owner.segment is None or value is None or value.is_sealed:
             return
-        place = owner.place
-        if place.end is not None or place.confirmed != len(place.payloads) - 1 or place.confirmed < 0:
+        stored = owner.segment
+        if stored.end is not None or stored.confirmed != len(stored.payloads) - 1 or stored.confirmed < 0:
             return
-        end = self.decide(place, place.confirmed)
-        segment = value.segment(place.number)
-        assert segment is not None and segment.place == place.name
-        owner.ended.append((place.number, end))
-        self._tell(owner, place.number, end, True)
-        self.write(self._opened(value.with_segment(self._completed(segment, place)), place.number + 1, owner))
+        end = self.decide(stored, stored.confirmed)
+        segment = value.segment(stored.number)
+        assert segment is not None and segment.name == stored.name
+        owner.ended.append((stored.number, end))
+        self._tell(owner, stored.number, end, True)
+        self.write(self._opened(value.with_segment(self._completed(segment, stored)), stored.number + 1, owner))
         self.reach("rolled")
 
     def seal(self) -> None:
         """Seal the stream."""
         owner, value = self.owner, self.value
-        if owner is None or not owner.is_ready or owner.place is None or value is None or value.is_sealed:
+        if owner is None or not owner.is_ready or owner.segment is None or value is None or value.is_sealed:
             return
-        place = owner.place
-        if place.end is not None or place.confirmed != len(place.payloads) - 1:
+        stored = owner.segment
+        if stored.end is not None or stored.confirmed != len(stored.payloads) - 1:
             return
-        end = self.decide(place, place.confirmed)
-        segment = value.segment(place.number)
+        end = self.decide(stored, stored.confirmed)
+        segment = value.segment(stored.number)
         assert segment is not None
         if end == NO_ENTRY:
             value = value.without_segment(segment.number)
         else:
-            value = value.with_segment(self._completed(segment, place))
-        self._tell(owner, place.number, end, True)
+            value = value.with_segment(self._completed(segment, stored))
+        self._tell(owner, stored.number, end, True)
         self.write(replace(value, max_txid=SEALED_TXID))
         self.reach("sealed")
 
@@ -270,59 +270,59 @@ class StreamModel:
     def append(self, *, control: bool = False) -> None:
         """Append an entry; it is confirmed a little later, in order, if the owner still may."""
         owner = self.owner
-        if owner is None or not owner.is_ready or not owner.is_alive or owner.place is None:
+        if owner is None or not owner.is_ready or not owner.is_alive or owner.segment is None:
             return
-        place = owner.place
-        if place.end is not None:
+        stored = owner.segment
+        if stored.end is not None:
             return
-        position = sum(place.users) + (not control)
+        position = sum(stored.users) + (not control)
         if control:
             record = control_record(position, 0)
         else:
             self.written += 1
             text = f"record {self.written} ".encode() + bytes(self.rng.choice((0, 5, 200)))
             record = Record(0, position, 0, text)
-        place.payloads.append(b"".join(bytes(part) for part in encode_entry([record])))
-        place.users.append(not control)
+        stored.payloads.append(b"".join(bytes(part) for part in encode_entry([record])))
+        stored.users.append(not control)
         if not self.final:
-            self._show(place, place.confirmed)
-        self.after(self.rng.expovariate(1.0) * 0.002, self._confirm, owner, place, len(place.payloads) - 1)
+            self._show(stored, stored.confirmed)
+        self.after(self.rng.expovariate(1.0) * 0.002, self._confirm, owner, stored, len(stored.payloads) - 1)
 
-    def _confirm(self, owner: OwnerModel, place: Place, entry: int) -> None:
-        if place.end is not None or not owner.is_alive:
+    def _confirm(self, owner: OwnerModel, stored: StoredSegment, entry: int) -> None:
+        if stored.end is not None or not owner.is_alive:
             return
-        first = place.confirmed + 1
+        first = stored.confirmed + 1
         for one in range(first, entry + 1):
-            self._confirmed(place, one)
+            self._confirmed(stored, one)
         if first <= entry and self.rng.random() < 0.7:
-            self._send_along(owner, place, first)
-        self._tell(owner, place.number, place.confirmed, False)
-        if not self.final and any(place.users[place.carried + 1 : place.confirmed + 1]):
-            self.after(0.005, self._carry, owner, place, entry)
+            self._send_along(owner, stored, first)
+        self._tell(owner, stored.number, stored.confirmed, False)
+        if not self.final and any(stored.users[stored.carried + 1 : stored.confirmed + 1]):
+            self.after(0.005, self._carry, owner, stored, entry)
 
-    def _confirmed(self, place: Place, entry: int) -> None:
-        place.confirmed = max(place.confirmed, entry)
+    def _confirmed(self, stored: StoredSegment, entry: int) -> None:
+        stored.confirmed = max(stored.confirmed, entry)
         if self.final:
-            self._show(place, place.confirmed)
-        if place.users[entry]:
-            self.confirmed.append((self.loop.now, place.number, entry, place.name))
+            self._show(stored, stored.confirmed)
+        if stored.users[entry]:
+            self.confirmed.append((self.loop.now, stored.number, entry, stored.name))
 
-    def _show(self, place: Place, upto: int) -> None:
-        place.carried = max(place.carried, upto)
+    def _show(self, stored: StoredSegment, upto: int) -> None:
+        stored.carried = max(stored.carried, upto)
 
-    def _carry(self, owner: OwnerModel, place: Place, entry: int) -> None:
+    def _carry(self, owner: OwnerModel, stored: StoredSegment, entry: int) -> None:
         """Append a control record if nothing followed: it lets readers of the store alone see what was confirmed."""
-        if place.end is None and len(place.payloads) - 1 == entry and owner is self.owner:
+        if stored.end is None and len(stored.payloads) - 1 == entry and owner is self.owner:
             self.append(control=True)
 
-    def _send_along(self, owner: OwnerModel, place: Place, first: int) -> None:
+    def _send_along(self, owner: OwnerModel, stored: StoredSegment, first: int) -> None:
         """Send entries that are confirmed now, or the first or last of them, along with the LAC."""
-        last = place.confirmed
+        last = stored.confirmed
         self.reach("sent_along")
         if self.rng.random() < 0.2:
             first, last = self.rng.choice(((first, first), (last, last)))
         for channel in owner.channels:
-            self.say(channel, entries_word(place.number, first, place.payloads[first : last + 1]))
+            self.say(channel, entries_word(stored.number, first, stored.payloads[first : last + 1]))
 
     def _tell(self, owner: OwnerModel, number: int, lac: int, ended: bool) -> None:
         for channel in owner.channels:
@@ -360,9 +360,9 @@ class StreamModel:
         if value is None or not value.in_progress:
             return
         segment = value.in_progress[-1]
-        place = self.places[segment.place]
-        if segment is value.segments[0] and segment.min_entry <= place.confirmed:
-            entry = EntryId(self.rng.randint(segment.min_entry + 1, place.confirmed + 1))
+        stored = self.stored[segment.name]
+        if segment is value.segments[0] and segment.min_entry <= stored.confirmed:
+            entry = EntryId(self.rng.randint(segment.min_entry + 1, stored.confirmed + 1))
             self.write(value.with_segment(replace(segment, truncation=Truncation.PARTIAL, min_entry=entry)))
             self.reach("truncated_open")
 
@@ -374,37 +374,37 @@ class StreamModel:
         if value is None or not done:
             return
         segment = self.rng.choice(done)
-        place = self.places[segment.place]
+        stored = self.stored[segment.name]
         if segment.store == "ledger":
             self._made += 1
-            to = replace(place, name=f"cold-{segment.number}.{self._made}", origin=place.written_at)
-            self.places[to.name] = to
+            to = replace(stored, name=f"cold-{segment.number}.{self._made}", origin=stored.written_at)
+            self.stored[to.name] = to
             self.reach("went_cold")
         else:
-            to = self.places[place.written_at]
+            to = self.stored[stored.written_at]
             if to.is_gone:
                 return
             self.reach("taken_back")
         store = "cold" if segment.store == "ledger" else "ledger"
-        self.write(value.with_segment(replace(segment, store=store, place=to.name)))
-        self.after(self.rng.choice((0.02, 0.3, 2.0)), self._forget_unnamed, place)
+        self.write(value.with_segment(replace(segment, store=store, name=to.name)))
+        self.after(self.rng.choice((0.02, 0.3, 2.0)), self._forget_unnamed, stored)
 
-    def _forget_unnamed(self, place: Place) -> None:
+    def _forget_unnamed(self, stored: StoredSegment) -> None:
         """Delete a copy, unless the list names it again."""
-        if self.value is None or all(s.place != place.name for s in self.value.listed):
-            self._forget(place.name)
+        if self.value is None or all(s.name != stored.name for s in self.value.listed):
+            self._forget(stored.name)
 
     def _drop(self, segment: Segment) -> None:
         """Remove the segment from the list, then from the store."""
         value = self.value
-        if value is not None and value.truncated and value.truncated[0].place == segment.place:
+        if value is not None and value.truncated and value.truncated[0].name == segment.name:
             self.write(value.without_truncated(segment.number))
-            self.after(0.3, self._forget, segment.place)
-        elif value is not None and any(s.place == segment.place for s in value.truncated):
+            self.after(0.3, self._forget, segment.name)
+        elif value is not None and any(s.name == segment.name for s in value.truncated):
             self.after(0.1, self._drop, segment)
 
-    def _forget(self, place: str) -> None:
-        self.places[place].is_gone = True
+    def _forget(self, stored: str) -> None:
+        self.stored[stored].is_gone = True
         self.reach("deleted_segment")
 
     def delete(self) -> None:
@@ -417,10 +417,10 @@ class StreamModel:
             self._lose(self.owner)
         self.write(None)
         for segment in value.listed:
-            place = self.places[segment.place]
-            if place.end is None:
-                self.decide(place, place.confirmed)
-            self.after(0.3, self._forget, segment.place)
+            stored = self.stored[segment.name]
+            if stored.end is None:
+                self.decide(stored, stored.confirmed)
+            self.after(0.3, self._forget, segment.name)
         self.reach("deleted")
         self.after(self.rng.random() * 0.3, self._create)
 

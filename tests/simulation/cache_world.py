@@ -127,7 +127,7 @@ class ReaderHost:
         world.tell(self.watched.name, "asks" if peer == SOURCE else "says", message)
         if peer == SOURCE:
             if isinstance(message, GetEntries):
-                self._places[message.segment.number] = message.segment.place
+                self._places[message.segment.number] = message.segment.name
                 if world.cache.holds(segment_key(message.segment), message.first):
                     world.reach("cache_hit")
             self.view.ask(message)
@@ -197,7 +197,7 @@ def listed(value: StreamMetadata | None) -> str:
     if value is None:
         return "gone"
     segments = ", ".join(
-        f"{s.place} {'ended at ' + str(s.last_entry) if s.completed else 'goes on'}"
+        f"{s.name} {'ended at ' + str(s.last_entry) if s.completed else 'goes on'}"
         f"{'' if s.truncation is Truncation.ACTIVE else f' {s.truncation.name.lower()} from {s.min_entry}'}"
         for s in value.listed
     )
@@ -210,9 +210,9 @@ def story(what: object) -> str:
         case StreamSeen(stream, fresh):
             return f"StreamSeen fresh={fresh} {listed(stream)}"
         case GetEntries(segment, first, last):
-            return f"GetEntries {segment.place}:{first}..{last}"
+            return f"GetEntries {segment.name}:{first}..{last}"
         case WatchLac(segment, known):
-            return f"WatchLac {segment.place} known={known}"
+            return f"WatchLac {segment.name} known={known}"
         case EntriesGot(_, place, first, payloads):
             return f"EntriesGot {place}:{first}, {len(payloads)} of them"
         case Entries():
@@ -330,7 +330,7 @@ class CacheWorld:
             return Start.DLSN, BEYOND, rng.choice(("", str(stream.lives))), ""
         latest = stream.confirmed[-5:] if rng.random() < 0.5 else stream.confirmed
         _, number, entry, place = rng.choice(latest)
-        saved_in = str(stream.places[place].incarnation)
+        saved_in = str(stream.stored[place].incarnation)
         return Start.DLSN, (number, entry, rng.randint(0, 1)), rng.choice((saved_in, saved_in, "")), saved_in
 
     def _open(self, start: Start, value: Any, follow: bool, incarnation: str = "", saved_in: str = "") -> None:

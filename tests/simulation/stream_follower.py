@@ -91,16 +91,16 @@ class Follower:
 
     def _told(self, heard: OwnerFeed, number: int, segment: Segment | None, incarnation: int) -> None:
         if incarnation == self.incarnation:
-            heard.place(number, segment)
+            heard.locate(number, segment)
 
     def heard(self, segment: Segment, lac: int, ended: bool) -> None:
         world = self.world
         held = world.store.segments.get(segment.location)
         confirmed = held.confirmed if held is not None else -1 if segment.location in world.dropped else lac
         if lac > confirmed:
-            world.checks.fail("T6", f"LAC {lac} is believed of {segment.place}, confirmed is {confirmed}")
+            world.checks.fail("T6", f"LAC {lac} is believed of {segment.name}, confirmed is {confirmed}")
         if ended and held is not None and held.end is None:
-            world.checks.fail("T6", f"{segment.place} is believed to have ended at {lac}, and goes on")
+            world.checks.fail("T6", f"{segment.name} is believed to have ended at {lac}, and goes on")
         self.lacs[segment.location] = max(lac, self.lacs.get(segment.location, -1))
 
     def brought(self, segment: Segment, first: int, payloads: Sequence[bytes]) -> None:
@@ -111,7 +111,7 @@ class Follower:
         world.sim.reach("sent_along")
         last = first + len(payloads) - 1
         if last > held.confirmed or list(payloads) != held.payloads[first : last + 1]:
-            world.checks.fail("T6", f"{segment.place}:{first}..{last} was sent along, and is not what lies there")
+            world.checks.fail("T6", f"{segment.name}:{first}..{last} was sent along, and is not what lies there")
 
     def unheard(self, heard: OwnerFeed) -> None:
         """Handle the end of the link."""

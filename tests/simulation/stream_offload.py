@@ -101,7 +101,7 @@ class Run:
             case Step.RETIRE if self._rng.random() < 0.4:
                 yield from self._go_back(record, version, decision.lies_at)
             case Step.TAKE_BACK:
-                yield from self._relocate(record, COLD, decision.lies_at, record.store, record.place)
+                yield from self._relocate(record, COLD, decision.lies_at, record.store, record.name)
             case Step.RETIRE | Step.DROP | Step.CLEAR:
                 version = yield from self._set(record, record.deleting(), version)
                 if version is not _UNKNOWN:
@@ -113,7 +113,7 @@ class Run:
         place = f"cold-{segment.number}-{self._name}-{self._copies}"
         if not self._world.offload.copy(segment.location, Location(COLD, place)):
             return
-        fresh = Record(stream="s", number=segment.number, store=segment.store, place=segment.place, objects=())
+        fresh = Record(stream="s", number=segment.number, store=segment.store, name=segment.name, objects=())
         record = (was or fresh).with_object(place)
         if record is None:
             return
@@ -122,7 +122,7 @@ class Run:
             yield from self._tell(record, version)
 
     def _tell(self, record: Record, version: Any) -> Steps:
-        is_told = yield from self._relocate(record, record.store, record.place, COLD, record.object)
+        is_told = yield from self._relocate(record, record.store, record.name, COLD, record.object)
         if not is_told:
             return
         if self._rng.random() < 0.3:
@@ -137,16 +137,16 @@ class Run:
         version = yield from self._set(record, returning, version)
         if version is not _UNKNOWN:
             self._world.sim.reach("offload_back")
-            yield from self._relocate(record, COLD, lies_at, record.store, record.place)
+            yield from self._relocate(record, COLD, lies_at, record.store, record.name)
 
     def _forget(self, record: Record, version: Any, lies_at: str) -> Steps:
         value, _ = yield from self._read(self._world.key)
         if value is None:
             return
-        still = {(s.store, s.place) for s in value.listed}
-        if (record.store, record.place) in still:
+        still = {(s.store, s.name) for s in value.listed}
+        if (record.store, record.name) in still:
             return
-        yield from self._delete(record.store, record.place, record.number)
+        yield from self._delete(record.store, record.name, record.number)
         for place in record.objects:
             if place != lies_at and (COLD, place) not in still:
                 yield from self._delete(COLD, place, record.number)
@@ -210,7 +210,7 @@ class Run:
 
 
 _UNKNOWN = object()  # the outcome of a request is not known, or it was refused
-_NOBODY = Record(stream="s", number=0, store="", place="", objects=())
+_NOBODY = Record(stream="s", number=0, store="", name="", objects=())
 
 
 class OffloadChecks:

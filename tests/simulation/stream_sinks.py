@@ -398,13 +398,13 @@ class SinkChecks:
         """S13 and T7, checked when the list changed or something was deleted: no stage in the list was swept, and no
         stage of a program that was shut out entered it."""
         for segment in value.listed:
-            stage = self.world.stages.get(segment.place)
-            if stage is not None and segment.place not in self._listed:
-                self._listed.add(segment.place)
+            stage = self.world.stages.get(segment.name)
+            if stage is not None and segment.name not in self._listed:
+                self._listed.add(segment.name)
                 if stage.batch.epoch < self._epoch:
                     self.world.checks.fail("T7", f"{stage.batch} was taken in, epoch {self._epoch} writes")
             if segment.location in self.world.store.deleted and not value.has_lost(segment.number):
-                self.world.checks.fail("S13", f"segment {segment.number} was swept, it lay at {segment.place}")
+                self.world.checks.fail("S13", f"segment {segment.number} was swept, it lay at {segment.name}")
 
     def swept(self, place: str) -> None:
         """Note that a location was deleted."""

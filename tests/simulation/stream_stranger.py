@@ -160,7 +160,7 @@ class Stranger:
         return SegmentNumber(self._dropped or max(1, self._value.max_segment))
 
     def _start(self, number: SegmentNumber, at: Location) -> list[Effect]:
-        self._own = Segment(number=number, place=at.name, store=at.store, first_txid=Txid(self._txid))
+        self._own = Segment(number=number, name=at.name, store=at.store, first_txid=Txid(self._txid))
         self._written, self._acked = [], int(NO_ENTRY)
         if self._value.segment(number) is not None:
             return []
@@ -180,7 +180,7 @@ class Stranger:
         entry = len(self._written)
         if self._left and entry - self._acked <= _WINDOW:
             self._left -= 1
-            payload = f"stranger:{self.number}:{self._own.place}:{entry}".encode()
+            payload = f"stranger:{self.number}:{self._own.name}:{entry}".encode()
             written = Written(STRANGER, entry, (payload,), self.world.sim.now, None)
             self._written.append(written)
             self.world.checks.batches.append(written)

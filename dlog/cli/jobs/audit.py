@@ -74,7 +74,7 @@ def audit(
     )
     return run(
         "audit",
-        lambda spark, place, progress: work(spark, place, options, progress=progress),
+        lambda spark, selection, progress: work(spark, selection, options, progress=progress),
         lines=lines,
         dry_run=dry_run,
         **given,

@@ -14,7 +14,7 @@ from dlog.options import parse_bytes
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dlog.spark.jobs.frame import Place, Report
+    from dlog.spark.jobs.frame import Report, Selection
 
 
 @click.command()
@@ -62,8 +62,8 @@ def backfill(
         dry_run=given["dry_run"],
     )
 
-    def begin(spark: SparkSession, place: Place, progress: Any) -> Report:
-        return copy(spark, place, options, progress=progress)
+    def begin(spark: SparkSession, selection: Selection, progress: Any) -> Report:
+        return copy(spark, selection, options, progress=progress)
 
     return run("backfill", begin, lines=_lines, **given)
 

@@ -14,18 +14,18 @@ from dlog.options import parse_duration_s
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dlog.spark.jobs.frame import Place, Report
+    from dlog.spark.jobs.frame import Report, Selection
 
 
 @click.command()
 @job_options
 @click.option(
-    "--to", required=True, metavar="PLACE", help="file:///DIR, s3://BUCKET/PREFIX or webhdfs://HOST:PORT/DIR."
+    "--to", required=True, metavar="LOCATION", help="file:///DIR, s3://BUCKET/PREFIX or webhdfs://HOST:PORT/DIR."
 )
 @click.option("--older-than", default="24h", show_default=True, metavar="TIME", help="Minimum age since completion.")
 @click.option("--keep", default=1, show_default=True, help="Newest completed segments of a stream that are not moved.")
 @click.option("--grace", default="1h", show_default=True, metavar="TIME", help="Before a moved ledger is deleted.")
-@click.option("--parquet", default="", metavar="PLACE", help="Also write one Parquet file per segment to PLACE.")
+@click.option("--parquet", default="", metavar="LOCATION", help="Also write one Parquet file per segment to LOCATION.")
 @click.option("--parquet-compression", default="snappy", show_default=True, help="none, snappy, gzip, zstd or lz4.")
 @click.option(
     "--orphan-age",
@@ -46,17 +46,17 @@ def offload(
     connect: str | None,
     **given: Any,
 ) -> int:
-    """Copy completed segments to PLACE, from where they are read afterwards, with the same DLSNs.
+    """Copy completed segments to LOCATION, from where they are read afterwards, with the same DLSNs.
 
     A later run deletes their ledgers, after the grace period. Run it again after a kill or by cron: it continues.
-    Segments in files are not moved. Access to PLACE (keys, endpoints) is configured in the environment, by DLOG_COLD_*
-    or the usual variables of S3; proxies need the same configuration.
+    Segments in files are not moved. Access to LOCATION (keys, endpoints) is configured in the environment, by
+    DLOG_COLD_* or the usual variables of S3; proxies need the same configuration.
     """
     from dlog.spark.jobs.offload import offload as job
     from dlog.spark.jobs.offload_work import OffloadOptions
 
-    place = {name: given.pop(name) for name in ("hosts", "namespace", "directory")}
-    cluster = find_cluster(connect=connect, **place, need_zookeeper=True)
+    given_cluster = {name: given.pop(name) for name in ("hosts", "namespace", "directory")}
+    cluster = find_cluster(connect=connect, **given_cluster, need_zookeeper=True)
     options = OffloadOptions(
         to=to,
         older_than_s=parse_duration_s(older_than),
@@ -69,8 +69,8 @@ def offload(
         dry_run=given["dry_run"],
     )
 
-    def begin(spark: SparkSession, place: Place, progress: Any) -> Report:
-        return job(spark, place, options, progress=progress)
+    def begin(spark: SparkSession, given_cluster: Selection, progress: Any) -> Report:
+        return job(spark, given_cluster, options, progress=progress)
 
     given |= {"hosts": cluster.zookeeper, "namespace": cluster.namespace, "directory": None}
     return run("offload", begin, lines=_lines, **given)

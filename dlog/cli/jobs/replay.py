@@ -15,7 +15,7 @@ from dlog.options import parse_bytes
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dlog.spark.jobs.frame import Place, Report
+    from dlog.spark.jobs.frame import Report, Selection
 
 
 @click.command()
@@ -69,8 +69,8 @@ def replay(
         dry_run=given["dry_run"],
     )
 
-    def begin(spark: SparkSession, place: Place, progress: Any) -> Report:
-        return job(spark, place, options, progress=progress)
+    def begin(spark: SparkSession, selection: Selection, progress: Any) -> Report:
+        return job(spark, selection, options, progress=progress)
 
     return run("replay", begin, lines=_lines, **given)
 

@@ -37,7 +37,7 @@ def report(out: str, dry_run: bool, **given: Any) -> int:
 
     return run(
         "report",
-        lambda spark, place, progress: work(spark, place, options, progress=progress),
+        lambda spark, selection, progress: work(spark, selection, options, progress=progress),
         lines=lines,
         dry_run=dry_run,
         **given,

@@ -19,7 +19,7 @@ from dlog.options import parse_bytes, parse_duration_s
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dlog.spark.jobs.frame import Place, Report
+    from dlog.spark.jobs.frame import Report, Selection
 
 
 @click.command()
@@ -62,11 +62,11 @@ def table(
         dry_run=given["dry_run"],
     )
 
-    def begin(spark: SparkSession, place: Place, progress: Any) -> Report:
+    def begin(spark: SparkSession, selection: Selection, progress: Any) -> Report:
         with _stopped_by_signals() as stop:
             if options.follow and not given["as_json"]:
                 note("keeping the table up to date; stop with Ctrl-C")
-            return job(spark, place, options, progress=progress, stop=stop)
+            return job(spark, selection, options, progress=progress, stop=stop)
 
     return run("table", begin, lines=_lines, **given)
 

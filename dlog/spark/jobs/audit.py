@@ -24,7 +24,7 @@ from dlog.spark.jobs.audit_plan import StreamFacts, look, read_stream
 from dlog.spark.jobs.audit_replicas import LEDGER
 from dlog.spark.jobs.audit_segments import judge, state_of
 from dlog.spark.jobs.audit_work import AuditParameters, examine
-from dlog.spark.jobs.frame import Place, Progress, Report, Silent, reporting, scatter
+from dlog.spark.jobs.frame import Progress, Report, Selection, Silent, reporting, scatter
 from dlog.spark.options import SourceOptions, parse
 from dlog.spark.planning import partitions
 from dlog.spark.plans import check_named
@@ -66,16 +66,18 @@ class AuditOptions:
             raise ConfigError("split_bytes and open_cost_bytes must be at least 1")
 
 
-def audit(spark: SparkSession, place: Place, options: AuditOptions, *, progress: Progress | None = None) -> Report:
-    """Verify the streams of `place`; for a whole namespace, also look for orphan ledgers and files.
+def audit(
+    spark: SparkSession, selection: Selection, options: AuditOptions, *, progress: Progress | None = None
+) -> Report:
+    """Verify the streams of `selection`; for a whole namespace, also look for orphan ledgers and files.
 
     items: a row for each segment, with what was read of it. findings: a row for each problem (`Finding.row`), ordered
     by stream, segment and entry. Raises StreamNotFoundError for a named stream that does not exist, ConfigError for a
     pattern that matches nothing, MetadataUnavailableError, TimeoutError.
     """
     progress = progress or Silent()
-    chosen = parse(place.options(), streaming=False)
-    is_whole = not place.streams and not place.pattern
+    chosen = parse(selection.options(), streaming=False)
+    is_whole = not selection.streams and not selection.pattern
     of_cluster = reach(chosen.zookeeper, chosen.namespace, chosen.stores)
     with reporting("audit", dry_run=options.dry_run) as report:
         streams = _look(of_cluster, chosen, is_whole, options, progress)
@@ -164,7 +166,7 @@ def _tell_plan(report: Report, streams: Sequence[StreamFacts], options: AuditOpt
                 "segment": int(segment.listed.number),
                 "state": state_of(segment.listed),
                 "store": segment.listed.store,
-                "place": segment.listed.place,
+                "location": segment.listed.name,
                 "entries": segment.last + 1,
                 "bytes": segment.length,
                 "replicas": replicas,
@@ -208,7 +210,7 @@ def _gone(of_cluster: ClusterConnection, facts: StreamFacts, gone: set[int], opt
     async def again(cluster: Cluster) -> set[tuple[int, str]]:
         value = await read_stream(cluster, stream_name(facts.name))
         kept = () if value is None else value.segments
-        return {(s.number, s.place) for s in kept}
+        return {(s.number, s.name) for s in kept}
 
     try:
         named = of_cluster.ask(again, retries=options.retries)
@@ -222,11 +224,11 @@ def _gone(of_cluster: ClusterConnection, facts: StreamFacts, gone: set[int], opt
             kind=_KIND_OF_GONE.get(segment.store, Kind.OBJECT_GONE),
             stream=facts.name,
             segment=segment.number,
-            expected=f"{segment.store} {segment.place}",
+            expected=f"{segment.store} {segment.name}",
             found="nothing",
         )
         for segment in left
-        if (segment.number, segment.place) in named
+        if (segment.number, segment.name) in named
     ]
 
 

@@ -56,7 +56,7 @@ class _Named:
     """Locations that are named, which no two stores share; streams with unreadable metadata, whose segments are
     unknown."""
 
-    places: set[str] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
 
 
@@ -65,7 +65,7 @@ async def find_orphans(cluster: Cluster, zookeeper: str, namespace: str, *, age_
     StoreUnavailableError."""
     orphans = Orphans()
     store = cluster.stores.get(FileStore.name)
-    files = [place async for place in store.list()] if isinstance(store, FileStore) else []
+    files = [name async for name in store.list()] if isinstance(store, FileStore) else []
     orphans.files = len(files)
     there = [int(ledger) async for ledger in cluster.ledgers.list()]
     orphans.ledgers = len(there)
@@ -76,12 +76,12 @@ async def find_orphans(cluster: Cluster, zookeeper: str, namespace: str, *, age_
                 await _collect(metadata, other, named)
     await _collect(cluster.metadata, namespace, named)
     for ledger in there:
-        if str(ledger) not in named.places:
+        if str(ledger) not in named.names:
             await _judge(cluster, LedgerId(ledger), named, age_s, orphans)
-    for place in files:
-        if place not in named.places:
+    for name in files:
+        if name not in named.names:
             assert isinstance(store, FileStore)
-            await _judge_file(store, place, named, age_s, orphans)
+            await _judge_file(store, name, named, age_s, orphans)
     return orphans
 
 
@@ -116,9 +116,9 @@ async def _judge(cluster: Cluster, ledger: LedgerId, named: _Named, age_s: float
     )
 
 
-async def _judge_file(store: FileStore, place: str, named: _Named, age_s: float, orphans: Orphans) -> None:
+async def _judge_file(store: FileStore, name: str, named: _Named, age_s: float, orphans: Orphans) -> None:
     try:
-        file = await store.describe(place)
+        file = await store.describe(name)
         changed = await asyncio.to_thread(os.stat, file.path)
     except (SegmentNotFoundError, FileNotFoundError):
         return  # deleted meanwhile
@@ -150,9 +150,9 @@ async def _collect(metadata: ZooKeeperMetadata, namespace: str, named: _Named) -
             continue
         if isinstance(outcome, Versioned):
             value: StreamMetadata = outcome.value
-            places = [segment.location for segment in value.listed]
-            places += [allocated_location(value.allocated)] if value.allocated else []
-            named.places |= {name for _, name in places}
+            names = [segment.location for segment in value.listed]
+            names += [allocated_location(value.allocated)] if value.allocated else []
+            named.names |= {name for _, name in names}
         elif not isinstance(outcome, Missing):
             named.unknown.add(name)
     await _collect_beside(metadata, f"{namespace}/.offloaded", "", named)
@@ -163,7 +163,7 @@ async def _collect_beside(metadata: ZooKeeperMetadata, path: str, prefix: str, n
     for one in await _children(metadata, path):
         for name in await _children(metadata, f"{path}/{one}"):
             if name.startswith(prefix):
-                named.places.add(name.rpartition("-")[2])
+                named.names.add(name.rpartition("-")[2])
 
 
 async def _children(metadata: ZooKeeperMetadata, path: str) -> list[str]:

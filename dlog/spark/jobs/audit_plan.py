@@ -64,7 +64,7 @@ class SegmentFacts:
         return Range(
             stream=stream,
             segment=self.listed.number,
-            place=self.listed.place,
+            name=self.listed.name,
             store=self.listed.store,
             first=0,
             last=self.last,
@@ -181,7 +181,7 @@ async def _look_at_segments(
     suspicions: dict[Suspicion, Finding] = {}
 
     def suspect(kind: Kind, segment: Segment, expected: str, found: str) -> None:
-        suspicions[kind, segment.number, segment.place] = Finding(
+        suspicions[kind, segment.number, segment.name] = Finding(
             kind=kind, stream=facts.name, segment=segment.number, expected=expected, found=found
         )
 
@@ -211,16 +211,16 @@ async def _segment(
     if segment.store != LEDGER:
         return await _in_files(cluster, facts, segment, suspect, how)
     try:
-        ledger = await cluster.ledgers.metadata_of(LedgerId(int(segment.place)))
+        ledger = await cluster.ledgers.metadata_of(LedgerId(int(segment.name)))
     except LedgerNotFoundError:
-        suspect(Kind.LEDGER_GONE, segment, f"ledger {segment.place}", "no such ledger")
+        suspect(Kind.LEDGER_GONE, segment, f"ledger {segment.name}", "no such ledger")
         return SegmentFacts(listed=segment, is_there=False)
     except (DamagedError, UnsupportedVersionError) as error:
         found = Finding(
             kind=Kind.LEDGER_METADATA,
             stream=facts.name,
             segment=segment.number,
-            expected=f"metadata of ledger {segment.place}",
+            expected=f"metadata of ledger {segment.name}",
             found=error.message,
         )
         facts.findings.append(found)
@@ -231,7 +231,7 @@ async def _segment(
     if ledger.is_closed:
         return SegmentFacts(listed=segment, ledger=ledger, last=ledger.last_entry, length=ledger.length)
     if segment.completed:
-        suspect(Kind.LEDGER_OPEN, segment, f"ledger {segment.place} closed", ledger.state.name.lower())
+        suspect(Kind.LEDGER_OPEN, segment, f"ledger {segment.name} closed", ledger.state.name.lower())
         last = int(segment.last_entry)
     else:
         try:
@@ -239,7 +239,7 @@ async def _segment(
         except DLogError as error:
             facts.fail(segment.number, f"its tail cannot be found: {error.message}; run the audit again")
             return SegmentFacts(listed=segment, ledger=ledger)
-    length = await entry_length(cluster, LedgerId(int(segment.place)), ledger, last, how.reading)
+    length = await entry_length(cluster, LedgerId(int(segment.name)), ledger, last, how.reading)
     guess = (last + 1) * _ENTRY_BYTES
     return SegmentFacts(listed=segment, ledger=ledger, last=last, length=guess if length is None else length)
 
@@ -252,23 +252,23 @@ async def _in_files(
     how: _PlanParameters,
 ) -> SegmentFacts:
     nothing = SegmentFacts(listed=segment, is_there=False)
-    ref = SegmentRef(StreamName(facts.name), segment.number, segment.place)
+    ref = SegmentRef(StreamName(facts.name), segment.number, segment.name)
     try:
         store = cluster.store(segment.store)
         assert isinstance(store, FileStore), "no other store is known to this process"
-        size = (await store.describe(segment.place)).bytes
+        size = (await store.describe(segment.name)).bytes
         reader = await store.open_reader(ref)
         try:
             end = last = reader.end
             if last is None and segment.completed:
-                suspect(Kind.FILE_OPEN, segment, f"an end of {segment.place}", "none")
+                suspect(Kind.FILE_OPEN, segment, f"an end of {segment.name}", "none")
                 last = segment.last_entry
             elif last is None:
                 last = await (reader.wait_lac(NO_ENTRY, 0.0) if how.dry_run else store.find_tail(ref))
         finally:
             await reader.close()
     except SegmentNotFoundError:
-        suspect(Kind.FILE_GONE, segment, f"file {segment.place}", "nothing")
+        suspect(Kind.FILE_GONE, segment, f"file {segment.name}", "nothing")
         return nothing
     except SegmentCorruptError as error:
         facts.findings.append(
@@ -292,11 +292,11 @@ def _in_object(cluster: Cluster, facts: StreamFacts, segment: Segment) -> Segmen
     if segment.store not in cluster.stores or not segment.completed:
         facts.fail(segment.number, f"it cannot be read by this audit: store={segment.store}")
         return SegmentFacts(listed=segment, is_there=False)
-    return SegmentFacts(listed=segment, last=int(segment.last_entry), length=payload_bytes(segment.place))
+    return SegmentFacts(listed=segment, last=int(segment.last_entry), length=payload_bytes(segment.name))
 
 
 async def _tail(cluster: Cluster, segment: Segment, dry_run: bool) -> EntryId:
-    ledger = LedgerId(int(segment.place))
+    ledger = LedgerId(int(segment.name))
     if dry_run:
         return await cluster.ledgers.last_confirmed(ledger)
     return await cluster.ledgers.find_tail(ledger)

@@ -60,7 +60,7 @@ async def extents(cluster: Cluster, of: Range, reading: TaskReading) -> AsyncGen
         async for extent in _kept_elsewhere(cluster, of, reading):
             yield extent
         return
-    ledger = LedgerId(int(of.place))
+    ledger = LedgerId(int(of.name))
     entry = of.first
     moves = 0
     while entry <= of.last:
@@ -78,7 +78,7 @@ async def extents(cluster: Cluster, of: Range, reading: TaskReading) -> AsyncGen
 
 async def _kept_elsewhere(cluster: Cluster, of: Range, reading: TaskReading) -> AsyncGenerator[Extent, None]:
     """One copy of each entry, from a store that shows only one."""
-    ref = SegmentRef(StreamName(of.stream), SegmentNumber(of.segment), of.place)
+    ref = SegmentRef(StreamName(of.stream), SegmentNumber(of.segment), of.name)
     async with _fresh(cluster, of.store) as store:
         reader = await with_retries(lambda: store.open_reader(ref), reading.retries)
         try:
@@ -138,7 +138,7 @@ async def entry_length(
 async def _extents(
     cluster: Cluster, metadata: LedgerMetadata, of: Range, entry: int, reading: TaskReading
 ) -> AsyncGenerator[Extent, None]:
-    ledger = LedgerId(int(of.place))
+    ledger = LedgerId(int(of.name))
     digest = Digest(ledger, metadata.digest, metadata.password)
     door = BookieReads(cluster.ledgers.asker())
     try:

@@ -242,7 +242,7 @@ def _item(
         "segment": int(listed.number),
         "state": state_of(listed),
         "store": listed.store,
-        "place": listed.place,
+        "location": listed.name,
         "entries": sum(piece.entries for piece in pieces),
         "records": sum(piece.records for piece in pieces),
         "bytes": sum(piece.payload_bytes for piece in pieces),

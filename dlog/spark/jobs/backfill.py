@@ -22,7 +22,7 @@ from dlog.model.ids import stream_name
 from dlog.model.sink import SinkBatch, Standing, sink_name, standing
 from dlog.options import MiB
 from dlog.spark.cluster_connection import Cluster
-from dlog.spark.jobs.frame import Place, Progress, Report, Silent, reporting
+from dlog.spark.jobs.frame import Progress, Report, Selection, Silent, reporting
 from dlog.spark.options import SourceOptions, parse
 from dlog.spark.planning import Range, partitions
 from dlog.spark.plans import ask, plan_batch
@@ -60,13 +60,13 @@ class BackfillOptions:
 
 
 def backfill(
-    spark: SparkSession, place: Place, options: BackfillOptions, *, progress: Progress | None = None
+    spark: SparkSession, selection: Selection, options: BackfillOptions, *, progress: Progress | None = None
 ) -> Report:
     """Copy the range. Raises ConfigError for invalid options, StreamNotFoundError, TruncatedError if part of the range
     is gone; other failures are in the report, and the next run continues there."""
     progress = progress or Silent()
     transform = _transform(spark, options)
-    source = _source(place, options)
+    source = _source(selection, options)
     job = _job(source, options)
     with reporting("backfill", dry_run=options.dry_run) as report:
         plan = ask(source, partial(_planned, source=source, options=options, job=job))
@@ -82,7 +82,7 @@ def backfill(
                 continue
             progress.step("backfill", number, len(plan))
             try:
-                records = _copy(spark, place, options, job, number, piece, transform)
+                records = _copy(spark, selection, options, job, number, piece, transform)
             except Exception as error:  # noqa: BLE001 - Spark raises many kinds
                 report.failures.append({**item, "error": _told(error), "next": "fix the cause and run the job again"})
                 break  # later pieces would make the sink refuse this one
@@ -95,7 +95,7 @@ def backfill(
 
 def _copy(
     spark: SparkSession,
-    place: Place,
+    selection: Selection,
     options: BackfillOptions,
     job: str,
     number: int,
@@ -105,14 +105,14 @@ def _copy(
     from pyspark.sql import Observation
     from pyspark.sql.functions import count, lit
 
-    (stream,) = place.streams
-    reader = spark.read.format("dlog").options(**place.options())
+    (stream,) = selection.streams
+    reader = spark.read.format("dlog").options(**selection.options())
     reader = reader.option("startingOffsets", json.dumps({stream: piece["start"]}))
     reader = reader.option("endingOffsets", json.dumps({stream: piece["end"]}))
     counted = Observation(f"piece {number}")
     written = transform(reader.load()).observe(counted, count(lit(1)).alias("records"))
-    writer = written.write.format("dlog").mode("append").option("zookeeper", place.zookeeper)
-    writer = writer.option("namespace", place.namespace).option("stream", options.to)
+    writer = written.write.format("dlog").mode("append").option("zookeeper", selection.zookeeper)
+    writer = writer.option("namespace", selection.namespace).option("stream", options.to)
     writer.option("sinkId", job).option("batchId", number).save()
     return int(counted.get["records"])
 
@@ -148,18 +148,18 @@ def _function(name: str) -> Callable[[DataFrame], DataFrame]:
     return made
 
 
-def _source(place: Place, options: BackfillOptions) -> SourceOptions:
+def _source(selection: Selection, options: BackfillOptions) -> SourceOptions:
     """Raises ConfigError."""
-    if len(place.streams) != 1 or place.pattern:
+    if len(selection.streams) != 1 or selection.pattern:
         raise ConfigError("backfill copies one stream: name it with --stream")
     stream_name(options.to)
-    if options.to == place.streams[0]:
+    if options.to == selection.streams[0]:
         raise ConfigError(f"a stream cannot be copied to itself, choose another target: stream={options.to}")
     given = dict(options.source)
     for key in given:
         if not key.lower().startswith(("starting", "ending")):
             raise ConfigError(f"only options of the source that bound the range are allowed: option={key[:60]}")
-    return parse({**place.options(), **given}, streaming=False)
+    return parse({**selection.options(), **given}, streaming=False)
 
 
 def _job(source: SourceOptions, options: BackfillOptions) -> str:

@@ -37,7 +37,7 @@ class Verdict(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Selection:
     """Selects streams of a cluster: by `streams`; else by `pattern`, a regular expression of whole names; else all.
     zookeeper: host:port,host:port."""
 

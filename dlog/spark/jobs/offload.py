@@ -25,9 +25,9 @@ from dlog.model.ids import LedgerId, StreamName, stream_name
 from dlog.model.offloading import Record
 from dlog.model.segment import LEDGER, Segment
 from dlog.spark.cluster_connection import Cluster, reach
-from dlog.spark.jobs.frame import Place, Progress, Report, reporting, scatter
+from dlog.spark.jobs.frame import Progress, Report, Selection, reporting, scatter
 from dlog.spark.jobs.offload_copy import Copied, CopyTask, Source, cold_store, copy_segments
-from dlog.spark.jobs.offload_plan import candidates, packed, parquet_place, source_of
+from dlog.spark.jobs.offload_plan import candidates, packed, parquet_location, source_of
 from dlog.spark.jobs.offload_records import StoredRecord
 from dlog.spark.jobs.offload_settle import publish, retire, settle
 from dlog.spark.jobs.offload_sweep import sweep
@@ -43,8 +43,10 @@ __all__ = ["OffloadOptions", "offload"]
 _TASKS_A_WAVE = 8  # for each core; streams are told of the segments of a wave before the next one begins
 
 
-def offload(spark: SparkSession, place: Place, options: OffloadOptions, *, progress: Progress | None = None) -> Report:
-    """Move segments of the streams of `place`, and finish what earlier runs began.
+def offload(
+    spark: SparkSession, selection: Selection, options: OffloadOptions, *, progress: Progress | None = None
+) -> Report:
+    """Move segments of the streams of `name`, and finish what earlier runs began.
 
     items: a row for each action on a segment. findings: damaged segments, which stay where they are, and damaged
     objects. failures: what could not be done now. Raises StreamNotFoundError for a named stream that does not exist,
@@ -54,9 +56,9 @@ def offload(spark: SparkSession, place: Place, options: OffloadOptions, *, progr
     to, roots = parse_root(options.to), settings.cold.allowed()
     if roots and not any(root.holds(to) for root in roots):
         raise ConfigError(f"the location is below none of the allowed roots (DLOG_COLD_ROOTS): to={to}")
-    of_cluster = reach(place.zookeeper, place.namespace, settings)
+    of_cluster = reach(selection.zookeeper, selection.namespace, settings)
     with reporting("offload", dry_run=options.dry_run) as report:
-        job = Job(spark, of_cluster, settings, place, options, report, progress)
+        job = Job(spark, of_cluster, settings, selection, options, report, progress)
         job.ask(partial(_look, job=job))
         retire(job, job.ask(partial(settle, job=job)))
         _copy(job, job.ask(partial(_plan, job=job)))
@@ -72,11 +74,11 @@ async def _look(cluster: Cluster, *, job: Job) -> None:
             break  # checks that the storage replies
     records = job.records(cluster)
     there = {*await cluster.metadata.streams(), *await records.streams()}
-    if missing := sorted({stream_name(name) for name in job.place.streams} - there):
-        raise StreamNotFoundError(f"no such stream: stream={missing[0]} namespace={job.place.namespace}")
+    if missing := sorted({stream_name(name) for name in job.selection.streams} - there):
+        raise StreamNotFoundError(f"no such stream: stream={missing[0]} namespace={job.selection.namespace}")
     chosen = sorted(name for name in there if job.is_meant(name))
-    if not chosen and job.place.pattern:
-        raise ConfigError(f"no stream matches; `dlog ls` lists streams: pattern={job.place.pattern[:60]!r}")
+    if not chosen and job.selection.pattern:
+        raise ConfigError(f"no stream matches; `dlog ls` lists streams: pattern={job.selection.pattern[:60]!r}")
 
     async def look(name: StreamName) -> StreamNow:
         kept = await records.of(name)  # before metadata: a copy that is in neither then is in use nowhere
@@ -105,13 +107,13 @@ async def _plan_stream(cluster: Cluster, job: Job, stream: StreamNow) -> list[So
     written: set[str] = set()
     if options.parquet:
         folder = job.folder(stream.name, root=options.parquet)
-        written = {file.place async for file in cold_store(cluster).objects.list(folder)}
+        written = {file.location async for file in cold_store(cluster).objects.list(folder)}
     for segment in candidates(
         value, being_moved, now_unix_ms=now_unix_ms, older_than_s=options.older_than_s, keep=options.keep
     ):
         parquet = ""
         if options.parquet:
-            parquet = parquet_place(job.folder(stream.name, root=options.parquet), value.incarnation, segment.number)
+            parquet = parquet_location(job.folder(stream.name, root=options.parquet), value.incarnation, segment.number)
         is_cold = segment.store == cold.NAME
         if not is_cold and segment.store != LEDGER:
             job.report.add("kept_in_files")
@@ -134,8 +136,8 @@ async def _plan_stream(cluster: Cluster, job: Job, stream: StreamNow) -> list[So
 async def _bytes_of(cluster: Cluster, segment: Segment) -> int:
     """Bytes of its entries' payloads, according to its store."""
     if segment.store == cold.NAME:
-        return payload_bytes(segment.place)
-    return (await cluster.ledgers.metadata_of(LedgerId(int(segment.place)))).length
+        return payload_bytes(segment.name)
+    return (await cluster.ledgers.metadata_of(LedgerId(int(segment.name)))).length
 
 
 def _copy(job: Job, sources: Sequence[Source]) -> None:
@@ -152,7 +154,9 @@ def _copy(job: Job, sources: Sequence[Source]) -> None:
     wave = _TASKS_A_WAVE * job.spark.sparkContext.defaultParallelism
     for at in range(0, len(tasks), wave):
         errands = [
-            CopyTask(zookeeper=job.place.zookeeper, namespace=job.place.namespace, stores=job.settings, sources=task)
+            CopyTask(
+                zookeeper=job.selection.zookeeper, namespace=job.selection.namespace, stores=job.settings, sources=task
+            )
             for task in tasks[at : at + wave]
         ]
         done = scatter(job.spark, errands, copy_segments, what="copy", progress=job.progress)
@@ -188,4 +192,4 @@ def _take(job: Job, done: Sequence[tuple[Source, Copied]], recopy: dict[tuple[St
 def _record_of(source: Source) -> Record:
     """The record of a segment that has no object yet."""
     head = source.head
-    return Record(stream=head.stream, number=head.number, store=head.source_store, place=head.source_place, objects=())
+    return Record(stream=head.stream, number=head.number, store=head.source_store, name=head.source_name, objects=())

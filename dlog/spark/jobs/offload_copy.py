@@ -55,7 +55,7 @@ class Source:
 
     @property
     def ref(self) -> SegmentRef:
-        return SegmentRef(StreamName(self.head.stream), SegmentNumber(self.head.number), self.head.source_place)
+        return SegmentRef(StreamName(self.head.stream), SegmentNumber(self.head.number), self.head.source_name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class Checked:
 
     stream: str
     number: int
-    place: str
+    name: str
     finding: str = ""
     failure: str = ""
 
@@ -133,7 +133,7 @@ def cold_store(cluster: Cluster) -> ColdStore:
 
 def _copied(of_cluster: ClusterConnection, source: Source) -> Copied:
     nothing = Copied(stream=source.head.stream, number=source.head.number)
-    told = replace(nothing, object=source.ref.place)
+    told = replace(nothing, object=source.ref.name)
     try:
         if source.folder:
             told = of_cluster.ask(partial(_copy, source=source), timeout_s=WHOLE_S)
@@ -152,7 +152,7 @@ def _copied(of_cluster: ClusterConnection, source: Source) -> Copied:
 
 def _read_back(of_cluster: ClusterConnection, source: Source, told: Copied) -> Copied:
     """Read every byte of the object, and make Parquet of it on request."""
-    ref = replace(source.ref, place=told.object)
+    ref = replace(source.ref, name=told.object)
     if source.parquet:
         from dlog.spark.jobs.offload_parquet import write_parquet
 
@@ -168,14 +168,14 @@ def _read_back(of_cluster: ClusterConnection, source: Source, told: Copied) -> C
 def _drop(of_cluster: ClusterConnection, source: Source, told: Copied) -> None:
     """Delete an object that is not recorded."""
     if source.folder and told.object:
-        ref = replace(source.ref, place=told.object)
+        ref = replace(source.ref, name=told.object)
         with contextlib.suppress(DLogError, TimeoutError):
             of_cluster.ask(lambda cluster: cold_store(cluster).delete(ref))
 
 
-def _checked(of_cluster: ClusterConnection, stream: str, number: int, place: str) -> Checked:
-    ref = SegmentRef(StreamName(stream), SegmentNumber(number), place)
-    told = Checked(stream=stream, number=number, place=place)
+def _checked(of_cluster: ClusterConnection, stream: str, number: int, name: str) -> Checked:
+    ref = SegmentRef(StreamName(stream), SegmentNumber(number), name)
+    told = Checked(stream=stream, number=number, name=name)
     try:
         of_cluster.ask(partial(read_back, ref=ref), retries=RETRIES, timeout_s=WHOLE_S)
     except (SegmentCorruptError, SegmentNotFoundError) as error:
@@ -190,7 +190,7 @@ async def _copy(cluster: Cluster, *, source: Source) -> Copied:
     object then."""
     head = source.head
     name = ObjectName(head.number, os.urandom(8).hex(), source.bytes)
-    place = parse_root(source.folder).below(str(name))
+    location = parse_root(source.folder).below(str(name))
     store = cluster.stores[head.source_store]
     try:
         reader = await with_retries(lambda: store.open_reader(source.ref, sealed_at=EntryId(head.last_entry)), RETRIES)
@@ -201,7 +201,7 @@ async def _copy(cluster: Cluster, *, source: Source) -> Copied:
             raise DamagedError(
                 f"the list and the segment's store differ in the last entry: list={head.last_entry} store={reader.end}"
             )
-        writer = await cold_store(cluster).objects.create(place)
+        writer = await cold_store(cluster).objects.create(location)
         try:
             builder = Builder(head)
             await writer.write((builder.begin(),))
@@ -221,7 +221,7 @@ async def _copy(cluster: Cluster, *, source: Source) -> Copied:
     return Copied(
         stream=head.stream,
         number=head.number,
-        object=str(place),
+        object=str(location),
         bytes=payload_bytes,
         records=builder.records,
         entries_crc=builder.entries_crc,
@@ -263,7 +263,7 @@ async def read_back(cluster: Cluster, *, ref: SegmentRef) -> Scanned:
             pass
     if scanned.damaged:
         entry, why = scanned.damaged[0]
-        raise SegmentCorruptError(f"{why}: location={ref.place} entry={entry} damaged={len(scanned.damaged)}")
+        raise SegmentCorruptError(f"{why}: location={ref.name} entry={entry} damaged={len(scanned.damaged)}")
     return scanned
 
 

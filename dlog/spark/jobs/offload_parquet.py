@@ -66,8 +66,8 @@ class Sums:
             return
         self.rows += batch.num_rows
         if self.first is None:
-            self.first, self.txids = _place(batch, 0), (_txid(batch, 0), -1)
-        self.last, self.txids = _place(batch, batch.num_rows - 1), (self.txids[0], _txid(batch, batch.num_rows - 1))
+            self.first, self.txids = _dlsn_at(batch, 0), (_txid(batch, 0), -1)
+        self.last, self.txids = _dlsn_at(batch, batch.num_rows - 1), (self.txids[0], _txid(batch, batch.num_rows - 1))
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             for part, data in _canonical(column).items():
                 key = f"{name}.{part}"
@@ -83,15 +83,15 @@ def write_parquet(of_cluster: ClusterConnection, ref: SegmentRef, source: Source
     Raises SegmentCorruptError, DamagedError for records that cannot be read (no file is left then), StoreError,
     TimeoutError.
     """
-    place = parse_root(source.parquet)
-    writer = of_cluster.ask(lambda cluster: cold_store(cluster).objects.create(place))
+    location = parse_root(source.parquet)
+    writer = of_cluster.ask(lambda cluster: cold_store(cluster).objects.create(location))
     try:
         scanned, sums, size = _written(of_cluster, ref, source, _Sink(of_cluster, writer))
         of_cluster.ask(lambda cluster: writer.finish(), timeout_s=WHOLE_S)
     except BaseException:
         of_cluster.ask(lambda cluster: writer.abort())
         raise
-    _check(of_cluster, place, sums)
+    _check(of_cluster, location, sums)
     return scanned, size
 
 
@@ -101,7 +101,7 @@ def _written(of_cluster: ClusterConnection, ref: SegmentRef, source: Source, sin
     of = Range(
         stream=head.stream,
         segment=head.number,
-        place=ref.place,
+        name=ref.name,
         store="cold",
         first=0,
         last=head.last_entry,
@@ -125,7 +125,7 @@ def _written(of_cluster: ClusterConnection, ref: SegmentRef, source: Source, sin
                     group.add(batch)
     if scanned.damaged:
         entry, why = scanned.damaged[0]
-        raise SegmentCorruptError(f"{why}: location={ref.place} entry={entry} damaged={len(scanned.damaged)}")
+        raise SegmentCorruptError(f"{why}: location={ref.name} entry={entry} damaged={len(scanned.damaged)}")
     rest = gathered.take()
     if rest is not None:
         group.add(rest)
@@ -151,17 +151,17 @@ def _keys(source: Source, scanned: Scanned, sums: Sums) -> dict[str, Any]:
     }
 
 
-def _check(of_cluster: ClusterConnection, place: Location, wrote: Sums) -> None:
+def _check(of_cluster: ClusterConnection, location: Location, wrote: Sums) -> None:
     """Read the file back. Raises SegmentCorruptError."""
     found = Sums()
     try:
-        file = pq.ParquetFile(pa.PythonFile(_File(of_cluster, place), mode="r"))
+        file = pq.ParquetFile(pa.PythonFile(_File(of_cluster, location), mode="r"))
         for batch in file.iter_batches(batch_size=16 * 1024):
             found.add(batch)
     except (pa.ArrowException, OSError) as error:
-        raise SegmentCorruptError(f"the Parquet file cannot be read back: {error}: location={place}") from error
+        raise SegmentCorruptError(f"the Parquet file cannot be read back: {error}: location={location}") from error
     if (found.rows, found.first, found.last, found.told()) != (wrote.rows, wrote.first, wrote.last, wrote.told()):
-        raise SegmentCorruptError(f"the Parquet file has other rows than were written: location={place}")
+        raise SegmentCorruptError(f"the Parquet file has other rows than were written: location={location}")
 
 
 class _Group:
@@ -229,17 +229,17 @@ async def _send(cluster: Cluster, *, writer: ObjectWriter, parts: Sequence[bytes
 class _File(io.RawIOBase):
     """An object for Arrow to read, with read-ahead."""
 
-    def __init__(self, of_cluster: ClusterConnection, place: Location) -> None:
+    def __init__(self, of_cluster: ClusterConnection, location: Location) -> None:
         super().__init__()
         self._of_cluster = of_cluster
-        self._place = place
+        self._location = location
         self._at = 0
         self._ahead, self._begin = of_cluster.ask(self._end)
         self._size = self._begin
         self._begin -= len(self._ahead)
 
     async def _end(self, cluster: Cluster) -> tuple[bytes, int]:
-        return await cold_store(cluster).objects.read_end(self._place, READ_AHEAD_BYTES)
+        return await cold_store(cluster).objects.read_end(self._location, READ_AHEAD_BYTES)
 
     def readable(self) -> bool:
         return True
@@ -259,14 +259,14 @@ class _File(io.RawIOBase):
         begin = self._at - self._begin
         if not 0 <= begin <= begin + size <= len(self._ahead):
             at, wanted = self._at, max(size, READ_AHEAD_BYTES)
-            self._ahead = self._of_cluster.ask(lambda c: cold_store(c).objects.read(self._place, at, wanted))
+            self._ahead = self._of_cluster.ask(lambda c: cold_store(c).objects.read(self._location, at, wanted))
             self._begin, begin = at, 0
         data = self._ahead[begin : begin + size]
         self._at += len(data)
         return data
 
 
-def _place(batch: pa.RecordBatch, row: int) -> tuple[int, int, int]:
+def _dlsn_at(batch: pa.RecordBatch, row: int) -> tuple[int, int, int]:
     segment, entry, slot = (batch.column(batch.schema.get_field_index(n))[row].as_py() for n in _DLSN)
     return segment, entry, slot
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 def named(value: StreamMetadata | None) -> set[tuple[str, str]]:
     """Store and location of every segment of a stream."""
-    return {(segment.store, segment.place) for segment in value.listed} if value is not None else set()
+    return {(segment.store, segment.name) for segment in value.listed} if value is not None else set()
 
 
 def candidates(
@@ -64,7 +64,7 @@ def source_of(
         start_sequence_id=segment.start_sequence_id,
         is_enveloped=segment.version >= _VERSION_ENVELOPED,
         source_store=segment.store,
-        source_place=segment.place,
+        source_name=segment.name,
     )
     return Source(
         head=head,
@@ -77,7 +77,7 @@ def source_of(
     )
 
 
-def parquet_place(folder: Location, incarnation: str, number: int) -> str:
+def parquet_location(folder: Location, incarnation: str, number: int) -> str:
     """Location of a segment's Parquet file: the same for each attempt, since each writes the same rows."""
     return str(folder.below(f"{incarnation or 'java'}-{number:018d}.parquet"))
 

@@ -38,6 +38,7 @@ from dlog.stores.cold.locations import parse_object
 
 _SWEPT = "swept-"
 _AT_ONCE = 200
+_NAME_KEY = "place"  # of `Record.name` in a stored record
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +77,15 @@ class OffloadRecords:
 
     async def swept(self, stream: str) -> list[str]:
         """Locations of objects of this stream that are marked as being swept."""
-        places = []
+        names = []
         for name in sorted(await self._children(f"{self._root}/{stream}")):
             if name.startswith(_SWEPT):
                 try:
                     data, _ = await self._zk.get(f"{self._root}/{stream}/{name}", fresh=True)
                 except NoNodeError:
                     continue
-                places.append(data.decode(errors="replace"))
-        return places
+                names.append(data.decode(errors="replace"))
+        return names
 
     # ---- records of a segment ---------------------------------------------------------------------------------------
 
@@ -124,18 +125,18 @@ class OffloadRecords:
 
     # ---- marks of objects that are being swept ----------------------------------------------------------------------
 
-    async def claim(self, stream: str, place: str) -> None:
+    async def claim(self, stream: str, name: str) -> None:
         """Mark an object: from now on it cannot be recorded. Then look for an earlier record. Idempotent."""
         await self._zk.ensure_path(f"{self._root}/{stream}")
         try:
-            await self._zk.create(self._marker(stream, place), place.encode())
+            await self._zk.create(self._marker(stream, name), name.encode())
         except NodeExistsError:
             return
 
-    async def unmark_swept(self, stream: str, place: str) -> None:
+    async def unmark_swept(self, stream: str, name: str) -> None:
         """Remove the mark: the object is deleted, or was found to be named."""
         try:
-            await self._zk.delete(self._marker(stream, place), ANY_VERSION)
+            await self._zk.delete(self._marker(stream, name), ANY_VERSION)
         except NoNodeError:
             return
 
@@ -146,29 +147,32 @@ class OffloadRecords:
             return ()
 
     def _path(self, record: Record) -> str:
-        name = f"{record.number:018d}-{quote(record.store, safe='')}-{quote(record.place, safe='')}"
+        name = f"{record.number:018d}-{quote(record.store, safe='')}-{quote(record.name, safe='')}"
         return f"{self._root}/{record.stream}/{name}"
 
-    def _marker(self, stream: str, place: str) -> str:
-        return f"{self._root}/{stream}/{_SWEPT}{place.rpartition('/')[2]}"
+    def _marker(self, stream: str, name: str) -> str:
+        return f"{self._root}/{stream}/{_SWEPT}{name.rpartition('/')[2]}"
 
 
 def named_objects(kept: Iterable[StoredRecord]) -> set[str]:
     """Locations of all objects that these records name."""
-    return {place for one in kept for place in one.record.objects}
+    return {name for one in kept for name in one.record.objects}
 
 
 def _encoded(record: Record) -> bytes:
-    return json.dumps(asdict(record), sort_keys=True).encode()
+    told = asdict(record)
+    told[_NAME_KEY] = told.pop("name")
+    return json.dumps(told, sort_keys=True).encode()
 
 
 def _decoded(path: str, data: bytes) -> Record:
     try:
         told = json.loads(data)
         listed = {name: tuple(told.get(name, ())) for name in ("objects", "taken_back_from")}
-        record = Record(**{**told, **listed})
-        sound = record.objects and all(parse_object(place) for place in record.objects)
-        sound = sound and all(type(text) is str for text in (record.stream, record.store, record.place))
+        name = told.pop(_NAME_KEY)
+        record = Record(**{**told, **listed, "name": name})
+        sound = record.objects and all(parse_object(name) for name in record.objects)
+        sound = sound and all(type(text) is str for text in (record.stream, record.store, record.name))
         sound = sound and type(record.number) is int and type(record.moved_unix_ms) is int
         sound = sound and type(record.is_damaged) is bool and type(record.is_deleting) is bool
         sound = sound and set(record.taken_back_from) <= set(record.objects)

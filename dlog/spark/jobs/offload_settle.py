@@ -155,9 +155,9 @@ async def _move_segment(cluster: Cluster, client: Client, job: Job, kept: Stored
             record.stream,
             record.number,
             store=record.store,
-            place=record.place,
+            location=record.name,
             to_store=cold.NAME,
-            to_place=record.object,
+            to_location=record.object,
         )
     except (TruncatedError, StreamNotFoundError):
         job.report.add("truncated_meanwhile")  # a later run deletes the rest
@@ -175,7 +175,7 @@ async def _go_back(
     """Record the move back, then move the segment, unless the deletion of its hot copy was announced."""
     record = kept.record.returning(lies_at, is_damaged=is_damaged)
     if record is None:
-        where = f"{kept.record.store}:{kept.record.place}"
+        where = f"{kept.record.store}:{kept.record.name}"
         text = f"it cannot be moved back, a run has begun to delete its hot copy, which may still exist: {where}"
         job.find("cold", kept.record.stream, kept.record.number, text)
         return
@@ -194,9 +194,9 @@ async def _move_back(client: Client, job: Job, record: Record, lies_at: str) -> 
             record.stream,
             record.number,
             store=cold.NAME,
-            place=lies_at,
+            location=lies_at,
             to_store=record.store,
-            to_place=record.place,
+            to_location=record.name,
         )
     except (TruncatedError, StreamNotFoundError):
         return  # a later run deletes the rest
@@ -236,12 +236,12 @@ async def _forget(cluster: Cluster, job: Job, kept: StoredRecord, lies_at: str) 
     objects."""
     record = kept.record
     still = named(await read_stream(cluster, record.stream))
-    if (record.store, record.place) in still:
+    if (record.store, record.name) in still:
         return
-    await cluster.stores[record.store].delete(ref_of(record.stream, record.number, record.place))
-    for place in record.objects:
-        if place != lies_at and (cold.NAME, place) not in still:
-            await cold_store(cluster).delete(ref_of(record.stream, record.number, place))
+    await cluster.stores[record.store].delete(ref_of(record.stream, record.number, record.name))
+    for location in record.objects:
+        if location != lies_at and (cold.NAME, location) not in still:
+            await cold_store(cluster).delete(ref_of(record.stream, record.number, location))
     await job.records(cluster).forget(kept)
     job.report.add("hot_copies_deleted")
     job.item(record, "hot copy deleted")
@@ -288,8 +288,8 @@ def retire(job: Job, retiring: Sequence[ExpiredRecord]) -> None:
     """Read the objects completely, in tasks; then delete the hot copies, or move back to them."""
     errands = [
         CheckTask(
-            zookeeper=job.place.zookeeper,
-            namespace=job.place.namespace,
+            zookeeper=job.selection.zookeeper,
+            namespace=job.selection.namespace,
             stores=job.settings,
             objects=tuple((one.kept.record.stream, one.kept.record.number, one.lies_at) for one in task),
         )

@@ -31,15 +31,15 @@ async def sweep(cluster: Cluster, *, job: Job) -> None:
     objects, records = cold_store(cluster).objects, job.records(cluster)
     orphans: dict[StreamName, list[str]] = defaultdict(list)
     begun = await job.each(job.streams, lambda stream: records.swept(stream.name), "sweep")  # by runs that were killed
-    for stream, places in zip(job.streams, begun, strict=True):
-        orphans[stream.name] = places or []
+    for stream, names in zip(job.streams, begun, strict=True):
+        orphans[stream.name] = names or []
     known = {stream.name: _known(stream) for stream in job.streams}
     async for found in _objects(cluster, job):
         name = _stream_of(found)
         if name is None or name in job.unread or not job.is_meant(name) or found.modified_unix_ms >= before_unix_ms:
             continue
-        if found.place not in known.get(name, ()) and parse_object(found.place) is not None:
-            orphans[name].append(found.place)
+        if found.location not in known.get(name, ()) and parse_object(found.location) is not None:
+            orphans[name].append(found.location)
     await job.each(list(orphans.items()), partial(_sweep, cluster, job), "sweep")
     roots = dict.fromkeys((job.options.to, job.options.parquet or job.options.to))
     left = [one for root in roots async for one in objects.unfinished(job.folder(root=root))]
@@ -48,12 +48,12 @@ async def sweep(cluster: Cluster, *, job: Job) -> None:
 
 
 def _known(stream: StreamNow) -> set[str]:
-    return named_objects(stream.kept) | {place for store, place in named(stream.value) if store == cold.NAME}
+    return named_objects(stream.kept) | {name for store, name in named(stream.value) if store == cold.NAME}
 
 
 async def _objects(cluster: Cluster, job: Job) -> AsyncIterator[Found]:
     """Objects of the named streams, or of the whole namespace."""
-    for folder in [job.folder(name) for name in job.place.streams] or [job.folder()]:
+    for folder in [job.folder(name) for name in job.selection.streams] or [job.folder()]:
         async for found in cold_store(cluster).objects.list(folder):
             yield found
 
@@ -61,38 +61,38 @@ async def _objects(cluster: Cluster, job: Job) -> AsyncIterator[Found]:
 def _stream_of(found: Found) -> StreamName | None:
     """The stream of an object, from its folder."""
     try:
-        return stream_name(found.place.rsplit("/", 2)[1])
+        return stream_name(found.location.rsplit("/", 2)[1])
     except InvalidStreamNameError:
         return None
 
 
 async def _sweep(cluster: Cluster, job: Job, told: tuple[StreamName, list[str]]) -> None:
-    stream, places = told
-    for place in dict.fromkeys(places):
+    stream, names = told
+    for name in dict.fromkeys(names):
         if job.options.dry_run:
-            job.report.items.append({"stream": stream, "did": "would sweep", "to": place})
+            job.report.items.append({"stream": stream, "did": "would sweep", "to": name})
         else:
-            await _sweep_object(cluster, job, stream, place)
+            await _sweep_object(cluster, job, stream, name)
     if not job.options.dry_run and await read_stream(cluster, stream) is None:
         await job.records(cluster).forget_stream(stream)
 
 
-async def _sweep_object(cluster: Cluster, job: Job, stream: StreamName, place: str) -> None:
+async def _sweep_object(cluster: Cluster, job: Job, stream: StreamName, name: str) -> None:
     """Delete an object unless it is named. From `claim` on it cannot be recorded; an earlier record is seen here."""
     records = job.records(cluster)
-    await records.claim(stream, place)
+    await records.claim(stream, name)
     kept = await records.of(stream)
-    is_named = place in named_objects(kept) or (cold.NAME, place) in named(await read_stream(cluster, stream))
-    told = parse_object(place)
+    is_named = name in named_objects(kept) or (cold.NAME, name) in named(await read_stream(cluster, stream))
+    told = parse_object(name)
     if not is_named and told is not None:
-        await cold_store(cluster).delete(ref_of(stream, told[1].number, place))
+        await cold_store(cluster).delete(ref_of(stream, told[1].number, name))
         job.report.add("objects_swept")
-        job.report.items.append({"stream": stream, "did": "swept", "to": place})
-    await records.unmark_swept(stream, place)
+        job.report.items.append({"stream": stream, "did": "swept", "to": name})
+    await records.unmark_swept(stream, name)
 
 
 async def _discard(cluster: Cluster, job: Job, left: Found) -> None:
-    did = {"stream": _stream_of(left), "to": left.place}
+    did = {"stream": _stream_of(left), "to": left.location}
     if job.options.dry_run:
         job.report.items.append({**did, "did": "would sweep"})
         return

@@ -22,7 +22,7 @@ from dlog.model.offloading import Record
 from dlog.model.segment import StreamKey, StreamMetadata
 from dlog.options import SECONDS_MAX
 from dlog.spark.cluster_connection import Cluster, ClusterConnection
-from dlog.spark.jobs.frame import Place, Progress, Report
+from dlog.spark.jobs.frame import Progress, Report, Selection
 from dlog.spark.jobs.offload_records import OffloadRecords, StoredRecord
 from dlog.stores.cold.locations import Location, folder_of, parse_root, payload_bytes
 from dlog.stores.contract import MisconfiguredError, SegmentRef
@@ -106,7 +106,7 @@ class Job:
     spark: SparkSession
     of_cluster: ClusterConnection
     settings: StoresOptions
-    place: Place
+    selection: Selection
     options: OffloadOptions
     report: Report
     progress: Progress | None
@@ -117,12 +117,12 @@ class Job:
 
     def is_meant(self, name: str) -> bool:
         """Whether the job selects a stream of this name. Raises ConfigError."""
-        if self.place.streams:
-            return name in self.place.streams
+        if self.selection.streams:
+            return name in self.selection.streams
         try:
-            return not self.place.pattern or re.fullmatch(self.place.pattern, name) is not None
+            return not self.selection.pattern or re.fullmatch(self.selection.pattern, name) is not None
         except re.error as error:
-            text = self.place.pattern[:60]
+            text = self.selection.pattern[:60]
             raise ConfigError(f"pattern is not a regular expression: {error}: value={text!r}") from None
 
     def ask(self, work: Callable[[Cluster], Awaitable[T]]) -> T:
@@ -130,10 +130,10 @@ class Job:
 
     def folder(self, stream: str = "", *, root: str = "") -> Location:
         """The folder for the objects of this namespace, or of one of its streams."""
-        return folder_of(parse_root(root or self.options.to), self.cluster_id, self.place.namespace, stream)
+        return folder_of(parse_root(root or self.options.to), self.cluster_id, self.selection.namespace, stream)
 
     def records(self, cluster: Cluster) -> OffloadRecords:
-        return OffloadRecords(cluster, self.place.namespace)
+        return OffloadRecords(cluster, self.selection.namespace)
 
     async def client(self, cluster: Cluster) -> AbstractAsyncContextManager[Client]:
         """A client of the cluster's proxies. Raises UnavailableError if none is registered."""
@@ -172,7 +172,7 @@ class Job:
                 "stream": record.stream,
                 "segment": record.number,
                 "did": did,
-                "from": f"{record.store}:{record.place}",
+                "from": f"{record.store}:{record.name}",
                 "to": record.object,
                 "bytes": payload_bytes(record.object),
                 **more,
@@ -199,5 +199,5 @@ async def read_stream(cluster: Cluster, name: str) -> StreamMetadata | None:
     return value
 
 
-def ref_of(stream: str, number: int, place: str) -> SegmentRef:
-    return SegmentRef(StreamName(stream), SegmentNumber(number), place)
+def ref_of(stream: str, number: int, selection: str) -> SegmentRef:
+    return SegmentRef(StreamName(stream), SegmentNumber(number), selection)

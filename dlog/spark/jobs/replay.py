@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from dlog.errors import ConfigError, DLogError
 from dlog.spark.jobs.flushed_sequences import Marks
-from dlog.spark.jobs.frame import Place, Progress, Report, reporting, scatter
+from dlog.spark.jobs.frame import Progress, Report, Selection, reporting, scatter
 from dlog.spark.jobs.replay_merge import FORMATS, Merge, function_of
 from dlog.spark.jobs.replay_runs import Split, Splitter, write_split
 from dlog.spark.jobs.replay_tables import Part, TableRuns, broken, packed, parts_of, tables_of
@@ -86,13 +86,13 @@ class ReplayOptions:
 
 def replay(
     spark: SparkSession,
-    place: Place,
+    selection: Selection,
     options: ReplayOptions,
     *,
     progress: Progress | None = None,
     wal: Wal | None = None,
 ) -> Report:
-    """Replay the regions that `place` names, or those of `wal`. Items of the report: a manifest for each table.
+    """Replay the regions that `selection` names, or those of `wal`. Items of the report: a manifest for each table.
 
     Failures: tables with a gap or a regression in their sequence, with files that cannot be written or a function that
     fails; and regions that cannot be read. The next run continues with those. A function is called again for a part if
@@ -100,7 +100,7 @@ def replay(
     Raises ConfigError, and DLogError if nothing could be planned.
     """
     with reporting("replay", dry_run=options.dry_run) as report:
-        wal = wal if wal is not None else StreamWal(place, options.source)
+        wal = wal if wal is not None else StreamWal(selection, options.source)
         if options.dry_run:
             _look(_Job(spark, options, report, progress), wal)
             return report

@@ -32,7 +32,7 @@ from dlog.spark.jobs.replay_merge import empty_table
 from dlog.spark.jobs.replay_runs import Split, publish
 from dlog.spark.jobs.wal import RegionPiece
 
-_VERSION = 1
+_VERSION = 2
 _MANIFEST = "_manifest.json"
 _NO_REGION = "~none"  # not a valid name of a stream
 _POLYNOMIAL = 0x82F63B78  # of CRC32C, reflected

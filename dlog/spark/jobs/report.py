@@ -19,11 +19,10 @@ from dlog.errors import ConfigError, DLogError
 from dlog.io.clock import SYSTEM_CLOCK
 from dlog.io.metadata import Members
 from dlog.spark.cluster_connection import Cluster, ClusterConnection, reach
-from dlog.spark.jobs.frame import Place, Progress, Report, Silent, reporting
+from dlog.spark.jobs.frame import Progress, Report, Selection, Silent, reporting
 from dlog.spark.jobs.report_page import page
 from dlog.spark.losses import is_another, lost
-from dlog.spark.offsets import Place as At
-from dlog.spark.offsets import StreamOffset
+from dlog.spark.offsets import StreamOffset, StreamPosition
 from dlog.spark.options import SourceOptions, parse
 from dlog.spark.planning import StreamView, amount, span
 from dlog.spark.plans import check_named
@@ -57,8 +56,10 @@ class ReportOptions:
             raise ConfigError(f"out: no such directory, create it first: value={str(directory)[:200]!r}")
 
 
-def report(spark: SparkSession, place: Place, options: ReportOptions, *, progress: Progress | None = None) -> Report:
-    """Report on the streams of `place` and their readers, and write the page.
+def report(
+    spark: SparkSession, selection: Selection, options: ReportOptions, *, progress: Progress | None = None
+) -> Report:
+    """Report on the streams of `selection` and their readers, and write the page.
 
     items: rows of streams, readers and proxies, distinguished by `what`. A stream that cannot be read is a failure, the
     others are reported nevertheless. Spark runs no task. Raises StreamNotFoundError for a named stream that does not
@@ -66,8 +67,8 @@ def report(spark: SparkSession, place: Place, options: ReportOptions, *, progres
     TimeoutError.
     """
     progress = progress or Silent()
-    chosen = parse(place.options(), streaming=False)
-    is_whole = not place.streams and not place.pattern
+    chosen = parse(selection.options(), streaming=False)
+    is_whole = not selection.streams and not selection.pattern
     of_cluster = reach(chosen.zookeeper, chosen.namespace, chosen.stores)
     with reporting("report", dry_run=options.dry_run) as told:
         seen = _look(told, of_cluster, chosen, is_whole, options, progress)
@@ -234,21 +235,21 @@ def reader_rows(reader: Reader, seen: dict[str, Seen], chosen: SourceOptions, is
     stream was created again, or is shorter than what was read; `gone`: the stream does not exist.
     """
     rows = []
-    for stream, place in sorted(reader.places.items()):
+    for stream, position in sorted(reader.positions.items()):
         one = seen.get(stream)
         if one is None and not (is_whole or stream in chosen.streams):
             continue
-        rows.append(_reader_row(reader, stream, place, one))
+        rows.append(_reader_row(reader, stream, position, one))
     return rows
 
 
-def _reader_row(reader: Reader, stream: str, place: At, seen: Seen | None) -> Row:
+def _reader_row(reader: Reader, stream: str, position: StreamPosition, seen: Seen | None) -> Row:
     row: Row = {
         "what": "reader",
         "reader": reader.name,
         "stream": stream,
         "state": "gone",
-        "place": place.as_json(),
+        "position": position.as_json(),
         "behind_entries": None,
         "behind_records": None,
         "behind_bytes": None,
@@ -257,16 +258,16 @@ def _reader_row(reader: Reader, stream: str, place: At, seen: Seen | None) -> Ro
     if seen is None:
         return row
     view = seen.view
-    begun = view.earliest if view.earliest > place else place
+    begun = view.earliest if view.earliest > position else position
     behind = amount(view, begun, view.latest)
     row["behind_entries"] = sum(part.entries for part in span(view, begun, view.latest))
     row["behind_records"], row["behind_bytes"] = behind.records, behind.bytes
-    row["state"] = _state(view, reader.marks.get(stream, StreamOffset(place)), is_told=stream in reader.done)
+    row["state"] = _state(view, reader.marks.get(stream, StreamOffset(position)), is_told=stream in reader.done)
     return row
 
 
 def _state(view: StreamView, mark: StreamOffset, *, is_told: bool) -> str:
-    if mark.place > view.latest or is_another(view, mark):
+    if mark.position > view.latest or is_another(view, mark):
         return "beyond"
     if lost(view, mark).most != 0:
         return "truncated"

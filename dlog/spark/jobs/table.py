@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlog.errors import ConfigError, UnsupportedVersionError
 from dlog.spark.cluster_connection import Cluster
-from dlog.spark.jobs.frame import Place, Progress, Report, Silent, reporting
+from dlog.spark.jobs.frame import Progress, Report, Selection, Silent, reporting
 from dlog.spark.jobs.table_home import Files, claim, done_up_to
 from dlog.spark.offsets import BEGINNING, Offsets
 from dlog.spark.options import SourceOptions, parse
@@ -71,21 +71,21 @@ class TableOptions:
         if to.startswith(checkpoint) or checkpoint.startswith(to):
             raise ConfigError("the table and its checkpoint need separate directories, neither inside the other")
 
-    def source_options(self, place: Place) -> dict[str, str]:
+    def source_options(self, selection: Selection) -> dict[str, str]:
         """The options of `spark.readStream.format("dlog")`."""
         told = {name.lower() for name in self.source}
-        for name in ("path", *place.options()):
+        for name in ("path", *selection.options()):
             if name.lower() in told:
                 raise ConfigError(f"this option of the source cannot be set here, remove it: option={name}")
         start = {} if any(name.startswith("starting") for name in told) else {"startingOffsets": "earliest"}
         bounds = ("maxbytespertrigger", "maxoffsetspertrigger", "maxsegmentspertrigger")
         bound = {} if told & set(bounds) else {"maxBytesPerTrigger": str(self.batch_bytes)}
-        return {**place.options(), **start, **bound, **self.source}
+        return {**selection.options(), **start, **bound, **self.source}
 
 
 def table(
     spark: SparkSession,
-    place: Place,
+    selection: Selection,
     options: TableOptions,
     *,
     progress: Progress | None = None,
@@ -97,19 +97,19 @@ def table(
     A query that ends with an error is a failure. Raises ConfigError for directories with other contents,
     StreamNotFoundError, UnsupportedVersionError if Delta does not work.
     """
-    if not (place.streams or place.pattern):
+    if not (selection.streams or selection.pattern):
         raise ConfigError("name the streams of the table, with --stream or --pattern")
-    told = options.source_options(place)
+    told = options.source_options(selection)
     source = parse(told, streaming=True)
     with reporting("table", dry_run=options.dry_run) as report:
         check_named(source, _look(source))
         to, checkpoint = Files(spark, options.to), Files(spark, options.checkpoint)
-        claim(to, checkpoint, _identity(place, options), write=False)
+        claim(to, checkpoint, _identity(selection, options), write=False)
         report.counts |= {"records": 0, "batches": 0}
         if not options.dry_run:
             if options.format == "delta":
                 check_delta(spark, checkpoint)
-            claim(to, checkpoint, _identity(place, options))
+            claim(to, checkpoint, _identity(selection, options))
             query = _start(spark, told, options)
             _Watched(query, report, progress or Silent(), stop or threading.Event(), follow=options.follow).wait()
         last, done = done_up_to(checkpoint)
@@ -120,13 +120,13 @@ def table(
     return report
 
 
-def _identity(place: Place, options: TableOptions) -> dict[str, Any]:
+def _identity(selection: Selection, options: TableOptions) -> dict[str, Any]:
     """The properties that distinguish tables."""
-    which: dict[str, str] = place.options()
+    which: dict[str, str] = selection.options()
     selector: dict[str, Any] = {name: which[name] for name in ("streams", "streamsPattern") if name in which}
     start = {name: value for name, value in options.source.items() if name.lower().startswith("starting")}
     return {
-        "namespace": place.namespace,
+        "namespace": selection.namespace,
         **selector,
         "start": start,
         "format": options.format,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 from dlog.errors import ConfigError, DamagedError
-from dlog.spark.offsets import Place, parse_positions
+from dlog.spark.offsets import StreamPosition, parse_positions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,18 +44,18 @@ class Files:
 
     def names(self, under: str = "") -> list[str]:
         """Names in the directory, without Hadoop's checksum files; empty without a directory."""
-        place = self._at(under)
-        if not self._fs.exists(place):
+        path = self._at(under)
+        if not self._fs.exists(path):
             return []
-        found = [status.getPath().getName() for status in self._fs.listStatus(place)]
+        found = [status.getPath().getName() for status in self._fs.listStatus(path)]
         return sorted(name for name in found if not (name.startswith(".") and name.endswith(".crc")))
 
     def read(self, name: str) -> bytes | None:
         """The beginning of a file, at most 1 MiB; None if there is none."""
-        place = self._at(name)
-        if not self._fs.exists(place):
+        path = self._at(name)
+        if not self._fs.exists(path):
             return None
-        stream = self._fs.open(place)
+        stream = self._fs.open(path)
         try:
             return bytes(stream.readNBytes(_BYTES_MAX))
         finally:
@@ -133,7 +133,7 @@ def _read(files: Files, name: str) -> dict[str, Any] | None:
     return told
 
 
-def done_up_to(checkpoint: Files) -> tuple[int, dict[str, Place]]:
+def done_up_to(checkpoint: Files) -> tuple[int, dict[str, StreamPosition]]:
     """The last batch in the table, -1 if there is none, and the next position of each stream. Raises DamagedError."""
     batches = [int(name) for name in checkpoint.names("commits") if name.isdigit()]
     if not batches:

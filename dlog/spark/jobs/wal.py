@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from dlog.errors import ConfigError, DamagedError, InvalidRequestError
 from dlog.spark.columns import COLUMNS
-from dlog.spark.jobs.frame import Place
+from dlog.spark.jobs.frame import Selection
 from dlog.spark.options import SourceOptions, parse
 from dlog.spark.planning import Range, partitions
 from dlog.spark.plans import ask, plan_batch
@@ -78,11 +78,11 @@ def decode(values: pa.BinaryArray) -> tuple[Numbers, Numbers, NDArray[np.bool_]]
     return tables.astype(np.int64), sequences.astype(np.int64), is_ours
 
 
-def _numbers_at(data: pa.Buffer, kind: str, places: Numbers) -> NDArray[Any]:
+def _numbers_at(data: pa.Buffer, kind: str, rows: Numbers) -> NDArray[Any]:
     """Read numbers at any byte offsets: one pass in C, although they are not aligned."""
     size = np.dtype(kind).itemsize
     everywhere: NDArray[Any] = np.ndarray((data.size - size + 1,), kind, data, 0, (1,))
-    return everywhere[places]
+    return everywhere[rows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,15 +122,15 @@ class Wal(Protocol):
 class StreamWal:
     """Regions in streams. source: options of `spark.read.format("dlog")`, e.g. startingOffsets or onCorruption."""
 
-    def __init__(self, place: Place, source: Mapping[str, str]) -> None:
+    def __init__(self, selection: Selection, source: Mapping[str, str]) -> None:
         """Raises ConfigError, also if no stream is named."""
-        if not (place.streams or place.pattern):
+        if not (selection.streams or selection.pattern):
             raise ConfigError("name the streams that are regions, with --stream or --pattern")
         for name in source:
-            if name.lower() in ("metadata", "pushdown", "path") or name.lower() in map(str.lower, place.options()):
+            if name.lower() in ("metadata", "pushdown", "path") or name.lower() in map(str.lower, selection.options()):
                 raise ConfigError(f"this option of the source cannot be set here, remove it: option={name[:60]}")
-        self._identity = {**place.options(), **{name.lower(): value for name, value in source.items()}}
-        self._options: SourceOptions = parse({**place.options(), **source}, streaming=False)
+        self._identity = {**selection.options(), **{name.lower(): value for name, value in source.items()}}
+        self._options: SourceOptions = parse({**selection.options(), **source}, streaming=False)
 
     def identity(self) -> dict[str, Any]:
         return dict(self._identity)
@@ -173,8 +173,8 @@ class StreamWal:
 
     def _foreign(self, region: str, batch: pa.RecordBatch, is_ours: NDArray[np.bool_], tell: Tell) -> None:
         first = int(np.flatnonzero(~is_ours)[0])
-        place = " ".join(f"{name}={batch.column(name)[first].as_py()}" for name in ("segment", "entry", "slot"))
+        selection = " ".join(f"{name}={batch.column(name)[first].as_py()}" for name in ("segment", "entry", "slot"))
         text = f"not a record of a region, these begin with {MAGIC.decode()}, a table and a sequence: stream={region}"
         if self._options.on_corruption == "fail":
-            raise DamagedError(f"{text} {place}; option onCorruption=skip-entry leaves such records out")
-        tell(f"{text} {place} records={int((~is_ours).sum())}, left out")
+            raise DamagedError(f"{text} {selection}; option onCorruption=skip-entry leaves such records out")
+        tell(f"{text} {selection} records={int((~is_ours).sum())}, left out")

@@ -78,7 +78,7 @@ class Head:
     start_sequence_id: int
     is_enveloped: bool  # False for segments of DistributedLog formats below version 4
     source_store: str
-    source_place: str  # the ledger id, if it was a ledger
+    source_name: str  # the ledger id, if it was a ledger
 
     @property
     def first_dlsn(self) -> tuple[int, int, int]:
@@ -344,7 +344,7 @@ def _packed_head(head: Head) -> bytes:
     return packed
 
 
-_KEYS = {"incarnation": "life"}  # fields whose key in the stored map is not their name
+_KEYS = {"incarnation": "life", "source_name": "source_place"}  # fields whose key in the stored map is not their name
 _BOUNDS: dict[str, Any] = {"strict_map_key": True, "max_map_len": 64, "max_ext_len": 0}
 _KINDS: Sequence[tuple[str, type]] = [
     (field.name, {"str": str, "int": int, "bool": bool}[str(field.type)]) for field in dataclasses.fields(Head)

@@ -22,7 +22,7 @@ from dlog.errors import ConfigError
 
 SCHEMES = ("file", "s3", "webhdfs", "swebhdfs")
 
-_PLACE = re.compile(
+_LOCATION = re.compile(
     r"(?P<scheme>[a-z0-9]+)://(?P<authority>[A-Za-z0-9.:,\[\]_-]*)(?P<path>(?:/[A-Za-z0-9._=@+~-]+)*)/?\Z"
 )
 _OBJECT = re.compile(r"(?P<number>[0-9]{18})-(?P<nonce>[0-9a-f]{16})-(?P<bytes>[0-9]{1,16})\.seg\Z")
@@ -105,14 +105,14 @@ def folder_of(root: Location, cluster: str, namespace: str, stream: str = "") ->
     return root.below(*parts)
 
 
-def payload_bytes(place: str) -> int:
+def payload_bytes(location: str) -> int:
     """Payload bytes of an object according to its name; 0 if it has none."""
-    found = parse_object(place)
+    found = parse_object(location)
     return found[1].bytes if found is not None else 0
 
 
 def _parse(text: str) -> Location | None:
-    match = _PLACE.match(text)
+    match = _LOCATION.match(text)
     if match is None or match["scheme"] not in SCHEMES:
         return None
     root = Location(match["scheme"], match["authority"], match["path"])

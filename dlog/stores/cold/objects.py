@@ -23,7 +23,7 @@ Buffer = bytes | bytearray | memoryview
 class Found:
     """An object, or an unfinished upload; handle: the storage's id of the latter."""
 
-    place: str
+    location: str
     bytes: int
     modified_unix_ms: int
     handle: str = ""
@@ -48,17 +48,17 @@ class ObjectWriter(Protocol):
 class Objects(Protocol):
     """Access to objects of every supported scheme."""
 
-    async def read(self, place: Location, offset: int, size: int) -> bytes:
+    async def read(self, location: Location, offset: int, size: int) -> bytes:
         """Return these bytes; fewer if the object ends before."""
         ...
 
-    async def read_end(self, place: Location, size: int) -> tuple[bytes, int]:
+    async def read_end(self, location: Location, size: int) -> tuple[bytes, int]:
         """Return the last `size` bytes, or all, and the object's size."""
         ...
 
-    async def create(self, place: Location) -> ObjectWriter: ...
+    async def create(self, location: Location) -> ObjectWriter: ...
 
-    async def delete(self, place: Location) -> None:
+    async def delete(self, location: Location) -> None:
         """Delete an object. Idempotent."""
         ...
 

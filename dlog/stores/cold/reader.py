@@ -73,9 +73,9 @@ Key = tuple[str, str, int]  # location, kind, number
 class OpenObject:
     """An object whose end and header were read and checked."""
 
-    def __init__(self, shelves: ObjectReads, place: Location, summary: Summary, header: bytes) -> None:
+    def __init__(self, shelves: ObjectReads, location: Location, summary: Summary, header: bytes) -> None:
         self.summary = summary
-        self.place = place
+        self.location = location
         self.header = header
         self._shelves = shelves
 
@@ -85,7 +85,7 @@ class OpenObject:
 
     async def rows(self, number: int) -> Rows:
         """Return a block of the index."""
-        rows = await self._shelves.keeping.get((str(self.place), "rows", number), partial(self._load_rows, number))
+        rows = await self._shelves.keeping.get((str(self.location), "rows", number), partial(self._load_rows, number))
         assert isinstance(rows, Rows)
         return rows
 
@@ -106,9 +106,9 @@ class OpenObject:
     async def extent(self, first: int, rows: Sequence[Row]) -> Extent:
         """Read the payloads of these rows."""
         size = sum(row.length for row in rows)
-        payloads = _cut(await self._shelves.fetch(self.place, rows[0].offset, size), rows)
+        payloads = _cut(await self._shelves.fetch(self.location, rows[0].offset, size), rows)
         if None in payloads:
-            payloads = _cut(await self._shelves.fetch(self.place, rows[0].offset, size), rows)
+            payloads = _cut(await self._shelves.fetch(self.location, rows[0].offset, size), rows)
         return Extent(first, payloads, size)
 
     async def load(self, first: int, last: int, bytes_max: int) -> Extent:
@@ -116,11 +116,11 @@ class OpenObject:
 
     async def _load_rows(self, number: int) -> Rows:
         block = self.summary.blocks[number]
-        data = await self._shelves.fetch(self.place, block.offset, block.bytes)
+        data = await self._shelves.fetch(self.location, block.offset, block.bytes)
         try:
             parse_rows(data, block, self.summary)
         except DamagedError as error:
-            raise SegmentCorruptError(f"{error.message}: location={self.place}") from error
+            raise SegmentCorruptError(f"{error.message}: location={self.location}") from error
         return Rows(data)
 
 
@@ -133,27 +133,27 @@ class ObjectReads:
         self.keeping = keeping
         self._turns = asyncio.Semaphore(options.fetches_max)
 
-    async def fetch(self, place: Location, offset: int, size: int) -> bytes:
+    async def fetch(self, location: Location, offset: int, size: int) -> bytes:
         async with self._turns:
-            return await self.objects.read(place, offset, size)
+            return await self.objects.read(location, offset, size)
 
-    async def open(self, place: Location) -> OpenObject:
+    async def open(self, location: Location) -> OpenObject:
         """Read the end and the header. Raises SegmentNotFoundError, SegmentCorruptError, StoreUnavailableError."""
         async with self._turns:
-            end, size = await self.objects.read_end(place, END_BYTES)
+            end, size = await self.objects.read_end(location, END_BYTES)
         try:
             footer = parse_footer(end[-FOOTER_BYTES:], size)
             begin = size - len(end)  # offset of `end` in the object
             if footer.summary_at < begin:
-                more = await self.fetch(place, footer.summary_at, begin - footer.summary_at)
+                more = await self.fetch(location, footer.summary_at, begin - footer.summary_at)
                 begin, end = footer.summary_at, more + end
             at = footer.summary_at - begin
             summary = parse_summary(end[at : at + footer.summary_bytes], footer)
-            header = end[: summary.header_bytes] if not begin else await self.fetch(place, 0, summary.header_bytes)
+            header = end[: summary.header_bytes] if not begin else await self.fetch(location, 0, summary.header_bytes)
             parse_header(header, summary)
         except DamagedError as error:
-            raise SegmentCorruptError(f"{error.message}: location={place}") from error
-        return OpenObject(self, place, summary, header)
+            raise SegmentCorruptError(f"{error.message}: location={location}") from error
+        return OpenObject(self, location, summary, header)
 
 
 class ColdSegmentReader:
@@ -181,7 +181,7 @@ class ColdSegmentReader:
     async def read(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
         """See SegmentReader.read. Also raises UnsupportedVersionError, for an object of a newer format."""
         if not self._is_open:
-            raise ReaderClosedError(f"the reader was closed, open another one: location={self._opened.place}")
+            raise ReaderClosedError(f"the reader was closed, open another one: location={self._opened.location}")
         assert 0 <= first <= self._opened.last, f"read above the LAC: first={first} lac={self._opened.last}"
         goes_on = self._awaited.pop(first, False) is None
         upto = min(int(last), self._opened.last)
@@ -195,7 +195,7 @@ class ColdSegmentReader:
             found.append(payload)
         if not found:
             raise SegmentCorruptError(
-                f"the entry's checksum does not match: location={self._opened.place} entry={first}"
+                f"the entry's checksum does not match: location={self._opened.location} entry={first}"
             )
         self._expect(extent, first + len(found), goes_on)
         return found
@@ -242,7 +242,7 @@ class ColdSegmentReader:
             self._shelves.keeping.ahead(self._key(ahead), load)
 
     def _key(self, first: int) -> Key:
-        return (str(self._opened.place), "entries", first)
+        return (str(self._opened.location), "entries", first)
 
     def _remember(self, first: int, last: int) -> None:
         self._ranges[first] = last

@@ -101,9 +101,9 @@ class ColdStore:
         """Raises SegmentNotFoundError, SegmentCorruptError, StoreUnavailableError, UnsupportedVersionError."""
         return ColdSegmentReader(await self._open(ref), self._shelves)
 
-    async def stage_of(self, place: str) -> StreamName | None:
+    async def stage_of(self, name: str) -> StreamName | None:
         """Return None: a segment here was in a segment list before."""
-        self._location(place)
+        self._location(name)
         return None
 
     async def find_tail(self, ref: SegmentRef) -> EntryId:
@@ -111,15 +111,15 @@ class ColdStore:
 
     async def delete(self, ref: SegmentRef) -> None:
         """Delete the object. Idempotent. Raises MisconfiguredError outside the allowed roots, StoreUnavailableError."""
-        if parse_object(ref.place) is not None:
-            await self.objects.delete(self._location(ref.place))
+        if parse_object(ref.name) is not None:
+            await self.objects.delete(self._location(ref.name))
 
     async def list(self) -> AsyncIterator[str]:
         """Yield the locations of all objects below the configured roots."""
         for root in self._roots:
             async for found in self.objects.list(root):
-                if parse_object(found.place) is not None:
-                    yield found.place
+                if parse_object(found.location) is not None:
+                    yield found.location
 
     async def verify(self, ref: SegmentRef) -> Verification:
         """Read the whole object and check every byte. Raises SegmentCorruptError if it is no segment object."""
@@ -144,25 +144,25 @@ class ColdStore:
     # ---- internal ---------------------------------------------------------------------------------------------------
 
     async def _open(self, ref: SegmentRef) -> OpenObject:
-        opened = await self._shelves.open(self._location(ref.place))
+        opened = await self._shelves.open(self._location(ref.name))
         head = opened.summary.head
         if (head.stream, head.number) != (ref.stream, ref.number):
             raise SegmentCorruptError(
-                f"the object is another segment's: location={ref.place} wanted={ref.stream}:{ref.number} "
+                f"the object is another segment's: location={ref.name} wanted={ref.stream}:{ref.number} "
                 f"found={head.stream}:{head.number}"
             )
         return opened
 
-    def _location(self, place: str) -> Location:
+    def _location(self, name: str) -> Location:
         """Parse a location. Raises SegmentNotFoundError if it is not an object's, MisconfiguredError if it is not
         allowed.
         """
-        found = parse_object(place)
+        found = parse_object(name)
         if found is None:
-            raise SegmentNotFoundError(f"not the location of a segment object: location={place[:200]!r}")
+            raise SegmentNotFoundError(f"not the location of a segment object: location={name[:200]!r}")
         if self._roots and not any(root.holds(found[0]) for root in self._roots):
             raise MisconfiguredError(
-                f"the location is below none of the roots of [cold]; add its root: location={place}"
+                f"the location is below none of the roots of [cold]; add its root: location={name}"
             )
         return found[0]
 
@@ -171,14 +171,14 @@ class ColdStore:
         crc = crc32c(opened.header)
         size, first = self.options.extent_bytes, 0
         rows = await opened.plan(first, opened.last, size)
-        ahead = self._keeping.start(partial(opened.extent, first, rows), f"scan {opened.place}")
+        ahead = self._keeping.start(partial(opened.extent, first, rows), f"scan {opened.location}")
         try:
             while True:
                 extent, of_extent = await ahead, rows
                 first = extent.last + 1
                 if first <= opened.last:
                     rows = await opened.plan(first, opened.last, size)
-                    ahead = self._keeping.start(partial(opened.extent, first, rows), f"scan {opened.place}")
+                    ahead = self._keeping.start(partial(opened.extent, first, rows), f"scan {opened.location}")
                 scanned.note(of_extent, extent)
                 for payload in extent.payloads:
                     crc = crc32c(payload, crc) if payload is not None else crc
@@ -190,7 +190,7 @@ class ColdStore:
         at = summary.header_bytes + summary.footer.payload_bytes
         end = summary.footer.summary_at + summary.footer.summary_bytes
         while at < end:
-            data = await self._shelves.fetch(opened.place, at, min(size, end - at))
+            data = await self._shelves.fetch(opened.location, at, min(size, end - at))
             if not data:
                 break
             crc = crc32c(data, crc)
@@ -206,4 +206,4 @@ def _check_whole(opened: OpenObject, scanned: Scanned, crc: int) -> None:
     found = (scanned.entries, scanned.records, scanned.payload_bytes, scanned.entries_crc, crc)
     told = (footer.entries, footer.records, footer.payload_bytes, footer.entries_crc, footer.object_crc)
     if found != told:
-        raise SegmentCorruptError(f"the object's contents do not match its footer: location={opened.place}")
+        raise SegmentCorruptError(f"the object's contents do not match its footer: location={opened.location}")

@@ -119,36 +119,36 @@ class FileStore:
         return writer
 
     async def recover(self, ref: SegmentRef) -> EntryId:
-        return (await self._run(ref.place, self._files(ref.place).decide_end)).last_entry
+        return (await self._run(ref.name, self._files(ref.name).decide_end)).last_entry
 
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> FileSegmentReader:
-        files = self._files(ref.place)
-        file, header, end = await self.run_reading(ref.place, _open, files, sealed_at)
+        files = self._files(ref.name)
+        file, header, end = await self.run_reading(ref.name, _open, files, sealed_at)
         if end is None and sealed_at is not None:  # completed in the list: no writer may append
             try:
-                end = await self._run(ref.place, files.decide_end)
+                end = await self._run(ref.name, files.decide_end)
             except BaseException:
                 file.close()
                 raise
         reader = FileSegmentReader(self, files, file, header.nonce, end)
-        self._readers.setdefault(ref.place, set()).add(reader)
+        self._readers.setdefault(ref.name, set()).add(reader)
         return reader
 
-    async def stage_of(self, place: str) -> StreamName | None:
-        found = await self.describe(place)
+    async def stage_of(self, name: str) -> StreamName | None:
+        found = await self.describe(name)
         return found.stream if found.number == STAGE else None
 
-    async def describe(self, place: str) -> SegmentFile:
+    async def describe(self, name: str) -> SegmentFile:
         """The file of a segment, for tools. Raises SegmentNotFoundError, SegmentCorruptError, StoreUnavailableError."""
-        return await self.run_reading(place, _describe, self._files(place))
+        return await self.run_reading(name, _describe, self._files(name))
 
     async def find_tail(self, ref: SegmentRef) -> EntryId:
-        return await self._run(ref.place, self._files(ref.place).find_tail)
+        return await self._run(ref.name, self._files(ref.name).find_tail)
 
     async def delete(self, ref: SegmentRef) -> None:
         """See SegmentStore.delete. The space is free once no reader has the segment open."""
         with suppress(SegmentNotFoundError):
-            await self._run(ref.place, self._files(ref.place).delete)
+            await self._run(ref.name, self._files(ref.name).delete)
 
     async def list(self) -> AsyncIterator[str]:
         root = self.options.directory
@@ -158,7 +158,7 @@ class FileStore:
                     yield found
 
     async def verify(self, ref: SegmentRef) -> Verification:
-        return await self.run_reading(ref.place, self._files(ref.place).verify)
+        return await self.run_reading(ref.name, self._files(ref.name).verify)
 
     async def close(self) -> None:
         """Abandon every open writer and close every reader; the files remain."""
@@ -180,7 +180,7 @@ class FileStore:
 
     def writer_ended(self, writer: FileSegmentWriter) -> None:
         self._writers.pop(writer, None)
-        for reader in self._readers.get(writer.place, ()):
+        for reader in self._readers.get(writer.name, ()):
             reader.wake()
 
     def reader_closed(self, location: str, reader: FileSegmentReader) -> None:
@@ -215,7 +215,7 @@ class FileSegmentWriter:
     """A SegmentWriter. An entry that is too large is refused; the writer goes on."""
 
     def __init__(self, store: FileStore, files: SegmentFiles, file: File, nonce: bytes) -> None:
-        self.place = files.location
+        self.name = files.location
         self._store = store
         self._file = file
         self._nonce = nonce
@@ -243,7 +243,7 @@ class FileSegmentWriter:
         if self._error is not None:
             sink(_copy(self._error, outcome_unknown=False))
         elif self._seal is not None:
-            sink(SegmentSealedError(f"the segment is sealed: location={self.place}"))
+            sink(SegmentSealedError(f"the segment is sealed: location={self.name}"))
         elif size > limit:
             sink(EntryTooLargeError(f"the entry is too large, write smaller batches: bytes={size} max={limit}"))
         else:
@@ -264,7 +264,7 @@ class FileSegmentWriter:
         return self._seal.result()
 
     async def abandon(self) -> None:
-        self._fail(StoreUnavailableError(f"the writer was abandoned: location={self.place}", outcome_unknown=True))
+        self._fail(StoreUnavailableError(f"the writer was abandoned: location={self.name}", outcome_unknown=True))
 
     # ---- one thread at a time ---------------------------------------------------------------------------------------
 
@@ -303,7 +303,7 @@ class FileSegmentWriter:
             self._lac = EntryId(self._lac + len(sinks))
             for sink in sinks:
                 sink(None)
-            self._store.confirmed(self.place, self._lac)
+            self._store.confirmed(self.name, self._lac)
             self._work()
 
     def _end(self) -> None:
@@ -319,17 +319,17 @@ class FileSegmentWriter:
         else:
             assert self._seal is not None
             self._seal.set_result(result)
-            self._fail(SegmentSealedError(f"the segment is sealed: location={self.place}"))
+            self._fail(SegmentSealedError(f"the segment is sealed: location={self.name}"))
 
     def _attempt(self, work: Callable[[*Ts], T], *args: *Ts) -> T | StoreError:
         """In a thread: the result of `work`, or the error with which it failed."""
         try:
-            with _os_errors(self.place, reading=False):
+            with _os_errors(self.name, reading=False):
                 return work(*args)
         except StoreError as error:
             return error
         except Exception as error:  # noqa: BLE001 - a bug here must not leave appends without an answer
-            return StoreUnavailableError(f"{error!r}: store=file location={self.place}", outcome_unknown=True)
+            return StoreUnavailableError(f"{error!r}: store=file location={self.name}", outcome_unknown=True)
 
     def _fail(self, error: StoreError) -> None:
         """End the writer. Every append that has no answer fails, and may be in the segment."""

@@ -134,7 +134,7 @@ def test_a_ledger_and_its_znode_name_each_other(answer: str, ledger: int, garbag
 @given(st.text(alphabet="a;%/.\0\n \u00e9", min_size=1, max_size=8), st.text(alphabet="a;%/.\0\n \u00e9", max_size=8))
 def test_a_place_in_a_foreign_store_is_percent_encoded(answer: str, store: str, place: str) -> None:
     """The location may hold any text, which in the segment's znode can neither end a field nor begin one."""
-    segment = Segment(number=SegmentNumber(1), store=store, place=place, first_txid=Txid(1))
+    segment = Segment(number=SegmentNumber(1), store=store, name=place, first_txid=Txid(1))
     data = encode_segment(segment)
     assert decode_segment(segment_name(segment), data) == segment
     assert data.count(b";") == 8 and answer == "one segment a string"

@@ -109,7 +109,7 @@ class Stage:
         writer = self.writer = await self.store.create(STREAM, SegmentNumber(1), Epoch(1), Quorum())
         for entry in range(count):
             await writer.append(EntryId(entry), [b"%d" % entry])
-        segment = Segment(number=SegmentNumber(1), place=writer.place, store="memory", first_txid=Txid(0))
+        segment = Segment(number=SegmentNumber(1), name=writer.name, store="memory", first_txid=Txid(0))
         seen = await self.metadata.read(KEY)
         before = seen.value if isinstance(seen, Versioned) else StreamMetadata(name=STREAM)
         owner = Owner(epoch=Epoch(1), proxy=ProxyId("w"), address="owner:1", released=not owned)

@@ -92,7 +92,7 @@ async def test_a_long_stream_is_deleted_and_made_again_at_once(house: House) -> 
         assert isinstance(seen, Versioned)
         first = seen.value.segments[-1].number + 1
         more = [
-            replace(seen.value.segments[-1], number=SegmentNumber(number), place=f"x{number}", completed=True)
+            replace(seen.value.segments[-1], number=SegmentNumber(number), name=f"x{number}", completed=True)
             for number in range(first, first + REMOVED_MAX)
         ]
         assert isinstance(

@@ -563,7 +563,7 @@ async def test_what_an_owner_sends_along_is_served_unless_it_is_truncated_by_the
         assert (await asker.hear(SegmentLacSeen)).lac == 2
         asker.view.ask(GetEntries(segment, EntryId(1), EntryId(2), 1000))
         assert (await asker.hear(EntriesGot)).payloads == (b"1", b"2")
-        await on.change(replace(segment, number=SegmentNumber(2), place="next"))
+        await on.change(replace(segment, number=SegmentNumber(2), name="next"))
         await asker.hear(StreamSeen)
         await on.change(ended(segment, 2))
         await asker.hear(StreamSeen)

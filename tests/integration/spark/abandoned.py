@@ -53,7 +53,7 @@ class Abandoned:
     def take_in(self, number: int, stream: str, staged: Staged) -> ImportResult:
         async def work(cluster: Cluster) -> ImportResult:
             async with await proxies_of(cluster, 30.0) as client:
-                return await client.take_in(stream, [(staged.place, staged.last_entry)], self.batch(number))
+                return await client.take_in(stream, [(staged.name, staged.last_entry)], self.batch(number))
 
         told: ImportResult = self.ask(work)
         return told
@@ -61,7 +61,7 @@ class Abandoned:
     def is_there(self, staged: Staged) -> bool:
         async def work(cluster: Cluster) -> bool:
             try:
-                await cluster.ledgers.metadata_of(LedgerId(int(staged.place)))
+                await cluster.ledgers.metadata_of(LedgerId(int(staged.name)))
             except LedgerNotFoundError:
                 return False
             return True

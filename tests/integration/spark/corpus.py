@@ -145,11 +145,11 @@ class Corpus:
 
     async def _plant_ledgers(self) -> None:
         gone = await self.stream("ledger_gone")
-        await self.cluster.ledgers.delete(LedgerId(int(gone.segments[0].place)))
+        await self.cluster.ledgers.delete(LedgerId(int(gone.segments[0].name)))
         await self.stream("ledger_open", closed=False)
         await self.stream("ledger_length", ledger_length=17)
         garbled = await self.stream("ledger_metadata")
-        path = LedgerPaths().ledger(LedgerId(int(garbled.segments[0].place)))
+        path = LedgerPaths().ledger(LedgerId(int(garbled.segments[0].name)))
         await self.cluster.metadata.zookeeper.set(path, b"no ledger", ANY_VERSION)
         await self.ledger(lay(packed(SHAPE)), "orphan", 4)
         self.planted += [
@@ -192,7 +192,7 @@ class Corpus:
             )
             segment = Segment(
                 number=SegmentNumber(number),
-                place=str(place),
+                name=str(place),
                 first_txid=Txid(0),
                 completed=True,
                 last_txid=Txid(part.last_txid),

@@ -14,7 +14,7 @@ from tests.integration.spark.drivers import Driver, driver
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dlog.spark.jobs.frame import Place
+    from dlog.spark.jobs.frame import Selection
 
 Rows = list[tuple[int, int, int, int, bytes]]
 
@@ -45,11 +45,11 @@ class Desk:
         frame = self.spark.read.parquet(str(to or self.to)).orderBy("segment", "entry", "slot")
         return [(r.segment, r.entry, r.slot, r.txid, bytes(r.value)) for r in frame.collect()]
 
-    def place(self, stream: str) -> Place:
-        from dlog.spark.jobs.frame import Place
+    def selection(self, stream: str) -> Selection:
+        from dlog.spark.jobs.frame import Selection
 
         running = self.cluster.running
-        return Place(zookeeper=running.zookeeper, namespace=running.namespace, streams=(stream,))
+        return Selection(zookeeper=running.zookeeper, namespace=running.namespace, streams=(stream,))
 
     def options(self, **given: Any) -> Any:
         from dlog.spark.jobs.table import TableOptions
@@ -59,7 +59,7 @@ class Desk:
     def run(self, stream: str, **given: Any) -> Any:
         from dlog.spark.jobs.table import table
 
-        return table(self.spark, self.place(stream), self.options(**given))
+        return table(self.spark, self.selection(stream), self.options(**given))
 
     def command(self, stream: str, *more: str) -> list[str]:
         paths = ["--to", str(self.to), "--checkpoint", str(self.checkpoint)]

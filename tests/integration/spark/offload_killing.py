@@ -75,7 +75,7 @@ def main() -> None:
     arguments = Arguments(**json.loads(sys.argv[1]))
     os.environ[PLANS] = arguments.plans
     from dlog.spark import session
-    from dlog.spark.jobs.frame import Place
+    from dlog.spark.jobs.frame import Selection
     from dlog.spark.jobs.offload_work import OffloadOptions
 
     spark = session(
@@ -100,7 +100,7 @@ def main() -> None:
         await tell(*given)
 
     steps._tell = watched_tell
-    place = Place(zookeeper=arguments.zookeeper, namespace=arguments.namespace, streams=(arguments.stream,))
+    place = Selection(zookeeper=arguments.zookeeper, namespace=arguments.namespace, streams=(arguments.stream,))
     report = job.offload(spark, place, OffloadOptions(to=arguments.to, older_than_s=0.0))
     print("report", json.dumps(report.as_map(), default=str), flush=True)
     spark.stop()

@@ -20,7 +20,7 @@ from dlog.io.zookeeper_protocol import NoNodeError
 from dlog.model.ids import LedgerId, stream_name
 from dlog.model.segment import Segment, StreamKey, StreamMetadata
 from dlog.spark.cluster_connection import Cluster, reach
-from dlog.spark.jobs.frame import Place, Report
+from dlog.spark.jobs.frame import Report, Selection
 from dlog.spark.jobs.offload import offload
 from dlog.spark.jobs.offload_copy import cold_store
 from dlog.spark.jobs.offload_records import OffloadRecords, StoredRecord
@@ -76,7 +76,7 @@ class Yard:
         return OffloadOptions(**{"to": self.kept.root, "older_than_s": 0.0, "grace_s": HOUR_S, **changes})
 
     def offload(self, *streams: str, pattern: str = "", fails: bool = False, **changes: Any) -> Report:
-        place = Place(zookeeper=self.zookeeper, namespace=self.namespace, streams=streams, pattern=pattern)
+        place = Selection(zookeeper=self.zookeeper, namespace=self.namespace, streams=streams, pattern=pattern)
         report = offload(self.spark, place, self.options(**changes))
         assert json.loads(report.as_json())["verdict"] == report.verdict.name.lower()
         assert bool(report.failures) == fails, report.failures
@@ -135,7 +135,7 @@ class Yard:
 
         async def look(cluster: Cluster) -> list[str]:
             found = cold_store(cluster).objects.list(parse_root(self.kept.root))
-            return sorted([one.place async for one in found if f"/{stream}/" in one.place])
+            return sorted([one.location async for one in found if f"/{stream}/" in one.location])
 
         found: list[str] = self.ask(look)
         return found
@@ -143,7 +143,7 @@ class Yard:
     def unfinished(self, stream: str) -> list[str]:
         async def look(cluster: Cluster) -> list[str]:
             found = cold_store(cluster).objects.unfinished(parse_root(self.kept.root))
-            return [one.place async for one in found if f"/{stream}/" in one.place]
+            return [one.location async for one in found if f"/{stream}/" in one.location]
 
         found: list[str] = self.ask(look)
         return found
@@ -169,7 +169,7 @@ class Yard:
         no record is left, and all readers read the same as before. hot: their former ledgers, by segment."""
         moved = self.cold_segments(stream)
         assert [s.number for s in moved] == [s.number for s in self.sealed(stream)][: len(moved)]
-        assert self.objects(stream) == sorted(segment.place for segment in moved), "not one more, not one less"
+        assert self.objects(stream) == sorted(segment.name for segment in moved), "not one more, not one less"
         assert self.unfinished(stream) == []
         assert [number for number in (s.number for s in moved) if self.has_ledger(hot[number])] == []
         assert self.znodes(stream) == []
@@ -178,7 +178,7 @@ class Yard:
 
     def hot(self, stream: str) -> dict[int, str]:
         """Ledgers of completed segments, by number."""
-        return {int(segment.number): segment.place for segment in self.sealed(stream) if segment.store == "ledger"}
+        return {int(segment.number): segment.name for segment in self.sealed(stream) if segment.store == "ledger"}
 
     def replace_ledger(self, stream: str, number: int, place: str, **changes: Any) -> None:
         """Let metadata name another ledger, which no owner would do. The stream must have no owner."""
@@ -188,7 +188,7 @@ class Yard:
             key = StreamKey(stream_name(stream))
             seen: Any = await cluster.metadata.read(key)
             segment = next(s for s in seen.value.segments if s.number == number)
-            value = seen.value.with_segment(replace(segment, place=place, **changes))
+            value = seen.value.with_segment(replace(segment, name=place, **changes))
             outcome = await cluster.metadata.compare_and_set(key, value, seen.version)
             assert type(outcome).__name__ == "Versioned", outcome
 

@@ -89,13 +89,13 @@ def test_an_audit_proves_files_and_an_offload_leaves_them(
     lake: Lake, file_options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dlog.spark.jobs.audit import AuditOptions, audit
-    from dlog.spark.jobs.frame import Place
+    from dlog.spark.jobs.frame import Selection
     from dlog.spark.jobs.offload import OffloadOptions, offload
 
     directory = Path(file_options["file.directory"])
     monkeypatch.setenv("DLOG_FILE_DIRECTORY", str(directory))
     name = two_segments(lake)
-    whole, stream = Place(zookeeper=lake.zookeeper), Place(zookeeper=lake.zookeeper, streams=(name,))
+    whole, stream = Selection(zookeeper=lake.zookeeper), Selection(zookeeper=lake.zookeeper, streams=(name,))
     options = AuditOptions(orphan_age_s=0.0, patience_s=0.5)
     proved = audit(lake.spark, whole, options)
     assert (proved.findings, proved.failures) == ([], [])
@@ -104,7 +104,7 @@ def test_an_audit_proves_files_and_an_offload_leaves_them(
         (100, "file", 1),
         (50, "file", 1),
     ]
-    place = of_stream[0]["place"]
+    place = of_stream[0]["location"]
     sound = directory / place[:2] / f"{place}.entries"
     orphan = directory / "00" / f"{'0' * 32}.entries"
     orphan.parent.mkdir(exist_ok=True)

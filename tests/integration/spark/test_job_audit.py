@@ -19,7 +19,7 @@ from dlog.model.ids import LedgerId
 from dlog.spark.cluster_connection import reach
 from dlog.spark.jobs.audit_findings import Kind
 from dlog.spark.jobs.audit_orphans import find_orphans
-from dlog.spark.jobs.frame import Place, Report, Verdict
+from dlog.spark.jobs.frame import Report, Selection, Verdict
 from tests.deleting import delete_stream
 from tests.integration.cli.up import Up, is_alive, up_for_many, wait_until
 from tests.integration.cli.up import dlog as command
@@ -45,7 +45,7 @@ class Stage:
     def audit(self, *streams: str, pattern: str = "", **options: Any) -> Report:
         from dlog.spark.jobs.audit import AuditOptions, audit
 
-        place = Place(zookeeper=self.zookeeper, streams=streams, pattern=pattern)
+        place = Selection(zookeeper=self.zookeeper, streams=streams, pattern=pattern)
         return audit(self.spark, place, AuditOptions(**{"orphan_age_s": 0.0, "patience_s": 0.5, **options}))
 
 
@@ -256,7 +256,7 @@ def test_an_orphan_is_told_of_when_it_is_old_enough_and_ledgers_of_others_never(
         async with await ZooKeeperMetadata.connect(stage.zookeeper, "/teams/other") as metadata:
             await metadata.compare_and_set(StreamKey(value.name), value, None)
         await delete_stream(cluster.metadata, value.name)  # of our namespace: only the other one names them now
-        return LedgerId(int(value.segments[0].place))
+        return LedgerId(int(value.segments[0].name))
 
     of_cluster = reach(stage.zookeeper, "/dlog")
     ledger = of_cluster.ask(others)
@@ -282,7 +282,7 @@ def test_a_segment_in_cold_storage_is_proved_too(stage: Stage, tmp_path: Path) -
             client.hand_over("cold")  # its segment is completed, and the next owner begins another
     told = offload(
         stage.spark,
-        Place(zookeeper=stage.zookeeper, streams=("cold",)),
+        Selection(zookeeper=stage.zookeeper, streams=("cold",)),
         OffloadOptions(to=f"file://{tmp_path}", older_than_s=0.0, keep=0),
     )
     assert told.failures == [] and told.findings == []

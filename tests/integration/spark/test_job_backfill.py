@@ -10,7 +10,7 @@ import pytest
 
 from dlog.errors import ConfigError, StreamNotFoundError
 from dlog.spark.jobs.backfill import BackfillOptions, backfill
-from dlog.spark.jobs.frame import Place, Report, Verdict
+from dlog.spark.jobs.frame import Report, Selection, Verdict
 from tests.integration.cli.up import Up, dlog
 from tests.integration.spark.drivers import driver
 from tests.integration.spark.lake import Lake
@@ -30,12 +30,12 @@ def filled(lake: Lake) -> str:
     return name
 
 
-def place_of(lake: Lake, stream: str) -> Place:
-    return Place(zookeeper=lake.zookeeper, namespace=lake.namespace, streams=(stream,))
+def position_of(lake: Lake, stream: str) -> Selection:
+    return Selection(zookeeper=lake.zookeeper, namespace=lake.namespace, streams=(stream,))
 
 
 def copy(lake: Lake, stream: str, to: str, **options: Any) -> Report:
-    return backfill(lake.spark, place_of(lake, stream), BackfillOptions(to=to, **options))
+    return backfill(lake.spark, position_of(lake, stream), BackfillOptions(to=to, **options))
 
 
 def test_a_range_is_copied_once_however_often_it_is_run(lake: Lake, filled: str) -> None:

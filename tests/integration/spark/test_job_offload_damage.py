@@ -47,7 +47,7 @@ def test_an_object_that_is_damaged_within_the_grace_period_is_left_for_the_ledge
     yard.offload(name)
     victim = yard.cold_segments(name)[1]
     first = next(row for row in rows if row[0] == victim.number and len(row[4]) > 100)
-    flip(yard, victim.place, first[4][:60])
+    flip(yard, victim.name, first[4][:60])
     report = yard.offload(name, grace_s=0.0)
     assert report.verdict is Verdict.FINDINGS
     (finding,) = report.findings
@@ -55,7 +55,7 @@ def test_an_object_that_is_damaged_within_the_grace_period_is_left_for_the_ledge
     assert "checksum" in finding["text"]
     assert report.counts["segments_taken_back"] == 1
     back = next(s for s in yard.segments(name) if s.number == victim.number)
-    assert (back.store, back.place) == ("ledger", hot[int(victim.number)])
+    assert (back.store, back.name) == ("ledger", hot[int(victim.number)])
     assert yard.rows(name) == rows
     assert yard.offload(name).verdict is Verdict.OK, "copied anew"
     assert yard.offload(name, grace_s=0.0).verdict is Verdict.OK
@@ -73,7 +73,7 @@ def test_an_object_that_is_damaged_later_is_an_error_for_every_reader(
     yard.offload(name, grace_s=0.0)
     victim = yard.cold_segments(name)[1]
     first = next(row for row in rows if row[0] == victim.number and len(row[4]) > 100)
-    flip(yard, victim.place, first[4][:60])
+    flip(yard, victim.name, first[4][:60])
     for part in yard.cluster.running.parts:
         if part.role == "read":  # they may have read it before
             yard.cluster.wait_restarted(yard.cluster.kill_part("read", part.address))
@@ -123,7 +123,7 @@ def test_a_list_that_counts_other_records_is_told(files: Yard) -> None:
     files.client.hand_over(name)
     wait_until(lambda: files.value(name).owner.released, "the stream was handed back")
     victim = files.sealed(name)[0]
-    files.replace_ledger(name, int(victim.number), victim.place, record_count=victim.record_count + 1)
+    files.replace_ledger(name, int(victim.number), victim.name, record_count=victim.record_count + 1)
     (finding,) = files.offload(name).findings
     assert "the list and the segment differ in records" in finding["text"]
 

@@ -110,7 +110,7 @@ def test_a_run_that_dies_while_it_takes_a_segment_back(yard: Yard) -> None:
     name = yard.written()
     rows, hot = yard.rows(name), yard.hot(name)
     yard.offload(name)
-    file = yard.kept.file_of(yard.cold_segments(name)[0].place)
+    file = yard.kept.file_of(yard.cold_segments(name)[0].name)
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)

@@ -101,7 +101,7 @@ def test_what_nobody_names_is_swept_and_what_is_named_is_not(yard: Yard) -> None
 
     halves: list[ObjectWriter] = []
     yard.ask(leave)
-    named = {segment.place for segment in yard.cold_segments(name)}
+    named = {segment.name for segment in yard.cold_segments(name)}
     young = yard.offload(name)
     assert str(orphan) in yard.objects(name) and young.counts.get("objects_swept", 0) == 0, "it may be somebody's"
     swept = yard.offload(name, orphan_age_s=0.0)
@@ -139,7 +139,7 @@ def test_an_object_is_either_swept_or_remembered(files: Yard) -> None:
     stream."""
     name = files.written()
     place = f"{files.kept.root}/c/dlog/{name}/000000000000000001-{'0' * 16}-5.seg"
-    record = Moving(stream=name, number=1, store="ledger", place="1", objects=(place,))
+    record = Moving(stream=name, number=1, store="ledger", name="1", objects=(place,))
 
     async def contend(cluster: Cluster) -> None:
         records = OffloadRecords(cluster, files.namespace)

@@ -17,7 +17,7 @@ from tests.integration.spark.drivers import driver
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dlog.spark.jobs.frame import Place, Report
+    from dlog.spark.jobs.frame import Report, Selection
 
 Rows = list[tuple[str, int, bytes]]  # DLSN, sequence, payload
 
@@ -65,11 +65,11 @@ def region(cluster: Up, client: SyncClient, spark: SparkSession) -> Region:
 
 
 @pytest.fixture(scope="module")
-def place(cluster: Up, region: Region) -> Place:
-    from dlog.spark.jobs.frame import Place
+def place(cluster: Up, region: Region) -> Selection:
+    from dlog.spark.jobs.frame import Selection
 
     running = cluster.running
-    return Place(zookeeper=running.zookeeper, namespace=running.namespace, streams=(region.name,))
+    return Selection(zookeeper=running.zookeeper, namespace=running.namespace, streams=(region.name,))
 
 
 def options(region: Region, **given: Any) -> Any:
@@ -108,7 +108,7 @@ def check_all(report: Report, to: Path, region: Region) -> None:
 
 
 def test_every_table_is_what_a_reader_finds_and_the_hot_one_is_many_tasks(
-    spark: SparkSession, place: Place, region: Region, tmp_path: Path
+    spark: SparkSession, place: Selection, region: Region, tmp_path: Path
 ) -> None:
     from dlog.spark.jobs.replay import replay
 
@@ -129,7 +129,7 @@ def test_every_table_is_what_a_reader_finds_and_the_hot_one_is_many_tasks(
 
 
 def test_a_function_gets_every_table_in_order(
-    spark: SparkSession, place: Place, region: Region, tmp_path: Path
+    spark: SparkSession, place: Selection, region: Region, tmp_path: Path
 ) -> None:
     from dlog.spark.jobs.replay import replay
 
@@ -161,7 +161,7 @@ def apply(part, batches):
 
 
 def test_a_region_that_cannot_be_read_fails_and_no_other_one(
-    spark: SparkSession, place: Place, region: Region, client: SyncClient, tmp_path: Path
+    spark: SparkSession, place: Selection, region: Region, client: SyncClient, tmp_path: Path
 ) -> None:
     from dataclasses import replace
 
@@ -177,7 +177,7 @@ def test_a_region_that_cannot_be_read_fails_and_no_other_one(
 
 
 def test_killed_twice_and_begun_again_it_does_what_is_left(
-    cluster: Up, place: Place, region: Region, tmp_path: Path
+    cluster: Up, place: Selection, region: Region, tmp_path: Path
 ) -> None:
     """The whole process group gets SIGKILL: once while pieces are split, once while tables are merged."""
     marks, to = tmp_path / "marks.json", tmp_path / "to"

@@ -11,7 +11,7 @@ import pytest
 from dlog.errors import ConfigError, StreamNotFoundError
 from dlog.model.ids import StreamName
 from dlog.spark.cluster_connection import Cluster, reach
-from dlog.spark.jobs.frame import Place, Report, Verdict
+from dlog.spark.jobs.frame import Report, Selection, Verdict
 from dlog.spark.jobs.report import ReportOptions, report
 from dlog.spark.readers import find, path_of, readers
 from tests.deleting import delete_stream
@@ -67,7 +67,9 @@ class Stage:
         return reach(self.lake.zookeeper, self.lake.namespace)
 
     def report(self, *streams: str, pattern: str = "", **options: Any) -> Report:
-        place = Place(zookeeper=self.lake.zookeeper, namespace=self.lake.namespace, streams=streams, pattern=pattern)
+        place = Selection(
+            zookeeper=self.lake.zookeeper, namespace=self.lake.namespace, streams=streams, pattern=pattern
+        )
         return report(self.lake.spark, place, ReportOptions(**options))
 
 
@@ -103,12 +105,12 @@ def test_how_far_a_reader_is_behind(stage: Stage, tmp_path: Path) -> None:
     """The last batch, which Spark has not reported yet, counts as not read."""
     kept = stage.cluster.ask(lambda cluster: readers(cluster, stage.lake.namespace))
     (one,) = [reader for reader in kept if reader.name == stage.reader]
-    assert one.start[stage.large] < one.done[stage.large] == one.places[stage.large]
+    assert one.start[stage.large] < one.done[stage.large] == one.positions[stage.large]
     told = stage.report(stage.large, out=str(tmp_path / "page.html"))
     (row,) = rows(told, "reader")
     assert (row["reader"], row["stream"], row["state"]) == (stage.reader, stage.large, "reads")
     assert 0 < row["behind_records"] <= 400 and row["behind_bytes"] > 500 * row["behind_records"] * 0.9
-    assert row["place"] == one.done[stage.large].as_json()
+    assert row["position"] == one.done[stage.large].as_json()
     before = row["behind_records"]
     stage.lake.client.append_batch(stage.large, [b"x" * 500] * 100, txid=100)
     (row,) = rows(stage.report(stage.large, out=str(tmp_path / "page.html")), "reader")

@@ -62,7 +62,7 @@ def test_streams_are_directories_and_their_names_stay_what_they_are(desk: Desk) 
             with suppress(StreamExistsError):
                 desk.client.create(name)
             desk.client.append(name, name.encode())
-        place = replace(desk.place("x"), streams=names)
+        place = replace(desk.selection("x"), streams=names)
         options = desk.options(
             to=str(desk.room / kept), checkpoint=str(desk.room / f"{kept}-at"), partition_by="stream"
         )
@@ -170,7 +170,7 @@ def test_it_follows_until_it_is_interrupted(desk: Desk) -> None:
 
 
 def test_options_that_mean_nothing_are_refused(desk: Desk) -> None:
-    place = desk.place("s")
+    place = desk.selection("s")
     for given, why in (
         ({"to": ""}, "a directory for the table"),
         ({"format": "csv"}, "one of parquet, delta"),

@@ -55,7 +55,7 @@ def plant(lake: Lake, name: str, batches: list[list[bytes]], bad: int) -> None:
         key = StreamKey(stream_name(name))
         seen: Any = await cluster.metadata.read(key)
         end = {"last_entry": EntryId(len(batches) - 1), "record_count": position - 1}
-        first = replace(seen.value.segments[0], place=str(ledger.ledger_id), **end)
+        first = replace(seen.value.segments[0], name=str(ledger.ledger_id), **end)
         outcome = await cluster.metadata.compare_and_set(key, seen.value.with_segment(first), seen.version)
         assert type(outcome).__name__ == "Versioned", outcome
 

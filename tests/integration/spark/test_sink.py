@@ -53,7 +53,7 @@ def stages(lake: Lake, *streams: str) -> list[str]:
     from dlog.spark.stages import stream_of
 
     async def look(cluster: Cluster) -> list[str]:
-        taken = {s.place for stream in streams for s in (await stream_of(cluster, stream)).segments}
+        taken = {s.name for stream in streams for s in (await stream_of(cluster, stream)).segments}
         found = []
         async for ledger in cluster.ledgers.list():
             try:
@@ -111,7 +111,7 @@ def test_what_a_query_may_still_have_taken_in_is_not_swept_however_old(lake: Lak
     (staged,) = reach(lake.zookeeper, lake.namespace).ask(stage)
     numbered = {"sinkId": sink, "stageKeep": "0s", "appendBytes": 1}
     write(lake, rows(lake, 10, 1), other, batchId=0, **numbered)
-    assert stages(lake, name, other) == [staged.place], "its query may live"
+    assert stages(lake, name, other) == [staged.name], "its query may live"
     write(lake, rows(lake, 10, 1), name, batchId=1, sinkEpoch=1, **numbered)
     assert stages(lake, name, other) == []
     assert values(lake, name) == values(lake, other) == expected(10)

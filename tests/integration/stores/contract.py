@@ -53,7 +53,7 @@ class Run:
 
     def __init__(self, writer: SegmentWriter, number: SegmentNumber) -> None:
         self.writer = writer
-        self.ref = SegmentRef(STREAM, number, writer.place)
+        self.ref = SegmentRef(STREAM, number, writer.name)
         self.history = History()
         self.errors: list[StoreError] = []
         self.fenced = False  # a recovery has returned: no entry appended from here on may be acknowledged
@@ -194,9 +194,9 @@ class StoreContract:
     async def test_places_are_never_given_out_twice(self, stores: OpenStore) -> None:
         one, two = await stores(), await stores()
         runs = [await self._run(store) for store in (one, two, one, two)]
-        assert len({run.ref.place for run in runs}) == 4
+        assert len({run.ref.name for run in runs}) == 4
         listed = [place async for place in one.list()]
-        assert {run.ref.place for run in runs} <= set(listed)
+        assert {run.ref.name for run in runs} <= set(listed)
         assert len(listed) == len(set(listed))
 
     async def test_seal_is_idempotent_and_final(self, stores: OpenStore) -> None:
@@ -472,7 +472,7 @@ class StoreContract:
         await store.delete(run.ref)
         await store.delete(run.ref)
         places = [place async for place in (await stores()).list()]
-        assert run.ref.place not in places and kept.ref.place in places
+        assert run.ref.name not in places and kept.ref.name in places
         with pytest.raises(SegmentNotFoundError):
             await store.recover(run.ref)
 
@@ -483,11 +483,11 @@ class StoreContract:
         assert await stage.seal() == 0
         segment = await store.create(STREAM, SegmentNumber(1), Epoch(1), QUORUM)
         other = await stores()
-        assert await other.stage_of(stage.place) == STREAM
-        assert await other.stage_of(segment.place) is None
+        assert await other.stage_of(stage.name) == STREAM
+        assert await other.stage_of(segment.name) is None
         with pytest.raises(SegmentNotFoundError):
             await other.stage_of("987654321")
-        assert await other.recover(SegmentRef(STREAM, STAGE, stage.place)) == 0
+        assert await other.recover(SegmentRef(STREAM, STAGE, stage.name)) == 0
         await segment.abandon()
 
     async def test_what_never_was_is_not_found(self, stores: OpenStore) -> None:

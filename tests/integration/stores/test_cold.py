@@ -85,7 +85,7 @@ class Bringing(ColdStore):
 
 class BringingWriter:
     def __init__(self, store: Bringing, place: Location, stream: str, number: int) -> None:
-        self.place = str(place)
+        self.name = str(place)
         self._store = store
         self._location = place
         self._whose = (stream, number)
@@ -141,7 +141,7 @@ async def bring(objects: Any, place: Location, entries: Sequence[bytes], stream:
             start_sequence_id=0,
             is_enveloped=True,
             source_store="ledger",
-            source_place="1",
+            source_name="1",
         )
     )
     writer = await objects.create(place)
@@ -191,7 +191,7 @@ class TestColdStore:
         await store.delete(run.ref)
         await store.delete(run.ref)
         places = [place async for place in (await stores()).list()]
-        assert run.ref.place not in places and left.ref.place in places
+        assert run.ref.name not in places and left.ref.name in places
         for call in (store.open_reader, store.find_tail, store.verify):
             with pytest.raises(SegmentNotFoundError):
                 await call(run.ref)
@@ -236,7 +236,7 @@ class TestObjects:
         assert await objects.read(place, 15, 5) == b""
         assert await objects.read(place, 3, 0) == b""
         (found,) = [found async for found in objects.list(folder)]
-        assert (found.place, found.bytes) == (str(place), 15)
+        assert (found.location, found.bytes) == (str(place), 15)
         assert found.modified_unix_ms > 1_600_000_000_000
 
     async def test_an_object_of_many_megabytes_in_many_parts(self, objects: Objects, folder: Location) -> None:

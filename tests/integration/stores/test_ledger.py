@@ -66,7 +66,7 @@ class TestLedgerStore(StoreContract):
         writer = await store.create(STREAM, SegmentNumber(1), Epoch(1), Quorum(ensemble=3, write=3, ack=2))
         for i in range(4):
             await writer.append(EntryId(i), (b"%d" % i,))
-        ref = SegmentRef(STREAM, SegmentNumber(1), writer.place)
+        ref = SegmentRef(STREAM, SegmentNumber(1), writer.name)
         reader = await (await stores()).open_reader(ref, sealed_at=EntryId(1))
         assert (reader.end, reader.last_confirmed) == (3, 3)
         assert await reader.read(EntryId(3), EntryId(3), 1) == [b"3"]

@@ -33,7 +33,7 @@ class TestMemoryStore(StoreContract):
             run.append()
         await run.writer.seal()
         assert isinstance(store, MemoryStore)
-        store.state.segments[run.ref.place].entries[1] = b"other bytes"
+        store.state.segments[run.ref.name].entries[1] = b"other bytes"
         assert [entry for entry, _ in (await store.verify(run.ref)).damaged] == [1]
         reader = await store.open_reader(run.ref)
         assert len(await reader.read(EntryId(0), EntryId(2), 1 << 20)) == 1

@@ -67,12 +67,12 @@ class Mover:
         return hot
 
     async def tell(self, segment: Segment, store: str, place: str) -> None:
-        asked = (STREAM, segment.number, segment.store, segment.place, store, place)
+        asked = (STREAM, segment.number, segment.store, segment.name, store, place)
         assert isinstance(await self.raw.ask(MoveSegment, *asked), dict)
 
 
 def ref_of(segment: Segment) -> SegmentRef:
-    return SegmentRef(STREAM, segment.number, segment.place)
+    return SegmentRef(STREAM, segment.number, segment.name)
 
 
 #: segments are moved from ledgers, so the memory store has their name here
@@ -108,7 +108,7 @@ async def test_an_open_reader_goes_on_in_cold_storage_and_back(tmp_path: Path) -
             await one_more()
             moved = await mover.segment(1)
             assert (hot.store, moved.store) == ("ledger", "cold")
-            await mover.tell(moved, hot.store, hot.place)
+            await mover.tell(moved, hot.store, hot.name)
             await cold.delete(ref_of(moved))
             await one_more()
             await mover.hot.delete(ref_of(await mover.to_cold(1)))
@@ -134,7 +134,7 @@ async def test_a_spark_task_reads_a_segment_where_it_was_moved_to_since_it_was_p
                 asked = Range(
                     stream=STREAM,
                     segment=segment.number,
-                    place=segment.place,
+                    name=segment.name,
                     store=segment.store,
                     first=0,
                     last=segment.last_entry,

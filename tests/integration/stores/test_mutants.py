@@ -15,7 +15,7 @@ from tests.integration.stores.contract import OpenStore, StoreContract
 
 class DropsAnAcknowledgedEntry(MemoryStore):
     async def recover(self, ref: SegmentRef) -> EntryId:
-        segment = self.state.find(ref.place)
+        segment = self.state.find(ref.name)
         if segment.end is None and segment.entries:
             segment.entries.pop()
         return await super().recover(ref)
@@ -24,14 +24,14 @@ class DropsAnAcknowledgedEntry(MemoryStore):
 class DoesNotFence(MemoryStore):
     async def recover(self, ref: SegmentRef) -> EntryId:
         end = await super().recover(ref)
-        self.state.find(ref.place).fenced = False
+        self.state.find(ref.name).fenced = False
         return end
 
 
 class DecidesTheEndEachTime(MemoryStore):
     async def recover(self, ref: SegmentRef) -> EntryId:
         end = await super().recover(ref)
-        segment = self.state.find(ref.place)
+        segment = self.state.find(ref.name)
         segment.end = None
         segment.fenced = False
         return end
@@ -39,7 +39,7 @@ class DecidesTheEndEachTime(MemoryStore):
 
 class InventsAnEntry(MemoryStore):
     async def recover(self, ref: SegmentRef) -> EntryId:
-        segment = self.state.find(ref.place)
+        segment = self.state.find(ref.name)
         if segment.end is None:
             segment.store(b"never submitted")
         return await super().recover(ref)
@@ -47,7 +47,7 @@ class InventsAnEntry(MemoryStore):
 
 class SwapsEntries(MemoryStore):
     async def recover(self, ref: SegmentRef) -> EntryId:
-        segment = self.state.find(ref.place)
+        segment = self.state.find(ref.name)
         segment.entries.reverse()
         segment.sums.reverse()
         return await super().recover(ref)
@@ -60,14 +60,14 @@ class ShowsWhatIsNotConfirmed(MemoryStore):
         class Eager(MemoryReader):
             @property
             def last_confirmed(self) -> EntryId:
-                segment = self._state.find(self._place)
+                segment = self._state.find(self._name)
                 return EntryId(len(segment.entries) - 1) if segment.end is None else segment.end
 
-        self.state.find(ref.place)
-        return Eager(self.state, ref.place, sealed_at)
+        self.state.find(ref.name)
+        return Eager(self.state, ref.name, sealed_at)
 
     async def recover(self, ref: SegmentRef) -> EntryId:
-        segment = self.state.find(ref.place)
+        segment = self.state.find(ref.name)
         if segment.end is None:
             del segment.entries[segment.lac + 1 :]
         return await super().recover(ref)
@@ -88,7 +88,7 @@ class ForgetsThePlaceOfACancelledAppend(MemoryStore):
 
 class DeletesOnce(MemoryStore):
     async def delete(self, ref: SegmentRef) -> None:
-        self.state.find(ref.place)
+        self.state.find(ref.name)
         await super().delete(ref)
 
 
@@ -98,7 +98,7 @@ class ReadsPastTheBound(MemoryStore):
             async def read(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
                 return await super().read(first, last, 1 << 40)
 
-        return Greedy(self.state, ref.place, sealed_at)
+        return Greedy(self.state, ref.name, sealed_at)
 
 
 class SealsTwiceWithTwoAnswers(MemoryStore):

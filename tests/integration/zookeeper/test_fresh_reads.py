@@ -78,7 +78,7 @@ async def test_a_stream_is_read_as_it_stands(pair: Pair) -> None:
     last = await written(writer, FRESH, None)
     assert await seen(reader, KEY) == FRESH
     for number in (1, 2):  # the segment list is kept between reads, and a number may be used again
-        started = Segment(number=SegmentNumber(1), place=str(number), first_txid=Txid(1))
+        started = Segment(number=SegmentNumber(1), name=str(number), first_txid=Txid(1))
         last = await written(writer, replace(FRESH, owner=OWNER).with_segment(started), last.version)
         assert await seen(reader, KEY) == last.value
         last = await written(writer, last.value.without_segment(1), last.version)

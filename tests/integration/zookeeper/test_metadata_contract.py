@@ -69,7 +69,7 @@ async def change(metadata: Metadata, value: StreamMetadata, version: object) -> 
 
 
 def started(number: int, place: str, first_txid: int = 1) -> Segment:
-    return Segment(number=SegmentNumber(number), place=place, first_txid=Txid(first_txid))
+    return Segment(number=SegmentNumber(number), name=place, first_txid=Txid(first_txid))
 
 
 def completed(segment: Segment, last_entry: int, last_txid: int) -> Segment:
@@ -179,7 +179,7 @@ async def test_metadata_says_by_its_own_clock_when_it_changed_and_since_when_a_s
         assert begun_ms - 1000 <= outcome.value.changed_unix_ms <= unix_ms() + 1000
     stamps = [ended.value.changed_unix_ms, taken_in.value.changed_unix_ms]
     assert [s.metadata_unix_ms for s in taken_in.value.segments] == stamps
-    moved = replace(taken_in.value.segments[0], store="cold", place="elsewhere", truncation=Truncation.PARTIAL)
+    moved = replace(taken_in.value.segments[0], store="cold", name="elsewhere", truncation=Truncation.PARTIAL)
     last = await change(one, taken_in.value.with_segment(moved), taken_in.version)
     for metadata in pair:
         value = (await seen(metadata, KEY)).value

@@ -172,7 +172,7 @@ async def test_a_name_that_another_uses_is_waited_for_and_not_taken(zookeeper_ho
 
 async def test_changes_hidden_by_a_reconnect_are_read_after_it(zookeeper_hosts: str) -> None:
     segments = tuple(
-        Segment(number=SegmentNumber(n), place=str(n), first_txid=Txid(n), completed=True) for n in range(1, 50)
+        Segment(number=SegmentNumber(n), name=str(n), first_txid=Txid(n), completed=True) for n in range(1, 50)
     )
     async with (
         Toxic(zookeeper_hosts) as toxic,
@@ -210,7 +210,7 @@ async def test_a_reader_sees_only_whole_changes(zookeeper_hosts: str) -> None:
             nonlocal outcome, value
             for n in range(1, 200):
                 assert isinstance(outcome, Versioned), outcome
-                segment = Segment(number=SegmentNumber(n), place=str(n), first_txid=Txid(0))
+                segment = Segment(number=SegmentNumber(n), name=str(n), first_txid=Txid(0))
                 value = replace(value, owner=replace(OWNER, epoch=Epoch(n))).with_segment(segment)
                 outcome = await writer.compare_and_set(KEY, value, outcome.version)
 

@@ -220,7 +220,7 @@ async def test_the_life_of_a_segment_as_distributedlog_writes_it(
     value = replace(value, allocated="9")
     version = await written(metadata, value, version)
     assert data(kazoo, f"{R}/allocation") == b"9"
-    segment = Segment(number=SegmentNumber(1), place="9", first_txid=Txid(1000))
+    segment = Segment(number=SegmentNumber(1), name="9", first_txid=Txid(1000))
     value = replace(value.with_segment(segment), allocated="")
     version = await written(metadata, value, version)
     assert (data(kazoo, f"{R}/allocation"), kazoo.exists(f"{R}/allocation").version) == (b"", 2)
@@ -282,7 +282,7 @@ async def test_a_stream_made_by_java_is_read_and_taken_over(metadata: ZooKeeperM
     assert isinstance(read, Versioned)
     value = read.value
     assert (value.owner, value.allocated, value.max_segment, value.max_txid) == (Owner(), "", 2, 41)
-    assert [(s.number, s.place, s.completed, s.record_count) for s in value.segments] == [
+    assert [(s.number, s.name, s.completed, s.record_count) for s in value.segments] == [
         (1, "11", True, 8),
         (2, "12", False, 0),
     ]
@@ -307,13 +307,13 @@ async def test_a_stream_that_java_made_anew_takes_no_change_of_the_one_before(
     assert await metadata.compare_and_set(KEY, claimed, read.version) == Conflict()
     again = await metadata.read(KEY)
     assert isinstance(again, Versioned)
-    assert (again.value.owner, [s.place for s in again.value.segments]) == (Owner(), ["12"])
+    assert (again.value.owner, [s.name for s in again.value.segments]) == (Owner(), ["12"])
     await written(metadata, replace(again.value, owner=OWNER), again.version)
 
 
 async def test_a_change_behind_our_back_to_one_segment_is_seen(metadata: ZooKeeperMetadata, kazoo: KazooClient) -> None:
     done = Segment(
-        number=SegmentNumber(1), place="9", first_txid=Txid(0), completed=True, record_count=12, start_sequence_id=0
+        number=SegmentNumber(1), name="9", first_txid=Txid(0), completed=True, record_count=12, start_sequence_id=0
     )
     await written(metadata, StreamMetadata(name=KEY.stream).with_segment(done), None)
     read = await metadata.read(KEY)
@@ -384,7 +384,7 @@ async def test_a_change_that_zookeeper_will_never_take_is_refused_and_not_unknow
 def ended_segment(number: int) -> Segment:
     return Segment(
         number=SegmentNumber(number),
-        place=str(number),
+        name=str(number),
         first_txid=Txid(number),
         completed=True,
         last_entry=EntryId(3),
@@ -402,7 +402,7 @@ async def test_segments_that_java_truncated_may_not_be_read_and_one_in_progress_
 ) -> None:
     """Java marks each segment, up to the last one too, and keeps no truncation point."""
     done = Segment(
-        number=SegmentNumber(1), place="9", first_txid=Txid(0), completed=True, truncation=Truncation.TRUNCATED
+        number=SegmentNumber(1), name="9", first_txid=Txid(0), completed=True, truncation=Truncation.TRUNCATED
     )
     make_as_java_does(kazoo)
     for number in (1, 2):
@@ -412,7 +412,7 @@ async def test_segments_that_java_truncated_may_not_be_read_and_one_in_progress_
     assert isinstance(read, Versioned)
     assert (numbers(read.value.truncated), numbers(read.value.segments)) == ([1, 2], [])
     assert (read.value.next_number(), read.value.first_dlsn) == (3, of(3, 0, 0))
-    opened = Segment(number=SegmentNumber(3), place="11", first_txid=Txid(7), truncation=Truncation.TRUNCATED)
+    opened = Segment(number=SegmentNumber(3), name="11", first_txid=Txid(7), truncation=Truncation.TRUNCATED)
     kazoo.create(f"{R}/ledgers/inprogress_{3:018d}", encode_segment(opened))
     read = await metadata.read(KEY)
     assert isinstance(read, Versioned)
@@ -424,7 +424,7 @@ def numbers(segments: tuple[Segment, ...]) -> list[int]:
 
 
 async def test_a_deleted_stream_leaves_nothing(metadata: ZooKeeperMetadata, kazoo: KazooClient) -> None:
-    segments = tuple(Segment(number=SegmentNumber(n), place=str(n), first_txid=Txid(0)) for n in range(1, 1200))
+    segments = tuple(Segment(number=SegmentNumber(n), name=str(n), first_txid=Txid(0)) for n in range(1, 1200))
     await written(metadata, StreamMetadata(name=KEY.stream, owner=OWNER, segments=segments), None)
     kazoo.create(f"{R}/subscribers/me/readLock", makepath=True)
     await delete_stream(metadata, KEY.stream)

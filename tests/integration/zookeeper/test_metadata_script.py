@@ -114,7 +114,7 @@ def changed(value: Any, draw: tuple[float, int]) -> Any:
     if value.truncated and chance < 0.8:
         return value.without_truncated(value.truncated[0].number)
     new = SegmentNumber(value.max_segment + 1)
-    segment = Segment(number=new, place=str(1000 + number), first_txid=Txid(value.max_txid + 1))
+    segment = Segment(number=new, name=str(1000 + number), first_txid=Txid(value.max_txid + 1))
     return replace(value.with_segment(segment), max_segment=new)
 
 

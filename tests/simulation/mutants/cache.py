@@ -39,7 +39,7 @@ COHERENCE = (
             (
                 "__call__",
                 "self._listener.believe(self, number)",
-                "self.place(number, self._listener._metadata.listed(number))",
+                "self.locate(number, self._listener._metadata.listed(number))",
             ),
         ),
     ),
@@ -47,7 +47,7 @@ COHERENCE = (
         name="what is sent along is kept for the place that the number has in the list as it is known",
         invariants=("R1",),
         style="roll",
-        parts=planted(OwnerFeed, ("entries", "self._placed.get(number)", "self._listener._metadata.listed(number)")),
+        parts=planted(OwnerFeed, ("entries", "self._located.get(number)", "self._listener._metadata.listed(number)")),
     ),
     Mutant(
         name="reads of metadata may be older than the question",
@@ -122,7 +122,7 @@ STALENESS = (
         invariants=("R2",),
         style="roll",
         seeds=1000,
-        parts=planted(StorePort, ("find_tail", "self.find(ref.place).confirmed", "self.find(ref.place).lac_of_store")),
+        parts=planted(StorePort, ("find_tail", "self.find(ref.name).confirmed", "self.find(ref.name).lac_of_store")),
     ),
     Mutant(
         name="the LAC moves and nobody is told",

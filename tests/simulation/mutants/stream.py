@@ -215,7 +215,7 @@ TAKING = (
         name="a segment is written whose number somebody else has given away",
         invariants=("S1", "S2", "S3", "T5", "S6"),
         style="stranger",
-        parts=planted(StartSegment, ("took_place", "present is not None and", "True or present is not None and")),
+        parts=planted(StartSegment, ("was_made", "present is not None and", "True or present is not None and")),
     ),
     Mutant(
         name="served before recovery",
@@ -601,8 +601,8 @@ FOLLOWING = (
             OwnerFeed,
             (
                 "_forget",
-                "self._placed.pop(number, None)",
-                "number in self._placed and self._listener.heard(self._placed.pop(number), -1, True)",
+                "self._located.pop(number, None)",
+                "number in self._located and self._listener.heard(self._located.pop(number), -1, True)",
             ),
         ),
     ),
@@ -621,7 +621,7 @@ FOLLOWING = (
             (
                 "__call__",
                 "if ended and lac == NO_ENTRY:",
-                "if ended and lac == NO_ENTRY and number in self._placed:",
+                "if ended and lac == NO_ENTRY and number in self._located:",
             ),
         ),
     ),
@@ -633,7 +633,7 @@ FOLLOWING = (
         parts=planted(
             OwnerFeed,
             ("_forget", "self._outdated_reads.get(number, 0) + 1", "0"),
-            ("place", "self._waiting.pop(number)", "self._waiting.pop(number, (NO_ENTRY, False))"),
+            ("locate", "self._waiting.pop(number)", "self._waiting.pop(number, (NO_ENTRY, False))"),
         ),
     ),
 )
@@ -654,7 +654,7 @@ SINKS = (
                     edited(
                         ListImportedSegments,
                         ("apply", "not may_remember(value, record, or_repeated=True)", "False"),
-                        ("took_place", "self.record is not None", "False"),
+                        ("was_made", "self.record is not None", "False"),
                     ),
                 ),
             ),

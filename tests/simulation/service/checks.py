@@ -157,7 +157,7 @@ async def _open_segments(world: World) -> list[str]:
                 seen = await metadata.read(StreamKey(StreamName(notes.name)))
                 assert isinstance(seen, Versioned) and isinstance(seen.value, StreamMetadata)
                 for segment in seen.value.segments[:-1]:
-                    ledger = world.monitor.ledgers.get(LedgerId(int(segment.place)))
+                    ledger = world.monitor.ledgers.get(LedgerId(int(segment.name)))
                     if not segment.completed or ledger is None or not ledger.is_closed:
                         left.append(f"{notes.name} {segment} {ledger}")
             if not left:

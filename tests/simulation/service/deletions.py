@@ -152,7 +152,7 @@ class Deletions:
                 if isinstance(found, Versioned):
                     if overdue := _overdue(found.value):
                         return Violation("E3", f"{name} keeps what has expired: {overdue}")
-                    named[name] = {int(segment.place) for segment in found.value.listed}
+                    named[name] = {int(segment.name) for segment in found.value.listed}
         for (stream, segment), (place, _) in self._world.monitor.places.items():
             ledger = LedgerId(int(place))
             if not stream.startswith((SHORT, KEPT)) or ledger not in self._world.monitor.ledgers:

@@ -70,7 +70,7 @@ def test_a_name_that_another_used_is_ours_when_it_is_gone_though_no_event_says_s
 
 
 def test_a_list_of_segments_is_read_as_it_stands_though_no_event_tells_of_its_changes(rig: Rig) -> None:
-    first, second = (Segment(number=SegmentNumber(n), place=f"{n}", store="memory", first_txid=Txid(n)) for n in (1, 2))
+    first, second = (Segment(number=SegmentNumber(n), name=f"{n}", store="memory", first_txid=Txid(n)) for n in (1, 2))
 
     async def seen(metadata: ZooKeeperMetadata) -> Versioned:
         outcome = await metadata.read(KEY)

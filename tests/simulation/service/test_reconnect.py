@@ -89,7 +89,7 @@ class Owners:
 
     async def take(self) -> None:
         for key in self.keys:
-            segment = Segment(number=SegmentNumber(1), place="1", store="memory", first_txid=Txid(0))
+            segment = Segment(number=SegmentNumber(1), name="1", store="memory", first_txid=Txid(0))
             value = StreamMetadata(name=key.stream, segments=(segment,), max_segment=SegmentNumber(1), owner=owner(1))
             assert isinstance(await self._metadata.compare_and_set(key, value, None), Versioned)
             await self._read(key)

@@ -20,17 +20,17 @@ class Listener:
         self.asked.append(number)
 
     def heard(self, segment: Segment, lac: int, ended: bool) -> None:
-        self.told.append((segment.place, lac, ended))
+        self.told.append((segment.name, lac, ended))
 
     def brought(self, segment: Segment, first: int, payloads: Sequence[bytes]) -> None:
-        self.had.append((segment.place, first, list(payloads)))
+        self.had.append((segment.name, first, list(payloads)))
 
     def unheard(self, heard: OwnerFeed) -> None:
         self.ended.append(heard)
 
 
 def lying(place: str) -> Segment:
-    return Segment(number=SegmentNumber(1), place=place, first_txid=Txid(0))
+    return Segment(number=SegmentNumber(1), name=place, first_txid=Txid(0))
 
 
 def test_a_number_is_looked_up_once_and_believed_from_then_on() -> None:
@@ -39,7 +39,7 @@ def test_a_number_is_looked_up_once_and_believed_from_then_on() -> None:
     heard(1, 3, False)
     heard(1, 4, False)
     assert (listener.asked, listener.told) == ([1], [])
-    heard.place(1, lying("a"))
+    heard.locate(1, lying("a"))
     heard(1, 5, False)
     assert (listener.asked, listener.told) == ([1], [("a", 4, False), ("a", 5, False)])
 
@@ -48,11 +48,11 @@ def test_after_a_segment_ended_empty_its_number_is_looked_up_anew() -> None:
     listener = Listener()
     heard = OwnerFeed(listener, "w:1", "1")
     heard(1, -1, False)
-    heard.place(1, lying("a"))
+    heard.locate(1, lying("a"))
     heard(1, -1, True)
     heard(1, 0, False)
     assert listener.asked == [1, 1]
-    heard.place(1, lying("b"))
+    heard.locate(1, lying("b"))
     assert listener.told == [("a", -1, False), ("b", 0, False)]
 
 
@@ -68,7 +68,7 @@ def test_that_a_segment_ended_empty_is_said_of_no_place_that_its_number_had_when
     listener = Listener()
     heard = OwnerFeed(listener, "w:1", "1")
     heard(1, -1, False)
-    heard.place(1, lying("java's"))
+    heard.locate(1, lying("java's"))
     heard(1, -1, True)
     assert listener.told == [("java's", -1, False)]
 
@@ -79,9 +79,9 @@ def test_a_look_that_was_under_way_when_the_segment_ended_empty_is_not_believed(
     heard(1, -1, False)
     heard(1, -1, True)
     heard(1, 7, False)
-    heard.place(1, lying("a"))
+    heard.locate(1, lying("a"))
     assert listener.told == []
-    heard.place(1, lying("b"))
+    heard.locate(1, lying("b"))
     assert listener.told == [("b", 7, False)]
 
 
@@ -92,7 +92,7 @@ def test_entries_that_are_sent_along_are_had_once_their_place_is_certain() -> No
     heard(1, 0, False)
     heard.entries(1, 1, [b"b"])
     assert (listener.asked, listener.had) == ([1], [])
-    heard.place(1, lying("a"))
+    heard.locate(1, lying("a"))
     heard.entries(1, 2, [b"c", b"d"])
     assert listener.had == [("a", 2, [b"c", b"d"])]
     heard.moved({1: lying("b")}.get)

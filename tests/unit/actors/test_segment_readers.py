@@ -42,7 +42,7 @@ class Gated(MemoryStore):
 async def test_a_reader_that_is_dropped_while_it_is_opened_is_closed_like_any_other() -> None:
     store = Gated()
     writer = await store.create(STREAM, SegmentNumber(1), Epoch(1), Quorum())
-    segment = Segment(number=SegmentNumber(1), place=writer.place, store="memory", first_txid=Txid(0))
+    segment = Segment(number=SegmentNumber(1), name=writer.name, store="memory", first_txid=Txid(0))
     readers = SegmentReaders(STREAM, {"memory": store})
     async with asyncio.timeout(90), asyncio.TaskGroup() as tasks:
         first = tasks.create_task(readers.open(segment))

@@ -14,7 +14,7 @@ BATCH = RecordBatch(of(1, 2, 3), 7, 99, [b"a", b"", b"\xff"], "one")
 
 def test_shapes() -> None:
     assert _SHAPES["text"](BATCH) == b"a\n\n\xff\n"
-    assert _SHAPES["places"](BATCH) == b"1:2:3\t7\ta\n1:2:4\t7\t\n1:2:5\t7\t\xff\n"
+    assert _SHAPES["positions"](BATCH) == b"1:2:3\t7\ta\n1:2:4\t7\t\n1:2:5\t7\t\xff\n"
     assert _SHAPES["raw"](BATCH) == b"a\xff"
     assert _SHAPES["framed"](BATCH) == b"\0\0\0\1a\0\0\0\0\0\0\0\1\xff"
     told = [json.loads(line) for line in _SHAPES["json"](BATCH).splitlines()]

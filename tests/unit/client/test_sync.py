@@ -241,7 +241,9 @@ def test_no_question_of_the_client_hangs_in_its_own_thread() -> None:
         for name in public:
             given = QUESTIONS.get(name, ("s",))
             keywords = (
-                {"store": "ledger", "place": "1", "to_store": "cold", "to_place": "x"} if name == "move_segment" else {}
+                {"store": "ledger", "location": "1", "to_store": "cold", "to_location": "x"}
+                if name == "move_segment"
+                else {}
             )
             arguments = (*given, 1) if name == "move_segment" else given
 

@@ -41,7 +41,9 @@ async def test_what_is_written_in_pieces_is_read_as_one(
     await writer.finish()
     assert await objects.read(place, 0, size + 1) == data
     assert await objects.read_end(place, 10) == (data[-10:], size)
-    assert [found.place for found in [one async for one in objects.list(parse_root(tmp_path.as_uri()))]] == [str(place)]
+    assert [found.location for found in [one async for one in objects.list(parse_root(tmp_path.as_uri()))]] == [
+        str(place)
+    ]
 
 
 async def test_a_disk_that_is_full_leaves_no_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,8 +74,8 @@ async def test_a_directory_is_made_with_its_parents_and_used_again(tmp_path: Pat
         await writer.append(EntryId(0), [b"payload"])
     assert (directory / "dlog-segments").exists()
     async with open_stores(NO_LEDGERS, options(directory), Random(2), creates=True) as stores:
-        assert [place async for place in stores["file"].list()] == [writer.place]
-        assert await stores["file"].recover(SegmentRef(stream, number, writer.place)) == 0
+        assert [place async for place in stores["file"].list()] == [writer.name]
+        assert await stores["file"].recover(SegmentRef(stream, number, writer.name)) == 0
 
 
 async def test_a_directory_that_went_away_is_not_taken_for_deleted_segments(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ async def test_a_directory_that_went_away_is_not_taken_for_deleted_segments(tmp_
     stream, number = StreamName("s"), SegmentNumber(1)
     async with open_stores(NO_LEDGERS, options(tmp_path / "segments"), Random(1), creates=True) as stores:
         writer = await stores["file"].create(stream, number, Epoch(1), Quorum())
-        ref = SegmentRef(stream, number, writer.place)
+        ref = SegmentRef(stream, number, writer.name)
         (tmp_path / "segments").rename(tmp_path / "elsewhere")
         for call in (stores["file"].recover, stores["file"].open_reader, stores["file"].find_tail):
             with pytest.raises(StoreUnavailableError, match="mount its disk"):

@@ -26,13 +26,13 @@ from dlog.model.sink import SinkBatch, SinkRecord
 R = "/ns/s/<default>"
 DONE = Segment(
     number=SegmentNumber(1),
-    place="9",
+    name="9",
     first_txid=Txid(0),
     completed=True,
     last_entry=EntryId(4),
     metadata_version=1,
 )
-OPEN = Segment(number=SegmentNumber(2), place="10", first_txid=Txid(50), metadata_version=2)
+OPEN = Segment(number=SegmentNumber(2), name="10", first_txid=Txid(50), metadata_version=2)
 VALUE = StreamMetadata(
     name=StreamName("s"),
     segments=(DONE, OPEN),

@@ -106,7 +106,7 @@ class OneStream(NoServer):
 
     def change(self, epoch: int, incarnation: str, place: str) -> str:
         """Write the owner and the segment; returns the segment's path."""
-        segment = Segment(number=SegmentNumber(1), place=place, store="ledger", first_txid=Txid(0))
+        segment = Segment(number=SegmentNumber(1), name=place, store="ledger", first_txid=Txid(0))
         path = f"{LEDGERS}/{segment_name(segment)}"
         self.write(OWNER, encode_owner(owned(epoch), incarnation))
         self.write(path, encode_segment(segment))
@@ -142,7 +142,7 @@ class OneStream(NoServer):
 async def places(tree: ZooKeeperStreams) -> list[str]:
     seen = await tree.read(S)
     assert isinstance(seen, Versioned)
-    return [segment.place for segment in seen.value.segments]
+    return [segment.name for segment in seen.value.segments]
 
 
 async def test_a_segment_that_changed_in_a_reading_that_is_thrown_away_is_told_by_the_next() -> None:
@@ -184,7 +184,7 @@ def long_list(server: OneStream, segments: int) -> None:
 
 
 def write_segment(server: OneStream, number: int, *, completed: bool) -> str:
-    segment = Segment(number=SegmentNumber(number), place=str(number), first_txid=Txid(0), completed=completed)
+    segment = Segment(number=SegmentNumber(number), name=str(number), first_txid=Txid(0), completed=completed)
     path = f"{LEDGERS}/{segment_name(segment)}"
     server.write(path, encode_segment(segment))
     return path

@@ -82,11 +82,11 @@ def test_live_bytes_are_what_lies_at_the_first_place_and_behind() -> None:
 
 def test_a_truncation_goes_to_a_place_that_was_acknowledged_long_enough_ago() -> None:
     stream = SoakStream("s", Load(seconds=1.0, record_bytes=100))
-    assert stream.place_before(9.0) is None
+    assert stream.dlsn_before(9.0) is None
     batch(stream, 3, dlsn(1, 0), 1.0)
     batch(stream, 2, dlsn(1, 1), 2.0)
-    assert stream.place_before(0.5) is None
-    assert stream.place_before(1.5) == dlsn(1, 0, 2) and stream.place_before(2.0) == dlsn(1, 1, 1)
+    assert stream.dlsn_before(0.5) is None
+    assert stream.dlsn_before(1.5) == dlsn(1, 0, 2) and stream.dlsn_before(2.0) == dlsn(1, 1, 1)
 
 
 def test_every_record_of_a_stream_is_judged() -> None:

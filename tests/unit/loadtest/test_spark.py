@@ -65,7 +65,7 @@ def test_cpu_is_told_by_role_and_children_that_ended_count() -> None:
 def test_jars_of_kafkas_source_are_of_the_version_that_is_here_or_else_of_one_that_was_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jars, "PLACE", tmp_path)
+    monkeypatch.setattr(jars, "DIRECTORY", tmp_path)
     monkeypatch.setattr(jars, "spark_version", lambda: "4.9.1")
     with pytest.raises(PartMissingError, match="peers install spark-kafka"):
         jars.found()

@@ -91,7 +91,7 @@ class Desk:
             case GetStream():
                 return [StreamSeen(self.stage.value)]
             case GetEntries(segment, first, last, max_bytes):
-                payloads = self.stage.places[segment.place].payloads[first : last + 1]
+                payloads = self.stage.stored[segment.name].payloads[first : last + 1]
                 sums = itertools.accumulate(map(len, payloads), initial=0)
                 enough = [p for p, before in zip(payloads, sums, strict=False) if before < max_bytes]
                 return [EntriesGot(segment.number, segment.location, first, tuple(enough))]
@@ -99,8 +99,8 @@ class Desk:
                 return [SourceFailed(question, self.losing)]
             case WatchLac(segment, known):
                 now = self.stage.value.segment(segment.number)
-                stored = len(self.stage.places[segment.place].payloads) - 1
-                lac, ended = self.lacs.get(segment.place, (stored, now is not None and now.completed))
+                stored = len(self.stage.stored[segment.name].payloads) - 1
+                lac, ended = self.lacs.get(segment.name, (stored, now is not None and now.completed))
                 known_already = lac <= known and not ended
                 return [] if known_already else [SegmentLacSeen(segment.number, segment.location, EntryId(lac), ended)]
         raise AssertionError(question)
@@ -117,16 +117,16 @@ class Desk:
     @property
     def seen(self) -> list[DLSN]:
         """Where the records lie that the reader was sent."""
-        places: list[DLSN] = []
+        dlsns: list[DLSN] = []
         for entries in self.entries:
             at = 0
             for i, length in enumerate(entries.lengths):
                 skip = entries.skip if i == 0 else 0
                 for record in decode_entry(bytes(entries.body[at : at + length])):
                     if record.is_user and record.slot >= skip:
-                        places.append(of(entries.segment, entries.first_entry + i, record.slot))
+                        dlsns.append(of(entries.segment, entries.first_entry + i, record.slot))
                 at += length
-        return places
+        return dlsns
 
     @property
     def kinds(self) -> list[ReaderEventKind]:
@@ -138,11 +138,11 @@ def three_segments() -> tuple[Stage, Actor, list[DLSN]]:
     """Segments 1 and 2 completed, 3 in progress; txids 10, 20, ... and times 1010, 1020, ..."""
     stage = Stage(segment_bytes=500)
     owner = stage.taken("p1")
-    places: list[DLSN] = []
+    dlsns: list[DLSN] = []
     for i in range(6):
         written = owner.ask(batch(2 * i, 2, size=60, txid=10 * (i + 1), now=1010 + 10 * i))
-        places += [written.dlsn, written.dlsn.next_slot()]
-    return stage, owner, places
+        dlsns += [written.dlsn, written.dlsn.next_slot()]
+    return stage, owner, dlsns
 
 
 def revived(stage: Stage, incarnation: str) -> StreamMetadata:

@@ -83,7 +83,7 @@ def batch(
     return WriteBatch(body, count, None if txid is None else Txid(txid), producer, sequence, 7, retry, now, since)
 
 
-class Place:
+class StoredSegment:
     """A segment as the store has it. end: None while entries may be appended."""
 
     def __init__(self, number: int) -> None:
@@ -96,7 +96,7 @@ class Stage:
     def __init__(self, **settings: Any) -> None:
         self.version = 1
         self.value = StreamMetadata(name=KEY.stream, settings=StreamSettings(**settings), incarnation=INCARNATION)
-        self.places: dict[str, Place] = {}
+        self.stored: dict[str, StoredSegment] = {}
         self.created = 0
         self.deleted: list[str] = []
         self.too_small = False  # the store has too few members for a segment
@@ -139,12 +139,12 @@ class Stage:
 
     def staged(self, name: str, *txids: int) -> tuple[str, EntryId]:
         """Write a stage with an entry of one record for each txid; returns what a TakeIn names."""
-        packer, place = StagePacker(STAGER), Place(0)
+        packer, place = StagePacker(STAGER), StoredSegment(0)
         for number, txid in enumerate(txids):
             body = build_record_set([b"%s %d" % (name.encode(), number)])
             place.payloads.append(b"".join(map(bytes, packer.entry([StagedSet(txid, 1, body)], 5000))))
         place.end = len(txids) - 1
-        self.places[name] = place
+        self.stored[name] = place
         return name, EntryId(place.end)
 
     # ---- the store and metadata -------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class Stage:
             case CreateSegment(number):
                 self.created += 1
                 name = f"{number}{chr(ord('a') + self.created - 1)}"
-                self.places[name] = actor.writers[number] = Place(number)
+                self.stored[name] = actor.writers[number] = StoredSegment(number)
                 return SegmentCreated(number, Location(question.store, name))
             case AppendEntry(number, entry, parts):
                 place = actor.writers[number]
@@ -208,21 +208,21 @@ class Stage:
             case RecoverSegment() if self.cannot_end is not None:
                 return StoreFailed(question, self.cannot_end)
             case RecoverSegment(segment):
-                place = self.places[segment.place]
+                place = self.stored[segment.name]
                 place.end = len(place.payloads) - 1 if place.end is None else place.end
                 return SegmentRecovered(segment.number, segment.location, EntryId(place.end))
             case ReadEntries(segment, first, last):
-                payloads = self.places[segment.place].payloads[first : last + 1]
+                payloads = self.stored[segment.name].payloads[first : last + 1]
                 return EntriesRead(segment.number, segment.location, first, tuple(payloads))
             case ExamineStage(location):
-                found = self.places.get(location.name)
+                found = self.stored.get(location.name)
                 if found is None:
                     return StoreFailed(question, SegmentNotFoundError("no such place"))
                 found.end = len(found.payloads) - 1 if found.end is None else found.end
                 return StageExamined(location, EntryId(found.end), tuple(found.payloads[: found.end + 1]))
             case DeleteSegment(location):
                 self.deleted.append(location.name)
-                if self.places.pop(location.name, None) is None:
+                if self.stored.pop(location.name, None) is None:
                     return StoreFailed(question, SegmentNotFoundError("no such place"))
                 return SegmentDeleted(location)
         raise AssertionError(question)
@@ -239,7 +239,7 @@ class Actor:
         self.sent: list[Any] = []
         self.metadata_asked: list[ReadMetadata | CompareAndSet] = []
         self.timers: dict[Any, float] = {}
-        self.writers: dict[int, Place] = {}
+        self.writers: dict[int, StoredSegment] = {}
         self._tickets = 0
         self._queue: deque[Fact] = deque()
         self._running = False
@@ -301,7 +301,7 @@ def numbers(value: StreamMetadata) -> list[tuple[SegmentNumber, bool]]:
 def notes(stage: Stage, place: str) -> tuple[Any, ...]:
     from dlog.log.contents import read_contents
 
-    note = read_contents(stage.places[place].payloads[0]).note
+    note = read_contents(stage.stored[place].payloads[0]).note
     assert note is not None
     assert all(b.producer == ALICE for b in note.batches)
     return note.batches

@@ -34,7 +34,7 @@ from dlog.model.sink import SinkBatch, SinkRecord
 
 
 def segment(number: int, *, completed: bool = True) -> Segment:
-    made = Segment(number=SegmentNumber(number), place=f"{number}a", first_txid=Txid(number * 10))
+    made = Segment(number=SegmentNumber(number), name=f"{number}a", first_txid=Txid(number * 10))
     if not completed:
         return made
     return replace(
@@ -131,9 +131,9 @@ def test_completing_says_nothing_of_another_place_with_the_number() -> None:
 def test_nothing_is_taken_in_by_a_sealed_stream() -> None:
     change = ListImportedSegments((Stage(ledger("x"), Txid(500), END),), SinkRecord(SinkBatch("sink", 0, "q", 0)), 9000)
     before = stream(3, 0)
-    assert [s.place for s in change.apply(before).segments] == ["1a", "2a", "3a", "x"]
+    assert [s.name for s in change.apply(before).segments] == ["1a", "2a", "3a", "x"]
     sealed = replace(before, max_txid=TXID_END_OF_STREAM)
-    assert sealed.is_sealed and change.apply(sealed) == sealed and not change.took_place(sealed)
+    assert sealed.is_sealed and change.apply(sealed) == sealed and not change.was_made(sealed)
 
 
 def test_an_empty_segment_leaves_no_trace_but_its_place_to_delete() -> None:

@@ -30,8 +30,8 @@ from dlog.model.ids import EntryId
 
 U63 = st.integers(0, 2**63 - 1)
 ID = st.binary(min_size=16, max_size=16)
-places = st.builds(BatchPosition, *[U63] * 6)
-producers = st.builds(ProducerSnapshot, ID, U63, U63, st.lists(places, max_size=3).map(tuple))
+dlsns = st.builds(BatchPosition, *[U63] * 6)
+producers = st.builds(ProducerSnapshot, ID, U63, U63, st.lists(dlsns, max_size=3).map(tuple))
 snapshots = st.builds(
     ProducerTableSnapshot, st.tuples(U63, st.integers(-1, 2**62)), st.lists(producers, max_size=3).map(tuple)
 )

@@ -24,7 +24,7 @@ from dlog.model.ids import EntryId, SegmentNumber, Txid
 from dlog.model.segment import Segment
 from dlog.stores.contract import SegmentFencedError
 from dlog.wire.entry import Record, encode_entry
-from tests.unit.log.stage import Actor, Place, Stage, batch, notes
+from tests.unit.log.stage import Actor, Stage, StoredSegment, batch, notes
 
 
 def test_a_segment_of_another_with_the_number_of_ours_says_nothing_of_what_we_had_under_way() -> None:
@@ -36,14 +36,14 @@ def test_a_segment_of_another_with_the_number_of_ours_says_nothing_of_what_we_ha
     append = next(m for m in owner.sent if isinstance(m, AppendEntry))
     stage.held.clear()
     stage.hold()
-    foreign = stage.places["java"] = Place(1)
+    foreign = stage.stored["java"] = StoredSegment(1)
     foreign.payloads.append(b"".join(bytes(p) for p in encode_entry([Record(0, 1, 6000, b"java's")])))
     (began,) = stage.value.segments
-    stage.value, stage.version = replace(stage.value, segments=(replace(began, place="java"),)), stage.version + 1
+    stage.value, stage.version = replace(stage.value, segments=(replace(began, name="java"),)), stage.version + 1
     owner.post(Received(STORE, StoreFailed(append, SegmentFencedError("fenced by Java"))))
-    assert (stage.value.segments[0].number, stage.value.segments[0].place) == (1, "java")
+    assert (stage.value.segments[0].number, stage.value.segments[0].name) == (1, "java")
     assert owner.answers[2].dlsn == of(2, 0, 0)
-    assert [b.sequence for b in notes(stage, stage.value.segments[1].place)] == [0]
+    assert [b.sequence for b in notes(stage, stage.value.segments[1].name)] == [0]
 
 
 def test_what_survived_in_a_segment_that_java_recovered_and_completed_is_answered_with_its_place() -> None:
@@ -56,7 +56,7 @@ def test_what_survived_in_a_segment_that_java_recovered_and_completed_is_answere
     _java_takes_over(stage, EntryId(0))
     owner.post(Received(STORE, StoreFailed(appends[0], SegmentFencedError("fenced by Java"))))
     assert [owner.answers[t].dlsn for t in (2, 3, 4)] == [of(1, 0, 0), of(3, 0, 0), of(3, 0, 1)]
-    assert [b.sequence for b in notes(stage, stage.value.segments[2].place)] == [1, 2]
+    assert [b.sequence for b in notes(stage, stage.value.segments[2].name)] == [1, 2]
     assert LacMoved("s", 1, 0, True) in owner.events
     again = owner.ask(batch(0, retry=True))
     assert (again.dlsn, again.duplicate) == (of(1, 0, 0), True)
@@ -128,11 +128,11 @@ def _land(owner: Actor, append: AppendEntry) -> None:
 def _java_takes_over(stage: Stage, listed_end: EntryId) -> None:
     """Recover segment 1, complete it in the list at `listed_end`, and write one record to a segment of its own."""
     (ours,) = stage.value.segments
-    stage.places[ours.place].end = len(stage.places[ours.place].payloads) - 1
+    stage.stored[ours.name].end = len(stage.stored[ours.name].payloads) - 1
     _complete_in_list(stage, 1, listed_end, records=listed_end + 1, txid=1000)
-    java = stage.places["java"] = Place(2)
+    java = stage.stored["java"] = StoredSegment(2)
     java.payloads.append(b"".join(bytes(p) for p in encode_entry([Record(0, 1, 6000, b"java's")])))
-    began = Segment(number=SegmentNumber(2), place="java", first_txid=Txid(6000))
+    began = Segment(number=SegmentNumber(2), name="java", first_txid=Txid(6000))
     stage.value = stage.value.with_segment(began)
 
 

@@ -73,8 +73,8 @@ def test_what_waits_while_the_pipe_is_full_shares_an_entry() -> None:
     for sequence in range(4):
         owner.ask(batch(sequence))
     stage.release()
-    places = [owner.answers[ticket].dlsn for ticket in range(2, 6)]
-    assert places == [of(1, 0, 0), of(1, 1, 0), of(1, 1, 1), of(1, 1, 2)]
+    dlsns = [owner.answers[ticket].dlsn for ticket in range(2, 6)]
+    assert dlsns == [of(1, 0, 0), of(1, 1, 0), of(1, 1, 1), of(1, 1, 2)]
 
 
 def test_an_entry_is_records_sets_and_one_note_that_readers_skip() -> None:
@@ -82,7 +82,7 @@ def test_an_entry_is_records_sets_and_one_note_that_readers_skip() -> None:
     owner = stage.taken("p1")
     owner.ask(batch(0, 2))
     owner.ask(batch(2, 1))
-    first, second = next(iter(stage.places.values())).payloads
+    first, second = next(iter(stage.stored.values())).payloads
     records = decode_entry(first)
     assert [(r.is_user, r.position, r.slot, r.txid) for r in records] == [
         (True, 1, 0, 5000),
@@ -146,7 +146,7 @@ def test_the_lac_is_carried_by_a_control_record_when_nothing_follows() -> None:
     owner.ask(batch(0))
     assert owner.timers.keys() >= {("control",)}
     owner.fire("control")
-    last = next(iter(stage.places.values())).payloads[-1]
+    last = next(iter(stage.stored.values())).payloads[-1]
     assert [(r.is_control, bytes(r.payload), r.position) for r in decode_entry(last)] == [(True, b"control", 1)]
     assert ("control",) not in owner.timers, "a control record needs none itself"
 
@@ -220,7 +220,7 @@ def test_an_unused_segment_is_left_to_the_next_owner_which_uses_its_number_again
     assert numbers(stage.value) == [(1, False)]
     owner = stage.taken("p2")
     assert numbers(stage.value) == [(1, False)]
-    assert stage.value.segments[0].place == "1b"
+    assert stage.value.segments[0].name == "1b"
     assert stage.deleted == ["1a"]
     assert stage.value.allocated == ""
     assert owner.ask(batch(0)).dlsn == of(1, 0, 0)
@@ -233,7 +233,7 @@ def test_seal_writes_the_end_and_lets_nobody_write_again() -> None:
     assert owner.ask(SealStream()) is None
     assert owner.machine.phase is Phase.SEALED
     assert stage.value.max_txid == TXID_END_OF_STREAM
-    place = next(iter(stage.places.values()))
+    place = next(iter(stage.stored.values()))
     assert [r.is_end_of_stream for r in decode_entry(place.payloads[1])] == [True]
     assert isinstance(owner.ask(batch(1)), EndOfStreamError)
     repeated = owner.ask(batch(0, retry=True))
@@ -254,7 +254,7 @@ def test_truncation_deletes_whole_segments_and_marks_the_one_it_falls_into() -> 
     first = stage.value.segments[0]
     assert first.number == point.segment
     assert first.first_dlsn == point
-    assert "1a" not in stage.places
+    assert "1a" not in stage.stored
     assert owner.ask(TruncateBefore(of(1, 0, 0))) == point, "it moves forward only"
     assert isinstance(owner.ask(TruncateBefore(of(99, 0, 0))), InvalidRequestError)
 
@@ -262,15 +262,15 @@ def test_truncation_deletes_whole_segments_and_marks_the_one_it_falls_into() -> 
 def test_truncation_holds_within_the_segment_in_progress_and_after_its_end() -> None:
     stage = Stage()
     owner = stage.taken("p1")
-    places = [owner.ask(batch(sequence, size=30)).dlsn for sequence in range(4)]
-    assert owner.ask(TruncateBefore(places[2])) == places[2]
-    assert owner.ask(TruncateBefore(places[1])) == places[2], "it moves forward only"
+    dlsns = [owner.ask(batch(sequence, size=30)).dlsn for sequence in range(4)]
+    assert owner.ask(TruncateBefore(dlsns[2])) == dlsns[2]
+    assert owner.ask(TruncateBefore(dlsns[1])) == dlsns[2], "it moves forward only"
     (segment,) = stage.value.segments
-    assert (segment.completed, segment.truncation, segment.first_dlsn) == (False, Truncation.PARTIAL, places[2])
-    assert owner.ask(batch(4)).dlsn > places[3], "writing goes on"
+    assert (segment.completed, segment.truncation, segment.first_dlsn) == (False, Truncation.PARTIAL, dlsns[2])
+    assert owner.ask(batch(4)).dlsn > dlsns[3], "writing goes on"
     follower = stage.taken("p2")
     assert stage.value.segments[0].completed
-    assert stage.value.segments[0].first_dlsn == places[2], "also when it is completed"
+    assert stage.value.segments[0].first_dlsn == dlsns[2], "also when it is completed"
     assert follower.ask(batch(4, retry=True)).duplicate
 
 
@@ -312,7 +312,7 @@ def test_deletion_that_was_interrupted_is_finished_by_the_next_owner() -> None:
     stage.held.clear()
     stage.hold()
     stage.taken("p2")
-    assert not stage.value.truncated and not {"1a", "2a"} & stage.places.keys()
+    assert not stage.value.truncated and not {"1a", "2a"} & stage.stored.keys()
 
 
 def test_a_released_stream_is_taken_only_at_the_epoch_that_was_judged() -> None:

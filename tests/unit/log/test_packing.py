@@ -22,7 +22,7 @@ def test_the_snapshot_of_a_full_table_fits_into_an_entry(count: int, kept: int) 
         ProducerSnapshot(n.to_bytes(12, "big") + bytes(4), LARGEST, LARGEST, (place,) * 5) for n in range(count)
     )
     options = OwnerOptions(producers_max=count)
-    table = ProducerTable(options.producers_max, options.places_max)
+    table = ProducerTable(options.producers_max, options.positions_max)
     table.restore(ProducerTableSnapshot((0, -1), producers), (1, 0))
     pending = Packer(table, options).cut([], OpenSegment(1, Location("memory", "1"), 0, True))
     data = b"".join(pending.parts)
@@ -30,7 +30,7 @@ def test_the_snapshot_of_a_full_table_fits_into_an_entry(count: int, kept: int) 
     note = decode_trailer(decode_entry(data)[-1].payload)
     assert note.snapshot is not None
     assert [p.producer for p in note.snapshot.producers] == [p.producer for p in producers]
-    assert {len(p.places) for p in note.snapshot.producers} == {kept}
+    assert {len(p.positions) for p in note.snapshot.producers} == {kept}
 
 
 @pytest.mark.parametrize("producers_max", [0, PRODUCERS_MAX + 1])

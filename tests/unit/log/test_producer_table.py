@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from dlog.errors import InvalidRequestError, ProducerUnknownError, SequenceGapError
 from dlog.log.dedup_trailer import ProducerTableSnapshot, TrailerBatch
 from dlog.log.messages import BatchWritten, WriteBatch
-from dlog.log.producer_table import NOTHING_FORGOTTEN, Batch, Place, Producer, ProducerTable
+from dlog.log.producer_table import NOTHING_FORGOTTEN, Batch, EntryPosition, Producer, ProducerTable
 from dlog.model.dlsn import DLSN_INVALID, of
 from tests.unit.log.stage import ALICE, BOB, batch
 
 
-def table(producers_max: int = 10, places_max: int = 2, horizon: Place = NOTHING_FORGOTTEN) -> ProducerTable:
-    return ProducerTable(producers_max, places_max, horizon)
+def table(producers_max: int = 10, positions_max: int = 2, horizon: EntryPosition = NOTHING_FORGOTTEN) -> ProducerTable:
+    return ProducerTable(producers_max, positions_max, horizon)
 
 
 def accepted(known: ProducerTable, request: WriteBatch, *, entry: int | None = None) -> Batch:
@@ -110,7 +110,7 @@ def test_of_a_producer_whose_places_were_left_out_the_snapshots_own_place_counts
     known = table()
     accepted(known, batch(0), entry=4)
     snapshot = known.snapshot()
-    thin = ProducerTableSnapshot(snapshot.horizon, tuple(p._replace(places=()) for p in snapshot.producers))
+    thin = ProducerTableSnapshot(snapshot.horizon, tuple(p._replace(positions=()) for p in snapshot.producers))
     heir = table(producers_max=1)
     heir.restore(thin, (1, 9))
     accepted(heir, batch(0, producer=BOB), entry=10)
@@ -134,7 +134,7 @@ def test_a_snapshot_holds_what_is_cut_and_not_what_waits() -> None:
     accepted(known, batch(0, producer=BOB))
     snapshot = known.snapshot()
     assert [(p.producer, p.floor, p.next) for p in snapshot.producers] == [(ALICE, 0, 3)]
-    assert [tuple(p) for p in snapshot.producers[0].places] == [(0, 2, 1, 0, 0, 5), (2, 1, 1, 1, 4, 5)]
+    assert [tuple(p) for p in snapshot.producers[0].positions] == [(0, 2, 1, 0, 0, 5), (2, 1, 1, 1, 4, 5)]
     known.uncut(on_its_way)
     assert known.snapshot().producers[0].next == 2
 

@@ -10,17 +10,17 @@ from tests.unit.log.stage import Stage, batch
 
 
 def test_what_follows_entries_that_do_not_reach_the_tail_is_said_before_them_and_then_the_tail_again() -> None:
-    stage, owner, places = three_segments()
+    stage, owner, dlsns = three_segments()
     desk = Desk(stage, Start.START, credit=0)
     said = []
-    while desk.seen != places:
+    while desk.seen != dlsns:
         sent = len(desk.entries)
         desk.post(Received(READER, Credit(7, 1 - desk.machine._output.credit)))  # for one entry
         if len(desk.entries) > sent:
             newest = desk.events[-1]
             left = newest.detail if newest.kind is ReaderEventKind.BEHIND else None
             said.append((desk.entries[-1].segment, None if left is None else (left["segments"], left["entries"])))
-    last = places[-1]
+    last = dlsns[-1]
     assert [left for segment, left in said if segment < last.segment] == [
         (last.segment - segment, None) for segment, _ in said if segment < last.segment
     ]
@@ -47,20 +47,20 @@ def test_a_reader_that_falls_behind_at_the_tail_is_told_when_it_is_there_again()
 
 
 def test_credit_holds_entries_back() -> None:
-    stage, _, places = three_segments()
+    stage, _, dlsns = three_segments()
     desk = Desk(stage, Start.START, credit=1)
-    assert desk.seen[-1] < places[-1]
+    assert desk.seen[-1] < dlsns[-1]
     given = len(desk.seen)
     desk.post(Received(READER, Credit(7, 10**6)))
     assert len(desk.seen) > given
-    assert desk.seen == places
+    assert desk.seen == dlsns
 
 
 def test_control_records_alone_are_not_sent() -> None:
-    stage, owner, places = three_segments()
+    stage, owner, dlsns = three_segments()
     owner.fire("control")
     desk = Desk(stage, Start.START)
-    assert desk.seen == places
-    assert desk.machine.position.entry == len(stage.places[stage.value.segments[-1].place].payloads)
+    assert desk.seen == dlsns
+    assert desk.machine.position.entry == len(stage.stored[stage.value.segments[-1].name].payloads)
     again = Desk(stage, Start.DLSN, tuple(desk.machine.position))
     assert again.entries == []

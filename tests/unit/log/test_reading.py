@@ -13,25 +13,25 @@ from dlog.model.ids import SegmentNumber
 from dlog.model.segment import StreamMetadata
 from dlog.wire.proxy import Cancel, Credit, ReaderEventKind, Start
 from tests.unit.log.reader_desk import Desk, revived, three_segments
-from tests.unit.log.stage import Place, Stage, batch
+from tests.unit.log.stage import Stage, StoredSegment, batch
 
 
 def test_from_the_start_across_segments_to_the_tail_and_along_with_it() -> None:
-    stage, owner, places = three_segments()
+    stage, owner, dlsns = three_segments()
     desk = Desk(stage, Start.START)
-    assert desk.seen == places
+    assert desk.seen == dlsns
     assert desk.kinds == [ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP]
     more = owner.ask(batch(12, txid=100)).dlsn
     desk.confirmed(more)
-    assert desk.seen == [*places, more]
+    assert desk.seen == [*dlsns, more]
 
 
 def test_the_end_of_the_stream_is_said_once_all_is_delivered() -> None:
-    stage, owner, places = three_segments()
+    stage, owner, dlsns = three_segments()
     desk = Desk(stage, Start.START)
     owner.ask(SealStream())
     desk.refresh()
-    assert desk.seen == places
+    assert desk.seen == dlsns
     assert desk.kinds[-1] is ReaderEventKind.END_OF_STREAM
     assert desk.machine.has_ended
     assert Desk(stage, Start.TAIL).kinds[-1] is ReaderEventKind.END_OF_STREAM
@@ -39,24 +39,24 @@ def test_the_end_of_the_stream_is_said_once_all_is_delivered() -> None:
 
 
 def test_redpanda_27036_a_reader_does_not_go_back_when_the_log_is_truncated() -> None:
-    stage, owner, places = three_segments()
+    stage, owner, dlsns = three_segments()
     desk = Desk(stage, Start.START)
     before = stage.value
-    stage.value = TruncateTo(places[8]).apply(stage.value)
+    stage.value = TruncateTo(dlsns[8]).apply(stage.value)
     for shown in (stage.value, before, stage.value):  # an older list is heard late
         desk.post(Received(SOURCE, StreamSeen(shown, fresh=False)))
     written = owner.ask(batch(12, 1, size=60, txid=70, now=1070))
     desk.refresh()
     desk.confirmed(written.dlsn)
-    assert desk.seen == [*places, written.dlsn]
+    assert desk.seen == [*dlsns, written.dlsn]
     assert not desk.machine.has_ended
 
 
 def test_a_reader_that_lags_behind_the_truncation_point_hears_so() -> None:
-    stage, _, places = three_segments()
+    stage, _, dlsns = three_segments()
     desk = Desk(stage, Start.START, credit=1)
-    assert desk.seen[-1] < places[4]
-    stage.value = TruncateTo(places[8]).apply(stage.value)
+    assert desk.seen[-1] < dlsns[4]
+    stage.value = TruncateTo(dlsns[8]).apply(stage.value)
     desk.refresh()
     assert desk.kinds[-1] is ReaderEventKind.TRUNCATED
 
@@ -64,48 +64,48 @@ def test_a_reader_that_lags_behind_the_truncation_point_hears_so() -> None:
 def test_empty_segments_that_somebody_dropped_are_not_truncated_and_the_first_number_comes_again() -> None:
     """A Java writer drops all segments that it finds empty, and begins with the number of the first."""
     stage, _, _ = three_segments()
-    first, second = (replace(stage.value.segments[-1], number=SegmentNumber(n), place=f"{n}x") for n in (1, 2))
-    stage.places |= {"1x": Place(1), "2x": Place(2), "1y": Place(1)}
+    first, second = (replace(stage.value.segments[-1], number=SegmentNumber(n), name=f"{n}x") for n in (1, 2))
+    stage.stored |= {"1x": StoredSegment(1), "2x": StoredSegment(2), "1y": StoredSegment(1)}
     stage.value = replace(stage.value, segments=(first, second), max_segment=SegmentNumber(2))
     desk = Desk(stage, Start.START)
     stage.value = replace(stage.value, segments=())
     assert stage.value.has_lost(1)
     desk.refresh()
-    stage.value = replace(stage.value, segments=(replace(first, place="1y"),))
+    stage.value = replace(stage.value, segments=(replace(first, name="1y"),))
     desk.refresh()
     assert ReaderEventKind.TRUNCATED not in desk.kinds and not desk.machine.has_ended
     asked = desk.questions[-1]
-    assert isinstance(asked, WatchLac) and asked.segment.place == "1y"
+    assert isinstance(asked, WatchLac) and asked.segment.name == "1y"
 
 
 def test_a_position_of_an_earlier_stream_of_the_name_is_not_read_in_the_next() -> None:
-    stage, _, places = three_segments()
+    stage, _, dlsns = three_segments()
     stage.value = revived(stage, "two")
-    for start, value in ((Start.DLSN, tuple(places[2])), (Start.START, None), (Start.TXID, 10)):
+    for start, value in ((Start.DLSN, tuple(dlsns[2])), (Start.START, None), (Start.TXID, 10)):
         desk = Desk(stage, start, value, incarnation="one")
         assert [(event.kind, event.detail) for event in desk.events] == [(ReaderEventKind.DELETED, {"life": "two"})]
         assert Desk(stage, start, value, incarnation="two").seen == Desk(stage, start, value).seen
 
 
 def test_a_remembered_stream_does_not_say_that_the_position_is_of_another() -> None:
-    stage, _, places = three_segments()
+    stage, _, dlsns = three_segments()
     old = revived(stage, "one")
     stage.value = revived(stage, "two")
-    desk = Desk(stage, Start.DLSN, tuple(places[2]), remembered=old, is_cut_off=True, incarnation="two")
+    desk = Desk(stage, Start.DLSN, tuple(dlsns[2]), remembered=old, is_cut_off=True, incarnation="two")
     assert desk.kinds == []
     desk.is_cut_off = False
     desk.post(TimerFired(("retry",), 0.0))
-    assert desk.seen == places[2:]
-    assert desk.events[0].detail == {"dlsn": list(places[2]), "life": "two"}
+    assert desk.seen == dlsns[2:]
+    assert desk.events[0].detail == {"dlsn": list(dlsns[2]), "life": "two"}
 
 
 def test_a_segment_that_is_recovered_while_it_is_read_is_read_to_its_end() -> None:
-    stage, owner, places = three_segments()
+    stage, owner, dlsns = three_segments()
     desk = Desk(stage, Start.START)
     written = owner.ask(batch(12)).dlsn
     stage.taken("p2")
     desk.refresh()
-    assert desk.seen == [*places, written]
+    assert desk.seen == [*dlsns, written]
     assert desk.machine.position.segment == written.segment + 1
 
 
@@ -131,13 +131,13 @@ def test_a_deleted_stream_is_said() -> None:
 
 
 def test_another_stream_of_the_same_name_is_not_read_on() -> None:
-    stage, _, places = three_segments()
+    stage, _, dlsns = three_segments()
     stage.value = replace(stage.value, incarnation="1f")
     desk = Desk(stage, Start.START)
     desk.post(Received(SOURCE, StreamSeen(stage.value)))
     assert desk.kinds[-1] is ReaderEventKind.CAUGHT_UP
     desk.post(Received(SOURCE, StreamSeen(replace(stage.value, incarnation="2e"))))
-    assert (desk.kinds[-1], desk.seen) == (ReaderEventKind.DELETED, places)
+    assert (desk.kinds[-1], desk.seen) == (ReaderEventKind.DELETED, dlsns)
 
 
 def test_a_stream_that_is_given_a_life_is_the_same() -> None:
@@ -149,12 +149,12 @@ def test_a_stream_that_is_given_a_life_is_the_same() -> None:
 
 
 def test_a_lost_source_is_asked_again_and_a_cancelled_reader_is_silent() -> None:
-    stage, _, places = three_segments()
+    stage, _, dlsns = three_segments()
     desk = Desk(stage, Start.START, credit=1)
     desk.post(PeerLost(SOURCE))
     desk.post(TimerFired(("retry",), 1.0))
     desk.post(Received(READER, Credit(7, 10**6)))
-    assert desk.seen == places
+    assert desk.seen == dlsns
     desk.post(Received(READER, Cancel(7)))
     assert desk.machine.has_ended
     assert desk.machine.handle(Received(SOURCE, StreamSeen(StreamMetadata(name=stage.value.name)))) == []

@@ -91,5 +91,5 @@ def test_a_relocation_that_is_refused_is_told_to_who_asked() -> None:
     stage, owner = rolling()
     moved = stage.value.segments[0]
     stage.refusal = lambda before, after: TOO_LARGE if after.segments[0].store != "ledger" else None
-    assert owner.ask(MoveListedSegment(moved.number, moved.store, moved.place, "cold", "cold")) is TOO_LARGE
+    assert owner.ask(MoveListedSegment(moved.number, moved.store, moved.name, "cold", "cold")) is TOO_LARGE
     assert isinstance(owner.ask(batch(5)), BatchWritten)

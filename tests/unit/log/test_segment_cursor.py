@@ -29,7 +29,7 @@ def test_nothing_above_the_lac_is_asked_for() -> None:
     desk = Desk(stage, Start.START)
     stage.hold(AppendEntry)
     owner.ask(batch(1))
-    stage.places["1a"].payloads.append(b"".join(bytes(p) for p in owner.sent[-1].parts))
+    stage.stored["1a"].payloads.append(b"".join(bytes(p) for p in owner.sent[-1].parts))
     desk.refresh()
     desk.post(Received(READER, Credit(7, 1)))
     assert [q.last for q in desk.questions if isinstance(q, GetEntries)] == [first.entry]
@@ -79,19 +79,19 @@ def moved(stage: Stage, number: int, place: str, store: str = "cold") -> None:
     segment = stage.value.segment(number)
     assert segment is not None
     stage.value = SetSegmentLocation(segment.number, segment.location, Location(store, place)).apply(stage.value)
-    stage.places[place] = stage.places.pop(segment.place)
+    stage.stored[place] = stage.stored.pop(segment.name)
     stage.version += 1
 
 
 @pytest.mark.parametrize("start", [Start.START, Start.DLSN, Start.TXID])
 def test_a_reader_goes_on_where_its_segment_was_moved_to_and_taken_back(start: Start) -> None:
-    stage, _, places = three_segments()
-    value = {Start.START: None, Start.DLSN: tuple(places[1]), Start.TXID: 10}[start]
+    stage, _, dlsns = three_segments()
+    value = {Start.START: None, Start.DLSN: tuple(dlsns[1]), Start.TXID: 10}[start]
     desk = Desk(stage, start, value, credit=1)
     first = 1 if start is Start.DLSN else 0
     given = len(desk.seen)
-    assert desk.seen[-1] < places[3], "it is within the first segment"
-    before = stage.value.segments[0].place
+    assert desk.seen[-1] < dlsns[3], "it is within the first segment"
+    before = stage.value.segments[0].name
     for place, store in (("object", "cold"), (before, "ledger")):
         moved(stage, 1, place, store)
         desk.refresh()
@@ -99,14 +99,14 @@ def test_a_reader_goes_on_where_its_segment_was_moved_to_and_taken_back(start: S
         assert len(desk.seen) > given
         given = len(desk.seen)
     desk.post(Received(READER, Credit(7, 10**6)))
-    assert desk.seen == places[first:]
+    assert desk.seen == dlsns[first:]
     assert ReaderEventKind.DAMAGED not in desk.kinds
 
 
 def test_a_reader_goes_on_in_a_segment_that_was_completed_and_moved_in_one_look() -> None:
-    stage, owner, places = three_segments()
+    stage, owner, dlsns = three_segments()
     desk = Desk(stage, Start.START)
-    assert desk.seen == places, "it waits in the last segment"
+    assert desk.seen == dlsns, "it waits in the last segment"
     owner.ask(HandOverStream())
     stage.taken("p2")
     moved(stage, 3, "object")
@@ -126,7 +126,7 @@ def test_another_segment_of_the_number_is_damage() -> None:
 
 
 def test_damage_is_said_with_its_place() -> None:
-    stage, _, places = three_segments()
+    stage, _, dlsns = three_segments()
     desk = Desk(stage, Start.START, credit=1)
     desk.failing = EntryMissingError("on no bookie")
     desk.post(Received(READER, Credit(7, 1000)))
@@ -135,36 +135,36 @@ def test_damage_is_said_with_its_place() -> None:
     assert desk.kinds[-1] is ReaderEventKind.DAMAGED
     assert desk.events[-1].detail["dlsn"] == list(desk.machine.position)
     assert desk.machine.has_ended
-    assert places
+    assert dlsns
 
 
 def test_bytes_that_are_no_entry_are_damage() -> None:
     stage, _, _ = three_segments()
-    stage.places[stage.value.segments[0].place].payloads[0] = b"\x01\0\0\0\0\0\0\0\x05\0\0\0\x05\0\0\0\0\x01"
+    stage.stored[stage.value.segments[0].name].payloads[0] = b"\x01\0\0\0\0\0\0\0\x05\0\0\0\x05\0\0\0\0\x01"
     desk = Desk(stage, Start.TXID, 1)
     assert desk.kinds == [ReaderEventKind.DAMAGED]
 
 
 def test_a_failure_that_may_pass_is_asked_again() -> None:
-    stage, _, places = three_segments()
+    stage, _, dlsns = three_segments()
     desk = Desk(stage, Start.START, credit=1)
     desk.failing = StoreUnavailableError("not now")
     desk.post(Received(READER, Credit(7, 10**6)))
     assert desk.timers == 1
     desk.failing = None
     desk.post(TimerFired(("retry",), 1.0))
-    assert desk.seen == places
+    assert desk.seen == dlsns
 
 
 def test_entries_that_are_gone_end_the_reader_as_truncated_if_metadata_says_so() -> None:
-    stage, _, places = three_segments()
+    stage, _, dlsns = three_segments()
     desk = Desk(stage, Start.START, credit=1)
     desk.failing = SegmentNotFoundError("deleted")
     desk.post(Received(READER, Credit(7, 10**6)))
     stage.value = replace(stage.value, segments=stage.value.segments[-1:])
     desk.post(TimerFired(("retry",), 1.0))
     assert desk.kinds[-1] is ReaderEventKind.TRUNCATED
-    assert places
+    assert dlsns
 
 
 def test_entries_that_are_gone_against_metadata_are_damage_in_the_end() -> None:
@@ -187,33 +187,33 @@ def misstated(stage: Stage, entries: int) -> None:
 
 @pytest.mark.parametrize("entries", [-1, 1])
 def test_a_completed_segment_is_read_to_where_its_store_ends_it(entries: int) -> None:
-    stage, _, places = three_segments()
+    stage, _, dlsns = three_segments()
     misstated(stage, entries)
-    assert Desk(stage, Start.START).seen == places
+    assert Desk(stage, Start.START).seen == dlsns
 
 
 def test_a_reader_goes_on_behind_the_end_that_the_list_says() -> None:
-    stage, _, places = three_segments()
-    last = max(place for place in places if place.segment == 1)
+    stage, _, dlsns = three_segments()
+    last = max(place for place in dlsns if place.segment == 1)
     misstated(stage, -1)
     desk = Desk(stage, Start.DLSN, tuple(last))
-    assert desk.seen == [place for place in places if place >= last]
+    assert desk.seen == [place for place in dlsns if place >= last]
     assert desk.events[0].detail == {"dlsn": list(last), "life": stage.value.incarnation}
 
 
 def test_a_reader_that_begins_behind_the_end_begins_with_the_next_segment() -> None:
-    stage, _, places = three_segments()
-    last = max(place for place in places if place.segment == 1)
+    stage, _, dlsns = three_segments()
+    last = max(place for place in dlsns if place.segment == 1)
     for behind in (stage.value.segments[0].last_dlsn.next_slot(), of(1, last.entry + 1, 0), of(1, last.entry + 9, 3)):
         desk = Desk(stage, Start.DLSN, tuple(behind))
-        assert desk.seen == [place for place in places if place > last]
+        assert desk.seen == [place for place in dlsns if place > last]
         assert desk.events[0].detail == {"dlsn": [2, 0, 0], "life": stage.value.incarnation}
 
 
 @pytest.mark.parametrize("start", [Start.START, Start.DLSN, Start.TXID])
 def test_a_completed_segment_whose_store_has_lost_it_is_damaged(start: Start) -> None:
-    stage, _, places = three_segments()
-    value = {Start.START: None, Start.DLSN: tuple(places[0]), Start.TXID: 10}[start]
+    stage, _, dlsns = three_segments()
+    value = {Start.START: None, Start.DLSN: tuple(dlsns[0]), Start.TXID: 10}[start]
     desk = Desk(stage, start, value, losing=SegmentNotFoundError("no such place"))
     for _ in range(3):
         assert desk.kinds == []
@@ -223,8 +223,8 @@ def test_a_completed_segment_whose_store_has_lost_it_is_damaged(start: Start) ->
 
 @pytest.mark.parametrize("start", [Start.START, Start.DLSN, Start.TXID])
 def test_a_segment_in_a_store_that_is_not_set_up_ends_the_reader_with_the_reason(start: Start) -> None:
-    stage, _, places = three_segments()
-    value = {Start.START: None, Start.DLSN: tuple(places[0]), Start.TXID: 10}[start]
+    stage, _, dlsns = three_segments()
+    value = {Start.START: None, Start.DLSN: tuple(dlsns[0]), Start.TXID: 10}[start]
     desk = Desk(stage, start, value, losing=MisconfiguredError("Unable to locate credentials"))
     desk.post(TimerFired(("retry",), 0.0))
     assert desk.kinds == [ReaderEventKind.DAMAGED]

@@ -54,7 +54,7 @@ def once(number: int, **given: Any) -> AppendSinkBatch:
 
 def served(stage: Stage) -> list[tuple[int, int]]:
     """Number and entries of each segment, in order."""
-    return [(s.number, len(stage.places[s.place].payloads)) for s in stage.value.segments]
+    return [(s.number, len(stage.stored[s.name].payloads)) for s in stage.value.segments]
 
 
 def test_stages_become_segments_behind_what_was_written_and_before_what_comes() -> None:
@@ -65,7 +65,7 @@ def test_stages_become_segments_behind_what_was_written_and_before_what_comes() 
     assert owner.ask(TakeIn(sink_batch(0), parts)) == SegmentsImported(SegmentNumber(2), 2, 3)
     assert numbers(stage.value) == [(1, True), (2, True), (3, True), (4, False)]
     two, three = stage.value.segments[1:3]
-    assert (two.place, two.first_txid, two.last_txid, two.last_entry, two.record_count) == ("x", 5000, 5001, 1, 2)
+    assert (two.name, two.first_txid, two.last_txid, two.last_entry, two.record_count) == ("x", 5000, 5001, 1, 2)
     assert (two.start_sequence_id, three.start_sequence_id) == (2, 4)
     assert stage.value.sinks == (SinkRecord(sink_batch(0)),)
     assert stage.value.max_txid == 5001
@@ -89,7 +89,7 @@ def test_it_is_one_change_of_metadata() -> None:
 def test_an_empty_segment_makes_way_and_its_number_is_used_again() -> None:
     stage = Stage()
     owner = stage.taken("p1")
-    first = stage.value.segments[0].place
+    first = stage.value.segments[0].name
     assert owner.ask(TakeIn(sink_batch(0), (stage.staged("x", 1),))).first == 1
     assert numbers(stage.value) == [(1, True), (2, False)]
     assert first in stage.deleted
@@ -105,7 +105,7 @@ def test_a_batch_that_is_repeated_is_answered_and_nothing_is_taken() -> None:
         again = owner.ask(TakeIn(sink_batch(number), (stage.staged(f"y{number}", 1),)))
         assert again == SegmentsImported(SegmentNumber(0), 1, 0, True)
     assert owner.ask(once(3)).duplicate
-    assert [s.place for s in stage.value.segments if s.completed] == ["x"]
+    assert [s.name for s in stage.value.segments if s.completed] == ["x"]
     assert owner.ask(TakeIn(sink_batch(4), (stage.staged("z", 1),))).first == 2
 
 
@@ -176,8 +176,8 @@ def test_what_is_no_stage_is_refused_and_writing_goes_on(fault: str) -> None:
         "taken": (stage.staged("y", 1), part),
     }[fault]
     if fault == "no records":
-        stage.places["junk"] = stage.places["x"].__class__(0)
-        stage.places["junk"].payloads = [b"junk"]
+        stage.stored["junk"] = stage.stored["x"].__class__(0)
+        stage.stored["junk"].payloads = [b"junk"]
     if fault == "taken":
         owner.ask(TakeIn(None, (part,)))
     assert isinstance(owner.ask(TakeIn(sink_batch(0), parts)), InvalidRequestError)
@@ -274,8 +274,8 @@ def test_somebody_else_began_a_segment_and_the_stages_wait_for_another_try() -> 
     owner.ask(batch(0))
     stage.hold(CompareAndSet)
     owner.ask(TakeIn(sink_batch(0), (stage.staged("x", 9000),)))
-    strange = Segment(number=SegmentNumber(2), place="j", first_txid=stage.value.segments[0].first_txid)
-    stage.places["j"] = stage.places["x"].__class__(2)
+    strange = Segment(number=SegmentNumber(2), name="j", first_txid=stage.value.segments[0].first_txid)
+    stage.stored["j"] = stage.stored["x"].__class__(2)
     stage.value, stage.version = stage.value.with_segment(strange), stage.version + 1
     stage.release()
     assert isinstance(owner.answers[3], StreamUnavailableError)
@@ -433,12 +433,12 @@ def rolled() -> tuple[Stage, Actor]:
 def test_a_completed_segment_may_lie_elsewhere() -> None:
     stage, owner = rolled()
     first = stage.value.segments[0]
-    moved = MoveListedSegment(first.number, first.store, first.place, "cold", "s3://b/k")
+    moved = MoveListedSegment(first.number, first.store, first.name, "cold", "s3://b/k")
     for _ in range(2):
         assert owner.ask(moved) is None
         listed = stage.value.segments[0]
-        assert (listed.store, listed.place, listed.record_count) == ("cold", "s3://b/k", first.record_count)
-    assert first.place not in stage.deleted
+        assert (listed.store, listed.name, listed.record_count) == ("cold", "s3://b/k", first.record_count)
+    assert first.name not in stage.deleted
 
 
 def test_what_is_not_there_is_not_moved() -> None:
@@ -446,12 +446,12 @@ def test_what_is_not_there_is_not_moved() -> None:
     first, last = stage.value.segments[0], stage.value.segments[-1]
     for request in (
         MoveListedSegment(first.number, first.store, "elsewhere", "cold", "c"),
-        MoveListedSegment(last.number, last.store, last.place, "cold", "c"),
+        MoveListedSegment(last.number, last.store, last.name, "cold", "c"),
         MoveListedSegment(SegmentNumber(99), "ledger", "x", "cold", "c"),
     ):
         assert isinstance(owner.ask(request), InvalidRequestError)
     owner.ask(TruncateBefore(of(last.number, 0, 0)))
-    gone = owner.ask(MoveListedSegment(first.number, first.store, first.place, "cold", "c"))
+    gone = owner.ask(MoveListedSegment(first.number, first.store, first.name, "cold", "c"))
     assert isinstance(gone, TruncatedError)
 
 
@@ -459,7 +459,7 @@ def test_a_segment_in_files_is_not_moved() -> None:
     """If it were moved, its former location would be forgotten, and a late import of that stage would list it twice."""
     stage, owner = rolled()
     first = stage.value.segments[0]
-    answer = owner.ask(MoveListedSegment(first.number, "file", first.place, "cold", "c"))
+    answer = owner.ask(MoveListedSegment(first.number, "file", first.name, "cold", "c"))
     assert isinstance(answer, InvalidRequestError) and "not moved: store=file" in answer.message
 
 
@@ -472,15 +472,15 @@ def test_that_a_segment_is_not_there_is_said_of_metadata_read_since() -> None:
     heir.ask(batch(3, size=300))
     newer = next(s for s in reversed(stage.value.segments) if s.completed)
     assert owner.machine.value.segment(newer.number) is None
-    answer = owner.ask(MoveListedSegment(newer.number, newer.store, newer.place, "cold", "c"))
+    answer = owner.ask(MoveListedSegment(newer.number, newer.store, newer.name, "cold", "c"))
     assert isinstance(answer, LeaseLostError)
-    assert heir.ask(MoveListedSegment(newer.number, newer.store, newer.place, "cold", "c")) is None
+    assert heir.ask(MoveListedSegment(newer.number, newer.store, newer.name, "cold", "c")) is None
 
 
 def test_a_segment_lies_in_one_store_whatever_its_place_is_called() -> None:
     stage, owner = rolled()
     first = stage.value.segments[0]
-    answer = owner.ask(MoveListedSegment(first.number, "cold", first.place, "cold", "c"))
+    answer = owner.ask(MoveListedSegment(first.number, "cold", first.name, "cold", "c"))
     assert isinstance(answer, InvalidRequestError)
     assert stage.value.segments[0] == first
 
@@ -492,8 +492,8 @@ def staged_and_moved() -> tuple[Stage, Actor, TakeIn]:
     owner.ask(batch(0))
     request = TakeIn(None, (stage.staged("7", 9000),))
     assert not owner.ask(request).duplicate
-    taken = next(s for s in stage.value.segments if s.place == "7")
-    stage.places["cold/k"] = stage.places["7"]
+    taken = next(s for s in stage.value.segments if s.name == "7")
+    stage.stored["cold/k"] = stage.stored["7"]
     assert owner.ask(MoveListedSegment(taken.number, "ledger", "7", "cold", "cold/k")) is None
     return stage, owner, request
 
@@ -524,8 +524,8 @@ def test_a_segment_that_is_taken_back_lies_in_its_ledger_and_lay_nowhere_else() 
     moved = next(s for s in stage.value.segments if s.former_ledger == "7")
     assert owner.ask(MoveListedSegment(moved.number, "cold", "cold/k", "cold", "cold/l")) is None
     listed = stage.value.segment(moved.number)
-    assert listed is not None and (listed.place, listed.former_ledger) == ("cold/l", "7")
+    assert listed is not None and (listed.name, listed.former_ledger) == ("cold/l", "7")
     assert owner.ask(MoveListedSegment(moved.number, "cold", "cold/l", "ledger", "7")) is None
     back = stage.value.segment(moved.number)
-    assert back == replace(moved, store="ledger", place="7", former_ledger="")
+    assert back == replace(moved, store="ledger", name="7", former_ledger="")
     assert owner.ask(request).duplicate

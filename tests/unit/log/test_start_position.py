@@ -19,17 +19,17 @@ from tests.unit.log.stage import Actor, Stage, batch
 
 @pytest.mark.parametrize("at", range(12))
 def test_from_any_place(at: int) -> None:
-    stage, _, places = three_segments()
-    desk = Desk(stage, Start.DLSN, tuple(places[at]))
-    assert desk.seen == places[at:]
-    assert desk.events[0].detail == {"dlsn": list(places[at]), "life": stage.value.incarnation}
+    stage, _, dlsns = three_segments()
+    desk = Desk(stage, Start.DLSN, tuple(dlsns[at]))
+    assert desk.seen == dlsns[at:]
+    assert desk.events[0].detail == {"dlsn": list(dlsns[at]), "life": stage.value.incarnation}
 
 
 @pytest.mark.parametrize(("txid", "first"), [(0, 0), (10, 0), (11, 2), (20, 2), (45, 8), (60, 10), (61, 12)])
 def test_from_a_txid(txid: int, first: int) -> None:
-    stage, owner, places = three_segments()
+    stage, owner, dlsns = three_segments()
     desk = Desk(stage, Start.TXID, txid)
-    assert desk.seen == places[first:]
+    assert desk.seen == dlsns[first:]
     more = owner.ask(batch(12, txid=60)).dlsn
     desk.confirmed(more)
     assert (more in desk.seen) == (txid <= 60)
@@ -37,8 +37,8 @@ def test_from_a_txid(txid: int, first: int) -> None:
 
 @pytest.mark.parametrize(("time", "first"), [(0, 0), (1010, 0), (1015, 2), (1060, 10), (9999, 12)])
 def test_from_a_time(time: int, first: int) -> None:
-    stage, _, places = three_segments()
-    assert Desk(stage, Start.TIME, time).seen == places[first:]
+    stage, _, dlsns = three_segments()
+    assert Desk(stage, Start.TIME, time).seen == dlsns[first:]
 
 
 def test_from_the_tail_only_what_comes() -> None:
@@ -51,13 +51,13 @@ def test_from_the_tail_only_what_comes() -> None:
 
 
 def test_a_position_before_the_truncation_point_is_refused_with_the_first_that_is_there() -> None:
-    stage, _, places = three_segments()
-    stage.value = TruncateTo(places[4]).apply(stage.value)
-    desk = Desk(stage, Start.DLSN, tuple(places[0]))
+    stage, _, dlsns = three_segments()
+    stage.value = TruncateTo(dlsns[4]).apply(stage.value)
+    desk = Desk(stage, Start.DLSN, tuple(dlsns[0]))
     assert desk.kinds == [ReaderEventKind.TRUNCATED]
-    assert desk.events[0].detail == {"first": list(places[4])}
-    assert Desk(stage, Start.START).seen == places[4:]
-    assert Desk(stage, Start.DLSN, tuple(places[4])).seen == places[4:]
+    assert desk.events[0].detail == {"first": list(dlsns[4])}
+    assert Desk(stage, Start.START).seen == dlsns[4:]
+    assert Desk(stage, Start.DLSN, tuple(dlsns[4])).seen == dlsns[4:]
 
 
 def truncated_within_the_last_segment() -> tuple[Stage, Actor, DLSN, DLSN]:
@@ -83,7 +83,7 @@ def test_a_reader_of_the_tail_is_not_cut_off_by_a_truncation_within_the_last_seg
 
 def test_a_reader_of_the_tail_that_knows_an_old_lac_begins_at_the_truncation_point() -> None:
     stage, _, point, last = truncated_within_the_last_segment()
-    desk = Desk(stage, Start.TAIL, lacs={stage.value.segments[-1].place: (0, False)})
+    desk = Desk(stage, Start.TAIL, lacs={stage.value.segments[-1].name: (0, False)})
     assert desk.events[0].detail["dlsn"] == list(point)
     desk.confirmed(last)
     assert desk.seen == [point, last]
@@ -92,7 +92,7 @@ def test_a_reader_of_the_tail_that_knows_an_old_lac_begins_at_the_truncation_poi
 def test_a_reader_of_the_tail_whose_segment_is_truncated_before_it_has_a_position_goes_on_behind_it() -> None:
     stage, owner, _ = three_segments()
     number = stage.value.segments[-1].number
-    desk = Desk(stage, Start.TAIL, lacs={stage.value.segments[-1].place: (-9, False)})  # it is not told yet
+    desk = Desk(stage, Start.TAIL, lacs={stage.value.segments[-1].name: (-9, False)})  # it is not told yet
     assert desk.events == []
     for i in range(12, 100):
         more = owner.ask(batch(i, size=60)).dlsn
@@ -107,12 +107,12 @@ def test_a_reader_of_the_tail_whose_segment_is_truncated_before_it_has_a_positio
 def test_a_reader_of_the_tail_that_was_moved_on_by_a_truncation_is_moved_on_by_the_next() -> None:
     stage, owner, _ = three_segments()
     number = stage.value.segments[-1].number
-    desk = Desk(stage, Start.TAIL, lacs={stage.value.segments[-1].place: (-9, False)})  # not known yet
-    places = [owner.ask(batch(i, size=60)).dlsn for i in range(12, 40)]
-    first, second = [dlsn for dlsn in places if dlsn.segment == number + 1][:2]
+    desk = Desk(stage, Start.TAIL, lacs={stage.value.segments[-1].name: (-9, False)})  # not known yet
+    dlsns = [owner.ask(batch(i, size=60)).dlsn for i in range(12, 40)]
+    first, second = [dlsn for dlsn in dlsns if dlsn.segment == number + 1][:2]
     later = stage.value.segment(number + 1)
     assert later is not None
-    desk.lacs[later.place] = (-9, False)
+    desk.lacs[later.name] = (-9, False)
     for point in (first, second):
         stage.value = TruncateTo(point).apply(stage.value)
         desk.refresh()
@@ -120,29 +120,29 @@ def test_a_reader_of_the_tail_that_was_moved_on_by_a_truncation_is_moved_on_by_t
     desk.lacs.clear()
     desk.post(Received(SOURCE, SegmentLacSeen(later.number, later.location, later.last_entry, True)))
     assert desk.kinds[0] is ReaderEventKind.STARTED
-    assert desk.seen[0] == second and desk.seen[-1] == places[-1]
+    assert desk.seen[0] == second and desk.seen[-1] == dlsns[-1]
 
 
 def test_redpanda_29849_a_place_is_that_of_its_record_behind_control_records_and_truncations() -> None:
     stage = Stage(segment_bytes=500)
     owner = stage.taken("p1")
-    places: list[DLSN] = []
+    dlsns: list[DLSN] = []
     for i in range(6):
         written = owner.ask(batch(3 * i, 3, size=30, txid=10 * (i + 1)))
-        places += [written.dlsn, written.dlsn.next_slot(), written.dlsn.next_slot(2)]
+        dlsns += [written.dlsn, written.dlsn.next_slot(), written.dlsn.next_slot(2)]
         owner.fire("control")
     for first in (4, 5, 11, 15):  # within an entry, and across the ends of segments
-        stage.value = TruncateTo(places[first]).apply(stage.value)
-        assert Desk(stage, Start.START).seen == places[first:]
-        for at in range(first, len(places)):
-            assert Desk(stage, Start.DLSN, tuple(places[at])).seen == places[at:]
-    assert Desk(stage, Start.TXID, 60).seen == places[15:]
+        stage.value = TruncateTo(dlsns[first]).apply(stage.value)
+        assert Desk(stage, Start.START).seen == dlsns[first:]
+        for at in range(first, len(dlsns)):
+            assert Desk(stage, Start.DLSN, tuple(dlsns[at])).seen == dlsns[at:]
+    assert Desk(stage, Start.TXID, 60).seen == dlsns[15:]
 
 
 def test_a_position_before_everything_of_a_whole_stream_is_its_beginning() -> None:
-    stage, _, places = three_segments()
-    assert Desk(stage, Start.DLSN, (1, 0, -1)).seen == places
-    assert Desk(stage, Start.DLSN, (0, -1, -1)).seen == places
+    stage, _, dlsns = three_segments()
+    assert Desk(stage, Start.DLSN, (1, 0, -1)).seen == dlsns
+    assert Desk(stage, Start.DLSN, (0, -1, -1)).seen == dlsns
 
 
 def dropped_and_listed_again(desk: Desk, number: int) -> None:
@@ -152,14 +152,14 @@ def dropped_and_listed_again(desk: Desk, number: int) -> None:
     assert segment is not None
     stage.value = replace(stage.value, segments=(), max_segment=segment.number)
     desk.refresh()
-    stage.places["again"] = stage.places[segment.place]
-    stage.value = replace(stage.value, segments=(replace(segment, place="again"),))
+    stage.stored["again"] = stage.stored[segment.name]
+    stage.value = replace(stage.value, segments=(replace(segment, name="again"),))
     desk.refresh()
 
 
 def test_a_reader_of_the_tail_that_has_started_is_cut_off_though_its_segment_was_dropped_before() -> None:
     stage, _, _, _ = truncated_within_the_last_segment()
-    desk = Desk(stage, Start.TAIL, lacs={stage.value.segments[-1].place: (-9, False)})  # not known yet
+    desk = Desk(stage, Start.TAIL, lacs={stage.value.segments[-1].name: (-9, False)})  # not known yet
     dropped_and_listed_again(desk, 1)
     assert desk.kinds == [ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP, ReaderEventKind.TRUNCATED]
     assert desk.seen == []
@@ -177,8 +177,8 @@ def test_a_reader_of_a_txid_delivers_what_follows_though_its_segment_was_dropped
 
 
 def test_a_position_beyond_the_end_is_refused_with_the_end() -> None:
-    stage, _, places = three_segments()
-    last = places[-1]
+    stage, _, dlsns = three_segments()
+    last = dlsns[-1]
     assert last.segment == 3
     for beyond in (of(99, 0, 0), of(4, 0, 0), of(4, 0, 1), of(3, last.entry + 1, 1), of(3, last.entry + 2, 0)):
         desk = Desk(stage, Start.DLSN, tuple(beyond))
@@ -188,8 +188,8 @@ def test_a_position_beyond_the_end_is_refused_with_the_end() -> None:
 
 
 def test_a_position_right_behind_the_last_record_is_none_beyond_the_end() -> None:
-    stage, owner, places = three_segments()
-    behind = (places[-1].next_slot(), of(3, places[-1].entry + 1, 0))
+    stage, owner, dlsns = three_segments()
+    behind = (dlsns[-1].next_slot(), of(3, dlsns[-1].entry + 1, 0))
     desks = [Desk(stage, Start.DLSN, tuple(place)) for place in behind]
     more = owner.ask(batch(12)).dlsn
     for desk in desks:
@@ -199,10 +199,10 @@ def test_a_position_right_behind_the_last_record_is_none_beyond_the_end() -> Non
 
 
 def test_the_end_of_a_stream_whose_segments_are_all_completed_is_the_beginning_of_the_next() -> None:
-    stage, owner, places = three_segments()
+    stage, owner, dlsns = three_segments()
     owner.ask(HandOverStream())
     assert all(segment.completed for segment in stage.value.segments)
-    for place in (places[-1].next_slot(), of(3, places[-1].entry + 1, 0), of(4, 0, 0)):
+    for place in (dlsns[-1].next_slot(), of(3, dlsns[-1].entry + 1, 0), of(4, 0, 0)):
         assert Desk(stage, Start.DLSN, tuple(place)).kinds == [ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP]
     for place in (of(4, 0, 1), of(5, 0, 0)):
         desk = Desk(stage, Start.DLSN, tuple(place))
@@ -210,9 +210,9 @@ def test_the_end_of_a_stream_whose_segments_are_all_completed_is_the_beginning_o
 
 
 def test_the_beginning_of_the_next_segment_is_reached_once_the_last_has_ended_before_the_list_says_so() -> None:
-    stage, _, places = three_segments()
-    place = stage.value.segments[-1].place
-    desk = Desk(stage, Start.DLSN, (4, 0, 0), lacs={place: (places[-1].entry, True)})
+    stage, _, dlsns = three_segments()
+    place = stage.value.segments[-1].name
+    desk = Desk(stage, Start.DLSN, (4, 0, 0), lacs={place: (dlsns[-1].entry, True)})
     assert desk.kinds == [ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP]
     assert desk.machine.position == of(4, 0, 0)
 
@@ -228,36 +228,36 @@ def test_an_empty_stream_ends_where_its_first_record_will_lie() -> None:
 
 
 def test_a_position_beyond_the_end_of_a_sealed_stream_is_refused() -> None:
-    stage, owner, places = three_segments()
+    stage, owner, dlsns = three_segments()
     owner.ask(SealStream())
-    assert Desk(stage, Start.DLSN, tuple(places[-1].next_slot())).kinds[-1] is ReaderEventKind.END_OF_STREAM
+    assert Desk(stage, Start.DLSN, tuple(dlsns[-1].next_slot())).kinds[-1] is ReaderEventKind.END_OF_STREAM
     assert Desk(stage, Start.DLSN, (99, 0, 0)).kinds == [ReaderEventKind.BEYOND_END]
 
 
 def test_a_list_that_is_only_remembered_says_nothing_of_the_end() -> None:
     """A proxy that is cut off from metadata knows of one segment; the position is of the third."""
-    stage, _, places = three_segments()
+    stage, _, dlsns = three_segments()
     old = replace(stage.value, segments=stage.value.segments[:1], max_segment=SegmentNumber(1))
     for late in (False, True):
-        desk = Desk(stage, Start.DLSN, tuple(places[-1]), remembered=old, is_cut_off=late)
+        desk = Desk(stage, Start.DLSN, tuple(dlsns[-1]), remembered=old, is_cut_off=late)
         if late:
             assert desk.kinds == []
             desk.is_cut_off = False
             desk.post(TimerFired(("retry",), 0.0))
-        assert desk.seen == [places[-1]]
+        assert desk.seen == [dlsns[-1]]
         assert desk.kinds == [ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP]
 
 
 def test_a_lac_from_before_the_fresh_list_says_nothing_of_the_end() -> None:
     stage = Stage()
     owner = stage.taken("p1")
-    places = [owner.ask(batch(i)).dlsn for i in range(4)]
-    lacs = {stage.value.segments[0].place: (0, False)}
-    desk = Desk(stage, Start.DLSN, tuple(places[-1]), remembered=stage.value, is_slow=True, lacs=lacs)
+    dlsns = [owner.ask(batch(i)).dlsn for i in range(4)]
+    lacs = {stage.value.segments[0].name: (0, False)}
+    desk = Desk(stage, Start.DLSN, tuple(dlsns[-1]), remembered=stage.value, is_slow=True, lacs=lacs)
     assert desk.kinds == []
     desk.lacs.clear()
     desk.refresh()
-    assert desk.seen == [places[-1]]
+    assert desk.seen == [dlsns[-1]]
 
 
 def test_who_waits_for_a_txid_is_told_the_life_and_started_when_it_comes() -> None:

@@ -12,25 +12,25 @@ from tests.unit.log.stage import batch
 
 
 def test_a_reader_that_does_not_follow_ends_at_the_tail() -> None:
-    stage, _, places = three_segments()
+    stage, _, dlsns = three_segments()
     desk = Desk(stage, Start.START, follow=False)
-    assert desk.seen == places
+    assert desk.seen == dlsns
     assert desk.kinds[-1] is ReaderEventKind.CAUGHT_UP
     assert desk.machine.has_ended
 
 
 @pytest.mark.parametrize("start", [Start.START, Start.TXID, Start.DLSN])
 def test_a_list_remembered_while_metadata_was_away_is_not_believed_to_name_the_last_segment(start: Start) -> None:
-    stage, owner, places = three_segments()
+    stage, owner, dlsns = three_segments()
     old, sequence = stage.value, 12
     while stage.value.segments[-1].number == old.segments[-1].number:
         written = owner.ask(batch(sequence, 2, size=60, txid=100))
-        places += [written.dlsn, written.dlsn.next_slot()]
+        dlsns += [written.dlsn, written.dlsn.next_slot()]
         sequence += 2
-    value = {Start.START: None, Start.TXID: 10, Start.DLSN: tuple(places[0])}[start]
+    value = {Start.START: None, Start.TXID: 10, Start.DLSN: tuple(dlsns[0])}[start]
     desk = Desk(stage, start, value, follow=False, remembered=old)
     assert GetStream(fresh=True) in desk.questions
-    assert desk.seen == places
+    assert desk.seen == dlsns
     assert desk.kinds[-1] is ReaderEventKind.CAUGHT_UP
 
 
@@ -38,11 +38,11 @@ def test_a_newer_list_from_before_the_read_does_not_say_where_the_tail_was() -> 
     """The position is behind the remembered list; what comes next shows its segment, but was not asked for since."""
     stage, owner, _ = three_segments()
     remembered = stage.value
-    places = [owner.ask(batch(i, size=60)).dlsn for i in range(12, 40)]
-    position = next(dlsn for dlsn in places if dlsn.segment == remembered.segments[-1].number + 1)
+    dlsns = [owner.ask(batch(i, size=60)).dlsn for i in range(12, 40)]
+    position = next(dlsn for dlsn in dlsns if dlsn.segment == remembered.segments[-1].number + 1)
     desk = Desk(stage, Start.DLSN, tuple(position), follow=False, remembered=remembered, is_slow=True)
     desk.post(Received(SOURCE, StreamSeen(stage.value, fresh=False)))
     assert ReaderEventKind.CAUGHT_UP not in desk.kinds
     desk.refresh()
-    assert desk.seen == [dlsn for dlsn in places if dlsn >= position]
+    assert desk.seen == [dlsn for dlsn in dlsns if dlsn >= position]
     assert desk.kinds[-1] is ReaderEventKind.CAUGHT_UP

@@ -53,7 +53,7 @@ def test_an_owner_that_hears_nothing_of_it_gets_nothing_acknowledged_in_a_delete
     assert isinstance(owner.ask(batch(0)), BatchWritten)
     assert delete(stage.deletion("p2")) is None
     assert stage.value.owner.deleted
-    assert all(place.end is not None for place in stage.places.values())
+    assert all(place.end is not None for place in stage.stored.values())
     assert not isinstance(owner.ask(batch(1)), BatchWritten)
     assert not isinstance(owner.answers.get(3), BatchWritten)
 
@@ -89,12 +89,12 @@ def test_a_segment_that_somebody_without_a_claim_begins_meanwhile_is_ended_too()
     stage.hold(RecoverSegment)
     deletion = stage.deletion("p2")
     delete(deletion)
-    strange = Segment(number=SegmentNumber(2), place="2x", first_txid=Txid(0))
-    stage.places["2x"] = stage.places["1a"].__class__(2)
+    strange = Segment(number=SegmentNumber(2), name="2x", first_txid=Txid(0))
+    stage.stored["2x"] = stage.stored["1a"].__class__(2)
     stage.value, stage.version = stage.value.with_segment(strange), stage.version + 1
     stage.release()
     assert answer(deletion) is None
-    assert stage.places["2x"].end == -1
+    assert stage.stored["2x"].end == -1
 
 
 def test_the_next_stream_of_the_name_is_not_touched() -> None:
@@ -223,7 +223,7 @@ def test_a_stream_that_nobody_ever_wrote_is_deleted_without_a_segment() -> None:
     deletion = stage.deletion("p2")
     assert delete(deletion) is None
     assert deletion.sent == []
-    assert stage.places == {}
+    assert stage.stored == {}
     assert deletion.timers == {}
 
 

@@ -106,7 +106,7 @@ def test_both_segments_are_fenced_when_an_owner_dies_between_listing_and_closing
     second = stage.taken("p2")
     fenced = [m.segment.number for m in second.sent if isinstance(m, RecoverSegment)]
     assert fenced == [1, 2]
-    assert all(place.end is not None for place in stage.places.values() if place is not second.writers[2])
+    assert all(place.end is not None for place in stage.stored.values() if place is not second.writers[2])
     assert numbers(stage.value) == [(1, True), (2, False)]
 
 
@@ -150,7 +150,7 @@ def test_an_empty_segment_does_not_move_the_highest_txid() -> None:
     assert stage.value.max_txid == 10
     assert numbers(stage.value) == [(1, True), (2, False)]
     assert owner.ask(batch(1, txid=10)).dlsn == of(2, 0, 0)
-    assert len(stage.places) == 2
+    assert len(stage.stored) == 2
 
 
 def test_the_close_after_a_failed_append_keeps_all_that_was_acknowledged() -> None:
@@ -180,8 +180,8 @@ def test_what_survived_the_failure_of_the_store_is_answered_with_its_place() -> 
     stage.held.clear()
     stage.hold()
     owner.post(Received(STORE, StoreFailed(second, SegmentFencedError("fenced by ourselves"))))
-    places = [owner.answers[t].dlsn for t in (2, 3, 4)]
-    assert places == [of(1, 0, 0), of(2, 0, 0), of(2, 0, 1)]
+    dlsns = [owner.answers[t].dlsn for t in (2, 3, 4)]
+    assert dlsns == [of(1, 0, 0), of(2, 0, 0), of(2, 0, 1)]
     assert [b.sequence for b in notes(stage, "2b")] == [1, 2]
 
 
@@ -228,7 +228,7 @@ def test_an_owner_that_mends_its_empty_segment_tells_that_it_ended_before_its_nu
     stage.hold()
     owner.events.clear()
     owner.post(Received(STORE, StoreFailed(append, StoreUnavailableError("a bookie too few"))))
-    assert [(s.number, s.place) for s in stage.value.segments] == [(1, "1b")]
+    assert [(s.number, s.name) for s in stage.value.segments] == [(1, "1b")]
     told = [e for e in owner.events if isinstance(e, LacMoved | SegmentStarted | StreamReady)]
     assert told == [
         LacMoved("s", 1, -1, True),
@@ -245,13 +245,13 @@ def test_a_roll_that_is_mended_tells_the_ends_of_both_segments() -> None:
     stage.hold(SealSegment)
     owner.ask(batch(1, size=600))
     assert numbers(stage.value) == [(1, False), (2, False)], "a roll is at hand"
-    before = stage.value.segments[1].place
+    before = stage.value.segments[1].name
     stage.held.clear()
     stage.hold()
     owner.events.clear()
     seal = next(m for m in owner.sent if isinstance(m, SealSegment))
     owner.post(Received(STORE, StoreFailed(seal, StoreUnavailableError("a bookie too few"))))
-    assert stage.value.segments[1].place != before
+    assert stage.value.segments[1].name != before
     told = [(e.segment, e.lac, e.ended) for e in owner.events if isinstance(e, LacMoved)]
     assert list(dict.fromkeys(told)) == [(1, 1, True), (2, -1, True)], "once or more, in this order"
     assert StreamReady("s", 1, 2, 2) in owner.events
@@ -265,8 +265,8 @@ def test_a_lost_store_takes_the_segment_created_ahead_with_it() -> None:
     owner.post(PeerLost(STORE))
     owner.timers.pop(("disposal",), None)
     assert owner.ask(batch(1)).dlsn.segment == 2
-    assert stage.value.segments[1].place != "2b"
-    assert "2b" not in stage.places
+    assert stage.value.segments[1].name != "2b"
+    assert "2b" not in stage.stored
     assert stage.value.allocated == ""
 
 
@@ -437,9 +437,9 @@ def test_what_waited_when_the_store_became_too_small_goes_back_and_keeps_its_ord
     stage.too_small = False
     stage.holding = ()
     owner.fire("allocation")
-    places = [owner.ask(request) for request in (first, second, third)]
-    assert all(isinstance(place, BatchWritten) for place in places), places
-    assert [place.txid for place in places] == [10, 20, 30]
+    dlsns = [owner.ask(request) for request in (first, second, third)]
+    assert all(isinstance(place, BatchWritten) for place in dlsns), dlsns
+    assert [place.txid for place in dlsns] == [10, 20, 30]
 
 
 def test_while_a_segment_is_appended_to_a_store_that_is_too_small_for_the_next_is_no_obstacle() -> None:
@@ -490,7 +490,7 @@ def test_an_answer_about_the_place_that_a_number_had_before_ends_nothing() -> No
     recovery = StreamRecovery(stage.value, OwnerOptions(), None)
     recovery.begin()
     done: list[bool] = []
-    for name in ("before", segment.place):
+    for name in ("before", segment.name):
         recovery.handle(SegmentRecovered(segment.number, Location(segment.store, name), NO_ENTRY))
         done.append(recovery.is_done)
     assert done == [False, True]

@@ -55,7 +55,7 @@ def test_truncated_segments_go_in_portions() -> None:
     assert [e.segment for e in owner.events if isinstance(e, SegmentDeleted)] == list(range(1, point.segment))
     first = stage.written[0].truncated
     assert [s.truncation for s in first] == [Truncation.ACTIVE] * 9, "the point moves before Java is told of a segment"
-    assert not {s.place for s in first} & stage.places.keys()
+    assert not {s.name for s in first} & stage.stored.keys()
 
 
 def test_nothing_waits_for_a_store_that_does_not_delete() -> None:
@@ -76,7 +76,7 @@ def test_nothing_waits_for_a_store_that_does_not_delete() -> None:
     assert len(stage.value.truncated) > 5
     stage.hold()
     owner.fire("disposal")
-    assert not stage.value.truncated and not {s.place for s in left} & stage.places.keys()
+    assert not stage.value.truncated and not {s.name for s in left} & stage.stored.keys()
 
 
 def test_the_ledger_where_a_segment_lay_before_goes_with_it() -> None:
@@ -84,11 +84,11 @@ def test_the_ledger_where_a_segment_lay_before_goes_with_it() -> None:
     owner = stage.taken("p1", THREE)
     point = written_by(owner, 2)
     hot = stage.value.segments[0]
-    stage.places["cold"] = stage.places[hot.place]
-    owner.ask(MoveListedSegment(hot.number, hot.store, hot.place, "cold", "cold"))
-    assert stage.value.segments[0].former_ledger == hot.place
+    stage.stored["cold"] = stage.stored[hot.name]
+    owner.ask(MoveListedSegment(hot.number, hot.store, hot.name, "cold", "cold"))
+    assert stage.value.segments[0].former_ledger == hot.name
     owner.ask(TruncateBefore(point))
-    assert not {hot.place, "cold"} & stage.places.keys() and not stage.value.truncated
+    assert not {hot.name, "cold"} & stage.stored.keys() and not stage.value.truncated
 
 
 def test_what_was_left_by_the_owner_before_goes_on() -> None:
@@ -102,4 +102,4 @@ def test_what_was_left_by_the_owner_before_goes_on() -> None:
     stage.held.clear()
     stage.hold()
     stage.taken("p2", THREE)
-    assert not stage.value.truncated and not {s.place for s in left} & stage.places.keys()
+    assert not stage.value.truncated and not {s.name for s in left} & stage.stored.keys()

@@ -10,14 +10,14 @@ from dlog.model.offloading import COLD, Record, Step, decide
 from dlog.model.segment import Segment, StreamMetadata
 from dlog.stores.cold import store
 
-FRESH = Record(stream="s", number=1, store="ledger", place="101", objects=())
+FRESH = Record(stream="s", number=1, store="ledger", name="101", objects=())
 
 
 def step(record: Record, place: str) -> Step:
     """The next step of a run while metadata names this location of the segment."""
     segment = Segment(
         number=SegmentNumber(1),
-        place=place,
+        name=place,
         store="ledger" if place == "101" else COLD,
         first_txid=Txid(0),
         completed=True,

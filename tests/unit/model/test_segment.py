@@ -9,8 +9,8 @@ from dlog.model.ids import EntryId, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Segment, StreamMetadata
 
 
-def segment(number: int, *, completed: bool = True, place: str = "1") -> Segment:
-    return Segment(number=SegmentNumber(number), place=place, first_txid=Txid(0), completed=completed)
+def segment(number: int, *, completed: bool = True, name: str = "1") -> Segment:
+    return Segment(number=SegmentNumber(number), name=name, first_txid=Txid(0), completed=completed)
 
 
 EMPTY = StreamMetadata(name=StreamName("s"))
@@ -31,9 +31,9 @@ def test_segments_stay_in_order_whatever_comes(steps: list[tuple[int, bool]]) ->
 
 
 def test_a_segment_takes_the_place_of_the_one_with_its_number() -> None:
-    metadata = EMPTY.with_segment(segment(1, completed=False)).with_segment(segment(1, place="2"))
-    assert [s.place for s in metadata.segments] == ["2"]
-    assert metadata.segment(1) == segment(1, place="2") and metadata.segment(2) is None
+    metadata = EMPTY.with_segment(segment(1, completed=False)).with_segment(segment(1, name="2"))
+    assert [s.name for s in metadata.segments] == ["2"]
+    assert metadata.segment(1) == segment(1, name="2") and metadata.segment(2) is None
 
 
 def test_what_is_in_progress() -> None:
@@ -42,7 +42,7 @@ def test_what_is_in_progress() -> None:
 
 
 def test_a_partial_truncation_moves_the_first_place_that_may_be_read() -> None:
-    cut = Segment(number=SegmentNumber(3), place="1", first_txid=Txid(0), min_entry=EntryId(7), min_slot=2)
+    cut = Segment(number=SegmentNumber(3), name="1", first_txid=Txid(0), min_entry=EntryId(7), min_slot=2)
     assert cut.first_dlsn == (3, 7, 2)
 
 

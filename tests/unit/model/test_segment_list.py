@@ -31,10 +31,10 @@ from tests.operations import operations
 numbers = st.integers(1, 400)
 
 
-def segment(number: int, *, completed: bool = True, place: str = "") -> Segment:
+def segment(number: int, *, completed: bool = True, name: str = "") -> Segment:
     return Segment(
         number=SegmentNumber(number),
-        place=place or f"{number}a",
+        name=name or f"{number}a",
         first_txid=Txid(number),
         completed=completed,
         last_entry=EntryId(3 if completed else -1),
@@ -54,7 +54,7 @@ def lists(draw: st.DrawFn) -> SegmentList:
 
 @given(lists(), st.dictionaries(numbers, st.sampled_from(["out", "in", "open"]), max_size=8))
 def test_an_updated_list_has_the_changes_and_everything_else(before: SegmentList, told: dict[int, str]) -> None:
-    changes = {n: None if how == "out" else segment(n, completed=how == "in", place="new") for n, how in told.items()}
+    changes = {n: None if how == "out" else segment(n, completed=how == "in", name="new") for n, how in told.items()}
     expected = {s.number: s for s in before} | {SegmentNumber(n): s for n, s in changes.items() if s is not None}
     for number, changed in changes.items():
         if changed is None:
@@ -83,7 +83,7 @@ def test_differences_are_those_of_the_numbers(before: SegmentList, after: Segmen
 
 @given(lists(), st.dictionaries(numbers, st.booleans(), max_size=5))
 def test_differences_of_a_list_made_from_another_are_the_changes(before: SegmentList, told: dict[int, bool]) -> None:
-    after = before.updated({n: segment(n, place="new") if stays else None for n, stays in told.items()})
+    after = before.updated({n: segment(n, name="new") if stays else None for n, stays in told.items()})
     pairs = list(differences(before, after))
     changes: dict[int, Segment | None] = {s.number: now for was, now in pairs for s in (was or now,) if s is not None}
     assert changes.keys() <= told.keys() and before.updated(changes) == after
@@ -95,7 +95,7 @@ def ending(draw: st.DrawFn) -> Segment:
     location that another one had."""
     is_completed = draw(st.booleans()) or draw(st.booleans())
     return replace(
-        segment(draw(st.integers(1, 60)), completed=is_completed, place=draw(st.sampled_from("abcdefgh"))),
+        segment(draw(st.integers(1, 60)), completed=is_completed, name=draw(st.sampled_from("abcdefgh"))),
         store=draw(st.sampled_from(["ledger", "cold"])),
         former_ledger=draw(st.sampled_from(["", "", "a", "f"])),
         last_txid=Txid(draw(st.integers(-1, 20)) if is_completed else -1),
@@ -199,7 +199,7 @@ def take_in(value: StreamMetadata) -> StreamMetadata:
         tuple(Stage(Location("ledger", f"x{n}"), Txid(10**6), end) for n in range(3)), None, 1000
     )
     taken = change.apply(value)
-    assert change.took_place(taken) and not change.took_place(value) and change.apply(taken) is taken
+    assert change.was_made(taken) and not change.was_made(value) and change.apply(taken) is taken
     assert [s.number for s in taken.segments[-3:]] == [taken.max_segment - 2, taken.max_segment - 1, taken.max_segment]
     assert [s.start_sequence_id for s in taken.segments[-2:]] == [
         taken.segments[-3].start_sequence_id + 6,

@@ -75,7 +75,7 @@ def test_a_stream_that_is_gone_refuses_and_one_that_was_made_anew_may_not() -> N
 def test_of_writes_without_a_number_only_age_is_known() -> None:
     rule = replace(RULE, is_numbered=False)
     assert rule.judge(OTHER, (NOBODY, NOBODY)) is SweepDecision.GOES
-    assert rule.judge(OTHER, (NOBODY, StreamLook(places=frozenset({("ledger", "7")})))) is SweepDecision.LISTED
+    assert rule.judge(OTHER, (NOBODY, StreamLook(locations=frozenset({("ledger", "7")})))) is SweepDecision.LISTED
 
 
 batches = st.builds(SinkBatch, st.just("sink"), st.integers(0, 2), st.sampled_from("qr"), st.integers(0, 2))
@@ -94,7 +94,7 @@ def test_nothing_goes_that_is_listed_or_may_be_taken_in(
 ) -> None:
     verdict = StageSweepRule(done, 5).judge(RegisteredStage("7", StreamName("s"), batch, unix_ms), seen)
     if verdict is SweepDecision.GOES:
-        assert len(seen) > 1 and ("ledger", "7") not in seen[-1].places
+        assert len(seen) > 1 and ("ledger", "7") not in seen[-1].locations
         assert all(standing(look.record, batch) is not Standing.NEW for look in seen)
     assert verdict is not SweepDecision.LOOK or len(seen) < 2, "it comes to an end"
 
@@ -136,7 +136,7 @@ IN_FILES = "0123456789abcdef" * 2
 
 def test_a_registration_tells_the_store_of_its_stage() -> None:
     told = {**TOLD, "store": "file"}
-    assert registered_stage("sink", IN_FILES, told) == replace(STAGE, place=IN_FILES, store="file")
+    assert registered_stage("sink", IN_FILES, told) == replace(STAGE, name=IN_FILES, store="file")
     assert registered_stage("sink", "7", {**TOLD, "store": "ledger"}) == STAGE
     for place in ("", "a" * 65, "A1", "../x", "a/b", "a\n", "é"):
         assert registered_stage("sink", place, told) is None

@@ -48,9 +48,9 @@ class Store:
         await asyncio.sleep(0)
         await self.is_open.wait()
         self.under_way -= 1
-        if ref.place in self.errors:
-            raise self.errors[ref.place]
-        self.deleted.append(ref.place)
+        if ref.name in self.errors:
+            raise self.errors[ref.name]
+        self.deleted.append(ref.name)
 
 
 class Proxy:
@@ -76,7 +76,7 @@ async def deleted_stream(metadata: MemoryMetadata, segments: Sequence[Segment]) 
 def segment(number: int, *, store: str = "ledger", former_ledger: str = "") -> Segment:
     return Segment(
         number=SegmentNumber(number),
-        place=str(number),
+        name=str(number),
         store=store,
         former_ledger=former_ledger,
         first_txid=Txid(0),
@@ -110,7 +110,7 @@ async def test_what_a_store_does_not_delete_now_keeps_the_mark_until_somebody_co
     proxy = Proxy(metadata, "ledger", "memory")
     proxy.store.errors["2"] = StoreUnavailableError("away")
     assert await proxy.admin.finish_deletion(NAME) == Removed(2, False)
-    assert [e.place for e in proxy.events if isinstance(e, SegmentLeftBehind)] == ["2"]
+    assert [e.location for e in proxy.events if isinstance(e, SegmentLeftBehind)] == ["2"]
     with pytest.raises(StreamUnavailableError, match="try again"):
         await proxy.admin.create(NAME, {"store": "memory"}, "a1", 0)
     other = Proxy(metadata)
@@ -134,7 +134,7 @@ async def test_what_is_damaged_is_told_and_does_not_keep_the_rest() -> None:
     proxy = Proxy(metadata)
     proxy.store.errors["1"] = SegmentCorruptError("metadata of the ledger does not parse")
     assert await proxy.admin.finish_deletion(NAME) == Removed(1, True)
-    assert [e.place for e in proxy.events if isinstance(e, SegmentLeftBehind)] == ["1"]
+    assert [e.location for e in proxy.events if isinstance(e, SegmentLeftBehind)] == ["1"]
 
 
 async def test_a_forced_deletion_waits_for_no_store() -> None:
@@ -145,7 +145,7 @@ async def test_a_forced_deletion_waits_for_no_store() -> None:
     assert await metadata.read(KEY) != Missing(), "it keeps its mark"
     assert await proxy.admin.delete(NAME, incarnation, force=True) == {"segments": 1, "left": 0}
     assert await metadata.read(KEY) == Missing()
-    assert [e.place for e in proxy.events if isinstance(e, SegmentLeftBehind)] == ["1", "1"]
+    assert [e.location for e in proxy.events if isinstance(e, SegmentLeftBehind)] == ["1", "1"]
 
 
 LONG = admin.REMOVED_MAX + 1

@@ -90,7 +90,7 @@ def stream(count: int) -> StreamMetadata:
     segments = [
         Segment(
             number=SegmentNumber(n),
-            place=str(n),
+            name=str(n),
             first_txid=Txid(n),
             completed=n < count,
             last_txid=Txid(n if n < count else -1),

@@ -86,7 +86,7 @@ def test_who_comes_when_a_segment_has_ended_empty_is_told_nothing_of_its_number(
     tail = LacSubscription(listener, 5, "s")
     tails.add(tail)
     assert told(tail) == [(1, 7, True)]
-    assert tails.place("s") == (1, 8, 0)
+    assert tails.next_position("s") == (1, 8, 0)
     tails.moved(LacMoved("s", 2, -1))
     assert told(tail) == [(2, -1, False)]
 
@@ -95,7 +95,7 @@ def test_who_comes_late_is_told_of_the_last_segments_whatever_order_they_moved_i
     tails, listener = LacSubscriptions(), Listener()
     for segment, lac in ((2, 9), (1, 5), (4, 8), (3, 7)):
         tails.moved(LacMoved("s", segment, lac))
-    assert tails.place("s") == (4, 9, 0)
+    assert tails.next_position("s") == (4, 9, 0)
     tail = LacSubscription(listener, 5, "s")
     tails.add(tail)
     assert told(tail) == [(2, 9, False), (3, 7, False), (4, 8, False)]

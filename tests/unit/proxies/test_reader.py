@@ -24,7 +24,7 @@ from dlog.wire.proxy import Entries, Message, Read, Start
 from proxies.read.reader import ReaderActor
 
 ENTRY = b"".join(bytes(part) for part in encode_entry([Record(0, 1, 1, bytes(1000))]))
-SEGMENT = Segment(number=SegmentNumber(1), place="a", first_txid=Txid(0))
+SEGMENT = Segment(number=SegmentNumber(1), name="a", first_txid=Txid(0))
 
 
 class Source:

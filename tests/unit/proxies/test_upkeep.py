@@ -86,7 +86,7 @@ class Round:
 def segment(number: int, *, completed: bool) -> Segment:
     return Segment(
         number=SegmentNumber(number),
-        place=str(number),
+        name=str(number),
         first_txid=Txid(0),
         completed=completed,
         last_entry=EntryId(0 if completed else -1),

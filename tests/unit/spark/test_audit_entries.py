@@ -26,7 +26,7 @@ LEDGER = LedgerId(7)
 
 
 def whole(last: int) -> Range:
-    return Range(stream=NAME, segment=1, place=str(LEDGER), store="ledger", first=0, last=last)
+    return Range(stream=NAME, segment=1, name=str(LEDGER), store="ledger", first=0, last=last)
 
 
 def prove(
@@ -51,7 +51,7 @@ def facts_of(laid: Laid) -> StreamFacts:
     last = EntryId(len(laid.payloads) - 1)
     listed = Segment(
         number=SegmentNumber(1),
-        place=str(LEDGER),
+        name=str(LEDGER),
         first_txid=Txid(0),
         completed=True,
         last_txid=Txid(laid.last_txid),

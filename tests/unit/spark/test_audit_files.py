@@ -96,7 +96,7 @@ async def written(store: FileStore, number: int = 1) -> FileSegmentWriter:
 
 
 def listed(place: str, number: int = 1, **given: Any) -> Segment:
-    return Segment(number=SegmentNumber(number), place=place, store="file", first_txid=Txid(0), **given)
+    return Segment(number=SegmentNumber(number), name=place, store="file", first_txid=Txid(0), **given)
 
 
 def damage(path: str, where: bytes) -> None:
@@ -120,7 +120,7 @@ async def test_completed_and_open_segments_are_read_and_their_writer_goes_on(sto
     one, two = await written(store), await written(store, 2)
     await one.seal()
     tree = Tree(store)
-    tree.value = tree.value.with_segment(listed(one.place, completed=True, last_entry=EntryId(7)), listed(two.place, 2))
+    tree.value = tree.value.with_segment(listed(one.name, completed=True, last_entry=EntryId(7)), listed(two.name, 2))
     for dry_run in (True, False):
         facts = await tree.look(dry_run=dry_run)
         assert [(s.last, s.decided_end, s.length > 12_000) for s in facts.segments] == [(7, 7, True), (7, None, True)]
@@ -134,11 +134,11 @@ async def test_what_is_gone_open_damaged_or_ended_elsewhere_is_found(store: File
     writers = [await written(store, number) for number in (1, 2, 3, 4)]
     for writer in writers[1:]:
         await writer.seal()
-    completed = [listed(w.place, n, completed=True, last_entry=EntryId(7)) for n, w in enumerate(writers, 1)]
+    completed = [listed(w.name, n, completed=True, last_entry=EntryId(7)) for n, w in enumerate(writers, 1)]
     tree = Tree(store)
     tree.value = tree.value.with_segment(*completed[:3], replace(completed[3], last_entry=EntryId(9)))
-    os.unlink((await store.describe(writers[1].place)).path)
-    damage((await store.describe(writers[2].place)).path, b"dlogseg1")
+    os.unlink((await store.describe(writers[1].name)).path)
+    damage((await store.describe(writers[2].name)).path, b"dlogseg1")
     facts = await tree.look()
     found = {(Kind.FILE_OPEN, 1), (Kind.FILE_GONE, 2), (Kind.DIGEST, 3)}
     assert set(kinds(facts.findings)) == found
@@ -151,8 +151,8 @@ async def test_a_damaged_entry_is_a_hole_and_the_others_are_read(store: FileStor
     writer = await written(store)
     await writer.seal()
     tree = Tree(store)
-    tree.value = tree.value.with_segment(listed(writer.place, completed=True, last_entry=EntryId(7)))
-    damage((await store.describe(writer.place)).path, PAYLOADS[3])
+    tree.value = tree.value.with_segment(listed(writer.name, completed=True, last_entry=EntryId(7)))
+    damage((await store.describe(writer.name)).path, PAYLOADS[3])
     (of,) = (await tree.look()).ranges()
     assert await read(tree, of) == [*PAYLOADS[:3], None, *PAYLOADS[4:]]
 
@@ -170,12 +170,12 @@ async def test_files_that_nothing_names_are_orphans_when_they_are_old_enough(sto
     stage = await store.create(NAME, STAGE, Epoch(0), Quorum())
     orphan = await written(store, 7)
     tree = Tree(store)
-    tree.value = replace(tree.value.with_segment(listed(names[0].place)), allocated=f"file:{names[1].place}")
-    tree.value = tree.value.with_segment(listed(names[2].place, 2))
-    tree.registered = [f"stage-{stage.place}", "txid-0-q-1"]
+    tree.value = replace(tree.value.with_segment(listed(names[0].name)), allocated=f"file:{names[1].name}")
+    tree.value = tree.value.with_segment(listed(names[2].name, 2))
+    tree.registered = [f"stage-{stage.name}", "txid-0-q-1"]
     found = await tree.orphans()
     assert (found.files, kinds(found.findings)) == (5, [(Kind.ORPHAN_FILE, 7)])
-    assert found.findings[0].stream == NAME and orphan.place in found.findings[0].found
+    assert found.findings[0].stream == NAME and orphan.name in found.findings[0].found
     assert (await tree.orphans(3600.0)).findings == []
-    os.utime((await store.describe(orphan.place)).path, (1, 1))
+    os.utime((await store.describe(orphan.name)).path, (1, 1))
     assert kinds((await tree.orphans(3600.0)).findings) == [(Kind.ORPHAN_FILE, 7)]

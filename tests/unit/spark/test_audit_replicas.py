@@ -33,7 +33,7 @@ PACKETS = [
     b"".join(map(bytes, DIGEST.pack(entry, entry - 1, length, (payload,))))
     for entry, (payload, length) in enumerate(zip(LAID.payloads, LAID.lengths, strict=True))
 ]
-WHOLE = Range(stream="s", segment=1, place=str(LEDGER), store="ledger", first=0, last=9)
+WHOLE = Range(stream="s", segment=1, name=str(LEDGER), store="ledger", first=0, last=9)
 
 
 @dataclass
@@ -144,7 +144,7 @@ async def test_every_copy_is_read_in_few_questions() -> None:
 
 async def test_one_copy_is_read_where_one_will_do_and_not_always_of_the_same_bookie() -> None:
     assert copies((await read(Bookies(), all_replicas=False))[0]) == {A: ALL}
-    part = Range(stream="s", segment=1, place=str(LEDGER), store="ledger", first=4, last=9)
+    part = Range(stream="s", segment=1, name=str(LEDGER), store="ledger", first=4, last=9)
     assert copies((await read(Bookies(), part, all_replicas=False))[0]) == {B: dict.fromkeys(range(4, 10), "well")}
 
 
@@ -197,7 +197,7 @@ async def test_who_is_away_is_told_of_and_the_others_are_read() -> None:
     assert [(lost.bookie, lost.first) for lost in reading.lost] == [(B, 0)]
     found, reading = await read(bookies, all_replicas=False)
     assert copies(found) == {A: ALL} and reading.lost == []
-    part = Range(stream="s", segment=1, place=str(LEDGER), store="ledger", first=1, last=9)
+    part = Range(stream="s", segment=1, name=str(LEDGER), store="ledger", first=1, last=9)
     found, reading = await read(bookies, part, all_replicas=False)
     assert copies(found) == {C: dict.fromkeys(range(1, 10), "well")} and reading.lost == []
 
@@ -328,7 +328,7 @@ def test_an_entry_that_nobody_has_is_one_finding_and_a_hole(monkeypatch: pytest.
 
 def test_a_task_goes_on_with_its_next_range(monkeypatch: pytest.MonkeyPatch) -> None:
     bookies = Bookies()
-    later = Range(stream="t", segment=1, place="8", store="ledger", first=0, last=3)
+    later = Range(stream="t", segment=1, name="8", store="ledger", first=0, last=3)
     real = bookies.metadata_of
 
     async def metadata_of(ledger: LedgerId) -> LedgerMetadata:

@@ -35,7 +35,7 @@ class Sound:
             self.laid.append(laid)
             listed = Segment(
                 number=SegmentNumber(number),
-                place=str(number),
+                name=str(number),
                 first_txid=Txid(begin - 50),
                 completed=number < 5,
                 last_txid=Txid(laid.last_txid if number < 5 else -1),
@@ -60,9 +60,7 @@ class Sound:
         found = {}
         for facts in self.segments:
             number = facts.listed.number
-            proof = EntryVerifier(
-                Range(stream=NAME, segment=number, place=str(number), store="ledger", first=0, last=1)
-            )
+            proof = EntryVerifier(Range(stream=NAME, segment=number, name=str(number), store="ledger", first=0, last=1))
             laid = self.laid[number - 1]
             for entry, (payload, length) in enumerate(zip(laid.payloads, laid.lengths, strict=True)):
                 proof.entry(entry, payload, length)
@@ -160,7 +158,7 @@ def test_of_a_segment_that_was_not_read_to_its_end_no_count_is_judged() -> None:
     sound = Sound()
     sound.change(2, record_count=1, last_slot=0, last_txid=Txid(0))
     pieces = sound.pieces()
-    proof = EntryVerifier(Range(stream=NAME, segment=2, place="2", store="ledger", first=0, last=1))
+    proof = EntryVerifier(Range(stream=NAME, segment=2, name="2", store="ledger", first=0, last=1))
     proof.entry(0, sound.laid[1].payloads[0], sound.laid[1].lengths[0])
     proof.hole()
     pieces[2] = [proof.piece]

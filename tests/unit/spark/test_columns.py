@@ -17,7 +17,7 @@ from dlog.wire.digest import crc32c
 from dlog.wire.entry import CONTROL, RECORD_SET, Record, build_record_set, encode_entry
 
 SCHEMA = pa.schema(list(COLUMNS.items()))
-PART = Range(stream="s", segment=3, place="7", store="ledger", first=0, last=9, start_sequence_id=100)
+PART = Range(stream="s", segment=3, name="7", store="ledger", first=0, last=9, start_sequence_id=100)
 
 
 def entry_of(sets: list[tuple[int, list[bytes]]], *, unix_ms: int = 5000, crc: int | None = None) -> bytes:
@@ -72,7 +72,7 @@ def test_any_columns_in_any_order() -> None:
 
 def test_what_nobody_knows_is_null() -> None:
     gathered = Batches(SCHEMA)
-    gathered.add(Range(stream="s", segment=1, place="1", store="ledger", first=0, last=0), Run(0, 0, 1, 7, 0, [b"a"]))
+    gathered.add(Range(stream="s", segment=1, name="1", store="ledger", first=0, last=0), Run(0, 0, 1, 7, 0, [b"a"]))
     gathered.add(PART, Run(0, 1, 2, 7, 1000, [b"b"]))
     batch = gathered.take()
     assert batch is not None

@@ -12,7 +12,7 @@ from dlog.model.ids import EntryId, SegmentNumber, StreamName, Txid
 from dlog.model.offloading import Record, Step, decide
 from dlog.model.segment import Segment, StreamMetadata, Truncation
 from dlog.spark.jobs.offload_copy import examine
-from dlog.spark.jobs.offload_plan import candidates, named, packed, parquet_place, source_of
+from dlog.spark.jobs.offload_plan import candidates, named, packed, parquet_location, source_of
 from dlog.spark.jobs.offload_records import StoredRecord, _decoded, _encoded, named_objects
 from dlog.spark.jobs.offload_work import OffloadOptions
 from dlog.stores.cold.format import Contents
@@ -29,7 +29,7 @@ OBJECTS = tuple(f"file:///cold/c/dlog/s/{number:018d}-{'0' * 15}{number}-99.seg"
 def segment(number: int, **changes: object) -> Segment:
     made = Segment(
         number=SegmentNumber(number),
-        place=str(100 + number),
+        name=str(100 + number),
         first_txid=Txid(number * 10),
         completed=True,
         last_txid=Txid(number * 10 + 9),
@@ -46,7 +46,7 @@ def stream(*segments: Segment) -> StreamMetadata:
 
 
 def record(**changes: object) -> StoredRecord:
-    made = Record(stream="s", number=1, store="ledger", place="101", objects=OBJECTS)
+    made = Record(stream="s", number=1, store="ledger", name="101", objects=OBJECTS)
     return StoredRecord(replace(made, **changes), 0)  # type: ignore[arg-type]
 
 
@@ -64,20 +64,20 @@ def test_a_segment_that_lies_where_it_lay_is_to_be_told_of() -> None:
 
 @pytest.mark.parametrize("place", OBJECTS)
 def test_a_segment_in_one_of_its_objects_waits_for_the_grace_period(place: str) -> None:
-    moved = stream(segment(1, store="cold", place=place))
+    moved = stream(segment(1, store="cold", name=place))
     assert step(record(), moved) == (Step.NOTE, place)
     assert step(record(moved_unix_ms=NOW - HOUR_MS + 1), moved) == (Step.WAIT, place)
     assert step(record(moved_unix_ms=NOW - HOUR_MS), moved) == (Step.RETIRE, place)
     assert step(record(moved_unix_ms=NOW + HOUR_MS), moved, grace_s=0.0) == (Step.WAIT, place), "clocks may differ"
-    gone = stream(segment(1, store="cold", place=place), segment(2)).with_truncated_before(2)
+    gone = stream(segment(1, store="cold", name=place), segment(2)).with_truncated_before(2)
     assert step(record(), gone) == (Step.DROP, place)
 
 
 def test_an_object_that_was_found_damaged_is_looked_at_again_at_once() -> None:
-    moved = stream(segment(1, store="cold", place=OBJECTS[-1]))
+    moved = stream(segment(1, store="cold", name=OBJECTS[-1]))
     assert step(record(is_damaged=True), moved) == (Step.RETIRE, OBJECTS[-1])
     assert step(record(is_damaged=True), stream(segment(1))) == (Step.TELL, "")
-    older = stream(segment(1, store="cold", place=OBJECTS[0]))
+    older = stream(segment(1, store="cold", name=OBJECTS[0]))
     assert step(record(is_damaged=True), older) == (Step.NOTE, OBJECTS[0])
 
 
@@ -87,8 +87,8 @@ def test_an_object_that_was_found_damaged_is_looked_at_again_at_once() -> None:
         None,
         stream(),
         stream(segment(2)),
-        stream(segment(1, place="999")),  # another stream of the name
-        stream(segment(1, store="cold", place="file:///cold/c/dlog/s/another.seg")),
+        stream(segment(1, name="999")),  # another stream of the name
+        stream(segment(1, store="cold", name="file:///cold/c/dlog/s/another.seg")),
         stream(segment(1, store="kafka")),
     ],
 )
@@ -116,7 +116,7 @@ def test_open_truncated_and_empty_segments_stay() -> None:
         segment(1),
         segment(2, last_entry=EntryId(-1)),
         segment(3, truncation=Truncation.PARTIAL, min_entry=EntryId(1), min_slot=2),
-        segment(4, store="cold", place=OBJECTS[0]),
+        segment(4, store="cold", name=OBJECTS[0]),
         segment(5, completed=False),
     ).with_truncated_before(2)
     found = candidates(value, {4}, now_unix_ms=NOW, older_than_s=0.0, keep=0)
@@ -124,12 +124,12 @@ def test_open_truncated_and_empty_segments_stay() -> None:
     source = source_of(value, found[0], folder="file:///cold/x", payload_bytes=7, parquet="", compression="snappy")
     assert (source.first_entry, source.first_slot, source.bytes) == (1, 2, 7)
     assert (source.head.stream, source.head.number, source.head.incarnation) == ("s", 3, "abc")
-    assert (source.head.last_entry, source.head.records, source.head.source_place) == (4, 50, "103")
-    assert source.ref.place == "103" and source.head.is_enveloped
+    assert (source.head.last_entry, source.head.records, source.head.source_name) == (4, 50, "103")
+    assert source.ref.name == "103" and source.head.is_enveloped
 
 
 def test_what_metadata_names_is_every_place_of_it() -> None:
-    assert named(stream(segment(1), segment(2, store="cold", place="x"))) == {("ledger", "101"), ("cold", "x")}
+    assert named(stream(segment(1), segment(2, store="cold", name="x"))) == {("ledger", "101"), ("cold", "x")}
     assert named(None) == set()
     assert named_objects([record(), record(objects=OBJECTS[:1])]) == set(OBJECTS)
 
@@ -144,8 +144,8 @@ def test_small_neighbours_share_a_task() -> None:
 
 def test_a_parquet_file_has_one_name_for_each_segment_of_a_life() -> None:
     folder = parse_root("s3://bucket/p/s")
-    assert parquet_place(folder, "abc", 7) == "s3://bucket/p/s/abc-000000000000000007.parquet"
-    assert parquet_place(folder, "", 7) == "s3://bucket/p/s/java-000000000000000007.parquet"
+    assert parquet_location(folder, "abc", 7) == "s3://bucket/p/s/abc-000000000000000007.parquet"
+    assert parquet_location(folder, "", 7) == "s3://bucket/p/s/java-000000000000000007.parquet"
 
 
 @pytest.mark.parametrize(

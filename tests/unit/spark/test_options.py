@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dlog.errors import ConfigError
-from dlog.spark.offsets import Place
+from dlog.spark.offsets import StreamPosition
 from dlog.spark.options import EARLIEST, LATEST, Kind, SourceOptions, parse
 from dlog.spark.sink_options import parse_sink
 
@@ -55,7 +55,7 @@ def test_places_by_stream_leave_the_others_at_their_default() -> None:
         streaming=False,
     )
     assert options.streams == ("a", "b")
-    assert options.starting.of("a").place == Place(3, 4) and options.starting.of("b") == EARLIEST
+    assert options.starting.of("a").position == StreamPosition(3, 4) and options.starting.of("b") == EARLIEST
 
 
 def test_times_are_read_as_written() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dlog.errors import TruncatedError
 from dlog.spark.losses import check_kept
-from dlog.spark.offsets import BEGINNING, Place
+from dlog.spark.offsets import BEGINNING, StreamPosition
 from dlog.spark.planning import (
     Range,
     SegmentView,
@@ -31,7 +31,7 @@ def views(draw: st.DrawFn) -> StreamView:
         segments.append(
             SegmentView(
                 number=number,
-                place=str(number),
+                name=str(number),
                 store="ledger",
                 first=first,
                 first_slot=draw(st.integers(0, 2)) if first else 0,
@@ -44,7 +44,7 @@ def views(draw: st.DrawFn) -> StreamView:
     return StreamView("s", tuple(segments))
 
 
-places = st.builds(Place, st.integers(0, 10), st.integers(0, 21), st.integers(0, 2))
+places = st.builds(StreamPosition, st.integers(0, 10), st.integers(0, 21), st.integers(0, 2))
 
 
 def covered(ranges: list[Range]) -> list[tuple[int, int]]:
@@ -52,18 +52,20 @@ def covered(ranges: list[Range]) -> list[tuple[int, int]]:
 
 
 @example(
-    StreamView("s", (SegmentView(number=1, place="1", store="ledger", first=1, first_slot=1, last=1),)),
+    StreamView("s", (SegmentView(number=1, name="1", store="ledger", first=1, first_slot=1, last=1),)),
     BEGINNING,
-    Place(1, 1, 1),
+    StreamPosition(1, 1, 1),
 )
 @given(views(), places, places)
-def test_a_span_holds_each_entry_between_once_and_in_order(view: StreamView, start: Place, end: Place) -> None:
+def test_a_span_holds_each_entry_between_once_and_in_order(
+    view: StreamView, start: StreamPosition, end: StreamPosition
+) -> None:
     got = covered(span(view, start, end))
     expected = [
         (s.number, entry)
         for s in view.segments
         for entry in range(s.first, s.last + 1)
-        if start < Place(s.number, entry + 1) and max(start, s.begin, Place(s.number, entry)) < end
+        if start < StreamPosition(s.number, entry + 1) and max(start, s.begin, StreamPosition(s.number, entry)) < end
     ]
     assert got == expected
 
@@ -79,15 +81,15 @@ def test_partitions_leave_nothing_out_and_keep_the_order(
 
 
 def test_a_great_segment_is_split_and_small_ones_share() -> None:
-    great = SegmentView(number=1, place="1", store="ledger", last=999, bytes=1000_000)
-    small = [SegmentView(number=n, place=str(n), store="ledger", last=0, bytes=10) for n in range(2, 12)]
-    whole = span(StreamView("s", (great, *small)), BEGINNING, Place(99, 0))
+    great = SegmentView(number=1, name="1", store="ledger", last=999, bytes=1000_000)
+    small = [SegmentView(number=n, name=str(n), store="ledger", last=0, bytes=10) for n in range(2, 12)]
+    whole = span(StreamView("s", (great, *small)), BEGINNING, StreamPosition(99, 0))
     packed = partitions(whole, split_bytes=250_000, open_cost_bytes=1000)
     assert [sum(r.bytes for r in part) for part in packed] == [250_000, 250_000, 250_000, 250_000, 100]
 
 
 def test_as_many_partitions_as_were_asked_for() -> None:
-    view = StreamView("s", (SegmentView(number=1, place="1", store="ledger", last=99, bytes=1000),))
+    view = StreamView("s", (SegmentView(number=1, name="1", store="ledger", last=99, bytes=1000),))
     packed = partitions(span(view, BEGINNING, view.latest), split_bytes=10**9, open_cost_bytes=10**6, partitions_min=7)
     assert len(packed) >= 7
 
@@ -103,55 +105,59 @@ def test_a_share_is_at_least_an_entry_and_never_all_too_far(view: StreamView, sh
 
 def test_a_stream_stays_behind_the_last_entry_until_there_is_another() -> None:
     """Trap 21: two spellings of one position would be two offsets."""
-    ended = SegmentView(number=1, place="1", store="ledger", last=4)
-    empty = SegmentView(number=2, place="2", store="ledger", is_completed=False)
-    assert StreamView("s", (ended, empty)).latest == Place(1, 5)
-    grown = SegmentView(number=2, place="2", store="ledger", last=0, is_completed=False)
-    assert StreamView("s", (ended, grown)).latest == Place(2, 1)
+    ended = SegmentView(number=1, name="1", store="ledger", last=4)
+    empty = SegmentView(number=2, name="2", store="ledger", is_completed=False)
+    assert StreamView("s", (ended, empty)).latest == StreamPosition(1, 5)
+    grown = SegmentView(number=2, name="2", store="ledger", last=0, is_completed=False)
+    assert StreamView("s", (ended, grown)).latest == StreamPosition(2, 1)
     assert StreamView("s").latest == BEGINNING
 
 
 def test_a_stream_that_falls_silent_gives_no_empty_batch() -> None:
     """Entries that an owner writes while its stream is idle contain no records."""
-    silent = SegmentView(number=1, place="1", store="ledger", last=5, idle=1)
+    silent = SegmentView(number=1, name="1", store="ledger", last=5, idle=1)
     view = StreamView("s", (silent,))
-    assert view.latest_after(Place(1, 5)) == Place(1, 5)
-    assert view.latest_after(Place(1, 6)) == Place(1, 6)
-    assert view.latest_after(Place(1, 4)) == Place(1, 6)
-    assert view.latest_after(Place(2, 0)) == Place(1, 6), "another stream of the name"
-    behind = SegmentView(number=2, place="2", store="ledger", last=0, idle=1)
-    assert StreamView("s", (silent, behind)).latest_after(Place(1, 5)) == Place(1, 5)
-    assert StreamView("s", (silent, behind)).latest_after(Place(1, 4)) == Place(2, 1)
-    more = SegmentView(number=2, place="2", store="ledger", last=1, idle=1)
-    assert StreamView("s", (silent, more)).latest_after(Place(1, 5)) == Place(2, 2)
+    assert view.latest_after(StreamPosition(1, 5)) == StreamPosition(1, 5)
+    assert view.latest_after(StreamPosition(1, 6)) == StreamPosition(1, 6)
+    assert view.latest_after(StreamPosition(1, 4)) == StreamPosition(1, 6)
+    assert view.latest_after(StreamPosition(2, 0)) == StreamPosition(1, 6), "another stream of the name"
+    behind = SegmentView(number=2, name="2", store="ledger", last=0, idle=1)
+    assert StreamView("s", (silent, behind)).latest_after(StreamPosition(1, 5)) == StreamPosition(1, 5)
+    assert StreamView("s", (silent, behind)).latest_after(StreamPosition(1, 4)) == StreamPosition(2, 1)
+    more = SegmentView(number=2, name="2", store="ledger", last=1, idle=1)
+    assert StreamView("s", (silent, more)).latest_after(StreamPosition(1, 5)) == StreamPosition(2, 2)
 
 
 def test_what_is_gone_is_told_with_what_is_there() -> None:
-    view = StreamView("s", (SegmentView(number=3, place="3", store="ledger", first=2, last=4),))
+    view = StreamView("s", (SegmentView(number=3, name="3", store="ledger", first=2, last=4),))
     check_kept(view, BEGINNING)  # a reader from the earliest record gets it
-    check_kept(view, Place(3, 2))
+    check_kept(view, StreamPosition(3, 2))
     with pytest.raises(TruncatedError, match=r"stream=s wanted=\[2,7\] available=\[3,2\]"):
-        check_kept(view, Place(2, 7))
+        check_kept(view, StreamPosition(2, 7))
 
 
 def test_what_left_whole_and_was_read_whole_is_no_loss() -> None:
     """Otherwise a query that had read everything would end with an error once an idle stream was truncated."""
-    fresh = SegmentView(number=5, place="5", store="ledger", last=0)
-    check_kept(StreamView("s", (fresh,), past=((3, 9), (4, -1))), Place(3, 10))
-    for start, past in ((Place(3, 9), ((3, 9), (4, -1))), (Place(3, 10), ((3, 9), (4, 0))), (Place(3, 10), ((3, 9),))):
+    fresh = SegmentView(number=5, name="5", store="ledger", last=0)
+    check_kept(StreamView("s", (fresh,), past=((3, 9), (4, -1))), StreamPosition(3, 10))
+    for start, past in (
+        (StreamPosition(3, 9), ((3, 9), (4, -1))),
+        (StreamPosition(3, 10), ((3, 9), (4, 0))),
+        (StreamPosition(3, 10), ((3, 9),)),
+    ):
         with pytest.raises(TruncatedError):
             check_kept(StreamView("s", (fresh,), past=past), start)
-    partly = SegmentView(number=5, place="5", store="ledger", first=1, last=2)
+    partly = SegmentView(number=5, name="5", store="ledger", first=1, last=2)
     with pytest.raises(TruncatedError):
-        check_kept(StreamView("s", (partly,), past=((3, 9), (4, -1))), Place(3, 10))
+        check_kept(StreamView("s", (partly,), past=((3, 9), (4, -1))), StreamPosition(3, 10))
 
 
 def test_nothing_is_shown_behind_a_segment_whose_end_is_open() -> None:
     """Entries on their way into the first segment would be left out for ever if the second were shown."""
-    ended = SegmentView(number=1, place="1", store="ledger", last=4)
-    open_one = SegmentView(number=2, place="2", store="ledger", last=7, is_completed=False, is_final=False)
-    begun = SegmentView(number=3, place="3", store="ledger", last=0, is_completed=False, is_final=False)
-    empty = SegmentView(number=3, place="3", store="ledger", is_completed=False, is_final=False)
+    ended = SegmentView(number=1, name="1", store="ledger", last=4)
+    open_one = SegmentView(number=2, name="2", store="ledger", last=7, is_completed=False, is_final=False)
+    begun = SegmentView(number=3, name="3", store="ledger", last=0, is_completed=False, is_final=False)
+    empty = SegmentView(number=3, name="3", store="ledger", is_completed=False, is_final=False)
     assert prefix([ended, open_one]) == (ended, open_one)
     assert prefix([ended, open_one, empty]) == (ended, open_one)
     assert prefix([ended, open_one, begun]) is None
@@ -160,6 +166,6 @@ def test_nothing_is_shown_behind_a_segment_whose_end_is_open() -> None:
 
 
 def test_segments_are_counted_whole() -> None:
-    view = StreamView("s", tuple(SegmentView(number=n, place=str(n), store="ledger", last=n) for n in (1, 2, 3)))
-    assert advance_segments(view, BEGINNING, view.latest, 2) == Place(2, 3)
+    view = StreamView("s", tuple(SegmentView(number=n, name=str(n), store="ledger", last=n) for n in (1, 2, 3)))
+    assert advance_segments(view, BEGINNING, view.latest, 2) == StreamPosition(2, 3)
     assert advance_segments(view, BEGINNING, view.latest, 9) == view.latest

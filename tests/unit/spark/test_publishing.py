@@ -38,12 +38,12 @@ class Log:
             parts = packer.entry([StagedSet(number, 1, build_record_set([b"x"]))], 1)
             await writer.append(EntryId(number), parts)
         await writer.seal()
-        return writer.place
+        return writer.name
 
     def list(self, store: str, place: str) -> None:
         segment = Segment(
             number=SegmentNumber(1),
-            place=place,
+            name=place,
             store=store,
             first_txid=Txid(0),
             completed=True,

@@ -19,7 +19,7 @@ from dlog.spark.skipped_records import Line
 from dlog.stores.contract import Buffer, SegmentCorruptError, StoreUnavailableError
 from tests.unit.spark.test_columns import entry_of
 
-PART = Range(stream="s", segment=3, place="7", store="ledger", first=0, last=4)
+PART = Range(stream="s", segment=3, name="7", store="ledger", first=0, last=4)
 SCHEMA = pa.schema(list(COLUMNS.items()))
 
 
@@ -60,8 +60,8 @@ def test_what_is_left_out_is_written_once_the_task_is_through(
 ) -> None:
     written: list[tuple[str, str, int, Loss]] = []
 
-    async def leave(cluster: object, place: str, name: str, lines: list[Line]) -> None:
-        written.extend((place, name, line.entry, line.loss) for line in lines)
+    async def leave(cluster: object, location: str, name: str, lines: list[Line]) -> None:
+        written.extend((location, name, line.entry, line.loss) for line in lines)
 
     monkeypatch.setattr(reading, "leave", leave)
     monkeypatch.setattr(Pumped, "ask", lambda self, work, **_: asyncio.run(work(self)), raising=False)

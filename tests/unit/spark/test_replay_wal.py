@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dlog.errors import ConfigError, DamagedError, InvalidRequestError
 from dlog.spark.jobs import wal
-from dlog.spark.jobs.frame import Place
+from dlog.spark.jobs.frame import Selection
 from dlog.spark.jobs.wal import MAGIC, NUMBER_MAX, SCHEMA, RegionPiece, StreamWal, decode, encode
 
 number = st.one_of(st.integers(0, 9), st.integers(0, NUMBER_MAX))
@@ -45,7 +45,7 @@ def test_numbers_that_no_encoder_writes_are_no_record() -> None:
 
 
 def stream_wal(**source: str) -> StreamWal:
-    return StreamWal(Place(zookeeper="h:1", streams=("r",)), source)
+    return StreamWal(Selection(zookeeper="h:1", streams=("r",)), source)
 
 
 def some(values: list[bytes]) -> pa.RecordBatch:
@@ -83,7 +83,7 @@ def test_or_is_left_out_and_told_of_if_that_was_asked_for(stream: list[bytes]) -
 
 def test_regions_are_named_and_options_of_the_source_are_judged() -> None:
     with pytest.raises(ConfigError, match="name the streams that are regions"):
-        StreamWal(Place(zookeeper="h:1"), {})
+        StreamWal(Selection(zookeeper="h:1"), {})
     for name in ("metadata", "stream", "pushdown", "zookeeper"):
         with pytest.raises(ConfigError, match=f"option={name}|exactly one of"):
             stream_wal(**{name: "x"})

@@ -29,7 +29,7 @@ from dlog.spark.jobs.report import (
     thinned,
 )
 from dlog.spark.jobs.report_page import PALETTE, Bar, Series, bars, growth, page, spark_points
-from dlog.spark.offsets import Place, StreamOffset
+from dlog.spark.offsets import StreamOffset, StreamPosition
 from dlog.spark.options import SourceOptions
 from dlog.spark.planning import SegmentView, StreamView
 from dlog.spark.readers import Reader
@@ -50,7 +50,7 @@ def seen(
         segments.append(
             SegmentView(
                 number=number,
-                place=str(number),
+                name=str(number),
                 store="ledger",
                 last=9,
                 bytes=size,
@@ -65,7 +65,7 @@ def seen(
 
 
 def reader(**places: tuple[int, ...]) -> Reader:
-    return Reader("r", {}, {name: Place(*place) for name, place in places.items()}, NOW_MS)
+    return Reader("r", {}, {name: StreamPosition(*place) for name, place in places.items()}, NOW_MS)
 
 
 def test_a_stream_in_numbers() -> None:
@@ -92,7 +92,7 @@ def test_a_clock_that_went_back_makes_no_line_go_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "state", "entries", "records", "size"),
+    ("position", "state", "entries", "records", "size"),
     [
         ((0, 0), "reads", 30, 45, 450),
         ((1, 0), "reads", 30, 45, 450),
@@ -114,13 +114,13 @@ def test_what_befell_a_reader() -> None:
     assert (row["state"], row["behind_entries"]) == ("truncated", 30)
     (row,) = reader_rows(reader(t=(2, 5)), streams, CHOSEN, True)
     assert (row["state"], row["behind_records"]) == ("gone", None)
-    ended = StreamOffset(Place(3, 10), ended=True)
-    read = Reader("r", {}, {"s": ended.place}, NOW_MS, {"s": ended})
+    ended = StreamOffset(StreamPosition(3, 10), ended=True)
+    read = Reader("r", {}, {"s": ended.position}, NOW_MS, {"s": ended})
     assert reader_rows(read, streams, CHOSEN, True)[0]["state"] == "reads", "what was truncated had been read"
     view = replace(streams["s"].view, incarnation="b")
-    other = Reader("r", {}, {"s": Place(4, 0)}, NOW_MS, {"s": StreamOffset(Place(4, 0), "a")})
+    other = Reader("r", {}, {"s": StreamPosition(4, 0)}, NOW_MS, {"s": StreamOffset(StreamPosition(4, 0), "a")})
     assert reader_rows(other, {"s": replace(streams["s"], view=view)}, CHOSEN, True)[0]["state"] == "beyond"
-    begun = Reader("r", {"s": Place(4, 0)}, {}, NOW_MS)
+    begun = Reader("r", {"s": StreamPosition(4, 0)}, {}, NOW_MS)
     assert reader_rows(begun, streams, CHOSEN, True)[0]["state"] == "begun"
     # of the selected streams only these are reported
     assert reader_rows(reader(t=(2, 5)), streams, replace(CHOSEN, streams=("s",)), False) == []
@@ -223,7 +223,7 @@ def items(streams: int = 3, name: str = "s") -> list[dict[str, Any]]:
     rows = [stream_row(seen(f"{name}{n}", owner=owner, sizes=(10 * n, 20, 30)), NOW_MS) for n in range(streams)]
     info = {ProxyId("p"): ProxyInfo(ProxyId("p"), "write", "h:1")}
     kept = {row["stream"]: seen(row["stream"]) for row in rows}
-    behind = Reader(EVIL, {}, {f"{name}0": Place(1, 0), "gone": Place(1, 0)}, NOW_MS)
+    behind = Reader(EVIL, {}, {f"{name}0": StreamPosition(1, 0), "gone": StreamPosition(1, 0)}, NOW_MS)
     return [*rows, *reader_rows(behind, kept, CHOSEN, True), *proxy_rows(Members({}, {}, info, {}), rows)]
 
 

@@ -13,12 +13,12 @@ from dlog.io.objects import Objects
 from dlog.spark.cluster_connection import Cluster
 from dlog.spark.columns import Run
 from dlog.spark.losses import UNKNOWN, Loss
-from dlog.spark.offsets import Place, StreamOffset
+from dlog.spark.offsets import StreamOffset, StreamPosition
 from dlog.spark.planning import Range
-from dlog.spark.skipped_records import Line, SkippedEntries, attempt_name, check_place, leave, loss_name
+from dlog.spark.skipped_records import Line, SkippedEntries, attempt_name, check_location, leave, loss_name
 
-WHOLE = Range(stream="s", segment=3, place="7", store="ledger", first=0, last=9, counted=40)
-PART = Range(stream="s", segment=4, place="8", store="ledger", first=5, last=9)
+WHOLE = Range(stream="s", segment=3, name="7", store="ledger", first=0, last=9, counted=40)
+PART = Range(stream="s", segment=4, name="8", store="ledger", first=5, last=9)
 
 
 def run(entry: int, position: int, count: int) -> Run:
@@ -75,17 +75,17 @@ class _RangeReader:
 
 async def test_lines_lie_there_whole_and_a_loss_once(tmp_path: Path) -> None:
     line = Line("lost", "s", 3, 10, "gone", Loss(3, 9), 12)
-    mark = StreamOffset(Place(3, 10), "a")
+    mark = StreamOffset(StreamPosition(3, 10), "a")
     async with Objects() as objects:
         cluster = Cluster(cast(Any, None), cast(Any, None), {"cold": cast(Any, _RangeReader(objects))})
         place = f"file://{tmp_path}/left"
-        await check_place(cluster, place)
+        await check_location(cluster, place)
         for _ in range(2):
             await leave(cluster, place, loss_name("s", mark), [line])
             await leave(cluster, place, attempt_name(), [line, line])
         (tmp_path / "file").write_text("")
         with pytest.raises(ConfigError, match="leftOutTo: the location cannot be used, name one that the driver"):
-            await check_place(cluster, f"file://{tmp_path}/file")
+            await check_location(cluster, f"file://{tmp_path}/file")
     files = sorted((tmp_path / "left").iterdir())
     assert [file.name.partition("-")[0] for file in files] == ["damaged", "damaged", "lost"]
     told = json.loads(files[-1].read_text())
@@ -94,7 +94,7 @@ async def test_lines_lie_there_whole_and_a_loss_once(tmp_path: Path) -> None:
 
 
 def test_names_tell_streams_and_lives_apart() -> None:
-    mark = StreamOffset(Place(3, 10), "a")
+    mark = StreamOffset(StreamPosition(3, 10), "a")
     names = {
         loss_name("s", mark),
         loss_name("t", mark),

@@ -27,7 +27,7 @@ KNOWN = STREAM.with_sink(SinkRecord(DONE))
 
 
 def listing(value: StreamMetadata, place: str, store: str = "ledger") -> StreamMetadata:
-    segment = Segment(number=SegmentNumber(1), place=place, store=store, first_txid=Txid(0), completed=True)
+    segment = Segment(number=SegmentNumber(1), name=place, store=store, first_txid=Txid(0), completed=True)
     return value.with_segment(segment)
 
 
@@ -102,7 +102,7 @@ class _Store:
         self._mark = mark
 
     async def delete(self, ref: SegmentRef) -> None:
-        self._deleted.append(self._mark + ref.place)
+        self._deleted.append(self._mark + ref.name)
 
 
 def test_what_was_decided_goes_and_what_is_listed_is_registered_no_longer() -> None:
@@ -207,7 +207,7 @@ def test_what_was_offered_goes_when_its_stream_refuses_everybody_or_its_own_driv
 def test_a_stage_that_became_a_segment_and_was_moved_since_is_not_deleted() -> None:
     """The segment goes back to this ledger if its object turns out to be damaged."""
     listed = listing(KNOWN, "7")
-    moved = replace(listed.segments[0], store="cold", place="file:///cold/x", former_ledger="7")
+    moved = replace(listed.segments[0], store="cold", name="file:///cold/x", former_ledger="7")
     tree = Tree({"stage-7": told()}, listed.with_segment(moved))
     assert tree.sweep() == 0 and (tree.deleted, tree.nodes) == ([], {})
 

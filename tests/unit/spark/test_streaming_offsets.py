@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from dlog.errors import StreamNotFoundError, TruncatedError
 from dlog.spark import plans, streaming
 from dlog.spark.losses import Loss
-from dlog.spark.offsets import Place
+from dlog.spark.offsets import StreamPosition
 from dlog.spark.options import SourceOptions
 from dlog.spark.planning import SegmentView, StreamView, Tally
 from dlog.spark.skipped_records import Line
@@ -22,7 +22,7 @@ from dlog.spark.views import Seen
 
 
 def segment(number: int, last: int, **given: Any) -> SegmentView:
-    return SegmentView(number=number, place=str(number), store="ledger", last=last, **given)
+    return SegmentView(number=number, name=str(number), store="ledger", last=last, **given)
 
 
 def view(*segments: SegmentView, incarnation: str = "a", **given: Any) -> StreamView:
@@ -99,7 +99,7 @@ def test_the_end_of_a_segment_is_noted_while_it_is_known() -> None:
     ended = view(segment(1, 4, counted=50, start_sequence_id=0), segment(2, -1, is_completed=False, is_final=False))
     end = Reader(ended).latest(start)
     assert end == offset([1, 5], ended=True, life="a", read=50, start=0)
-    gone = Reader(view(segment(2, -1, is_completed=False, is_final=False), floor=Place(2, 0)))
+    gone = Reader(view(segment(2, -1, is_completed=False, is_final=False), floor=StreamPosition(2, 0)))
     assert gone.latest(end) is end, "one spelling, whoever looks"
     gone.now = view(segment(2, 1, is_completed=False, is_final=False))
     after = gone.latest(end)

@@ -9,9 +9,9 @@ import pytest
 
 from dlog.errors import ConfigError, DamagedError
 from dlog.spark.jobs import table
-from dlog.spark.jobs.frame import Place
+from dlog.spark.jobs.frame import Selection
 from dlog.spark.jobs.table_home import OF_CHECKPOINT, OF_TABLE, Files, claim, done_up_to
-from dlog.spark.offsets import Place as At
+from dlog.spark.offsets import StreamPosition
 
 WHAT = {"namespace": "/dlog", "streams": "s", "start": {}, "format": "parquet", "partition_by": ""}
 
@@ -84,7 +84,7 @@ def test_where_a_table_goes_on() -> None:
     assert done_up_to(cast(Files, Memory("c"))) == (-1, {})
     offsets = b'v1\n{"batchWatermarkMs":0}\n{"s":[3,17]}'
     files = {"commits/0": b"", "commits/10": b"", "commits/9": b"", "offsets/10": offsets, "offsets/11": b"v1"}
-    assert done_up_to(cast(Files, Memory("c", **files))) == (10, {"s": At(3, 17)})
+    assert done_up_to(cast(Files, Memory("c", **files))) == (10, {"s": StreamPosition(3, 17)})
     with pytest.raises(DamagedError, match="offsets of a checkpoint cannot be read: checkpoint=c batch=4"):
         done_up_to(cast(Files, Memory("c", **{"commits/4": b""})))
 
@@ -101,4 +101,4 @@ def test_the_error_of_a_query_is_said_in_a_line() -> None:
 def test_a_table_wants_streams_that_are_named() -> None:
     options = table.TableOptions(to="/a", checkpoint="/b")
     with pytest.raises(ConfigError, match="name the streams of the table"):
-        table.table(cast(Any, None), Place(zookeeper="h:1"), options)
+        table.table(cast(Any, None), Selection(zookeeper="h:1"), options)

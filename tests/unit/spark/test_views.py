@@ -15,7 +15,7 @@ from dlog.model.quorum import Quorum
 from dlog.model.segment import Segment, StreamMetadata
 from dlog.spark import views
 from dlog.spark.cluster_connection import Cluster
-from dlog.spark.offsets import Place
+from dlog.spark.offsets import StreamPosition
 from dlog.spark.options import SourceOptions
 from dlog.stores.contract import (
     MisconfiguredError,
@@ -32,7 +32,7 @@ OPTIONS = SourceOptions(zookeeper="h:1", streams=(NAME,))
 
 
 def segment(number: int, **given: Any) -> Segment:
-    return Segment(number=SegmentNumber(number), place=str(number), first_txid=Txid(0), **given)
+    return Segment(number=SegmentNumber(number), name=str(number), first_txid=Txid(0), **given)
 
 
 class _Entries:
@@ -75,7 +75,7 @@ class World:
         return LEDGER
 
     async def find_tail(self, ref: SegmentRef) -> EntryId:
-        return EntryId(self.tails[int(ref.place)])
+        return EntryId(self.tails[int(ref.name)])
 
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> _Entries:
         return _Entries(self.idle)
@@ -104,7 +104,7 @@ async def test_the_next_segment_is_shown_once_the_one_before_has_ended() -> None
     seen = await world.look()
     assert world.looks == 3
     assert [(s.number, s.last) for s in seen.view.segments] == [(1, 6), (2, 0)]
-    assert seen.view.latest == Place(2, 1)
+    assert seen.view.latest == StreamPosition(2, 1)
 
 
 async def test_a_stream_whose_owner_died_between_two_segments_is_given_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ async def test_a_stream_whose_owner_died_between_two_segments_is_given_another(m
         world.ends |= {1: 5, 2: 3}
 
     monkeypatch.setattr(views, "ensure_owned", ensure_owned)
-    assert (await world.look()).view.latest == Place(2, 4)
+    assert (await world.look()).view.latest == StreamPosition(2, 4)
 
 
 async def test_a_segment_that_nobody_ends_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ async def test_a_segment_that_nobody_ends_is_said(monkeypatch: pytest.MonkeyPatc
 
 async def test_an_empty_segment_behind_an_open_one_is_not_shown() -> None:
     seen = await World((segment(1), segment(2)), tails={1: 4, 2: -1}).look()
-    assert seen.view.latest == Place(1, 5)
+    assert seen.view.latest == StreamPosition(1, 5)
 
 
 async def test_what_is_truncated_meanwhile_is_looked_at_again() -> None:
@@ -140,7 +140,7 @@ async def test_what_is_truncated_meanwhile_is_looked_at_again() -> None:
             world.segments = world.segments[1:]
 
     world.on_look = truncate
-    assert (await world.look()).view.earliest == Place(2, 0)
+    assert (await world.look()).view.earliest == StreamPosition(2, 0)
 
 
 async def test_ends_are_asked_for_once_and_known_when_the_segment_has_left() -> None:
@@ -149,15 +149,17 @@ async def test_ends_are_asked_for_once_and_known_when_the_segment_has_left() -> 
     first = await world.look(kept)
     await world.look(kept)
     assert world.asked.count(1) == 1
-    assert first.view.segments[0].records == first.view.segments[0].counted == 70 and first.view.latest == Place(1, 7)
+    assert first.view.segments[0].records == first.view.segments[
+        0
+    ].counted == 70 and first.view.latest == StreamPosition(1, 7)
     world.segments = world.segments[1:]
     world.tails[2] = 0
     after = await world.look(kept)
     assert after.view.past == ((1, 6),)
     assert after.view.tallies == ((1, -1, 70),)
     world.tails[2] = -1
-    assert (await world.look(kept)).view.latest == Place(1, 7), "one spelling, though it has left"
-    assert (await world.look()).view.latest == Place(2, 0), "whoever comes now knows nothing of it"
+    assert (await world.look(kept)).view.latest == StreamPosition(1, 7), "one spelling, though it has left"
+    assert (await world.look()).view.latest == StreamPosition(2, 0), "whoever comes now knows nothing of it"
 
 
 async def test_what_an_idle_owner_wrote_is_told_from_records_also_once_it_has_ended_and_gone() -> None:
@@ -172,7 +174,7 @@ async def test_what_an_idle_owner_wrote_is_told_from_records_also_once_it_has_en
     world.segments = world.segments[1:]
     assert (await world.look(kept)).view.past == ((1, 4),), "whoever read its records has lost nothing"
     world.tails[2] = -1
-    assert (await world.look(kept)).view.latest == Place(1, 7)
+    assert (await world.look(kept)).view.latest == StreamPosition(1, 7)
 
 
 async def test_segments_of_another_store_end_where_it_decided_and_are_measured() -> None:
@@ -186,7 +188,7 @@ async def test_segments_of_another_store_end_where_it_decided_and_are_measured()
     await writers[0].seal()
     completed = segment(1, completed=True, last_entry=EntryId(7), record_count=8)
     listed = zip((completed, segment(2)), writers, strict=True)
-    world = World(tuple(replace(one, store="file", place=writer.place) for one, writer in listed))
+    world = World(tuple(replace(one, store="file", name=writer.name) for one, writer in listed))
     with pytest.raises(MisconfiguredError, match="DLOG_FILE_DIRECTORY"):
         await world.look()
     world.stores = {"file": store}

@@ -29,7 +29,7 @@ def head(entries: int, **changes: object) -> Head:
         "start_sequence_id": 0,
         "is_enveloped": True,
         "source_store": "ledger",
-        "source_place": "4711",
+        "source_name": "4711",
     }
     return Head(**{**told, **changes})  # type: ignore[arg-type]
 

@@ -68,7 +68,7 @@ def read(data: bytes) -> list[bytes]:
         records=NUMBERS,
         start_sequence_id=st.integers(-1, 2**62),
         is_enveloped=st.booleans(),
-        source_place=st.text(max_size=100),
+        source_name=st.text(max_size=100),
     ),
     st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS, st.integers(-1, 2**31 - 1), st.integers(0, 2**32 - 1))),
 )
@@ -163,7 +163,7 @@ def test_a_newer_format_is_not_called_damaged() -> None:
 
 
 def test_a_header_of_another_object_is_told() -> None:
-    one, other = built([b"entry"]), built([b"entry"], head(1, source_place="4712"))
+    one, other = built([b"entry"]), built([b"entry"], head(1, source_name="4712"))
     summary = opened(one)
     with pytest.raises(DamagedError, match="different objects"):
         opened(other[: summary.header_bytes] + one[summary.header_bytes :])

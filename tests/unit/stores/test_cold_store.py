@@ -32,7 +32,7 @@ from tests.unit.stores.cold import MemoryObjects, built, head, ref
 @asynccontextmanager
 async def kept(payloads: list[bytes], **options: Any) -> AsyncIterator[tuple[ColdStore, MemoryObjects]]:
     objects = MemoryObjects()
-    objects.objects[ref().place] = built(payloads)
+    objects.objects[ref().name] = built(payloads)
     async with ColdStore(objects, ColdOptions(**options)) as store:
         yield store, objects
 
@@ -129,7 +129,7 @@ async def test_every_byte_that_is_damaged_is_told_and_no_wrong_one_is_handed_out
         async with kept(payloads) as (store, objects):
             damaged = bytearray(whole)
             damaged[at] ^= 0x10
-            objects.objects[ref().place] = bytes(damaged)
+            objects.objects[ref().name] = bytes(damaged)
             found: list[bytes] = []
             with pytest.raises(SegmentCorruptError):
                 reader = await store.open_reader(ref())
@@ -142,9 +142,9 @@ async def test_every_byte_that_is_damaged_is_told_and_no_wrong_one_is_handed_out
 
 async def test_what_lies_before_a_damaged_entry_is_read_and_what_lies_behind_too() -> None:
     async with kept(PAYLOADS, extent_bytes=50_000) as (store, objects):
-        data = bytearray(objects.objects[ref().place])
+        data = bytearray(objects.objects[ref().name])
         data[data.index(PAYLOADS[20]) + 500] ^= 1
-        objects.objects[ref().place] = bytes(data)
+        objects.objects[ref().name] = bytes(data)
         reader = await store.open_reader(ref())
         assert await reader.read(EntryId(0), EntryId(299), 1 << 20) == PAYLOADS[:20]
         with pytest.raises(SegmentCorruptError, match="entry=20"):
@@ -165,7 +165,7 @@ async def test_a_wrong_answer_is_asked_for_once_more() -> None:
 async def test_an_object_of_another_segment_is_refused() -> None:
     async with kept([b"entry"]) as (store, objects):
         for other in (ref(number=8), ref(stream="others")):
-            objects.objects[other.place] = objects.objects[ref().place]
+            objects.objects[other.name] = objects.objects[ref().name]
             with pytest.raises(SegmentCorruptError, match="another segment's"):
                 await store.open_reader(other)
 
@@ -176,10 +176,10 @@ async def test_sums_that_match_and_say_something_else_are_told_by_who_reads_all(
         from dlog.stores.cold.format import FOOTER_BYTES
         from dlog.wire.digest import crc32c
 
-        data = bytearray(objects.objects[ref().place])
+        data = bytearray(objects.objects[ref().name])
         data[-FOOTER_BYTES + 25] ^= 1  # of the records
         data[-4:] = crc32c(bytes(data[-FOOTER_BYTES:-4])).to_bytes(4, "big")
-        objects.objects[ref().place] = bytes(data)
+        objects.objects[ref().name] = bytes(data)
         with pytest.raises(SegmentCorruptError, match="do not match its footer"):
             await store.verify(ref())
 
@@ -198,7 +198,7 @@ async def test_the_end_is_the_object_s_and_known_at_once() -> None:
     async with kept([b"a", b"b", b"c"]) as (store, _):
         assert await store.recover(ref()) == 2
         assert await store.find_tail(ref()) == 2
-        assert await store.stage_of(ref().place) is None
+        assert await store.stage_of(ref().name) is None
         reader = await store.open_reader(ref(), sealed_at=NO_ENTRY)
         reader.learn_lac(EntryId(50))
         assert (reader.end, reader.last_confirmed, await reader.wait_lac(EntryId(2), 60.0)) == (2, 2, 2)
@@ -211,14 +211,14 @@ async def test_the_end_is_the_object_s_and_known_at_once() -> None:
 
 async def test_only_objects_below_the_roots_are_touched() -> None:
     objects = MemoryObjects()
-    objects.objects[ref().place] = built([b"entry"])
+    objects.objects[ref().name] = built([b"entry"])
     async with ColdStore(objects, ColdOptions(roots=("file:///cold/cluster/other", "s3://bucket/a"))) as store:
         for call in (store.open_reader, store.verify, store.delete):
             with pytest.raises(MisconfiguredError, match="none of the roots"):
                 await call(ref())
-        assert ref().place in objects.objects
+        assert ref().name in objects.objects
     async with ColdStore(objects, ColdOptions(roots=("file:///cold",))) as store:
-        assert [place async for place in store.list()] == [ref().place]
+        assert [place async for place in store.list()] == [ref().name]
         await store.delete(ref())
         await store.delete(ref())
         assert [place async for place in store.list()] == []
@@ -226,13 +226,13 @@ async def test_only_objects_below_the_roots_are_touched() -> None:
             await store.open_reader(ref())
 
 
-@pytest.mark.parametrize("place", ["4711", "file:///etc/passwd", "", "file:///cold/../x/" + ref().place[-40:]])
+@pytest.mark.parametrize("place", ["4711", "file:///etc/passwd", "", "file:///cold/../x/" + ref().name[-40:]])
 async def test_a_place_that_is_no_object_s_is_left_alone(place: str) -> None:
     async with kept([b"entry"]) as (store, objects):
         objects.objects[place] = b"precious"
         from dataclasses import replace
 
-        strange = replace(ref(), place=place)
+        strange = replace(ref(), name=place)
         with pytest.raises(SegmentNotFoundError):
             await store.open_reader(strange)
         await store.delete(strange)

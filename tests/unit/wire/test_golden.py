@@ -232,7 +232,7 @@ def test_a_completed_segment() -> None:
     segment = stream_metadata.decode_segment(*SEGMENTS[1][:1], SEGMENTS[1][1].encode())
     assert segment == Segment(
         number=segment.number,
-        place="11",
+        name="11",
         first_txid=segment.first_txid,
         completed=True,
         last_txid=segment.last_txid,

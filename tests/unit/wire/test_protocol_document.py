@@ -103,7 +103,7 @@ def keys_of(title: str, index: int) -> set[str]:
 
 def test_keys_of_a_stat() -> None:
     stream = StreamMetadata(name=StreamName("s")).with_segment(
-        Segment(number=SegmentNumber(1), place="1", first_txid=Txid(0))
+        Segment(number=SegmentNumber(1), name="1", first_txid=Txid(0))
     )
     told = asyncio.run(catalog.describe(stream))
     assert keys_of("1.8", 1) == set(told)

@@ -46,7 +46,7 @@ def segments(draw: st.DrawFn) -> Segment:
     store = draw(st.sampled_from(["ledger", "s3", "a;b"]))
     return Segment(
         number=SegmentNumber(draw(st.integers(0, 10**18 - 1))),
-        place=str(draw(I63)) if store == "ledger" else draw(st.text(max_size=12)),
+        name=str(draw(I63)) if store == "ledger" else draw(st.text(max_size=12)),
         store=store,
         former_ledger="" if store == "ledger" or draw(st.booleans()) else str(draw(I63)),
         first_txid=Txid(draw(I63)),
