@@ -142,8 +142,8 @@ class StoreExecutor:
 
     async def _perform(self, question: SlowQuestion) -> StoreReply:
         match question:
-            case CreateSegment(number, epoch, store, quorum):
-                writer = await self._store(store).create(self._stream, number, epoch, quorum)
+            case CreateSegment(number, epoch, store, settings):
+                writer = await self._store(store).create(self._stream, number, epoch, settings)
                 former, location = self._find(number), Location(store, writer.name)
                 self._writers = (*self._without(former), _OpenWriter(number, location, writer))
                 if former is not None:

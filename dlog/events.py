@@ -409,6 +409,26 @@ class SegmentLeftBehind(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StoreFull(Event):
+    """The segment store refuses new segments and entries for want of space; segments are ended, read and deleted."""
+
+    name: ClassVar[str] = "store.full"
+    level: ClassVar[str] = "warning"
+    store: str
+    directory: str
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHasSpace(Event):
+    """The segment store, which was full, has accepted a new segment or entries."""
+
+    name: ClassVar[str] = "store.has_space"
+    store: str
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerHandleFailed(Event):
     """A state machine of the ledger client violated an invariant: its handle is dead, `error` has its last facts."""
 

@@ -76,7 +76,7 @@ async def opened(
         ) as metadata,
         BookieClient(resolver(metadata), rng=rng, options=tuning.bookies, on_event=tell) as bookies,
         Ledgers(metadata, bookies, rng=rng, options=tuning.ledgers, on_event=tell) as ledgers,
-        open_stores(ledgers, tuning.stores, rng, writable=options.stores, creates=True) as stores,
+        open_stores(ledgers, metadata, tuning.stores, rng, writable=options.stores, creates=True, tell=tell) as stores,
     ):
         with connection_events(metadata, tell):
             yield Parts(metadata, stores)

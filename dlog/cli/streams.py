@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
@@ -14,7 +13,7 @@ import click
 from dlog.cli.discovery import cluster_options, target
 from dlog.cli.output import MutatingCommand, confirm, dlsn_text, say, say_json, say_table, size_text
 from dlog.client.client import Client, connect
-from dlog.client.stream_info import SegmentInfo, SettingsChanges, StreamInfo, StreamSettings
+from dlog.client.stream_info import SegmentInfo, SettingsChanges, StreamInfo, StreamSettings, settings_to_map
 from dlog.model import dlsn as dlsns
 from dlog.model.ids import stream_name
 from dlog.options import parse_bytes, parse_duration_s
@@ -105,9 +104,8 @@ def create(
     stream_name(stream)
     made = ask(connect, directory, lambda client: client.create(stream, exist_ok=exist_ok, **settings))
     if as_json:
-        told = (
-            {"exists": True, "settings": asdict(made.settings)} if exist_ok else {"created": True, "settings": settings}
-        )
+        exists = {"exists": True, "settings": settings_to_map(made.settings)}
+        told = exists if exist_ok else {"created": True, "settings": settings}
         say_json({"stream": stream, **told})
     else:
         say(f"{stream} exists" if exist_ok else f"created {stream}")
@@ -131,7 +129,7 @@ def alter(stream: str, connect: str | None, directory: str | None, as_json: bool
         raise click.UsageError("no setting is given; `dlog alter --help` lists them")
     now = ask(connect, directory, lambda client: client.alter(stream, **settings))
     if as_json:
-        say_json({"stream": stream, "settings": asdict(now)})
+        say_json({"stream": stream, "settings": settings_to_map(now)})
     else:
         say(f"altered {stream}")
         _say_settings(now)
@@ -277,9 +275,8 @@ def truncation_text(segment: SegmentInfo) -> str:
 
 
 def _say_settings(settings: StreamSettings) -> None:
-    quorum = f"{settings.ensemble}/{settings.write_quorum}/{settings.ack_quorum}"
-    copies = f"ensemble/write/ack quorum {quorum}" if settings.store == "ledger" else "one copy of each entry"
-    say(f"store      {settings.store}, {copies}")
+    of_store = "".join(f", {name.replace('_', ' ')} {value}" for name, value in settings.store_settings.items())
+    say(f"store      {settings.store}{of_store}")
     say(
         f"segments   end at {size_text(settings.segment_bytes)} or {_duration(settings.segment_age_s)}, "
         f"{retention_text(settings.retention_s)}"
@@ -293,7 +290,7 @@ def _stream_json(stream: StreamInfo) -> dict[str, Any]:
         "stream": stream.name,
         "life": stream.incarnation,
         "sealed": stream.is_sealed,
-        "settings": asdict(stream.settings),
+        "settings": settings_to_map(stream.settings),
         "owner": {
             "epoch": owner.epoch if owner else 0,
             "proxy": (owner.proxy if owner else None) or "",

@@ -327,10 +327,11 @@ class Client:
     async def alter(self, stream: str, **settings: Unpack[SettingsChanges]) -> StreamSettings:
         """Change the settings given, while the stream is written; returns all of them as they are now.
 
-        They are checked as those of `create`. The retention applies at once, the others from the next segment on (a
-        segment that is created in advance keeps its store and quorums). Retries inside this call never undo what
-        another client altered meanwhile. Raises StreamNotFoundError, InvalidRequestError (a setting, or none given);
-        RequestTimeoutError (they may be altered). After a cancellation they may be altered.
+        They are checked as those of `create`; with another store, its settings that are not given have their defaults.
+        The retention applies at once, the others from the next segment on (a segment that is created in advance keeps
+        its store and that store's settings). Retries inside this call never undo what another client altered meanwhile.
+        Raises StreamNotFoundError, InvalidRequestError (a setting, or none given); RequestTimeoutError (they may be
+        altered). After a cancellation they may be altered.
         """
         router = self._check(stream)
         if not settings:
@@ -628,9 +629,15 @@ def _check_exists_as_wanted(stream: str, told: Mapping[str, Any], wanted: Mappin
         raise StreamExistsError(f"the stream exists already; use it or choose another name: stream={stream}")
     found = told["settings"]
     unknown = sorted(name for name in wanted if name not in found)
-    if unknown:
-        raise InvalidRequestError(f"unknown stream setting, known are {sorted(found)}: setting={unknown[0]}")
-    differences = [f"{name}={found[name]!r} wanted={value!r}" for name, value in wanted.items() if found[name] != value]
+    if unknown and wanted.get("store", found["store"]) == found["store"]:
+        raise InvalidRequestError(
+            f"unknown stream setting, known are {sorted(found)}: store={found['store']} setting={unknown[0]}"
+        )
+    differences = [
+        f"{name}={found[name]!r} wanted={value!r}"
+        for name, value in wanted.items()
+        if name in found and found[name] != value
+    ]
     if differences:
         raise StreamExistsError(
             f"the stream exists already with other settings, alter them or choose another name: stream={stream} "

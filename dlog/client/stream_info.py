@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, TypeVar
 
 from dlog.client.batch import BatchResult, result_of
@@ -14,7 +14,12 @@ T = TypeVar("T")
 
 
 class SettingsChanges(TypedDict, total=False):
-    """Settings by name, as `create` and `alter` take them; see StreamSettings."""
+    """Settings by name, as `create` and `alter` take them; see StreamSettings.
+
+    A store refuses the settings of another one: ensemble (bookies of a segment, over which its entries are striped),
+    write_quorum (copies of each entry) and ack_quorum (copies that must be synced to disk before an append is
+    acknowledged) are those of the store `ledger`.
+    """
 
     store: str
     ensemble: int
@@ -31,12 +36,11 @@ class StreamSettings:
 
     Those not given to `create` have defaults: 3 bookies, 3 copies of which 2 acknowledge, segments of 256 MiB and at
     most 2 hours, kept for ever, in the store that the proxy names first (`ledger`, or `file` without bookies).
+    store_settings: those that only this store has, by name (see SettingsChanges); empty for a stream in files.
     """
 
     store: str  # where segments are created
-    ensemble: int  # bookies of a segment; its entries are striped over them
-    write_quorum: int  # copies of each entry
-    ack_quorum: int  # copies that must be synced to disk before an append is acknowledged
+    store_settings: Mapping[str, int] = field(default_factory=dict, hash=False)
     segment_bytes: int  # size at which a segment is completed and the next begins
     segment_age_s: float  # age at which that is done
     retention_s: float  # how long a segment is kept after it was completed; 0: for ever
@@ -121,8 +125,18 @@ def _decoder(decode: Callable[..., T]) -> Callable[..., T]:
 
 
 def _settings(told: Mapping[str, Any]) -> StreamSettings:
-    values = {field.name: told[field.name] for field in fields(StreamSettings)}
-    return StreamSettings(**values)
+    values = dict(told)
+    settings = StreamSettings(**{name: values.pop(name) for name in _SETTINGS_OF_EVERY_STREAM})
+    return replace(settings, store_settings={name: value for name, value in values.items() if type(value) is int})
+
+
+_SETTINGS_OF_EVERY_STREAM = ("store", "segment_bytes", "segment_age_s", "retention_s")
+
+
+def settings_to_map(settings: StreamSettings) -> dict[str, Any]:
+    """All settings by name, as in a proxy's reply."""
+    every = {name: getattr(settings, name) for name in _SETTINGS_OF_EVERY_STREAM}
+    return {"store": every.pop("store"), **settings.store_settings, **every}
 
 
 def _owner(stream: str, told: Mapping[str, Any]) -> Owner:

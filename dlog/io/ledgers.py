@@ -138,6 +138,11 @@ class Ledgers:
         finally:
             await self._tasks.__aexit__(kind, error, trace)
 
+    def known_bookies(self) -> int:
+        """The number of bookies that are registered, writable or read-only, as far as this client knows."""
+        members = self._metadata.known_members()
+        return len(members.writable) + len(members.readonly)
+
     # ---- writing ----------------------------------------------------------------------------------------------------
 
     async def create(

@@ -1,4 +1,6 @@
-"""The file RESERVE of a ledger directory: reserves the disk space that recording deletions needs.
+"""The file RESERVE of a directory: reserves disk space for writes that a full disk must not prevent.
+
+A bookie needs it for recording deletions; the file store for ending segments (dlog/stores/file/space.py).
 
 To delete an entry log a bookie replaces GONE and MANIFEST by new files, which needs some space. On a full file system
 it could therefore delete nothing, and would stay read-only for ever. So each directory holds a file whose only use is
@@ -7,8 +9,8 @@ its size. A write that fails for lack of space deletes this file and is repeated
 Invariants:
 - RESERVE's bytes mean nothing, and nothing reads them: after a crash it may be missing, torn or too small.
 - After it was deleted it is created again before entries may use its space, smaller if necessary.
-- It is deleted only to write a small file that frees space (GONE, MANIFEST without some logs, COLLECTION) and for a
-  start; never for entries.
+- A bookie deletes it only to write a small file that frees space (GONE, MANIFEST without some logs, COLLECTION) and
+  for a start, the file store only to end a segment; never for entries.
 - The file that did not fit is written as always, as a new file that is renamed: a crash leaves the old one or the new.
 
 Between the deletion and the write another process may use the space. The write fails then, as without a reserve.
@@ -46,7 +48,12 @@ class SpaceReserve:
             held = self._held_bytes()
             free = held + self._disk.free_bytes(self._directory)
             if held < least <= free:  # twice the small files, so that it is not replaced whenever they grow
-                self._make(min(self._size_bytes + 2 * small_files_bytes, free))
+                with contextlib.suppress(FileExistsError):  # another process of the file store makes it
+                    self._make(min(self._size_bytes + 2 * small_files_bytes, free))
+
+    def is_held(self) -> bool:
+        """Whether there is the file."""
+        return self._disk.exists(self._path)
 
     def _make(self, size_bytes: int) -> None:
         try:

@@ -1,20 +1,32 @@
-"""Opens segment stores by name, from configuration: the one place that knows every kind of store."""
+"""Opens segment stores by name, from configuration: the one place that knows every kind of store.
+
+A directory of segments has an identity, and the namespace's metadata records the one that its segments are in. Else a
+proxy that is started before the disk is mounted would create the directory on the disk below it. From then on every
+segment on the true disk would count as deleted, since the marker of a directory of segments is there.
+
+Invariants:
+- a directory is created only while metadata records no identity;
+- a recorded identity is never replaced; a directory with another one, or without any, is refused.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
+from typing import Protocol
 
 from dlog.errors import ConfigError
+from dlog.events import Event
 from dlog.io.disk import RealDisk
 from dlog.io.file_errors import describe_error, named_errors, remedy_for
 from dlog.io.ledgers import Ledgers
 from dlog.io.objects import Objects
+from dlog.io.reserve import SpaceReserve
 from dlog.io.settings import load
 from dlog.io.threads import RealThreads
 from dlog.stores.cold.options import ColdOptions
@@ -22,9 +34,22 @@ from dlog.stores.cold.store import ColdStore
 from dlog.stores.contract import SegmentStore
 from dlog.stores.file.options import FileStoreOptions
 from dlog.stores.file.store import FileStore
+from dlog.stores.kinds import SCHEMAS
 from dlog.stores.ledger import LedgerStore
 
-WRITABLE = (LedgerStore.name, FileStore.name)  # stores that segments can be created on
+WRITABLE = tuple(SCHEMAS)  # stores that segments can be created on
+
+
+class StoreIdentities(Protocol):
+    """Identities of stores, by name, that a namespace's metadata records. Raises MetadataUnavailableError."""
+
+    async def read_store_identity(self, store: str) -> str | None:
+        """The recorded identity; None: none is."""
+        ...
+
+    async def record_store_identity(self, store: str, identity: str) -> None:
+        """Record the identity, unless one is recorded."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +74,20 @@ def load_stores(config_path: str | Path | None, given: Mapping[str, str] = Mappi
 
 @asynccontextmanager
 async def open_stores(
-    ledgers: Ledgers, options: StoresOptions, rng: Random, *, writable: Sequence[str] = (), creates: bool = False
+    ledgers: Ledgers,
+    identities: StoreIdentities,
+    options: StoresOptions,
+    rng: Random,
+    *,
+    writable: Sequence[str] = (),
+    creates: bool = False,
+    tell: Callable[[Event], None] = lambda _: None,
 ) -> AsyncIterator[Mapping[str, SegmentStore]]:
     """Stores by name, open in the scope.
 
     writable: those that streams may be created on, the default first; none: ledger, and file if it has a directory.
-    Cold storage follows them. creates: make the directory of the file store if there is none, as proxies do; to others
-    it would show a wrong directory as one whose segments are gone. Raises ConfigError.
+    Cold storage follows them. creates: create the directory of the file store if there never was one, as proxies do; to
+    others it would show a wrong directory as one whose segments are gone. Raises ConfigError, MetadataUnavailableError.
     """
     names = tuple(writable) or (WRITABLE if options.file.directory else WRITABLE[:1])
     unknown = [name for name in names if name not in WRITABLE]
@@ -65,7 +97,18 @@ async def open_stores(
         stores: dict[str, SegmentStore] = {}
         for name in names:
             if name == FileStore.name:
-                stores[name] = await stack.enter_async_context(open_file_store(options.file, rng, creates=creates))
+                recorded = await identities.read_store_identity(name)
+                opening = open_file_store(options.file, rng, creates=creates and recorded is None, tell=tell)
+                stores[name] = store = await stack.enter_async_context(opening)
+                if creates and recorded is None:
+                    await identities.record_store_identity(name, store.identity)
+                    recorded = await identities.read_store_identity(name)
+                if recorded not in (None, store.identity):
+                    raise ConfigError(
+                        "the directory of the file store is not the one with this namespace's segments, mount its disk "
+                        f"or correct the path: directory={options.file.directory} recorded={recorded} "
+                        f"found={store.identity[:40] or 'none'}"
+                    )
             else:
                 stores[name] = LedgerStore(ledgers)
                 stack.push_async_callback(stores[name].close)
@@ -75,11 +118,15 @@ async def open_stores(
 
 
 @asynccontextmanager
-async def open_file_store(options: FileStoreOptions, rng: Random, *, creates: bool = False) -> AsyncIterator[FileStore]:
+async def open_file_store(
+    options: FileStoreOptions, rng: Random, *, creates: bool = False, tell: Callable[[Event], None] = lambda _: None
+) -> AsyncIterator[FileStore]:
     """The file store, open in the scope. creates: see `open_stores`. Raises ConfigError."""
     if not options.directory:
         raise ConfigError("the file store needs a directory: set `directory` in [file], or DLOG_FILE_DIRECTORY")
-    store = FileStore(RealDisk(), RealThreads(asyncio.get_running_loop()), rng, options)
+    disk = RealDisk()
+    reserve = SpaceReserve(disk, options.directory, options.reserve_bytes)
+    store = FileStore(disk, RealThreads(asyncio.get_running_loop()), rng, options, reserve, tell=tell)
     try:
         with named_errors(options.directory):
             await store.open(creates=creates)

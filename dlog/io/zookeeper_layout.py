@@ -121,6 +121,10 @@ class StreamPaths:
     def proxies(self) -> str:
         return f"{self.namespace}/.proxies"
 
+    def store_identity(self, store: str) -> str:
+        """The znode with the identity of the directory in which this store keeps the namespace's segments."""
+        return f"{self.namespace}/.stores/{store}"
+
     def mark(self, bookie: BookieId) -> str:
         """The znode that a bookie writes at each garbage collection, to recognise this metadata later."""
         return f"{self.namespace}/.bookies/{bookie}"

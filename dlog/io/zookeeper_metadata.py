@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 
 from dlog.errors import CookieError, MetadataUnavailableError
 from dlog.io.metadata import BookieInfo, Members, ProxyInfo, SessionState, StreamHead, Unsubscribe
@@ -228,6 +229,17 @@ class ZooKeeperMetadata:
         except MetadataUnavailableError as error:
             return OutcomeUnknown(error.message)
         return Versioned(text, stat.version)
+
+    async def read_store_identity(self, store: str) -> str | None:
+        try:
+            data, _ = await self.zookeeper.get(self._stream_paths.store_identity(store), fresh=True)
+        except NoNodeError:
+            return None
+        return data.decode(errors="replace")
+
+    async def record_store_identity(self, store: str, identity: str) -> None:
+        with suppress(NodeExistsError):
+            await self.zookeeper.create(self._stream_paths.store_identity(store), identity.encode(), parents=True)
 
     async def close(self) -> None:
         """End the registrations and the session, even if the wait is cancelled. Idempotent."""

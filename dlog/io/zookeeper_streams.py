@@ -48,6 +48,7 @@ from dlog.machine import Conflict, Missing, Outcome, OutcomeUnknown, Versioned, 
 from dlog.model.ids import SegmentNumber, StreamName, Txid, stream_name
 from dlog.model.segment import Owner, Segment, StreamMetadata, StreamSettings, Truncation
 from dlog.model.segment_list import EMPTY, SegmentList
+from dlog.stores.kinds import stored_settings
 from dlog.wire.stream_metadata import (
     decode_incarnation,
     decode_number,
@@ -628,10 +629,15 @@ def _head(owner: tuple[bytes, Stat] | None, settings: tuple[bytes, Stat] | None)
     if owner is None:
         return None
     try:
-        chosen = decode_settings(settings[0]) if settings is not None else StreamSettings()
+        chosen = _settings(settings)
         return StreamHead(decode_owner(owner[0]), chosen.retention_s, decode_trim(owner[0]) > 0)
     except (DamagedError, UnsupportedVersionError):
         return None
+
+
+def _settings(item: tuple[bytes, Stat] | None) -> StreamSettings:
+    """Java creates streams without settings."""
+    return decode_settings(item[0] if item is not None else b"", stored_settings)
 
 
 def _allocated(data: bytes, stream: StreamName) -> str:
@@ -655,7 +661,7 @@ def _versioned(stream: StreamName, heads: list[tuple[bytes, Stat] | None], mirro
         max_txid=Txid(decode_number(max_txid[0], f"{stream}/maxtxid")),
         allocated=_allocated(allocation[0], stream) if allocation else "",
         owner=decode_owner(owner[0]) if owner else Owner(),
-        settings=decode_settings(settings[0]) if settings else StreamSettings(),
+        settings=_settings(settings),
         sinks=decode_sinks(sinks[0]) if sinks else (),
         incarnation=decode_incarnation(owner[0]) if owner else "",
         changed_unix_ms=owner[1].mtime_ms if owner else 0,

@@ -55,7 +55,7 @@ class SegmentAllocator:
         self._wanted = number
         if self._asked is not None or self._waiting or self._ahead is not None:
             return []  # a segment with another number is discarded first, see `discard_other`
-        self._asked = CreateSegment(SegmentNumber(number), epoch, settings.store, settings.quorum)
+        self._asked = CreateSegment(SegmentNumber(number), epoch, settings.store, settings.store_settings)
         return [Send(STORE, self._asked)]
 
     def created(self, number: int, location: Location) -> PendingDeletion | None:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from dlog.errors import DLogError
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, Txid
-from dlog.model.quorum import Quorum
-from dlog.model.segment import Location, Segment, StreamSettings
+from dlog.model.segment import Location, Segment, StoreSettings, StreamSettings
 from dlog.model.sink import SinkBatch
 from dlog.values import value
 
@@ -208,10 +207,12 @@ STORE = "store"
 
 @dataclass(frozen=True, slots=True)
 class CreateSegment:
+    """Create segment `number` on `store`, with the stream's settings of that store."""
+
     number: SegmentNumber
     epoch: Epoch
     store: str
-    quorum: Quorum
+    settings: StoreSettings
 
 
 @dataclass(frozen=True, slots=True)

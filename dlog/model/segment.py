@@ -13,11 +13,12 @@ from typing import NamedTuple, cast
 
 from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import NO_ENTRY, NO_TXID, EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
-from dlog.model.quorum import Quorum
 from dlog.model.segment_list import EMPTY, SegmentList, differences
 from dlog.model.sink import SinkRecord
 
 LEDGER = "ledger"  # name of the store of ledgers
+
+StoreSettings = tuple[tuple[str, int], ...]  # settings by name, which only the store of that stream reads
 
 
 class Location(NamedTuple):
@@ -115,10 +116,13 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """Settings of a stream. A change applies from the next segment on, that of retention at once."""
+    """Settings of a stream. A change applies from the next segment on, that of retention at once.
 
-    store: str = "ledger"
-    quorum: Quorum = field(default_factory=Quorum)
+    store_settings: those of `store`, see `settings` of dlog/stores/contract.py; one that is missing has its default.
+    """
+
+    store: str = LEDGER
+    store_settings: StoreSettings = ()
     segment_bytes: int = 256 * 1024 * 1024
     segment_age_s: float = 7200.0
     retention_s: float = 0.0  # since a segment was completed; 0: it is kept for ever

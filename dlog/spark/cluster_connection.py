@@ -185,7 +185,7 @@ class ClusterConnection:
                 await ZooKeeperMetadata.connect(self._zookeeper, self._namespace, rng=rng) as metadata,
                 BookieClient(resolver(metadata), rng=rng) as bookies,
                 Ledgers(metadata, bookies, rng=rng) as ledgers,
-                open_stores(ledgers, self._stores, rng) as stores,
+                open_stores(ledgers, metadata, self._stores, rng) as stores,
             ):
                 opened.set_result(Cluster(metadata, ledgers, stores))
                 await over.wait()

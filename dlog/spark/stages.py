@@ -93,7 +93,7 @@ class Stager:
     async def _begin(self, stream: str) -> _Stage:
         value = await stream_of(self._cluster, stream)
         name = value.settings.store
-        writer = await self._cluster.store(name).create(value.name, STAGE, Epoch(0), value.settings.quorum)
+        writer = await self._cluster.store(name).create(value.name, STAGE, Epoch(0), value.settings.store_settings)
         path = f"{sink_path(self._namespace, self._batch.sink)}/stage-{writer.name}"
         told = {"stream": stream, "query": self._batch.query, "batch": self._batch.batch, "unix_ms": unix_ms()}
         told |= {"epoch": self._batch.epoch, "life": value.incarnation, "store": name}

@@ -22,7 +22,8 @@ from typing import Protocol
 
 from dlog.errors import DLogError, Remedy
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
-from dlog.model.quorum import Quorum
+from dlog.model.segment import StoreSettings
+from dlog.stores.settings import SettingsSchema
 
 Buffer = bytes | bytearray | memoryview
 
@@ -223,13 +224,25 @@ class SegmentReader(Protocol):
 
 
 class SegmentStore(Protocol):
-    """One kind of segment storage."""
+    """One kind of segment storage. settings: those that it takes for each stream."""
 
     name: str
     capabilities: Capabilities
+    settings: SettingsSchema
 
-    async def create(self, stream: StreamName, number: SegmentNumber, epoch: Epoch, quorum: Quorum) -> SegmentWriter:
-        """Create a segment at a new location and return its writer. The caller records the location in metadata."""
+    def check_capacity(self, settings: StoreSettings) -> None:
+        """Raises InvalidRequestError if a segment with these settings could not be created, as far as is known: the
+        store has too few members."""
+        ...
+
+    async def create(
+        self, stream: StreamName, number: SegmentNumber, epoch: Epoch, settings: StoreSettings
+    ) -> SegmentWriter:
+        """Create a segment at a new location and return its writer. The caller records the location in metadata.
+
+        settings: of the stream, for this store; missing ones have their default. Raises InvalidRequestError for one
+        of another store.
+        """
         ...
 
     async def recover(self, ref: SegmentRef) -> EntryId:

@@ -10,7 +10,7 @@ visible entries are not final, and the log writes control records.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any, Protocol
@@ -29,6 +29,7 @@ from dlog.errors import (
 from dlog.model.ids import EntryId, Epoch, LedgerId, SegmentNumber, StreamName
 from dlog.model.ledger import LedgerMetadata
 from dlog.model.quorum import Quorum
+from dlog.model.segment import LEDGER, StoreSettings
 from dlog.options import MiB
 from dlog.stores.contract import (
     STAGE,
@@ -49,10 +50,28 @@ from dlog.stores.contract import (
     Verification,
     settle,
 )
+from dlog.stores.settings import SettingsSchema, WholeNumber
 
 ENTRY_BYTES_MAX = 4 * MiB  # a bookie's frame holds 5 MiB
 
 _STREAM, _NUMBER, _EPOCH = "dlog.stream", "dlog.segment", "dlog.epoch"  # custom metadata of the ledger, for tools
+
+
+def _quorum(settings: Mapping[str, int]) -> Quorum:
+    """Raises InvalidRequestError if the sizes contradict each other."""
+    return Quorum(ensemble=settings["ensemble"], write=settings["write_quorum"], ack=settings["ack_quorum"])
+
+
+_DEFAULT = Quorum()
+LEDGER_SETTINGS = SettingsSchema(
+    LEDGER,
+    {
+        "ensemble": WholeNumber(_DEFAULT.ensemble),
+        "write_quorum": WholeNumber(_DEFAULT.write),
+        "ack_quorum": WholeNumber(_DEFAULT.ack),
+    },
+    _quorum,
+)
 
 
 class LedgerWriting(Protocol):
@@ -114,6 +133,10 @@ class LedgerVerification(Protocol):
 class Ledgers(Protocol):
     """What this store needs of a ledger client. Raises errors of dlog/errors.py."""
 
+    def known_bookies(self) -> int:
+        """The number of bookies that are registered, writable or read-only, as far as this client knows."""
+        ...
+
     async def create(
         self, quorum: Quorum, *, ensemble_min: int | None = None, custom: tuple[tuple[str, bytes], ...] = ()
     ) -> LedgerWriting:
@@ -144,7 +167,8 @@ class Ledgers(Protocol):
 class LedgerStore:
     """A SegmentStore on ledgers. It does not close the ledger client."""
 
-    name = "ledger"
+    name = LEDGER
+    settings = LEDGER_SETTINGS
 
     def __init__(self, ledgers: Ledgers, *, entry_bytes_max: int = ENTRY_BYTES_MAX) -> None:
         self.capabilities = Capabilities(visible_is_final=False, entry_bytes_max=entry_bytes_max)
@@ -152,9 +176,20 @@ class LedgerStore:
         self._writers: dict[LedgerSegmentWriter, None] = {}  # in order of creation
         self._on_end = self._forget  # one bound method for all writers
 
+    def check_capacity(self, settings: StoreSettings) -> None:
+        """Raises InvalidRequestError if the ensemble has more members than there are bookies: the first write would
+        fail."""
+        ensemble, bookies = _quorum(dict(settings)).ensemble, self._ledgers.known_bookies()
+        if ensemble > bookies:
+            raise InvalidRequestError(
+                "not enough bookies for the ensemble, start more or choose a smaller ensemble: "
+                f"ensemble={ensemble} bookies={bookies}"
+            )
+
     async def create(
-        self, stream: StreamName, number: SegmentNumber, epoch: Epoch, quorum: Quorum
+        self, stream: StreamName, number: SegmentNumber, epoch: Epoch, settings: StoreSettings
     ) -> LedgerSegmentWriter:
+        quorum = _quorum(dict(self.settings.complete(dict(settings))))
         custom = ((_STREAM, stream.encode()), _numbered(_NUMBER, number), _numbered(_EPOCH, epoch))
         with _store_errors():
             ledger = await self._ledgers.create(quorum, ensemble_min=quorum.write, custom=custom)

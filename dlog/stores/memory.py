@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
-from dlog.model.quorum import Quorum
+from dlog.model.segment import StoreSettings
 from dlog.options import MiB
 from dlog.stores.contract import (
     STAGE,
@@ -32,6 +32,7 @@ from dlog.stores.contract import (
     StoreUnavailableError,
     Verification,
 )
+from dlog.stores.settings import SettingsSchema
 
 ENTRY_BYTES_MAX = 1 * MiB
 
@@ -82,6 +83,7 @@ class MemoryStore:
     """A SegmentStore on a MemoryStoreState. Visible entries are final: the LAC is known exactly."""
 
     name = "memory"
+    settings = SettingsSchema(name)
 
     def __init__(self, state: MemoryStoreState | None = None, *, entry_bytes_max: int = ENTRY_BYTES_MAX) -> None:
         self.state = state or MemoryStoreState()
@@ -89,9 +91,14 @@ class MemoryStore:
         self._writers: list[MemoryWriter] = []
         self._open = True
 
-    async def create(self, stream: StreamName, number: SegmentNumber, epoch: Epoch, quorum: Quorum) -> MemoryWriter:
-        """See SegmentStore.create; the quorum is ignored."""
+    def check_capacity(self, settings: StoreSettings) -> None:
+        """Does nothing: a segment needs no members."""
+
+    async def create(
+        self, stream: StreamName, number: SegmentNumber, epoch: Epoch, settings: StoreSettings
+    ) -> MemoryWriter:
         self._check_open()
+        self.settings.complete(dict(settings))
         name = self.state.new_name()
         segment = self.state.segments[name] = _Segment(stream if number == STAGE else None)
         writer = MemoryWriter(name, segment, self.capabilities.entry_bytes_max)

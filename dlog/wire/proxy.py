@@ -153,8 +153,8 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Create a stream. settings: keys of StreamSettings flattened (store, ensemble, write_quorum, ack_quorum,
-    segment_bytes, segment_age_s, retention_s).
+    """Create a stream. settings: store, segment_bytes, segment_age_s, retention_s, and those that the stream's store
+    takes (the store `ledger`: ensemble, write_quorum, ack_quorum).
 
     incarnation: id drawn by the client, the same in each try: a repetition finds the stream created.
     deletions: as in GetIncarnation's reply before the first try; 555 if a stream was deleted since.

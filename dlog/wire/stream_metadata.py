@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -28,8 +28,7 @@ from urllib.parse import quote, unquote
 
 from dlog.errors import DamagedError, InvalidRequestError, UnsupportedVersionError
 from dlog.model.ids import NO_ENTRY, NO_TXID, EntryId, Epoch, ProxyId, SegmentNumber, Txid
-from dlog.model.quorum import Quorum
-from dlog.model.segment import Owner, Segment, StreamSettings, Truncation
+from dlog.model.segment import Owner, Segment, StoreSettings, StreamSettings, Truncation
 from dlog.model.sink import SinkBatch, SinkRecord
 
 Buffer = bytes | bytearray | memoryview
@@ -259,25 +258,35 @@ def settings_to_map(settings: StreamSettings) -> dict[str, Any]:
     """Settings under their names in requests, znodes and commands."""
     return {
         "store": settings.store,
-        "ensemble": settings.quorum.ensemble,
-        "write_quorum": settings.quorum.write,
-        "ack_quorum": settings.quorum.ack,
+        **dict(settings.store_settings),
         "segment_bytes": settings.segment_bytes,
         "segment_age_s": settings.segment_age_s,
         "retention_s": settings.retention_s,
     }
 
 
-def settings_from_map(values: dict[str, Any], base: StreamSettings | None = None) -> StreamSettings:
-    """Settings from a request; missing ones, and the version, are taken from `base`, or have their default.
+#: Checks the settings of a store, given with the store's name, and returns all of them; raises InvalidRequestError.
+OfStore = Callable[[str, Mapping[str, Any]], StoreSettings]
 
-    Raises InvalidRequestError for an unknown name, a wrong type, a value that is not positive (retention_s may be 0:
-    kept for ever), or inconsistent quorums.
+
+def settings_from_map(values: Mapping[str, Any], base: StreamSettings, of_store: OfStore) -> StreamSettings:
+    """Settings from a request; missing ones, and the version, are taken from `base`, those of another store than its
+    own have their default. Names that are not settings of every stream are left to `of_store`.
+
+    Raises InvalidRequestError for a wrong type, a value that is not positive (retention_s may be 0: kept for ever), and
+    what `of_store` raises.
     """
-    known = settings_to_map(base or StreamSettings())
+    known: dict[str, Any] = {
+        "store": base.store,
+        "segment_bytes": base.segment_bytes,
+        "segment_age_s": base.segment_age_s,
+        "retention_s": base.retention_s,
+    }
+    given: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            raise InvalidRequestError(f"unknown stream setting, known are {sorted(known)}: setting={name[:60]}")
+            given[name] = value
+            continue
         wanted = type(known[name])
         if wanted is float and type(value) is int:
             value = float(value)
@@ -288,18 +297,11 @@ def settings_from_map(values: dict[str, Any], base: StreamSettings | None = None
         if wanted is not str and not 0 < value < 2**53 and not (name == "retention_s" and value == 0):
             raise InvalidRequestError(f"stream setting must be positive: setting={name} value={str(value)[:60]}")
         known[name] = value
-    if not known["store"] or not _is_utf8(known["store"]):
-        raise InvalidRequestError(
-            f"the name of a store must be text and not empty: setting=store value={known['store'][:60]!r}"
-        )
-    return StreamSettings(
-        store=known["store"],
-        quorum=Quorum(ensemble=known["ensemble"], write=known["write_quorum"], ack=known["ack_quorum"]),
-        segment_bytes=known["segment_bytes"],
-        segment_age_s=known["segment_age_s"],
-        retention_s=known["retention_s"],
-        version=base.version if base is not None else 0,
-    )
+    store = known["store"]
+    if not store or not _is_utf8(store):
+        raise InvalidRequestError(f"the name of a store must be text and not empty: setting=store value={store[:60]!r}")
+    kept = dict(base.store_settings) if store == base.store else {}
+    return StreamSettings(**known, store_settings=of_store(store, kept | given), version=base.version)
 
 
 def encode_settings(settings: StreamSettings) -> bytes:
@@ -307,23 +309,21 @@ def encode_settings(settings: StreamSettings) -> bytes:
     return _json(settings_to_map(settings) | ({"version": settings.version} if settings.version else {}))
 
 
-def decode_settings(data: Buffer) -> StreamSettings:
-    """Decode R/settings; unknown keys, of a later version, are ignored; empty data: defaults. Raises DamagedError."""
-    return _settings(bytes(data))
+def decode_settings(data: Buffer, of_store: OfStore) -> StreamSettings:
+    """Decode R/settings; empty data: defaults. of_store: ignores the keys that it does not know, of a later version.
+    Raises DamagedError."""
+    return _settings(bytes(data), of_store)
 
 
 @lru_cache(maxsize=1024)
-def _settings(data: bytes) -> StreamSettings:
+def _settings(data: bytes, of_store: OfStore) -> StreamSettings:
     """Cached, since most streams of a cluster have equal settings."""
-    if not data:
-        return StreamSettings()
-    known = settings_to_map(StreamSettings())
-    found = _object(_text(data), "settings")
-    version = found.get("version", 0)
+    found = _object(_text(data), "settings") if data else {}
+    version = found.pop("version", 0)
     if type(version) is not int or not 0 <= version < 2**63:
         raise DamagedError(f"settings have a version out of range: version={str(version)[:40]}")
     try:
-        settings = settings_from_map({name: value for name, value in found.items() if name in known})
+        settings = settings_from_map(found, StreamSettings(), of_store)
     except InvalidRequestError as error:
         raise DamagedError(f"stored settings of a stream are invalid: {error.message}") from None
     return replace(settings, version=version)

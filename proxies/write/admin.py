@@ -34,7 +34,7 @@ from dlog.log.changes import allocated_location
 from dlog.log.messages import AlterStream, DeleteStream, StatStream, StreamStat
 from dlog.machine import Conflict, Missing, OutcomeUnknown, Versioned
 from dlog.model.ids import SegmentNumber, StreamName, stream_name
-from dlog.model.segment import StreamKey, StreamMetadata, StreamSettings
+from dlog.model.segment import StoreSettings, StreamKey, StreamMetadata, StreamSettings
 from dlog.stores.contract import SegmentRef, SegmentStore, StoreUnavailableError
 from dlog.wire.stream_metadata import settings_from_map, settings_to_map
 from proxies import catalog
@@ -111,7 +111,7 @@ class Admin:
         done = {"settings": settings_to_map(made.settings)}
         if await self._has_incarnation(stream, incarnation):
             return done
-        self._check_ensemble(made.settings)
+        self._check_capacity(made.settings)
         removed = await self._remove_or_begin(stream, None, force=False)
         if removed.left:
             raise StreamUnavailableError(
@@ -158,8 +158,8 @@ class Admin:
                 f"the settings were altered since they were read, read them again: stream={name} "
                 f"version={version} now={base.version}"
             )
-        if (wanted.store, wanted.quorum) != (base.store, base.quorum):
-            self._check_ensemble(wanted)
+        if (wanted.store, wanted.store_settings) != (base.store, base.store_settings):
+            self._check_capacity(wanted)
         await self._holdings.ask(stream, AlterStream(replace(wanted, version=version + 1), incarnation))
         return {"settings": settings_to_map(wanted)}
 
@@ -167,15 +167,9 @@ class Admin:
         found = await self._metadata.read(StreamKey(stream))
         return isinstance(found, Versioned) and found.value.incarnation == incarnation
 
-    def _check_ensemble(self, settings: StreamSettings) -> None:
-        """Refuse a stream whose ensemble has more members than there are bookies: its first write would fail."""
-        members = self._metadata.known_members()
-        bookies = len(members.writable) + len(members.readonly)
-        if settings.store == "ledger" and settings.quorum.ensemble > bookies:
-            raise InvalidRequestError(
-                "not enough bookies for the ensemble, start more or choose a smaller ensemble: "
-                f"ensemble={settings.quorum.ensemble} bookies={bookies}"
-            )
+    def _check_capacity(self, settings: StreamSettings) -> None:
+        """Raises InvalidRequestError if the store cannot hold a segment with these settings."""
+        self._stores[settings.store].check_capacity(settings.store_settings)
 
     async def delete(self, name: str, incarnation: str, *, force: bool) -> dict[str, Any]:
         """Delete this incarnation of a stream with all its segments; succeeds if the incarnation is gone.
@@ -287,15 +281,18 @@ class Admin:
 
     def _settings(self, given: Mapping[str, Any], base: StreamSettings) -> StreamSettings:
         """`base` with the values given, checked as a whole. Raises InvalidRequestError."""
-        settings = settings_from_map(dict(given), base)
-        if settings.store not in self._written:
-            what = "segments cannot be written to this store" if settings.store in self._stores else "no such store"
-            raise InvalidRequestError(f"{what}, choose one of {sorted(self._written)}: store={settings.store}")
+        settings = settings_from_map(given, base, self._settings_of_store)
         if settings.segment_bytes < SEGMENT_BYTES_MIN:
             raise InvalidRequestError(f"segment_bytes must be at least {SEGMENT_BYTES_MIN}: {settings.segment_bytes}")
         if settings.segment_age_s < SEGMENT_AGE_S_MIN:
             raise InvalidRequestError(f"segment_age_s must be at least {SEGMENT_AGE_S_MIN}: {settings.segment_age_s}")
         return settings
+
+    def _settings_of_store(self, store: str, given: Mapping[str, Any]) -> StoreSettings:
+        if store not in self._written:
+            what = "segments cannot be written to this store" if store in self._stores else "no such store"
+            raise InvalidRequestError(f"{what}, choose one of {sorted(self._written)}: store={store}")
+        return self._stores[store].settings.complete(given)
 
     async def _delete_segment(self, store: str, ref: SegmentRef) -> _DeleteResult:
         try:

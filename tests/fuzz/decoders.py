@@ -22,7 +22,8 @@ from dlog.log.dedup_trailer import decode_trailer
 from dlog.model.ids import BookieId, EntryId, LedgerId, SegmentNumber, Txid
 from dlog.model.ledger import DigestType, Fragment, LedgerMetadata
 from dlog.model.quorum import Quorum
-from dlog.model.segment import Owner, Segment, StreamSettings
+from dlog.model.segment import Owner, Segment
+from dlog.stores.kinds import stored_settings
 from dlog.wire import (
     bookie,
     bookie_info,
@@ -35,6 +36,7 @@ from dlog.wire import (
     stream_metadata,
 )
 from dlog.wire.entry import Codec, Record, build_record_set, encode_entry
+from tests.stream_settings import SETTINGS
 
 Decode = Callable[[bytes], object]
 TROUBLE = (b"\xdd\xff\xff\xff\xff", b"\x91" * 200, b"\xc1", b"[" * 2000, b"#" * 50, b"\xff", b"9" * 5000)
@@ -180,7 +182,12 @@ TARGETS = (
         (stream_metadata.encode_segment(_segment),),
     ),
     Target("owners", stream_metadata.decode_owner, STORED, (stream_metadata.encode_owner(Owner()),)),
-    Target("settings", stream_metadata.decode_settings, STORED, (stream_metadata.encode_settings(StreamSettings()),)),
+    Target(
+        "settings",
+        lambda data: stream_metadata.decode_settings(data, stored_settings),
+        STORED,
+        (stream_metadata.encode_settings(SETTINGS),),
+    ),
     Target(
         "bindings",
         stream_metadata.decode_binding,

@@ -8,9 +8,10 @@ Styles of plan:
 - "swarm": a writer, processes that end the segment, readers, and others that look for its tail;
 - "power": as swarm, with a power cut;
 - "sync": as power, and syncs fail before it;
-- "delete": as swarm, and the segment is deleted, ended or not.
+- "delete": as swarm, and the segment is deleted, ended or not;
+- "full": the writer writes until it is refused or done, then the segment is ended, while the disk may be full.
 
-The invariants F1 to F6 are in invariants.py; those of the store contract are checked by
+The invariants F1 to F7 are in invariants.py; those of the store contract are checked by
 tests/integration/stores/checker.py.
 """
 
@@ -21,13 +22,17 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from dlog.errors import DLogError
+from dlog.io.disk import Disk
+from dlog.io.reserve import RESERVE, SpaceReserve
 from dlog.model.ids import StreamName
 from dlog.stores.contract import SegmentFencedError, SegmentNotFoundError
 from dlog.stores.file.format import Header, encode_entry_head
 from dlog.stores.file.segment_files import Appender, EntryOffsets, SegmentFiles, read_entries
+from dlog.stores.file.space import Space
 from tests.integration.stores.checker import BREACHES, History
 from tests.simulation.disk import Died, Mount, SimulatedDisk, coin
 from tests.simulation.kernel import Violation, judged
@@ -35,7 +40,7 @@ from tests.simulation.mutants import planting
 from tests.simulation.plan import Plan
 from tests.simulation.worlds import Outcome, Room
 
-STYLES = ("swarm", "power", "sync", "delete")
+STYLES = ("swarm", "power", "sync", "delete", "full")
 MUST_REACH = (
     "ack",
     "recovered",
@@ -48,10 +53,12 @@ MUST_REACH = (
     "disk_full",
     "died",
     "deleted",
+    "reserve_used",
 )
 PROGRESS = {"acks": ("ack",), "recoveries": ("recovered",), "entries read": ("read",)}
 ROOT, LOCATION, NONCE = "segments", "0123456789abcdef" * 2, b"n0n0n0n0"
 STEPS_MAX = 4000
+RESERVE_BYTES = 600  # in style "full"
 
 
 def draw_plan(seed: int, style: str = "swarm") -> Plan:
@@ -72,6 +79,8 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         "late": rng.choice((0, 10, 40)),  # steps before the first process ends the segment
         "sleepy": rng.choice((0.0, 0.05, 0.2)),  # how often a process pauses for a while
     }
+    if style == "full":
+        config |= {"disk_bytes": rng.choice((9_800, 10_400, 12_000)), "seal": False}
     return Plan(seed=seed, config=config)
 
 
@@ -85,6 +94,11 @@ class SteppedMount(Mount):
     def look(self) -> None:
         self._hand_over()
         super().look()
+
+
+def space_of(disk: Disk, reserve_bytes: int) -> Space:
+    """The space of ROOT as one process sees it."""
+    return Space(SpaceReserve(disk, ROOT, reserve_bytes), reserve_bytes, partial(disk.free_bytes, ROOT))
 
 
 class Process:
@@ -111,7 +125,9 @@ class Process:
 
     def files(self) -> SegmentFiles:
         self._world.drafts += 1
-        return SegmentFiles(self.mount, ROOT, LOCATION, str(self._world.drafts))
+        return SegmentFiles(
+            self.mount, ROOT, LOCATION, str(self._world.drafts), space_of(self.mount, self._world.reserve)
+        )
 
     def _hand_over(self) -> None:
         self._world.back.release()
@@ -136,6 +152,7 @@ class FileWorld:
         self.config = config = plan.config
         self.rng = random.Random(f"files/{config['style']}/{plan.seed}/run")
         self.disk = SimulatedDisk(bytes_max=config["disk_bytes"])
+        self.reserve = RESERVE_BYTES if config["style"] == "full" else 0
         self.history = History()
         self.tails: list[tuple[int, int]] = []  # (acknowledged before the tail was requested, tail)
         self.reached: Counter[str] = Counter()
@@ -186,11 +203,14 @@ class FileWorld:
                 end = process.files().decide_end()
             except SegmentNotFoundError:
                 return
-            except OSError:
+            except OSError as error:
+                if self.reserve:
+                    raise Violation("F7", f"{process.name} cannot end the segment: {error}") from error
                 self.reached["recovery_failed"] += 1
                 continue
             self.history.recovered.append(end.last_entry)
             self.reached["recovered"] += 1
+            self.reached["reserve_used"] += bool(self.reserve) and not self.disk.exists(f"{ROOT}/{RESERVE}")
             self.ended = True
             return
 
@@ -249,6 +269,8 @@ class FileWorld:
             self._step(self.processes[0])  # no other process knows the segment before
         if not self.created:
             return
+        while self.reserve and not self.processes[0].done:
+            self._step(self.processes[0])  # what it has begun to write may need all space, the reserve's too
         self.disk.syncs_to_fail = config["syncs_fail"] and self.rng.randint(0, config["syncs_fail"])
         for number in range(config["readers"]):
             self._start(f"reader {number}", self.follow)
@@ -317,7 +339,7 @@ class FileWorld:
     def _end_and_read(self) -> None:
         """End and read the segment as a process that starts last."""
         history = self.history
-        files = SegmentFiles(self.disk, ROOT, LOCATION, "last")
+        files = SegmentFiles(self.disk, ROOT, LOCATION, "last", space_of(self.disk, 0))
         try:
             end = files.decide_end()
             file, header = files.open()

@@ -139,4 +139,7 @@ INVARIANTS = {
         "FileWorld._conclude",
         "A process that dies while it ends or deletes a segment may leave a small file, never one with entries.",
     ),
+    "F7": Invariant(
+        "a segment can be ended on a full disk after its writer was refused or is done", FILES, "FileWorld.recover"
+    ),
 }

@@ -100,7 +100,8 @@ class Stager:
             case Asked(ticket, (list() as payloads, int() as txid)):
                 self._ticket, self._payloads, self._txid = ticket, payloads, txid
                 settings = self._world.value.settings
-                return [Send(STORE, CreateSegment(SegmentNumber(0), Epoch(0), settings.store, settings.quorum))]
+                create = CreateSegment(SegmentNumber(0), Epoch(0), settings.store, settings.store_settings)
+                return [Send(STORE, create)]
             case Received(_, SegmentCreated(_, location)) if not self._place:
                 self._place = place = location.name
                 begun_ms = int(self._world.sim.now_s * 1000)

@@ -113,7 +113,8 @@ class Stranger:
             case "completed":
                 self._then = "create"
                 settings = value.settings
-                return [Send(STORE, CreateSegment(self._next_number(), Epoch(0), settings.store, settings.quorum))]
+                create = CreateSegment(self._next_number(), Epoch(0), settings.store, settings.store_settings)
+                return [Send(STORE, create)]
             case "started":
                 self._then = "write"
                 self.world.sim.reach("stranger")

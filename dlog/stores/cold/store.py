@@ -17,7 +17,7 @@ from types import TracebackType
 
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.offloading import COLD
-from dlog.model.quorum import Quorum
+from dlog.model.segment import StoreSettings
 from dlog.stores.cold.async_lru_cache import AsyncLruCache
 from dlog.stores.cold.format import ENTRY_BYTES_MAX, Row, Summary, next_entry
 from dlog.stores.cold.locations import Location, parse_object
@@ -33,6 +33,7 @@ from dlog.stores.contract import (
     SegmentWriter,
     Verification,
 )
+from dlog.stores.settings import SettingsSchema
 from dlog.wire.digest import crc32c
 
 NAME = COLD
@@ -68,6 +69,7 @@ class ColdStore:
     """A SegmentStore: `async with ColdStore(objects, options) as store`. The caller closes the objects."""
 
     name = NAME
+    settings = SettingsSchema(NAME)
 
     def __init__(self, objects: Objects, options: ColdOptions | None = None) -> None:
         self.capabilities = Capabilities(visible_is_final=True, entry_bytes_max=ENTRY_BYTES_MAX, is_written=False)
@@ -86,7 +88,12 @@ class ColdStore:
     ) -> None:
         await self._keeping.__aexit__(kind, error, trace)
 
-    async def create(self, stream: StreamName, number: SegmentNumber, epoch: Epoch, quorum: Quorum) -> SegmentWriter:
+    def check_capacity(self, settings: StoreSettings) -> None:
+        """Does nothing: no segment is created here."""
+
+    async def create(
+        self, stream: StreamName, number: SegmentNumber, epoch: Epoch, settings: StoreSettings
+    ) -> SegmentWriter:
         """Always raises MisconfiguredError."""
         raise MisconfiguredError(
             f"segments are not created in cold storage: let the stream write to another store, and "

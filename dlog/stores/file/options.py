@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlog.options import check_positive, option
+from dlog.options import MiB, check_positive, option
+from dlog.stores.settings import SettingsSchema
+
+NAME = "file"
+FILE_SETTINGS = SettingsSchema(NAME)  # a stream has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +21,9 @@ class FileStoreOptions:
     poll_max_s: float = option(0.25, "longest wait before the file is looked at again")
     append_bytes_max: int = option(8 * 1024 * 1024, "bytes of entries written and synced together, of one segment")
     threads: int = option(4, "segments that are written at a time")
+    reserve_bytes: int = option(4 * MiB, "space for ending segments on a full disk, some 8 KiB each; 0: none")
 
     def __post_init__(self) -> None:
         check_positive(self, "poll_min_s", "poll_max_s", "append_bytes_max", "threads")
+        if self.reserve_bytes < 0:
+            raise ValueError(f"reserve_bytes must not be negative: value={self.reserve_bytes}")

@@ -17,6 +17,7 @@ Invariants:
 - `.end` is created once, by a rename, and never replaced. A process that finds it syncs the directory before it relies
   on it.
 - Entries that a failed sync may have dropped from memory are written again before they are counted.
+- On a full disk a segment can be ended: space.py.
 
 All functions block and may be called from any thread. They raise OSError, besides the errors they name. `Disk` is the
 part of dlog/io/disk.py that is needed here. Renaming without replacement decides between processes of one machine, so
@@ -57,6 +58,7 @@ from dlog.stores.file.format import (
     encode_watermark,
     entry_crc,
 )
+from dlog.stores.file.space import Space
 
 _LOCATION = re.compile(r"[0-9a-f]{32}\Z")
 _PIECE_BYTES = 1024 * 1024  # of one read while entries are looked at in sequence
@@ -84,6 +86,7 @@ class Disk(Protocol):
     def names(self, directory: str) -> list[str]: ...
     def sync_dir(self, directory: str) -> None: ...
     def make_dir(self, path: str) -> None: ...
+    def free_bytes(self, directory: str) -> int: ...
 
 
 def is_location(text: str) -> bool:
@@ -98,15 +101,16 @@ def locations(disk: Disk, root: str, directory: str) -> list[str]:
 
 
 class SegmentFiles:
-    """The files of one segment. draft_id: no other object of this or another process has the same."""
+    """The files of one segment. draft_id: no other object of this or another process has the same. space: of `root`."""
 
-    __slots__ = ("_disk", "_draft", "_end", "_entries", "_root", "_writable", "directory", "location")
+    __slots__ = ("_disk", "_draft", "_end", "_entries", "_root", "_writable", "directory", "location", "space")
 
-    def __init__(self, disk: Disk, root: str, location: str, draft_id: str) -> None:
+    def __init__(self, disk: Disk, root: str, location: str, draft_id: str, space: Space) -> None:
         """Raises SegmentNotFoundError for a location that no segment can have."""
         if not is_location(location):
             raise SegmentNotFoundError(f"not the location of a segment file: location={location[:80]!r}")
         self.location = location
+        self.space = space
         self.directory = f"{root}/{location[:2]}"
         self._disk = disk
         self._root = root
@@ -122,14 +126,23 @@ class SegmentFiles:
     # ---- writing ----------------------------------------------------------------------------------------------------
 
     def create(self, header: Header) -> File:
-        """Create the segment, durably, and return its file of entries."""
-        self._disk.make_dir(self.directory)
-        file = self._disk.create(self._entries)
-        file.pwritev([encode_header(header)], 0)
-        file.datasync()
-        self._disk.create(self._writable).close()
-        self._disk.sync_dir(self.directory)
-        self._disk.sync_dir(self._root)  # another process may have made the directory, and not synced its name
+        """Create the segment, durably, and return its file of entries. After an OSError nothing of it is left, as far
+        as it can be removed: nobody knows of it."""
+        with self.space.for_entries():
+            self._disk.make_dir(self.directory)
+            file = self._disk.create(self._entries)
+            try:
+                file.pwritev([encode_header(header)], 0)
+                file.datasync()
+                self._disk.create(self._writable).close()
+                self._disk.sync_dir(self.directory)
+                self._disk.sync_dir(self._root)  # another process may have made the directory, and not synced its name
+            except OSError:
+                file.close()
+                for path in (self._writable, self._entries):
+                    with contextlib.suppress(OSError):
+                        self._disk.unlink(path)
+                raise
         return file
 
     def is_writable(self) -> bool:
@@ -182,7 +195,7 @@ class SegmentFiles:
         try:
             self.fence()
             end = self.read_end(header.nonce)
-            return end or self.publish(header.nonce, self._valid_entries(file, header.nonce))
+            return end or self.publish(header.nonce, self.space.for_ending(self._valid_entries, file, header.nonce))
         finally:
             file.close()
 
@@ -190,16 +203,7 @@ class SegmentFiles:
         """Make `end` the end of the fenced segment, unless it has one; return the one that it has. Raises
         SegmentNotFoundError.
         """
-        file = self._disk.create(self._draft)
-        try:
-            file.pwritev([encode_end(nonce, end)], 0)
-            file.datasync()
-        except OSError:  # on a full disk recoveries repeat, and each would leave its draft
-            with contextlib.suppress(OSError):
-                self._disk.unlink(self._draft)
-            raise
-        finally:
-            file.close()
+        self.space.for_ending(self._write_draft, encode_end(nonce, end))
         try:
             self._disk.rename_new(self._draft, self._end)
         except FileExistsError:
@@ -209,6 +213,18 @@ class SegmentFiles:
             return decided
         self.delete()  # another process deletes it, and may have done so before the end was there
         raise SegmentNotFoundError(f"the segment was deleted: store=file location={self.location}")
+
+    def _write_draft(self, data: bytes) -> None:
+        file = self._disk.create(self._draft)
+        try:
+            file.pwritev([data], 0)
+            file.datasync()
+        except OSError:  # it is written again, and each recovery would leave its own
+            with contextlib.suppress(OSError):
+                self._disk.unlink(self._draft)
+            raise
+        finally:
+            file.close()
 
     def find_tail(self) -> EntryId:
         """See SegmentStore.find_tail. If the segment is fenced, its end."""
@@ -297,8 +313,9 @@ class Appender:
         After an error this must not be called again: the file's contents after the confirmed entries are unknown.
         """
         entry, offset = self._next
-        self._file.pwritev(parts, offset)
-        self._file.datasync()
+        with self._files.space.for_entries():
+            self._file.pwritev(parts, offset)
+            self._file.datasync()
         for size in sizes:
             if offset - self._points[-1][1] >= POINT_SPACING_BYTES:
                 self._points.append((entry, offset))

@@ -21,8 +21,9 @@ from functools import partial
 from random import Random
 from typing import Protocol, TypeVar, TypeVarTuple
 
+from dlog.events import Event, StoreFull, StoreHasSpace
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
-from dlog.model.quorum import Quorum
+from dlog.model.segment import StoreSettings
 from dlog.stores.contract import (
     STAGE,
     AppendSink,
@@ -40,13 +41,15 @@ from dlog.stores.contract import (
     settle,
 )
 from dlog.stores.file.format import ENTRY_BYTES_MAX, NONCE_BYTES, End, Header, encode_entry_head
-from dlog.stores.file.options import FileStoreOptions
+from dlog.stores.file.options import FILE_SETTINGS, NAME, FileStoreOptions
 from dlog.stores.file.segment_files import Appender, Disk, EntryOffsets, File, SegmentFiles, locations, read_entries
+from dlog.stores.file.space import Reserve, Space
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 MARKER = "dlog-segments"  # file in the directory: without it the directory may be a mount point without its disk
+IDENTITY = "dlog-segments-id"  # file beside it with the identity of the directory, see dlog/io/stores.py
 
 
 class Pool(Protocol):
@@ -81,7 +84,8 @@ class FileStore:
     rng: gives locations and nonces, which must never repeat.
     """
 
-    name = "file"
+    name = NAME
+    settings = FILE_SETTINGS
 
     def __init__(
         self,
@@ -89,8 +93,10 @@ class FileStore:
         threads: Threads,
         rng: Random,
         options: FileStoreOptions,
+        reserve: Reserve,
         *,
         entry_bytes_max: int = ENTRY_BYTES_MAX,
+        tell: Callable[[Event], None] = lambda _: None,
     ) -> None:
         assert entry_bytes_max <= ENTRY_BYTES_MAX, "a longer entry would be taken for damage"
         self.capabilities = Capabilities(visible_is_final=True, entry_bytes_max=entry_bytes_max)
@@ -98,19 +104,28 @@ class FileStore:
         self.disk = disk
         self.threads = threads
         self.pool = threads.pool("dlog-file-segments", options.threads, _report)
+        self.identity = ""  # of the directory; "": it has none
+        self._free_bytes = partial(disk.free_bytes, options.directory)
+        self._space = Space(reserve, options.reserve_bytes, self._free_bytes, self._space_changed)
+        self._tell = tell
         self._rng = rng
         self._writers: dict[FileSegmentWriter, None] = {}
         self._readers: dict[str, set[FileSegmentReader]] = {}
         self._open = True
 
     async def open(self, *, creates: bool = True) -> None:
-        """Check the directory. creates: create it if there is none. Raises OSError if it cannot be used."""
-        await self.threads.run(_prepare if creates else _check, self.disk, self.options.directory)
+        """Check the directory and read its identity. creates: create the directory if there is none, and give it an
+        identity. Raises OSError if it cannot be used."""
+        new = f"{self._rng.getrandbits(128):032x}" if creates else ""
+        self.identity = await self.threads.run(_prepare, self.disk, self.options.directory, new)
+
+    def check_capacity(self, settings: StoreSettings) -> None:
+        """Does nothing: a segment needs no members."""
 
     async def create(
-        self, stream: StreamName, number: SegmentNumber, epoch: Epoch, quorum: Quorum
+        self, stream: StreamName, number: SegmentNumber, epoch: Epoch, settings: StoreSettings
     ) -> FileSegmentWriter:
-        """See SegmentStore.create; the quorum is ignored."""
+        self.settings.complete(dict(settings))
         files = self._files(f"{self._rng.getrandbits(128):032x}")
         header = Header(self._rng.randbytes(NONCE_BYTES), number, epoch, stream)
         file = await self._run(files.location, files.create, header)
@@ -208,7 +223,16 @@ class FileStore:
             ) from None
 
     def _files(self, location: str) -> SegmentFiles:
-        return SegmentFiles(self.disk, self.options.directory, location, f"{self._rng.getrandbits(64):016x}")
+        draft_id = f"{self._rng.getrandbits(64):016x}"
+        return SegmentFiles(self.disk, self.options.directory, location, draft_id, self._space)
+
+    # ---- in threads -------------------------------------------------------------------------------------------------
+
+    def _space_changed(self, is_full: bool) -> None:
+        event: Event = StoreHasSpace(self.name, self.options.directory)
+        if is_full:
+            event = StoreFull(self.name, self.options.directory, self._free_bytes())
+        self.threads.to_loop(self._tell, event)
 
 
 class FileSegmentWriter:
@@ -485,13 +509,43 @@ def _os_errors(location: str, *, reading: bool) -> Iterator[None]:
         raise StoreUnavailableError(what, outcome_unknown=True) from error
 
 
-def _prepare(disk: Disk, directory: str) -> None:
-    """Create the directory and its marker."""
-    disk.make_dir(directory)
-    if not disk.exists(f"{directory}/{MARKER}"):
-        with suppress(FileExistsError):
-            disk.create(f"{directory}/{MARKER}").close()
+def _prepare(disk: Disk, directory: str, new_identity: str) -> str:
+    """Return the identity of the directory, "" if it has none. new_identity: create the directory, its marker and this
+    identity, whichever is missing; "": create nothing."""
+    path = f"{directory}/{IDENTITY}"
+    if new_identity:
+        disk.make_dir(directory)
+        if not disk.exists(f"{directory}/{MARKER}"):
+            with suppress(FileExistsError):
+                disk.create(f"{directory}/{MARKER}").close()
+        if not disk.exists(path):
+            _write_identity(disk, path, new_identity)
         disk.sync_dir(directory)
+    else:
+        _check(disk, directory)
+    try:
+        file = disk.open(path)
+    except FileNotFoundError:
+        return ""
+    try:
+        return file.pread(file.size(), 0).decode(errors="replace")
+    finally:
+        file.close()
+
+
+def _write_identity(disk: Disk, path: str, identity: str) -> None:
+    """Create the file of the identity whole, unless another process has."""
+    draft = f"{path}.{identity}.draft"
+    file = disk.create(draft)
+    try:
+        file.pwritev([identity.encode()], 0)
+        file.datasync()
+    finally:
+        file.close()
+    try:
+        disk.rename_new(draft, path)
+    except FileExistsError:
+        disk.unlink(draft)
 
 
 def _describe(files: SegmentFiles) -> SegmentFile:
@@ -506,7 +560,7 @@ def _check(disk: Disk, directory: str) -> None:
     """Raises FileNotFoundError if it is no directory of segments, or not mounted."""
     marker = f"{directory}/{MARKER}"
     if not disk.exists(marker):
-        raise FileNotFoundError(errno.ENOENT, "no directory of segments", marker)
+        raise FileNotFoundError(errno.ENOENT, "no directory of segments, or its disk is not mounted", marker)
 
 
 def _open(files: SegmentFiles, sealed_at: EntryId | None) -> tuple[File, Header, End | None]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.integration.cli.test_commands import ok, told
-from tests.integration.cli.up import Up, up_for_many
+from tests.integration.cli.up import Up, dlog, up_for_many
 from tests.integration.spark.parts import need_spark
 
 
@@ -21,7 +22,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 def test_a_record_is_found_in_its_file(files: Up) -> None:
     ok(files, "create", "s")
-    assert b"store      file, one copy of each entry" in ok(files, "show", "s")
+    assert b"store      file\n" in ok(files, "show", "s")
     ok(files, "append", "s", given=b"one\ntwo\n")
     explained = told(files, "explain", "s", "1:0:1")
     assert "record 1 of a batch of 2" in explained["slot"]
@@ -33,6 +34,14 @@ def test_a_record_is_found_in_its_file(files: Up) -> None:
     assert b"one" in data[8 : 8 + int.from_bytes(data[:4], "big")]
     assert "not confirmed" in told(files, "explain", "s", "1:9:0")["entry"]
     assert f"file         {path}" in ok(files, "explain", "s", "1:0:0").decode()
+
+
+def test_a_setting_of_another_store_is_refused(files: Up) -> None:
+    ok(files, "create", "plain")
+    for command in (("create", "other"), ("alter", "plain")):
+        code, _, err = dlog(*command, "--ensemble", "1", directory=files.directory)
+        assert code != 0 and "those of this store are none: store=file setting=ensemble" in err
+    assert "ensemble" not in json.loads(ok(files, "show", "plain", "--json"))["settings"]
 
 
 def test_a_damaged_record_is_said_to_be_and_where(files: Up) -> None:

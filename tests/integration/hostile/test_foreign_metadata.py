@@ -17,6 +17,7 @@ from dlog.errors import DLogError
 from dlog.io.zookeeper import ZooKeeper
 from dlog.io.zookeeper_layout import parse_layout
 from dlog.io.zookeeper_members import _bookies, _proxies
+from dlog.stores.kinds import stored_settings
 from dlog.wire import bookie_info, ledger_metadata, proxy
 from dlog.wire.stream_metadata import decode_binding, decode_number, decode_owner, decode_segment, decode_settings
 from tests.integration.hostile.conftest import SETTINGS, Bystander, SmallCluster
@@ -44,10 +45,10 @@ CASES: dict[str, Callable[[], object]] = {
     "owner-epoch-negative": lambda: decode_owner(b'{"epoch": -3}'),
     "owner-epoch-beyond-64-bits": lambda: decode_owner(b'{"epoch": %d}' % 2**70),
     "owner-text-half-a-pair": lambda: decode_owner(b'{"address": "\\ud800"}'),
-    "settings-nan": lambda: decode_settings(b'{"retention_s": NaN}'),
-    "settings-type": lambda: decode_settings(b'{"ensemble": "3"}'),
-    "settings-quorums": lambda: decode_settings(b'{"ensemble": 1, "write_quorum": 3}'),
-    "settings-store-half-a-pair": lambda: decode_settings(b'{"store": "\\udfff"}'),
+    "settings-nan": lambda: decode_settings(b'{"retention_s": NaN}', stored_settings),
+    "settings-type": lambda: decode_settings(b'{"ensemble": "3"}', stored_settings),
+    "settings-quorums": lambda: decode_settings(b'{"ensemble": 1, "write_quorum": 3}', stored_settings),
+    "settings-store-half-a-pair": lambda: decode_settings(b'{"store": "\\udfff"}', stored_settings),
     "number-garbage": lambda: decode_number(b"1e5", "maxtxid"),
     "number-of-5000-digits": lambda: decode_number(b"1" * 5000, "maxtxid"),
     "segment-empty": lambda: decode_segment(IN_PROGRESS, b""),

@@ -19,7 +19,6 @@ from dlog.io.memory_metadata import MemoryMetadata
 from dlog.log.source_messages import EntriesGot, GetStream, SegmentLacSeen, SourceFailed, StreamSeen
 from dlog.machine import Fact, Received, Versioned
 from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
-from dlog.model.quorum import Quorum
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
 from dlog.stores.contract import SegmentWriter
 from dlog.stores.memory import MemoryStore
@@ -106,7 +105,7 @@ class Stage:
 
     async def write(self, count: int, *, owned: bool = True) -> Segment:
         """Write a segment in progress with entries b"0", b"1", ..., and put it into the stream's list."""
-        writer = self.writer = await self.store.create(STREAM, SegmentNumber(1), Epoch(1), Quorum())
+        writer = self.writer = await self.store.create(STREAM, SegmentNumber(1), Epoch(1), ())
         for entry in range(count):
             await writer.append(EntryId(entry), [b"%d" % entry])
         segment = Segment(number=SegmentNumber(1), name=writer.name, store="memory", first_txid=Txid(0))

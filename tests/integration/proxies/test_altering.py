@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import pytest
 
 import dlog
-from dlog.stores.memory import MemoryStore
+from dlog.stores.ledger import Ledgers, LedgerStore
 from dlog.wire.proxy import Alter, Create, Failed
 from tests.integration.proxies.house import House
 from tests.integration.proxies.processes import ProxyCluster
@@ -46,13 +47,47 @@ async def test_settings_are_altered_under_load_and_the_owner_stays(house: House)
         assert len([None async for _ in client.read("orders")]) >= writing.result() + 1
 
 
+class NoBookies:
+    def known_bookies(self) -> int:
+        return 0
+
+
 async def test_a_store_without_enough_bookies_is_refused(house: House) -> None:
-    house.other_stores["ledger"] = MemoryStore(house.state)
+    house.other_stores["ledger"] = LedgerStore(cast(Ledgers, NoBookies()))
     writer = await house.write_proxy()
     async with dlog.connect(writer.address) as client:
         await client.create("orders", **MEMORY)
         with pytest.raises(dlog.InvalidRequestError, match="not enough bookies"):
             await client.alter("orders", store="ledger")
+        with pytest.raises(dlog.InvalidRequestError, match="ensemble=1 bookies=0"):
+            await client.create("more", store="ledger", ensemble=1, write_quorum=1, ack_quorum=1)
+
+
+class Bookies:
+    def known_bookies(self) -> int:
+        return 9
+
+
+async def test_a_stream_has_the_settings_of_its_store_only(house: House) -> None:
+    house.other_stores["ledger"] = LedgerStore(cast(Ledgers, Bookies()))
+    writer = await house.write_proxy()
+    async with dlog.connect(writer.address) as client:
+        made = await client.create("orders", **MEMORY)
+        assert made.settings.store_settings == {}
+        with pytest.raises(dlog.InvalidRequestError, match="those of this store are none: store=memory setting=ens"):
+            await client.create("files", store="memory", ensemble=3)
+        with pytest.raises(dlog.InvalidRequestError, match="those of this store are none: store=memory setting=ack"):
+            await client.alter("orders", ack_quorum=1)
+        with pytest.raises(dlog.InvalidRequestError, match="store=memory setting=ensemble"):
+            await client.create("orders", exist_ok=True, ensemble=3)
+        with pytest.raises(dlog.StreamExistsError, match="store='memory' wanted='ledger'"):
+            await client.create("orders", exist_ok=True, store="ledger", ensemble=3)
+        moved = await client.alter("orders", store="ledger", ensemble=5)
+        assert moved.store_settings == {"ensemble": 5, "write_quorum": 3, "ack_quorum": 2}
+        assert (await client.stat("orders")).settings == moved
+        with pytest.raises(dlog.InvalidRequestError, match="ensemble, write_quorum, ack_quorum: store=ledger"):
+            await client.alter("orders", partitions=1)  # type: ignore[call-arg]
+        assert (await client.alter("orders", store="memory")).store_settings == {}
 
 
 async def test_settings_are_checked_as_those_of_a_new_stream(house: House) -> None:

@@ -15,8 +15,8 @@ from functools import partial
 
 import pytest
 
+from dlog.errors import InvalidRequestError
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
-from dlog.model.quorum import Quorum
 from dlog.stores.contract import (
     STAGE,
     EntryTooLargeError,
@@ -34,7 +34,6 @@ from tests.integration.stores.checker import History, check
 OpenStore = Callable[[], Awaitable[SegmentStore]]
 
 STREAM = StreamName("contract")
-QUORUM = Quorum(ensemble=3, write=3, ack=2)
 LONG_S = 90.0  # the limit of a wait for an event
 _numbers = itertools.count(1)
 
@@ -152,7 +151,21 @@ class StoreContract:
 
     async def _run(self, store: SegmentStore, epoch: int = 1) -> Run:
         number = SegmentNumber(next(_numbers))
-        return Run(await store.create(STREAM, number, Epoch(epoch), QUORUM), number)
+        return Run(await store.create(STREAM, number, Epoch(epoch), ()), number)
+
+    # ---- settings ---------------------------------------------------------------------------------------------------
+
+    async def test_a_setting_of_another_store_is_refused_with_the_names_of_its_own(self, stores: OpenStore) -> None:
+        store = await stores()
+        settings = store.settings.complete({})
+        assert (store.settings.store, list(dict(settings))) == (store.name, list(store.settings.numbers))
+        store.check_capacity(settings)
+        with pytest.raises(InvalidRequestError, match=", ".join(store.settings.numbers) or "none"):
+            await store.create(STREAM, SegmentNumber(1), Epoch(1), (("partitions", 3),))
+        for name in store.settings.numbers:
+            for value in (0, 2**31, True, "3", 1.0):
+                with pytest.raises(InvalidRequestError, match=name):
+                    store.settings.complete({name: value})
 
     # ---- writing and reading ----------------------------------------------------------------------------------------
 
@@ -478,10 +491,10 @@ class StoreContract:
 
     async def test_a_stage_says_for_which_stream_it_was_written(self, stores: OpenStore) -> None:
         store = await stores()
-        stage = await store.create(STREAM, STAGE, Epoch(0), QUORUM)
+        stage = await store.create(STREAM, STAGE, Epoch(0), ())
         await stage.append(EntryId(0), [b"x"])
         assert await stage.seal() == 0
-        segment = await store.create(STREAM, SegmentNumber(1), Epoch(1), QUORUM)
+        segment = await store.create(STREAM, SegmentNumber(1), Epoch(1), ())
         other = await stores()
         assert await other.stage_of(stage.name) == STREAM
         assert await other.stage_of(segment.name) is None

@@ -17,7 +17,7 @@ import pytest
 from dlog.io.objects import Objects
 from dlog.io.settings import load
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
-from dlog.model.quorum import Quorum
+from dlog.model.segment import StoreSettings
 from dlog.stores.cold.format import Builder, Contents, Head
 from dlog.stores.cold.locations import Location, ObjectName, folder_of, parse_root
 from dlog.stores.cold.options import ColdOptions
@@ -77,7 +77,9 @@ class Bringing(ColdStore):
         self._root = parse_root(root)
         self.capabilities = Capabilities(visible_is_final=True, entry_bytes_max=1_000_000)
 
-    async def create(self, stream: StreamName, number: SegmentNumber, epoch: Epoch, quorum: Quorum) -> SegmentWriter:
+    async def create(
+        self, stream: StreamName, number: SegmentNumber, epoch: Epoch, settings: StoreSettings
+    ) -> SegmentWriter:
         name = ObjectName(number, os.urandom(8).hex(), 0)
         place = folder_of(self._root, "cluster", "/dlog", stream).below(str(name))
         return BringingWriter(self, place, stream, number)
@@ -202,7 +204,7 @@ class TestColdStore:
         async with Objects(options_of(kept)) as objects, ColdStore(objects, options_of(kept)) as store:
             assert not store.capabilities.is_written
             with pytest.raises(MisconfiguredError, match="dlog pipeline offload"):
-                await store.create(StreamName("s"), SegmentNumber(1), Epoch(1), Quorum(ensemble=1, write=1, ack=1))
+                await store.create(StreamName("s"), SegmentNumber(1), Epoch(1), ())
 
 
 class TestObjects:

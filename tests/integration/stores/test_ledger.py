@@ -22,7 +22,6 @@ from dlog.errors import (
     UnauthorizedError,
 )
 from dlog.model.ids import EntryId, Epoch, SegmentNumber
-from dlog.model.quorum import Quorum
 from dlog.stores.contract import (
     EntryTooLargeError,
     MisconfiguredError,
@@ -63,7 +62,7 @@ class TestLedgerStore(StoreContract):
     ) -> None:
         """Then every reader gets the same end, and none gets an entry above it."""
         store = await stores()
-        writer = await store.create(STREAM, SegmentNumber(1), Epoch(1), Quorum(ensemble=3, write=3, ack=2))
+        writer = await store.create(STREAM, SegmentNumber(1), Epoch(1), ())
         for i in range(4):
             await writer.append(EntryId(i), (b"%d" % i,))
         ref = SegmentRef(STREAM, SegmentNumber(1), writer.name)

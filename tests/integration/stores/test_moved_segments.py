@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from dlog.io.metadata import BookieInfo
 from dlog.io.objects import Objects
-from dlog.model.ids import BookieId, EntryId, StreamName
+from dlog.model.ids import EntryId, StreamName
 from dlog.model.segment import Segment, StreamKey, StreamMetadata
 from dlog.spark.cluster_connection import Cluster
 from dlog.spark.options import SourceOptions
@@ -76,18 +75,17 @@ def ref_of(segment: Segment) -> SegmentRef:
 
 
 #: segments are moved from ledgers, so the memory store has their name here
-LEDGERS = {"store": "ledger", "ensemble": 1, "write_quorum": 1, "ack_quorum": 1}
+LEDGERS = {"store": "ledger"}
 
 
-async def with_ledgers(house: House, cold: ColdStore) -> None:
+def with_ledgers(house: House, cold: ColdStore) -> None:
     house.other_stores |= {"ledger": MemoryStore(house.state), "cold": cold}
-    await house.metadata.register_bookie(BookieInfo(BookieId("b:1"), "b", 1))
 
 
 async def test_an_open_reader_goes_on_in_cold_storage_and_back(tmp_path: Path) -> None:
     options = ColdOptions(roots=(f"file://{tmp_path}",))
     async with open_house() as house, Objects(options) as objects, ColdStore(objects, options) as cold:
-        await with_ledgers(house, cold)
+        with_ledgers(house, cold)
         writer = await house.write_proxy()
         reader = await house.read_proxy(cache_bytes_max=0, chunk_bytes=1)
         async with Raw(writer.address) as raw, Raw(reader.address) as rr:
@@ -123,7 +121,7 @@ async def test_an_open_reader_goes_on_in_cold_storage_and_back(tmp_path: Path) -
 async def test_a_spark_task_reads_a_segment_where_it_was_moved_to_since_it_was_planned(tmp_path: Path) -> None:
     options = ColdOptions(roots=(f"file://{tmp_path}",))
     async with open_house() as house, Objects(options) as objects, ColdStore(objects, options) as cold:
-        await with_ledgers(house, cold)
+        with_ledgers(house, cold)
         writer = await house.write_proxy()
         async with Raw(writer.address) as raw:
             await filled(house, raw, settings=LEDGERS)

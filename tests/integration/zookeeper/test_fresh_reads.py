@@ -24,11 +24,12 @@ from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
 from tests.deleting import delete_stream
 from tests.integration.zookeeper.ensemble import EnsembleMember, ZooKeeperEnsemble
 from tests.simulation.service.zookeeper import ZooKeeperServer
+from tests.stream_settings import SETTINGS
 
 NAMESPACE = "/messaging/dlog"
 KEY = StreamKey(StreamName("orders"))
 LEDGER_KEY = LedgerKey(LedgerId(3))
-FRESH = StreamMetadata(name=KEY.stream)
+FRESH = StreamMetadata(name=KEY.stream, settings=SETTINGS)
 OWNER = Owner(epoch=Epoch(1), proxy=ProxyId("w1"), address="127.0.0.1:8001", claim="c1")
 LEDGER = LedgerMetadata(
     quorum=Quorum(ensemble=2, write=2, ack=1),

@@ -21,8 +21,9 @@ from dlog.machine import Conflict, Missing, Versioned
 from dlog.model.ids import BookieId, EntryId, Epoch, LedgerId, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata
 from dlog.model.quorum import Quorum
-from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, StreamSettings, Truncation
+from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
 from tests.deleting import delete_stream, mark_deleted
+from tests.stream_settings import SETTINGS
 
 NAMESPACE = "/messaging/dlog"
 KEY = StreamKey(StreamName("orders"))
@@ -86,7 +87,7 @@ def completed(segment: Segment, last_entry: int, last_txid: int) -> Segment:
 
 
 OWNER = Owner(epoch=Epoch(1), proxy=ProxyId("w1"), address="127.0.0.1:8001", claim="c1")
-FRESH = StreamMetadata(name=KEY.stream, settings=StreamSettings(segment_bytes=1 << 20))
+FRESH = StreamMetadata(name=KEY.stream, settings=replace(SETTINGS, segment_bytes=1 << 20))
 
 
 async def test_what_is_not_there_is_missing(pair: Pair) -> None:

@@ -20,6 +20,7 @@ from dlog.model.quorum import Quorum
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
 from tests.integration.zookeeper.test_session_faults import end_session, states_of, until
 from tests.integration.zookeeper.toxic import Toxic
+from tests.stream_settings import SETTINGS
 
 pytestmark = pytest.mark.zookeeper
 
@@ -62,7 +63,7 @@ async def test_an_unheard_change_is_unknown_and_found_by_reading_again(zookeeper
         assert (await seen(metadata, key)).value == closed
         assert await metadata.compare_and_set(key, closed, created.version) == Conflict()
 
-        stream = await metadata.compare_and_set(KEY, StreamMetadata(name=KEY.stream), None)
+        stream = await metadata.compare_and_set(KEY, StreamMetadata(name=KEY.stream, settings=SETTINGS), None)
         assert isinstance(stream, Versioned)
         await metadata.read(KEY)
         claimed = replace(stream.value, allocated="4")
@@ -76,7 +77,7 @@ async def test_an_unheard_claim_is_known_by_its_nonce_and_released_like_any(zook
         await ZooKeeper.connect(zookeeper_hosts) as other,
         await ZooKeeperMetadata.connect(toxic.hosts, NAMESPACE) as metadata,
     ):
-        stream = await metadata.compare_and_set(KEY, StreamMetadata(name=KEY.stream), None)
+        stream = await metadata.compare_and_set(KEY, StreamMetadata(name=KEY.stream, settings=SETTINGS), None)
         assert isinstance(stream, Versioned)
         toxic.silence_after = b"member_"  # the lock members are listed; the multi gets no answer
         await unheard(toxic, metadata, KEY, replace(stream.value, owner=OWNER), stream.version)
@@ -96,7 +97,7 @@ async def test_what_we_hold_and_are_registered_as_outlives_the_session(zookeeper
     ):
         await metadata.register_bookie(BOOKIE)
         await metadata.register_proxy(PROXY)
-        value = StreamMetadata(name=KEY.stream, owner=OWNER)
+        value = StreamMetadata(name=KEY.stream, settings=SETTINGS, owner=OWNER)
         assert isinstance(await metadata.compare_and_set(KEY, value, None), Versioned)
         (before,) = (await other.zookeeper.children(f"{R}/lock"))[0]
         changed = asyncio.Event()
@@ -128,7 +129,7 @@ async def test_a_stream_taken_by_another_meanwhile_is_not_shown_as_ours(zookeepe
         await ZooKeeperMetadata.connect(zookeeper_hosts, NAMESPACE) as metadata,
     ):
         for name in ("orders", "kept"):
-            value = StreamMetadata(name=StreamName(name), owner=OWNER)
+            value = StreamMetadata(name=StreamName(name), settings=SETTINGS, owner=OWNER)
             assert isinstance(await metadata.compare_and_set(StreamKey(value.name), value, None), Versioned)
         read = await seen(other, KEY)
         theirs = replace(OWNER, epoch=Epoch(2), proxy=ProxyId("w2"), address="127.0.0.1:8002", claim="c2")
@@ -179,7 +180,7 @@ async def test_changes_hidden_by_a_reconnect_are_read_after_it(zookeeper_hosts: 
         await ZooKeeperMetadata.connect(zookeeper_hosts, NAMESPACE) as other,
         await ZooKeeperMetadata.connect(toxic.hosts, NAMESPACE) as metadata,
     ):
-        value = StreamMetadata(name=KEY.stream, segments=segments, max_segment=SegmentNumber(49))
+        value = StreamMetadata(name=KEY.stream, settings=SETTINGS, segments=segments, max_segment=SegmentNumber(49))
         created = await other.compare_and_set(KEY, value, None)
         assert isinstance(created, Versioned)
         assert (await seen(metadata, KEY)).value == value
@@ -203,7 +204,7 @@ async def test_a_reader_sees_only_whole_changes(zookeeper_hosts: str) -> None:
         await ZooKeeperMetadata.connect(zookeeper_hosts, NAMESPACE) as writer,
         await ZooKeeperMetadata.connect(zookeeper_hosts, NAMESPACE) as reader,
     ):
-        value = StreamMetadata(name=KEY.stream)
+        value = StreamMetadata(name=KEY.stream, settings=SETTINGS)
         outcome = await writer.compare_and_set(KEY, value, None)
 
         async def write() -> None:
@@ -230,7 +231,7 @@ async def test_out_of_contact_reads_and_changes_are_unknown_and_nothing_raises(z
         metadata = await ZooKeeperMetadata.connect(toxic.hosts, NAMESPACE, session_timeout_s=1.0)
         toxic.refuse()
         toxic.cut()
-        for key, value in ((KEY, StreamMetadata(name=KEY.stream)), (LedgerKey(LedgerId(1)), LEDGER)):
+        for key, value in ((KEY, StreamMetadata(name=KEY.stream, settings=SETTINGS)), (LedgerKey(LedgerId(1)), LEDGER)):
             assert isinstance(await metadata.read(key), OutcomeUnknown)
             assert isinstance(await metadata.compare_and_set(key, value, None), OutcomeUnknown)
         async with asyncio.timeout(60):

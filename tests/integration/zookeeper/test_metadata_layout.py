@@ -121,6 +121,15 @@ async def test_ledgers_lie_where_bookkeeper_puts_them(metadata: ZooKeeperMetadat
     assert sorted(kazoo.get_children("/ledgers")) == ["INSTANCEID", "LAYOUT", "available"], "empty parents are pruned"
 
 
+async def test_the_identity_of_a_store_is_recorded_once(metadata: ZooKeeperMetadata, kazoo: KazooClient) -> None:
+    assert await metadata.read_store_identity("file") is None
+    for identity in ("one", "another"):
+        await metadata.record_store_identity("file", identity)
+        assert await metadata.read_store_identity("file") == "one"
+    assert data(kazoo, f"{NAMESPACE}/.stores/file") == b"one"
+    assert ".stores" not in await metadata.streams()
+
+
 async def test_a_create_that_took_place_unheard_is_known_by_its_token(metadata: ZooKeeperMetadata) -> None:
     key, ours = LedgerKey(LedgerId(1)), replace(LEDGER, ctoken=77)
     assert isinstance(await metadata.compare_and_set(key, ours, None), Versioned)

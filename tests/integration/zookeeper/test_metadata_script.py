@@ -30,6 +30,7 @@ from dlog.model.quorum import Quorum
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
 from tests.deleting import delete_stream
 from tests.simulation.storage import MetadataModel
+from tests.stream_settings import SETTINGS
 
 NAMESPACE = "/messaging/dlog"
 STREAMS = [StreamKey(StreamName(name)) for name in ("a", "b")]
@@ -66,7 +67,7 @@ def script(seed: int, *, deletes: bool) -> list[Step]:
 
 def fresh(key: Key) -> Any:
     if isinstance(key, StreamKey):
-        return StreamMetadata(name=key.stream)
+        return StreamMetadata(name=key.stream, settings=SETTINGS)
     ensemble = (BookieId("b1:1"), BookieId("b2:1"))
     return LedgerMetadata(
         quorum=Quorum(ensemble=2, write=2, ack=1), fragments=(Fragment(EntryId(0), ensemble),), password=b"secret"

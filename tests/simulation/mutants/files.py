@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlog.stores.file.segment_files import Appender, SegmentFiles
+from dlog.stores.file.space import Space
 from tests.simulation.mutants import edited
 from tests.simulation.worlds import Mutant
 
@@ -126,5 +127,17 @@ MUTANTS = (
         style="delete",
         seeds=2000,
         parts=planted(SegmentFiles, ("publish", "self.delete()", "pass")),
+    ),
+    Mutant(
+        name="a segment is ended on a full disk without giving up the reserve",
+        invariants=("F7",),
+        style="full",
+        parts=planted(Space, ("for_ending", "self._reserve.give_up()", "pass")),
+    ),
+    Mutant(
+        name="a writer fills the disk without a reserve for ending its segment",
+        invariants=("F7",),
+        style="full",
+        parts=planted(Space, ("for_entries", "self._take_reserve()", "pass")),
     ),
 )

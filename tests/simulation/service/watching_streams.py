@@ -25,6 +25,7 @@ from dlog.wire.stream_metadata import decode_owner
 from tests.simulation.kernel import Violation
 from tests.simulation.service.loop import Process
 from tests.simulation.service.nodes import ZOOKEEPER
+from tests.stream_settings import SETTINGS
 
 if TYPE_CHECKING:
     from tests.simulation.service.nodes import WorkNode
@@ -117,7 +118,7 @@ class WatchingStreams:
         try:
             found = await metadata.read(key)
             if not isinstance(found, Versioned):
-                value, version = StreamMetadata(name=key.stream, owner=_owner(1)), None
+                value, version = StreamMetadata(name=key.stream, owner=_owner(1), settings=SETTINGS), None
             else:
                 value, version = replace(found.value, owner=_owner(found.value.owner.epoch + 1)), found.version
             return isinstance(await metadata.compare_and_set(key, value, version), Versioned)

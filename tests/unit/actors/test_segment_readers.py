@@ -6,7 +6,6 @@ import asyncio
 
 from actors.segment_readers import SegmentReaders, segment_key
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName, Txid
-from dlog.model.quorum import Quorum
 from dlog.model.segment import Segment
 from dlog.stores.contract import SegmentRef
 from dlog.stores.memory import MemoryReader, MemoryStore
@@ -41,7 +40,7 @@ class Gated(MemoryStore):
 
 async def test_a_reader_that_is_dropped_while_it_is_opened_is_closed_like_any_other() -> None:
     store = Gated()
-    writer = await store.create(STREAM, SegmentNumber(1), Epoch(1), Quorum())
+    writer = await store.create(STREAM, SegmentNumber(1), Epoch(1), ())
     segment = Segment(number=SegmentNumber(1), name=writer.name, store="memory", first_txid=Txid(0))
     readers = SegmentReaders(STREAM, {"memory": store})
     async with asyncio.timeout(90), asyncio.TaskGroup() as tasks:

@@ -15,12 +15,12 @@ from typing import Any
 from dlog.client.decoding import decode_one
 from dlog.log.dedup_trailer import encode_trailer
 from dlog.model.dlsn import DLSN
-from dlog.model.segment import StreamSettings
 from dlog.wire import proxy
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import Record, build_record_set, control_record, encode_entry, parse_record_set
 from dlog.wire.proxy_codec import FrameDecoder, encode
 from dlog.wire.stream_metadata import settings_to_map
+from tests.stream_settings import SETTINGS
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024
 SET_FLAG = 0x4
@@ -53,7 +53,7 @@ class Log:
     places: dict[tuple[bytes, int], tuple[int, int, int]] = field(default_factory=dict)
     sealed: bool = False
     complete: bool = True
-    settings: dict[str, Any] = field(default_factory=lambda: settings_to_map(StreamSettings()))
+    settings: dict[str, Any] = field(default_factory=lambda: settings_to_map(SETTINGS))
     settings_version: int = 0
 
     def write(self, message: proxy.Write) -> proxy.Written | proxy.Failed:

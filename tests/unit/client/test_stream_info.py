@@ -57,9 +57,7 @@ def test_a_stream_is_described_in_values() -> None:
     assert (last.store, last.last_txid, last.last_dlsn, last.lac, last.is_cut) == ("cold", None, None, 4, False)
     assert found.settings == dlog.StreamSettings(
         store="ledger",
-        ensemble=3,
-        write_quorum=3,
-        ack_quorum=2,
+        store_settings={"ensemble": 3, "write_quorum": 3, "ack_quorum": 2},
         segment_bytes=256 << 20,
         segment_age_s=7200.0,
         retention_s=0.0,
@@ -112,7 +110,7 @@ async def test_a_created_stream_is_returned_with_its_settings() -> None:
         (asked,) = double.of(proxy.Create)
         assert isinstance(asked, proxy.Create)
         assert (made.name, made.incarnation, made.owner, made.segments) == ("s", asked.incarnation, None, ())
-        assert (made.settings.retention_s, made.settings.ensemble) == (60.0, 3)
+        assert (made.settings.retention_s, made.settings.store_settings["ensemble"]) == (60.0, 3)
 
 
 async def test_an_existing_stream_is_returned_if_it_has_the_settings_that_are_given() -> None:

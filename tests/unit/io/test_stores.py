@@ -13,10 +13,10 @@ import pytest
 from dlog.errors import ConfigError
 from dlog.io.stores import StoresOptions, load_stores, open_stores
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
-from dlog.model.quorum import Quorum
 from dlog.stores.contract import SegmentNotFoundError, SegmentRef, StoreUnavailableError
 from dlog.stores.file.options import FileStoreOptions
 from dlog.wire.entry import ENTRY_BYTES_MAX, RECORD_OVERHEAD, Record, control_record, encode_entry
+from tests.unit.io.test_opening_stores import Identities
 
 NO_LEDGERS = cast(Any, None)  # no test here uses ledgers
 
@@ -26,7 +26,7 @@ def options(directory: Path | str) -> StoresOptions:
 
 
 async def names(chosen: StoresOptions, *writable: str) -> list[str]:
-    async with open_stores(NO_LEDGERS, chosen, Random(1), writable=writable, creates=True) as stores:
+    async with open_stores(NO_LEDGERS, Identities(), chosen, Random(1), writable=writable, creates=True) as stores:
         return list(stores)
 
 
@@ -39,7 +39,7 @@ async def refused(chosen: StoresOptions, *writable: str) -> str:
 async def test_every_store_that_is_written_takes_the_largest_entry_of_the_core(tmp_path: Path) -> None:
     body = b"x" * (ENTRY_BYTES_MAX - 2 * RECORD_OVERHEAD - 1)
     largest = encode_entry([Record(0, 1, 1, body), control_record(1, 1, b"x")])
-    async with open_stores(NO_LEDGERS, options(tmp_path / "segments"), Random(1), creates=True) as stores:
+    async with open_stores(NO_LEDGERS, Identities(), options(tmp_path / "segments"), Random(1), creates=True) as stores:
         written = [store for store in stores.values() if store.capabilities.is_written]
     assert len(written) == 2
     for store in written:
@@ -69,11 +69,11 @@ async def test_files_without_a_directory_are_told_where_to_set_it() -> None:
 async def test_a_directory_is_made_with_its_parents_and_used_again(tmp_path: Path) -> None:
     directory = tmp_path / "a" / "b"
     stream, number = StreamName("s"), SegmentNumber(1)
-    async with open_stores(NO_LEDGERS, options(directory), Random(1), creates=True) as stores:
-        writer = await stores["file"].create(stream, number, Epoch(1), Quorum())
+    async with open_stores(NO_LEDGERS, Identities(), options(directory), Random(1), creates=True) as stores:
+        writer = await stores["file"].create(stream, number, Epoch(1), ())
         await writer.append(EntryId(0), [b"payload"])
     assert (directory / "dlog-segments").exists()
-    async with open_stores(NO_LEDGERS, options(directory), Random(2), creates=True) as stores:
+    async with open_stores(NO_LEDGERS, Identities(), options(directory), Random(2), creates=True) as stores:
         assert [place async for place in stores["file"].list()] == [writer.name]
         assert await stores["file"].recover(SegmentRef(stream, number, writer.name)) == 0
 
@@ -81,8 +81,8 @@ async def test_a_directory_is_made_with_its_parents_and_used_again(tmp_path: Pat
 async def test_a_directory_that_went_away_is_not_taken_for_deleted_segments(tmp_path: Path) -> None:
     """The directory disappears as when its disk is unmounted: reads and take-overs must wait."""
     stream, number = StreamName("s"), SegmentNumber(1)
-    async with open_stores(NO_LEDGERS, options(tmp_path / "segments"), Random(1), creates=True) as stores:
-        writer = await stores["file"].create(stream, number, Epoch(1), Quorum())
+    async with open_stores(NO_LEDGERS, Identities(), options(tmp_path / "segments"), Random(1), creates=True) as stores:
+        writer = await stores["file"].create(stream, number, Epoch(1), ())
         ref = SegmentRef(stream, number, writer.name)
         (tmp_path / "segments").rename(tmp_path / "elsewhere")
         for call in (stores["file"].recover, stores["file"].open_reader, stores["file"].find_tail):

@@ -11,7 +11,6 @@ from dlog.errors import InvalidRequestError, LeaseLostError, StaleRequestError, 
 from dlog.log.changes import AlterSettings
 from dlog.log.messages import AlterStream, AppendEntry, BatchWritten, CreateSegment, SealStream
 from dlog.machine import CompareAndSet, MetadataSeen, OutcomeUnknown, ReadMetadata, Versioned
-from dlog.model.quorum import Quorum
 from dlog.model.segment import StreamSettings, Truncation
 from tests.unit.log.stage import INCARNATION, Actor, Stage, batch
 from tests.unit.log.test_retention import RETENTION_S, Clocks, kept
@@ -67,12 +66,12 @@ def test_the_open_segment_keeps_its_age_and_the_next_one_has_the_new_one() -> No
     assert owner.timers["age",] == pytest.approx(set_at_first / 10)
 
 
-def test_the_quorum_is_that_of_the_next_segment_that_is_created() -> None:
+def test_the_settings_of_the_store_are_those_of_the_next_segment_that_is_created() -> None:
     stage = Stage(segment_bytes=1000)
     owner = stage.taken("p1")
-    alter(owner, stage, quorum=Quorum(ensemble=5, write=3, ack=2))
+    alter(owner, stage, store_settings=(("ensemble", 5),))
     owner.ask(batch(0, size=600))
-    assert [m.quorum.ensemble for m in owner.sent if isinstance(m, CreateSegment)] == [3, 5]
+    assert [m.settings for m in owner.sent if isinstance(m, CreateSegment)] == [(), (("ensemble", 5),)]
 
 
 def test_a_shorter_retention_acts_at_once_and_a_longer_one_keeps_what_is_there() -> None:

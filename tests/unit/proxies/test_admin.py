@@ -14,7 +14,7 @@ from dlog.events import SegmentDeleted, SegmentLeftBehind
 from dlog.io.memory_metadata import MemoryMetadata
 from dlog.machine import Missing, Versioned
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName, Txid
-from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
+from dlog.model.segment import Owner, Segment, StoreSettings, StreamKey, StreamMetadata
 from dlog.stores.contract import (
     Capabilities,
     SegmentCorruptError,
@@ -23,6 +23,7 @@ from dlog.stores.contract import (
     SegmentStore,
     StoreUnavailableError,
 )
+from dlog.stores.settings import SettingsSchema
 from proxies.write import admin
 from proxies.write.admin import Admin, Removed
 
@@ -34,6 +35,10 @@ class Store:
     """Deletes at once, or when `is_open` is set; locations with an error in `errors` are not deleted."""
 
     capabilities = Capabilities(visible_is_final=True, entry_bytes_max=1 << 20)
+    settings = SettingsSchema("memory")
+
+    def check_capacity(self, settings: StoreSettings) -> None:
+        """It has no members."""
 
     def __init__(self) -> None:
         self.deleted: list[str] = []

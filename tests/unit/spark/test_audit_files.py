@@ -15,7 +15,6 @@ from dlog.io.stores import open_file_store
 from dlog.io.zookeeper_protocol import NoNodeError
 from dlog.machine import Versioned
 from dlog.model.ids import EntryId, Epoch, LedgerId, SegmentNumber, StreamName, Txid
-from dlog.model.quorum import Quorum
 from dlog.model.segment import Segment, StreamKey, StreamMetadata
 from dlog.spark.cluster_connection import Cluster
 from dlog.spark.jobs.audit_copies import TaskReading
@@ -89,7 +88,7 @@ async def store(tmp_path: Path) -> AsyncIterator[FileStore]:
 
 
 async def written(store: FileStore, number: int = 1) -> FileSegmentWriter:
-    writer = await store.create(NAME, SegmentNumber(number), Epoch(1), Quorum())
+    writer = await store.create(NAME, SegmentNumber(number), Epoch(1), ())
     for entry, payload in enumerate(PAYLOADS):
         await writer.append(EntryId(entry), [payload])
     return writer
@@ -167,7 +166,7 @@ async def test_without_the_directory_it_is_said_what_to_set() -> None:
 
 async def test_files_that_nothing_names_are_orphans_when_they_are_old_enough(store: FileStore) -> None:
     names = [await written(store, number) for number in (1, 2, 3)]
-    stage = await store.create(NAME, STAGE, Epoch(0), Quorum())
+    stage = await store.create(NAME, STAGE, Epoch(0), ())
     orphan = await written(store, 7)
     tree = Tree(store)
     tree.value = replace(tree.value.with_segment(listed(names[0].name)), allocated=f"file:{names[1].name}")

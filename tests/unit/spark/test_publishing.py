@@ -10,7 +10,6 @@ from dlog.errors import ProducerUnknownError
 from dlog.log.staging import StagedSet, StagePacker
 from dlog.machine import Versioned
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName, Txid
-from dlog.model.quorum import Quorum
 from dlog.model.segment import Segment, StreamKey, StreamMetadata
 from dlog.model.sink import SinkBatch, SinkRecord
 from dlog.spark.cluster_connection import Cluster
@@ -33,7 +32,7 @@ class Log:
 
     async def write(self, store: MemoryStore, batch: SinkBatch) -> str:
         packer = StagePacker(batch.producer)
-        writer = await store.create(NAME, SegmentNumber(1), Epoch(0), Quorum())
+        writer = await store.create(NAME, SegmentNumber(1), Epoch(0), ())
         for number in range(3):
             parts = packer.entry([StagedSet(number, 1, build_record_set([b"x"]))], 1)
             await writer.append(EntryId(number), parts)

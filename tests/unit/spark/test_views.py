@@ -181,7 +181,7 @@ async def test_segments_of_another_store_end_where_it_decided_and_are_measured()
     """Segments of another store have no ledger metadata. An open one is shown up to its tail, and its writer goes
     on."""
     store = MemoryStore()
-    writers = [await store.create(NAME, SegmentNumber(number), Epoch(1), Quorum()) for number in (1, 2)]
+    writers = [await store.create(NAME, SegmentNumber(number), Epoch(1), ()) for number in (1, 2)]
     for writer in writers:
         for number in range(8):
             await writer.append(EntryId(number), [entry_of([(1, [b"x" * 100])])])

@@ -11,7 +11,6 @@ import pytest
 
 from dlog.errors import DamagedError
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
-from dlog.model.quorum import Quorum
 from dlog.stores.cold.async_lru_cache import AsyncLruCache
 from dlog.stores.cold.format import parse_footer
 from dlog.stores.cold.options import ColdOptions
@@ -191,7 +190,7 @@ async def test_nothing_is_created_here() -> None:
     async with kept([b"entry"]) as (store, _):
         assert not store.capabilities.is_written
         with pytest.raises(MisconfiguredError, match="dlog pipeline offload"):
-            await store.create(StreamName("s"), SegmentNumber(1), Epoch(1), Quorum(ensemble=1, write=1, ack=1))
+            await store.create(StreamName("s"), SegmentNumber(1), Epoch(1), ())
 
 
 async def test_the_end_is_the_object_s_and_known_at_once() -> None:

@@ -23,6 +23,7 @@ from dlog.stores.file.format import (
 )
 from dlog.stores.file.segment_files import Appender, EntryOffsets, SegmentFiles, locations, read_entries
 from tests.simulation.disk import SimulatedDisk
+from tests.simulation.file_world import space_of
 
 ROOT, PLACE, NONCE = "segments", "0123456789abcdef" * 2, b"n0n0n0n0"
 ENTRIES, END = f"{ROOT}/01/{PLACE}.entries", f"{ROOT}/01/{PLACE}.end"
@@ -39,7 +40,7 @@ class Segment:
 
     def __init__(self, disk: SimulatedDisk | None = None) -> None:
         self.disk = disk or SimulatedDisk()
-        self.files = SegmentFiles(self.disk, ROOT, PLACE, "writer")
+        self.files = SegmentFiles(self.disk, ROOT, PLACE, "writer", space_of(self.disk, 0))
         self.appender = Appender(self.files, self.files.create(HEADER), NONCE)
         self.payloads: list[bytes] = []
 
@@ -56,7 +57,7 @@ class Segment:
 
     def other(self) -> SegmentFiles:
         """The same files as another process opens them."""
-        return SegmentFiles(self.disk, ROOT, PLACE, "other")
+        return SegmentFiles(self.disk, ROOT, PLACE, "other", space_of(self.disk, 0))
 
     def offset(self, entry: int) -> int:
         return ENTRIES_OFFSET + sum(ENTRY_HEAD.size + len(data) for data in self.payloads[:entry])
@@ -240,7 +241,7 @@ def test_a_full_disk_lets_nothing_be_ended_and_is_not_filled_by_the_attempts() -
     before = segment.disk.names(f"{ROOT}/01")
     for attempt in range(3):
         with pytest.raises(OSError, match="no space"):
-            SegmentFiles(segment.disk, ROOT, PLACE, f"{attempt}").decide_end()
+            SegmentFiles(segment.disk, ROOT, PLACE, f"{attempt}", space_of(segment.disk, 0)).decide_end()
         assert segment.disk.names(f"{ROOT}/01") == [name for name in before if not name.endswith(".writable")]
     segment.disk.bytes_max += 1000
     assert segment.other().decide_end().last_entry == 1
@@ -252,7 +253,7 @@ def test_a_full_disk_lets_nothing_be_ended_and_is_not_filled_by_the_attempts() -
 @pytest.mark.parametrize("place", ["", "17", PLACE[:-1], PLACE + "0", PLACE.upper(), "../" + PLACE[3:], PLACE + "\n"])
 def test_a_location_that_no_segment_can_have_names_no_file(place: str) -> None:
     with pytest.raises(SegmentNotFoundError):
-        SegmentFiles(SimulatedDisk(), ROOT, place, "x")
+        SegmentFiles(SimulatedDisk(), ROOT, place, "x", space_of(SimulatedDisk(), 0))
 
 
 def test_segments_are_listed_by_their_entries_and_leave_nothing_when_they_are_deleted() -> None:

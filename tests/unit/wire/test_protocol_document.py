@@ -12,7 +12,7 @@ import msgpack
 from dlog.errors import DLogError
 from dlog.log.dedup_trailer import BatchPosition, ProducerSnapshot, ProducerTableSnapshot, TrailerBatch, encode_trailer
 from dlog.model.ids import SegmentNumber, StreamName, Txid
-from dlog.model.segment import Segment, StreamMetadata, StreamSettings
+from dlog.model.segment import Segment, StreamMetadata
 from dlog.wire import bookie, proxy_codec
 from dlog.wire.bookie import Code
 from dlog.wire.entry import RECORD_BYTES_MAX, SET_OVERHEAD, SET_RECORD_OVERHEAD
@@ -20,6 +20,7 @@ from dlog.wire.proxy import Op, ReaderEventKind, Start
 from dlog.wire.proxy_codec import SCHEMA
 from dlog.wire.stream_metadata import settings_to_map
 from proxies import catalog
+from tests.stream_settings import SETTINGS
 
 TEXT = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
 
@@ -114,7 +115,7 @@ def test_keys_of_a_stat() -> None:
 
 def test_settings_and_their_defaults() -> None:
     documented = {row[0].strip("`"): (row[1], row[2]) for row in rows("5.6")}
-    defaults = settings_to_map(StreamSettings())
+    defaults = settings_to_map(SETTINGS)
     assert documented == {key: (type(value).__name__, str(value)) for key, value in defaults.items()}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 
 from dlog.errors import DamagedError, InvalidRequestError, UnsupportedVersionError
 from dlog.model.ids import NO_ENTRY, NO_TXID, EntryId, Epoch, ProxyId, SegmentNumber, Txid
-from dlog.model.quorum import Quorum
 from dlog.model.segment import Owner, Segment, StreamSettings, Truncation
 from dlog.model.sink import SinkBatch, SinkRecord
+from dlog.stores.kinds import SCHEMAS, stored_settings
 from dlog.wire.stream_metadata import (
     Binding,
     decode_binding,
@@ -199,44 +200,78 @@ def test_a_broken_owner_is_damaged(data: bytes) -> None:
         decode_owner(data)
 
 
-SETTINGS = StreamSettings(store="s3", quorum=Quorum(ensemble=5, write=3, ack=2), segment_bytes=1, segment_age_s=0.5)
+LEDGERS = (("ensemble", 5), ("write_quorum", 3), ("ack_quorum", 2))
+SETTINGS = StreamSettings(store="ledger", store_settings=LEDGERS, segment_bytes=1, segment_age_s=0.5)
+DEFAULTS = StreamSettings(store_settings=(("ensemble", 3), ("write_quorum", 3), ("ack_quorum", 2)))
+
+
+def requested(values: dict[str, Any], base: StreamSettings = DEFAULTS) -> StreamSettings:
+    return settings_from_map(values, base, lambda store, given: SCHEMAS[store].complete(given))
+
+
+def stored(data: bytes) -> StreamSettings:
+    return decode_settings(data, stored_settings)
 
 
 def test_settings_read_back_whatever_else_is_there() -> None:
-    assert decode_settings(encode_settings(SETTINGS)) == SETTINGS
-    assert decode_settings(json.dumps(settings_to_map(SETTINGS) | {"later": 1}).encode()) == SETTINGS
-    assert decode_settings(b"") == decode_settings(b"{}") == StreamSettings()
+    assert stored(encode_settings(SETTINGS)) == SETTINGS
+    assert stored(json.dumps(settings_to_map(SETTINGS) | {"later": 1, "even": []}).encode()) == SETTINGS
+    assert stored(b"") == stored(b"{}") == DEFAULTS
     altered = replace(SETTINGS, version=7)
-    assert decode_settings(encode_settings(altered)) == altered
+    assert stored(encode_settings(altered)) == altered
     assert b"version" not in encode_settings(SETTINGS), "settings that were never altered keep their bytes"
-    assert settings_from_map({"retention_s": 60}, altered).version == 7
+    assert requested({"retention_s": 60}, altered).version == 7
     with pytest.raises(InvalidRequestError):
-        settings_from_map({"version": 1}, altered)
+        requested({"version": 1}, altered)
 
 
-@pytest.mark.parametrize("data", [b"x", b"[]", b'{"ensemble":1}', b'{"store":1}', b'{"segment_age_s":NaN}',
-                                  b'{"version":-1}', b'{"version":true}', b'{"version":1e3}'])  # fmt: skip
+def test_the_settings_of_a_stream_on_ledgers_keep_their_bytes() -> None:
+    assert encode_settings(SETTINGS) == (
+        b'{"store":"ledger","ensemble":5,"write_quorum":3,"ack_quorum":2,'
+        b'"segment_bytes":1,"segment_age_s":0.5,"retention_s":0.0}'
+    )
+
+
+def test_a_store_has_its_own_settings_only_and_does_not_read_those_of_another() -> None:
+    files = requested({"store": "file"})
+    assert files.store_settings == (), "the settings of the store that it had before are gone"
+    plain = b'"segment_bytes":268435456,"segment_age_s":7200.0,"retention_s":0.0}'
+    assert encode_settings(files) == b'{"store":"file",' + plain
+    earlier = json.dumps(settings_to_map(DEFAULTS) | {"store": "file"}).encode()
+    assert stored(earlier) == files, "earlier versions wrote the settings of ledgers for every store"
+    assert requested({"store": "ledger", "ack_quorum": 1}, files).store_settings == (
+        ("ensemble", 3), ("write_quorum", 3), ("ack_quorum", 1))  # fmt: skip
+
+
+def test_settings_of_a_store_that_is_not_known_here_are_kept() -> None:
+    data = b'{"store":"kafka","partitions":7,"segment_bytes":1,"segment_age_s":1.0,"retention_s":0.0}'
+    assert encode_settings(stored(data)) == data
+
+
+@pytest.mark.parametrize("data", [b"x", b"[]", b'{"ensemble":1}', b'{"ensemble":"3"}', b'{"store":1}',
+                                  b'{"segment_age_s":NaN}', b'{"version":-1}', b'{"version":true}',
+                                  b'{"version":1e3}'])  # fmt: skip
 def test_broken_settings_are_damaged(data: bytes) -> None:
     with pytest.raises(DamagedError):
-        decode_settings(data)
+        stored(data)
 
 
 def test_settings_asked_for_start_from_a_base() -> None:
-    for_ever = settings_from_map({"retention_s": 0})
-    assert decode_settings(encode_settings(for_ever)) == for_ever
-    found = settings_from_map({"retention_s": 60, "ack_quorum": 3}, SETTINGS)
-    assert (found.retention_s, found.quorum.ack, found.store) == (60.0, 3, "s3")
+    for_ever = requested({"retention_s": 0})
+    assert stored(encode_settings(for_ever)) == for_ever
+    found = requested({"retention_s": 60, "ack_quorum": 3}, SETTINGS)
+    assert (found.retention_s, dict(found.store_settings)["ack_quorum"], found.store) == (60.0, 3, "ledger")
 
 
 @pytest.mark.parametrize(
     "values",
     [{"replicas": 3}, {"ensemble": "3"}, {"ensemble": True}, {"ensemble": 2.0}, {"ensemble": 0}, {"ack_quorum": 4},
-     {"segment_bytes": -1}, {"segment_bytes": 2**60}, {"retention_s": "72h"}, {"retention_s": float("nan")},
-     {"store": ""}],
+     {"ensemble": 2**31}, {"segment_bytes": -1}, {"segment_bytes": 2**60}, {"retention_s": "72h"},
+     {"retention_s": float("nan")}, {"store": ""}],
 )  # fmt: skip
 def test_settings_asked_for_in_vain_say_why(values: dict[str, object]) -> None:
     with pytest.raises(InvalidRequestError):
-        settings_from_map(values)
+        requested(values)
 
 
 SINK_NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,20}", fullmatch=True)
