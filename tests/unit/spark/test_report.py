@@ -102,7 +102,9 @@ def test_a_clock_that_went_back_makes_no_line_go_back() -> None:
         ((9, 0), "beyond", 0, 0, 0),
     ],
 )
-def test_how_far_a_reader_is_behind(position: tuple[int, int], state: str, entries: int, records: int, size: int) -> None:
+def test_how_far_a_reader_is_behind(
+    position: tuple[int, int], state: str, entries: int, records: int, size: int
+) -> None:
     (row,) = reader_rows(reader(s=position), {"s": seen()}, CHOSEN, True)
     told = (row["state"], row["behind_entries"], row["behind_records"], row["behind_bytes"])
     assert told == (state, entries, records, size)
