@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from dlog.client.sync import SyncClient, SyncReader, connect_sync
     from dlog.errors import (
+        ClaimLostError,
         ClosedError,
         ClusterNotFoundError,
         ConfigError,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
         FencedError,
         InvalidRequestError,
         InvalidStreamNameError,
-        LeaseLostError,
         LedgerFencedError,
         LedgerNotFoundError,
         MetadataUnavailableError,
@@ -88,6 +88,7 @@ __all__ = [
     "TAIL",
     "AppendSummary",
     "BatchResult",
+    "ClaimLostError",
     "Client",
     "ClientOptions",
     "ClosedError",
@@ -107,7 +108,6 @@ __all__ = [
     "InvalidRequestError",
     "InvalidStreamNameError",
     "Lag",
-    "LeaseLostError",
     "LedgerFencedError",
     "LedgerNotFoundError",
     "MetadataUnavailableError",

@@ -228,7 +228,7 @@ class LedgerFencedError(FencedError):
     code = 551
 
 
-class LeaseLostError(FencedError):
+class ClaimLostError(FencedError):
     """The stream has a newer owner epoch than ours."""
 
     code = 504

@@ -147,10 +147,10 @@ class StreamStalled(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseLost(Event):
+class ClaimLost(Event):
     """The claim on the stream ended, for `reason`; mostly another proxy claimed it. Appends go to the next owner."""
 
-    name: ClassVar[str] = "lease.lost"
+    name: ClassVar[str] = "claim.lost"
     level: ClassVar[str] = "warning"
     stream: str
     epoch: int

@@ -293,7 +293,7 @@ class ReadSession:
             case ReaderEventKind.DELETED if self._incarnation and detail.get("life") is not None:
                 raise StreamRecreatedError(
                     f"the stream of this position was deleted, and a new one has its name; read the new one from the "
-                    f"start: stream={self.stream} life={self._incarnation} now={detail['life']}"
+                    f"start: stream={self.stream} incarnation={self._incarnation} now={detail['life']}"
                 )
             case ReaderEventKind.DELETED:
                 what = "the stream was deleted" if self._next is not None or self._incarnation else "no such stream"

@@ -2,7 +2,7 @@
 
 Invariants:
 - a change is written with the version of the value it was computed from;
-- after a conflict or an unknown outcome the stream is read again: with another claim in it the lease is lost, with
+- after a conflict or an unknown outcome the stream is read again: with another claim in it the claim is lost, with
   ours the change is computed again from what was read;
 - a change that metadata refuses for good is dropped, and no other change with it.
 """
@@ -22,15 +22,15 @@ class StreamMetadataUpdater:
     """One stream's metadata, changed under one claim.
 
     `want` queues a change, `effects` returns the next request, `handle` takes answers, `take_done` returns the changes
-    done since the last call. Once the lease is lost no request is made.
+    done since the last call. Once the claim is lost no request is made.
 
     confirmed_read, failed_read: number of the newest read that found our claim, and of the newest that failed. See
     `request_read`.
     """
 
     __slots__ = (
+        "_claim",
         "_done",
-        "_lease",
         "_needed_read",
         "_refused",
         "_requested_read",
@@ -43,11 +43,11 @@ class StreamMetadataUpdater:
         "value",
     )
 
-    def __init__(self, lease: Claim, options: OwnerOptions) -> None:
-        seen = lease.take_seen()  # the stream as the claim wrote it
+    def __init__(self, claim: Claim, options: OwnerOptions) -> None:
+        seen = claim.take_seen()  # the stream as the claim wrote it
         self.value: StreamMetadata = seen.value
-        self._lease = lease
-        self._update = MetadataUpdateLoop(lease.key, "register", options, seen.version)
+        self._claim = claim
+        self._update = MetadataUpdateLoop(claim.key, "register", options, seen.version)
         self._wanted: tuple[Change, ...] = ()
         self._done: tuple[Change, ...] = ()
         self._writing: tuple[Change, ...] = ()  # the changes in the newest write
@@ -87,7 +87,7 @@ class StreamMetadataUpdater:
     def effects(self) -> list[Effect]:
         """Make the next request, unless one is in flight."""
         out: list[Effect] = []
-        if self._lease.error is None:
+        if self._claim.error is None:
             if self._wanted and self._update.is_current and self.confirmed_read >= self._needed_read:
                 self._write(out)
             if self._update.is_idle and (self._wanted or self._requested_read > self._update.reads):
@@ -99,13 +99,13 @@ class StreamMetadataUpdater:
         out: list[Effect] = []
         match self._update.handle(fact, out):
             case Written(value) | Found(value):
-                if self._lease.observe(value):
+                if self._claim.observe(value):
                     self.value = value
                     self.confirmed_read = self._update.reads
                     if self._update.wrote:  # what is found in place of a lost reply is judged change by change
                         self._finish(self._writing)
             case Missing():
-                self._lease.lose(StreamNotFoundError(f"the stream was deleted: stream={self._lease.key.stream}"))
+                self._claim.lose(StreamNotFoundError(f"the stream was deleted: stream={self._claim.key.stream}"))
             case Refused(error):
                 self._hear_refusal(error)
             case OutcomeUnknown() if not self._update.wrote:
@@ -115,7 +115,7 @@ class StreamMetadataUpdater:
     def _hear_refusal(self, error: DLogError) -> None:
         """A read or write was refused for good. Of several changes, writing each alone shows which one is refused."""
         if not self._update.wrote:
-            self._lease.lose(error)
+            self._claim.lose(error)
         elif len(self._writing) > 1:
             self._tries_alone = True
         else:

@@ -24,9 +24,9 @@ from __future__ import annotations
 from typing import Any
 
 from dlog.errors import (
+    ClaimLostError,
     DLogError,
     EndOfStreamError,
-    LeaseLostError,
     NotReadyError,
     OverCapacityError,
     OwnedElsewhereError,
@@ -34,7 +34,7 @@ from dlog.errors import (
     StreamNotFoundError,
     StreamUnavailableError,
 )
-from dlog.events import ChangeRefused, LacMoved, LeaseLost, SegmentCompleted, StreamOwned, StreamReleased, StreamSealed
+from dlog.events import ChangeRefused, ClaimLost, LacMoved, SegmentCompleted, StreamOwned, StreamReleased, StreamSealed
 from dlog.log import recovery
 from dlog.log.altering import SettingsAlteration
 from dlog.log.changes import (
@@ -167,22 +167,22 @@ class StreamOwnerMachine:
     @property
     def epoch(self) -> Epoch:
         """Epoch of this claim; 0 until it is held."""
-        return self._context.lease.epoch
+        return self._context.claim.epoch
 
     @property
     def nonce(self) -> str:
         """Nonce of this claim."""
-        return self._context.lease.claimant.nonce
+        return self._context.claim.claimant.nonce
 
     @property
     def incarnation(self) -> str | None:
         """Incarnation of the owned stream, once known."""
-        return self._context.lease.incarnation
+        return self._context.claim.incarnation
 
     @property
     def location(self) -> str | None:
         """host:port of the newest claim seen, unless it is this one."""
-        newest = self._context.lease.newest
+        newest = self._context.claim.newest
         return (newest.address or None) if newest.claim != self.nonce else None
 
     @property
@@ -222,8 +222,8 @@ class StreamOwnerMachine:
                 self._hear_store(message)
             case Asked(ticket, request, now_s):
                 self._asked(ticket, request, now_s)
-            case MetadataSeen(("lease", _)):
-                self._context.out += self._context.lease.handle(fact)
+            case MetadataSeen(("claim", _)):
+                self._context.out += self._context.claim.handle(fact)
             case MetadataSeen():
                 self._context.out += self._context.register.handle(fact)
             case TimerFired():
@@ -271,14 +271,14 @@ class StreamOwnerMachine:
         self._takers += (ticket,)
         if t.phase is Phase.IDLE:
             t.enter(Phase.CLAIMING)
-            t.out += t.lease.claim(if_epoch)
+            t.out += t.claim.claim(if_epoch)
 
     def _fired(self, fact: TimerFired) -> None:
         t = self._context
         t.saw_monotonic(fact.now_s)
         match fact.key:
-            case ("lease", _):
-                t.out += t.lease.handle(fact)
+            case ("claim", _):
+                t.out += t.claim.handle(fact)
             case ("register", _):
                 t.out += t.register.handle(fact)
             case ("control",):
@@ -325,12 +325,12 @@ class StreamOwnerMachine:
     def _settle(self) -> None:
         """Derive every consequence of the facts so far."""
         t = self._context
-        lease = t.lease
-        if self.has_ended or t.phase is Phase.IDLE or lease.state is ClaimState.CLAIMING:
+        claim = t.claim
+        if self.has_ended or t.phase is Phase.IDLE or claim.state is ClaimState.CLAIMING:
             return
-        if not t.is_held and lease.state is ClaimState.HELD:
+        if not t.is_held and claim.state is ClaimState.HELD:
             self._hold()
-        while lease.error is None:
+        while claim.error is None:
             self._progress()
             self._confirming.progress()
             if t.phase is not Phase.RECOVERING:  # deleting can wait
@@ -343,14 +343,14 @@ class StreamOwnerMachine:
                 break
             for change in done:
                 self._changed(change)
-        if lease.error is not None and not self.has_ended:
+        if claim.error is not None and not self.has_ended:
             self._lose()
 
     def _hold(self) -> None:
         """The claim succeeded: delete what earlier owners left, and recover the stream."""
         t = self._context
         t.hold()
-        t.out.append(Tell(StreamOwned(t.stream, t.lease.epoch, t.lease.previous.proxy)))
+        t.out.append(Tell(StreamOwned(t.stream, t.claim.epoch, t.claim.previous.proxy)))
         if t.value.allocated:
             self._truncating.delete_allocated(t.value.allocated, t.value.max_segment + 1)
         self._truncating.delete_next()
@@ -430,7 +430,7 @@ class StreamOwnerMachine:
             case Touch() | Expire() | MarkTruncated() | ForgetTruncated() | Allocate() | Deallocate():
                 t.out.append(Tell(ChangeRefused(t.stream, type(change).__name__, error.message)))
             case _:
-                t.lease.lose(error)  # without this change no segment can be started or completed
+                t.claim.lose(error)  # without this change no segment can be started or completed
 
     # ---- serving ----------------------------------------------------------------------------------------------------
 
@@ -485,8 +485,8 @@ class StreamOwnerMachine:
             case Phase.SEALED | Phase.RELEASING:
                 return EndOfStreamError("the stream is sealed and takes no more records")
             case Phase.LOST:
-                assert t.lease.error is not None
-                return t.lease.error
+                assert t.claim.error is not None
+                return t.claim.error
         if self._sealers:
             return EndOfStreamError("the stream is being sealed and takes no more records")
         if self._releasers or t.phase is Phase.RELEASED:
@@ -542,7 +542,7 @@ class StreamOwnerMachine:
                 if segment is None or segment.number != number:
                     return
                 if error.remedy is Remedy.FIX:
-                    t.lease.lose(error)  # a retry would fail in the same way
+                    t.claim.lose(error)  # a retry would fail in the same way
                 else:
                     self._trouble()
             case RecoverSegment() | ReadEntries():
@@ -630,15 +630,15 @@ class StreamOwnerMachine:
 
     def _lose(self) -> None:
         """The claim is lost: fail every waiting request."""
-        t, error = self._context, self._context.lease.error
+        t, error = self._context, self._context.claim.error
         assert error is not None
         certain, was_held = error, t.is_held
         t.enter(Phase.LOST)
         if was_held:
-            t.out.append(Tell(LeaseLost(t.stream, self.epoch, error.message)))
+            t.out.append(Tell(ClaimLost(t.stream, self.epoch, error.message)))
             if isinstance(error, OwnedElsewhereError):
                 certain = _lost(error)
-        self._fail_everybody(certain, LeaseLostError(error.message, location=error.location), _not_taken(certain))
+        self._fail_everybody(certain, ClaimLostError(error.message, location=error.location), _not_taken(certain))
 
     def _fail_everybody(self, error: DLogError, unknown: DLogError, not_taken: DLogError) -> None:
         """Fail all waiting requests. unknown: for those whose entry or import is in flight. not_taken: for batches that
@@ -682,9 +682,9 @@ class StreamOwnerMachine:
 _STATES = {Phase.CLOSING: "draining", Phase.RELEASING: "sealed"}
 
 
-def _lost(error: DLogError) -> LeaseLostError:
+def _lost(error: DLogError) -> ClaimLostError:
     """The error for a batch that this attempt did not write; an earlier one may have."""
-    return LeaseLostError(f"not written, {error.message}", location=error.location, outcome_unknown=False)
+    return ClaimLostError(f"not written, {error.message}", location=error.location, outcome_unknown=False)
 
 
 def _not_taken(error: DLogError) -> DLogError:

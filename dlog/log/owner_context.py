@@ -67,9 +67,9 @@ class OwnerContext:
         "_final_stores",
         "_opened",
         "allocation",
+        "claim",
         "disposal",
         "is_holding",
-        "lease",
         "options",
         "out",
         "phase",
@@ -83,7 +83,7 @@ class OwnerContext:
         self.stream = key.stream
         self.options = options
         self.phase = Phase.IDLE
-        self.lease = Claim(key, claimant, _lease_options(options.answer_timeout_s, options.retry_after_s))
+        self.claim = Claim(key, claimant, _claim_options(options.answer_timeout_s, options.retry_after_s))
         self.table = ProducerTable(options.producers_max, options.positions_max)
         self.writing = EntryWriter(self.stream, self.table, options)
         self.allocation = SegmentAllocator(options)
@@ -119,7 +119,7 @@ class OwnerContext:
 
     def hold(self) -> None:
         """The claim succeeded: keep the stream's metadata, and recover the stream."""
-        self.register = StreamMetadataUpdater(self.lease, self.options)
+        self.register = StreamMetadataUpdater(self.claim, self.options)
         self.enter(Phase.RECOVERING)
 
     # ---- time (labels only) -----------------------------------------------------------------------------------------
@@ -182,6 +182,6 @@ class OwnerContext:
 
 
 @lru_cache(maxsize=64)
-def _lease_options(answer_timeout_s: float, retry_after_s: float) -> ClaimOptions:
+def _claim_options(answer_timeout_s: float, retry_after_s: float) -> ClaimOptions:
     """One object for all streams."""
     return ClaimOptions(answer_timeout_s=answer_timeout_s, retry_after_s=retry_after_s)

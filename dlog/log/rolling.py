@@ -96,7 +96,7 @@ class SegmentRoller:
     def _progress_allocation(self, segment: OpenSegment) -> None:
         """Create the next segment in advance, and record it in `allocated` until it is used."""
         t = self._context
-        t.out += t.allocation.want(segment.number + 1, t.lease.epoch, t.value.settings)
+        t.out += t.allocation.want(segment.number + 1, t.claim.epoch, t.value.settings)
         change = t.allocation.to_record(t.value.allocated)
         if change is not None:
             t.register.want(change)

@@ -68,7 +68,7 @@ class StreamDeletion:
         self._key = key
         self._options = options
         self._patience_s = patience_s
-        self._lease = Claim(
+        self._claim = Claim(
             key,
             claimant,
             ClaimOptions(answer_timeout_s=options.answer_timeout_s, retry_after_s=options.retry_after_s),
@@ -98,7 +98,7 @@ class StreamDeletion:
             case Asked(ticket, DeleteStream(incarnation, if_epoch, force)):
                 assert self._phase is _Phase.IDLE, "one instance handles one request"
                 self._ticket, self._force, self._phase = ticket, force, _Phase.CLAIMING
-                self._out += self._lease.claim(if_epoch, incarnation)
+                self._out += self._claim.claim(if_epoch, incarnation)
             case _ if self._phase is _Phase.ENDED:
                 return
             case MetadataSeen():
@@ -122,7 +122,7 @@ class StreamDeletion:
                 raise AssertionError(f"not a fact of this machine: {fact}")
 
     def _hear_metadata(self, fact: MetadataSeen | TimerFired) -> None:
-        self._out += self._lease.handle(fact)
+        self._out += self._claim.handle(fact)
         if self._register is not None:
             self._out += self._register.handle(fact)
 
@@ -132,10 +132,10 @@ class StreamDeletion:
         """Derive every consequence of the facts so far."""
         if self._phase in (_Phase.IDLE, _Phase.ENDED):
             return
-        if self._register is None and self._lease.state is ClaimState.HELD:
-            self._register = StreamMetadataUpdater(self._lease, self._options)
+        if self._register is None and self._claim.state is ClaimState.HELD:
+            self._register = StreamMetadataUpdater(self._claim, self._options)
             self._end_segments()
-        while self._register is not None and self._lease.error is None and not self.has_ended:
+        while self._register is not None and self._claim.error is None and not self.has_ended:
             self._out += self._register.effects()
             done = self._register.take_done()
             for _, error in self._register.take_refused():
@@ -144,8 +144,8 @@ class StreamDeletion:
                 break
             if any(isinstance(change, MarkDeleted) for change in done):
                 self._marked()
-        if self._lease.error is not None:
-            self._lost(self._lease.error)
+        if self._claim.error is not None:
+            self._lost(self._claim.error)
 
     def _end_segments(self) -> None:
         """Fence and end every segment in progress that is not ended yet; if none is left, mark the stream."""

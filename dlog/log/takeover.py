@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from dlog.errors import DLogError, LeaseLostError, NotEnoughBookiesError
+from dlog.errors import ClaimLostError, DLogError, NotEnoughBookiesError
 from dlog.events import LacMoved, StreamReady, StreamStalled
 from dlog.log.changes import CompleteSegment, DropEmptySegment, Refresh, StartSegment, allocated_name
 from dlog.log.messages import EntriesRead, SegmentRecovered, StoreFailed, WriteBatch
@@ -90,7 +90,7 @@ class Takeover:
         t.tell_dropped()
         pending = t.writing.under_way
         if pending is not None and t.value.has_lost(pending.segment):
-            t.lease.lose(LeaseLostError(f"segment truncated while entries were in flight: segment={pending.segment}"))
+            t.claim.lose(ClaimLostError(f"segment truncated while entries were in flight: segment={pending.segment}"))
             return
         table = None if self.table_known else t.table
         under_way = {} if pending is None else {pending.segment: pending.location}
@@ -134,7 +134,7 @@ class Takeover:
         if recovery is None or self._last_change is not None:
             return
         if recovery.error is not None:
-            t.lease.lose(recovery.error)
+            t.claim.lose(recovery.error)
             return
         if not recovery.are_ends_known:
             return
@@ -165,7 +165,7 @@ class Takeover:
         self._recovery = self._last_change = None
         t.enter(Phase.SERVING)
         t.open(segment, segment.first_txid)
-        t.out.append(Tell(StreamReady(t.stream, t.lease.epoch, segment.number, recovery.recovered)))
+        t.out.append(Tell(StreamReady(t.stream, t.claim.epoch, segment.number, recovery.recovered)))
         self._writer.serving(segment)
 
     @property
@@ -183,7 +183,7 @@ class Takeover:
         other = t.allocation.discard_other(recovery.next_number)
         if other is not None:
             t.disposal.add(other)
-        t.out += t.allocation.want(recovery.next_number, t.lease.epoch, t.value.settings)
+        t.out += t.allocation.want(recovery.next_number, t.claim.epoch, t.value.settings)
 
     def _learn(self, recovery: StreamRecovery, is_sealed: bool) -> None:
         """Use the result: report segments' ends, answer batches in flight that survived, admit early ones.

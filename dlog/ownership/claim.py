@@ -49,7 +49,7 @@ class ClaimState(enum.Enum):
 
 
 class Claim:
-    """One claim, from the first request to its loss. A new claim needs a new Lease and a new nonce."""
+    """One claim, from the first request to its loss. A new claim needs a new Claim and a new nonce."""
 
     __slots__ = (
         "_base",
@@ -76,12 +76,12 @@ class Claim:
         self.error: DLogError | None = None  # why it is lost
         self.incarnation: str | None = None  # the incarnation of the stream, once known
         self._base: Epoch | None = None  # the epoch that may be replaced
-        self._update = MetadataUpdateLoop(key, "lease", options)
+        self._update = MetadataUpdateLoop(key, "claim", options)
 
     def claim(self, if_epoch: Epoch | None, incarnation: str | None = None) -> list[Effect]:
         """Start claiming. if_epoch: replace only the claim of this epoch; None: the one found at the first read.
         incarnation: claim only this incarnation of the stream; None: any."""
-        assert self.state is ClaimState.IDLE, "a lease is claimed once"
+        assert self.state is ClaimState.IDLE, "a claim is made once"
         self.state = ClaimState.CLAIMING
         self.incarnation = incarnation
         self._base = if_epoch
@@ -106,7 +106,7 @@ class Claim:
         return out
 
     def observe(self, value: StreamMetadata) -> bool:
-        """Whether the stream, as just read, has our claim; if not, the lease is lost for good."""
+        """Whether the stream, as just read, has our claim; if not, ours is lost for good."""
         if self.incarnation is not None and value.incarnation != self.incarnation:
             self._lose(StreamNotFoundError(f"the stream was deleted, another has its name: stream={self.key.stream}"))
             return False
@@ -122,14 +122,14 @@ class Claim:
         return False
 
     def take_seen(self) -> Versioned:
-        """The stream as our claim wrote it. Called once: the caller keeps it current, the lease drops its copy, which
+        """The stream as our claim wrote it. Called once: the caller keeps it current, the claim drops its copy, which
         would become old."""
         seen, self.seen = self.seen, None
         assert seen is not None, "called once, after the claim is held"
         return seen
 
     def lose(self, error: DLogError) -> None:
-        """Mark the lease as lost for a reason found by the caller."""
+        """Mark the claim as lost for a reason found by the caller."""
         self._lose(error)
 
     def _is_ours(self, value: StreamMetadata) -> bool:

@@ -2,7 +2,7 @@
 
 Invariants:
 - evidence decides only whether to *try* a claim. A claim on wrong evidence costs a live owner its stream and its
-  clients a redirect, but never a record, since the new owner fences. So no proxy waits for a lease to expire;
+  clients a redirect, but never a record, since the new owner fences. So no proxy waits for a claim to expire;
 - a healthy owner is left alone.
 """
 

@@ -252,8 +252,8 @@ def _tell_another(view: StreamView, mark: StreamOffset) -> DLogError | None:
     borne = "option failOnDataLoss=false reads the new stream from its first record"
     if is_another(view, mark):
         return TruncatedError(
-            f"the stream was deleted and created again under the same name: {position} life={mark.incarnation} "
-            f"{latest} life={view.incarnation}; {borne}"
+            f"the stream was deleted and created again under the same name: {position} incarnation={mark.incarnation} "
+            f"{latest} incarnation={view.incarnation}; {borne}"
         )
     what = (
         "its metadata went back"

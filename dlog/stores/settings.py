@@ -50,7 +50,9 @@ class SettingsSchema:
         found = {name: given.get(name, number.default) for name, number in self.numbers.items()}
         for name, value in found.items():
             if type(value) is not int:
-                raise InvalidRequestError(f"stream setting must be a int: setting={name} value={str(value)[:60]}")
+                raise InvalidRequestError(
+                    f"stream setting must be a whole number: setting={name} value={str(value)[:60]}"
+                )
             least, most = self.numbers[name].least, self.numbers[name].most
             if value < 1:
                 raise InvalidRequestError(f"stream setting must be positive: setting={name} value={str(value)[:60]}")

@@ -242,7 +242,7 @@ def decode_incarnation(data: Buffer) -> str:
     """The stream's incarnation id in R/owner; "" if there is none. Raises DamagedError."""
     incarnation = _typed(_object(_text(data), "owner"), "life", str, "") if data else ""
     if incarnation and not INCARNATION_NAME.match(incarnation):
-        raise DamagedError(f"owner has an invalid incarnation id: life={incarnation[:40]!r}")
+        raise DamagedError(f"owner has an invalid incarnation id: value={incarnation[:40]!r}")
     return incarnation
 
 

@@ -16,7 +16,7 @@ from actors.stream_deletion import StreamDeletionActor
 from actors.stream_owner import StreamOwnerActor
 from actors.supervisor import Supervisor
 from dlog.errors import DLogError
-from dlog.events import Event, LacMoved, LeaseLost, ProxyDrained, ProxyDraining, StreamReady, StreamStalled
+from dlog.events import ClaimLost, Event, LacMoved, ProxyDrained, ProxyDraining, StreamReady, StreamStalled
 from dlog.io.clock import NeverAheadClock
 from dlog.io.metadata import ProxyInfo, SessionState
 from dlog.io.shared_timers import ProcessTimers, SharedTimers
@@ -277,7 +277,7 @@ class WriteProxy:
     def _hear(self, owner: StreamOwnerActor, event: Event) -> None:
         """Handle an event of an owner."""
         self._tell(event)
-        if isinstance(event, LeaseLost):
+        if isinstance(event, ClaimLost):
             self.holdings.lost(owner.stream, owner)
         elif isinstance(event, StreamStalled):
             self.holdings.stalled(owner.stream, owner, event.reason)

@@ -20,8 +20,8 @@ from dlog.errors import (
     TxidOutOfOrderError,
 )
 from dlog.events import (
+    ClaimLost,
     LacMoved,
-    LeaseLost,
     SegmentDeleted,
     SegmentStarted,
     StreamOwned,
@@ -193,7 +193,7 @@ class Proxy:
                 world.marks.add((epoch, "ready"))
             case SegmentStarted():
                 sim.reach("segment_started")
-            case LeaseLost():
+            case ClaimLost():
                 sim.reach("lease_lost")
             case SegmentDeleted():
                 sim.reach("segment_deleted")
@@ -210,7 +210,7 @@ class Proxy:
             case StreamReady(stream, _, segment):
                 tails.moved(LacMoved(stream, segment, NO_ENTRY))
                 self.is_ready = self.is_ready or tails is self.tails
-            case LeaseLost(stream) | StreamReleased(stream):
+            case ClaimLost(stream) | StreamReleased(stream):
                 tails.end(stream, lambda: StreamUnavailableError("not served here"))
 
 

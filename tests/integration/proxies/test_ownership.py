@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import dlog
-from dlog.events import LeaseLost, ProxyDrained, ProxySuspected, ProxyTrusted, StreamOwned, StreamReady
+from dlog.events import ClaimLost, ProxyDrained, ProxySuspected, ProxyTrusted, StreamOwned, StreamReady
 from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import ProxyInfo
 from dlog.machine import Versioned
@@ -124,7 +124,7 @@ async def test_a_wrong_suspicion_costs_a_roll_and_nothing_else(house: House) -> 
             answer = again
         assert answer.location == other.address
     assert (await owner_in(house.metadata)).epoch == 2
-    assert await owner.events.of(LeaseLost)
+    assert await owner.events.of(ClaimLost)
 
 
 async def test_an_idle_owner_that_lost_its_claim_hears_of_it_though_nobody_writes(house: House) -> None:
@@ -133,7 +133,7 @@ async def test_an_idle_owner_that_lost_its_claim_hears_of_it_though_nobody_write
     owner.proxy.listener.close()
     async with Raw(other.address) as elsewhere:
         assert isinstance(await RawProducer(elsewhere, "orders").write([b"1"]), Written)
-    assert [event.stream for event in await owner.events.of(LeaseLost)] == ["orders"]
+    assert [event.stream for event in await owner.events.of(ClaimLost)] == ["orders"]
 
 
 async def test_two_proxies_asked_at_once_agree_on_one_owner(house: House) -> None:

@@ -138,7 +138,7 @@ SAYING = (
     ),
 )
 
-LEASE = (
+CLAIM = (
     Mutant(
         name="an answer to another claim is taken for ours",
         invariants=("T3",),
@@ -161,7 +161,7 @@ LEASE = (
     Mutant(
         name="the list is written after a re-read that does not look at the owner",
         invariants=("S2", "S6", "T4", "S1", "S9", "T1"),
-        parts=planted(StreamMetadataUpdater, ("handle", "self._lease.observe(value)", "True")),
+        parts=planted(StreamMetadataUpdater, ("handle", "self._claim.observe(value)", "True")),
     ),
     Mutant(
         name="a lost reply is taken for a success",
@@ -933,7 +933,7 @@ STORES = (
 
 MUTANTS = (
     *SAYING,
-    *LEASE,
+    *CLAIM,
     *TAKING,
     *WRITING,
     *TRUNCATED,

@@ -166,7 +166,7 @@ async def test_a_follower_that_was_cut_off_does_not_go_on_in_the_next_stream_of_
     seen: list[dlog.Record] = []
     script = in_lives("one", "two")
     async with Double(log_of(b"a"), role="read", script=script) as double, dlog.connect(double.target) as client:
-        with pytest.raises(StreamRecreatedError, match="life=one now=two"):
+        with pytest.raises(StreamRecreatedError, match="incarnation=one now=two"):
             async for record in client.read("s", follow=True):
                 seen.append(record)
     assert [record.payload for record in seen] == [b"a"]

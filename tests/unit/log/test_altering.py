@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dlog.errors import InvalidRequestError, LeaseLostError, StaleRequestError, StreamUnavailableError
+from dlog.errors import ClaimLostError, InvalidRequestError, StaleRequestError, StreamUnavailableError
 from dlog.log.changes import AlterSettings
 from dlog.log.messages import AlterStream, AppendEntry, BatchWritten, CreateSegment, SealStream
 from dlog.machine import CompareAndSet, MetadataSeen, OutcomeUnknown, ReadMetadata, Versioned
@@ -169,7 +169,7 @@ def test_a_deposed_owner_alters_nothing_and_does_not_say_that_it_did_not() -> No
     stage.held = held
     stage.release()
     answer = owner.answers[owner._tickets]
-    assert isinstance(answer, LeaseLostError) and answer.outcome_unknown
+    assert isinstance(answer, ClaimLostError) and answer.outcome_unknown
     assert stage.value is value
 
 
@@ -180,7 +180,7 @@ def test_an_owner_that_does_not_know_of_its_loss_refuses_nothing_before_it_has_r
     other = stage.taken("p2")
     alter(other, stage, retention_s=60.0)
     answer = owner.ask(AlterStream(altered(stage, retention_s=70.0), INCARNATION))
-    assert isinstance(answer, LeaseLostError)
+    assert isinstance(answer, ClaimLostError)
 
 
 def test_a_change_that_metadata_refuses_is_answered_with_its_error() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dlog.errors import (
-    LeaseLostError,
+    ClaimLostError,
     TxidOutOfOrderError,
 )
 from dlog.events import LacMoved
@@ -89,8 +89,8 @@ def test_nothing_is_said_of_what_was_on_its_way_to_a_segment_that_was_truncated_
     stage.value = stage.value.without_segment(1)
     owner.post(Received(STORE, StoreFailed(append, SegmentFencedError("fenced by Java"))))
     assert owner.machine.phase is Phase.LOST
-    assert isinstance(owner.answers[2], LeaseLostError) and owner.answers[2].outcome_unknown
-    assert isinstance(owner.answers[3], LeaseLostError)
+    assert isinstance(owner.answers[2], ClaimLostError) and owner.answers[2].outcome_unknown
+    assert isinstance(owner.answers[3], ClaimLostError)
 
 
 def test_the_next_owner_puts_the_end_right_that_a_fenced_java_writer_gave_its_segment() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from dlog.errors import (
+    ClaimLostError,
     DLogError,
     EndOfStreamError,
     InvalidRequestError,
-    LeaseLostError,
     OverCapacityError,
     ProducerUnknownError,
     StreamUnavailableError,
@@ -473,7 +473,7 @@ def test_that_a_segment_is_not_there_is_said_of_metadata_read_since() -> None:
     newer = next(s for s in reversed(stage.value.segments) if s.completed)
     assert owner.machine.value.segment(newer.number) is None
     answer = owner.ask(MoveListedSegment(newer.number, newer.store, newer.name, "cold", "c"))
-    assert isinstance(answer, LeaseLostError)
+    assert isinstance(answer, ClaimLostError)
     assert heir.ask(MoveListedSegment(newer.number, newer.store, newer.name, "cold", "c")) is None
 
 

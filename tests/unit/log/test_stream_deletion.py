@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dlog.errors import (
+    ClaimLostError,
     DLogError,
-    LeaseLostError,
     LedgerFencedError,
     OwnedElsewhereError,
     SegmentNotEndedError,
@@ -121,7 +121,7 @@ def test_what_took_place_unheard_is_found_in_metadata(unheard: int) -> None:
     stage.holding = ()
     stage.held.clear()
     deletion.post(MetadataSeen(question.token, OutcomeUnknown("lost")))
-    for key in [key for key in deletion.timers if key[0] in ("lease", "register")]:
+    for key in [key for key in deletion.timers if key[0] in ("claim", "register")]:
         deletion.fire(*key)
     assert answer(deletion) is None
     assert stage.value.owner.deleted
@@ -252,5 +252,5 @@ def test_an_owner_does_nothing_for_another_life_and_looks_whether_its_own_is_gon
     assert isinstance(owner.ask(request_), StreamUnavailableError)
     assert owner.machine.has_ended
     lost = owner.ask(batch(1))
-    assert isinstance(lost, LeaseLostError)
+    assert isinstance(lost, ClaimLostError)
     assert not lost.outcome_unknown

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from dlog.errors import (
+    ClaimLostError,
     EntryMissingError,
-    LeaseLostError,
     NotEnoughBookiesError,
     OwnedElsewhereError,
     ProducerUnknownError,
@@ -73,7 +73,7 @@ def test_a_frozen_owner_that_wakes_up_gets_nothing_acknowledged() -> None:
     stage.taken("p2")
     frozen.ask(batch(1))
     lost = frozen.answers[3]
-    assert isinstance(lost, LeaseLostError)
+    assert isinstance(lost, ClaimLostError)
     assert lost.outcome_unknown
     assert lost.location == "p2:1"
     assert isinstance(frozen.ask(batch(2)), OwnedElsewhereError)
@@ -280,7 +280,7 @@ def test_a_lost_reply_to_the_claim_is_resolved_by_the_nonce() -> None:
     stage.hold()
     stage.metadata(write)
     owner.post(MetadataSeen(write.token, OutcomeUnknown("connection lost")))
-    owner.fire(*next(k for k in owner.timers if k[0] == "lease"))
+    owner.fire(*next(k for k in owner.timers if k[0] == "claim"))
     assert owner.machine.phase is Phase.SERVING
     assert stage.value.owner.epoch == 1
 

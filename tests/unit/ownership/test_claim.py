@@ -27,7 +27,7 @@ EMPTY = StreamMetadata(name=KEY.stream)
 THEIRS = replace(EMPTY, owner=Owner(epoch=Epoch(1), proxy=ProxyId("p2"), address="p2:1", claim="theirs"))
 
 
-def lease() -> Claim:
+def claim() -> Claim:
     return Claim(KEY, Claimant(proxy=ProxyId("p1"), address="p1:1", nonce="mine"), ClaimOptions())
 
 
@@ -45,7 +45,7 @@ def timer(effects: list[Effect]) -> SetTimer:
 
 def claiming(if_epoch: int | None = None) -> tuple[Claim, CompareAndSet]:
     """A claim in progress."""
-    one = lease()
+    one = claim()
     asked = read(one.claim(None if if_epoch is None else Epoch(if_epoch)))
     return one, write(one.handle(MetadataSeen(asked.token, Versioned(EMPTY, 1))))
 
@@ -96,7 +96,7 @@ def test_another_claim_with_the_epoch_we_wanted_is_not_ours() -> None:
 
 def test_an_answer_to_an_older_question_is_dropped() -> None:
     one, claim = claiming()
-    overdue = ("lease", 2)
+    overdue = ("claim", 2)
     again = read(one.handle(TimerFired(overdue, 1.0)))
     assert one.handle(MetadataSeen(claim.token, Versioned(claim.value, 2))) == []
     assert one.epoch == 0
@@ -105,14 +105,14 @@ def test_an_answer_to_an_older_question_is_dropped() -> None:
 
 
 def test_a_claim_on_an_epoch_that_has_passed_is_not_made() -> None:
-    one = lease()
+    one = claim()
     asked = read(one.claim(Epoch(0)))
     assert not [e for e in one.handle(MetadataSeen(asked.token, Versioned(THEIRS, 1))) if isinstance(e, CompareAndSet)]
     assert one.state is ClaimState.LOST
 
 
 def test_a_stream_that_is_not_there_cannot_be_claimed() -> None:
-    one = lease()
+    one = claim()
     one.handle(MetadataSeen(read(one.claim(None)).token, Missing()))
     assert isinstance(one.error, StreamNotFoundError)
 
@@ -126,7 +126,7 @@ def test_a_newer_claim_ends_ours() -> None:
 
 
 def test_metadata_that_went_back_is_not_asked_for_again() -> None:
-    one = lease()
+    one = claim()
     asked = read(one.claim(None))
     gone_back = MetadataWentBackError("metadata went back")
     effects = one.handle(MetadataSeen(asked.token, Refused(gone_back)))

@@ -133,7 +133,7 @@ def test_a_stream_made_again_is_another_however_long_it_is(written: dict[str, Li
     start = offset([1, 5], life="a", read=50, start=0)
     other = view(segment(1, 8, counted=90, start_sequence_id=0), incarnation="b")
     with pytest.raises(
-        TruncatedError, match=r"deleted and created again under the same name: stream=s wanted=\[1,5\] life=a"
+        TruncatedError, match=r"deleted and created again under the same name: stream=s wanted=\[1,5\] incarnation=a"
     ):
         Reader(other).latest(start)
     reader = Reader(other, **BORNE)
