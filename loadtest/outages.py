@@ -78,7 +78,7 @@ class Heirs:
             room = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dlog-heirs-")))
             (port,) = stack.enter_context(Ports()).take(1)
             config = room / "heir.toml"
-            config.write_text(f"[write]\nmetrics_port = {port}\n")
+            config.write_text(f"[write]\nhttp_port = {port}\n")
             cluster = Dlog("dlog")
             stack.push_async_callback(cluster.stop)
             await cluster.start(room, {"write-proxies": "1", "read-proxies": "1", "config": str(config)})

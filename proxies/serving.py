@@ -1,4 +1,4 @@
-"""Options, listener, command line and metrics endpoint that read and write proxies share.
+"""Options, listener and command line that read and write proxies share.
 
 Nothing here depends on the role.
 """
@@ -10,8 +10,7 @@ import asyncio
 import contextlib
 import random
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -41,7 +40,7 @@ class ServingOptions:
     outside a container network see other addresses than the proxies do); `bound`: the one listened on.
     proxy_protocol: off, optional or required; proxy_protocol_from: the load balancers' networks, separated by commas,
     see proxies/proxy_header_policy.py. tcp_only: no Unix socket for clients of this machine (none is opened either if
-    proxy_protocol is on). health_port: see proxies/health.py. notice_s: time after SIGTERM in which it reports "not
+    proxy_protocol is on). http_port: see proxies/health.py. notice_s: time after SIGTERM in which it reports "not
     ready" before it hands over, so that a load balancer that does not retry can notice.
     """
 
@@ -58,8 +57,7 @@ class ServingOptions:
     )
     log_format: str = option("", "json or text; empty: text on a terminal, json elsewhere")
     log_level: str = option("info", "lowest level that is logged: debug, info, warning or error")
-    metrics_port: int = option(0, "port of the metrics for Prometheus; 0: none")
-    health_port: int = option(0, "port of /live, /ready and /haproxy; 0: none")
+    http_port: int = option(0, "port of /metrics, /live, /ready and /haproxy; 0: none")
     stores: tuple[str, ...] = option(
         (),
         "stores of segments, the first for streams that name none: ledger, file; "
@@ -88,7 +86,7 @@ class ServingOptions:
             raise ValueError(f"log_format is json, text or nothing: {self.log_format}")
         if self.log_level not in logs.LEVELS:
             raise ValueError(f"log_level is one of {', '.join(logs.LEVELS)}: {self.log_level!r}")
-        port_number(self, "port", "metrics_port", "health_port")
+        port_number(self, "port", "http_port")
         check_positive(self, "connections_max", "receive_bytes_max", "hello_s")
         if self.id and not _ID.match(self.id):
             raise ValueError(f"an id holds letters, digits, '.', '_', ':' and '-': {self.id!r}")
@@ -303,14 +301,3 @@ def failed(told: Callable[[Event], None]) -> Callable[[str, Exception], None]:
 def seeded() -> random.Random:
     """A randomly seeded generator for jitter and placement; safety does not depend on it."""
     return random.Random()
-
-
-@asynccontextmanager
-async def metrics_endpoint(options: ServingOptions) -> AsyncIterator[None]:
-    """Serve metrics on the proxy's host in the scope, if a port is configured. Raises ConfigError."""
-    endpoint = metrics.serve(options.metrics_port or None, options.host)
-    try:
-        yield
-    finally:
-        if endpoint is not None:
-            endpoint.close()

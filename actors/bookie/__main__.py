@@ -15,6 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from actors.bookie.connection import Connection
+from actors.bookie.readiness import BookieReadiness
 from actors.bookie.running import BookieEnvironment, live
 from actors.bookie.server import BookieMetadata
 from dlog.bookie.options import BookieOptions
@@ -52,7 +53,7 @@ async def serve(options: BookieOptions) -> None:
     listener = _bind(options.host, options.port)
     address = options.advertise or join_host_port(process.reachable_host(options.host), listener.getsockname()[1])
     loop = asyncio.get_running_loop()
-    endpoint: metrics.Endpoint | None = None
+    readiness = BookieReadiness(stopping)
 
     async def listen(connect: Callable[[], Connection]) -> local_transport.ServerGroup:
         server = await loop.create_server(connect, sock=listener, backlog=1024)
@@ -63,9 +64,11 @@ async def serve(options: BookieOptions) -> None:
     @contextlib.asynccontextmanager
     async def metadata() -> AsyncIterator[BookieMetadata]:
         async with await ZooKeeperMetadata.connect(options.zookeeper, options.namespace) as connected:
+            readiness.metadata = connected
             yield connected
 
     def on_ready(info: BookieInfo) -> None:
+        readiness.bookie = info.bookie
         process.ready("bookie", info.bookie, address)
 
     ground = BookieEnvironment(
@@ -75,13 +78,15 @@ async def serve(options: BookieOptions) -> None:
         listen=listen,
         address=address,
     )
-    try:
-        endpoint = metrics.serve(options.metrics_port or None, options.host)
+    with contextlib.ExitStack() as stack:
+        stack.callback(listener.close)
+        if options.http_port:
+            from dlog.io.http_server import HttpServer  # loads h11
+
+            server = HttpServer({"/ready": readiness.answer})
+            stack.callback(server.close)
+            await server.listen(options.host, options.http_port)
         await live(options, ground, stopping, tell=_tell, on_ready=on_ready)
-    finally:
-        listener.close()
-        if endpoint is not None:
-            endpoint.close()
 
 
 def _bind(host: str, port: int) -> socket.socket:

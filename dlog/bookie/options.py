@@ -29,7 +29,7 @@ class BookieOptions:
     advertise: str = option("", "host:port that others connect to; empty: host and port as bound")
     bookie_id: str = option("", "name of the bookie in ledger metadata; empty: host:port")
     tcp_only: bool = option(False, "offer no Unix socket to processes on this machine")
-    metrics_port: int = option(0, "port of the metrics for Prometheus; 0: none")
+    http_port: int = option(0, "port of /metrics, /live and /ready; 0: none")
 
     # journal
     journal_file_bytes: int = option(
@@ -108,7 +108,7 @@ class BookieOptions:
             raise ValueError(f"journal_file_bytes must be at least {16 * KiB}: value={self.journal_file_bytes}")
         if self.disk_free_reserve_bytes > self.disk_free_min_bytes:
             raise ValueError("disk_free_reserve_bytes must not exceed disk_free_min_bytes")
-        port_number(self, "port", "metrics_port")
+        port_number(self, "port", "http_port")
         check_positive(
             self, "checkpoint_s", "disk_check_s", "frame_s", "connections_max", "ledgers_max", "reads_waiting_max"
         )

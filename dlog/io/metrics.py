@@ -1,23 +1,16 @@
-"""Metrics of a process, served over HTTP to Prometheus if a port is configured.
+"""Metrics of a process; dlog/io/http_server.py serves them to Prometheus if a port is configured.
 
 Invariants:
 - Counting adds to a number; no label is looked up on a hot path.
 - The Prometheus library is loaded only by a process that serves metrics: it is a seventh of an idle process's memory.
-- Scrapes run in a thread of their own, so a slow scraper never blocks the event loop.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
 
-from dlog.errors import ConfigError
 from dlog.events import Event
-from dlog.hostport import bare_host, join_host_port
-
-if TYPE_CHECKING:
-    from wsgiref.simple_server import WSGIServer  # would load http and email: 2.5 MB per process
 
 
 class Number:
@@ -127,25 +120,11 @@ class _Own:
 _exposed.append(_Own())
 
 
-class Endpoint:
-    """A running HTTP endpoint for scrapes. port: the port listened on, also if 0 was given."""
+def renderer() -> Callable[[], tuple[str, bytes]]:
+    """Load the Prometheus library; return a function that renders all metrics, as content type and body.
 
-    def __init__(self, server: WSGIServer, thread: threading.Thread) -> None:
-        self._server = server
-        self._thread = thread
-        self.port = server.server_port
-
-    def close(self) -> None:
-        """Stop serving and wait for the thread's end."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-def serve(port: int | None, host: str = "127.0.0.1") -> Endpoint | None:
-    """Serve /metrics on host:port; port None: do nothing. Raises ConfigError if it cannot listen there."""
-    if port is None:
-        return None
+    The function may run in any thread.
+    """
     import prometheus_client
 
     global _registry
@@ -153,10 +132,4 @@ def serve(port: int | None, host: str = "127.0.0.1") -> Endpoint | None:
         _registry = prometheus_client.REGISTRY
         for collector in _exposed:
             _registry.register(collector)
-    try:
-        server, thread = prometheus_client.start_http_server(port, addr=bare_host(host))
-    except OSError as error:
-        raise ConfigError(
-            f"metrics cannot be served, choose another port: {error.strerror}: address={join_host_port(host, port)}"
-        ) from error
-    return Endpoint(server, thread)
+    return lambda: (prometheus_client.CONTENT_TYPE_LATEST, prometheus_client.generate_latest(_registry))

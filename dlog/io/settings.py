@@ -26,6 +26,9 @@ T = TypeVar("T")
 #: sections of a configuration file: one for each role, read by its process only; cold and file: by all segment readers
 SECTIONS = frozenset({"bookie", "write", "read", "up", "cold", "file"})
 
+#: former names of options
+_RENAMED = {"metrics_port": "http_port", "health_port": "http_port"}
+
 _SECRETS = ("password", "secret", "token")
 
 #: our environment variables that are not options
@@ -108,7 +111,7 @@ def _from_file(path: Path, section: str, names: set[str]) -> dict[str, Any]:
     table = document.get(section, {})
     for key in table:
         if key not in names:
-            raise ConfigError(f"unknown option in {path} section [{section}], known are {sorted(names)}: key={key}")
+            raise ConfigError(f"unknown option in {path} section [{section}], {_hint(key, names)}: key={key}")
     return dict(table)
 
 
@@ -119,9 +122,15 @@ def _from_environ(environ: Mapping[str, str], section: str, names: set[str]) -> 
         if variable.startswith(prefix) and not _is_service_link(variable, text):
             key = variable.removeprefix(prefix).lower()
             if key not in names:
-                raise ConfigError(f"unknown option in the environment, known are {sorted(names)}: variable={variable}")
+                raise ConfigError(f"unknown option in the environment, {_hint(key, names)}: variable={variable}")
             values[key] = text
     return values
+
+
+def _hint(key: str, names: set[str]) -> str:
+    """What to write instead of an unknown key."""
+    renamed = _RENAMED.get(key)
+    return f"it is {renamed} now" if renamed in names else f"known are {sorted(names)}"
 
 
 def _is_service_link(variable: str, text: str) -> bool:

@@ -109,7 +109,7 @@ def events() -> str:
         "",
         "## Metrics",
         "",
-        "Served for Prometheus at `http://HOST:METRICS_PORT/metrics`.",
+        "Served for Prometheus at `http://HOST:HTTP_PORT/metrics`.",
         "",
         "| metric | kind | meaning |",
         "|---|---|---|",

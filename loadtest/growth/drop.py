@@ -37,7 +37,7 @@ async def measure(request: Request) -> Point:
     rounds = QUICK_ROUNDS if request.is_quick else ROUNDS
     with Ports() as ports:
         (port,) = ports.take(1)
-        config = {"read": {"cache_bytes_max": request.size * MIB, "metrics_port": port}}
+        config = {"read": {"cache_bytes_max": request.size * MIB, "http_port": port}}
         async with start_cluster(request.room, config, read_proxies="1") as cluster, cluster.connect() as client:
             (proxy,) = cluster.parts("read")
             namespace = cluster.running.namespace
@@ -121,7 +121,7 @@ def _cache_bytes(port: int) -> float:
     with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=60.0) as answer:
         told = answer.read().decode()
     found = re.search(r"^dlog_read_cache_bytes (\S+)$", told, re.M)
-    assert found is not None, "metrics_port is set"
+    assert found is not None, "http_port is set"
     return float(found[1])
 
 

@@ -123,7 +123,7 @@ class ReadProxy:
                 looking = self._contact.run(self._a_stream, self._hand_readers_on)
                 self.tasks.start(looking, name="check contact with ZooKeeper")
                 await self.listener.serve()
-                await self.health.listen(options.host, options.health_port)
+                await self.health.listen(options.host, options.http_port)
                 await self._metadata.register_proxy(
                     ProxyInfo(self.id, "read", self.address, serving.peer_address(options, bound))
                 )

@@ -25,8 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             proxy.meters().expose()
             process.ready("write", proxy.id, proxy.address)
 
-        async with serving.metrics_endpoint(options):
-            await running.live(options, stop, ready, tuning=tuning)
+        await running.live(options, stop, ready, tuning=tuning)
         return 0
 
     return process.run(live)

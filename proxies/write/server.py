@@ -113,7 +113,7 @@ class WriteProxy:
                 if options.upkeep_s:
                     self.tasks.start(self._upkeep.run(), name="upkeep")
                 await self.listener.serve()
-                await self.health.listen(options.host, options.health_port)
+                await self.health.listen(options.host, options.http_port)
                 await self._metadata.register_proxy(
                     ProxyInfo(self.id, "write", self.address, serving.peer_address(options, bound))
                 )

@@ -35,6 +35,7 @@ FILES: dict[str, bytes] = {
     "section-unknown": b"[bookies]\nport = 1",
     "section-is-a-value": b"bookie = 1",
     "key-unknown": b"[bookie]\nprot = 1",
+    "key-of-former-name": b"[read]\nhealth_port = 9102",
     "type-text-for-number": b'[bookie]\nport = "many"',
     "type-bool-for-number": b"[bookie]\nport = true",
     "type-list-for-text": b'[bookie]\nhost = ["a"]',
@@ -42,7 +43,7 @@ FILES: dict[str, bytes] = {
     "type-float-for-integer": b"[bookie]\nport = 1.5",
     "port-beyond": b"[bookie]\nport = 65536",
     "port-negative": b"[write]\nport = -1",
-    "metrics-port-beyond": b"[write]\nmetrics_port = 99999",
+    "http-port-beyond": b"[write]\nhttp_port = 99999",
     "size-without-number": b'[write]\nstream_bytes_max = "MiB"',
     "size-unit-unknown": b'[write]\nstream_bytes_max = "3 parsecs"',
     "size-superscript": '[write]\nstream_bytes_max = "²"'.encode(),
@@ -71,6 +72,7 @@ FILES: dict[str, bytes] = {
 #: DLOG_<ROLE>_<KEY>
 VARIABLES: dict[str, tuple[str, str]] = {
     "env-key-unknown": ("DLOG_BOOKIE_PROT", "1"),
+    "env-key-of-former-name": ("DLOG_BOOKIE_METRICS_PORT", "9100"),
     "env-not-a-number": ("DLOG_BOOKIE_PORT", "eighty"),
     "env-port-beyond": ("DLOG_WRITE_PORT", "70000"),
     "env-empty": ("DLOG_BOOKIE_PORT", ""),

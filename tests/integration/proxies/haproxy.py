@@ -30,7 +30,7 @@ def command() -> list[str]:
 
 
 class HAProxy:
-    """`backends`: for each server of the configuration, its address and the address of its health check."""
+    """`backends`: for each server of the configuration, its address and its HTTP port."""
 
     def __init__(self, directory: Path, ports: dict[str, int], backends: dict[str, tuple[str, int]]) -> None:
         self.write = f"127.0.0.1:{ports['write']}"
@@ -45,9 +45,9 @@ class HAProxy:
             "DLOG_READ_BIND": self.read,
             **({"LD_LIBRARY_PATH": ":".join(sorted(set(libraries)))} if libraries else {}),
         }
-        for name, (address, health) in backends.items():
+        for name, (address, http_port) in backends.items():
             self._environment[f"DLOG_{name.upper()}"] = address
-            self._environment[f"DLOG_{name.upper()}_HEALTH"] = str(health)
+            self._environment[f"DLOG_{name.upper()}_HTTP"] = str(http_port)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

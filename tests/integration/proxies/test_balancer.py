@@ -37,16 +37,16 @@ class Balanced:
     def __init__(self, bookies: BookieCluster, namespace: str, directory: Path, advertised: dict[str, str]) -> None:
         ports = free_ports(10)  # both ends of a balancer must be known before either starts
         listening = dict(zip(NAMES, ports[:4], strict=True))
-        self.health = dict(zip(NAMES, ports[4:8], strict=True))
+        self.http = dict(zip(NAMES, ports[4:8], strict=True))
         self.proxies: dict[str, ServerProcess] = {}
         for name in NAMES:
             flags = ["--zookeeper", bookies.hosts, "--namespace", namespace, "--port", str(listening[name])]
-            flags += ["--health-port", str(self.health[name]), "--log-level", "debug", "--log-format", "json"]
+            flags += ["--http-port", str(self.http[name]), "--log-level", "debug", "--log-format", "json"]
             flags += ["--proxy-protocol", "optional", "--proxy-protocol-from", "127.0.0.1/32"]
             if name in advertised:
                 flags += ["--advertise", advertised[name], "--peer-address", "bound"]
             self.proxies[name] = ServerProcess(f"proxies.{name[:-1]}", directory / name, *flags)
-        backends = {name: (f"127.0.0.1:{listening[name]}", self.health[name]) for name in NAMES}
+        backends = {name: (f"127.0.0.1:{listening[name]}", self.http[name]) for name in NAMES}
         self.haproxy = HAProxy(directory, {"write": ports[8], "read": ports[9]}, backends)
 
     async def start(self) -> None:
@@ -71,7 +71,7 @@ class Balanced:
     def asked(self, name: str, path: str) -> int:
         """Status of a health check, requested as a balancer does."""
         try:
-            with urlopen(f"http://127.0.0.1:{self.health[name]}{path}", timeout=90) as answer:
+            with urlopen(f"http://127.0.0.1:{self.http[name]}{path}", timeout=90) as answer:
                 return int(answer.status)
         except HTTPError as error:
             with error:

@@ -57,7 +57,7 @@ async def test_a_thousand_streams_are_writable_again_without_a_stampede(cluster:
     port = free_port()
     heir = cluster.writers[1]
     await asyncio.to_thread(heir.stop)
-    heir.flags = (*heir.flags, "--metrics-port", str(port))
+    heir.flags = (*heir.flags, "--http-port", str(port))
     streams = [f"stream-{n}" for n in range(STREAMS)]
     async with dlog.connect("dlog://" + cluster.writers[0].address) as client:
 

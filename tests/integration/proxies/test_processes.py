@@ -152,7 +152,7 @@ async def test_a_proxy_is_scraped(cluster: ProxyCluster, tmp_path: Path) -> None
         assert len([record async for record in client.read("orders")]) == 1
     for role, wanted in (("write", "dlog_write_batches_total"), ("read", "dlog_read_cache_bytes")):
         port = free_port()
-        process = cluster.extra(role, "--metrics-port", str(port))
+        process = cluster.extra(role, "--http-port", str(port))
         await asyncio.to_thread(process.start)
         try:
             told = await asyncio.to_thread(scrape, port)

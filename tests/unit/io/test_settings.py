@@ -109,7 +109,7 @@ def service_links(service: str, port: int, name: str = "HTTP") -> dict[str, str]
 
 
 @pytest.mark.parametrize("section", sorted(SECTIONS))
-@pytest.mark.parametrize("more", ["", "-metrics", "-health"])
+@pytest.mark.parametrize("more", ["", "-http"])
 def test_variables_of_a_kubernetes_service_are_no_options(section: str, more: str) -> None:
     environ = service_links(f"dlog-{section}{more}", 8001)
     assert load(Options, section, None, {}, environ=environ) == Options()

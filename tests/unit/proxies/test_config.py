@@ -19,7 +19,6 @@ from proxies import serving
 from proxies.connection import Connection, Session
 from proxies.read.options import ReadOptions
 from proxies.write.options import WriteOptions
-from tests.ports import free_port
 
 CONFIG = Path(__file__).parents[3] / "config"
 ROLES: list[tuple[str, Any]] = [("bookie", BookieOptions), ("write", WriteOptions), ("read", ReadOptions)]
@@ -89,14 +88,17 @@ def test_a_flag_that_is_true_or_false_means_the_same_for_every_process(role: str
             assert getattr(load(cls, role, None, flags, environ={}), name) is meant
 
 
-async def test_metrics_of_a_proxy_are_served_where_it_listens() -> None:
-    for host in ("127.0.0.1", "::1"):
-        port = free_port()
-        async with serving.metrics_endpoint(ReadOptions(host=host, metrics_port=port)):
-            with socket.create_connection((host, port)):
-                pass
-            with pytest.raises(OSError, match="refused"), socket.create_connection(("127.0.0.2", port)):
-                pass
+@pytest.mark.parametrize("role", PARSERS)
+@pytest.mark.parametrize("key", ["metrics_port", "health_port"])
+def test_a_former_name_of_an_option_is_an_error_that_tells_the_name(role: str, key: str, tmp_path: Path) -> None:
+    cls, _ = PARSERS[role]
+    assert load(cls, role, None, {}, environ={f"DLOG_{role.upper()}_HTTP_PORT": "9101"}).http_port == 9101
+    with pytest.raises(ConfigError, match="it is http_port now: variable="):
+        load(cls, role, None, {}, environ={f"DLOG_{role.upper()}_{key.upper()}": "9101"})
+    config = tmp_path / "dlog.toml"
+    config.write_text(f"[{role}]\n{key} = 9101\n")
+    with pytest.raises(ConfigError, match=f"it is http_port now: key={key}"):
+        load(cls, role, config, {}, environ={})
 
 
 def test_an_unknown_flag_ends_with_the_list_of_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
