@@ -134,9 +134,8 @@ class StreamReaderMachine:
         if stream is None:
             self._end(ReaderEventKind.DELETED)
             return
-        if (
-            self._incarnation and stream.incarnation != self._incarnation
-        ):  # another incarnation than that being read, or the position's
+        # another incarnation than the one being read, or than the position's
+        if self._incarnation and stream.incarnation != self._incarnation:
             if self._stream is not None or fresh:
                 self._end(ReaderEventKind.DELETED, life=stream.incarnation)
             else:
@@ -357,7 +356,8 @@ class StreamReaderMachine:
 
     def _is_at_end(self, stream: StreamMetadata, cursor: SegmentCursor) -> bool:
         """Whether no segment follows this one, and its last entry is known."""
-        return cursor.lac_is_final and stream.is_sealed and cursor.segment.number == stream.segments[-1].number
+        is_last = not stream.segments or cursor.segment.number == stream.segments[-1].number
+        return cursor.lac_is_final and stream.is_sealed and is_last
 
     def _read_on(self, cursor: SegmentCursor) -> None:
         if self._output.credit > 0:

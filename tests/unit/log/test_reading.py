@@ -38,6 +38,21 @@ def test_the_end_of_the_stream_is_said_once_all_is_delivered() -> None:
     assert Desk(stage, Start.TXID, 999).kinds[-1] is ReaderEventKind.END_OF_STREAM
 
 
+def test_a_sealed_stream_whose_list_became_empty_ends_where_its_segment_does() -> None:
+    stage = Stage()
+    owner = stage.taken("p1")
+    dlsns = [owner.ask(batch(number, txid=number)).dlsn for number in range(3)]
+    owner.ask(SealStream())
+    desk = Desk(stage, Start.START, credit=1)
+    assert desk.seen == dlsns[:1]
+    for segment in stage.value.segments:
+        stage.value = stage.value.without_segment(segment.number)
+    desk.refresh()
+    desk.post(Received(READER, Credit(7, 10**6)))
+    assert desk.seen == dlsns
+    assert desk.kinds[-1] is ReaderEventKind.END_OF_STREAM
+
+
 def test_redpanda_27036_a_reader_does_not_go_back_when_the_log_is_truncated() -> None:
     stage, owner, dlsns = three_segments()
     desk = Desk(stage, Start.START)
