@@ -66,16 +66,16 @@ class BlockFetcher:
             way.unread.clear()
             self._drop_if_idle(key)
 
-    def answer(self, view: FeedSubscription, question: GetEntries) -> None:
+    def answer(self, subscription: FeedSubscription, question: GetEntries) -> None:
         """Reply from the cache, or after a fetch."""
         segment, first = question.segment, question.first
         key = segment_key(segment)
         payloads = self._cache.run(key, first, question.last, question.max_bytes)
         if payloads:
-            view.say(EntriesGot(segment.number, segment.location, first, tuple(payloads)))
+            subscription.say(EntriesGot(segment.number, segment.location, first, tuple(payloads)))
             self._read_on(segment, key, first, first + len(payloads))
             return
-        self._find_flight(segment, key, first, question.last).waiters.append((view, question))
+        self._find_flight(segment, key, first, question.last).waiters.append((subscription, question))
 
     def _read_on(self, segment: Segment, key: str, first: int, after: int) -> None:
         """A reader got `first` .. `after` - 1 from the cache: prefetch what follows, and what follows a prefetched
@@ -132,11 +132,11 @@ class BlockFetcher:
             self._ways[key].learn(payloads, self._fetch_bytes)
         after, goes_on = flight.first + len(payloads), False
         got: dict[tuple[int, int, int], EntriesGot] = {}
-        for view, question in flight.waiters:
-            if view.is_closed or view.keep(question):
+        for subscription, question in flight.waiters:
+            if subscription.is_closed or subscription.keep(question):
                 continue
             if error is not None:
-                view.say(SourceFailed(question, error))
+                subscription.say(SourceFailed(question, error))
             elif question.first < after:
                 goes_on = goes_on or question.last >= after
                 same = (question.first, question.last, question.max_bytes)
@@ -145,9 +145,9 @@ class BlockFetcher:
                     taken = cut(payloads, question.first - flight.first, question)
                     reply = got[same] = EntriesGot(segment.number, segment.location, question.first, taken)
                     self._read_ahead(segment, key, question.first + len(taken))
-                view.say(reply)
+                subscription.say(reply)
             else:
-                self.answer(view, question)
+                self.answer(subscription, question)
         if goes_on:
             self._read_blocks_ahead(segment, key, after)  # fetched while this block goes to its readers
         elif error is None and not flight.waiters:

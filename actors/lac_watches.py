@@ -69,14 +69,14 @@ class LacWatches:
         key = segment_key(segment)
         return any(segment_key(question.segment) == key for _, question in self._watching)
 
-    def watch(self, view: FeedSubscription, question: WatchLac) -> bool:
+    def watch(self, subscription: FeedSubscription, question: WatchLac) -> bool:
         """Reply now if the reply is known; otherwise keep the request and return True."""
         reply = self._lac_seen(question) if self._metadata.is_known else None
         is_in_turn = reply is not None and not reply.ended and question.known >= NO_ENTRY and self._pacer.must_wait
         if reply is not None and not is_in_turn:
-            view.say(reply)
+            subscription.say(reply)
             return False
-        self._watching.append((view, question))
+        self._watching.append((subscription, question))
         if is_in_turn:
             self._pacer.ask()
         return True
@@ -98,7 +98,7 @@ class LacWatches:
         left: list[tuple[FeedSubscription, WatchLac]] = []
         answered: list[tuple[FeedSubscription, Fact]] = []
         facts: dict[tuple[Location, SegmentNumber, EntryId], Fact | None] = {}
-        for view, question in self._watching:
+        for subscription, question in self._watching:
             asked = question.segment
             same = (asked.location, asked.number, question.known)
             if same not in facts:
@@ -106,26 +106,26 @@ class LacWatches:
                 facts[same] = None if reply is None else Received(SOURCE, reply)
             fact = facts[same]
             if fact is None:
-                left.append((view, question))
+                left.append((subscription, question))
             else:
-                answered.append((view, fact))
+                answered.append((subscription, fact))
         self._watching = left
         self._pacer.took(len(answered))
-        for view, fact in answered:
-            view.hear(fact)
+        for subscription, fact in answered:
+            subscription.hear(fact)
 
     def fail(self, error: DLogError, key: str | None = None) -> None:
         """Fail the requests for the segment of this key; None: all."""
         watching, self._watching = self._watching, []
-        for view, question in watching:
+        for subscription, question in watching:
             if key is None or segment_key(question.segment) == key:
-                view.say(SourceFailed(question, error))
+                subscription.say(SourceFailed(question, error))
             else:
-                self._watching.append((view, question))
+                self._watching.append((subscription, question))
 
-    def detach(self, view: FeedSubscription) -> None:
+    def detach(self, subscription: FeedSubscription) -> None:
         """Drop the requests of a reader that is gone."""
-        self._watching = [(v, q) for v, q in self._watching if v is not view]
+        self._watching = [(v, q) for v, q in self._watching if v is not subscription]
 
     def forget(self, key: str) -> None:
         """A segment was deleted or truncated."""

@@ -62,7 +62,7 @@ class StreamFeed:
         weak = weakref.proxy(self)  # for parts with the same lifetime: no reference cycle
         self.name = f"stream_tailer {stream}"
         self._metadata_wait_s = options.metadata_wait_s
-        self._views: dict[FeedSubscription, None] = {}  # in order of attachment
+        self._subscriptions: dict[FeedSubscription, None] = {}  # in order of attachment
         self._alone_since: int | None = None  # newest metadata read when an open timed out waiting for one
         self._stopping = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
@@ -114,41 +114,41 @@ class StreamFeed:
     def doubt(self) -> None:
         """Called periodically: if there are readers and nothing new came since the last call, read metadata again.
         Finds a new owner, a new segment or the end of one that no watch reported."""
-        self._metadata.doubt(has_readers=bool(self._views) and self._tasks is not None)
+        self._metadata.doubt(has_readers=bool(self._subscriptions) and self._tasks is not None)
 
     def _begin_anew(self) -> None:
         """Forget all requests and what may change; tell every reader that the source is lost."""
         self._tasks = None
         for part in (self._owner, self._lacs, self._fetches):
             part.clear()
-        for view in tuple(self._views):
-            view.on_lost()
+        for subscription in tuple(self._subscriptions):
+            subscription.on_lost()
 
     def attach(self, post: Callable[[Fact], None], on_lost: Callable[[], None]) -> FeedSubscription:
         """Connect a new reader, which closes the returned view at the end."""
-        view = FeedSubscription(self, post, on_lost, self._metadata.reads_begun)
-        self._views[view] = None
-        return view
+        subscription = FeedSubscription(self, post, on_lost, self._metadata.reads_begun)
+        self._subscriptions[subscription] = None
+        return subscription
 
-    def detach(self, view: FeedSubscription) -> None:
-        self._views.pop(view, None)
-        self._lacs.detach(view)
+    def detach(self, subscription: FeedSubscription) -> None:
+        self._subscriptions.pop(subscription, None)
+        self._lacs.detach(subscription)
 
-    def answer(self, view: FeedSubscription, question: SourceQuestion) -> None:
+    def answer(self, subscription: FeedSubscription, question: SourceQuestion) -> None:
         """Reply to a request, at once or when the reply is known."""
         match question:
             case _ if self._metadata.defect is not None:
-                view.say(SourceFailed(question, self._metadata.defect))
+                subscription.say(SourceFailed(question, self._metadata.defect))
             case GetStream(fresh):
-                self._get_stream(view, question, fresh)
+                self._get_stream(subscription, question, fresh)
             case _ if self._tasks is None:
-                view.on_lost()
+                subscription.on_lost()
             case GetEntries():
-                self._fetches.answer(view, question)
+                self._fetches.answer(subscription, question)
             case WatchLac(segment, known) if known < NO_ENTRY and not segment.completed:
-                self._run_errand(self._find_tail(view, question), f"find the tail of {self._metadata.stream}")
+                self._run_errand(self._find_tail(subscription, question), f"find the tail of {self._metadata.stream}")
             case WatchLac():
-                self._watch(view, question)
+                self._watch(subscription, question)
 
     def _run_errand(self, errand: Coroutine[Any, Any, None], name: str) -> None:
         """Run a task for a waiting reader; it is cancelled when `run` ends, and the reader gets `on_lost`."""
@@ -159,60 +159,62 @@ class StreamFeed:
 
     # ---- the LAC ----------------------------------------------------------------------------------------------------
 
-    async def _find_tail(self, view: FeedSubscription, question: WatchLac) -> None:
+    async def _find_tail(self, subscription: FeedSubscription, question: WatchLac) -> None:
         """Find the tail for a new reader. If it cannot be found the reader gets an error and asks again."""
         try:
-            await self._tail.find(question.segment, view.reads_before)
+            await self._tail.find(question.segment, subscription.reads_before)
         except DLogError as error:
-            view.say(SourceFailed(question, error))
+            subscription.say(SourceFailed(question, error))
         else:
-            self._watch(view, question)
+            self._watch(subscription, question)
 
-    def _watch(self, view: FeedSubscription, question: WatchLac) -> None:
-        waits = self._lacs.watch(view, question)
+    def _watch(self, subscription: FeedSubscription, question: WatchLac) -> None:
+        waits = self._lacs.watch(subscription, question)
         if waits and (len(self._lacs) == 1 or not self._owner.is_heard):
             self._changed.notify()  # otherwise the owner's LAC is already being received, and the store is not polled
 
     # ---- metadata ---------------------------------------------------------------------------------------------------
 
-    def _get_stream(self, view: FeedSubscription, question: GetStream, fresh: bool) -> None:
-        if self._metadata.is_known and not fresh and (view.has_metadata or self._is_cut_off):
-            self._show(view, fresh=False)
+    def _get_stream(self, subscription: FeedSubscription, question: GetStream, fresh: bool) -> None:
+        if self._metadata.is_known and not fresh and (subscription.has_metadata or self._is_cut_off):
+            self._show(subscription, fresh=False)
         elif self._metadata.tail is None or fresh:
-            self._metadata.refresh(lambda error: self._show_or_fail(view, question, error))
+            self._metadata.refresh(lambda error: self._show_or_fail(subscription, question, error))
         else:
-            self._run_errand(self._show_first(view, question), f"metadata for a new reader of {self._metadata.stream}")
+            self._run_errand(
+                self._show_first(subscription, question), f"metadata for a new reader of {self._metadata.stream}"
+            )
 
-    def _show(self, view: FeedSubscription, *, fresh: bool) -> None:
-        view.has_metadata = True
-        view.say(StreamSeen(self._metadata.value, fresh=fresh))
+    def _show(self, subscription: FeedSubscription, *, fresh: bool) -> None:
+        subscription.has_metadata = True
+        subscription.say(StreamSeen(self._metadata.value, fresh=fresh))
 
-    def _show_or_fail(self, view: FeedSubscription, question: GetStream, error: DLogError | None) -> None:
+    def _show_or_fail(self, subscription: FeedSubscription, question: GetStream, error: DLogError | None) -> None:
         if error is None:
-            self._show(view, fresh=True)
+            self._show(subscription, fresh=True)
         else:
-            view.say(SourceFailed(question, error))
+            subscription.say(SourceFailed(question, error))
 
-    async def _show_first(self, view: FeedSubscription, question: GetStream) -> None:
+    async def _show_first(self, subscription: FeedSubscription, question: GetStream) -> None:
         """Send a new reader metadata that was read after it came. Without a ZooKeeper session wait
         `metadata_wait_s`, not counting time in which this process was frozen; then send the metadata known here."""
         metadata = self._metadata
         patience = FreezeTolerantTimeout(self._metadata_wait_s)
         refreshed = metadata.refreshed()
-        while metadata.newest_read <= view.reads_before:
+        while metadata.newest_read <= subscription.reads_before:
             if refreshed.done():
                 refreshed = metadata.refreshed()
             await patience.wait(refreshed)
-            if view.is_closed:
+            if subscription.is_closed:
                 return
             if metadata.defect is not None:
-                view.say(SourceFailed(question, metadata.defect))
+                subscription.say(SourceFailed(question, metadata.defect))
                 return
-            is_late = patience.is_over and metadata.newest_read <= view.reads_before
+            is_late = patience.is_over and metadata.newest_read <= subscription.reads_before
             if is_late and not metadata.is_connected and metadata.tail is not None:
                 self._alone_since = metadata.newest_read
                 break
-        self._show(view, fresh=metadata.newest_read > view.reads_before)
+        self._show(subscription, fresh=metadata.newest_read > subscription.reads_before)
 
     @property
     def _is_cut_off(self) -> bool:
@@ -226,9 +228,9 @@ class StreamFeed:
         value = self._metadata.value
         if before is not None:
             self._forget(before, value)
-        for view in tuple(self._views):
-            if view.has_metadata:
-                view.say(StreamSeen(value, fresh=False))
+        for subscription in tuple(self._subscriptions):
+            if subscription.has_metadata:
+                subscription.say(StreamSeen(value, fresh=False))
         self._owner.moved()
         self._lacs.settle()
         self._changed.notify()

@@ -39,7 +39,7 @@ class ServerContext(Protocol):
     address: str
     tasks: TaskScope
     admission: Admission
-    carriage: ForwardingPool
+    forwarding: ForwardingPool
     connection_bytes_max: int
     batch_bytes_max: int
 
@@ -58,7 +58,7 @@ class Dispatch:
     def __init__(self, server: ServerContext, connection: Connection, hello: Hello) -> None:
         self._connection = connection
         self._questions = RequestTasks(server.tasks, connection)
-        self._forwarding = Forwarding(server.carriage, connection) if hello.hops > 0 else None
+        self._forwarding = Forwarding(server.forwarding, connection) if hello.hops > 0 else None
         self._is_writable = True
         self._is_closed = False
         self._common = server

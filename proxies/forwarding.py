@@ -104,11 +104,11 @@ class _PeerRoute:
 class Forwarding:
     """Forwarding for one client connection."""
 
-    def __init__(self, carriage: ForwardingPool, connection: Connection) -> None:
+    def __init__(self, pool: ForwardingPool, connection: Connection) -> None:
         self.routes = Routes()
-        self._carriage = carriage
+        self._pool = pool
         self._connection = connection
-        self._lanes: dict[str, _PeerRoute] = {}
+        self._routes: dict[str, _PeerRoute] = {}
         self._pipes: dict[ForwardingConnection, None] = {}  # also those whose proxy shuts down
         self._reads: dict[
             int, tuple[_PeerRoute, int | None]
@@ -121,8 +121,8 @@ class Forwarding:
     def write(self, batch: Write, address: str, answer: Answer) -> None:
         """Forward a batch to the proxy at `address`, in call order; `answer` is called once with the result."""
         self.routes.found(batch.stream, address)
-        self._carriage.batches += 1
-        self._carriage.bytes += len(batch.body)
+        self._pool.batches += 1
+        self._pool.bytes += len(batch.body)
         answered = partial(self._answered, batch.stream, address, answer)
         self._through(address, lambda pipe: pipe.write(batch, answered), answered)
 
@@ -130,8 +130,8 @@ class Forwarding:
         """Forward a read to the read proxy at `address`. Raises OverCapacityError."""
         if len(self._reads) >= READS_MAX:
             raise OverCapacityError("too many readers on this connection, close some first")
-        self._carriage.reads += 1
-        self._reads[read.request] = (self._lane(address), None)
+        self._pool.reads += 1
+        self._reads[read.request] = (self._route(address), None)
         self._through(address, partial(self._begin_read, read), partial(self._end_read, read.request))
 
     def carries(self, request: int) -> bool:
@@ -152,7 +152,7 @@ class Forwarding:
         Raises the proxy's error, UnavailableError (not forwarded), or ConnectionLostError and RequestTimeoutError,
         whose outcome_unknown tells whether it may be executed.
         """
-        self._carriage.questions += 1
+        self._pool.questions += 1
         opened: asyncio.Future[ForwardingConnection] = asyncio.get_running_loop().create_future()
         self._through(address, partial(_settle, opened), partial(_settle_error, opened))
         pipe = await opened
@@ -182,17 +182,17 @@ class Forwarding:
         self._reads.clear()
         for pipe in tuple(self._pipes):
             pipe.close()
-        for lane in tuple(self._lanes.values()):
-            self._fail(lane, ConnectionLostError("the client is gone", outcome_unknown=False))
+        for route in tuple(self._routes.values()):
+            self._fail(route, ConnectionLostError("the client is gone", outcome_unknown=False))
 
     # ---- lanes ------------------------------------------------------------------------------------------------------
 
-    def _lane(self, address: str) -> _PeerRoute:
-        lane = self._lanes.get(address)
-        if lane is None:
-            lane = self._lanes[address] = _PeerRoute(address)
-            self._carriage.tasks.start_alone(self._live(lane), name=f"forward to {address} for {self._connection.peer}")
-        return lane
+    def _route(self, address: str) -> _PeerRoute:
+        route = self._routes.get(address)
+        if route is None:
+            route = self._routes[address] = _PeerRoute(address)
+            self._pool.tasks.start_alone(self._live(route), name=f"forward to {address} for {self._connection.peer}")
+        return route
 
     def _through(
         self, address: str, run: Callable[[ForwardingConnection], object], fail: Callable[[Any], object]
@@ -201,65 +201,65 @@ class Forwarding:
         if self._is_closed:
             fail(ConnectionLostError("the client is gone", outcome_unknown=False))
             return
-        lane = self._lane(address)
-        if lane.pipe is not None:
-            run(lane.pipe)
+        route = self._route(address)
+        if route.pipe is not None:
+            run(route.pipe)
         else:
-            lane.waiting.append((run, fail))
+            route.waiting.append((run, fail))
 
-    async def _live(self, lane: _PeerRoute) -> None:
+    async def _live(self, route: _PeerRoute) -> None:
         """Open a lane's connection, guard it, and clean up at its end."""
         try:
-            pipe = await self._carriage.dialler.open(lane.address, CONNECT_S, ForwardingConnection)
+            pipe = await self._pool.dialler.open(route.address, CONNECT_S, ForwardingConnection)
         except UnavailableError as error:
-            self._fail(lane, unreachable(lane.address, error))
+            self._fail(route, unreachable(route.address, error))
             return
         if self._is_closed:
             pipe.close()
             return
-        lane.pipe = pipe
-        pipe.on_end = partial(self._gone, lane, pipe)
-        pipe.on_goaway = partial(self._leaving, lane)
-        pipe.on_full = partial(self._full, lane)
-        self._carriage.open[pipe] = self._pipes[pipe] = None
+        route.pipe = pipe
+        pipe.on_end = partial(self._gone, route, pipe)
+        pipe.on_goaway = partial(self._leaving, route)
+        pipe.on_full = partial(self._full, route)
+        self._pool.open[pipe] = self._pipes[pipe] = None
         pipe.hold(not self._writable)
-        waiting, lane.waiting = lane.waiting, []
+        waiting, route.waiting = route.waiting, []
         for run, _ in waiting:
             run(pipe)
         try:
-            await pipe.guard(PING_EVERY_S, PING_TIMEOUT_S, SLOW_S, partial(self._carriage.is_alive, lane.address))
+            await pipe.guard(PING_EVERY_S, PING_TIMEOUT_S, SLOW_S, partial(self._pool.is_alive, route.address))
         finally:
             pipe.close()
-            self._gone(lane, pipe)  # if it ended before on_end was set
+            self._gone(route, pipe)  # if it ended before on_end was set
 
-    def _fail(self, lane: _PeerRoute, error: DLogError) -> None:
-        self._ended(lane)
-        waiting, lane.waiting = lane.waiting, []
+    def _fail(self, route: _PeerRoute, error: DLogError) -> None:
+        self._ended(route)
+        waiting, route.waiting = route.waiting, []
         for _, fail in waiting:
             fail(error)
 
-    def _gone(self, lane: _PeerRoute, pipe: ForwardingConnection) -> None:
+    def _gone(self, route: _PeerRoute, pipe: ForwardingConnection) -> None:
         if pipe in self._pipes:
-            del self._pipes[pipe], self._carriage.open[pipe]
-        self._ended(lane)
+            del self._pipes[pipe], self._pool.open[pipe]
+        self._ended(route)
 
-    def _ended(self, lane: _PeerRoute) -> None:
+    def _ended(self, route: _PeerRoute) -> None:
         """The proxy is gone: drop the routes to it; the next owner lookups name it as suspect."""
-        if self._lanes.get(lane.address) is lane:
-            del self._lanes[lane.address]
-            self.routes.lost(lane.address)
-            self._full(lane, False)
+        if self._routes.get(route.address) is route:
+            del self._routes[route.address]
+            self.routes.lost(route.address)
+            self._full(route, False)
 
-    def _leaving(self, lane: _PeerRoute) -> None:
+    def _leaving(self, route: _PeerRoute) -> None:
         """The proxy drains: it still replies to pending requests; later requests look up the next owner."""
-        if self._lanes.get(lane.address) is lane:
-            del self._lanes[lane.address]
-            self.routes.leaving(lane.address)
-            self._full(lane, False)
+        if self._routes.get(route.address) is route:
+            del self._routes[route.address]
+            self.routes.leaving(route.address)
+            self._full(route, False)
 
-    def _full(self, lane: _PeerRoute, yes: bool) -> None:
-        lane.is_full = yes
-        self._connection.hold(any(other.is_full for other in self._lanes.values()), Pause.FORWARD)
+    def _full(self, route: _PeerRoute, yes: bool) -> None:
+        route.is_full = yes
+        self._connection.hold(any(other.is_full for other in self._routes.values()), Pause.FORWARD)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
@@ -292,11 +292,11 @@ class Forwarding:
         found = self._reads.get(request)
         if found is None:
             return
-        lane, number = found
-        if number is not None and lane.pipe is not None:
-            lane.pipe.say(question(number))
+        route, number = found
+        if number is not None and route.pipe is not None:
+            route.pipe.say(question(number))
         elif number is None:
-            lane.waiting.append((lambda _: self._tell_reader(request, question), lambda _: None))
+            route.waiting.append((lambda _: self._tell_reader(request, question), lambda _: None))
 
 
 def _under(request: int, message: Any) -> Message:

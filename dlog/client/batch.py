@@ -1,8 +1,8 @@
-"""A batch of records with one outcome, and the listeners (`tellers`) that learn it.
+"""A batch of records with one outcome, and the listeners that learn it.
 
 Invariants:
 - a batch is filled, closed, and answered once, in this order;
-- each teller learns the outcome of its own records, in the order they were added.
+- each listener learns the outcome of its own records, in the order they were added.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class Batch:
         "deadline_s",
         "done",
         "generation",
+        "listeners",
         "may_be_written",
         "payloads",
         "sequence",
         "size",
-        "tellers",
         "txid",
     )
 
@@ -91,7 +91,7 @@ class Batch:
         self.carried = False  # not written under an older generation, moved to the present one
         self.may_be_written = False  # an attempt was not answered, or its outcome is unknown
         self.done = False
-        self.tellers: list[BatchListener] = []
+        self.listeners: list[BatchListener] = []
 
     def close(self) -> None:
         """Build the record set; the batch is complete."""
@@ -102,40 +102,40 @@ class Batch:
             self.payloads = []
 
     def written(self, dlsn: DLSN, txid: int, duplicate: bool) -> None:
-        """Tell all tellers that the batch is durable; `dlsn` is its first."""
-        for teller in self.tellers:
-            teller.written(dlsn, txid, duplicate)
+        """Tell all listeners that the batch is durable; `dlsn` is its first."""
+        for listener in self.listeners:
+            listener.written(dlsn, txid, duplicate)
 
     def failed(self, error: DLogError) -> None:
-        """Tell all tellers that it failed (perhaps written)."""
-        for teller in self.tellers:
-            teller.failed(error)
+        """Tell all listeners that it failed (perhaps written)."""
+        for listener in self.listeners:
+            listener.failed(error)
 
     def withdraw(self) -> int:
-        """Remove the records of tellers that withdrew, and tell these. Returns the number of bytes freed.
+        """Remove the records of listeners that withdrew, and tell these. Returns the number of bytes freed.
 
         Call only for a batch that is certainly not written. Sets `done` if no record is left.
         """
-        if not any(teller.is_withdrawn for teller in self.tellers):
+        if not any(listener.is_withdrawn for listener in self.listeners):
             return 0
         payloads = parse_record_set(self.body) if self.body else self.payloads
-        ends = [*(teller.slot for teller in self.tellers[1:]), len(payloads)]
+        ends = [*(listener.slot for listener in self.listeners[1:]), len(payloads)]
         kept: list[bytes] = []
         staying: list[BatchListener] = []
         leaving: list[BatchListener] = []
-        for teller, end in zip(self.tellers, ends, strict=True):
-            if teller.is_withdrawn:
-                leaving.append(teller)
+        for listener, end in zip(self.listeners, ends, strict=True):
+            if listener.is_withdrawn:
+                leaving.append(listener)
             else:
-                staying.append(teller)
-                begin, teller.slot = teller.slot, len(kept)
+                staying.append(listener)
+                begin, listener.slot = listener.slot, len(kept)
                 kept += payloads[begin:end]
         before = self.size
-        self.tellers, self.payloads, self.body = staying, kept, b""
+        self.listeners, self.payloads, self.body = staying, kept, b""
         self.size = sum(map(len, kept)) + SLOT_BYTES * len(kept)
         self.done = not kept
-        for teller in leaving:
-            teller.withdrawn()
+        for listener in leaving:
+            listener.withdrawn()
         return before - self.size
 
 

@@ -85,7 +85,7 @@ class BatchQueue:
         batch.size += size
         self.room.held += size
         bytes_max = min(self.batch_bytes_max - batch.size, self.room.free_bytes)
-        batch.tellers.append(borrower.lend(slot, batch.payloads.append, bytes_max))
+        batch.listeners.append(borrower.lend(slot, batch.payloads.append, bytes_max))
         self._borrower = borrower
 
     def end_loan(self) -> None:
@@ -99,7 +99,7 @@ class BatchQueue:
             self.room.held += size
 
     def add_whole(
-        self, payloads: Sequence[bytes], size: int, txid: int | None, teller: BatchListener, *, may_join: bool
+        self, payloads: Sequence[bytes], size: int, txid: int | None, listener: BatchListener, *, may_join: bool
     ) -> None:
         """Add records that are written together, `size` bytes in all with SLOT_BYTES for each. may_join: they may be
         joined with others that wait to be sent."""
@@ -109,10 +109,10 @@ class BatchQueue:
         if batch is None:
             batch = self._new_batch(txid)
             self.ready.append(batch)
-        teller.slot = len(batch.payloads)
+        listener.slot = len(batch.payloads)
         batch.payloads += payloads
         batch.size += size
-        batch.tellers.append(teller)
+        batch.listeners.append(listener)
         self.room.held += size
 
     def close_open(self) -> None:

@@ -396,8 +396,8 @@ class Client:
     async def incarnation(self, stream: str) -> str:
         """The incarnation id of the stream: a stream re-created under the name has another. Raises StreamNotFoundError.
 
-        Pass it to a later `take_in`, `append_once` or `move_segment`: if the stream was deleted meanwhile, that call
-        fails with StreamNotFoundError and does not touch the next stream of the name.
+        Pass it to a later `import_segments`, `append_once` or `move_segment`: if the stream was deleted meanwhile,
+        that call fails with StreamNotFoundError and does not touch the next stream of the name.
         """
         told = await ask(self._check(stream), lambda request: proxy.GetIncarnation(request, stream))
         if told["life"] is None or told["deleted"]:
@@ -420,7 +420,7 @@ class Client:
         incarnation = await self.incarnation(stream)
         await ask(router, lambda request: proxy.Seal(request, stream, incarnation), stream=stream)
 
-    async def take_in(
+    async def import_segments(
         self,
         stream: str,
         parts: Sequence[tuple[str, int]],
@@ -449,7 +449,7 @@ class Client:
         name = None if store == LEDGER else store
         done = await ask(
             router,
-            lambda request: proxy.TakeIn(
+            lambda request: proxy.ImportSegments(
                 request, stream, of_incarnation, b.sink, b.epoch, b.query, b.batch, _since_dlsn(since), name, told
             ),
             stream=stream,
@@ -468,7 +468,7 @@ class Client:
     ) -> BatchResult:
         """Append a sink's batch as one record set, exactly once: a repetition, also by another process, appends nothing
         (`duplicate`). Raises as `append_batch`, and InvalidRequestError if a program of another query or of a
-        higher epoch writes for this sink; ProducerUnknownError as `take_in` does. incarnation: as in `take_in`."""
+        higher epoch writes for this sink; ProducerUnknownError as `import_segments` does. incarnation: as there."""
         router = self._check(stream)
         records = checked_batch(payloads)
         check_txid(txid)
@@ -499,7 +499,7 @@ class Client:
         """Move completed segment `number` from `location` in `store` to `to_location` in `to_store`, where a copy with
         the same entry ids must exist already. The data at `location` is left alone. Idempotent.
 
-        Raises InvalidRequestError, TruncatedError. incarnation: as in `take_in`."""
+        Raises InvalidRequestError, TruncatedError. incarnation: as in `import_segments`."""
         router = self._check(stream)
         of_incarnation = incarnation or await self.incarnation(stream)
         await ask(

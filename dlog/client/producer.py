@@ -112,8 +112,8 @@ class Producer:
         self.add_whole(payloads, txid, BatchFuture(len(payloads), future))
         return future
 
-    def add_whole(self, payloads: Sequence[bytes], txid: int | None, teller: BatchListener) -> None:
-        """As `add_batch`, but report to `teller`. Batches that wait for their turn to be sent are joined."""
+    def add_whole(self, payloads: Sequence[bytes], txid: int | None, listener: BatchListener) -> None:
+        """As `add_batch`, but report to `listener`. Batches that wait for their turn to be sent are joined."""
         count = len(payloads)
         size = sum(map(len, payloads)) + SLOT_BYTES * count
         if size > RECORD_BYTES_MAX + SLOT_BYTES:
@@ -122,7 +122,7 @@ class Producer:
             raise to_raise(self._closed)
         session = self._session
         is_sending = session is not None and session.in_flight_max > 0
-        self.queue.add_whole(payloads, size, txid, teller, may_join=is_sending)
+        self.queue.add_whole(payloads, size, txid, listener, may_join=is_sending)
         if not self._pump_due:
             self._pump_soon()
 

@@ -104,7 +104,7 @@ class StreamInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportResult:
-    """Segments that `take_in` imported."""
+    """Segments that `import_segments` imported."""
 
     first: int  # number of the first one; 0: none, or imported before
     segments: int

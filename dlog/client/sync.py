@@ -149,7 +149,7 @@ class SyncClient:
     def incarnation(self, stream: str) -> str:
         return self._ask(lambda client: client.incarnation(stream))
 
-    def take_in(
+    def import_segments(
         self,
         stream: str,
         parts: Sequence[tuple[str, int]],
@@ -161,7 +161,9 @@ class SyncClient:
     ) -> ImportResult:
         given = list(parts)
         return self._ask(
-            lambda client: client.take_in(stream, given, batch, since=since, incarnation=incarnation, store=store)
+            lambda client: client.import_segments(
+                stream, given, batch, since=since, incarnation=incarnation, store=store
+            )
         )
 
     def append_once(

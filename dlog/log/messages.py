@@ -88,7 +88,7 @@ class TruncateBefore:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeIn:
+class ImportStages:
     """Import stages (closed segments written elsewhere for this stream): add them to the end of the segment list, in
     this order, by one change of metadata; no data is copied. Answered with SegmentsImported.
 
@@ -110,7 +110,7 @@ class TakeIn:
 
 @dataclass(frozen=True, slots=True)
 class SegmentsImported:
-    """Answer to TakeIn: the stages are segments from `first` on; duplicate: imported before, `first` is 0."""
+    """Answer to ImportStages: the stages are segments from `first` on; duplicate: imported before, `first` is 0."""
 
     first: SegmentNumber
     segments: int
@@ -121,7 +121,7 @@ class SegmentsImported:
 @dataclass(frozen=True, slots=True)
 class AppendSinkBatch:
     """Append a sink's batch as one record set; a repeated one is answered and not written again. Answered with
-    BatchWritten. write: the owner sets its producer and sequence; `since` as in TakeIn. Raises as WriteBatch does, and
+    BatchWritten. write: the owner sets its producer and sequence; `since` as in ImportStages. Raises as WriteBatch, and
     InvalidRequestError (another program writes under this name). incarnation: see TruncateBefore."""
 
     batch: SinkBatch

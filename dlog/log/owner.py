@@ -11,7 +11,7 @@ Invariants:
 - after the claim is lost no batch is answered as written.
 
 One StreamOwnerMachine serves one claim: a new claim is a new instance with a new nonce. The segment store is the peer
-STORE (dlog/log/messages.py). Facts: Asked with AcquireStream first, then WriteBatch, TakeIn, AppendSinkBatch,
+STORE (dlog/log/messages.py). Facts: Asked with AcquireStream first, then WriteBatch, ImportStages, AppendSinkBatch,
 MoveListedSegment, TruncateBefore, AlterStream, SealStream, HandOverStream, StatStream; Received(STORE, ...);
 Received(HINTS, StreamChanged()); PeerLost(STORE); MetadataSeen; TimerFired. Once `has_ended` is true, everything is
 answered: discard the instance.
@@ -68,6 +68,7 @@ from dlog.log.messages import (
     EntryAppended,
     ExamineStage,
     HandOverStream,
+    ImportStages,
     MoveListedSegment,
     ReadEntries,
     RecoverSegment,
@@ -83,7 +84,6 @@ from dlog.log.messages import (
     StreamAcquired,
     StreamChanged,
     StreamStat,
-    TakeIn,
     TruncateBefore,
     WriteBatch,
 )
@@ -127,12 +127,12 @@ class StreamOwnerMachine:
         "_confirming",
         "_context",
         "_expiring",
+        "_importing",
         "_releasers",
         "_rolling",
         "_sealers",
+        "_takeover",
         "_takers",
-        "_taking",
-        "_taking_in",
         "_truncating",
     )
 
@@ -145,12 +145,12 @@ class StreamOwnerMachine:
         final_stores: frozenset[str] = frozenset(),
     ) -> None:
         self._context = context = OwnerContext(key, claimant, options or OwnerOptions(), final_stores)
-        self._taking = Takeover(context, self)
+        self._takeover = Takeover(context, self)
         self._rolling = SegmentRoller(context)
         self._truncating = StreamTruncation(context)
         self._altering = SettingsAlteration(context)
         self._expiring = RetentionChecker(context)
-        self._taking_in = SegmentImport(context, self._taking, self)
+        self._importing = SegmentImport(context, self._takeover, self)
         self._confirming = DeferredRefusals(context, self)
         self._takers: tuple[Ticket, ...] = ()  # tuples: an empty list takes 72 B, and there are thousands of streams
         self._sealers: tuple[Ticket, ...] = ()
@@ -192,8 +192,8 @@ class StreamOwnerMachine:
 
     def let_go(self) -> None:
         """Drop the references between components: no further calls, and no reference cycle remains."""
-        self._taking.let_go()
-        self._taking_in.let_go()
+        self._takeover.let_go()
+        self._importing.let_go()
         self._confirming.let_go()
 
     # ---- facts ------------------------------------------------------------------------------------------------------
@@ -246,10 +246,10 @@ class StreamOwnerMachine:
             case _ if not self._is_of_this_incarnation(request):
                 t.out.append(Answer(ticket, StreamUnavailableError("not owned here in this incarnation, ask again")))
                 self._check_claim()  # the owned incarnation may be the deleted one
-            case TakeIn() | AppendSinkBatch():
-                self._taking_in.ask(ticket, request)
+            case ImportStages() | AppendSinkBatch():
+                self._importing.ask(ticket, request)
             case MoveListedSegment():
-                self._taking_in.move_segment(ticket, request)
+                self._importing.move_segment(ticket, request)
             case TruncateBefore(dlsn):
                 self._truncating.ask(ticket, dlsn)
             case AlterStream():
@@ -284,13 +284,13 @@ class StreamOwnerMachine:
             case ("control",):
                 t.writing.append_control(t.out)
             case ("recovery",):
-                self._taking.ask_again()
+                self._takeover.ask_again()
             case ("allocation",):
                 t.allocation.retry()
             case ("disposal",):
                 t.disposal.retry()
             case ("mend",):
-                self._taking.look_again()
+                self._takeover.look_again()
             case ("age",):
                 self._rolling.aged()
             case ("retention",):
@@ -302,17 +302,17 @@ class StreamOwnerMachine:
         t = self._context
         match message:
             case SegmentRecovered() | EntriesRead():
-                self._taking.obstacle = None
-                self._taking.hear(message)
+                self._takeover.obstacle = None
+                self._takeover.hear(message)
             case SegmentCreated(number, location):
-                self._taking.obstacle = None
+                self._takeover.obstacle = None
                 unwanted = t.allocation.created(number, location)
                 if unwanted is not None:
                     t.disposal.add(unwanted)
             case SegmentSealed(number, last_entry):
                 self._segment_sealed(number, last_entry)
             case StageExamined():
-                self._taking_in.hear(message)
+                self._importing.hear(message)
             case SegmentDeleted(location):
                 self._truncating.deleted(t.disposal.deleted(location))
             case StoreFailed():
@@ -354,21 +354,21 @@ class StreamOwnerMachine:
         if t.value.allocated:
             self._truncating.delete_allocated(t.value.allocated, t.value.max_segment + 1)
         self._truncating.delete_next()
-        self._taking.begin()
+        self._takeover.begin()
 
     def _progress(self) -> None:
         t = self._context
         match t.phase:
             case Phase.RECOVERING:
-                self._taking.progress()
+                self._takeover.progress()
             case Phase.SERVING | Phase.DRAINING:
                 self._rolling.progress()
                 if self._rolling.state is Roll.NONE:
-                    self._taking_in.progress()
+                    self._importing.progress()
                 if t.phase is Phase.DRAINING:
                     self._progress_draining()
             case Phase.CLOSING:
-                self._taking_in.progress()
+                self._importing.progress()
             case Phase.SEALED | Phase.RELEASING:
                 self._progress_sealed()
 
@@ -377,7 +377,7 @@ class StreamOwnerMachine:
         t = self._context
         match change:
             case StartSegment(segment) if change.was_made(t.value):
-                self._taking.started(segment)
+                self._takeover.started(segment)
                 self._rolling.started(segment)
             case StartSegment(segment, name):
                 self._truncating.delete_allocated(name, segment.number)
@@ -396,11 +396,11 @@ class StreamOwnerMachine:
                 self._altering.done(change)
                 self._expiring.look()
             case ListImportedSegments():
-                self._taking_in.taken_in(change)
+                self._importing.taken_in(change)
             case RecordSinkBatch():
-                self._taking_in.remembered(change)
+                self._importing.remembered(change)
             case SetSegmentLocation():
-                self._taking_in.segment_moved(change)
+                self._importing.segment_moved(change)
             case Touch():
                 self._expiring.look()
             case Expire():
@@ -410,10 +410,10 @@ class StreamOwnerMachine:
             case ForgetTruncated():
                 self._truncating.forgotten()
             case Refresh():
-                if t.value.is_sealed and (t.phase is Phase.CLOSING or self._taking.has_found_end_of_stream):
+                if t.value.is_sealed and (t.phase is Phase.CLOSING or self._takeover.has_found_end_of_stream):
                     self._end_sealed()
                 else:
-                    self._taking.refreshed()
+                    self._takeover.refreshed()
             case _:
                 t.allocation.recorded(change)
 
@@ -426,7 +426,7 @@ class StreamOwnerMachine:
             case AlterSettings():
                 self._altering.refused(change, error)
             case ListImportedSegments() | RecordSinkBatch() | SetSegmentLocation():
-                self._taking_in.refused(change, error)
+                self._importing.refused(change, error)
             case Touch() | Expire() | MarkTruncated() | ForgetTruncated() | Allocate() | Deallocate():
                 t.out.append(Tell(ChangeRefused(t.stream, type(change).__name__, error.message)))
             case _:
@@ -447,7 +447,7 @@ class StreamOwnerMachine:
 
     def write(self, ticket: Ticket, request: WriteBatch, *, is_confirmed: bool = False) -> None:
         """Admit a batch, queue it, or refuse it. is_confirmed: see dlog/log/deferred_refusals.py."""
-        t, taking = self._context, self._taking
+        t, taking = self._context, self._takeover
         refusal = self.refusal()
         if t.is_held and request.incarnation not in (None, self.incarnation):
             self._write_of_another_incarnation(ticket, request, is_confirmed=is_confirmed)
@@ -491,19 +491,26 @@ class StreamOwnerMachine:
             return EndOfStreamError("the stream is being sealed and takes no more records")
         if self._releasers or t.phase is Phase.RELEASED:
             return StreamUnavailableError("the stream is being handed over, ask again for its owner")
-        return self._taking.obstacle
+        return self._takeover.obstacle
 
     def _is_of_this_incarnation(self, request: Any) -> bool:
         """Whether the request names the owned incarnation of the stream, or none."""
         match request:
-            case TruncateBefore() | AlterStream() | TakeIn() | AppendSinkBatch() | MoveListedSegment() | SealStream():
+            case (
+                TruncateBefore()
+                | AlterStream()
+                | ImportStages()
+                | AppendSinkBatch()
+                | MoveListedSegment()
+                | SealStream()
+            ):
                 return request.incarnation is None or request.incarnation == self.incarnation
         return True
 
     def _appended(self, number: int, entry: int) -> None:
         t = self._context
         if t.phase in (Phase.SERVING, Phase.DRAINING):
-            self._taking.calm()
+            self._takeover.calm()
             t.writing.appended(number, entry, t.out)
 
     def _segment_sealed(self, number: int, last_entry: int) -> None:
@@ -518,8 +525,8 @@ class StreamOwnerMachine:
             return
         end = t.writing.end_of_current()
         t.out.append(Tell(LacMoved(t.stream, number, end.last_entry, True)))
-        if self._taking_in.is_sealing:
-            self._taking_in.sealed(segment, end)
+        if self._importing.is_sealing:
+            self._importing.sealed(segment, end)
             return
         if end.last_entry != NO_ENTRY:
             t.register.want(CompleteSegment(SegmentNumber(number), segment.location, end, t.unix_ms))
@@ -535,7 +542,7 @@ class StreamOwnerMachine:
     def _store_failed(self, failed: StoreFailed) -> None:
         t, question, error = self._context, failed.question, failed.error
         if isinstance(error, StoreTooSmallError):
-            self._taking.stall(error)
+            self._takeover.stall(error)
         match question:
             case AppendEntry(number) | SealSegment(number):
                 segment = t.writing.current
@@ -548,11 +555,11 @@ class StreamOwnerMachine:
             case RecoverSegment() | ReadEntries():
                 if error.remedy is Remedy.REOPEN and t.is_held:
                     t.register.want(Refresh())  # the fencing party may have claimed the stream
-                self._taking.hear(failed)
+                self._takeover.hear(failed)
             case CreateSegment():
                 t.out += t.allocation.failed()
             case ExamineStage():
-                self._taking_in.failed(question, error)
+                self._importing.failed(question, error)
             case DeleteSegment():
                 self._truncating.deleted(t.disposal.failed(question, error))
                 t.out += t.disposal.later()
@@ -564,7 +571,7 @@ class StreamOwnerMachine:
             t.disposal.add(unlisted)
         t.disposal.lost()
         t.out += t.disposal.later()
-        self._taking_in.lost()
+        self._importing.lost()
         if t.phase in (Phase.RECOVERING, Phase.SERVING, Phase.DRAINING, Phase.CLOSING):
             self._trouble()
 
@@ -572,8 +579,8 @@ class StreamOwnerMachine:
         if self.has_ended:
             return  # a change written together with the release shows another writer: nothing is left to recover
         self._rolling.abandon()
-        self._taking.trouble()
-        self._taking_in.abandon()
+        self._takeover.trouble()
+        self._importing.abandon()
 
     # ---- ends -------------------------------------------------------------------------------------------------------
 
@@ -602,7 +609,7 @@ class StreamOwnerMachine:
         t = self._context
         t.out.extend(Answer(ticket, None) for ticket in self._sealers)
         self._sealers = ()
-        self._taking_in.progress()
+        self._importing.progress()
         if self._releasers and t.phase is Phase.SEALED:
             t.enter(Phase.RELEASING)
             t.register.want(MarkReleased())
@@ -610,12 +617,12 @@ class StreamOwnerMachine:
     def _end_sealed(self) -> None:
         t = self._context
         t.enter(Phase.SEALED)
-        self._taking.stop()
+        self._takeover.stop()
         t.out.append(Tell(StreamSealed(t.stream, t.value.max_segment)))
         self._cancel_timers()
         self._expiring.look()
         self._answer_takers(t.value.max_segment)
-        self._taking.admit_early()
+        self._takeover.admit_early()
         ended = EndOfStreamError("the stream is sealed and takes no more records")
         t.writing.fail_all(ended, ended, t.out)
 
@@ -643,7 +650,7 @@ class StreamOwnerMachine:
     def _fail_everybody(self, error: DLogError, unknown: DLogError, not_taken: DLogError) -> None:
         """Fail all waiting requests. unknown: for those whose entry or import is in flight. not_taken: for batches that
         are in no entry. error: for all others."""
-        t, early = self._context, self._taking.early
+        t, early = self._context, self._takeover.early
         t.writing.fail_all(not_taken, unknown, t.out)
         self._confirming.fail(not_taken)
         t.out.extend(Answer(ticket, not_taken) for ticket, _ in early)
@@ -651,10 +658,10 @@ class StreamOwnerMachine:
         t.out.extend(Answer(ticket, error) for ticket in waiting)
         self._truncating.fail(error)
         self._altering.fail(unknown)
-        self._taking_in.fail(error, unknown)
+        self._importing.fail(error, unknown)
         self._takers = self._sealers = self._releasers = ()
         early.clear()
-        self._taking.stop()
+        self._takeover.stop()
         self._cancel_timers()
 
     def _cancel_timers(self) -> None:

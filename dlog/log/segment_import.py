@@ -43,10 +43,10 @@ from dlog.log.messages import (
     AppendSinkBatch,
     BatchWritten,
     ExamineStage,
+    ImportStages,
     MoveListedSegment,
     SegmentsImported,
     StageExamined,
-    TakeIn,
 )
 from dlog.log.owner_context import OwnerContext
 from dlog.log.packing import OpenSegment
@@ -67,7 +67,7 @@ class _PendingImport:
     """A request to import stages, maybe none. asked, found: by location. change: being written to metadata."""
 
     ticket: Ticket
-    request: TakeIn
+    request: ImportStages
     asked: set[str] = field(default_factory=set)
     found: dict[str, Stage] = field(default_factory=dict)
     error: DLogError | None = None
@@ -106,14 +106,14 @@ class SegmentImport:
         head = self._waiting[0] if self._waiting else None
         return head if isinstance(head, _PendingImport) else None
 
-    def ask(self, ticket: Ticket, request: TakeIn | AppendSinkBatch) -> None:
+    def ask(self, ticket: Ticket, request: ImportStages | AppendSinkBatch) -> None:
         if len(self._waiting) >= WAITING_MAX:
             self._answer(ticket, OverCapacityError("too many sink batches wait for this stream, try later"))
-        elif isinstance(request, TakeIn) and len(dict(request.parts)) < len(request.parts):
+        elif isinstance(request, ImportStages) and len(dict(request.parts)) < len(request.parts):
             self._answer(ticket, InvalidRequestError("a stage is named more than once"))
-        elif isinstance(request, TakeIn) and not request.parts and request.batch is None:
+        elif isinstance(request, ImportStages) and not request.parts and request.batch is None:
             self._answer(ticket, InvalidRequestError("no stage is named, and no batch"))
-        elif isinstance(request, TakeIn):
+        elif isinstance(request, ImportStages):
             self._waiting += (_PendingImport(ticket, request),)
         else:
             self._waiting += (_Appending(ticket, request),)
@@ -224,7 +224,7 @@ class SegmentImport:
 
     # ---- segments ---------------------------------------------------------------------------------------------------
 
-    def _listed(self, request: TakeIn) -> list[str]:
+    def _listed(self, request: ImportStages) -> list[str]:
         """Locations of the request that are, or were, those of listed segments: a segment that was moved names its
         former ledger until it leaves the list, and that ledger is deleted before."""
         value = self._context.value
@@ -254,7 +254,7 @@ class SegmentImport:
         t.ask_seal()
         return False
 
-    def _doubt(self, request: TakeIn) -> DLogError | None:
+    def _doubt(self, request: ImportStages) -> DLogError | None:
         """The error if the batch may have been appended before: an import needs certainty that it was not."""
         t, batch = self._context, request.batch
         record = None if batch is None else t.value.sink(batch.sink)

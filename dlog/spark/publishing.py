@@ -121,7 +121,7 @@ class _Publishing:
                 f"a batch has at most {PARTS_MAX} parts for a stream, coalesce its partitions: stream={self._stream} "
                 f"parts={len(parts)}"
             )
-        return await self._take_in(parts)
+        return await self._import(parts)
 
     async def _append(self, values: list[bytes], txid: int | None) -> int:
         if self._batch is None:
@@ -137,7 +137,7 @@ class _Publishing:
                 continue
             return 0 if told.duplicate else told.count
 
-    async def _take_in(self, parts: list[Staged]) -> int:
+    async def _import(self, parts: list[Staged]) -> int:
         for number in range(_TRIES):
             if any(part.incarnation not in ("", self._incarnation) for part in parts):
                 raise StreamNotFoundError(
@@ -153,7 +153,7 @@ class _Publishing:
                 if self._batch is None:
                     await offer(self._cluster, self._options.namespace, self._name, parts)
                 named = [(part.name, part.last_entry) for part in parts]
-                told = await self._client.take_in(
+                told = await self._client.import_segments(
                     self._stream,
                     named,
                     self._batch,

@@ -89,7 +89,7 @@ async def retire(cluster: Cluster, namespace: str, sink: str, *, timeout_s: floa
         async with await proxies_of(cluster, timeout_s) as client:
             for stream in known:
                 try:
-                    await client.take_in(stream, (), batch)
+                    await client.import_segments(stream, (), batch)
                 except (StreamNotFoundError, EndedError):
                     continue  # deleted or sealed: it refuses every program
                 except DLogError as error:

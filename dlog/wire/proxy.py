@@ -38,7 +38,7 @@ class Op(enum.IntEnum):
     HAND_OVER = 14
     TAIL = 15
     PING = 16
-    TAKE_IN = 17
+    IMPORT_SEGMENTS = 17
     SINK_WRITE = 18
     MOVE_SEGMENT = 19
     GET_INCARNATION = 20
@@ -281,7 +281,7 @@ class Ping:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeIn:
+class ImportSegments:
     """Import closed stages as segments after everything written, in this order, all or none. parts: location and last
     entry of each, in `store` (None: ledger). sink, epoch, query, batch: identify the batch (dlog/model/sink.py);
     sink "": no sink, and stages in the list are not imported again. since: the client has read the log up to here and
@@ -445,7 +445,7 @@ Question = (
     | HandOver
     | Tail
     | Ping
-    | TakeIn
+    | ImportSegments
     | SinkWrite
     | MoveSegment
 )

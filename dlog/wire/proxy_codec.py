@@ -3,7 +3,8 @@
     frame = length u32 | header_bytes u16 | header | body          `length` counts the bytes after it
     header = msgpack array [op, field, field, ...]                 all fields, in SCHEMA's order
 
-Write and SinkWrite have a body (a record set), also Entries (payloads), Done (a msgpack map) and TakeIn (an array).
+Write and SinkWrite have a body (a record set), also Entries (payloads), Done (a msgpack map) and ImportSegments
+(an array).
 
 Invariants:
 - SCHEMA defines the protocol; a test checks docs/protocol.md against it.
@@ -30,7 +31,7 @@ from dlog.wire.stream_metadata import INCARNATION_NAME
 
 HELLO_LENGTH_MAX = 4096  # of frames until a Hello was accepted
 HEADER_BYTES_MAX = 65_535
-PARTS_MAX = 1000  # of a TakeIn
+PARTS_MAX = 1000  # of a ImportSegments
 ARRAY_MAX = 256  # elements of an array in a header
 RESULT_ARRAY_MAX = 16_384  # elements of an array in a Done's result
 MAP_MAX = 1024
@@ -219,8 +220,8 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
     Op.HAND_OVER: (proxy.HandOver, (("request", U63), ("stream", TEXT), ("incarnation", INCARNATION))),
     Op.TAIL: (proxy.Tail, (("request", U63), ("stream", TEXT))),
     Op.PING: (proxy.Ping, (("request", U63),)),
-    Op.TAKE_IN: (
-        proxy.TakeIn,
+    Op.IMPORT_SEGMENTS: (
+        proxy.ImportSegments,
         (("request", U63), ("stream", TEXT), ("incarnation", INCARNATION), *_SINK, ("store", _or_nil(TEXT))),
     ),
     Op.SINK_WRITE: (
@@ -283,7 +284,7 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
 }
 
 #: operations whose last field is left out if it is nil, since it was added to the protocol later
-_LAST_IS_LEFT_OUT = frozenset({Op.TAKE_IN})
+_LAST_IS_LEFT_OUT = frozenset({Op.IMPORT_SEGMENTS})
 
 
 # ---- encoding -------------------------------------------------------------------------------------------------------
@@ -301,7 +302,7 @@ def encode(message: Message) -> list[Buffer]:
             body = message.body
         case proxy.Done():
             body = _packed(message.result, message)
-        case proxy.TakeIn():
+        case proxy.ImportSegments():
             body = _packed(message.parts, message)
     fields = _HEADERS[type(message)](message)
     if fields[-1] is None and fields[0] in _LAST_IS_LEFT_OUT:
@@ -488,7 +489,7 @@ _BODIES: dict[Op, Callable[[memoryview], Any]] = {
     Op.WRITE: _as_it_is,
     Op.ENTRIES: _as_it_is,
     Op.DONE: _result,
-    Op.TAKE_IN: _parts,
+    Op.IMPORT_SEGMENTS: _parts,
     Op.SINK_WRITE: _as_it_is,
 }
 _DECODERS = {

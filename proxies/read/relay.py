@@ -24,17 +24,27 @@ from dlog.wire.proxy import (
     GetIncarnation,
     GetOwner,
     HandOver,
+    ImportSegments,
     MoveSegment,
     Seal,
     SinkWrite,
-    TakeIn,
     Truncate,
 )
 from proxies.dialling import Dialler
 from proxies.proxy_connection import ProxyConnection
 
 Handed = (
-    Alter | Create | Delete | GetOwner | GetIncarnation | HandOver | MoveSegment | Seal | SinkWrite | TakeIn | Truncate
+    Alter
+    | Create
+    | Delete
+    | GetOwner
+    | GetIncarnation
+    | HandOver
+    | MoveSegment
+    | Seal
+    | SinkWrite
+    | ImportSegments
+    | Truncate
 )
 
 CONNECT_S = 0.3

@@ -66,7 +66,7 @@ class ReadProxy:
         self._readers: dict[ReaderActor, None] = {}
         self.tasks: TaskScope
         self.relay: Relay
-        self.carriage: ForwardingPool
+        self.forwarding: ForwardingPool
         self.admission = Admission(
             process_bytes_max=options.process_bytes_max, stream_bytes_max=options.stream_bytes_max
         )
@@ -102,7 +102,7 @@ class ReadProxy:
         try:
             async with supervisor, TaskScope(drain_s=0.0, on_failure=serving.failed(self._tell)) as self.tasks:
                 dialler = Dialler("read-proxy", self.id, self._metadata, says_preamble=options.preambles().of_everybody)
-                self.carriage = ForwardingPool(dialler, self.tasks)
+                self.forwarding = ForwardingPool(dialler, self.tasks)
                 self.relay = Relay(dialler, self._metadata)
                 self._upstream = OwnerConnections(dialler, options.upstream, self.tasks, self._find_owner)
                 self._tailers = Registry(
@@ -194,7 +194,7 @@ class ReadProxy:
         meters.gauge("read_upstreams", "Connections to owners", lambda: len(self._upstream))
         meters.gauge("read_cache_bytes", "Bytes of entries cached", lambda: cache.bytes)
         meters.counter("read_cache_hits", "Entries found in the cache", lambda: cache.hits)
-        self.carriage.add_to(meters)
+        self.forwarding.add_to(meters)
         meters.counter("read_cache_misses", "Requests whose first entry was not in the cache", lambda: cache.misses)
         return meters
 

@@ -74,7 +74,7 @@ class Admin:
         self,
         metadata: ProxyMetadata,
         stores: Mapping[str, SegmentStore],
-        holdings: OwnedStreams,
+        owned_streams: OwnedStreams,
         placement: Advisor,
         tasks: TaskScope,
         *,
@@ -84,7 +84,7 @@ class Admin:
         self._metadata = metadata
         self._stores = stores
         self._written = [name for name, store in stores.items() if store.capabilities.is_written]  # the default first
-        self._holdings = holdings
+        self._owned_streams = owned_streams
         self._placement = placement
         self._tasks = tasks
         self._removing: set[tuple[str, bool]] = set()  # incarnation, and whether `force`
@@ -160,7 +160,7 @@ class Admin:
             )
         if (wanted.store, wanted.store_settings) != (base.store, base.store_settings):
             self._check_capacity(wanted)
-        await self._holdings.ask(stream, AlterStream(replace(wanted, version=version + 1), incarnation))
+        await self._owned_streams.ask(stream, AlterStream(replace(wanted, version=version + 1), incarnation))
         return {"settings": settings_to_map(wanted)}
 
     async def _has_incarnation(self, stream: StreamName, incarnation: str) -> bool:
@@ -196,7 +196,7 @@ class Admin:
         if isinstance(advice, GoElsewhere) and advice.is_owner:
             raise OwnedElsewhereError(f"another proxy owns the stream: stream={stream}", location=advice.address)
         if_epoch = advice.if_epoch if isinstance(advice, ClaimHere) else advice.epoch
-        await self._holdings.delete(stream, DeleteStream(incarnation, if_epoch, force))
+        await self._owned_streams.delete(stream, DeleteStream(incarnation, if_epoch, force))
 
     async def finish_deletion(
         self, stream: StreamName, incarnation: str | None = None, *, force: bool = False
@@ -266,7 +266,7 @@ class Admin:
         stream = stream_name(name)
         seen = await read_stream(self._metadata, stream)
         told = await catalog.describe(seen.value)
-        holding = self._holdings.find(stream)
+        holding = self._owned_streams.find(stream)
         if holding is None or holding.owner is None or not holding.serving:
             return told
         stat = await holding.owner.ask(StatStream())

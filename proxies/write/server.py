@@ -72,11 +72,11 @@ class WriteProxy:
         self.connection_bytes_max = options.connection_bytes_max
         self.batch_bytes_max = options.batch_bytes_max
         self.tasks: TaskScope
-        self.holdings: OwnedStreams
+        self.owned_streams: OwnedStreams
         self.fitness: DependencyCheck
         self.placing: OwnershipAdvisor
         self.admin: Admin
-        self.carriage: ForwardingPool
+        self.forwarding: ForwardingPool
         self.health = Health(metadata, patience_s=options.unready_after_s, needs_bookies="ledger" in stores)
         self.listener: serving.Listener
         self._metadata = metadata
@@ -109,7 +109,7 @@ class WriteProxy:
                 self._compose(supervisor)
                 self.tasks.start(self._detector.run(), name="detector")
                 self.tasks.start(self.fitness.run(), name="fitness")
-                self.tasks.start(self.holdings.run(), name="holdings")
+                self.tasks.start(self.owned_streams.run(), name="holdings")
                 if options.upkeep_s:
                     self.tasks.start(self._upkeep.run(), name="upkeep")
                 await self.listener.serve()
@@ -151,7 +151,7 @@ class WriteProxy:
     async def hand_over(self, stream: str, incarnation: str) -> dict[str, Any]:
         """Hand a stream over; see OwnedStreams.hand_over_on_request."""
         await self.admin.check_incarnation(stream, incarnation)
-        await self.holdings.hand_over_on_request(stream_name(stream), incarnation)
+        await self.owned_streams.hand_over_on_request(stream_name(stream), incarnation)
         return {}
 
     async def stat(self, stream: str) -> dict[str, Any]:
@@ -177,14 +177,16 @@ class WriteProxy:
         meters.gauge(
             "write_in_flight_bytes", "Bytes of batches accepted and not replied to", lambda: admission.process.bytes
         )
-        meters.gauge("write_streams", "Streams being taken over, owned or handed over", lambda: len(self.holdings))
-        takes = self.holdings.takes
+        meters.gauge("write_streams", "Streams being taken over, owned or handed over", lambda: len(self.owned_streams))
+        takes = self.owned_streams.takes
         meters.counter("write_takes", "Take-overs begun", lambda: takes.begun)
         meters.gauge("write_takes_running", "Streams being taken over", lambda: takes.running)
         meters.gauge("write_takes_waiting", "Streams waiting to be taken over", lambda: takes.waiting)
         meters.gauge("write_takes_peak", "Most streams being taken over at once so far", lambda: takes.peak)
-        meters.counter("write_retired", "Streams released because they were not used", lambda: self.holdings.retired)
-        self.carriage.add_to(meters)
+        meters.counter(
+            "write_retired", "Streams released because they were not used", lambda: self.owned_streams.retired
+        )
+        self.forwarding.add_to(meters)
         meters.gauge("write_tails", "Subscriptions to the LAC of a stream", lambda: len(self.tails))
         return meters
 
@@ -194,7 +196,7 @@ class WriteProxy:
         options = self.options
         says_preamble = options.preambles().of_everybody
         dialler = Dialler("write-proxy", self.id, self._metadata, says_preamble=says_preamble)
-        self.carriage = ForwardingPool(dialler, self.tasks)
+        self.forwarding = ForwardingPool(dialler, self.tasks)
         self._detector = Detector(
             self.id,
             self.address,
@@ -209,9 +211,9 @@ class WriteProxy:
             self.address,
             self._metadata,
             self._detector,
-            drains=lambda: self.holdings.draining or bool(self.fitness.lacks),
+            drains=lambda: self.owned_streams.draining or bool(self.fitness.lacks),
         )
-        self.holdings = OwnedStreams(
+        self.owned_streams = OwnedStreams(
             supervisor,
             self.tasks,
             self.placing,
@@ -231,12 +233,12 @@ class WriteProxy:
             may_retire=lambda: self._metadata.state is SessionState.CONNECTED,
             is_unfit=lambda: bool(self.fitness.lacks),
         )
-        self.fitness = DependencyCheck(self._metadata, self.holdings, has_peer=lambda: bool(self.other_writers()))
-        self.admin = Admin(self._metadata, self._stores, self.holdings, self.placing, self.tasks, tell=self._tell)
+        self.fitness = DependencyCheck(self._metadata, self.owned_streams, has_peer=lambda: bool(self.other_writers()))
+        self.admin = Admin(self._metadata, self._stores, self.owned_streams, self.placing, self.tasks, tell=self._tell)
         self._upkeep = Upkeep(
             self.id,
             self._metadata,
-            self.holdings,
+            self.owned_streams,
             preferred=self.placing.preferred,
             finish=self.admin.finish_deletion,
             unix_ms=self._clock.unix_ms,
@@ -278,24 +280,24 @@ class WriteProxy:
         """Handle an event of an owner."""
         self._tell(event)
         if isinstance(event, ClaimLost):
-            self.holdings.lost(owner.stream, owner)
+            self.owned_streams.lost(owner.stream, owner)
         elif isinstance(event, StreamStalled):
-            self.holdings.stalled(owner.stream, owner, event.reason)
+            self.owned_streams.stalled(owner.stream, owner, event.reason)
         elif isinstance(event, StreamReady):
             self._moved(LacMoved(event.stream, event.segment, NO_ENTRY))
 
     def _moved(self, event: LacMoved) -> None:
         self.fitness.moves += 1
-        self.holdings.moved(event.stream)
+        self.owned_streams.moved(event.stream)
         self.tails.moved(event)
 
     def _gone(self, stream: StreamName) -> None:
-        self.tails.end(stream, lambda: self.holdings.elsewhere(stream))
+        self.tails.end(stream, lambda: self.owned_streams.elsewhere(stream))
 
     # ---- shutdown ---------------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        owned = self.holdings.drain()
+        owned = self.owned_streams.drain()
         self._tell(ProxyDraining(len(owned)))
         handed = 0
         room = asyncio.Semaphore(RELEASES_AT_ONCE)
@@ -304,8 +306,8 @@ class WriteProxy:
             nonlocal handed
             async with room:
                 try:
-                    await self.holdings.ask(stream, None)  # a take-over under way is completed first
-                    released = await self.holdings.hand_over(stream)
+                    await self.owned_streams.ask(stream, None)  # a take-over under way is completed first
+                    released = await self.owned_streams.hand_over(stream)
                     handed += released  # two statements: `+= await` would use the value from before the wait
                 except DLogError:
                     return  # not owned any more, or its state is unknown: the next owner recovers it

@@ -49,6 +49,7 @@ from dlog.wire.proxy import (
     GetOwners,
     HandOver,
     Hello,
+    ImportSegments,
     MoveSegment,
     Ping,
     Read,
@@ -57,7 +58,6 @@ from dlog.wire.proxy import (
     Seal,
     SinkWrite,
     Tail,
-    TakeIn,
     Truncate,
     Write,
 )
@@ -78,7 +78,7 @@ class WriteServerContext(dispatch.ServerContext, Protocol):
     """State of the process that write sessions use."""
 
     admin: Admin
-    holdings: OwnedStreams
+    owned_streams: OwnedStreams
     placing: OwnershipAdvisor
     fitness: DependencyCheck
     tails: lac.LacSubscriptions
@@ -121,7 +121,7 @@ class WriteSession(Dispatch):
             Seal: self._seal,
             Alter: self._alter,
             HandOver: self._hand_over,
-            TakeIn: self._take_in,
+            ImportSegments: self._import_segments,
             SinkWrite: self._sink_write,
             MoveSegment: self._move_segment,
             Read: self._read,
@@ -177,7 +177,7 @@ class WriteSession(Dispatch):
             sink = partial(self._judged, forwarding, m if body is m.body else replace(m, body=body), cost)
             doubted = forwarding.routes.doubted(m.stream)
         try:
-            self._server.holdings.submit(m.stream, batch, sink, doubted)
+            self._server.owned_streams.submit(m.stream, batch, sink, doubted)
         except OwnedElsewhereError as error:
             sink(error)
         except DLogError:
@@ -199,7 +199,7 @@ class WriteSession(Dispatch):
             raise InvalidRequestError(
                 f"the request number is in use, or the connection has too many tails: request={m.request}"
             )
-        holding = self._server.holdings.find(m.stream)
+        holding = self._server.owned_streams.find(m.stream)
         if holding is None or not holding.serving:
             self._questions.answer(
                 m.request, self._owner_of(m.stream, None)
@@ -234,7 +234,7 @@ class WriteSession(Dispatch):
     # ---- requests with one reply ------------------------------------------------------------------------------------
 
     def _get_owners(self, m: GetOwners) -> None:
-        owned: list[list[Any]] = [[h.stream, h.epoch, h.state] for h in self._server.holdings.all]
+        owned: list[list[Any]] = [[h.stream, h.epoch, h.state] for h in self._server.owned_streams.all]
         if self._forwarding is not None:
             self._questions.answer(m.request, self._all_owners(self._forwarding, m, owned))
         else:
@@ -256,13 +256,13 @@ class WriteSession(Dispatch):
 
     async def _find_owner(self, stream: str, suspect: str | None) -> dict[str, Any]:
         server = self._server
-        holding = server.holdings.find(stream)
+        holding = server.owned_streams.find(stream)
         if holding is None and suspect is None:
             advice = await server.placing.judge(stream_name(stream))
             if isinstance(advice, ClaimHere):  # without an owner: the first write takes it over
                 return self._location(server.address, advice.if_epoch, advice.incarnation)
             return self._location(advice.address, advice.epoch, advice.incarnation)
-        holding = await server.holdings.ask(stream, None, suspect)
+        holding = await server.owned_streams.ask(stream, None, suspect)
         assert isinstance(holding, OwnedStream)
         dlsn = server.tails.next_position(stream)
         incarnation = (holding.owner.incarnation if holding.owner is not None else None) or ""
@@ -300,8 +300,8 @@ class WriteSession(Dispatch):
     def _hand_over(self, m: HandOver) -> None:
         self._answer(m, self._server.hand_over(m.stream, m.incarnation))
 
-    def _take_in(self, m: TakeIn) -> None:
-        self._answer(m, self._taken_in(m))
+    def _import_segments(self, m: ImportSegments) -> None:
+        self._answer(m, self._imported(m))
 
     def _sink_write(self, m: SinkWrite) -> None:
         _check(m)
@@ -331,20 +331,20 @@ class WriteSession(Dispatch):
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    async def _ask_owner(self, m: Truncate | Seal | TakeIn | SinkWrite | MoveSegment, request: Any) -> Any:
+    async def _ask_owner(self, m: Truncate | Seal | ImportSegments | SinkWrite | MoveSegment, request: Any) -> Any:
         """Send a request to the owner, after checking its incarnation against metadata read now."""
         await self._server.admin.check_incarnation(m.stream, m.incarnation)
-        return await self._server.holdings.ask(stream_name(m.stream), request)
+        return await self._server.owned_streams.ask(stream_name(m.stream), request)
 
     async def _truncate_before(self, m: Truncate) -> dict[str, Any]:
         first = await self._ask_owner(m, TruncateBefore(of(*m.dlsn), m.incarnation))
         return {"first": list(first)}
 
-    async def _taken_in(self, m: TakeIn) -> dict[str, Any]:
-        parts = tuple((dlsn, EntryId(last)) for dlsn, last in m.parts)
+    async def _imported(self, m: ImportSegments) -> dict[str, Any]:
+        parts = tuple((name, EntryId(last)) for name, last in m.parts)
         since = None if m.since is None else m.since[:2]
         batch = _batch_of(m) if m.sink else None
-        request = asked.TakeIn(batch, parts, LEDGER if m.store is None else m.store, since, m.incarnation)
+        request = asked.ImportStages(batch, parts, LEDGER if m.store is None else m.store, since, m.incarnation)
         taken = await self._ask_owner(m, request)
         told = {"first": taken.first, "segments": taken.segments, "records": taken.records}
         return told | {"duplicate": taken.duplicate}
@@ -386,7 +386,7 @@ def _owned(owned: list[list[Any]]) -> dict[str, Any]:
     return {"owned": owned[: catalog.NAMES_MAX], "more": len(owned) > catalog.NAMES_MAX}
 
 
-def _batch_of(m: TakeIn | SinkWrite) -> SinkBatch:
+def _batch_of(m: ImportSegments | SinkWrite) -> SinkBatch:
     return SinkBatch(sink_name(m.sink), m.epoch, sink_name(m.query), m.batch)
 
 

@@ -60,7 +60,7 @@ def proxy_frames(rng: random.Random) -> list[bytes]:
             )
         ),
         lambda: said(
-            proxy.TakeIn(
+            proxy.ImportSegments(
                 *(number, stream, INCARNATION, *sink, rng.choice((None, "file", ""))),
                 ((str(rng.randrange(9)), rng.randrange(3)),) * rng.randrange(3),
             )

@@ -42,7 +42,7 @@ async def streams(client: dlog.Client) -> None:
     kept: DLSN = await client.truncate("orders", "2:0:0")
     incarnation: str = await client.incarnation("orders")
     batch = dlog.SinkBatch("sink", 0, "query", 1)
-    imported: dlog.ImportResult = await client.take_in(
+    imported: dlog.ImportResult = await client.import_segments(
         "orders", [("17", 5)], batch, since=(1, 0), incarnation=incarnation
     )
     once: BatchResult = await client.append_once("orders", [b"x"], batch, incarnation=incarnation)
@@ -116,7 +116,7 @@ def blocking() -> Iterator[bytes]:
         print(client.owner("orders").location, [one.stream for one in client.owners()])
         kept: DLSN = client.truncate("orders", dlsn)
         sink = dlog.SinkBatch("sink", 0, "query", 1)
-        imported: dlog.ImportResult = client.take_in("orders", [("17", 5)], sink)
+        imported: dlog.ImportResult = client.import_segments("orders", [("17", 5)], sink)
         print(kept, imported.records, client.append_once("orders", [b"x"], sink).txid)
         client.move_segment("orders", 1, store="ledger", location="17", to_store="cold", to_location="s3://b/k")
         client.seal("orders")

@@ -99,7 +99,7 @@ class ReaderHost:
         self.incarnation = ""  # the incarnation that it was sent
         self._places: dict[int, str] = {}  # location of each segment of which it asked entries
         self.driver = Driver(machine, name=watched.name, send=self._send)
-        self.view = world.tailer.attach(self._heard, self._lost)
+        self.subscription = world.tailer.attach(self._heard, self._lost)
         self.driver.post(Received(READER, read))
         self._read = read
 
@@ -107,7 +107,7 @@ class ReaderHost:
         try:
             await self.driver.run()
         finally:
-            self.view.close()
+            self.subscription.close()
 
     def _heard(self, fact: Fact) -> None:
         assert isinstance(fact, Received)
@@ -130,7 +130,7 @@ class ReaderHost:
                 self._places[message.segment.number] = message.segment.name
                 if world.cache.holds(segment_key(message.segment), message.first):
                     world.reach("cache_hit")
-            self.view.ask(message)
+            self.subscription.ask(message)
             return
         if isinstance(message, Entries):
             self._sent(message)
@@ -366,8 +366,8 @@ class CacheWorld:
             return
         host, process = self.rng.choice(living), self.process
         self.reach("reader_held")
-        process.post(host.view.hold, True)
-        process.post(host.view.hold, False, delay_ns=int(self.rng.random() * 0.3 * S))
+        process.post(host.subscription.hold, True)
+        process.post(host.subscription.hold, False, delay_ns=int(self.rng.random() * 0.3 * S))
 
     # ---- faults ------------------------------------------------------------------------------------------------------
 

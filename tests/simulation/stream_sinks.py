@@ -33,12 +33,12 @@ from dlog.log.messages import (
     CreateSegment,
     DeleteSegment,
     EntryAppended,
+    ImportStages,
     SealSegment,
     SegmentCreated,
     SegmentDeleted,
     SegmentSealed,
     SegmentsImported,
-    TakeIn,
     WriteBatch,
 )
 from dlog.log.staging import StagedSet, StagePacker
@@ -84,7 +84,7 @@ class SinkWritten:
 
 class Stager:
     """Writes one stage, an entry for each payload. It is asked with payloads and their txid, and answers with the value
-    that a TakeIn names. batch: for which it is registered."""
+    that an ImportStages names. batch: for which it is registered."""
 
     def __init__(self, world: StreamWorld, batch: SinkBatch) -> None:
         self._world = world
@@ -272,7 +272,7 @@ class SinkProgram:
             write = WriteBatch(body, len(self._payloads), given, b"", 0, 0, True, proxy.unix_ms(), self._since)
             request = AppendSinkBatch(batch, write)
         else:
-            request = TakeIn(batch, tuple(self._parts), since=self._since)
+            request = ImportStages(batch, tuple(self._parts), since=self._since)
         world.sim.call_in(world.config["client_timeout_s"] * 2, self._overdue, this)
         if world.is_cut(SINK_NODE, self._proxy) or self.rng.random() < world.config["client_loss"]:
             return

@@ -73,11 +73,11 @@ Key = tuple[str, str, int]  # location, kind, number
 class OpenObject:
     """An object whose end and header were read and checked."""
 
-    def __init__(self, shelves: ObjectReads, location: Location, summary: Summary, header: bytes) -> None:
+    def __init__(self, reads: ObjectReads, location: Location, summary: Summary, header: bytes) -> None:
         self.summary = summary
         self.location = location
         self.header = header
-        self._shelves = shelves
+        self._reads = reads
 
     @property
     def last(self) -> int:
@@ -85,7 +85,7 @@ class OpenObject:
 
     async def rows(self, number: int) -> Rows:
         """Return a block of the index."""
-        rows = await self._shelves.keeping.get((str(self.location), "rows", number), partial(self._load_rows, number))
+        rows = await self._reads.cache.get((str(self.location), "rows", number), partial(self._load_rows, number))
         assert isinstance(rows, Rows)
         return rows
 
@@ -106,9 +106,9 @@ class OpenObject:
     async def extent(self, first: int, rows: Sequence[Row]) -> Extent:
         """Read the payloads of these rows."""
         size = sum(row.length for row in rows)
-        payloads = _cut(await self._shelves.fetch(self.location, rows[0].offset, size), rows)
+        payloads = _cut(await self._reads.fetch(self.location, rows[0].offset, size), rows)
         if None in payloads:
-            payloads = _cut(await self._shelves.fetch(self.location, rows[0].offset, size), rows)
+            payloads = _cut(await self._reads.fetch(self.location, rows[0].offset, size), rows)
         return Extent(first, payloads, size)
 
     async def load(self, first: int, last: int, bytes_max: int) -> Extent:
@@ -116,7 +116,7 @@ class OpenObject:
 
     async def _load_rows(self, number: int) -> Rows:
         block = self.summary.blocks[number]
-        data = await self._shelves.fetch(self.location, block.offset, block.bytes)
+        data = await self._reads.fetch(self.location, block.offset, block.bytes)
         try:
             parse_rows(data, block, self.summary)
         except DamagedError as error:
@@ -127,10 +127,10 @@ class OpenObject:
 class ObjectReads:
     """State shared by a process's readers: the cache, and the limit of concurrent reads."""
 
-    def __init__(self, objects: Objects, options: ColdOptions, keeping: AsyncLruCache[Key, Extent | Rows]) -> None:
+    def __init__(self, objects: Objects, options: ColdOptions, cache: AsyncLruCache[Key, Extent | Rows]) -> None:
         self.objects = objects
         self.options = options
-        self.keeping = keeping
+        self.cache = cache
         self._turns = asyncio.Semaphore(options.fetches_max)
 
     async def fetch(self, location: Location, offset: int, size: int) -> bytes:
@@ -159,9 +159,9 @@ class ObjectReads:
 class ColdSegmentReader:
     """A SegmentReader on an object: its end is known and final."""
 
-    def __init__(self, opened: OpenObject, shelves: ObjectReads) -> None:
+    def __init__(self, opened: OpenObject, reads: ObjectReads) -> None:
         self._opened = opened
-        self._shelves = shelves
+        self._reads = reads
         self._awaited: OrderedDict[int, None] = OrderedDict()  # entries that a sequential reader requests next
         self._ranges: OrderedDict[int, int] = OrderedDict()  # first and last entry of extents that may be cached
         self._is_open = True
@@ -217,14 +217,14 @@ class ColdSegmentReader:
         """Return an extent that contains the entry `first`."""
         for begin, end in self._ranges.items():
             if begin <= first <= end:
-                kept = self._shelves.keeping.find(self._key(begin))
+                kept = self._reads.cache.find(self._key(begin))
                 if isinstance(kept, Extent):
                     return kept
                 del self._ranges[begin]
                 break
         is_bulk = goes_on or max_bytes >= _BULK_BYTES
-        upto, size = (self._opened.last, self._shelves.options.extent_bytes) if is_bulk else (last, max_bytes)
-        extent = await self._shelves.keeping.get(self._key(first), partial(self._opened.load, first, upto, size))
+        upto, size = (self._opened.last, self._reads.options.extent_bytes) if is_bulk else (last, max_bytes)
+        extent = await self._reads.cache.get(self._key(first), partial(self._opened.load, first, upto, size))
         assert isinstance(extent, Extent)
         self._remember(extent.first, extent.last)
         return extent
@@ -238,8 +238,8 @@ class ColdSegmentReader:
             self._awaited.popitem(last=False)
         ahead = extent.last + 1
         if goes_on and ahead <= self._opened.last and ahead not in self._ranges:
-            load = partial(self._opened.load, ahead, self._opened.last, self._shelves.options.extent_bytes)
-            self._shelves.keeping.ahead(self._key(ahead), load)
+            load = partial(self._opened.load, ahead, self._opened.last, self._reads.options.extent_bytes)
+            self._reads.cache.ahead(self._key(ahead), load)
 
     def _key(self, first: int) -> Key:
         return (str(self._opened.location), "entries", first)

@@ -76,17 +76,17 @@ class ColdStore:
         self.objects = objects
         self.options = options or ColdOptions()
         self._roots = self.options.allowed()
-        self._keeping: AsyncLruCache[Key, Extent | Rows] = AsyncLruCache(self.options.cache_bytes_max)
-        self._shelves = ObjectReads(objects, self.options, self._keeping)
+        self._cache: AsyncLruCache[Key, Extent | Rows] = AsyncLruCache(self.options.cache_bytes_max)
+        self._reads = ObjectReads(objects, self.options, self._cache)
 
     async def __aenter__(self) -> ColdStore:
-        await self._keeping.__aenter__()
+        await self._cache.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._keeping.__aexit__(kind, error, trace)
+        await self._cache.__aexit__(kind, error, trace)
 
     def check_capacity(self, settings: StoreSettings) -> None:
         """Does nothing: no segment is created here."""
@@ -106,7 +106,7 @@ class ColdStore:
 
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> ColdSegmentReader:
         """Raises SegmentNotFoundError, SegmentCorruptError, StoreUnavailableError, UnsupportedVersionError."""
-        return ColdSegmentReader(await self._open(ref), self._shelves)
+        return ColdSegmentReader(await self._open(ref), self._reads)
 
     async def stage_of(self, name: str) -> StreamName | None:
         """Return None: a segment here was in a segment list before."""
@@ -151,7 +151,7 @@ class ColdStore:
     # ---- internal ---------------------------------------------------------------------------------------------------
 
     async def _open(self, ref: SegmentRef) -> OpenObject:
-        opened = await self._shelves.open(self._location(ref.name))
+        opened = await self._reads.open(self._location(ref.name))
         head = opened.summary.head
         if (head.stream, head.number) != (ref.stream, ref.number):
             raise SegmentCorruptError(
@@ -178,14 +178,14 @@ class ColdStore:
         crc = crc32c(opened.header)
         size, first = self.options.extent_bytes, 0
         rows = await opened.plan(first, opened.last, size)
-        ahead = self._keeping.start(partial(opened.extent, first, rows), f"scan {opened.location}")
+        ahead = self._cache.start(partial(opened.extent, first, rows), f"scan {opened.location}")
         try:
             while True:
                 extent, of_extent = await ahead, rows
                 first = extent.last + 1
                 if first <= opened.last:
                     rows = await opened.plan(first, opened.last, size)
-                    ahead = self._keeping.start(partial(opened.extent, first, rows), f"scan {opened.location}")
+                    ahead = self._cache.start(partial(opened.extent, first, rows), f"scan {opened.location}")
                 scanned.note(of_extent, extent)
                 for payload in extent.payloads:
                     crc = crc32c(payload, crc) if payload is not None else crc
@@ -197,7 +197,7 @@ class ColdStore:
         at = summary.header_bytes + summary.footer.payload_bytes
         end = summary.footer.summary_at + summary.footer.summary_bytes
         while at < end:
-            data = await self._shelves.fetch(opened.location, at, min(size, end - at))
+            data = await self._reads.fetch(opened.location, at, min(size, end - at))
             if not data:
                 break
             crc = crc32c(data, crc)

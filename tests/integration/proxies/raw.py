@@ -19,11 +19,11 @@ from dlog.wire.proxy import (
     GetIncarnation,
     HandOver,
     Hello,
+    ImportSegments,
     Message,
     MoveSegment,
     Seal,
     SinkWrite,
-    TakeIn,
     Truncate,
     Welcome,
     Write,
@@ -34,7 +34,7 @@ from dlog.wire.proxy_codec import FrameDecoder, encode
 M = TypeVar("M")
 PATIENCE_S = 90.0
 ANYTHING: Any = object
-OF_ONE_INCARNATION = (Create, Delete, Truncate, Seal, Alter, HandOver, TakeIn, SinkWrite, MoveSegment)
+OF_ONE_INCARNATION = (Create, Delete, Truncate, Seal, Alter, HandOver, ImportSegments, SinkWrite, MoveSegment)
 NO_INCARNATION = "none"
 
 

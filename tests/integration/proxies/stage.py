@@ -60,7 +60,7 @@ class Asker:
 
     def __init__(self, source: StreamFeed) -> None:
         self._said: asyncio.Queue[Any] = asyncio.Queue()
-        self.view: FeedSubscription = source.attach(self._post, lambda: None)
+        self.subscription: FeedSubscription = source.attach(self._post, lambda: None)
 
     def _post(self, fact: Fact) -> None:
         assert isinstance(fact, Received)
@@ -68,7 +68,7 @@ class Asker:
 
     async def look(self) -> StreamMetadata | None:
         """Request the stream."""
-        self.view.ask(GetStream())
+        self.subscription.ask(GetStream())
         return (await self.hear(StreamSeen)).metadata
 
     async def hear(self, kind: type[R]) -> R:

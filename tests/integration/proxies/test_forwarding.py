@@ -113,11 +113,11 @@ async def hidden(house: House, unreachable: list[str], **options: Any) -> AsyncI
 
 def forwarded(running: Running) -> int:
     assert isinstance(running.proxy, WriteProxy)
-    return running.proxy.carriage.batches
+    return running.proxy.forwarding.batches
 
 
 def pipes(running: Running) -> int:
-    return running.proxy.carriage.pipes
+    return running.proxy.forwarding.pipes
 
 
 async def nothing_left(running: Running) -> None:
@@ -322,7 +322,7 @@ async def test_an_owner_that_reads_no_more_stops_the_client_in_front_and_nobody_
 ) -> None:
     stopped = stopped_pipe(house, monkeypatch, slow_s=3600.0)
     async with stopped as (cluster, owner, other, raw, producer, hold), Hopping(cluster.bound(other)) as second:
-        carriage, bound = other.proxy.carriage, OUTPUT_HIGH_BYTES + RECEIVED_AT_ONCE_BYTES
+        forwarding, bound = other.proxy.forwarding, OUTPUT_HIGH_BYTES + RECEIVED_AT_ONCE_BYTES
         raw.say(Read(5, "orders", Start.TAIL, None, 100 * MiB, True, True))
         await raw.hear(ReaderEvent, request=5)
         neighbour = RawProducer(second, "orders")
@@ -331,18 +331,18 @@ async def test_an_owner_that_reads_no_more_stops_the_client_in_front_and_nobody_
         batches = [producer.batch([b"x" * 50_000]) for _ in range(400)]
         raw.say(*batches)
         async with asyncio.timeout(90.0):
-            while carriage.unsent_bytes < OUTPUT_HIGH_BYTES:
+            while forwarding.unsent_bytes < OUTPUT_HIGH_BYTES:
                 await second.ask(Ping)
         await second.ask(Ping)  # now the client has to wait too
-        taken, greeted = carriage.batches, owner.proxy.listener.accepted
+        taken, greeted = forwarding.batches, owner.proxy.listener.accepted
         assert taken < len(batches)
         async with asyncio.timeout(90.0):
             while owner.proxy.listener.accepted < greeted + 3:  # the pipe was suspected three times, and kept
                 assert isinstance(await neighbour.write([b"meanwhile"]), Written)
-                assert OUTPUT_HIGH_BYTES <= carriage.unsent_bytes <= bound
+                assert OUTPUT_HIGH_BYTES <= forwarding.unsent_bytes <= bound
         while b"meanwhile" not in bytes((await raw.hear(Entries, request=5)).body):
             pass  # a reader beside it goes on
-        assert carriage.batches - taken == neighbour.sequence - 1, "of the client that floods nothing more was read"
+        assert forwarding.batches - taken == neighbour.sequence - 1, "of the client that floods nothing more was read"
         hold(False)
         answered: list[int] = []
         places: list[tuple[int, int, int]] = []
@@ -356,7 +356,7 @@ async def test_an_owner_that_reads_no_more_stops_the_client_in_front_and_nobody_
             places.append(message.dlsn)
         assert answered == [batch.request for batch in batches]
         assert places == sorted(places)
-        assert carriage.unsent_bytes == other.proxy.admission.process.bytes == 0
+        assert forwarding.unsent_bytes == other.proxy.admission.process.bytes == 0
         async with dlog.connect(f"dlog://{cluster.bound(other)}") as client:
             payloads = [record.payload async for record in client.read("orders")]
         assert payloads.count(b"x" * 50_000) == len(batches)

@@ -22,10 +22,10 @@ from dlog.wire.proxy import (
     Delete,
     Failed,
     HandOver,
+    ImportSegments,
     MoveSegment,
     Seal,
     SinkWrite,
-    TakeIn,
     Truncate,
     Written,
 )
@@ -49,7 +49,7 @@ def questions_of(incarnation: str) -> list[tuple[type[Any], tuple[Any, ...]]]:
         (Truncate, (STREAM, incarnation, (1, 0, 0))),
         (HandOver, (STREAM, incarnation)),
         (MoveSegment, (STREAM, incarnation, 1, "ledger", "1", "cold", "x")),
-        (TakeIn, (STREAM, incarnation, "", 0, "", 0, None, None, (("1", 0),))),
+        (ImportSegments, (STREAM, incarnation, "", 0, "", 0, None, None, (("1", 0),))),
         (SinkWrite, (STREAM, incarnation, *sink, 1, None, crc32c(BODY), BODY)),
     ]
 

@@ -107,20 +107,20 @@ async def test_an_owner_that_ended_leaves_nothing_for_the_collector(house: House
     server = proxy.proxy
     assert isinstance(server, WriteProxy)
     built: list[weakref.ref[object]] = []
-    build = server.holdings._build
+    build = server.owned_streams._build
 
     def remember(stream: StreamName, on_end: Callable[[StreamOwnerActor], None]) -> StreamOwnerActor:
         owner = build(stream, on_end)
         built.extend((weakref.ref(owner), weakref.ref(owner._driver)))
         return owner
 
-    server.holdings._build = remember
+    server.owned_streams._build = remember
     async with dlog.connect("dlog://" + proxy.address) as client:
         gc.disable()
         try:
             await created(house, client, 3)
             await proxy.events.of(StreamReleased, 3)
-            while len(server.holdings):
+            while len(server.owned_streams):
                 await client.stat("stream-0")
             async with asyncio.timeout(90.0):
                 while any(ref() is not None for ref in built):
@@ -137,7 +137,7 @@ async def test_streams_created_and_touched_in_a_loop_do_not_stay_alive(house: Ho
     async with dlog.connect("dlog://" + proxy.address) as client:
         await created(house, client, 200)
         await proxy.events.of(StreamReleased, 180)
-        assert len(server.holdings) <= 20 + RETIRES_AT_ONCE
+        assert len(server.owned_streams) <= 20 + RETIRES_AT_ONCE
         await client.append("stream-0", b"again")
     await proxy.drain()
     assert [e.left for e in proxy.events if isinstance(e, ProxyDrained)] == [0]
@@ -153,11 +153,11 @@ async def test_nothing_is_handed_back_while_metadata_is_out_of_reach(house: Hous
         asked.set()
         return False
 
-    monkeypatch.setattr(server.holdings, "_may_retire", out_of_reach)
+    monkeypatch.setattr(server.owned_streams, "_may_retire", out_of_reach)
     async with dlog.connect("dlog://" + proxy.address) as client:
         await created(house, client, 1)
         for _ in range(3):
             asked.clear()
             async with asyncio.timeout(90.0):
                 await asked.wait()
-        assert len(server.holdings) == 1
+        assert len(server.owned_streams) == 1

@@ -60,7 +60,7 @@ async def test_a_lac_is_not_believed_for_a_place_that_the_number_had_before() ->
         old = await on.write(0)
         asker = Asker(on.source)
         await asker.look()
-        asker.view.ask(WatchLac(old, EntryId(-1)))
+        asker.subscription.ask(WatchLac(old, EntryId(-1)))
         await on.words.asked.wait()
         assert on.words.hear is not None
         read = on.metadata.read
@@ -76,7 +76,7 @@ async def test_a_lac_is_not_believed_for_a_place_that_the_number_had_before() ->
         gate.set()
         told = await asker.hear(SegmentLacSeen)
         assert (told.location, told.lac, told.ended) == (old.location, -1, True)
-        asker.view.ask(WatchLac(new, EntryId(-1)))
+        asker.subscription.ask(WatchLac(new, EntryId(-1)))
         assert await asker.hear(SegmentLacSeen) == SegmentLacSeen(new.number, new.location, EntryId(2))
 
 
@@ -88,7 +88,7 @@ async def test_a_lac_of_a_stream_that_was_deleted_is_not_believed_for_one_made_a
         old = await on.write(8)
         asker = Asker(on.source)
         await asker.look()
-        asker.view.ask(WatchLac(old, EntryId(7)))  # the store shows no more of it
+        asker.subscription.ask(WatchLac(old, EntryId(7)))  # the store shows no more of it
         await on.words.asked.wait()
         assert on.words.hear is not None
         read, may_read = on.metadata.read, asyncio.Event()
@@ -106,9 +106,9 @@ async def test_a_lac_of_a_stream_that_was_deleted_is_not_believed_for_one_made_a
             may_read.set()
             told = await asker.hear(SegmentLacSeen)
             assert (told.location, told.lac, told.ended) == (old.location, 7, True)
-        asker.view.ask(WatchLac(new, EntryId(-1)))
+        asker.subscription.ask(WatchLac(new, EntryId(-1)))
         assert await asker.hear(SegmentLacSeen) == SegmentLacSeen(new.number, new.location, EntryId(2))
-        asker.view.ask(WatchLac(new, EntryId(2)))
+        asker.subscription.ask(WatchLac(new, EntryId(2)))
         await on.words.asked.wait()  # the owner is asked again, for this incarnation
         on.words.hear(1, 3, False)
         assert await asker.hear(SegmentLacSeen) == SegmentLacSeen(new.number, new.location, EntryId(3))
@@ -136,7 +136,7 @@ async def test_where_a_claim_was_redirected_to_another_claim_is_not_looked_for(i
         on.words.follow = follow  # type: ignore[method-assign, assignment]  # as far as this test needs
         asker = Asker(on.source)
         await asker.look()
-        asker.view.ask(WatchLac(segment, EntryId(4)))
+        asker.subscription.ask(WatchLac(segment, EntryId(4)))
         async with asyncio.timeout(90.0):
             await on.words.asked.wait()
         assert listened == ["owner:1", "owner:2" if is_claimed else "elsewhere:1"]
@@ -149,7 +149,7 @@ async def test_a_follower_goes_on_at_the_place_that_the_number_of_an_empty_segme
         asker = Asker(on.source)
         await asker.look()
         on.words.first = (1, -1, False)
-        asker.view.ask(WatchLac(old, EntryId(-1)))
+        asker.subscription.ask(WatchLac(old, EntryId(-1)))
         await on.words.asked.wait()
         looking = Asker(on.source)
         await looking.look()  # the message is assigned to its location by now
@@ -157,7 +157,7 @@ async def test_a_follower_goes_on_at_the_place_that_the_number_of_an_empty_segme
         told = await asker.hear(SegmentLacSeen)
         assert (told.location, told.lac, told.ended) == (old.location, -1, True)
         assert on.words.hear is not None
-        asker.view.ask(WatchLac(new, EntryId(2)))
+        asker.subscription.ask(WatchLac(new, EntryId(2)))
         on.words.hear(1, 5, False)
         assert await asker.hear(SegmentLacSeen) == SegmentLacSeen(new.number, new.location, EntryId(5))
 
@@ -175,12 +175,12 @@ async def test_the_tail_is_the_owners_word_and_without_one_the_stores() -> None:
         asker = Asker(on.source)
         await asker.look()
         on.words.first = (1, 3, False)
-        asker.view.ask(WatchLac(segment, EntryId(-2)))
+        asker.subscription.ask(WatchLac(segment, EntryId(-2)))
         assert (await asker.hear(SegmentLacSeen)).lac == 3
         on.words.lost.set()
         late = Asker(on.source)
         await late.look()
-        late.view.ask(WatchLac(segment, EntryId(3)))
+        late.subscription.ask(WatchLac(segment, EntryId(3)))
         assert (await late.hear(SegmentLacSeen)).lac == 4, "the store knows more than the owner said"
 
 
@@ -191,17 +191,17 @@ async def test_an_owner_that_answers_and_has_not_taken_the_stream_yet_has_said_n
         segment = await on.write(1)
         early = Asker(on.source)
         await early.look()
-        early.view.ask(WatchLac(segment, EntryId(-2)))
+        early.subscription.ask(WatchLac(segment, EntryId(-2)))
         assert (await early.hear(SegmentLacSeen)).lac == 0, "the store's word, for the owner says nothing"
         await on.more(1, 4)
         late = Asker(on.source)
         await late.look()
-        late.view.ask(WatchLac(segment, EntryId(-2)))
+        late.subscription.ask(WatchLac(segment, EntryId(-2)))
         assert (await late.hear(SegmentLacSeen)).lac == 3
         on.source._owner._wait_s = 10.0
         last = Asker(on.source)
         await last.look()
-        last.view.ask(WatchLac(segment, EntryId(-2)))
+        last.subscription.ask(WatchLac(segment, EntryId(-2)))
         assert on.words.hear is not None
         on.words.hear(1, 9, False)  # as soon as it serves
         assert (await last.hear(SegmentLacSeen)).lac == 9
@@ -222,13 +222,13 @@ async def test_a_failed_fetch_is_told_to_those_who_asked_and_asked_again(monkeyp
         question = GetEntries(segment, EntryId(0), EntryId(4), 1000)
         for asker in (one, two):
             await asker.look()
-            asker.view.ask(question)
+            asker.subscription.ask(question)
         for asker in (one, two):
             failed = await asker.hear(SourceFailed)
             assert isinstance(failed.error, StoreUnavailableError)
         fail = False
         for asker in (one, two):
-            asker.view.ask(question)
+            asker.subscription.ask(question)
             assert (await asker.hear(EntriesGot)).payloads == (b"0", b"1", b"2", b"3", b"4")
 
 
@@ -248,9 +248,9 @@ async def test_a_reader_of_the_store_that_broke_is_replaced(monkeypatch: Any) ->
         asker = Asker(on.source)
         await asker.look()
         question = GetEntries(segment, EntryId(0), EntryId(4), 1000)
-        asker.view.ask(question)
+        asker.subscription.ask(question)
         assert (await asker.hear(SourceFailed)).error.remedy is Remedy.RETRY
-        asker.view.ask(question)
+        asker.subscription.ask(question)
         assert len((await asker.hear(EntriesGot)).payloads) == 5
 
 
@@ -261,15 +261,15 @@ async def test_entries_held_back_come_when_they_are_wanted_again() -> None:
         question = GetEntries(segment, EntryId(1), EntryId(4), 1000)
         for asker in (slow, quick):
             await asker.look()
-        slow.view.ask(question)
-        slow.view.hold(True)  # while its entries are on their way
-        quick.view.ask(question)
+        slow.subscription.ask(question)
+        slow.subscription.hold(True)  # while its entries are on their way
+        quick.subscription.ask(question)
         assert (await quick.hear(EntriesGot)).payloads == (b"1", b"2", b"3", b"4")
         assert slow.is_quiet
-        slow.view.hold(False)
+        slow.subscription.hold(False)
         assert (await slow.hear(EntriesGot)).payloads == (b"1", b"2", b"3", b"4")
-        slow.view.close()
-        slow.view.ask(question)
+        slow.subscription.close()
+        slow.subscription.ask(question)
         assert slow.is_quiet
 
 
@@ -284,7 +284,7 @@ async def test_out_of_reach_of_metadata_nobody_is_told_of_a_tail_that_may_have_m
         on.metadata.read = unreachable  # type: ignore[method-assign]
         late = Asker(on.source)
         assert await late.look() is not None
-        late.view.ask(WatchLac(segment, EntryId(-2)))
+        late.subscription.ask(WatchLac(segment, EntryId(-2)))
         failed = await late.hear(SourceFailed)
         assert failed.error.code == 505
 
@@ -294,9 +294,9 @@ async def at_the_tail(on: Stage, segment: Segment, lac: int) -> Asker:
     on.words.first = (1, lac, False)
     asker = Asker(on.source)
     await asker.look()
-    asker.view.ask(WatchLac(segment, EntryId(-2)))
+    asker.subscription.ask(WatchLac(segment, EntryId(-2)))
     assert (await asker.hear(SegmentLacSeen)).lac == lac
-    asker.view.ask(WatchLac(segment, EntryId(lac)))
+    asker.subscription.ask(WatchLac(segment, EntryId(lac)))
     return asker
 
 
@@ -320,14 +320,14 @@ async def test_an_owner_that_was_deposed_while_we_were_frozen_does_not_tell_the_
         on.words.first = None  # the new owner has not taken the stream yet
         on.metadata.read = once  # type: ignore[method-assign]
         late = Asker(on.source)
-        late.view.ask(GetStream())
+        late.subscription.ask(GetStream())
         await failed.wait()
         seen = await read(KEY)
         assert isinstance(seen, Versioned)
         claim = Owner(epoch=Epoch(2), proxy=ProxyId("w"), address="owner:1")
         await on.metadata.compare_and_set(KEY, replace(seen.value, owner=claim), seen.version)
         assert (await late.hear(StreamSeen)).fresh
-        late.view.ask(WatchLac(segment, EntryId(-2)))
+        late.subscription.ask(WatchLac(segment, EntryId(-2)))
         assert (await late.hear(SegmentLacSeen)).lac == 4, "the store's word"
 
 
@@ -336,9 +336,9 @@ async def test_nothing_is_asked_for_a_reader_that_left_before_its_first_look() -
         await on.write(5)
         await Asker(on.source).look()
         hasty = Asker(on.source)
-        hasty.view.ask(GetStream())
+        hasty.subscription.ask(GetStream())
         (errand,) = on.source._errands
-        hasty.view.close()
+        hasty.subscription.close()
         async with asyncio.timeout(20.0):
             await asyncio.wait((errand,))
         assert hasty.is_quiet
@@ -362,7 +362,7 @@ async def test_what_is_truncated_while_it_is_fetched_is_not_kept(monkeypatch: An
             return await real(self, first, last, max_bytes)
 
         monkeypatch.setattr(MemoryReader, "read", read)
-        asker.view.ask(GetEntries(segment, EntryId(0), EntryId(4), 1000))
+        asker.subscription.ask(GetEntries(segment, EntryId(0), EntryId(4), 1000))
         await asked.wait()
         await on.change(replace(ended(segment, 4), truncation=Truncation.PARTIAL, min_entry=EntryId(3)))
         await asker.hear(StreamSeen)
@@ -377,7 +377,7 @@ async def test_a_segment_that_ended_and_was_truncated_in_one_look_loses_its_begi
         segment = await on.write(5, owned=False)
         asker = Asker(on.source)
         await asker.look()
-        asker.view.ask(GetEntries(segment, EntryId(0), EntryId(4), 1000))
+        asker.subscription.ask(GetEntries(segment, EntryId(0), EntryId(4), 1000))
         await asker.hear(EntriesGot)
         await on.change(replace(ended(segment, 4), truncation=Truncation.PARTIAL, min_entry=EntryId(3)))
         await asker.hear(StreamSeen)
@@ -393,7 +393,7 @@ async def test_what_a_silent_owner_said_before_is_not_taken_for_the_tail() -> No
         on.words.frozen = True
         late = Asker(on.source)
         await late.look()
-        late.view.ask(WatchLac(segment, EntryId(-2)))
+        late.subscription.ask(WatchLac(segment, EntryId(-2)))
         assert (await late.hear(SegmentLacSeen)).lac == 4
 
 
@@ -416,9 +416,9 @@ async def test_a_source_that_is_told_to_end_does_so_while_a_reader_waits_for_the
             await asyncio.Event().wait()
 
         on.metadata.read = never  # type: ignore[method-assign]
-        asker.view.ask(WatchLac(segment, EntryId(-2)))
+        asker.subscription.ask(WatchLac(segment, EntryId(-2)))
         await asked.wait()
-        asker.view.close()
+        asker.subscription.close()
         on.source.stop()
         async with asyncio.timeout(90.0):
             await running
@@ -432,22 +432,22 @@ async def test_readers_at_the_tail_are_told_in_their_turn_and_of_an_end_at_once(
         on.words.first = (1, 0, False)
         for asker in askers:
             await asker.look()
-            asker.view.ask(WatchLac(segment, EntryId(-2)))
+            asker.subscription.ask(WatchLac(segment, EntryId(-2)))
             assert (await asker.hear(SegmentLacSeen)).lac == 0
-            asker.view.ask(WatchLac(segment, EntryId(0)))
+            asker.subscription.ask(WatchLac(segment, EntryId(0)))
         assert on.words.hear is not None
         on.words.hear(1, 1, False)
         for asker in askers:
             assert (await asker.hear(SegmentLacSeen)).lac == 1
-        askers[0].view.ask(WatchLac(segment, EntryId(1)))
+        askers[0].subscription.ask(WatchLac(segment, EntryId(1)))
         for lac in range(2, 5):
             on.words.hear(1, lac, False)
             assert askers[0].is_quiet, "told a moment ago"
-        askers[1].view.ask(WatchLac(segment, EntryId(1)))
+        askers[1].subscription.ask(WatchLac(segment, EntryId(1)))
         assert askers[1].is_quiet, "and one who comes back waits with the others"
         newcomer = Asker(on.source)
         await newcomer.look()
-        newcomer.view.ask(WatchLac(segment, EntryId(-2)))
+        newcomer.subscription.ask(WatchLac(segment, EntryId(-2)))
         assert (await newcomer.hear(SegmentLacSeen)).lac == 4
         on.words.hear(1, 5, True)
         for asker in askers:
@@ -462,11 +462,11 @@ async def test_who_waits_for_its_turn_is_told_when_it_comes() -> None:
         asker = Asker(on.source)
         await asker.look()
         on.words.first = (1, 0, False)
-        asker.view.ask(WatchLac(segment, EntryId(-2)))
+        asker.subscription.ask(WatchLac(segment, EntryId(-2)))
         assert (await asker.hear(SegmentLacSeen)).lac == 0
         assert on.words.hear is not None
         for lac in range(4):
-            asker.view.ask(WatchLac(segment, EntryId(lac)))
+            asker.subscription.ask(WatchLac(segment, EntryId(lac)))
             on.words.hear(1, lac + 1, False)
             assert (await asker.hear(SegmentLacSeen)).lac == lac + 1
 
@@ -480,7 +480,7 @@ async def in_blocks_of_two(on: Stage, count: int) -> tuple[Segment, Asker]:
     asker = Asker(on.source)
     await asker.look()
     on.words.first = (1, count - 1, False)
-    asker.view.ask(WatchLac(segment, EntryId(-2)))
+    asker.subscription.ask(WatchLac(segment, EntryId(-2)))
     assert (await asker.hear(SegmentLacSeen)).lac == count - 1
     return segment, asker
 
@@ -501,7 +501,7 @@ async def test_the_next_blocks_are_fetched_while_the_one_before_is_on_its_way(mo
 
         async def fetched(first: int, last: int) -> list[int]:
             """The first entries of the blocks that were requested from the store, once a reader was given its entry."""
-            asker.view.ask(GetEntries(segment, EntryId(first), EntryId(last), 1))
+            asker.subscription.ask(GetEntries(segment, EntryId(first), EntryId(last), 1))
             assert (await asker.hear(EntriesGot)).payloads == (b"%d" % first,)
             while on.source._errands:
                 await asyncio.wait(tuple(on.source._errands), timeout=90.0)
@@ -533,13 +533,13 @@ async def test_blocks_ahead_are_on_their_way_at_one_time(monkeypatch: pytest.Mon
 
         monkeypatch.setattr(MemoryReader, "read", noted)
         segment, asker = await in_blocks_of_two(on, 10)
-        asker.view.ask(GetEntries(segment, EntryId(0), EntryId(9), 2))
+        asker.subscription.ask(GetEntries(segment, EntryId(0), EntryId(9), 2))
         assert (await asker.hear(EntriesGot)).payloads == (b"0", b"1")
         async with asyncio.timeout(90.0):
             await both.wait()
         assert asked == [(0, 9), (2, 3), (4, 5)], "the second begins where the first is to end"
         for first in (2, 3):
-            asker.view.ask(GetEntries(segment, EntryId(first), EntryId(9), 1))
+            asker.subscription.ask(GetEntries(segment, EntryId(first), EntryId(9), 1))
         may_go.set()
         assert (await asker.hear(EntriesGot)).payloads == (b"2",)
         assert (await asker.hear(EntriesGot)).payloads == (b"3",)
@@ -561,7 +561,7 @@ async def test_what_an_owner_sends_along_is_served_unless_it_is_truncated_by_the
         on.words.hear.entries(1, 1, [b"1", b"2"])
         on.words.hear(1, 2, False)
         assert (await asker.hear(SegmentLacSeen)).lac == 2
-        asker.view.ask(GetEntries(segment, EntryId(1), EntryId(2), 1000))
+        asker.subscription.ask(GetEntries(segment, EntryId(1), EntryId(2), 1000))
         assert (await asker.hear(EntriesGot)).payloads == (b"1", b"2")
         await on.change(replace(segment, number=SegmentNumber(2), name="next"))
         await asker.hear(StreamSeen)
@@ -591,7 +591,7 @@ async def test_metadata_that_cannot_be_read_is_an_error_of_its_stream_until_it_i
 
         monkeypatch.setattr(on.metadata, "read", badly)
         asker = Asker(on.source)
-        asker.view.ask(GetStream())
+        asker.subscription.ask(GetStream())
         told = (await asker.hear(SourceFailed)).error
         assert told.remedy is not Remedy.RETRY and told.message
         await mended.wait()

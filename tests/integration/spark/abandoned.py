@@ -30,7 +30,7 @@ class Abandoned:
         for stream in (self.one, self.two):
             client.create(stream)
         self.kept = self.stage(0, self.one)
-        self.take_in(0, self.one, self.kept)
+        self.import_segments(0, self.one, self.kept)
         self.left = [self.stage(1, self.one), self.stage(1, self.two)]
 
     def ask(self, work: Work[Any]) -> Any:
@@ -50,10 +50,10 @@ class Abandoned:
         staged: Staged = self.ask(work)
         return staged
 
-    def take_in(self, number: int, stream: str, staged: Staged) -> ImportResult:
+    def import_segments(self, number: int, stream: str, staged: Staged) -> ImportResult:
         async def work(cluster: Cluster) -> ImportResult:
             async with await proxies_of(cluster, 30.0) as client:
-                return await client.take_in(stream, [(staged.name, staged.last_entry)], self.batch(number))
+                return await client.import_segments(stream, [(staged.name, staged.last_entry)], self.batch(number))
 
         told: ImportResult = self.ask(work)
         return told

@@ -124,7 +124,7 @@ def _die_amid(group: int) -> None:
 
         return asked
 
-    for name in ("take_in", "append_once"):
+    for name in ("import_segments", "append_once"):
         setattr(Client, name, dying(name))
 
 

@@ -43,7 +43,7 @@ def test_a_program_of_it_that_lives_is_shut_out_before_anything_is_deleted(aband
     for stream in (abandoned.one, abandoned.two):
         late = abandoned.stage(2, stream)
         with pytest.raises(InvalidRequestError, match="taken over by another program"):
-            abandoned.take_in(2, stream, late)
+            abandoned.import_segments(2, stream, late)
     code, done, told = abandoned.command("retire", abandoned.sink)
     assert (code, done["epoch"], done["swept"]) == (0, 5, 2), told
     assert abandoned.values(abandoned.one) == [b"row 0"]
@@ -82,13 +82,15 @@ def test_a_name_that_is_nobodys_is_refused(abandoned: Abandoned, name: str, said
 def test_a_batch_of_nothing_is_remembered_by_its_stream(abandoned: Abandoned) -> None:
     async def work(cluster: Cluster) -> list[Any]:
         async with await proxies_of(cluster, 30.0) as client:
-            told = [await client.take_in(abandoned.two, (), abandoned.batch(number)) for number in (5, 5)]
+            told = [await client.import_segments(abandoned.two, (), abandoned.batch(number)) for number in (5, 5)]
             with pytest.raises(InvalidRequestError, match="no stage is named, and no batch"):
-                await client.take_in(abandoned.two, ())
+                await client.import_segments(abandoned.two, ())
             return told
 
     first, again = abandoned.ask(work)
     assert (first.segments, first.duplicate) == (0, False) and again.duplicate
     late = abandoned.stage(4, abandoned.two)
-    assert abandoned.take_in(4, abandoned.two, late).duplicate, "its batch lies below the one that is remembered"
+    assert abandoned.import_segments(4, abandoned.two, late).duplicate, (
+        "its batch lies below the one that is remembered"
+    )
     assert abandoned.values(abandoned.two) == []

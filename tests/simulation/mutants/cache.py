@@ -151,7 +151,7 @@ STALENESS = (
     Mutant(
         name="a new reader is served from the list as it is remembered",
         invariants=("R2", "R3", "R4"),
-        parts=planted(StreamFeed, ("_get_stream", "and (view.has_metadata or self._is_cut_off)", "")),
+        parts=planted(StreamFeed, ("_get_stream", "and (subscription.has_metadata or self._is_cut_off)", "")),
     ),
 )
 
@@ -178,7 +178,7 @@ NEGATIVES = (
                 "answer",
                 "    payloads = self",
                 "    if '!' + key in self._ways:\n"
-                "        view.say(SourceFailed(question, ReaderClosedError('remembered')))\n"
+                "        subscription.say(SourceFailed(question, ReaderClosedError('remembered')))\n"
                 "        return\n"
                 "    payloads = self",
             ),
@@ -192,8 +192,8 @@ NEGATIVES = (
             StreamFeed,
             (
                 "_get_stream",
-                "(view.has_metadata or self._is_cut_off)",
-                "(view.has_metadata or self._metadata.value is None)",
+                "(subscription.has_metadata or self._is_cut_off)",
+                "(subscription.has_metadata or self._metadata.value is None)",
             ),
         ),
     ),

@@ -106,9 +106,9 @@ def _stays(withdraw: Any) -> Any:
     """Records behind a refused one are reported as not written, and sent all the same."""
 
     def wrong(self: Batch) -> int:
-        for teller in self.tellers:
-            if teller.is_withdrawn:
-                teller.withdrawn()
+        for listener in self.listeners:
+            if listener.is_withdrawn:
+                listener.withdrawn()
         return 0
 
     return wrong

@@ -24,8 +24,8 @@ class Sender:
         assert self.singles.add(payload, None) is not None
 
     def add_whole(self, payload: bytes, *, may_join: bool = False) -> None:
-        teller = BatchFuture(1, asyncio.get_running_loop().create_future())
-        self.queue.add_whole([payload], len(payload) + SLOT_BYTES, None, teller, may_join=may_join)
+        listener = BatchFuture(1, asyncio.get_running_loop().create_future())
+        self.queue.add_whole([payload], len(payload) + SLOT_BYTES, None, listener, may_join=may_join)
 
     def send(self, in_flight_max: int) -> Batch | None:
         batch = self.queue.next_to_send(in_flight_max)

@@ -23,7 +23,7 @@ CALLS: dict[type[Any], Callable[[Client], Awaitable[Any]]] = {
     proxy.MoveSegment: lambda client: client.move_segment(
         "s", 1, store="ledger", location="1", to_store="cold", to_location="x"
     ),
-    proxy.TakeIn: lambda client: client.take_in("s", [("1", 0)]),
+    proxy.ImportSegments: lambda client: client.import_segments("s", [("1", 0)]),
     proxy.SinkWrite: lambda client: client.append_once("s", [b"x"], SinkBatch("k", 0, "q", 0)),
 }
 

@@ -205,9 +205,9 @@ def _forgets_what_may_be_written(self: Producer, batch: Batch, error: DLogError)
 
 def _leaves_records_in(self: Batch) -> int:
     """Defect: reports withdrawn records as not written, and sends them all the same."""
-    for teller in self.tellers:
-        if teller.is_withdrawn:
-            teller.withdrawn()
+    for listener in self.listeners:
+        if listener.is_withdrawn:
+            listener.withdrawn()
     return 0
 
 

@@ -230,7 +230,7 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
     "seal": ("s",),
     "stat": ("s",),
     "streams": (),
-    "take_in": ("s", []),
+    "import_segments": ("s", []),
     "truncate": ("s", "1:0:0"),
 }
 

@@ -138,7 +138,7 @@ class Stage:
             self.held.popleft()()
 
     def staged(self, name: str, *txids: int) -> tuple[str, EntryId]:
-        """Write a stage with an entry of one record for each txid; returns what a TakeIn names."""
+        """Write a stage with an entry of one record for each txid; returns what an ImportStages names."""
         packer, place = StagePacker(STAGER), StoredSegment(0)
         for number, txid in enumerate(txids):
             body = build_record_set([b"%s %d" % (name.encode(), number)])

@@ -6,7 +6,7 @@ import pytest
 
 from dlog.errors import InvalidRequestError
 from dlog.events import ChangeRefused
-from dlog.log.messages import BatchWritten, MoveListedSegment, SegmentsImported, TakeIn, TruncateBefore
+from dlog.log.messages import BatchWritten, ImportStages, MoveListedSegment, SegmentsImported, TruncateBefore
 from dlog.log.options import OwnerOptions
 from dlog.log.owner_context import Phase
 from dlog.model.segment import StreamMetadata
@@ -82,9 +82,9 @@ def test_segments_that_cannot_be_taken_in_are_refused_and_writing_goes_on() -> N
     owner.ask(batch(0, txid=5))
     stages = [stage.staged(f"stage-{n}", 10 + n) for n in range(4)]
     refuse_more_than(stage, 3)
-    assert owner.ask(TakeIn(None, tuple(stages))) is TOO_LARGE
+    assert owner.ask(ImportStages(None, tuple(stages))) is TOO_LARGE
     assert isinstance(owner.ask(batch(1, txid=40)), BatchWritten)
-    assert isinstance(owner.ask(TakeIn(None, (stage.staged("fits", 50),))), SegmentsImported)
+    assert isinstance(owner.ask(ImportStages(None, (stage.staged("fits", 50),))), SegmentsImported)
 
 
 def test_a_relocation_that_is_refused_is_told_to_who_asked() -> None:

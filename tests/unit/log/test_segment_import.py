@@ -26,11 +26,11 @@ from dlog.log.messages import (
     DeleteSegment,
     ExamineStage,
     HandOverStream,
+    ImportStages,
     MoveListedSegment,
     SealSegment,
     SealStream,
     SegmentsImported,
-    TakeIn,
     TruncateBefore,
 )
 from dlog.log.options import OwnerOptions
@@ -62,7 +62,7 @@ def test_stages_become_segments_behind_what_was_written_and_before_what_comes() 
     owner = stage.taken("p1")
     owner.ask(batch(0, 2))
     parts = (stage.staged("x", 5000, 5001), stage.staged("y", 5001))
-    assert owner.ask(TakeIn(sink_batch(0), parts)) == SegmentsImported(SegmentNumber(2), 2, 3)
+    assert owner.ask(ImportStages(sink_batch(0), parts)) == SegmentsImported(SegmentNumber(2), 2, 3)
     assert numbers(stage.value) == [(1, True), (2, True), (3, True), (4, False)]
     two, three = stage.value.segments[1:3]
     assert (two.name, two.first_txid, two.last_txid, two.last_entry, two.record_count) == ("x", 5000, 5001, 1, 2)
@@ -80,7 +80,7 @@ def test_it_is_one_change_of_metadata() -> None:
     owner = stage.taken("p1")
     owner.ask(batch(0))
     before = len(owner.metadata_asked)
-    owner.ask(TakeIn(sink_batch(0), (stage.staged("x", 6000),)))
+    owner.ask(ImportStages(sink_batch(0), (stage.staged("x", 6000),)))
     changes = [m for m in owner.metadata_asked[before:] if isinstance(m, CompareAndSet)]
     listed = [(len(m.value.segments), len(m.value.sinks)) for m in changes]
     assert listed == [(2, 1), (3, 1)], "all of it, and then the next segment"
@@ -90,7 +90,7 @@ def test_an_empty_segment_makes_way_and_its_number_is_used_again() -> None:
     stage = Stage()
     owner = stage.taken("p1")
     first = stage.value.segments[0].name
-    assert owner.ask(TakeIn(sink_batch(0), (stage.staged("x", 1),))).first == 1
+    assert owner.ask(ImportStages(sink_batch(0), (stage.staged("x", 1),))).first == 1
     assert numbers(stage.value) == [(1, True), (2, False)]
     assert first in stage.deleted
     told = list(dict.fromkeys(e for e in owner.events if isinstance(e, LacMoved)))
@@ -100,47 +100,47 @@ def test_an_empty_segment_makes_way_and_its_number_is_used_again() -> None:
 def test_a_batch_that_is_repeated_is_answered_and_nothing_is_taken() -> None:
     stage = Stage()
     owner = stage.taken("p1")
-    owner.ask(TakeIn(sink_batch(3), (stage.staged("x", 1),)))
+    owner.ask(ImportStages(sink_batch(3), (stage.staged("x", 1),)))
     for number in (3, 2, 0):
-        again = owner.ask(TakeIn(sink_batch(number), (stage.staged(f"y{number}", 1),)))
+        again = owner.ask(ImportStages(sink_batch(number), (stage.staged(f"y{number}", 1),)))
         assert again == SegmentsImported(SegmentNumber(0), 1, 0, True)
     assert owner.ask(once(3)).duplicate
     assert [s.name for s in stage.value.segments if s.completed] == ["x"]
-    assert owner.ask(TakeIn(sink_batch(4), (stage.staged("z", 1),))).first == 2
+    assert owner.ask(ImportStages(sink_batch(4), (stage.staged("z", 1),))).first == 2
 
 
 def test_it_is_remembered_by_whoever_owns_the_stream_next() -> None:
     stage = Stage()
-    stage.taken("p1").ask(TakeIn(sink_batch(0), (stage.staged("x", 1),)))
+    stage.taken("p1").ask(ImportStages(sink_batch(0), (stage.staged("x", 1),)))
     other = stage.taken("p2")
-    assert other.ask(TakeIn(sink_batch(0), (stage.staged("y", 1),))).duplicate
+    assert other.ask(ImportStages(sink_batch(0), (stage.staged("y", 1),))).duplicate
     assert other.ask(batch(0)).dlsn == of(2, 0, 0)
 
 
 def test_a_program_that_was_shut_out_is_refused_and_one_of_another_query_too() -> None:
     stage = Stage()
     owner = stage.taken("p1")
-    owner.ask(TakeIn(sink_batch(7, epoch=1), (stage.staged("x", 1),)))
+    owner.ask(ImportStages(sink_batch(7, epoch=1), (stage.staged("x", 1),)))
     for refused in (sink_batch(8), sink_batch(8, epoch=1, query="other")):
-        assert isinstance(owner.ask(TakeIn(refused, (stage.staged("y", 1),))), InvalidRequestError)
+        assert isinstance(owner.ask(ImportStages(refused, (stage.staged("y", 1),))), InvalidRequestError)
         assert isinstance(owner.ask(AppendSinkBatch(refused, batch(0))), InvalidRequestError)
-    assert owner.ask(TakeIn(sink_batch(0, epoch=2, query="other"), (stage.staged("z", 1),))).first == 2
-    assert owner.ask(TakeIn(sink_batch(0, sink="another"), (stage.staged("w", 1),))).first == 3
+    assert owner.ask(ImportStages(sink_batch(0, epoch=2, query="other"), (stage.staged("z", 1),))).first == 2
+    assert owner.ask(ImportStages(sink_batch(0, sink="another"), (stage.staged("w", 1),))).first == 3
 
 
 def test_a_batch_of_nothing_is_remembered_and_shuts_out_who_wrote_before() -> None:
     stage = Stage()
     owner = stage.taken("p1")
-    owner.ask(TakeIn(sink_batch(7), (stage.staged("x", 1),)))
+    owner.ask(ImportStages(sink_batch(7), (stage.staged("x", 1),)))
     before = numbers(stage.value)
-    assert owner.ask(TakeIn(sink_batch(0, epoch=1, query="none"), ())) == SegmentsImported(SegmentNumber(0), 0, 0)
+    assert owner.ask(ImportStages(sink_batch(0, epoch=1, query="none"), ())) == SegmentsImported(SegmentNumber(0), 0, 0)
     assert stage.value.sinks == (SinkRecord(sink_batch(0, epoch=1, query="none")),)
     assert numbers(stage.value) == before, "nothing is sealed for it"
-    assert owner.ask(TakeIn(sink_batch(0, epoch=1, query="none"), ())).duplicate
-    for late in (TakeIn(sink_batch(8), (stage.staged("y", 1),)), once(8), TakeIn(sink_batch(8), ())):
+    assert owner.ask(ImportStages(sink_batch(0, epoch=1, query="none"), ())).duplicate
+    for late in (ImportStages(sink_batch(8), (stage.staged("y", 1),)), once(8), ImportStages(sink_batch(8), ())):
         refused = owner.ask(late)
         assert isinstance(refused, InvalidRequestError) and "taken over" in refused.message
-    assert isinstance(owner.ask(TakeIn(None, ())), InvalidRequestError)
+    assert isinstance(owner.ask(ImportStages(None, ())), InvalidRequestError)
     assert owner.ask(batch(0)).dlsn.segment == 2, "writing goes on"
 
 
@@ -148,17 +148,17 @@ def test_a_batch_that_was_to_be_appended_is_not_made_one_of_nothing() -> None:
     stage = Stage()
     owner = stage.taken("p1")
     owner.ask(once(3))
-    refused = owner.ask(TakeIn(sink_batch(3), ()))
+    refused = owner.ask(ImportStages(sink_batch(3), ()))
     assert isinstance(refused, InvalidRequestError) and "recorded for appending" in refused.message
-    assert owner.ask(TakeIn(sink_batch(4), ())) == SegmentsImported(SegmentNumber(0), 0, 0)
+    assert owner.ask(ImportStages(sink_batch(4), ())) == SegmentsImported(SegmentNumber(0), 0, 0)
 
 
 def test_without_a_batch_a_place_is_taken_in_once() -> None:
     stage = Stage()
     owner = stage.taken("p1")
     part = stage.staged("x", 1)
-    assert owner.ask(TakeIn(None, (part,))).first == 1
-    assert owner.ask(TakeIn(None, (part,))).duplicate
+    assert owner.ask(ImportStages(None, (part,))).first == 1
+    assert owner.ask(ImportStages(None, (part,))).duplicate
     assert stage.value.sinks == ()
 
 
@@ -179,8 +179,8 @@ def test_what_is_no_stage_is_refused_and_writing_goes_on(fault: str) -> None:
         stage.stored["junk"] = stage.stored["x"].__class__(0)
         stage.stored["junk"].payloads = [b"junk"]
     if fault == "taken":
-        owner.ask(TakeIn(None, (part,)))
-    assert isinstance(owner.ask(TakeIn(sink_batch(0), parts)), InvalidRequestError)
+        owner.ask(ImportStages(None, (part,)))
+    assert isinstance(owner.ask(ImportStages(sink_batch(0), parts)), InvalidRequestError)
     assert owner.ask(batch(0)).dlsn == of(2 if fault == "taken" else 1, 0, 0)
     assert stage.value.sinks == ()
 
@@ -189,10 +189,10 @@ def test_txids_that_would_fall_are_refused_with_what_they_must_not_be_below() ->
     stage = Stage()
     owner = stage.taken("p1")
     owner.ask(batch(0, txid=100))
-    behind = owner.ask(TakeIn(sink_batch(0), (stage.staged("x", 99),)))
+    behind = owner.ask(ImportStages(sink_batch(0), (stage.staged("x", 99),)))
     assert isinstance(behind, TxidOutOfOrderError)
     assert behind.last == 100
-    mixed = owner.ask(TakeIn(sink_batch(0), (stage.staged("y", 200), stage.staged("z", 150))))
+    mixed = owner.ask(ImportStages(sink_batch(0), (stage.staged("y", 200), stage.staged("z", 150))))
     assert isinstance(mixed, TxidOutOfOrderError)
     assert mixed.last == 200
     assert owner.ask(batch(1, txid=101)).dlsn == of(1, 1, 0), "the segment was not ended for nothing"
@@ -203,7 +203,7 @@ def test_writes_wait_while_segments_are_taken_in_and_none_is_refused() -> None:
     owner = stage.taken("p1")
     stage.hold(AppendEntry)
     assert owner.ask(batch(0)) is None
-    assert owner.ask(TakeIn(sink_batch(0), (stage.staged("x", 9000),))) is None
+    assert owner.ask(ImportStages(sink_batch(0), (stage.staged("x", 9000),))) is None
     assert owner.ask(batch(1)) is None
     stage.release()
     assert owner.answers[2].dlsn == of(1, 0, 0)
@@ -217,7 +217,7 @@ def test_the_store_fails_while_the_segment_is_sealed_and_it_is_done_behind_a_rec
     owner = stage.taken("p1")
     owner.ask(batch(0))
     stage.hold(SealSegment)
-    owner.ask(TakeIn(sink_batch(0), (stage.staged("x", 9000),)))
+    owner.ask(ImportStages(sink_batch(0), (stage.staged("x", 9000),)))
     stage.held.clear()
     stage.holding = ()
     owner.post(PeerLost("store"))
@@ -230,7 +230,7 @@ def test_the_store_is_lost_while_stages_are_looked_at() -> None:
     stage = Stage()
     owner = stage.taken("p1")
     stage.hold(ExamineStage)
-    owner.ask(TakeIn(sink_batch(0), tuple(stage.staged(f"x{i}", 1) for i in range(40))))
+    owner.ask(ImportStages(sink_batch(0), tuple(stage.staged(f"x{i}", 1) for i in range(40))))
     assert len(stage.held) == 16
     stage.held.clear()
     stage.holding = ()
@@ -243,13 +243,13 @@ def test_whoever_loses_the_stream_says_that_the_outcome_is_unknown() -> None:
     owner = stage.taken("p1")
     owner.ask(batch(0))
     stage.hold(CompareAndSet)
-    owner.ask(TakeIn(sink_batch(0), (stage.staged("x", 9000),)))
+    owner.ask(ImportStages(sink_batch(0), (stage.staged("x", 9000),)))
     stage.holding = ()
     other = stage.taken("p2")
     stage.release()
     assert isinstance(owner.answers[3], DLogError)
     assert owner.answers[3].outcome_unknown
-    assert other.ask(TakeIn(sink_batch(0), (("x", EntryId(0)),))).first == 2, "and nothing was done"
+    assert other.ask(ImportStages(sink_batch(0), (("x", EntryId(0)),))).first == 2, "and nothing was done"
 
 
 def test_a_reply_that_is_lost_is_found_to_have_been_carried_out() -> None:
@@ -257,7 +257,7 @@ def test_a_reply_that_is_lost_is_found_to_have_been_carried_out() -> None:
     owner = stage.taken("p1")
     owner.ask(batch(0))
     stage.hold(CompareAndSet)
-    owner.ask(TakeIn(sink_batch(0), (stage.staged("x", 9000),)))
+    owner.ask(ImportStages(sink_batch(0), (stage.staged("x", 9000),)))
     change = next(m for m in reversed(owner.metadata_asked) if isinstance(m, CompareAndSet))
     stage.metadata(change)  # it took place, and its reply is lost
     stage.held.clear()
@@ -273,14 +273,14 @@ def test_somebody_else_began_a_segment_and_the_stages_wait_for_another_try() -> 
     owner = stage.taken("p1")
     owner.ask(batch(0))
     stage.hold(CompareAndSet)
-    owner.ask(TakeIn(sink_batch(0), (stage.staged("x", 9000),)))
+    owner.ask(ImportStages(sink_batch(0), (stage.staged("x", 9000),)))
     strange = Segment(number=SegmentNumber(2), name="j", first_txid=stage.value.segments[0].first_txid)
     stage.stored["j"] = stage.stored["x"].__class__(2)
     stage.value, stage.version = stage.value.with_segment(strange), stage.version + 1
     stage.release()
     assert isinstance(owner.answers[3], StreamUnavailableError)
     assert owner.machine.phase is Phase.SERVING
-    assert owner.ask(TakeIn(sink_batch(0), (("x", EntryId(0)),))).first == 2, "the strange one was empty"
+    assert owner.ask(ImportStages(sink_batch(0), (("x", EntryId(0)),))).first == 2, "the strange one was empty"
 
 
 def test_handing_over_and_sealing_refuse_what_is_not_begun_and_finish_what_is() -> None:
@@ -289,7 +289,7 @@ def test_handing_over_and_sealing_refuse_what_is_not_begun_and_finish_what_is() 
         owner = stage.taken("p1")
         owner.ask(batch(0))
         stage.hold(ExamineStage)
-        owner.ask(TakeIn(sink_batch(0), (stage.staged("x", 9000),)))
+        owner.ask(ImportStages(sink_batch(0), (stage.staged("x", 9000),)))
         owner.ask(ending)
         stage.release()
         assert isinstance(owner.answers[3], error)
@@ -297,7 +297,7 @@ def test_handing_over_and_sealing_refuse_what_is_not_begun_and_finish_what_is() 
         owner = stage.taken("p1")
         owner.ask(batch(0))
         stage.hold(SealSegment)
-        owner.ask(TakeIn(sink_batch(0), (stage.staged("x", 9000),)))
+        owner.ask(ImportStages(sink_batch(0), (stage.staged("x", 9000),)))
         owner.ask(ending)
         stage.release()
         assert owner.answers[3].first == 2
@@ -308,10 +308,10 @@ def test_handing_over_and_sealing_refuse_what_is_not_begun_and_finish_what_is() 
 def test_a_sealed_stream_answers_for_what_it_has() -> None:
     stage = Stage()
     owner = stage.taken("p1")
-    owner.ask(TakeIn(sink_batch(0), (stage.staged("x", 1),)))
+    owner.ask(ImportStages(sink_batch(0), (stage.staged("x", 1),)))
     owner.ask(SealStream())
-    assert owner.ask(TakeIn(sink_batch(0), (("x", EntryId(0)),))).duplicate
-    assert isinstance(owner.ask(TakeIn(sink_batch(1), (stage.staged("y", 1),))), EndOfStreamError)
+    assert owner.ask(ImportStages(sink_batch(0), (("x", EntryId(0)),))).duplicate
+    assert isinstance(owner.ask(ImportStages(sink_batch(1), (stage.staged("y", 1),))), EndOfStreamError)
     assert isinstance(owner.ask(once(1)), EndOfStreamError)
 
 
@@ -319,7 +319,7 @@ def test_the_table_of_producers_is_found_behind_segments_that_were_taken_in() ->
     stage = Stage()
     owner = stage.taken("p1", OwnerOptions(recover_segments_max=1))
     owner.ask(batch(0, producer=BOB))
-    owner.ask(TakeIn(sink_batch(0), tuple(stage.staged(f"x{i}", 9000) for i in range(5))))
+    owner.ask(ImportStages(sink_batch(0), tuple(stage.staged(f"x{i}", 9000) for i in range(5))))
     other = stage.taken("p2", OwnerOptions(recover_segments_max=1))
     again = other.ask(batch(0, producer=BOB, retry=True))
     assert again.duplicate and again.dlsn == of(1, 0, 0)
@@ -362,11 +362,13 @@ def test_a_batch_that_was_to_be_appended_may_be_taken_in_if_it_certainly_was_not
     stage.held.clear()
     stage.holding = ()
     other = stage.taken("p2")
-    assert other.ask(TakeIn(sink_batch(0), (stage.staged("x", 9000),))) == SegmentsImported(SegmentNumber(1), 1, 1)
+    assert other.ask(ImportStages(sink_batch(0), (stage.staged("x", 9000),))) == SegmentsImported(
+        SegmentNumber(1), 1, 1
+    )
     assert other.ask(once(0)).duplicate
     appended = stage.taken("p3")
     appended.ask(once(1))
-    doubtful = appended.ask(TakeIn(sink_batch(1), (stage.staged("y", 9000),)))
+    doubtful = appended.ask(ImportStages(sink_batch(1), (stage.staged("y", 9000),)))
     assert isinstance(doubtful, ProducerUnknownError)
 
 
@@ -379,10 +381,12 @@ def test_what_was_forgotten_is_not_guessed_at() -> None:
     assert isinstance(unknown, ProducerUnknownError)
     assert unknown.since == (1, 2), "up to here the log must be read"
     parts = (stage.staged("x", 9000),)
-    doubtful = owner.ask(TakeIn(sink_batch(0), parts))
+    doubtful = owner.ask(ImportStages(sink_batch(0), parts))
     assert isinstance(doubtful, ProducerUnknownError)
-    assert isinstance(owner.ask(TakeIn(sink_batch(0), parts, since=(1, 0))), ProducerUnknownError), "not far enough"
-    assert owner.ask(TakeIn(sink_batch(0), parts, since=doubtful.since)).first == 2
+    assert isinstance(owner.ask(ImportStages(sink_batch(0), parts, since=(1, 0))), ProducerUnknownError), (
+        "not far enough"
+    )
+    assert owner.ask(ImportStages(sink_batch(0), parts, since=doubtful.since)).first == 2
     owner.ask(once(1))
     owner.ask(batch(0, since=(9, 0)))
     again = owner.ask(once(1))
@@ -485,12 +489,12 @@ def test_a_segment_lies_in_one_store_whatever_its_place_is_called() -> None:
     assert stage.value.segments[0] == first
 
 
-def staged_and_moved() -> tuple[Stage, Actor, TakeIn]:
+def staged_and_moved() -> tuple[Stage, Actor, ImportStages]:
     """A stage without a number that was imported, and moved to cold storage since; its ledger still exists."""
     stage = Stage()
     owner = stage.taken("p1")
     owner.ask(batch(0))
-    request = TakeIn(None, (stage.staged("7", 9000),))
+    request = ImportStages(None, (stage.staged("7", 9000),))
     assert not owner.ask(request).duplicate
     taken = next(s for s in stage.value.segments if s.name == "7")
     stage.stored["cold/k"] = stage.stored["7"]

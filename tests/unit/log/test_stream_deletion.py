@@ -20,10 +20,10 @@ from dlog.log.messages import (
     AppendSinkBatch,
     BatchWritten,
     DeleteStream,
+    ImportStages,
     MoveListedSegment,
     RecoverSegment,
     SealStream,
-    TakeIn,
     TruncateBefore,
 )
 from dlog.machine import CompareAndSet, MetadataSeen, OutcomeUnknown, PeerLost
@@ -233,7 +233,7 @@ OF_ANOTHER_INCARNATION = [
     TruncateBefore(DLSN_FIRST, "b2"),
     AlterStream(StreamSettings(retention_s=1.0, version=1), "b2"),
     MoveListedSegment(SegmentNumber(1), "ledger", "1a", "cold", "x", "b2"),
-    TakeIn(None, (("1", EntryId(0)),), incarnation="b2"),
+    ImportStages(None, (("1", EntryId(0)),), incarnation="b2"),
     AppendSinkBatch(SINK, batch(0, producer=SINK.producer), "b2"),
 ]
 

@@ -93,7 +93,7 @@ class Stage:
         self.owner = Owner()
         self.deletion: Any = Deletion()
         self.gone: list[str] = []
-        self.holdings = OwnedStreams(
+        self.owned_streams = OwnedStreams(
             everybody,
             tasks,
             everybody,
@@ -126,23 +126,23 @@ async def test_a_release_that_metadata_does_not_answer_ends_with_an_error_that_s
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         stage = Stage(group, ClaimHere(Epoch(0)), release_s=0.05)
         stage.owner.may_take.set()
-        await stage.holdings.ask(S, None)
+        await stage.owned_streams.ask(S, None)
         with pytest.raises(RequestTimeoutError, match="may or may not be released") as told:
-            await stage.holdings.hand_over_on_request(S, INCARNATION)
+            await stage.owned_streams.hand_over_on_request(S, INCARNATION)
     assert told.value.outcome_unknown
     assert stage.owner.is_stopped
     assert stage.gone == [S]
-    assert not stage.holdings.all
+    assert not stage.owned_streams.all
 
 
 async def test_a_stream_that_is_being_taken_is_handed_back_once_it_is_taken() -> None:
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         stage = Stage(group, ClaimHere(Epoch(0)))
         stage.owner.may_release.set()
-        taking = group.create_task(stage.holdings.ask(S, None), name="take")
+        taking = group.create_task(stage.owned_streams.ask(S, None), name="take")
         await asyncio.sleep(0)
-        assert stage.holdings.find(S) is not None
-        handing = group.create_task(stage.holdings.hand_over_on_request(S, INCARNATION), name="hand back")
+        assert stage.owned_streams.find(S) is not None
+        handing = group.create_task(stage.owned_streams.hand_over_on_request(S, INCARNATION), name="hand back")
         await asyncio.sleep(0)
         assert not handing.done()
         stage.owner.may_take.set()
@@ -156,7 +156,7 @@ async def test_a_stream_whose_owner_is_gone_is_taken_and_handed_back() -> None:
         stage = Stage(group, ClaimHere(Epoch(3), "dead:1"))
         stage.owner.may_take.set()
         stage.owner.may_release.set()
-        await stage.holdings.hand_over_on_request(S, INCARNATION)
+        await stage.owned_streams.hand_over_on_request(S, INCARNATION)
     assert stage.owner.releases == 1
 
 
@@ -164,12 +164,12 @@ async def test_what_is_anothers_is_answered_with_where_and_of_what_is_nobodys_th
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         for is_owner in (True, False):
             with pytest.raises(OwnedElsewhereError) as told:
-                await Stage(group, GoElsewhere("other:1", Epoch(2), is_owner)).holdings.hand_over_on_request(
+                await Stage(group, GoElsewhere("other:1", Epoch(2), is_owner)).owned_streams.hand_over_on_request(
                     S, INCARNATION
                 )
             assert told.value.location == "other:1"
         stage = Stage(group, ClaimHere(Epoch(2)))
-        await stage.holdings.hand_over_on_request(S, INCARNATION)
+        await stage.owned_streams.hand_over_on_request(S, INCARNATION)
     assert stage.owner.releases == 0
 
 
@@ -177,22 +177,22 @@ async def test_streams_with_requests_that_wait_are_given_up_and_the_others_kept(
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         stage = Stage(group, ClaimHere(Epoch(0)))
         stage.owner.may_take.set()
-        await stage.holdings.ask(S, None)
-        stage.holdings.give_up_stuck(0.0)
+        await stage.owned_streams.ask(S, None)
+        stage.owned_streams.give_up_stuck(0.0)
         assert stage.gone == [], "nobody waits"
         stage.owner.waiting = 1
-        stage.holdings.give_up_stuck(0.0)
+        stage.owned_streams.give_up_stuck(0.0)
         assert stage.gone == [S]
         assert stage.owner.is_stopped
         stage.owner.may_take.clear()
 
         async def ask_in_vain() -> None:
             with pytest.raises(StreamUnavailableError):
-                await stage.holdings.ask(S, None)
+                await stage.owned_streams.ask(S, None)
 
         group.create_task(ask_in_vain(), name="ask")
         await asyncio.sleep(0)
-        stage.holdings.give_up_stuck(0.0)
+        stage.owned_streams.give_up_stuck(0.0)
         stage.owner.may_take.set()
 
 
@@ -200,24 +200,24 @@ async def test_only_streams_without_progress_for_a_while_are_stuck(monkeypatch: 
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         stage = Stage(group, ClaimHere(Epoch(0)))
         now_s = 0.0
-        monkeypatch.setattr(stage.holdings, "_now_s", lambda: now_s)
+        monkeypatch.setattr(stage.owned_streams, "_now_s", lambda: now_s)
         stage.owner.may_take.set()
-        await stage.holdings.ask(S, None)
-        assert not stage.holdings.has_stuck(1.0), "no request is pending"
+        await stage.owned_streams.ask(S, None)
+        assert not stage.owned_streams.has_stuck(1.0), "no request is pending"
         stage.owner.waiting = 1
-        stage.holdings._asked[stage.holdings.all[0]] = None
+        stage.owned_streams._asked[stage.owned_streams.all[0]] = None
         for _ in range(3):
-            assert not stage.holdings.has_stuck(1.0)
+            assert not stage.owned_streams.has_stuck(1.0)
             now_s += 0.9
-            stage.holdings.moved(S)
-        assert not stage.holdings.has_stuck(1.0)
+            stage.owned_streams.moved(S)
+        assert not stage.owned_streams.has_stuck(1.0)
         now_s += 0.9
-        assert not stage.holdings.has_stuck(1.0)
-        stage.holdings.give_up_stuck(1.0)
+        assert not stage.owned_streams.has_stuck(1.0)
+        stage.owned_streams.give_up_stuck(1.0)
         assert stage.gone == []
         now_s += 0.1
-        assert stage.holdings.has_stuck(1.0)
-        stage.holdings.give_up_stuck(1.0)
+        assert stage.owned_streams.has_stuck(1.0)
+        stage.owned_streams.give_up_stuck(1.0)
         assert stage.gone == [S]
 
 
@@ -226,10 +226,10 @@ async def test_what_is_owned_in_another_life_is_not_handed_back() -> None:
         stage = Stage(group, ClaimHere(Epoch(0)))
         stage.owner.may_take.set()
         stage.owner.may_release.set()
-        await stage.holdings.ask(S, None)
+        await stage.owned_streams.ask(S, None)
         with pytest.raises(StreamUnavailableError):
-            await stage.holdings.hand_over_on_request(S, "of the stream before")
-        holding = stage.holdings.find(S)
+            await stage.owned_streams.hand_over_on_request(S, "of the stream before")
+        holding = stage.owned_streams.find(S)
         assert holding is not None
         assert holding.serving
         assert (stage.owner.releases, stage.owner.is_stopped, stage.gone) == (0, False, [])
@@ -239,20 +239,20 @@ async def test_a_deletion_stops_the_owner_first_and_keeps_everybody_else_out_unt
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         stage = Stage(group, ClaimHere(Epoch(0)))
         stage.owner.may_take.set()
-        await stage.holdings.ask(S, None)
-        deleting = group.create_task(stage.holdings.delete(S, DELETE), name="delete")
+        await stage.owned_streams.ask(S, None)
+        deleting = group.create_task(stage.owned_streams.delete(S, DELETE), name="delete")
         await asyncio.sleep(0)
         assert stage.owner.is_stopped
         assert stage.deletion.asked == [DELETE]
         writing = group.create_task(_refused(stage), name="write")
         with pytest.raises(StreamUnavailableError):
-            await stage.holdings.delete(S, DELETE)
+            await stage.owned_streams.delete(S, DELETE)
         assert not writing.done()
         stage.deletion.may_end.set()
         await deleting
         await writing
         assert stage.deletion.is_stopped
-        assert not stage.holdings.all
+        assert not stage.owned_streams.all
 
 
 async def test_a_deletion_that_fails_lets_the_stream_be_taken_again() -> None:
@@ -261,9 +261,9 @@ async def test_a_deletion_that_fails_lets_the_stream_be_taken_again() -> None:
         stage.deletion.error = SegmentNotEndedError("bookies are gone")
         stage.deletion.may_end.set()
         with pytest.raises(SegmentNotEndedError):
-            await stage.holdings.delete(S, DELETE)
+            await stage.owned_streams.delete(S, DELETE)
         stage.owner.may_take.set()
-        holding = await stage.holdings.ask(S, None)
+        holding = await stage.owned_streams.ask(S, None)
         assert holding.serving
 
 
@@ -271,52 +271,52 @@ async def test_a_deletion_that_metadata_does_not_answer_ends_with_an_error_that_
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         stage = Stage(group, ClaimHere(Epoch(0)), release_s=0.05)
         with pytest.raises(RequestTimeoutError, match="the stream may be deleted later") as told:
-            await stage.holdings.delete(S, DELETE)
+            await stage.owned_streams.delete(S, DELETE)
     assert told.value.outcome_unknown
     assert stage.deletion.is_stopped
-    assert not stage.holdings.all
+    assert not stage.owned_streams.all
 
 
 async def _refused(stage: Stage) -> None:
     with pytest.raises(StreamUnavailableError):
-        await stage.holdings.ask(S, None)
+        await stage.owned_streams.ask(S, None)
 
 
 async def test_whether_something_waits_is_told_without_a_look_at_every_stream() -> None:
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         stage = Stage(group, ClaimHere(Epoch(0)))
-        holdings = stage.holdings
-        assert not holdings.has_waiting()
-        taken = group.create_task(holdings.ask(S, None), name="take")
+        owned_streams = stage.owned_streams
+        assert not owned_streams.has_waiting()
+        taken = group.create_task(owned_streams.ask(S, None), name="take")
         await asyncio.sleep(0)
-        assert holdings.has_waiting(), "it is being taken"
+        assert owned_streams.has_waiting(), "it is being taken"
         stage.owner.may_take.set()
         await taken
-        assert not holdings.has_waiting()
-        cost = {0: operations(holdings.has_waiting)}
+        assert not owned_streams.has_waiting()
+        cost = {0: operations(owned_streams.has_waiting)}
         for number in range(1, 1001):
-            await holdings.ask(f"quiet-{number}", None)
-        assert not holdings.has_waiting(), "those that nobody asks are looked at once"
-        cost[1000] = operations(holdings.has_waiting)
+            await owned_streams.ask(f"quiet-{number}", None)
+        assert not owned_streams.has_waiting(), "those that nobody asks are looked at once"
+        cost[1000] = operations(owned_streams.has_waiting)
         assert cost[1000] == cost[0]
-        holdings.submit(S, "a batch", lambda _: None)
-        assert holdings.has_waiting() and holdings.has_waiting()
+        owned_streams.submit(S, "a batch", lambda _: None)
+        assert owned_streams.has_waiting() and owned_streams.has_waiting()
         stage.owner.waiting = 0
-        assert not holdings.has_waiting()
+        assert not owned_streams.has_waiting()
         stage.owner.waiting = 1
-        holdings.submit("quiet-7", "a batch", lambda _: None)
+        owned_streams.submit("quiet-7", "a batch", lambda _: None)
         owner: Any = stage.owner
-        holdings.lost("quiet-7", owner)
-        assert not holdings.has_waiting(), "what is not owned any more does not count"
+        owned_streams.lost("quiet-7", owner)
+        assert not owned_streams.has_waiting(), "what is not owned any more does not count"
 
 
 async def test_a_stream_that_is_handed_over_waits() -> None:
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         stage = Stage(group, ClaimHere(Epoch(0)))
         stage.owner.may_take.set()
-        await stage.holdings.ask(S, None)
-        assert not stage.holdings.has_waiting()
-        group.create_task(stage.holdings.hand_over(S), name="release")
+        await stage.owned_streams.ask(S, None)
+        assert not stage.owned_streams.has_waiting()
+        group.create_task(stage.owned_streams.hand_over(S), name="release")
         await asyncio.sleep(0)
-        assert stage.holdings.has_waiting()
+        assert stage.owned_streams.has_waiting()
         stage.owner.may_release.set()

@@ -32,30 +32,30 @@ class Source:
 
     def __init__(self) -> None:
         self.asked: list[SourceQuestion] = []
-        self.views: list[FeedSubscription] = []
+        self.subscriptions: list[FeedSubscription] = []
 
     @contextlib.asynccontextmanager
     async def hold(self, name: str) -> AsyncIterator[Source]:
         yield self
 
     def attach(self, post: Callable[[Any], None], on_lost: Callable[[], None]) -> FeedSubscription:
-        view = FeedSubscription(self, post, on_lost, reads_before=0)
-        self.views.append(view)
-        return view
+        subscription = FeedSubscription(self, post, on_lost, reads_before=0)
+        self.subscriptions.append(subscription)
+        return subscription
 
-    def detach(self, view: FeedSubscription) -> None:
-        if view in self.views:
-            self.views.remove(view)
+    def detach(self, subscription: FeedSubscription) -> None:
+        if subscription in self.subscriptions:
+            self.subscriptions.remove(subscription)
 
-    def answer(self, view: FeedSubscription, question: SourceQuestion) -> None:
+    def answer(self, subscription: FeedSubscription, question: SourceQuestion) -> None:
         self.asked.append(question)
         match question:
             case GetStream():
-                view.say(StreamSeen(StreamMetadata(name=StreamName("s"), segments=(SEGMENT,)), fresh=True))
+                subscription.say(StreamSeen(StreamMetadata(name=StreamName("s"), segments=(SEGMENT,)), fresh=True))
             case WatchLac():
-                view.say(SegmentLacSeen(SEGMENT.number, SEGMENT.location, EntryId(999), False))
+                subscription.say(SegmentLacSeen(SEGMENT.number, SEGMENT.location, EntryId(999), False))
             case GetEntries(_, first):
-                view.say(EntriesGot(SEGMENT.number, SEGMENT.location, first, (ENTRY,)))
+                subscription.say(EntriesGot(SEGMENT.number, SEGMENT.location, first, (ENTRY,)))
 
 
 class Client:
@@ -83,7 +83,7 @@ async def test_a_reader_that_is_cancelled_sends_nothing_of_the_credit_it_has_lef
     async with asyncio.timeout(30):
         await reader.run()
     assert client.sent == 3
-    assert not source.views
+    assert not source.subscriptions
     assert sum(isinstance(q, GetEntries) for q in source.asked) <= 4
 
 

@@ -62,7 +62,7 @@ async def test_what_is_read_is_what_was_written_whatever_is_kept(bytes_max: int,
         assert (reader.end, reader.last_confirmed) == (299, 299)
         assert await read_all(reader, bytes_max) == PAYLOADS
         assert await reader.read(EntryId(123), EntryId(123), 1) == [PAYLOADS[123]]
-        assert store._keeping.bytes <= max(cache, extent + 1000)
+        assert store._cache.bytes <= max(cache, extent + 1000)
 
 
 async def test_who_reads_on_gets_extents_and_the_next_one_is_fetched_meanwhile() -> None:
@@ -266,12 +266,12 @@ async def test_a_failure_is_told_to_all_who_wait_and_kept_for_nobody() -> None:
             raise StoreUnavailableError("not now")
         return Extent(0, [b"x"], 1)
 
-    async with AsyncLruCache[str, Extent](10) as keeping:
+    async with AsyncLruCache[str, Extent](10) as cache:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_outcome(keeping.get("k", load)), name="get") for _ in range(3)]
+            tasks = [group.create_task(_outcome(cache.get("k", load)), name="get") for _ in range(3)]
         assert [type(task.result()) for task in tasks] == [StoreUnavailableError] * 3
         assert calls == 1
-        assert (await keeping.get("k", load)).payloads == [b"x"]
+        assert (await cache.get("k", load)).payloads == [b"x"]
 
 
 async def _outcome(asked: Any) -> Any:
@@ -288,21 +288,21 @@ async def test_who_stops_waiting_stops_nothing_and_who_waits_at_the_end_is_told(
         await go.wait()
         return Extent(0, [b"x"], 1)
 
-    async with asyncio.TaskGroup() as group, AsyncLruCache[str, Extent](10) as keeping:
-        one = group.create_task(_outcome(keeping.get("k", load)), name="one")
+    async with asyncio.TaskGroup() as group, AsyncLruCache[str, Extent](10) as cache:
+        one = group.create_task(_outcome(cache.get("k", load)), name="one")
         await asyncio.sleep(0)
         one.cancel()
         await asyncio.wait((one,))
         go.set()
-        assert (await keeping.get("k", load)).size == 1
+        assert (await cache.get("k", load)).size == 1
         go.clear()
-        two = group.create_task(_outcome(keeping.get("other", load)), name="two")
-        three = group.create_task(_outcome(keeping.get("third", load)), name="three")
+        two = group.create_task(_outcome(cache.get("other", load)), name="two")
+        three = group.create_task(_outcome(cache.get("third", load)), name="three")
         await asyncio.sleep(0)
     assert one.cancelled()
     assert [type(task.result()) for task in (two, three)] == [ReaderClosedError] * 2
     with pytest.raises(ReaderClosedError):
-        await keeping.get("late", load)
+        await cache.get("late", load)
 
 
 def test_a_summary_names_its_segment() -> None:

@@ -50,7 +50,7 @@ def test_every_operation_and_its_fields() -> None:
 
 def test_the_messages_with_a_body() -> None:
     with_body = {int(row[0]) for row in rows("1.4") if len(row) > 3 and row[3]}
-    assert with_body == {Op.WRITE, Op.SINK_WRITE, Op.TAKE_IN, Op.DONE, Op.ENTRIES}
+    assert with_body == {Op.WRITE, Op.SINK_WRITE, Op.IMPORT_SEGMENTS, Op.DONE, Op.ENTRIES}
 
 
 def test_every_kind_is_explained() -> None:

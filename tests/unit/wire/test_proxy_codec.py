@@ -69,7 +69,7 @@ def messages(draw: st.DrawFn) -> Message:
         values["body"] = draw(st.binary(max_size=100))
     elif op is Op.SINK_WRITE:
         values["body"] = draw(st.binary(max_size=100))
-    elif op is Op.TAKE_IN:
+    elif op is Op.IMPORT_SEGMENTS:
         values["parts"] = tuple(draw(st.lists(st.tuples(TEXT, U63), max_size=5)))
     elif op is Op.READ:
         values["start"] = draw(st.sampled_from(Start))
@@ -125,15 +125,15 @@ def test_fields_of_any_kind_end_in_a_message_or_a_protocol_error(op: Op, fields:
 
 @pytest.mark.parametrize("parts", [[["1"]], [["1", -1]], [[1, 1]], ["1"], {}, [["1", 0]] * 1001])
 def test_parts_are_named_with_their_last_entries(parts: Any) -> None:
-    with pytest.raises(ProtocolError, match=r"TakeIn|msgpack"):
-        decoded(Op.TAKE_IN, 1, "s", "a1", "", 0, "", 0, None, body=msgpack.packb(parts))
+    with pytest.raises(ProtocolError, match=r"ImportSegments|msgpack"):
+        decoded(Op.IMPORT_SEGMENTS, 1, "s", "a1", "", 0, "", 0, None, body=msgpack.packb(parts))
 
 
 def test_the_store_of_stages_is_left_out_where_they_are_ledgers() -> None:
     parts = (("7", 3),)
-    header = [int(Op.TAKE_IN), 1, "s", "a1", "sink", 2, "q", 5, None]
+    header = [int(Op.IMPORT_SEGMENTS), 1, "s", "a1", "sink", 2, "q", 5, None]
     for store, fields in ((None, header), ("file", [*header, "file"])):
-        message = proxy.TakeIn(1, "s", "a1", "sink", 2, "q", 5, None, store, parts)
+        message = proxy.ImportSegments(1, "s", "a1", "sink", 2, "q", 5, None, store, parts)
         assert b"".join(encode(message)) == frame_of(msgpack.packb(fields), msgpack.packb(parts))
         assert decoded(*fields, body=msgpack.packb(parts)) == message
     for wrong in (header[:-1], [*header, 1], [*header, "file", None]):
@@ -230,7 +230,7 @@ def test_only_five_messages_have_a_body() -> None:
     for op, (cls, fields) in SCHEMA.items():
         if {f.name for f in dataclasses.fields(cls)} != {name for name, _ in fields}:
             with_body.add(op)
-    assert with_body == {Op.WRITE, Op.SINK_WRITE, Op.TAKE_IN, Op.ENTRIES, Op.DONE}
+    assert with_body == {Op.WRITE, Op.SINK_WRITE, Op.IMPORT_SEGMENTS, Op.ENTRIES, Op.DONE}
     with pytest.raises(ProtocolError, match="no body"):
         decoded(16, 1, body=b"x")
 
