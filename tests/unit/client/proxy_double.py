@@ -225,11 +225,14 @@ class Double:
             _, first, skip = read.value
             if skip and first < len(self.log.entries) and skip >= self.slots(first):
                 first, skip = first + 1, 0
-        peer.send(proxy.ReaderEvent(read.request, proxy.ReaderEventKind.STARTED, {"dlsn": [1, first, skip]}))
+        kind = proxy.ReaderEventKind
+        peer.send(proxy.ReaderEvent(read.request, kind.STARTED, {"dlsn": [1, first, skip]}))
         for entry in range(first, len(self.log.entries)):
             payload = self.log.entries[entry]
+            left = len(self.log.entries) - entry - 1
+            if left:
+                peer.send(proxy.ReaderEvent(read.request, kind.BEHIND, {"segments": 0, "entries": left}))
             peer.send(proxy.Entries(read.request, 1, entry, (len(payload),), skip if entry == first else 0, payload))
-        kind = proxy.ReaderEventKind
         peer.send(proxy.ReaderEvent(read.request, kind.END_OF_STREAM if self.log.sealed else kind.CAUGHT_UP))
 
     def slots(self, entry: int) -> int:
