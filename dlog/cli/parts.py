@@ -302,12 +302,14 @@ class ZooKeeperPart(SupervisedProcess):
 
 
 def last_words(log: Path, since: int) -> str:
-    """The last lines of a part's log after offset `since`, on one line."""
+    """The last lines of a part's log after offset `since`, on one line; events of level info only if there is nothing
+    else."""
     try:
         with log.open("rb") as file:
             file.seek(since)
-            text = file.read()[-2000:].decode(errors="replace").strip()
+            text = file.read()[-8000:].decode(errors="replace").strip()
     except OSError:
         return "nothing"
     lines = [line for line in text.splitlines() if line.strip()]
-    return " | ".join(lines[-3:]) or "nothing"
+    lines = [line for line in lines if '"level": "info"' not in line] or lines
+    return " | ".join(lines[-3:])[-2000:] or "nothing"
