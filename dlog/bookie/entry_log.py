@@ -23,7 +23,6 @@ from dlog.bookie.cache import Stored
 from dlog.errors import DamagedError
 
 LOG_HEADER_BYTES = 32
-NO_SECTION = 0
 HEAD_BYTES = 8
 
 _FILE = struct.Struct(">4sIQ")

@@ -8,7 +8,7 @@ Invariants:
 - A version belongs to one incarnation of a key: a key deleted and created again takes no write with an older version.
 - Every write that decides something is a compare-and-set; watches are hints.
 
-Implementations of all: dlog/io/zookeeper_metadata.py, and dlog/io/memory_metadata.py for tests of one process. The
+Implementations of all: dlog/io/zookeeper_metadata.py, and tests/memory_metadata.py for tests of one process. The
 model in tests/simulation is a VersionedStore.
 """
 

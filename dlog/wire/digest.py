@@ -27,9 +27,7 @@ Buffer = bytes | bytearray | memoryview
 
 ENTRY_HEAD = struct.Struct(">qqqq")
 LAC_HEAD = struct.Struct(">qq")
-MASTER_KEY_SIZE = 20
 #: most bytes before the payload of an entry packet
-PACKET_OVERHEAD_MAX = ENTRY_HEAD.size + 20
 
 _crc32c: Callable[..., int] = _fastcrc.iscsi
 

@@ -34,7 +34,6 @@ from dlog.model.sink import SinkBatch, SinkRecord
 Buffer = bytes | bytearray | memoryview
 
 VERSION = 5
-VERSION_ENVELOPED = 4  # entries of segments below this version have no envelope
 #: data of R/version
 LOG_VERSION = b"\xff\xff\xff\xff"
 

@@ -24,7 +24,6 @@ from loadtest.waiting import until
 
 _LEDGER_BASE = 2**62  # a cluster assigns ids below
 _PORTION = 2000  # segments per change; ZooKeeper accepts 1 MiB
-_RELEASE_S = 30.0
 
 
 async def fill(

@@ -12,10 +12,10 @@ from dlog.bookie.options import BookieOptions
 from dlog.events import Event
 from dlog.io.bookie_dirs import check_cookies, lock_dirs, paths_of
 from dlog.io.bookie_store import OpenedStorage, open_storage
-from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.threads import Threads
 from dlog.model.ids import BookieId
 from tests.crashpoints.station import PATHS, Station
+from tests.memory_metadata import MemoryMetadata
 from tests.simulation.disk import SimulatedDisk
 
 T = TypeVar("T")

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 from dlog.bookie.journal import BLOCK, HEADER_BYTES
 from dlog.errors import DLogError
-from dlog.io.memory_metadata import MemoryMetadata
 from dlog.wire.bookie import Code
 from tests.crashpoints.bookie_start import begin
 from tests.crashpoints.history import History, asked
 from tests.crashpoints.station import Station, add, fence, packet
+from tests.memory_metadata import MemoryMetadata
 from tests.simulation.disk import SECTOR, Image, SimulatedDisk
 
 Hurt = Callable[[Image], None]

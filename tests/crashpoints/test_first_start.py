@@ -10,7 +10,6 @@ import pytest
 from dlog.bookie.journal import HEADER_BYTES, JournalDamaged
 from dlog.bookie.options import BookieOptions
 from dlog.errors import CookieError, DamagedError, DLogError
-from dlog.io.memory_metadata import MemoryMetadata
 from dlog.machine import Versioned
 from dlog.model.ids import BookieId
 from dlog.wire.bookie import Code
@@ -19,6 +18,7 @@ from tests.crashpoints.damage import Held, has_served, held
 from tests.crashpoints.history import judge
 from tests.crashpoints.states import states
 from tests.crashpoints.station import PATHS, Station, add, packet
+from tests.memory_metadata import MemoryMetadata
 from tests.simulation.disk import Image, SimulatedDisk
 
 

@@ -17,12 +17,12 @@ from dlog.bookie.options import BookieOptions
 from dlog.events import Event
 from dlog.io.bookie_store import StoragePaths, open_storage
 from dlog.io.disk import File, RealDisk
-from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import BookieInfo
 from dlog.io.threads import RealThreads
 from dlog.model.ids import BookieId
 from dlog.wire.framing import Buffer
 from tests.integration.bookie.raw import add_frame, read_frame
+from tests.memory_metadata import MemoryMetadata
 
 OPTIONS = BookieOptions(
     journal_file_bytes=256 * 1024,

@@ -23,13 +23,13 @@ from dlog.errors import (
 from dlog.events import Event, LedgerHandleFailed, LedgerIdInUse
 from dlog.io.bookie_client import BookieClient, BookieClientOptions
 from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
-from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import BookieInfo
 from dlog.ledger.recovery import RecoveryOptions
 from dlog.model.ids import NO_ENTRY, BookieId, EntryId
 from dlog.model.ledger import DigestType, LedgerKey, LedgerState
 from dlog.model.quorum import Quorum
 from tests.integration.ledgers.model_bookie import ModelBookie
+from tests.memory_metadata import MemoryMetadata
 
 E332 = Quorum(ensemble=3, write=3, ack=2)
 

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from dlog.events import Event
-from dlog.io.memory_metadata import MemoryMetadata
-from dlog.stores.memory import MemoryStore, MemoryStoreState
 from proxies.read.options import ReadOptions
 from proxies.read.server import ReadProxy
 from proxies.write.options import WriteOptions
 from proxies.write.server import WriteProxy
+from tests.memory_metadata import MemoryMetadata
+from tests.memory_store import MemoryStore, MemoryStoreState
 
 START_S = 90.0
 E = TypeVar("E", bound=Event)

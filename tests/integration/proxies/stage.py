@@ -15,13 +15,13 @@ from actors.feed_subscription import FeedSubscription
 from actors.owner_feed import OwnerListener
 from actors.stream_feed import StreamFeed
 from dlog.errors import ConnectionLostError
-from dlog.io.memory_metadata import MemoryMetadata
 from dlog.log.source_messages import EntriesGot, GetStream, SegmentLacSeen, SourceFailed, StreamSeen
 from dlog.machine import Fact, Received, Versioned
 from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
 from dlog.stores.contract import SegmentWriter
-from dlog.stores.memory import MemoryStore
+from tests.memory_metadata import MemoryMetadata
+from tests.memory_store import MemoryStore
 
 R = TypeVar("R", StreamSeen, SegmentLacSeen, EntriesGot, SourceFailed)
 SHORT = FeedOptions(metadata_wait_s=0.05, owner_wait_s=0.05, store_wait_s=0.05)

@@ -7,7 +7,6 @@ from typing import Any
 
 import dlog
 from dlog.events import ClaimLost, ProxyDrained, ProxySuspected, ProxyTrusted, StreamOwned, StreamReady
-from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import ProxyInfo
 from dlog.machine import Versioned
 from dlog.model.ids import ProxyId, StreamName
@@ -16,6 +15,7 @@ from dlog.wire.proxy import Create, Failed, GetOwner, GoAway, Written
 from proxies.write.server import WriteProxy
 from tests.integration.proxies.house import House, Running
 from tests.integration.proxies.raw import Raw, RawProducer
+from tests.memory_metadata import MemoryMetadata
 
 MEMORY = {"store": "memory"}
 

@@ -10,7 +10,6 @@ import pytest
 import dlog
 from dlog.errors import PositionBeyondEndError, StreamRecreatedError, TruncatedError
 from dlog.model.ids import EntryId
-from dlog.stores.memory import MemoryReader
 from dlog.wire.entry import CONTROL, END_OF_STREAM, decode_entry
 from dlog.wire.proxy import (
     Create,
@@ -31,6 +30,7 @@ from dlog.wire.proxy import ReaderEventKind as Kind
 from proxies.write.lac_subscriptions import ENTRIES_BYTES_MAX
 from tests.integration.proxies.house import House
 from tests.integration.proxies.raw import ANYTHING, Raw, RawProducer
+from tests.memory_store import MemoryReader
 
 MEMORY = {"store": "memory"}
 

@@ -25,10 +25,10 @@ from dlog.machine import Key, Outcome, OutcomeUnknown, Versioned
 from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
 from dlog.stores.contract import ReaderClosedError, StoreUnavailableError
-from dlog.stores.memory import MemoryReader
 from tests.deleting import delete_stream
 from tests.integration.proxies.house import House
 from tests.integration.proxies.stage import KEY, SHORT, STREAM, Asker, Stage, stage
+from tests.memory_store import MemoryReader
 
 
 async def test_a_stream_made_again_is_told_even_if_it_looks_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

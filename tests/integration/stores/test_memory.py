@@ -8,8 +8,8 @@ import pytest
 
 from dlog.model.ids import EntryId
 from dlog.stores.contract import SegmentCorruptError, SegmentStore, StoreUnavailableError
-from dlog.stores.memory import MemoryStore, MemoryStoreState
 from tests.integration.stores.contract import OpenStore, StoreContract
+from tests.memory_store import MemoryStore, MemoryStoreState
 
 
 class TestMemoryStore(StoreContract):

@@ -20,7 +20,6 @@ from dlog.stores.cold.locations import ObjectName, folder_of, parse_root
 from dlog.stores.cold.options import ColdOptions
 from dlog.stores.cold.store import ColdStore
 from dlog.stores.contract import SegmentNotFoundError, SegmentRef
-from dlog.stores.memory import MemoryStore
 from dlog.wire.proxy import Credit, MoveSegment, Start
 from dlog.wire.proxy import ReaderEventKind as Kind
 from tests.integration.proxies.house import House
@@ -28,6 +27,7 @@ from tests.integration.proxies.house import house as open_house
 from tests.integration.proxies.raw import Raw
 from tests.integration.proxies.test_reading import Reading, filled, numbers
 from tests.integration.stores.test_cold import bring
+from tests.memory_store import MemoryStore
 
 STREAM = StreamName("orders")
 

@@ -9,8 +9,8 @@ import pytest
 
 from dlog.model.ids import EntryId
 from dlog.stores.contract import SegmentNotFoundError, SegmentRef
-from dlog.stores.memory import MemoryReader, MemoryStore, MemoryStoreState, MemoryWriter
 from tests.integration.stores.contract import OpenStore, StoreContract
+from tests.memory_store import MemoryReader, MemoryStore, MemoryStoreState, MemoryWriter
 
 
 class DropsAnAcknowledgedEntry(MemoryStore):

@@ -13,7 +13,6 @@ import pytest
 
 from dlog.errors import CookieError
 from dlog.io.clock import unix_ms
-from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import AbsentStream, BookieInfo, Metadata, ProxyInfo, SessionState
 from dlog.io.zookeeper_cluster import cluster_init
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
@@ -23,6 +22,7 @@ from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
 from tests.deleting import delete_stream, mark_deleted
+from tests.memory_metadata import MemoryMetadata
 from tests.stream_settings import SETTINGS
 
 NAMESPACE = "/messaging/dlog"

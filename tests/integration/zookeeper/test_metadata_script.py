@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import Metadata
 from dlog.io.zookeeper_cluster import cluster_init
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
@@ -29,6 +28,7 @@ from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
 from tests.deleting import delete_stream
+from tests.memory_metadata import MemoryMetadata
 from tests.simulation.storage import MetadataModel
 from tests.stream_settings import SETTINGS
 

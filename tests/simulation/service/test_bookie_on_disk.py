@@ -16,8 +16,8 @@ from actors.bookie.server import DiskFailedError
 from dlog.bookie.options import BookieOptions
 from dlog.errors import CookieError
 from dlog.events import Event
-from dlog.io.memory_metadata import MemoryMetadata
 from tests.integration.bookie.raw import FENCE, KEY, add_frame, packet, read_frame
+from tests.memory_metadata import MemoryMetadata
 from tests.simulation.disk import SimulatedDisk, coin
 from tests.simulation.service.loop import Process, SimulatedLoop
 from tests.simulation.service.network import Network

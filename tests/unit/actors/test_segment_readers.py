@@ -8,7 +8,7 @@ from actors.segment_readers import SegmentReaders, segment_key
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Segment
 from dlog.stores.contract import SegmentRef
-from dlog.stores.memory import MemoryReader, MemoryStore
+from tests.memory_store import MemoryReader, MemoryStore
 
 STREAM = StreamName("orders")
 

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 
 from dlog.events import Event, MetadataLost, MetadataRegained
-from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import SessionState, Unsubscribe
 from dlog.io.metadata_contact import connection_events
 from dlog.io.metrics import METADATA_CONNECTED
+from tests.memory_metadata import MemoryMetadata
 
 CONNECTED, SUSPENDED, LOST = SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.LOST
 

@@ -11,7 +11,6 @@ import pytest
 from actors.runtime import TaskScope
 from dlog.errors import InvalidRequestError, StreamUnavailableError
 from dlog.events import SegmentDeleted, SegmentLeftBehind
-from dlog.io.memory_metadata import MemoryMetadata
 from dlog.machine import Missing, Versioned
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Owner, Segment, StoreSettings, StreamKey, StreamMetadata
@@ -26,6 +25,7 @@ from dlog.stores.contract import (
 from dlog.stores.settings import SettingsSchema
 from proxies.write import admin
 from proxies.write.admin import Admin, Removed
+from tests.memory_metadata import MemoryMetadata
 
 NAME = StreamName("orders")
 KEY = StreamKey(NAME)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dlog.io.memory_metadata import MemoryMetadata
 from dlog.model.ids import EntryId, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Segment, StreamMetadata
 from dlog.model.segment_list import SegmentList
 from proxies.catalog import LISTINGS_MAX, SEGMENTS_MAX, Listings, describe, with_tail
+from tests.memory_metadata import MemoryMetadata
 from tests.operations import operations
 
 

@@ -7,11 +7,11 @@ import socket
 
 import pytest
 
-from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import BookieInfo
 from dlog.model.ids import BookieId
 from proxies.write import dependency_check
 from proxies.write.dependency_check import BOOKIES, METADATA, DependencyCheck
+from tests.memory_metadata import MemoryMetadata
 
 
 class Waiting:

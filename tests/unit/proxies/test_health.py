@@ -6,13 +6,13 @@ import asyncio
 import json
 from typing import cast
 
-from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import BookieInfo
 from dlog.model.ids import BookieId
-from dlog.stores.memory import MemoryStore, MemoryStoreState
 from proxies.health import Health, Readiness
 from proxies.write.options import WriteOptions
 from proxies.write.server import WriteProxy
+from tests.memory_metadata import MemoryMetadata
+from tests.memory_store import MemoryStore, MemoryStoreState
 from tests.ports import free_port
 
 

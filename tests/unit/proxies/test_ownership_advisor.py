@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import ProxyInfo
 from dlog.model.ids import Epoch, ProxyId, StreamName
 from dlog.model.segment import Owner, StreamKey, StreamMetadata
 from proxies.write.ownership_advisor import ClaimHere, GoElsewhere, OwnershipAdvisor
+from tests.memory_metadata import MemoryMetadata
 
 NAMES = ("one", "two", "three")
 

@@ -9,13 +9,13 @@ from typing import Any, cast
 import pytest
 
 from dlog.errors import ConnectionLostError, StreamUnavailableError, UnavailableError
-from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import ProxyInfo
 from dlog.model.ids import ProxyId
 from dlog.wire.proxy import GetOwner, Question
 from proxies.dialling import Dialler
 from proxies.proxy_connection import ProxyConnection
 from proxies.read.relay import Relay
+from tests.memory_metadata import MemoryMetadata
 
 ADDRESS = "writer:1"
 QUESTION = GetOwner(0, "stream", "")

@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 
 from dlog.errors import MetadataUnavailableError, UnavailableError
-from dlog.io import memory_metadata
-from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import ProxyInfo, StreamHead
 from dlog.machine import Missing, Versioned
 from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, StreamSettings
 from proxies.write import upkeep
 from proxies.write.upkeep import Upkeep
+from tests import memory_metadata
+from tests.memory_metadata import MemoryMetadata
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_000 * HOUR_MS

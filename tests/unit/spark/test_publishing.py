@@ -15,8 +15,8 @@ from dlog.model.sink import SinkBatch, SinkRecord
 from dlog.spark.cluster_connection import Cluster
 from dlog.spark.publishing import _Publishing
 from dlog.stores.contract import SegmentRef
-from dlog.stores.memory import MemoryStore
 from dlog.wire.entry import build_record_set
+from tests.memory_store import MemoryStore
 
 NAME = StreamName("s")
 BATCH = SinkBatch("sink", 0, "q", 4)

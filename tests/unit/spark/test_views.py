@@ -23,7 +23,7 @@ from dlog.stores.contract import (
     SegmentStore,
     StoreUnavailableError,
 )
-from dlog.stores.memory import MemoryStore
+from tests.memory_store import MemoryStore
 from tests.unit.spark.test_columns import entry_of
 
 NAME = StreamName("s")

@@ -16,13 +16,13 @@ from dlog.bookie.garbage_collection import GarbageCollector, MarkRecord
 from dlog.bookie.index import LedgerRow
 from dlog.bookie.messages import CollectionResult, LedgersMarkedDeleted, LedgersNew, MarkLedgersDeleted
 from dlog.bookie.options import BookieOptions
-from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import SessionState, Unsubscribe
 from dlog.machine import Key, Outcome, OutcomeUnknown, Persisted, Received
 from dlog.model.ids import BookieId, LedgerId
 from dlog.model.ledger import LedgerKey
 from dlog.wire.bookie import Code, CollectionReport, CollectionState
 from tests.crashpoints.station import KEY, add
+from tests.memory_metadata import MemoryMetadata
 
 HOURLY = BookieOptions(gc_s=3600.0, gc_look_s=3600.0)
 INSTANCE = "ours"

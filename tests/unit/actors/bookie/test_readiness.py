@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from actors.bookie.readiness import BookieReadiness
-from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import BookieInfo, SessionState
 from dlog.model.ids import BookieId
+from tests.memory_metadata import MemoryMetadata
 
 INFO = BookieInfo(BookieId("127.0.0.1:3181"), "127.0.0.1", 3181)
 

@@ -1,4 +1,4 @@
-"""The metadata ports in memory, for tests and for logs that need not survive the process.
+"""The metadata ports in memory, for tests of one process.
 
 Invariants:
 - Versions, compare-and-set and watches behave as on ZooKeeper.
