@@ -216,7 +216,7 @@ def test_a_dry_run_says_what_would_be_read_and_reads_nothing(stage: Stage) -> No
     assert report.dry_run and report.verdict is Verdict.OK and report.findings == []
     for name in ("streams", "segments", "tasks"):
         assert report.counts[name] == real.counts[name]
-    keys = ("stream", "segment", "state", "place", "entries", "bytes", "replicas", "read_bytes")
+    keys = ("stream", "segment", "state", "location", "entries", "bytes", "replicas", "read_bytes")
     assert [[item[key] for key in keys] for item in report.items] == [[i[key] for key in keys] for i in real.items]
     code, out, err = command(
         *("pipeline", "audit", "--dry-run", "--stream", "sound", "--master", "local[1]"), directory=stage.up.directory

@@ -238,7 +238,7 @@ async def test_a_frozen_first_host_does_not_keep_us_from_the_second(
     os.kill(own_zookeeper.pid, signal.SIGSTOP)
     good = zookeeper_hosts.partition("/")[0]
     hosts = [own_zookeeper.hosts, good]
-    async with await ZooKeeper.connect(",".join(hosts), session_timeout_s=2.0, rng=first_in(hosts)) as zk:
+    async with await ZooKeeper.connect(",".join(hosts), session_timeout_s=6.0, rng=first_in(hosts)) as zk:
         assert await zk.exists("/" + zookeeper_hosts.partition("/")[2]) is not None
     os.kill(own_zookeeper.pid, signal.SIGCONT)
 
