@@ -15,7 +15,7 @@ import pytest
 
 from loadtest import runfile
 
-pytestmark = [pytest.mark.zookeeper, pytest.mark.long]
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 ROOT = Path(__file__).parents[3]
 SIZE = 6
 

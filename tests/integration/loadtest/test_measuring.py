@@ -18,7 +18,7 @@ from loadtest import runfile
 from loadtest.report import figures
 from tests.integration.cli.up import is_alive, wait_until
 
-pytestmark = pytest.mark.zookeeper
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 ROOT = Path(__file__).parents[3]
 SHORT = ["--quick", "--rounds", "1", "--voids", "0", "--wait", "0", "--seconds", "1", "--set", "warmup_s=0.5"]
 

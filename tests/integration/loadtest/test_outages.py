@@ -17,7 +17,7 @@ from loadtest.outages import Heirs, as_text, away, starved
 from tests.integration.cli.up import up
 from tests.simulation.record import load, render, save, set_owners
 
-pytestmark = pytest.mark.zookeeper
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 STREAMS = 12
 
 
