@@ -38,20 +38,22 @@ class OwnerListener(Protocol):
 class OwnerSubscriptions(Protocol):
     """Subscribes to the owner of a stream."""
 
-    async def follow(self, address: str, stream: StreamName, ear: OwnerListener, on_open: Callable[[], None]) -> None:
-        """Pass what the owner at `address` sends to `ear`, until the subscription ends.
+    async def follow(
+        self, address: str, stream: StreamName, listener: OwnerListener, on_open: Callable[[], None]
+    ) -> None:
+        """Pass what the owner at `address` sends to `listener`, until the subscription ends.
 
         on_open: called once the request is sent. Always raises in the end: OwnedElsewhereError (`location`: the proxy
-        to ask next, if known) or UnavailableError. When the connection is lost `ear.end` is called at once, before
+        to ask next, if known) or UnavailableError. When the connection is lost `listener.end` is called at once, before
         the new owner is looked up.
         """
         ...
 
-    async def sync(self, ear: OwnerListener) -> None:
-        """Return once `ear` has received everything that the owner had sent when this was called.
+    async def sync(self, listener: OwnerListener) -> None:
+        """Return once `listener` has received everything that the owner had sent when this was called.
 
-        Raises UnavailableError, also if the connection of `ear` is over and there is another one to the same owner:
-        that one serves other receivers.
+        Raises UnavailableError, also if the connection of `listener` is over and there is another one to the same
+        owner: that one serves other receivers.
         """
         ...
 
@@ -59,19 +61,19 @@ class OwnerSubscriptions(Protocol):
 class OwnerFeedUser(Protocol):
     """Uses what an owner sent (actors/owner_follower.py)."""
 
-    def believe(self, heard: OwnerFeed, number: int) -> None:
-        """Begin a new metadata read, then call `heard.locate`."""
+    def on_first_lac(self, feed: OwnerFeed, number: int) -> None:
+        """Begin a new metadata read, then call `feed.locate`."""
         ...
 
-    def heard(self, segment: Segment, lac: int, ended: bool) -> None:
+    def on_lac(self, segment: Segment, lac: int, ended: bool) -> None:
         """The owner sent this LAC, and the segment's location is certain."""
         ...
 
-    def brought(self, segment: Segment, first: int, payloads: Sequence[bytes]) -> None:
+    def on_entries(self, segment: Segment, first: int, payloads: Sequence[bytes]) -> None:
         """The owner sent these entries, and the segment's location is certain."""
         ...
 
-    def unheard(self, heard: OwnerFeed) -> None:
+    def on_closed(self, feed: OwnerFeed) -> None:
         """The connection is over."""
         ...
 
@@ -104,19 +106,19 @@ class OwnerFeed(OwnerListener):
         self._words[number] = (lac, ended)
         segment = self._located.get(number)
         if segment is not None:
-            self._listener.heard(segment, lac, ended)
+            self._listener.on_lac(segment, lac, ended)
             return
         is_asked = number in self._waiting
         self._waiting[number] = (lac, ended)
         self._settled.clear()
         if not is_asked:
-            self._listener.believe(self, number)
+            self._listener.on_first_lac(self, number)
 
     def entries(self, number: int, first: int, payloads: Sequence[bytes]) -> None:
         """Entries that arrive before the location is certain are dropped; readers get them from the store."""
         segment = self._located.get(number)
         if segment is not None:
-            self._listener.brought(segment, first, payloads)
+            self._listener.on_entries(segment, first, payloads)
 
     async def settle(self) -> None:
         """Wait until the owner has sent a LAC, and metadata has told the location of every segment that it named.
@@ -133,7 +135,7 @@ class OwnerFeed(OwnerListener):
         if not self.is_over:
             self.is_over = True
             self._settled.set()
-            self._listener.unheard(self)
+            self._listener.on_closed(self)
 
     def locate(self, number: int, segment: Segment | None) -> None:
         """Metadata was read after the number arrived. None: it does not list the number."""
@@ -144,7 +146,7 @@ class OwnerFeed(OwnerListener):
         lac, ended = self._waiting.pop(number)
         if segment is not None:
             self._located[number] = segment
-            self._listener.heard(segment, lac, ended)
+            self._listener.on_lac(segment, lac, ended)
         if not self._waiting:
             self._settled.set()
 

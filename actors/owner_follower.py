@@ -40,7 +40,7 @@ class OwnerFollower:
         pauses: RetryBackoff,
         changed: ChangeSignal,
     ) -> None:
-        self.is_heard = False  # a connected owner has sent a LAC
+        self.is_receiving = False  # a connected owner has sent a LAC
         self._metadata = metadata
         self._lacs = lacs
         self._fetches = fetches
@@ -49,7 +49,7 @@ class OwnerFollower:
         self._pauses = pauses
         self._changed = changed
         self._following: OwnerFeed | None = None  # the connection on which an owner was asked
-        self._seekers = 0  # readers that wait for an owner to tell the tail
+        self._tail_seekers = 0  # readers that wait for an owner to tell the tail
 
     async def run(self, tasks: asyncio.TaskGroup) -> None:
         """Connect to the owner, or to where it redirects, whenever a reader waits; until cancelled."""
@@ -61,15 +61,15 @@ class OwnerFollower:
             named = metadata.owner.address if metadata.owner is not None else None
             before, asked = asked, (metadata.incarnation, metadata.epoch)
             address = redirect if redirect and before == asked else named
-            if address is None or not (len(self._lacs) or self._seekers):
+            if address is None or not (len(self._lacs) or self._tail_seekers):
                 await self._changed.wait()
                 redirect = None
                 continue
-            heard = OwnerFeed(self, address, metadata.incarnation, metadata.epoch if address == named else None)
-            error = await self._follow(tasks, heard)
-            heard.end()
+            feed = OwnerFeed(self, address, metadata.incarnation, metadata.epoch if address == named else None)
+            error = await self._follow(tasks, feed)
+            feed.end()
             redirect = None
-            if heard.anything:
+            if feed.anything:
                 self._pauses.reset()
             if isinstance(error, OwnedElsewhereError) and error.location not in (None, address):
                 redirect = error.location
@@ -80,12 +80,12 @@ class OwnerFollower:
     @contextmanager
     def wanted(self) -> Iterator[None]:
         """Follow the owner meanwhile even if no reader waits at the tail."""
-        self._seekers += 1
+        self._tail_seekers += 1
         self._changed.notify()
         try:
             yield
         finally:
-            self._seekers -= 1
+            self._tail_seekers -= 1
 
     async def tells_tail(self, reads_before: int) -> bool:
         """Whether the owner has sent its LAC after this call began. reads_before: see FeedSubscription.
@@ -113,23 +113,23 @@ class OwnerFollower:
 
     def clear(self) -> None:
         """Forget the connection."""
-        self.is_heard, self._following = False, None
+        self.is_receiving, self._following = False, None
 
     def _is_to_be_asked(self, following: OwnerFeed | None, reads_before: int) -> bool:
         if following is None or self._metadata.newest_read <= reads_before:
             return following is not None
         return following.epoch is not None and following.epoch == self._metadata.epoch
 
-    def _is_of_this_incarnation(self, heard: OwnerFeed) -> bool:
+    def _is_of_this_incarnation(self, feed: OwnerFeed) -> bool:
         """Whether the stream is the incarnation the owner was asked about; "" matches any, as it may be set later."""
-        return not heard.incarnation or heard.incarnation == self._metadata.incarnation
+        return not feed.incarnation or feed.incarnation == self._metadata.incarnation
 
-    async def _follow(self, tasks: asyncio.TaskGroup, heard: OwnerFeed) -> DLogError | None:
+    async def _follow(self, tasks: asyncio.TaskGroup, feed: OwnerFeed) -> DLogError | None:
         """Receive from the owner until it ends (returns the error) or metadata names another owner or incarnation
         (returns None)."""
         metadata = self._metadata
-        name = f"receive from {heard.address} {metadata.stream}"
-        following = tasks.create_task(self._listen(heard), name=name)
+        name = f"receive from {feed.address} {metadata.stream}"
+        following = tasks.create_task(self._listen(feed), name=name)
         try:
             while not following.done():
                 changed = tasks.create_task(self._changed.wait(), name="change")
@@ -137,49 +137,49 @@ class OwnerFollower:
                     await asyncio.wait((following, changed), return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     changed.cancel()
-                if metadata.value is None or not self._is_of_this_incarnation(heard):
+                if metadata.value is None or not self._is_of_this_incarnation(feed):
                     return None
-                if metadata.owner is not None and metadata.epoch != heard.epoch and not following.done():
+                if metadata.owner is not None and metadata.epoch != feed.epoch and not following.done():
                     return None
         finally:
             following.cancel()
         return following.result()
 
-    async def _listen(self, heard: OwnerFeed) -> DLogError:
+    async def _listen(self, feed: OwnerFeed) -> DLogError:
         try:
-            await self._upstream.follow(heard.address, self._metadata.stream, heard, lambda: self._asked(heard))
+            await self._upstream.follow(feed.address, self._metadata.stream, feed, lambda: self._asked(feed))
         except DLogError as error:
             return error
         raise AssertionError("OwnerSubscriptions.follow must raise")
 
-    def _asked(self, heard: OwnerFeed) -> None:
-        self._following = heard
+    def _asked(self, feed: OwnerFeed) -> None:
+        self._following = feed
         self._changed.notify()
 
     # ---- what an owner sent: see OwnerFeedUser -----------------------------------------------------------------------
 
-    def believe(self, heard: OwnerFeed, number: int) -> None:
+    def on_first_lac(self, feed: OwnerFeed, number: int) -> None:
         """The first LAC of segment `number` on this connection came."""
-        self._metadata.refresh(partial(self._locate, heard, number))
+        self._metadata.refresh(partial(self._locate, feed, number))
 
-    def _locate(self, heard: OwnerFeed, number: int, error: DLogError | None) -> None:
+    def _locate(self, feed: OwnerFeed, number: int, error: DLogError | None) -> None:
         if error is None:
-            if self._is_of_this_incarnation(heard):  # otherwise the LAC is dropped and the connection ends
-                heard.locate(number, self._metadata.listed(number))
-        elif not heard.is_over:
-            self.believe(heard, number)
+            if self._is_of_this_incarnation(feed):  # otherwise the LAC is dropped and the connection ends
+                feed.locate(number, self._metadata.listed(number))
+        elif not feed.is_over:
+            self.on_first_lac(feed, number)
 
-    def heard(self, segment: Segment, lac: int, ended: bool) -> None:
+    def on_lac(self, segment: Segment, lac: int, ended: bool) -> None:
         """A LAC is certain; it may have been received on a connection that is lost by now."""
-        self.is_heard = self._following is not None
+        self.is_receiving = self._following is not None
         if not segment.completed:
             self._lacs.learn(segment, lac, ended)
 
-    def brought(self, segment: Segment, first: int, payloads: Sequence[bytes]) -> None:
+    def on_entries(self, segment: Segment, first: int, payloads: Sequence[bytes]) -> None:
         """Cache confirmed entries."""
         self._fetches.keep(segment, first, payloads)
 
-    def unheard(self, heard: OwnerFeed) -> None:
+    def on_closed(self, feed: OwnerFeed) -> None:
         """The connection is over. The store is polled until an owner sends a LAC again."""
         self.clear()
         self._changed.notify()

@@ -170,7 +170,7 @@ class StreamFeed:
 
     def _watch(self, subscription: FeedSubscription, question: WatchLac) -> None:
         waits = self._lacs.watch(subscription, question)
-        if waits and (len(self._lacs) == 1 or not self._owner.is_heard):
+        if waits and (len(self._lacs) == 1 or not self._owner.is_receiving):
             self._changed.notify()  # otherwise the owner's LAC is already being received, and the store is not polled
 
     # ---- metadata ---------------------------------------------------------------------------------------------------

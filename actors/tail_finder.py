@@ -68,7 +68,7 @@ class TailFinder:
         self._pauses.reset()
         while True:
             segment = self._metadata.tail
-            if self._owner.is_heard or segment is None or not self._lacs.waits_for(segment):
+            if self._owner.is_receiving or segment is None or not self._lacs.waits_for(segment):
                 await self._changed.wait()
                 continue
             known = EntryId(self._lacs.lac(segment))

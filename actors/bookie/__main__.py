@@ -16,7 +16,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from actors.bookie.connection import Connection
 from actors.bookie.readiness import BookieReadiness
-from actors.bookie.running import BookieEnvironment, live
+from actors.bookie.running import BookieEnvironment
+from actors.bookie.running import run as run_bookie
 from actors.bookie.server import BookieMetadata
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ConfigError
@@ -71,7 +72,7 @@ async def serve(options: BookieOptions) -> None:
         readiness.bookie = info.bookie
         process.ready("bookie", info.bookie, address)
 
-    ground = BookieEnvironment(
+    environment = BookieEnvironment(
         disk=RealDisk(),
         threads=RealThreads(loop),
         connect=metadata,
@@ -86,7 +87,7 @@ async def serve(options: BookieOptions) -> None:
             server = HttpServer({"/ready": readiness.answer})
             stack.callback(server.close)
             await server.listen(options.host, options.http_port)
-        await live(options, ground, stopping, tell=_tell, on_ready=on_ready)
+        await run_bookie(options, environment, stopping, tell=_tell, on_ready=on_ready)
 
 
 def _bind(host: str, port: int) -> socket.socket:

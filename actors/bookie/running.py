@@ -45,9 +45,9 @@ class BookieEnvironment:
     random_bits: Callable[[int], int] = secrets.randbits
 
 
-async def live(
+async def run(
     options: BookieOptions,
-    ground: BookieEnvironment,
+    environment: BookieEnvironment,
     stopping: asyncio.Event,
     *,
     tell: Callable[[Event], None],
@@ -56,39 +56,43 @@ async def live(
     """Run until `stopping` is set. Raises ConfigError, CookieError, DamagedError, MetadataUnavailableError,
     UnavailableError before it serves; DiskFailedError when it must stop. Cancelling ends it without a checkpoint.
     """
-    paths = paths_of(options, ground.disk)
-    dirs = await ground.threads.run(lock_dirs, paths, ground.disk)
+    paths = paths_of(options, environment.disk)
+    dirs = await environment.threads.run(lock_dirs, paths, environment.disk)
     try:
-        bookie = await ground.threads.run(_id, options, dirs, ground.address)
-        async with ground.connect() as metadata:
-            await check_cookies(dirs, bookie, metadata, ground.threads, may_have_moved=options.dirs_moved)
-            opened = await ground.threads.run(_open, options, ground, dirs, bookie, tell)
+        bookie = await environment.threads.run(_id, options, dirs, environment.address)
+        async with environment.connect() as metadata:
+            await check_cookies(dirs, bookie, metadata, environment.threads, may_have_moved=options.dirs_moved)
+            opened = await environment.threads.run(_open, options, environment, dirs, bookie, tell)
             collector = None
             if options.gc_s:
-                record = await ground.threads.run(read_mark_record, ground.disk, dirs.all[-1])
+                record = await environment.threads.run(read_mark_record, environment.disk, dirs.all[-1])
                 collector = GarbageCollector(
-                    await metadata.instance_id(), record, lambda: f"{ground.random_bits(128):032x}"
+                    await metadata.instance_id(), record, lambda: f"{environment.random_bits(128):032x}"
                 )
-            server = BookieServer(options, ground.disk, opened, dirs.all, ground.threads, tell=tell)
-            info = BookieInfo(bookie, *split_host_port(ground.address))
+            server = BookieServer(options, environment.disk, opened, dirs.all, environment.threads, tell=tell)
+            info = BookieInfo(bookie, *split_host_port(environment.address))
 
             def ready() -> None:
-                tell(BookieStarted(bookie, ground.address, server.machine.ledgers))
+                tell(BookieStarted(bookie, environment.address, server.machine.ledgers))
                 on_ready(info)
 
             with connection_events(metadata, tell):
                 await server.run(
-                    ground.listen, stopping, metadata=metadata, info=info, collector=collector, on_ready=ready
+                    environment.listen, stopping, metadata=metadata, info=info, collector=collector, on_ready=ready
                 )
     finally:
         dirs.close()
 
 
 def _open(
-    options: BookieOptions, ground: BookieEnvironment, dirs: LockedDirs, bookie: BookieId, tell: Callable[[Event], None]
+    options: BookieOptions,
+    environment: BookieEnvironment,
+    dirs: LockedDirs,
+    bookie: BookieId,
+    tell: Callable[[Event], None],
 ) -> OpenedStorage:
     try:
-        return open_storage(ground.disk, options, dirs.paths, bookie, tell, ground.random_bits)
+        return open_storage(environment.disk, options, dirs.paths, bookie, tell, environment.random_bits)
     except OSError as error:
         raise DiskFailedError(f"storage cannot be opened: {error.strerror or error}: file={error.filename}") from error
 

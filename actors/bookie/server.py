@@ -144,22 +144,20 @@ class BookieServer:
         self._settle()
         server = await listen(self._connect)
         try:
-            async with asyncio.TaskGroup() as incarnation:
+            async with asyncio.TaskGroup() as task_group:
                 tasks = [
-                    incarnation.create_task(self._watch_space(), name="bookie space"),
-                    incarnation.create_task(self._checkpoint(), name="bookie checkpoints"),
-                    incarnation.create_task(self._watch_failure(), name="bookie failure"),
-                    incarnation.create_task(self._watch_late(), name="bookie late frames"),
+                    task_group.create_task(self._watch_space(), name="bookie space"),
+                    task_group.create_task(self._checkpoint(), name="bookie checkpoints"),
+                    task_group.create_task(self._watch_failure(), name="bookie failure"),
+                    task_group.create_task(self._watch_late(), name="bookie late frames"),
                 ]
                 if metadata is not None and info is not None:
                     await metadata.register_bookie(info, readonly=self.machine.read_only)
                     tasks.append(
-                        incarnation.create_task(self._keep_registered(metadata, info), name="bookie registration")
+                        task_group.create_task(self._keep_registered(metadata, info), name="bookie registration")
                     )
                     if collector is not None and not self.machine.may_lack_data:
-                        tasks.append(
-                            incarnation.create_task(self._collect(metadata, info, collector), name="bookie gc")
-                        )
+                        tasks.append(task_group.create_task(self._collect(metadata, info, collector), name="bookie gc"))
                 on_ready()
                 await stopping.wait()
                 for task in tasks:

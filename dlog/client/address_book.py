@@ -55,7 +55,7 @@ class AddressBook:
     def ranked(self, role: str, avoid: Collection[str], is_connected: Callable[[str], bool], now_s: float) -> list[str]:
         """Addresses to try for this role, the most promising first; `avoid` comes last, as it may have recovered."""
 
-        def hope(address: str) -> tuple[bool, bool, bool, bool, bool, float]:
+        def rank(address: str) -> tuple[bool, bool, bool, bool, bool, float]:
             found = self._roles.get(address, "")
             is_stranger = self.is_stranger(address)
             return (
@@ -67,7 +67,7 @@ class AddressBook:
                 self._failed_s.get(address, 0.0),
             )
 
-        return sorted(self.known, key=hope)
+        return sorted(self.known, key=rank)
 
     def forget_surplus(self, busy: Collection[str]) -> set[str]:
         """Forget the oldest addresses, down to nine tenths of ADDRESSES_MAX, so that this is rare. Configured and busy

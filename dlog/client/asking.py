@@ -123,9 +123,9 @@ async def list_owned(router: Router) -> list[dict[str, Any]]:
             _note_owned(found, connection, await connection.ask(lambda request: proxy.GetOwners(request)))
         except (UnavailableError, ProtocolError) as error:
             obstacle = error
-    handing = await router.connect_forwarding(WRITE) if obstacle is not None else None
-    if handing is not None:  # ask a proxy that forwards to all of them
-        _note_owned(found, handing, await handing.ask(lambda request: proxy.GetOwners(request)))
+    forwarding = await router.connect_forwarding(WRITE) if obstacle is not None else None
+    if forwarding is not None:  # ask a proxy that forwards to all of them
+        _note_owned(found, forwarding, await forwarding.ask(lambda request: proxy.GetOwners(request)))
     elif obstacle is not None and not found:
         raise obstacle
     return [found[stream] for stream in sorted(found)]

@@ -219,9 +219,9 @@ class ConnectionPool:
         busy = {address for (address, _), connection in self._connections.items() if connection.is_open}
         busy.update(address for (address, _), lock in self._opening.items() if lock.locked())
         gone = self.addresses.forget_surplus(busy | self._tries.keys())
-        for by_way in (self._connections, self._opening):
-            for way in [way for way in by_way if way[0] in gone]:
-                del by_way[way]
+        for by_key in (self._connections, self._opening):
+            for key in [key for key in by_key if key[0] in gone]:
+                del by_key[key]
 
     def forwarding(self) -> list[Connection]:
         """The open connections over which a proxy may forward requests."""

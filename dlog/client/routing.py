@@ -104,8 +104,8 @@ class Router:
             return direct
         if hopeful and not self.pool.is_trying(address):
             raise UnavailableError(f"not reachable: address={address}", outcome_unknown=False)
-        handing = await self.connect_forwarding(WRITE)
-        return handing if handing is not None else await self.pool.connect(address)
+        forwarding = await self.connect_forwarding(WRITE)
+        return forwarding if forwarding is not None else await self.pool.connect(address)
 
     # ---- forwarding -----------------------------------------------------------------------------------------------
 
@@ -118,8 +118,8 @@ class Router:
         direct = await self.pool.connect_within_timeout(address, at_once=at_once)
         if direct is not None:
             return direct
-        handing = await self.connect_forwarding(role)
-        return handing if handing is not None else await self.pool.connect(address)
+        forwarding = await self.connect_forwarding(role)
+        return forwarding if forwarding is not None else await self.pool.connect(address)
 
     async def connect_forwarding(self, role: str) -> Connection | None:
         """A connection whose proxy forwards requests; None if there is none. Its writers move to direct connections
@@ -134,15 +134,15 @@ class Router:
         """Move forwarded writers to direct connections, once their owners are reachable. Ends when no work is
         forwarded."""
         try:
-            while handing := self.pool.forwarding():
+            while forwarding := self.pool.forwarding():
                 await asyncio.sleep(self.options.direct_retry_s)
-                for connection in handing:
+                for connection in forwarding:
                     for writer in connection.writers:
-                        await self._take_home(connection, writer)
+                        await self._move_writer(connection, writer)
         finally:
             self._is_moving_to_direct = False
 
-    async def _take_home(self, connection: Connection, writer: WriterPort[Any]) -> None:
+    async def _move_writer(self, connection: Connection, writer: WriterPort[Any]) -> None:
         stream = writer.stream
         remembered = self.owners.get(stream)
         if remembered is not None and not self.pool.may_try(remembered):

@@ -374,11 +374,11 @@ class LedgerAdder:
         if self._closing is not None and not len(window):
             self._update.write(self._next_value(settle=False), self._effects)
         elif window.failed:
-            self._mend()
+            self._replace_failed()
         elif self._timers:
             self._drop_timer("replace")
 
-    def _mend(self) -> None:
+    def _replace_failed(self) -> None:
         """Replace failed members if there are candidates, else go on while Qa members remain."""
         window = self._window
         news = [bookie for bookie in window.failed if bookie not in self._told_lost]

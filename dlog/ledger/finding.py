@@ -241,7 +241,7 @@ class TailFinder:
         if poll is not None and self._stage is _Stage.LAST:
             if poll.is_complete():
                 self._judge(poll)
-            elif poll.mute:
+            elif poll.failed:
                 self._reason = f"too few bookies reported their last entry: answered={len(poll.answered)}"
                 self._pause()
         if poll is not None and self._stage is _Stage.SEARCHING:

@@ -24,7 +24,7 @@ class LastEntryPoll:
     last: highest entry reported, at least the LAC passed. entries: as reported, by id.
     """
 
-    __slots__ = ("_answered", "_request", "digest", "ensemble", "entries", "lac", "last", "metadata", "mute")
+    __slots__ = ("_answered", "_request", "digest", "ensemble", "entries", "failed", "lac", "last", "metadata")
 
     def __init__(self, request: ReadEntry, metadata: LedgerMetadata, digest: Digest, lac: EntryId) -> None:
         self.metadata = metadata
@@ -32,7 +32,7 @@ class LastEntryPoll:
         self.lac = lac
         self.last = lac
         self.entries: dict[int, Entry] = {}
-        self.mute: set[int] = set()  # indices of bookies that replied with an error or were lost
+        self.failed: set[int] = set()  # indices of bookies that replied with an error or were lost
         self._request = request
         self.ensemble = metadata.fragments[-1].ensemble
         self._answered: set[int] = set()  # bookie indices
@@ -55,9 +55,9 @@ class LastEntryPoll:
 
     def ask_again(self, out: list[Effect]) -> None:
         """Ask those again that replied with an error or were lost."""
-        for index in sorted(self.mute):
+        for index in sorted(self.failed):
             out.append(Send(self.ensemble[index], self._request))
-        self.mute.clear()
+        self.failed.clear()
 
     def note_read(self, bookie: BookieId, answer: EntryRead) -> None:
         if bookie not in self.ensemble:
@@ -67,24 +67,24 @@ class LastEntryPoll:
             try:
                 entry = self.digest.verify(answer.packet)
             except DigestMismatch:
-                self.mute.add(index)
+                self.failed.add(index)
                 return
             self.entries[entry.entry_id] = entry
             self.lac = max(self.lac, entry.lac)
             self.last = max(self.last, entry.entry_id)
         elif answer.code not in ABSENT:
-            self.mute.add(index)
+            self.failed.add(index)
             return
         self._answered.add(index)
-        self.mute.discard(index)
+        self.failed.discard(index)
 
     def note_lost(self, bookie: BookieId) -> None:
         if bookie in self.ensemble and (index := self.ensemble.index(bookie)) not in self._answered:
-            self.mute.add(index)
+            self.failed.add(index)
 
     def is_complete(self) -> bool:
         return self.metadata.quorum.covered(self._answered)
 
     def is_stuck(self) -> bool:
         """Whether every bookie has replied or was lost."""
-        return len(self._answered) + len(self.mute) == len(self.ensemble)
+        return len(self._answered) + len(self.failed) == len(self.ensemble)

@@ -237,7 +237,7 @@ class LedgerRecoverer:
         if isinstance(self._stage, LastEntryPoll):
             if self._stage.is_complete():
                 self._search(self._stage)
-            elif self._stage.mute:
+            elif self._stage.failed:
                 self._retries.pause(self._effects)
         if isinstance(self._stage, EntrySearch):
             self._stage.settle(self._effects)

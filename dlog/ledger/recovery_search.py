@@ -86,7 +86,7 @@ class EntrySearch:
         self.writer.confirm()
         self._read_on(out)
         if not self.writer.failed_replacements():
-            self.writer.mend(out)
+            self.writer.replace_failed(out)
 
     def _read_on(self, out: list[Effect]) -> None:
         while self.end is None:

@@ -115,17 +115,17 @@ class RecoveryWriter:
         if self._window.confirm():
             self._retries.attempts = 0
 
-    def mend(self, out: list[Effect]) -> None:
+    def replace_failed(self, out: list[Effect]) -> None:
         """Replace failed members while entries wait for them. Raises NotEnoughBookiesError."""
         if self._window.failed and len(self._window):
-            self._mend(out, again=False)
+            self._replace_failed(out, again=False)
 
     def retry(self, out: list[Effect]) -> None:
         """Replace failed members, or send to them again. Raises NotEnoughBookiesError."""
         if self._window.failed:
-            self._mend(out, again=True)
+            self._replace_failed(out, again=True)
 
-    def _mend(self, out: list[Effect], *, again: bool) -> None:
+    def _replace_failed(self, out: list[Effect], *, again: bool) -> None:
         """Replace failed members in the local copy of metadata, from the entry after the last confirmed one on."""
         window, ledger = self._window, self._digest.ledger_id
         found = self._pool.choose(window, again=again)

@@ -248,11 +248,11 @@ def _tell_another(view: StreamView, mark: StreamOffset) -> DLogError | None:
     Else None."""
     if not _is_beyond(view, mark):
         return None
-    position, latest = f"stream={view.name} wanted={mark.position}", f"available={view.latest}"
+    wanted, latest = f"stream={view.name} wanted={mark.position}", f"available={view.latest}"
     borne = "option failOnDataLoss=false reads the new stream from its first record"
     if is_another(view, mark):
         return TruncatedError(
-            f"the stream was deleted and created again under the same name: {position} incarnation={mark.incarnation} "
+            f"the stream was deleted and created again under the same name: {wanted} incarnation={mark.incarnation} "
             f"{latest} incarnation={view.incarnation}; {borne}"
         )
     what = (
@@ -260,7 +260,7 @@ def _tell_another(view: StreamView, mark: StreamOffset) -> DLogError | None:
         if mark.incarnation and view.incarnation
         else "deleted and created again under the same name"
     )
-    return TruncatedError(f"the stream ends before the position already read, {what}: {position} {latest}; {borne}")
+    return TruncatedError(f"the stream ends before the position already read, {what}: {wanted} {latest}; {borne}")
 
 
 def _tell_order(view: StreamView, start: StreamOffset, stop: StreamOffset) -> DLogError:

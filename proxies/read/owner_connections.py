@@ -73,12 +73,14 @@ class OwnerConnections:
     def __len__(self) -> int:
         return len(self._shared)
 
-    async def follow(self, address: str, stream: StreamName, ear: OwnerListener, on_open: Callable[[], None]) -> None:
+    async def follow(
+        self, address: str, stream: StreamName, listener: OwnerListener, on_open: Callable[[], None]
+    ) -> None:
         """See OwnerSubscriptions.follow."""
         try:
-            await self._follow(address, stream, ear, on_open)
+            await self._follow(address, stream, listener, on_open)
         except UnavailableError as lost:
-            ear.end()
+            listener.end()
             raise await self._replacement(address, stream, lost) from lost
 
     async def _replacement(self, address: str, stream: StreamName, lost: UnavailableError) -> DLogError:
@@ -95,7 +97,9 @@ class OwnerConnections:
             f"lost the connection to the owner: stream={stream} address={address}", location=location
         )
 
-    async def _follow(self, address: str, stream: StreamName, ear: OwnerListener, on_open: Callable[[], None]) -> None:
+    async def _follow(
+        self, address: str, stream: StreamName, listener: OwnerListener, on_open: Callable[[], None]
+    ) -> None:
         shared = self._shared.setdefault(address, _Shared())
         shared.users += 1
         try:
@@ -103,21 +107,21 @@ class OwnerConnections:
                 if shared.link is None:
                     await self._open(address, shared)
             assert shared.link is not None
-            self._listening[ear] = shared.link
-            await self._listen(shared.link, stream, ear, on_open)
+            self._listening[listener] = shared.link
+            await self._listen(shared.link, stream, listener, on_open)
         except DLogError:
             self._discard(address, shared)
             raise
         finally:
-            self._listening.pop(ear, None)
+            self._listening.pop(listener, None)
             shared.users -= 1
             if not shared.users:
                 self._close(address, shared)
 
-    async def sync(self, ear: OwnerListener) -> None:
+    async def sync(self, listener: OwnerListener) -> None:
         """See OwnerSubscriptions.sync: an owner replies to a ping after everything it sent before on the same
         connection."""
-        link = self._listening.get(ear)
+        link = self._listening.get(listener)
         if link is None:
             raise ConnectionLostError("lost the connection to the owner")
         await link.ask(Ping)
@@ -132,7 +136,7 @@ class OwnerConnections:
         link.close()
 
     async def _listen(
-        self, link: ProxyConnection, stream: StreamName, ear: OwnerListener, on_open: Callable[[], None]
+        self, link: ProxyConnection, stream: StreamName, listener: OwnerListener, on_open: Callable[[], None]
     ) -> None:
         ended: asyncio.Future[DLogError] = asyncio.get_running_loop().create_future()
 
@@ -143,9 +147,9 @@ class OwnerConnections:
         def take(message: Message) -> None:
             match message:
                 case Lac(_, segment, lac, is_ended):
-                    ear(segment, lac, is_ended)
+                    listener(segment, lac, is_ended)
                 case Entries(_, segment, first):
-                    ear.entries(segment, first, list(map(bytes, message.payloads())))
+                    listener.entries(segment, first, list(map(bytes, message.payloads())))
                 case Failed():
                     end(from_wire(message.code, message.message, message.location))
                 case GoAway():

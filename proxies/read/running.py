@@ -15,7 +15,7 @@ from proxies.read.options import ReadOptions
 from proxies.read.server import ReadProxy
 
 
-async def live(
+async def run(
     options: ReadOptions,
     stop: asyncio.Event,
     on_ready: Callable[[ReadProxy], None],

@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT, hand streams over; returns the exit code."""
     flags = serving.parse("write", WriteOptions, arguments)
 
-    async def live() -> int:
+    async def serve() -> int:
         options = serving.configure("write", WriteOptions, flags)
         tuning = parts.tuned(flags["config"])
         stop = process.stop_event(serving.tell)
@@ -25,10 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             proxy.meters().expose()
             process.ready("write", proxy.id, proxy.address)
 
-        await running.live(options, stop, ready, tuning=tuning)
+        await running.run(options, stop, ready, tuning=tuning)
         return 0
 
-    return process.run(live)
+    return process.run(serve)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from proxies.write.options import WriteOptions
 from proxies.write.server import WriteProxy
 
 
-async def live(
+async def run(
     options: WriteOptions,
     stop: asyncio.Event,
     on_ready: Callable[[WriteProxy], None],

@@ -214,7 +214,9 @@ class OwnersPort:
         self._process = process
         self._open: dict[OwnerListener, tuple[str, _Followed]] = {}
 
-    async def follow(self, address: str, stream: StreamName, ear: OwnerListener, on_open: Callable[[], None]) -> None:
+    async def follow(
+        self, address: str, stream: StreamName, listener: OwnerListener, on_open: Callable[[], None]
+    ) -> None:
         world = self._world
         await self._reach()
         owner = world.stream.owners.get(address)
@@ -226,7 +228,7 @@ class OwnersPort:
         if not owner.is_ready and world.rng.random() < 0.5:
             raise StreamUnavailableError("the owner takes the stream over")
         followed = _Followed()
-        self._open[ear] = address, followed
+        self._open[listener] = address, followed
         on_open()
         process = self._process
 
@@ -241,7 +243,7 @@ class OwnersPort:
             process.post(deliver, word)
 
         def deliver(word: Word) -> None:
-            followed.deliver(ear, word)
+            followed.deliver(listener, word)
             world.checks.genuine(world.cache)
 
         def lose() -> None:
@@ -266,15 +268,15 @@ class OwnersPort:
             followed.is_over = True
             if channel in owner.channels:
                 owner.channels.remove(channel)
-            self._open.pop(ear, None)
-        ear.end()
+            self._open.pop(listener, None)
+        listener.end()
         await asyncio.sleep(world.rng.choice((0.0, 0.0, 0.05, 0.5)))  # it asks others who owns the stream now
         raise ConnectionLostError(f"lost the owner: address={address}")
 
-    async def sync(self, ear: OwnerListener) -> None:
+    async def sync(self, listener: OwnerListener) -> None:
         """Ping the owner; the answer comes after all that was sent before."""
         await self._reach()
-        address, followed = self._open.get(ear, ("", None))
+        address, followed = self._open.get(listener, ("", None))
         owner = self._world.stream.owners.get(address)
         if followed is None or followed.is_lost or owner is None or not (owner.is_alive or owner.is_unaware):
             raise ConnectionLostError(f"lost the owner: address={address}")
@@ -306,10 +308,10 @@ class _Followed:
         self.is_over = False
         self._wake = asyncio.Event()
 
-    def deliver(self, ear: OwnerListener, word: Word) -> None:
+    def deliver(self, listener: OwnerListener, word: Word) -> None:
         self.flying -= 1
         if not self.is_lost and not self.is_over:
-            word(ear)
+            word(listener)
 
     def wake(self, lost: bool) -> None:
         self.is_lost = self.is_lost or lost

@@ -520,7 +520,7 @@ class CacheWorld:
             self.process.post(host.driver.stop)
         self.checks.is_over = True
         until_s = self.loop.now_s + 5.0
-        while any(not incarnation.done() for incarnation in self._lives) and self.loop.now_s < until_s:
+        while any(not task.done() for task in self._lives) and self.loop.now_s < until_s:
             with contextlib.suppress(Violation):  # the outcome stands, whatever a defect still causes
                 self.loop.failures.clear()
                 self.loop.run(until_s=until_s)

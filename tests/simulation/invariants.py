@@ -88,17 +88,17 @@ INVARIANTS = {
     "T6": Invariant(
         "who follows an owner hears of what is acknowledged, and takes no word of one place for another",
         STREAM,
-        "Follower.heard, Proxy._check_told, StreamWorld.run",
+        "Follower.on_lac, Proxy._check_told, StreamWorld.run",
     ),
     "T7": Invariant("who was shut out writes nothing more to a sink", STREAM, "SinkChecks.check, listed"),
     "D1": Invariant(
-        "what was asked of one incarnation of a stream never changes another",
+        "a request for one incarnation of a stream never changes another",
         STREAM,
         "LivesWorld._changed, _check_last",
         "A batch names no incarnation: what is written late may lie in the next stream of the name.",
     ),
     "D2": Invariant(
-        "what is asked after a deletion was answered is not acknowledged in that incarnation",
+        "a request sent after a deletion was answered is not acknowledged in that incarnation",
         STREAM,
         "LivesWorld.written",
     ),

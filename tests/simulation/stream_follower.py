@@ -78,7 +78,7 @@ class Follower:
 
     # ---- messages (a Listener of Heard) ------------------------------------------------------------------------------
 
-    def believe(self, heard: OwnerFeed, number: int) -> None:
+    def on_first_lac(self, heard: OwnerFeed, number: int) -> None:
         sim = self.world.sim
         self._read_s = max(self._read_s, sim.now_s + self.later(self.metadata_s))
         sim.call_in(self._read_s - sim.now_s, self._read, heard, number, self.incarnation, node=NODE)
@@ -93,7 +93,7 @@ class Follower:
         if incarnation == self.incarnation:
             heard.locate(number, segment)
 
-    def heard(self, segment: Segment, lac: int, ended: bool) -> None:
+    def on_lac(self, segment: Segment, lac: int, ended: bool) -> None:
         world = self.world
         held = world.store.segments.get(segment.location)
         confirmed = held.confirmed if held is not None else -1 if segment.location in world.dropped else lac
@@ -103,7 +103,7 @@ class Follower:
             world.checks.fail("T6", f"{segment.name} is believed to have ended at {lac}, and goes on")
         self.lacs[segment.location] = max(lac, self.lacs.get(segment.location, -1))
 
-    def brought(self, segment: Segment, first: int, payloads: Sequence[bytes]) -> None:
+    def on_entries(self, segment: Segment, first: int, payloads: Sequence[bytes]) -> None:
         world = self.world
         held = world.store.segments.get(segment.location)
         if held is None:
@@ -113,7 +113,7 @@ class Follower:
         if last > held.confirmed or list(payloads) != held.payloads[first : last + 1]:
             world.checks.fail("T6", f"{segment.name}:{first}..{last} was sent along, and is not what lies there")
 
-    def unheard(self, heard: OwnerFeed) -> None:
+    def on_closed(self, heard: OwnerFeed) -> None:
         """Handle the end of the link."""
 
     # ---- subscribing -------------------------------------------------------------------------------------------------

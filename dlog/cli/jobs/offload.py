@@ -69,8 +69,8 @@ def offload(
         dry_run=given["dry_run"],
     )
 
-    def begin(spark: SparkSession, given_cluster: Selection, progress: Any) -> Report:
-        return job(spark, given_cluster, options, progress=progress)
+    def begin(spark: SparkSession, selection: Selection, progress: Any) -> Report:
+        return job(spark, selection, options, progress=progress)
 
     given |= {"hosts": cluster.zookeeper, "namespace": cluster.namespace, "directory": None}
     return run("offload", begin, lines=_lines, **given)

@@ -46,7 +46,7 @@ _TASKS_A_WAVE = 8  # for each core; streams are told of the segments of a wave b
 def offload(
     spark: SparkSession, selection: Selection, options: OffloadOptions, *, progress: Progress | None = None
 ) -> Report:
-    """Move segments of the streams of `name`, and finish what earlier runs began.
+    """Move segments of the streams of `selection`, and finish what earlier runs began.
 
     items: a row for each action on a segment. findings: damaged segments, which stay where they are, and damaged
     objects. failures: what could not be done now. Raises StreamNotFoundError for a named stream that does not exist,

@@ -199,5 +199,5 @@ async def read_stream(cluster: Cluster, name: str) -> StreamMetadata | None:
     return value
 
 
-def ref_of(stream: str, number: int, selection: str) -> SegmentRef:
-    return SegmentRef(StreamName(stream), SegmentNumber(number), selection)
+def ref_of(stream: str, number: int, name: str) -> SegmentRef:
+    return SegmentRef(StreamName(stream), SegmentNumber(number), name)

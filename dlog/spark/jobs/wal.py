@@ -78,11 +78,11 @@ def decode(values: pa.BinaryArray) -> tuple[Numbers, Numbers, NDArray[np.bool_]]
     return tables.astype(np.int64), sequences.astype(np.int64), is_ours
 
 
-def _numbers_at(data: pa.Buffer, kind: str, rows: Numbers) -> NDArray[Any]:
+def _numbers_at(data: pa.Buffer, kind: str, offsets: Numbers) -> NDArray[Any]:
     """Read numbers at any byte offsets: one pass in C, although they are not aligned."""
     size = np.dtype(kind).itemsize
     everywhere: NDArray[Any] = np.ndarray((data.size - size + 1,), kind, data, 0, (1,))
-    return everywhere[rows]
+    return everywhere[offsets]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +173,8 @@ class StreamWal:
 
     def _foreign(self, region: str, batch: pa.RecordBatch, is_ours: NDArray[np.bool_], tell: Tell) -> None:
         first = int(np.flatnonzero(~is_ours)[0])
-        selection = " ".join(f"{name}={batch.column(name)[first].as_py()}" for name in ("segment", "entry", "slot"))
+        where = " ".join(f"{name}={batch.column(name)[first].as_py()}" for name in ("segment", "entry", "slot"))
         text = f"not a record of a region, these begin with {MAGIC.decode()}, a table and a sequence: stream={region}"
         if self._options.on_corruption == "fail":
-            raise DamagedError(f"{text} {selection}; option onCorruption=skip-entry leaves such records out")
-        tell(f"{text} {selection} records={int((~is_ours).sum())}, left out")
+            raise DamagedError(f"{text} {where}; option onCorruption=skip-entry leaves such records out")
+        tell(f"{text} {where} records={int((~is_ours).sum())}, left out")

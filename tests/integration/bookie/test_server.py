@@ -122,8 +122,8 @@ class House:
 @contextlib.asynccontextmanager
 async def house(path: Path, options: BookieOptions = OPTIONS) -> AsyncIterator[House]:
     made, ready = House(path, options), asyncio.Event()
-    async with asyncio.timeout(90), asyncio.TaskGroup() as incarnation:
-        incarnation.create_task(made.run(ready), name="server")
+    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+        group.create_task(made.run(ready), name="server")
         await ready.wait()
         yield made
         made.stopping.set()

@@ -39,16 +39,18 @@ class Words:
         self.lost = asyncio.Event()
         self.frozen = False  # pings are not answered
 
-    async def follow(self, address: str, stream: StreamName, ear: OwnerListener, on_open: Callable[[], None]) -> None:
-        self.hear = ear
+    async def follow(
+        self, address: str, stream: StreamName, listener: OwnerListener, on_open: Callable[[], None]
+    ) -> None:
+        self.hear = listener
         on_open()
         if self.first is not None:
-            ear(*self.first)
+            listener(*self.first)
         self.asked.set()
         await self.lost.wait()
         raise ConnectionLostError("lost")
 
-    async def sync(self, ear: OwnerListener) -> None:
+    async def sync(self, listener: OwnerListener) -> None:
         if self.lost.is_set():
             raise ConnectionLostError("lost")
         if self.frozen:

@@ -41,10 +41,10 @@ SEGMENT_BYTES = 256 * 1024
 class Living:
     """A proxy in this process."""
 
-    def __init__(self, incarnation: Any, options: Any, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, module: Any, options: Any, tasks: asyncio.TaskGroup) -> None:
         self.address = ""
         self._ready = asyncio.Event()
-        work = incarnation.live(
+        work = module.run(
             options, asyncio.Event(), self._is_ready, tell=_ignore, tuning=BackendLimits(session_timeout_s=SESSION_S)
         )
         self.task = tasks.create_task(work, name="proxy under test")

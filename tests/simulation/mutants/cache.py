@@ -38,7 +38,7 @@ COHERENCE = (
             OwnerFeed,
             (
                 "__call__",
-                "self._listener.believe(self, number)",
+                "self._listener.on_first_lac(self, number)",
                 "self.locate(number, self._listener._metadata.listed(number))",
             ),
         ),
@@ -91,7 +91,7 @@ STALENESS = (
             ("_is_to_be_asked", "following is None or self._metadata.newest_read <= reads_before", "True"),
             (
                 "_follow",
-                "metadata.owner is not None and metadata.epoch != heard.epoch",
+                "metadata.owner is not None and metadata.epoch != feed.epoch",
                 "False",
             ),
         ),

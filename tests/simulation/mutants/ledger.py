@@ -132,7 +132,7 @@ WRITER = (
     Mutant(
         name="ensemble change in local metadata only (#1591)",
         invariants=("L10", "L4"),
-        parts=adder(("_mend", "self._update.write(value, self._effects)", "self._take_in(value)")),
+        parts=adder(("_replace_failed", "self._update.write(value, self._effects)", "self._take_in(value)")),
     ),
     Mutant(
         name="an unknown outcome is settled by one reading",
@@ -344,7 +344,7 @@ RECOVERY_LIVENESS = (
         name="entries are not written again to those who are back while another is silent",
         invariants=("liveness",),
         style="frozen",
-        parts=planted((RecoveryWriter, "_mend", "if window.failed:", "if False:")),
+        parts=planted((RecoveryWriter, "_replace_failed", "if window.failed:", "if False:")),
     ),
     Mutant(
         name="those who refused a fence are asked again only when the silent one has answered",

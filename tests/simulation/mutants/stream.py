@@ -602,7 +602,7 @@ FOLLOWING = (
             (
                 "_forget",
                 "self._located.pop(number, None)",
-                "number in self._located and self._listener.heard(self._located.pop(number), -1, True)",
+                "number in self._located and self._listener.on_lac(self._located.pop(number), -1, True)",
             ),
         ),
     ),

@@ -1,7 +1,7 @@
 """The machines of a simulated cluster, each with at most one process, started by production's own composition code.
 
 Invariants:
-- No part of the service is assembled here: a bookie is `actors/bookie/running.py`, a proxy is `proxies/*/life.py`, a
+- No part of the service is assembled here: a bookie is `actors/bookie/running.py`, a proxy is `proxies/*/running.py`, a
   client is `dlog.connect`.
 - A node gives a process a host, a disk and a stop event, and starts and ends it as an operating system and a supervisor
   would.
@@ -15,16 +15,16 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from actors.bookie import running as bookie_life
+from actors.bookie import running as bookie_running
 from actors.bookie.server import BookieMetadata
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DLogError
 from dlog.events import Event
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from proxies import parts
-from proxies.read import running as read_incarnation
+from proxies.read import running as read_running
 from proxies.read.options import ReadOptions
-from proxies.write import running as write_incarnation
+from proxies.write import running as write_running
 from proxies.write.options import WriteOptions
 from tests.simulation.disk import SimulatedDisk, coin
 from tests.simulation.service.loop import Process, SimulatedLoop
@@ -223,11 +223,11 @@ class BookieNode(Node):
             ) as metadata:
                 yield metadata
 
-        ground = bookie_life.BookieEnvironment(
+        environment = bookie_running.BookieEnvironment(
             disk=mount, threads=threads, connect=connect, listen=listen, address=f"{self.name}:{options.port}"
         )
         assert self.stopping is not None
-        await bookie_life.live(options, ground, self.stopping, tell=self.hear, on_ready=lambda _: self._ready())
+        await bookie_running.run(options, environment, self.stopping, tell=self.hear, on_ready=lambda _: self._ready())
 
     def slow_down(self, factor: float) -> None:
         """Make every operation of its disk take this many times as long from now on."""
@@ -270,7 +270,7 @@ class WriteProxyNode(Node):
 
     async def live(self, process: Process) -> None:
         assert self.stopping is not None
-        await write_incarnation.live(
+        await write_running.run(
             self.options,
             self.stopping,
             lambda _: self._ready(),
@@ -294,7 +294,7 @@ class ReadProxyNode(Node):
 
     async def live(self, process: Process) -> None:
         assert self.stopping is not None
-        await read_incarnation.live(
+        await read_running.run(
             self.options,
             self.stopping,
             lambda _: self._ready(),

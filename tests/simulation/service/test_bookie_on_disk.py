@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from actors.bookie.connection import Connection
-from actors.bookie.running import BookieEnvironment, live
+from actors.bookie.running import BookieEnvironment, run
 from actors.bookie.server import DiskFailedError
 from dlog.bookie.options import BookieOptions
 from dlog.errors import CookieError
@@ -77,7 +77,7 @@ class Rig:
         def on_ready(_: object) -> None:
             self.ready = True
 
-        ground = BookieEnvironment(
+        environment = BookieEnvironment(
             disk=self.mount,
             threads=self.threads,
             connect=connect,
@@ -86,7 +86,7 @@ class Rig:
             random_bits=self.process.rng("nonces").getrandbits,
         )
         try:
-            await live(OPTIONS, ground, self.stopping, tell=self.events.append, on_ready=on_ready)
+            await run(OPTIONS, environment, self.stopping, tell=self.events.append, on_ready=on_ready)
         except (DiskFailedError, CookieError) as error:
             self.ended.append(error)
         else:

@@ -159,7 +159,7 @@ async def test_ends_are_asked_for_once_and_known_when_the_segment_has_left() -> 
     assert after.view.tallies == ((1, -1, 70),)
     world.tails[2] = -1
     assert (await world.look(kept)).view.latest == StreamPosition(1, 7), "one spelling, though it has left"
-    assert (await world.look()).view.latest == StreamPosition(2, 0), "whoever comes now knows nothing of it"
+    assert (await world.look()).view.latest == StreamPosition(2, 0), "a new view does not know it"
 
 
 async def test_what_an_idle_owner_wrote_is_told_from_records_also_once_it_has_ended_and_gone() -> None:
