@@ -271,7 +271,7 @@ class StreamOwnerMachine:
         self._takers += (ticket,)
         if t.phase is Phase.IDLE:
             t.enter(Phase.CLAIMING)
-            t.out += t.claim.claim(if_epoch)
+            t.out += t.claim.begin(if_epoch)
 
     def _fired(self, fact: TimerFired) -> None:
         t = self._context

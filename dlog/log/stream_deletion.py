@@ -98,7 +98,7 @@ class StreamDeletion:
             case Asked(ticket, DeleteStream(incarnation, if_epoch, force)):
                 assert self._phase is _Phase.IDLE, "one instance handles one request"
                 self._ticket, self._force, self._phase = ticket, force, _Phase.CLAIMING
-                self._out += self._claim.claim(if_epoch, incarnation)
+                self._out += self._claim.begin(if_epoch, incarnation)
             case _ if self._phase is _Phase.ENDED:
                 return
             case MetadataSeen():

@@ -78,7 +78,7 @@ class Claim:
         self._base: Epoch | None = None  # the epoch that may be replaced
         self._update = MetadataUpdateLoop(key, "claim", options)
 
-    def claim(self, if_epoch: Epoch | None, incarnation: str | None = None) -> list[Effect]:
+    def begin(self, if_epoch: Epoch | None, incarnation: str | None = None) -> list[Effect]:
         """Start claiming. if_epoch: replace only the claim of this epoch; None: the one found at the first read.
         incarnation: claim only this incarnation of the stream; None: any."""
         assert self.state is ClaimState.IDLE, "a claim is made once"

@@ -271,9 +271,9 @@ async def _greets(part: RunningPart) -> bool:
 class DlogClient(Client):
     """The public client, as a program would use it."""
 
-    def __init__(self, client: dlog.Client, incarnation: BackgroundTasks) -> None:
+    def __init__(self, client: dlog.Client, tasks: BackgroundTasks) -> None:
         self._client = client
-        self._incarnation = incarnation
+        self._tasks = tasks
 
     @classmethod
     async def connect(cls, address: Mapping[str, Any], options: Mapping[str, str]) -> DlogClient:
@@ -283,16 +283,16 @@ class DlogClient(Client):
                 changes[key.removeprefix("client.")] = float(value) if "." in value else int(value)
         client = await dlog.connect(str(address["connect"]), **changes).__aenter__()
         await client.reach(PATIENCE_S)
-        incarnation = BackgroundTasks("loadtest writers", lambda error: print(f"generator: {error!r}", file=sys.stderr))
-        await incarnation.start()
-        return cls(client, incarnation)
+        tasks = BackgroundTasks("loadtest writers", lambda error: print(f"generator: {error!r}", file=sys.stderr))
+        await tasks.start()
+        return cls(client, tasks)
 
     async def close(self) -> None:
-        await self._incarnation.stop()
+        await self._tasks.stop()
         await self._client.close(orderly=False)
 
     async def writer(self, log: str, tell: Tell) -> DlogWriter:
-        return DlogWriter(self._client, self._incarnation, log, tell)
+        return DlogWriter(self._client, self._tasks, log, tell)
 
     async def read(
         self, log: str, *, tail: bool, follow: bool
@@ -311,7 +311,7 @@ class DlogWriter(Writer):
     A failure ends a pipeline; a new one follows.
     """
 
-    def __init__(self, client: dlog.Client, incarnation: BackgroundTasks, log: str, tell: Tell) -> None:
+    def __init__(self, client: dlog.Client, tasks: BackgroundTasks, log: str, tell: Tell) -> None:
         self._client = client
         self._log = log
         self._tell = tell
@@ -322,7 +322,7 @@ class DlogWriter(Writer):
         self._more = asyncio.Event()
         self._all_told = asyncio.Event()
         self._pipeline = self._begin()
-        incarnation.spawn(self._watch(), f"answers of {log}")
+        tasks.spawn(self._watch(), f"answers of {log}")
 
     async def hand_over(self, records: Sequence[bytes]) -> None:
         append = self._pipeline.append_nowait

@@ -812,7 +812,7 @@ LIVES = (
         name="a deletion claims whatever stream has the name",
         invariants=("D1",),
         style="lives",
-        parts=planted(Claim, ("claim", "self.incarnation = incarnation", "self.incarnation = None")),
+        parts=planted(Claim, ("begin", "self.incarnation = incarnation", "self.incarnation = None")),
     ),
     Mutant(
         name="an owner seals and truncates for whatever incarnation is named",

@@ -46,7 +46,7 @@ def timer(effects: list[Effect]) -> SetTimer:
 def claiming(if_epoch: int | None = None) -> tuple[Claim, CompareAndSet]:
     """A claim in progress."""
     one = claim()
-    asked = read(one.claim(None if if_epoch is None else Epoch(if_epoch)))
+    asked = read(one.begin(None if if_epoch is None else Epoch(if_epoch)))
     return one, write(one.handle(MetadataSeen(asked.token, Versioned(EMPTY, 1))))
 
 
@@ -106,14 +106,14 @@ def test_an_answer_to_an_older_question_is_dropped() -> None:
 
 def test_a_claim_on_an_epoch_that_has_passed_is_not_made() -> None:
     one = claim()
-    asked = read(one.claim(Epoch(0)))
+    asked = read(one.begin(Epoch(0)))
     assert not [e for e in one.handle(MetadataSeen(asked.token, Versioned(THEIRS, 1))) if isinstance(e, CompareAndSet)]
     assert one.state is ClaimState.LOST
 
 
 def test_a_stream_that_is_not_there_cannot_be_claimed() -> None:
     one = claim()
-    one.handle(MetadataSeen(read(one.claim(None)).token, Missing()))
+    one.handle(MetadataSeen(read(one.begin(None)).token, Missing()))
     assert isinstance(one.error, StreamNotFoundError)
 
 
@@ -127,7 +127,7 @@ def test_a_newer_claim_ends_ours() -> None:
 
 def test_metadata_that_went_back_is_not_asked_for_again() -> None:
     one = claim()
-    asked = read(one.claim(None))
+    asked = read(one.begin(None))
     gone_back = MetadataWentBackError("metadata went back")
     effects = one.handle(MetadataSeen(asked.token, Refused(gone_back)))
     assert one.state is ClaimState.LOST
