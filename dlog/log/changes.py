@@ -289,9 +289,9 @@ class SetSegmentLocation:
         segment = value.segment(self.number)
         if segment is None or not segment.completed or segment.location != self.at:
             return value
-        former = segment.name if self.at.store == LEDGER else segment.former_ledger
-        moved = replace(segment, store=self.to.store, name=self.to.name)
-        return value.with_segment(replace(moved, former_ledger="" if self.to.store == LEDGER else former))
+        first = segment.locations[-1]
+        former = None if self.to == first or self.to.store == LEDGER else first  # Java's format has only a ledger
+        return value.with_segment(replace(segment, store=self.to.store, name=self.to.name, former=former))
 
     def was_made(self, value: StreamMetadata) -> bool:
         segment = value.segment(self.number)

@@ -54,8 +54,7 @@ from dlog.log.takeover import NO_OWNER, Takeover, Writer
 from dlog.machine import Answer, Send, Tell, Ticket
 from dlog.model.dlsn import DLSN_INVALID
 from dlog.model.ids import NO_ENTRY, NO_TXID, SegmentNumber, Txid
-from dlog.model.offloading import COLD
-from dlog.model.segment import LEDGER, Location
+from dlog.model.segment import Location
 from dlog.model.sink import SINKS_MAX, SinkBatch, SinkRecord, Standing, standing
 
 WAITING_MAX = 64
@@ -359,9 +358,6 @@ class SegmentImport:
     # ---- locations --------------------------------------------------------------------------------------------------
 
     def move_segment(self, ticket: Ticket, request: MoveListedSegment) -> None:
-        if request.store not in (LEDGER, COLD):  # the list could not name the former location, see `_listed`
-            self._answer(ticket, InvalidRequestError(f"segments of this store are not moved: store={request.store}"))
-            return
         if not self._context.is_held:
             self._answer(ticket, StreamUnavailableError("the stream is being taken over: try again"))
             return

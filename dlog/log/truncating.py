@@ -81,8 +81,8 @@ class StreamTruncation:
             t.register.want(MarkTruncated(self._portion[-1].number))
 
     def marked(self) -> None:
-        """The portion is marked, so no reader starts on it: delete its data, and the ledger that a moved segment had
-        before: once metadata no longer names that ledger, it could be imported as a stage again."""
+        """The portion is marked, so no reader starts on it: delete its data, also where a moved segment was written:
+        once metadata no longer names that copy, it could be imported as a stage again."""
         for segment in self._portion:
             for location in segment.locations:
                 self._deleting[location] = None

@@ -53,13 +53,13 @@ class Segment:
     Completed: `last_*`, `record_count` and `completed_unix_ms` are set. In progress: last_entry is NO_ENTRY and
     completed_unix_ms 0. completed_unix_ms: the writer's time, at least the latest label of its records;
     metadata_unix_ms: when the completed segment was written to metadata, by metadata's clock, 0 if unknown.
-    former_ledger: the ledger that it was moved from, if any, which may still exist.
+    former: where it was written, if it was moved since; that copy may still exist.
     """
 
     number: SegmentNumber
     name: str
     store: str = LEDGER
-    former_ledger: str = ""
+    former: Location | None = None
     first_txid: Txid
     completed: bool = False
     last_txid: Txid = NO_TXID
@@ -91,9 +91,8 @@ class Segment:
 
     @property
     def locations(self) -> tuple[Location, ...]:
-        """Its location, and that of the ledger that it was moved from."""
-        here = self.location
-        return (here, Location(LEDGER, self.former_ledger)) if self.former_ledger else (here,)
+        """Its location, and if it was moved, where it was written."""
+        return (self.location,) if self.former is None else (self.location, self.former)
 
     def is_move_of(self, known: Segment) -> bool:
         """Whether this is the segment `known`, maybe moved since: only completed segments are moved, with the same

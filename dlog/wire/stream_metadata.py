@@ -8,8 +8,9 @@ The first packs: bits 0-7 format version, 8-15 truncation, 28-31 region, 32-63 r
                  ;start sequence id                                                   5
     completed    f0;ledger;first txid;last txid;completed ms;number;last entry;last slot     and the same tails
 
-A segment that is not in a ledger has its former ledger there, or -1, and two more fields: `;store;location`
-(percent-encoded). Java refuses such a string, as it must. The znodes `owner` and `settings` are JSON objects; unknown
+A segment that is not in a ledger has two more fields, `;store;location`, percent-encoded. Where the ledger would stand
+is the one that it was moved from, or -1; if it was moved from another store, that location follows in two more fields.
+Java refuses such a string, as it must. The znodes `owner` and `settings` are JSON objects; unknown
 keys are ignored. `sinks`, which exists once a sink has written, is a JSON object too: a sink's name and
 `[epoch, query, batch, [segment, entry] or null]` (dlog/model/sink.py).
 Every fault is a DamagedError, a newer format an UnsupportedVersionError.
@@ -28,7 +29,7 @@ from urllib.parse import quote, unquote
 
 from dlog.errors import DamagedError, InvalidRequestError, UnsupportedVersionError
 from dlog.model.ids import NO_ENTRY, NO_TXID, EntryId, Epoch, ProxyId, SegmentNumber, Txid
-from dlog.model.segment import Owner, Segment, StoreSettings, StreamSettings, Truncation
+from dlog.model.segment import Location, Owner, Segment, StoreSettings, StreamSettings, Truncation
 from dlog.model.sink import SinkBatch, SinkRecord
 
 Buffer = bytes | bytearray | memoryview
@@ -70,7 +71,8 @@ def encode_segment(segment: Segment) -> bytes:
     version = segment.version
     assert version in _VERSIONS, "segments have versions 2 to 5"
     f0 = version | segment.truncation << 8 | segment.region << 28
-    ledger = segment.name if segment.store == _LEDGER else segment.former_ledger or "-1"
+    ledgers = [at.name for at in segment.locations if at.store == _LEDGER]
+    ledger = ledgers[0] if ledgers else "-1"
     if segment.completed:
         f0 |= segment.record_count << 32
         fields: list[object] = [f0, ledger, segment.first_txid, segment.last_txid, segment.completed_unix_ms]
@@ -78,8 +80,9 @@ def encode_segment(segment: Segment) -> bytes:
     else:
         fields = [f0, ledger, segment.first_txid, segment.number]
     fields += [segment.min_entry, segment.min_slot, segment.start_sequence_id][: _TAIL[version]]
-    if segment.store != _LEDGER:
-        fields += [quote(segment.store, safe=""), quote(segment.name, safe="")]
+    for at in segment.locations if segment.store != _LEDGER else ():
+        if at.store != _LEDGER:
+            fields += [quote(at.store, safe=""), quote(at.name, safe="")]
     return ";".join(map(str, fields)).encode()
 
 
@@ -95,21 +98,27 @@ def decode_segment(name: str, data: Buffer) -> Segment:
     if version not in _VERSIONS:
         raise UnsupportedVersionError(f"unsupported format version of a segment: name={name} version={version}")
     head = 8 if completed else 4
-    store, in_store = _LEDGER, ""
-    if len(parts) == head + _TAIL[version] + 2:
-        store, in_store = unquote(parts[-2]), unquote(parts[-1])
-        del parts[-2:]
-    if len(parts) != head + _TAIL[version] or f0 >> 8 & 0x3 > Truncation.TRUNCATED:
-        raise DamagedError(f"segment cannot be decoded: name={name} version={version} fields={len(parts)}")
+    located = [unquote(part) for part in parts[head + _TAIL[version] :]]
+    del parts[head + _TAIL[version] :]
+    if len(parts) != head + _TAIL[version] or len(located) not in (0, 2, 4) or f0 >> 8 & 0x3 > Truncation.TRUNCATED:
+        raise DamagedError(
+            f"segment cannot be decoded: name={name} version={version} fields={len(parts) + len(located)}"
+        )
     fields = [_integer(part, name) for part in parts]
     tail = [*fields[head:], *(0, 0, -1)[len(fields) - head :]]
     if fields[5 if completed else 3] != number:
         raise DamagedError(f"segment's number differs from its name: name={name} found={fields[5 if completed else 3]}")
+    ledger = Location(_LEDGER, str(fields[1]))
+    locations = [Location(*located[at : at + 2]) for at in range(0, len(located), 2)]
+    if not locations or fields[1] >= 0:
+        locations.append(ledger)
+    if len(locations) > 2 or _LEDGER in located[::2]:
+        raise DamagedError(f"segment has too many locations: name={name} found={len(locations)}")
     return Segment(
         number=number,
-        name=in_store if store != _LEDGER else str(fields[1]),
-        store=store,
-        former_ledger=str(fields[1]) if store != _LEDGER and fields[1] >= 0 else "",
+        name=locations[0].name,
+        store=locations[0].store,
+        former=locations[1] if len(locations) > 1 else None,
         first_txid=Txid(fields[2]),
         completed=completed,
         last_txid=Txid(fields[3]) if completed else NO_TXID,

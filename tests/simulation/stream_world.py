@@ -12,7 +12,7 @@ Styles of plan:
   (stream_offload.py);
 - "sink": programs also write batches as sinks, repeat them, and sweep stages that were not used (stream_sinks.py);
 - "stores": the store of the next segments is altered again and again, between one in which what is visible is final,
-  and another in which it is not;
+  and another in which it is not; segments of both are moved to cold storage and back;
 - "lives": streams of one name that are deleted and created again (lives_world.py);
 - "calm": no faults except conflicts between clients: every batch must be acknowledged, hand-overs, truncation, seal.
 
@@ -204,6 +204,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     if style == "stores":
         config["alters"] = sorted(rng.uniform(0, duration) for _ in range(rng.choice((2, 5, 10))))
         config |= {"final": False, "segment_bytes": rng.choice((100, 300)), "batches": 30}
+        config |= {"offloads": sorted(rng.uniform(0, duration * 1.3) for _ in range(rng.choice((0, 8, 20))))}
     if style == "clocks":
         config["strangers"] = [rng.uniform(0, duration)] if rng.random() < 0.3 else []
     if style == "sink":

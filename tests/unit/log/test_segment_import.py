@@ -39,7 +39,7 @@ from dlog.log.segment_import import WAITING_MAX
 from dlog.machine import CompareAndSet, PeerLost
 from dlog.model.dlsn import DLSN_INVALID, of
 from dlog.model.ids import NO_TXID, EntryId, SegmentNumber
-from dlog.model.segment import Segment
+from dlog.model.segment import Location, Segment
 from dlog.model.sink import SINKS_MAX, SinkBatch, SinkRecord
 from tests.unit.log.stage import BOB, Actor, Stage, batch, numbers
 
@@ -459,14 +459,6 @@ def test_what_is_not_there_is_not_moved() -> None:
     assert isinstance(gone, TruncatedError)
 
 
-def test_a_segment_in_files_is_not_moved() -> None:
-    """If it were moved, its former location would be forgotten, and a late import of that stage would list it twice."""
-    stage, owner = rolled()
-    first = stage.value.segments[0]
-    answer = owner.ask(MoveListedSegment(first.number, "file", first.name, "cold", "c"))
-    assert isinstance(answer, InvalidRequestError) and "not moved: store=file" in answer.message
-
-
 def test_that_a_segment_is_not_there_is_said_of_metadata_read_since() -> None:
     """An owner that was deposed and does not know it lacks the newer segments; one whose claim is not confirmed has
     none. A read that began before the request does not count."""
@@ -489,22 +481,23 @@ def test_a_segment_lies_in_one_store_whatever_its_place_is_called() -> None:
     assert stage.value.segments[0] == first
 
 
-def staged_and_moved() -> tuple[Stage, Actor, ImportStages]:
-    """A stage without a number that was imported, and moved to cold storage since; its ledger still exists."""
+def staged_and_moved(store: str = "ledger") -> tuple[Stage, Actor, ImportStages]:
+    """A stage without a number that was imported, and moved to cold storage since; its first copy still exists."""
     stage = Stage()
     owner = stage.taken("p1")
     owner.ask(batch(0))
-    request = ImportStages(None, (stage.staged("7", 9000),))
+    request = ImportStages(None, (stage.staged("7", 9000),), store)
     assert not owner.ask(request).duplicate
     taken = next(s for s in stage.value.segments if s.name == "7")
     stage.stored["cold/k"] = stage.stored["7"]
-    assert owner.ask(MoveListedSegment(taken.number, "ledger", "7", "cold", "cold/k")) is None
+    assert owner.ask(MoveListedSegment(taken.number, store, "7", "cold", "cold/k")) is None
     return stage, owner, request
 
 
-def test_what_was_taken_in_and_then_moved_is_not_taken_in_again() -> None:
+@pytest.mark.parametrize("store", ["ledger", "file"])
+def test_what_was_taken_in_and_then_moved_is_not_taken_in_again(store: str) -> None:
     """The request arrived twice, the second one late; or its sender did not get the answer."""
-    stage, owner, request = staged_and_moved()
+    stage, owner, request = staged_and_moved(store)
     assert owner.ask(request).duplicate
     heir = stage.taken("p2")
     assert heir.ask(request).duplicate
@@ -514,7 +507,7 @@ def test_what_was_taken_in_and_then_moved_is_not_taken_in_again() -> None:
 def test_a_moved_segment_leaves_the_list_when_the_ledger_where_it_lay_is_gone_too() -> None:
     """Otherwise a late request would find it, and import again what was truncated."""
     stage, owner, request = staged_and_moved()
-    moved = next(s for s in stage.value.segments if s.former_ledger == "7")
+    moved = next(s for s in stage.value.segments if s.former == Location("ledger", "7"))
     stage.hold(DeleteSegment)
     owner.ask(TruncateBefore(of(stage.value.max_segment, 0, 0)))
     assert owner.ask(request).duplicate
@@ -523,13 +516,14 @@ def test_a_moved_segment_leaves_the_list_when_the_ledger_where_it_lay_is_gone_to
     assert isinstance(owner.ask(request), InvalidRequestError)
 
 
-def test_a_segment_that_is_taken_back_lies_in_its_ledger_and_lay_nowhere_else() -> None:
-    stage, owner, request = staged_and_moved()
-    moved = next(s for s in stage.value.segments if s.former_ledger == "7")
+@pytest.mark.parametrize("store", ["ledger", "file"])
+def test_a_segment_that_is_taken_back_lies_where_it_was_written_and_lay_nowhere_else(store: str) -> None:
+    stage, owner, request = staged_and_moved(store)
+    moved = next(s for s in stage.value.segments if s.former == Location(store, "7"))
     assert owner.ask(MoveListedSegment(moved.number, "cold", "cold/k", "cold", "cold/l")) is None
     listed = stage.value.segment(moved.number)
-    assert listed is not None and (listed.name, listed.former_ledger) == ("cold/l", "7")
-    assert owner.ask(MoveListedSegment(moved.number, "cold", "cold/l", "ledger", "7")) is None
+    assert listed is not None and (listed.name, listed.former) == ("cold/l", Location(store, "7"))
+    assert owner.ask(MoveListedSegment(moved.number, "cold", "cold/l", store, "7")) is None
     back = stage.value.segment(moved.number)
-    assert back == replace(moved, store="ledger", name="7", former_ledger="")
+    assert back == replace(moved, store=store, name="7", former=None)
     assert owner.ask(request).duplicate

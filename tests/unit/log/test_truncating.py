@@ -86,7 +86,7 @@ def test_the_ledger_where_a_segment_lay_before_goes_with_it() -> None:
     hot = stage.value.segments[0]
     stage.stored["cold"] = stage.stored[hot.name]
     owner.ask(MoveListedSegment(hot.number, hot.store, hot.name, "cold", "cold"))
-    assert stage.value.segments[0].former_ledger == hot.name
+    assert stage.value.segments[0].former == hot.location
     owner.ask(TruncateBefore(point))
     assert not {hot.name, "cold"} & stage.stored.keys() and not stage.value.truncated
 

@@ -97,7 +97,7 @@ def ending(draw: st.DrawFn) -> Segment:
     return replace(
         segment(draw(st.integers(1, 60)), completed=is_completed, name=draw(st.sampled_from("abcdefgh"))),
         store=draw(st.sampled_from(["ledger", "cold"])),
-        former_ledger=draw(st.sampled_from(["", "", "a", "f"])),
+        former=draw(st.sampled_from([None, None, Location("ledger", "a"), Location("file", "f")])),
         last_txid=Txid(draw(st.integers(-1, 20)) if is_completed else -1),
         completed_unix_ms=draw(st.integers(0, 20)) if is_completed else 0,
     )
@@ -133,7 +133,7 @@ def test_what_is_found_by_place_and_end_is_what_a_look_at_every_segment_finds(to
 def check_places(one: SegmentList) -> None:
     for location in itertools.starmap(Location, itertools.product(("ledger", "cold"), "abcdefgh")):
         there = [s for s in one if s.location == location]
-        there += [s for s in one if location == Location("ledger", s.former_ledger)]
+        there += [s for s in one if location == s.former]
         found = one.find_location(location)
         assert found in there if there else found is None
 

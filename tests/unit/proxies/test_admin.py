@@ -13,7 +13,7 @@ from dlog.errors import InvalidRequestError, StreamUnavailableError
 from dlog.events import SegmentDeleted, SegmentLeftBehind
 from dlog.machine import Missing, Versioned
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName, Txid
-from dlog.model.segment import Owner, Segment, StoreSettings, StreamKey, StreamMetadata
+from dlog.model.segment import Location, Owner, Segment, StoreSettings, StreamKey, StreamMetadata
 from dlog.stores.contract import (
     Capabilities,
     SegmentCorruptError,
@@ -78,12 +78,12 @@ async def deleted_stream(metadata: MemoryMetadata, segments: Sequence[Segment]) 
     return str(made.value.incarnation)
 
 
-def segment(number: int, *, store: str = "ledger", former_ledger: str = "") -> Segment:
+def segment(number: int, *, store: str = "ledger", former: Location | None = None) -> Segment:
     return Segment(
         number=SegmentNumber(number),
         name=str(number),
         store=store,
-        former_ledger=former_ledger,
+        former=former,
         first_txid=Txid(0),
         completed=True,
         last_entry=EntryId(0),
@@ -126,7 +126,7 @@ async def test_what_a_store_does_not_delete_now_keeps_the_mark_until_somebody_co
 
 async def test_a_store_that_this_proxy_does_not_have_is_left_to_another_one() -> None:
     metadata = MemoryMetadata()
-    await deleted_stream(metadata, [segment(1, store="cold", former_ledger="9")])
+    await deleted_stream(metadata, [segment(1, store="cold", former=Location("ledger", "9"))])
     assert await Proxy(metadata).admin.finish_deletion(NAME) == Removed(1, False)
     with_cold = Proxy(metadata, "ledger", "cold")
     assert await with_cold.admin.finish_deletion(NAME) == Removed(2, True)

@@ -14,7 +14,7 @@ from dlog.errors import InvalidRequestError
 from dlog.io.zookeeper_protocol import BadVersionError, NoNodeError
 from dlog.machine import Missing, Outcome, Versioned
 from dlog.model.ids import SegmentNumber, StreamName, Txid
-from dlog.model.segment import Segment, StreamKey, StreamMetadata
+from dlog.model.segment import Location, Segment, StreamKey, StreamMetadata
 from dlog.model.sink import SinkBatch, SinkRecord
 from dlog.spark.cluster_connection import Cluster
 from dlog.spark.stages import UNNUMBERED, Staged, offer, sweep
@@ -207,7 +207,7 @@ def test_what_was_offered_goes_when_its_stream_refuses_everybody_or_its_own_driv
 def test_a_stage_that_became_a_segment_and_was_moved_since_is_not_deleted() -> None:
     """The segment goes back to this ledger if its object turns out to be damaged."""
     listed = listing(KNOWN, "7")
-    moved = replace(listed.segments[0], store="cold", name="file:///cold/x", former_ledger="7")
+    moved = replace(listed.segments[0], store="cold", name="file:///cold/x", former=Location("ledger", "7"))
     tree = Tree({"stage-7": told()}, listed.with_segment(moved))
     assert tree.sweep() == 0 and (tree.deleted, tree.nodes) == ([], {})
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dlog.errors import DamagedError, InvalidRequestError, UnsupportedVersionError
 from dlog.model.ids import NO_ENTRY, NO_TXID, EntryId, Epoch, ProxyId, SegmentNumber, Txid
-from dlog.model.segment import Owner, Segment, StreamSettings, Truncation
+from dlog.model.segment import Location, Owner, Segment, StreamSettings, Truncation
 from dlog.model.sink import SinkBatch, SinkRecord
 from dlog.stores.kinds import SCHEMAS, stored_settings
 from dlog.wire.stream_metadata import (
@@ -38,6 +38,8 @@ from dlog.wire.stream_metadata import (
 )
 
 I63 = st.integers(0, 2**63 - 1)
+IN_LEDGERS = st.builds(Location, st.just("ledger"), I63.map(str))
+IN_OTHERS = st.builds(Location, st.sampled_from(["file", "a:b"]), st.text(max_size=12))
 
 
 @st.composite
@@ -49,7 +51,7 @@ def segments(draw: st.DrawFn) -> Segment:
         number=SegmentNumber(draw(st.integers(0, 10**18 - 1))),
         name=str(draw(I63)) if store == "ledger" else draw(st.text(max_size=12)),
         store=store,
-        former_ledger="" if store == "ledger" or draw(st.booleans()) else str(draw(I63)),
+        former=None if store == "ledger" else draw(st.none() | IN_LEDGERS | IN_OTHERS),
         first_txid=Txid(draw(I63)),
         completed=completed,
         last_txid=Txid(draw(I63)) if completed else NO_TXID,
@@ -104,7 +106,9 @@ def test_other_versions_are_unsupported(f0: int) -> None:
 @pytest.mark.parametrize(
     "data",
     ["", "x", "5", "5;9;1000;1;0;0", "5;9;1000;1;0;0;-1;1", "5;9;1000;2;0;0;-1", "5;9;1 0;1;0;0;-1", "5;9;;1;0;0;-1",
-     "5;9;99999999999999999999;1;0;0;-1", "773;9;1000;1;0;0;-1", "5;9;٣;1;0;0;-1", "5;9;1;2;3;1;0;0;0;0;0"],
+     "5;9;99999999999999999999;1;0;0;-1", "773;9;1000;1;0;0;-1", "5;9;٣;1;0;0;-1", "5;9;1;2;3;1;0;0;0;0;0",
+     "5;-1;1000;1;0;0;-1;s3;a;file", "5;9;1000;1;0;0;-1;s3;a;file;b",
+     "5;9;1000;1;0;0;-1;ledger;8", "5;-1;1000;1;0;0;-1;s3;a;ledger;8"],
 )  # fmt: skip
 def test_what_is_no_segment_is_damaged(data: str) -> None:
     with pytest.raises(DamagedError):
