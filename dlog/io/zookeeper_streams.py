@@ -26,6 +26,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from dlog.errors import DamagedError, InvalidStreamNameError, MetadataUnavailableError, UnsupportedVersionError
 from dlog.io import stream_metadata
@@ -143,7 +144,9 @@ class _CachedSegments:
             self.invalidate()
             return
         what, _, segment = path[len(self.root) :].removeprefix("/").partition("/")
-        if what == "ledgers" and segment:
+        if not what:
+            self.invalidate()  # the stream was created or deleted
+        elif what == "ledgers" and segment:
             self.touched[segment] = None
         elif what == "owner" and not segment:
             self.owner += 1
@@ -348,10 +351,16 @@ class ZooKeeperStreams:
             self._mirrors.move_to_end(stream)
             return mirror
         mirror = self._mirrors[stream] = _CachedSegments(self._paths.root(stream))
-        mirror.unsubscribe = self._zk.watch_tree(mirror.root, mirror.changed)
+        mirror.unsubscribe = self._zk.watch_tree(mirror.root, partial(self._changed, stream, mirror))
         while len(self._mirrors) > CACHED_STREAMS_MAX:
             self._mirrors.popitem(last=False)[1].close()
         return mirror
+
+    def _changed(self, stream: StreamName, mirror: _CachedSegments, path: str | None) -> None:
+        """A mirror's callback. The mirror of a deleted stream goes at once, or at the end of the read that uses it."""
+        mirror.changed(path)
+        if path == mirror.root and self._mirrors.get(stream) is mirror and not mirror.reading.locked():
+            self._forget(stream)
 
     def _forget(self, stream: StreamName) -> None:
         mirror = self._mirrors.pop(stream, None)

@@ -13,9 +13,10 @@ from dlog.io import zookeeper_streams
 from dlog.io.metadata import Unsubscribe
 from dlog.io.zookeeper import Stat, ZooKeeper
 from dlog.io.zookeeper_layout import StreamPaths
+from dlog.io.zookeeper_protocol import NoNodeError
 from dlog.io.zookeeper_streams import ZooKeeperStreams
 from dlog.io.zookeeper_watches import TreeCallback, Watches
-from dlog.machine import Versioned
+from dlog.machine import Missing, Versioned
 from dlog.model.ids import Epoch, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Owner, Segment
 from dlog.wire.stream_metadata import encode_number, encode_owner, encode_segment, segment_name
@@ -112,8 +113,9 @@ class OneStream(NoServer):
         self.write(path, encode_segment(segment))
         return path
 
-    def fire(self, path: str) -> None:
-        for callback in self.callbacks:
+    def fire(self, path: str, first: int | None = None) -> None:
+        """Report a change, to all callbacks or to the first ones, even if they were withdrawn since."""
+        for callback in self.callbacks[:first]:
             callback(path)
 
     def watch_tree(self, path: str, callback: TreeCallback) -> Unsubscribe:
@@ -128,6 +130,8 @@ class OneStream(NoServer):
         return Stat(1, 1, 1, 1, self.nodes[path][1], children, 0, 0, 0, children, 1)
 
     async def children(self, path: str, *, fresh: bool) -> tuple[list[str], Stat]:
+        if path not in self.nodes:
+            raise NoNodeError
         return [name.rpartition("/")[2] for name in self.nodes if name.startswith(f"{path}/")], self.stat(path)
 
     async def get_many(self, paths: list[str], *, fresh: bool) -> list[tuple[bytes, Stat] | None]:
@@ -204,6 +208,41 @@ async def test_a_reading_after_a_roll_looks_at_the_segments_that_changed() -> No
     same = [a is b for a, b in zip(seen.value.segments, again.value.segments, strict=True)]
     assert same.count(False) == 1 and not same[7]
     assert again.value.segments[7].metadata_version == seen.value.segments[7].metadata_version + 1
+
+
+async def test_the_mirror_of_a_deleted_stream_goes_when_the_deletion_is_reported() -> None:
+    """Nobody reads a deleted stream again, so no read would find that it is missing."""
+    server = OneStream()
+    tree = ZooKeeperStreams(cast(ZooKeeper, server), StreamPaths("/dlog"), random.Random(1))
+    path = server.change(1, "a1", "7")
+    assert await places(tree) == ["7"]
+    for gone in (path, LEDGERS, OWNER, ROOT):
+        assert S in tree._mirrors
+        server.nodes.pop(gone, None)
+        server.fire(gone)
+    assert not tree._mirrors
+    server.write(LEDGERS, encode_number(1))
+    server.change(1, "b2", "9")
+    assert await places(tree) == ["9"]
+    mirror = tree._mirrors[S]
+    server.fire(ROOT, first=1)
+    assert tree._mirrors[S] is mirror, "a late report about the mirror before"
+
+
+async def test_a_stream_that_is_deleted_during_a_read_is_missing_and_leaves_no_mirror() -> None:
+    server = OneStream()
+    tree = ZooKeeperStreams(cast(ZooKeeper, server), StreamPaths("/dlog"), random.Random(1))
+    path = server.change(1, "a1", "7")
+
+    def delete() -> None:
+        server.before_last = lambda: None
+        for gone in (path, LEDGERS, OWNER, ROOT):
+            server.nodes.pop(gone, None)
+            server.fire(gone)
+
+    server.before_last = delete
+    assert isinstance(await tree.read(S), Missing)
+    assert not tree._mirrors
 
 
 async def test_a_whole_reading_keeps_the_segments_that_have_not_changed() -> None:
