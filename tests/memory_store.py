@@ -28,6 +28,7 @@ from dlog.stores.contract import (
     SegmentNotFoundError,
     SegmentRef,
     SegmentSealedError,
+    SegmentStat,
     StoreError,
     StoreUnavailableError,
     Verification,
@@ -120,6 +121,12 @@ class MemoryStore:
         self._check_open()
         self.state.find(ref.name)
         return MemoryReader(self.state, ref.name, sealed_at)
+
+    async def stat(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> SegmentStat:
+        self._check_open()
+        segment = self.state.find(ref.name)
+        end = await self.recover(ref) if segment.end is None and sealed_at is not None else segment.end
+        return SegmentStat() if end is None else SegmentStat(end, sum(map(len, segment.entries)))
 
     async def stage_of(self, name: str) -> StreamName | None:
         self._check_open()

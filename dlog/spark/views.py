@@ -13,22 +13,19 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-from dlog.errors import DLogError, LedgerNotFoundError, MetadataUnavailableError
+from dlog.errors import DLogError, MetadataUnavailableError
 from dlog.log.contents import EntryContents, read_contents
 from dlog.log.seeking import BinarySearch, SeekTarget
 from dlog.machine import Missing, Versioned
-from dlog.model.ids import SEGMENT_FIRST, EntryId, LedgerId, StreamName, stream_name
-from dlog.model.segment import LEDGER, Segment, StreamKey, StreamMetadata
+from dlog.model.ids import SEGMENT_FIRST, EntryId, StreamName, stream_name
+from dlog.model.segment import Location, Segment, StreamKey, StreamMetadata
 from dlog.spark.cluster_connection import Cluster
 from dlog.spark.offsets import BEGINNING, StreamPosition
 from dlog.spark.options import Bound, Kind, SourceOptions
 from dlog.spark.planning import SegmentView, StreamView, Tally, prefix
 from dlog.spark.proxies import ensure_owned
-from dlog.stores.cold import store as cold
-from dlog.stores.cold.locations import payload_bytes
-from dlog.stores.contract import SegmentNotFoundError, SegmentReader, SegmentRef, SegmentStore, StoreUnavailableError
+from dlog.stores.contract import SegmentNotFoundError, SegmentReader, SegmentRef, StoreUnavailableError
 
 _AT_ONCE = 16
 _LOOKS, _LOOK_AGAIN_S = 40, 0.05  # retries while an owner changes segments
@@ -56,19 +53,12 @@ class _End:
     idle: int = 0
 
 
-class _Decided(NamedTuple):
-    """The end of a segment in its store. bytes: up to there, None if the store does not count them."""
-
-    last: EntryId
-    bytes: int | None
-
-
 class StreamViewer:
     """Reads streams repeatedly, and asks only once for what cannot change."""
 
     def __init__(self) -> None:
-        self._ends: dict[str, _End] = {}  # by location: segments that are closed in the store and completed in the list
-        self._tails: dict[str, _End] = {}  # by location: all others, as they were last seen
+        self._ends: dict[Location, _End] = {}  # segments that are closed in their store and completed in the list
+        self._tails: dict[Location, _End] = {}  # all others, as they were last seen
         self._past: dict[tuple[str, str], dict[int, tuple[int, int]]] = {}  # name, incarnation -> number -> last, idle
         self._tallies: dict[tuple[str, str], dict[int, Tally]] = {}
 
@@ -94,7 +84,7 @@ class StreamViewer:
             value: StreamMetadata = outcome.value
             try:
                 shown = prefix(await self._segments(cluster, value))
-            except (LedgerNotFoundError, SegmentNotFoundError):
+            except SegmentNotFoundError:
                 shown = None  # truncated during this attempt
             if shown is not None:
                 return Seen(value, self._view_of(value, shown))
@@ -144,27 +134,22 @@ class StreamViewer:
         return [task.result() for task in tasks]
 
     async def _end(self, cluster: Cluster, stream: StreamName, segment: Segment) -> _End:
-        known = self._ends.get(segment.name)
+        known = self._ends.get(segment.location)
         if known is not None:
             return known
         store = cluster.store(segment.store)
-        if segment.store == cold.NAME:  # it was closed, read and counted before it was moved there
-            return _End(int(segment.last_entry), payload_bytes(segment.name), segment.record_count, True)
         ref = SegmentRef(stream, segment.number, segment.name)
-        decided = await _decided(cluster, store, ref, segment)
-        last = int(await store.find_tail(ref) if decided is None else decided.last)
-        seen = self._tails.get(segment.name)
+        stat = await store.stat(ref, sealed_at=segment.last_entry if segment.completed else None)
+        last = int(await store.find_tail(ref) if stat.end is None else stat.end)
+        seen = self._tails.get(segment.location)
         if seen is not None and seen.last != last:
             seen = None
-        if decided is None or not segment.completed:
-            seen = self._tails[segment.name] = seen or await self._measured(cluster, ref, segment, last)
-            return replace(seen, is_final=decided is not None)
-        self._tails.pop(segment.name, None)
-        if decided.bytes is None:
-            seen = seen or await self._measured(cluster, ref, segment, last)
-            decided = decided._replace(bytes=seen.bytes)
+        if stat.end is None or not segment.completed:
+            seen = self._tails[segment.location] = seen or await self._measured(cluster, ref, segment, last)
+            return replace(seen, is_final=stat.end is not None)
+        self._tails.pop(segment.location, None)
         idle = 0 if seen is None else seen.idle
-        end = self._ends[segment.name] = _End(last, decided.bytes or 0, segment.record_count, True, idle)
+        end = self._ends[segment.location] = _End(last, stat.payload_bytes, segment.record_count, True, idle)
         return end
 
     async def _measured(self, cluster: Cluster, ref: SegmentRef, segment: Segment, last: int) -> _End:
@@ -179,21 +164,6 @@ class StreamViewer:
             while idle < min(_IDLE_MAX, last + 1) and not any((await opened.contents(last - idle)).counts):
                 idle += 1
         return _End(last, sum(sizes) * (last + 1) // len(sizes), position, False, idle)
-
-
-async def _decided(cluster: Cluster, store: SegmentStore, ref: SegmentRef, segment: Segment) -> _Decided | None:
-    """The end that the store has decided, if it has. It decides now if the list is ahead of it."""
-    sealed_at = segment.last_entry if segment.completed else None
-    if segment.store != LEDGER:
-        reader = await store.open_reader(ref, sealed_at=sealed_at)
-        await reader.close()
-        return None if reader.end is None else _Decided(reader.end, None)
-    ledger = await cluster.ledgers.metadata_of(LedgerId(int(ref.name)))
-    if not ledger.is_closed and sealed_at is not None:
-        reader = await store.open_reader(ref, sealed_at=sealed_at)
-        await reader.close()
-        ledger = await cluster.ledgers.metadata_of(LedgerId(int(ref.name)))
-    return _Decided(ledger.last_entry, ledger.length) if ledger.is_closed else None
 
 
 def _view(value: StreamMetadata, segment: Segment, end: _End) -> SegmentView:

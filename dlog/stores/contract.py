@@ -127,6 +127,18 @@ class SegmentRef:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentStat:
+    """What a store knows of a segment without reading its entries.
+
+    end: last entry (NO_ENTRY if empty) once it is decided, None before. payload_bytes: of all entries up to the end; 0
+    before it is decided.
+    """
+
+    end: EntryId | None = None
+    payload_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Verification:
     """Result of `verify`: the number of entries checked, and the damaged ones with reasons."""
 
@@ -257,6 +269,13 @@ class SegmentStore(Protocol):
         With it, `end` is known at once. If the store has decided another end, that one counts: a fenced Java writer
         completes its segment in the list from its own state. If the store has not decided yet, this recovers the
         segment.
+        """
+        ...
+
+    async def stat(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> SegmentStat:
+        """Return the segment's end and size. Disturbs no writer. sealed_at: see `open_reader`.
+
+        Raises SegmentNotFoundError, SegmentCorruptError, StoreUnavailableError.
         """
         ...
 

@@ -44,6 +44,7 @@ from dlog.stores.contract import (
     SegmentNotFoundError,
     SegmentRef,
     SegmentSealedError,
+    SegmentStat,
     StoreError,
     StoreTooSmallError,
     StoreUnavailableError,
@@ -210,6 +211,15 @@ class LedgerStore:
                 await self._ledgers.recover(ledger)  # completed in the list: no writer may append
                 reader = await self._ledgers.open(ledger)
             return LedgerSegmentReader(reader)
+
+    async def stat(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> SegmentStat:
+        ledger = _ledger_of(ref)
+        with _store_errors():
+            metadata = await self._ledgers.metadata_of(ledger)
+            if not metadata.is_closed and sealed_at is not None:
+                await self._ledgers.recover(ledger)  # completed in the list: no writer may append
+                metadata = await self._ledgers.metadata_of(ledger)
+        return SegmentStat(metadata.last_entry, metadata.length) if metadata.is_closed else SegmentStat()
 
     async def stage_of(self, name: str) -> StreamName | None:
         with _store_errors():

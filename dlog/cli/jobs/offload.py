@@ -48,9 +48,9 @@ def offload(
 ) -> int:
     """Copy completed segments to LOCATION, from where they are read afterwards, with the same DLSNs.
 
-    A later run deletes their ledgers, after the grace period. Run it again after a kill or by cron: it continues.
-    Segments in files are not moved. Access to LOCATION (keys, endpoints) is configured in the environment, by
-    DLOG_COLD_* or the usual variables of S3; proxies need the same configuration.
+    A later run deletes their ledgers or files, after the grace period. Run it again after a kill or by cron: it
+    continues. Access to LOCATION (keys, endpoints) is configured in the environment, by DLOG_COLD_* or the usual
+    variables of S3; proxies need the same configuration.
     """
     from dlog.spark.jobs.offload import offload as job
     from dlog.spark.jobs.offload_work import OffloadOptions
@@ -88,6 +88,4 @@ def _lines(report: Report) -> list[str]:
     else:
         moved, size = counts.get("segments_offloaded", 0), size_text(counts.get("bytes_offloaded", 0))
         told = f"offloaded {moved:,} segments, {size}; hot copies deleted: {counts.get('hot_copies_deleted', 0):,}"
-    if counts.get("kept_in_files"):
-        lines.append(f"kept in files: {counts['kept_in_files']:,} segments, only ledgers are moved")
     return [*lines, f"{told}; {counts.get('waiting', 0):,} waiting; {report.took_s:.1f} s"]

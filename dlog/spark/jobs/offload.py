@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 from dlog.errors import ConfigError, StreamNotFoundError
 from dlog.io.clock import unix_ms
 from dlog.io.stores import load_stores
-from dlog.model.ids import LedgerId, StreamName, stream_name
+from dlog.model.ids import StreamName, stream_name
 from dlog.model.offloading import Record
-from dlog.model.segment import LEDGER, Segment
+from dlog.model.segment import Segment
 from dlog.spark.cluster_connection import Cluster, reach
 from dlog.spark.jobs.frame import Progress, Report, Selection, reporting, scatter
 from dlog.spark.jobs.offload_copy import Copied, CopyTask, Source, cold_store, copy_segments
@@ -33,7 +33,8 @@ from dlog.spark.jobs.offload_settle import publish, retire, settle
 from dlog.spark.jobs.offload_sweep import sweep
 from dlog.spark.jobs.offload_work import Job, OffloadOptions, StreamNow, read_stream
 from dlog.stores.cold import store as cold
-from dlog.stores.cold.locations import parse_root, payload_bytes
+from dlog.stores.cold.locations import parse_root
+from dlog.stores.contract import SegmentRef
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -115,9 +116,6 @@ async def _plan_stream(cluster: Cluster, job: Job, stream: StreamNow) -> list[So
         if options.parquet:
             parquet = parquet_location(job.folder(stream.name, root=options.parquet), value.incarnation, segment.number)
         is_cold = segment.store == cold.NAME
-        if not is_cold and segment.store != LEDGER:
-            job.report.add("kept_in_files")
-            continue
         if is_cold and (not parquet or parquet in written):
             continue
         found.append(
@@ -125,7 +123,7 @@ async def _plan_stream(cluster: Cluster, job: Job, stream: StreamNow) -> list[So
                 value,
                 segment,
                 folder="" if is_cold else str(job.folder(stream.name)),
-                payload_bytes=await _bytes_of(cluster, segment),
+                payload_bytes=await _bytes_of(cluster, stream.name, segment),
                 parquet=parquet,
                 compression=options.parquet_compression,
             )
@@ -133,11 +131,10 @@ async def _plan_stream(cluster: Cluster, job: Job, stream: StreamNow) -> list[So
     return found
 
 
-async def _bytes_of(cluster: Cluster, segment: Segment) -> int:
+async def _bytes_of(cluster: Cluster, stream: StreamName, segment: Segment) -> int:
     """Bytes of its entries' payloads, according to its store."""
-    if segment.store == cold.NAME:
-        return payload_bytes(segment.name)
-    return (await cluster.ledgers.metadata_of(LedgerId(int(segment.name)))).length
+    ref = SegmentRef(stream, segment.number, segment.name)
+    return (await cluster.store(segment.store).stat(ref, sealed_at=segment.last_entry)).payload_bytes
 
 
 def _copy(job: Job, sources: Sequence[Source]) -> None:

@@ -142,7 +142,7 @@ def _copied(of_cluster: ClusterConnection, source: Source) -> Copied:
         _drop(of_cluster, source, told)
         return replace(nothing, finding=error.message)
     except SegmentCorruptError as error:
-        if told.object and source.folder:  # a fault of the copy, not of the segment's own store
+        if told.object != source.ref.name:  # a fault of the copy, not of the segment's own store
             _drop(of_cluster, source, told)
             return replace(nothing, failure=f"the copy differs from what was written: {error.message}")
         return replace(nothing, finding=error.message)
@@ -167,7 +167,7 @@ def _read_back(of_cluster: ClusterConnection, source: Source, told: Copied) -> C
 
 def _drop(of_cluster: ClusterConnection, source: Source, told: Copied) -> None:
     """Delete an object that is not recorded."""
-    if source.folder and told.object:
+    if told.object != source.ref.name:
         ref = replace(source.ref, name=told.object)
         with contextlib.suppress(DLogError, TimeoutError):
             of_cluster.ask(lambda cluster: cold_store(cluster).delete(ref))

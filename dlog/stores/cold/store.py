@@ -20,7 +20,7 @@ from dlog.model.offloading import COLD
 from dlog.model.segment import StoreSettings
 from dlog.stores.cold.async_lru_cache import AsyncLruCache
 from dlog.stores.cold.format import ENTRY_BYTES_MAX, Row, Summary, next_entry
-from dlog.stores.cold.locations import Location, parse_object
+from dlog.stores.cold.locations import Location, parse_object, payload_bytes
 from dlog.stores.cold.objects import Objects
 from dlog.stores.cold.options import ColdOptions
 from dlog.stores.cold.reader import ColdSegmentReader, Extent, Key, ObjectReads, OpenObject, Rows
@@ -30,6 +30,7 @@ from dlog.stores.contract import (
     SegmentCorruptError,
     SegmentNotFoundError,
     SegmentRef,
+    SegmentStat,
     SegmentWriter,
     Verification,
 )
@@ -107,6 +108,12 @@ class ColdStore:
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> ColdSegmentReader:
         """Raises SegmentNotFoundError, SegmentCorruptError, StoreUnavailableError, UnsupportedVersionError."""
         return ColdSegmentReader(await self._open(ref), self._reads)
+
+    async def stat(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> SegmentStat:
+        """With sealed_at nothing is read: the object's name tells its size, and its end was decided before."""
+        self._location(ref.name)
+        end = EntryId((await self._open(ref)).last) if sealed_at is None else sealed_at
+        return SegmentStat(end, payload_bytes(ref.name))
 
     async def stage_of(self, name: str) -> StreamName | None:
         """Return None: a segment here was in a segment list before."""

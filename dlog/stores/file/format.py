@@ -64,6 +64,11 @@ class End:
     offset: int
     points: tuple[Point, ...] = ()
 
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all entries' payloads."""
+        return self.offset - ENTRIES_OFFSET - (self.last_entry + 1) * ENTRY_HEAD.size
+
 
 def encode_header(header: Header) -> bytes:
     name = header.stream.encode()

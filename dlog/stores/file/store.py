@@ -35,6 +35,7 @@ from dlog.stores.contract import (
     SegmentNotFoundError,
     SegmentRef,
     SegmentSealedError,
+    SegmentStat,
     StoreError,
     StoreUnavailableError,
     Verification,
@@ -148,6 +149,13 @@ class FileStore:
         reader = FileSegmentReader(self, files, file, header.nonce, end)
         self._readers.setdefault(ref.name, set()).add(reader)
         return reader
+
+    async def stat(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> SegmentStat:
+        files = self._files(ref.name)
+        end = await self.run_reading(ref.name, _read_end, files, sealed_at)
+        if end is None and sealed_at is not None:  # completed in the list: no writer may append
+            end = await self._run(ref.name, files.decide_end)
+        return SegmentStat() if end is None else SegmentStat(end.last_entry, end.payload_bytes)
 
     async def stage_of(self, name: str) -> StreamName | None:
         found = await self.describe(name)
@@ -570,6 +578,12 @@ def _open(files: SegmentFiles, sealed_at: EntryId | None) -> tuple[File, Header,
     except BaseException:
         file.close()
         raise
+
+
+def _read_end(files: SegmentFiles, sealed_at: EntryId | None) -> End | None:
+    file, _, end = _open(files, sealed_at)
+    file.close()
+    return end
 
 
 def _copy(error: StoreError, *, outcome_unknown: bool | None = None) -> StoreError:

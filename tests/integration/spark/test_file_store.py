@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,7 @@ def test_completed_and_open_segments_are_read_and_batches_become_segments(
         lake.read(name).count()
 
 
-def test_an_audit_proves_files_and_an_offload_leaves_them(
+def test_an_audit_proves_files_and_a_damaged_one_is_not_moved(
     lake: Lake, file_options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dlog.spark.jobs.audit import AuditOptions, audit
@@ -119,6 +120,39 @@ def test_an_audit_proves_files_and_an_offload_leaves_them(
     assert told.counts["files"] == proved.counts["files"] + 1
     orphan.unlink()
     report = offload(lake.spark, stream, OffloadOptions(to=f"file://{tmp_path}", older_than_s=0.0, keep=0))
-    assert report.counts["kept_in_files"] == 1
-    assert (report.items, report.findings, report.failures) == ([], [], [])
+    assert report.counts.get("segments_offloaded", 0) == 0 and report.failures == []
+    assert [(f["stream"], f["segment"]) for f in report.findings] == [(name, 1)]
+    assert stored(lake, str(directory), name)[0] >= {place}
     lake.client.append(name, b"and on")
+
+
+def test_segments_move_from_files_to_cold_storage_and_are_read_as_before(
+    lake: Lake, file_options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dlog.spark.jobs.audit import AuditOptions, audit
+    from dlog.spark.jobs.frame import Selection
+    from dlog.spark.jobs.offload import OffloadOptions, offload
+
+    directory = Path(file_options["file.directory"])
+    monkeypatch.setenv("DLOG_FILE_DIRECTORY", str(directory))
+    name = two_segments(lake)
+    truth = lake.truth(name)
+    first = lake.client.stat(name).segments[0].location
+    stream = Selection(zookeeper=lake.zookeeper, streams=(name,))
+    to = OffloadOptions(to=f"file://{tmp_path}", older_than_s=0.0, keep=0)
+    moved = offload(lake.spark, stream, to)
+    assert (moved.counts["segments_offloaded"], moved.findings, moved.failures) == (1, [], [])
+    (copy,) = tmp_path.rglob("*.seg")
+    assert 0 < moved.counts["bytes_offloaded"] < copy.stat().st_size
+    assert [segment.store for segment in lake.client.stat(name).segments] == ["cold", "file"]
+    assert lake.rows(lake.read(name, **file_options)) == truth == lake.truth(name)
+    for _ in range(2):
+        again = offload(lake.spark, stream, replace(to, grace_s=0.0))
+        assert (again.findings, again.failures) == ([], [])
+    assert again.counts.get("hot_copies_deleted", 0) == 0, "the run before has deleted it"
+    assert not list(directory.glob(f"*/{first}.*"))
+    assert lake.rows(lake.read(name, **file_options)) == truth == lake.truth(name)
+    proved = audit(lake.spark, Selection(zookeeper=lake.zookeeper, streams=(name,)), AuditOptions(patience_s=0.5))
+    assert (proved.findings, proved.failures) == ([], [])
+    lake.client.delete(name)
+    assert not list(tmp_path.rglob("*.seg")), "the stream's segments are deleted wherever they are"

@@ -25,6 +25,7 @@ from dlog.stores.contract import (
     SegmentReader,
     SegmentRef,
     SegmentSealedError,
+    SegmentStat,
     SegmentStore,
     SegmentWriter,
     StoreError,
@@ -512,6 +513,35 @@ class StoreContract:
         with pytest.raises(SegmentNotFoundError):
             await store.recover(nowhere)
         await store.delete(nowhere)
+
+    async def test_stat_tells_the_end_and_the_size_once_the_end_is_decided(self, stores: OpenStore) -> None:
+        store, others = await stores(), await stores()
+        run, empty = await self._run(store), await self._run(store)
+        for size in (20, 5000, 300):
+            await run.append(size)
+            assert await others.stat(run.ref) == SegmentStat()
+        await run.writer.seal()
+        await empty.writer.seal()
+        for one in (store, others):
+            assert await one.stat(run.ref) == SegmentStat(EntryId(2), 5320)
+            assert await one.stat(run.ref, sealed_at=EntryId(2)) == SegmentStat(EntryId(2), 5320)
+            assert await one.stat(empty.ref) == SegmentStat(NO_ENTRY, 0)
+        await store.delete(run.ref)
+        with pytest.raises(SegmentNotFoundError):
+            await others.stat(run.ref)
+
+    async def test_stat_of_a_segment_that_is_completed_in_the_list_decides_its_end(self, stores: OpenStore) -> None:
+        """As a Java writer leaves it that is fenced before it closes its ledger."""
+        store, others = await stores(), await stores()
+        run = await self._run(store)
+        for _ in range(3):
+            await run.append()
+        stat = await others.stat(run.ref, sealed_at=EntryId(2))
+        assert stat == SegmentStat(EntryId(2), 60)
+        run.append()
+        await run.settled()
+        assert run.errors, "its writer is fenced"
+        assert await others.recover(run.ref) == 2
 
     async def test_verify_counts_what_is_sound(self, stores: OpenStore) -> None:
         store = await stores()

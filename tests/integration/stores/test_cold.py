@@ -32,12 +32,13 @@ from dlog.stores.contract import (
     SegmentNotFoundError,
     SegmentRef,
     SegmentSealedError,
+    SegmentStat,
     SegmentStore,
     SegmentWriter,
     StoreUnavailableError,
 )
 from tests.integration.storage import Storage, storage
-from tests.integration.stores.contract import OpenStore, Run, StoreContract
+from tests.integration.stores.contract import OpenStore, Run, StoreContract, payload
 from tests.ports import free_port
 
 
@@ -183,6 +184,19 @@ class TestColdStore:
     test_the_end_that_was_decided = StoreContract.test_the_end_that_is_told_gives_way_to_the_one_that_was_decided
     test_what_never_was_is_not_found = StoreContract.test_what_never_was_is_not_found
     test_verify_counts_what_is_sound = StoreContract.test_verify_counts_what_is_sound
+
+    async def test_stat_tells_the_end_in_the_object_and_the_size_in_its_name(self, stores: OpenStore) -> None:
+        store = await stores()
+        assert isinstance(store, Bringing)
+        name = ObjectName(7, os.urandom(8).hex(), 5020)
+        place = folder_of(store._root, "cluster", "/dlog", "s").below(str(name))
+        await bring(store.objects, place, [payload(0, 20), payload(1, 5000)], "s", 7)
+        ref = SegmentRef(StreamName("s"), SegmentNumber(7), str(place))
+        assert await store.stat(ref) == SegmentStat(EntryId(1), 5020)
+        await store.delete(ref)
+        assert await store.stat(ref, sealed_at=EntryId(1)) == SegmentStat(EntryId(1), 5020), "nothing is read"
+        with pytest.raises(SegmentNotFoundError):
+            await store.stat(ref)
 
     async def test_delete_is_idempotent_and_certain(self, stores: OpenStore) -> None:
         store = await stores()

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from dlog.model.ids import EntryId
-from dlog.stores.contract import SegmentNotFoundError, SegmentRef
+from dlog.stores.contract import SegmentNotFoundError, SegmentRef, SegmentStat
 from tests.integration.stores.contract import OpenStore, StoreContract
 from tests.memory_store import MemoryReader, MemoryStore, MemoryStoreState, MemoryWriter
 
@@ -114,6 +114,17 @@ class SealsTwiceWithTwoAnswers(MemoryStore):
         return writer
 
 
+class TellsTheSizeOfAnOpenSegment(MemoryStore):
+    async def stat(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> SegmentStat:
+        segment = self.state.find(ref.name)
+        return SegmentStat(segment.lac, sum(map(len, segment.entries)))
+
+
+class LeavesTheEndToItsWriter(MemoryStore):
+    async def stat(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> SegmentStat:
+        return await super().stat(ref)
+
+
 suite = StoreContract()
 Story = Callable[[OpenStore], Awaitable[None]]
 
@@ -128,6 +139,8 @@ MUTANTS: dict[type[MemoryStore], Story] = {
     DeletesOnce: suite.test_delete_is_idempotent_and_certain,
     ReadsPastTheBound: suite.test_reads_are_contiguous_and_bounded,
     SealsTwiceWithTwoAnswers: suite.test_seal_is_idempotent_and_final,
+    TellsTheSizeOfAnOpenSegment: suite.test_stat_tells_the_end_and_the_size_once_the_end_is_decided,
+    LeavesTheEndToItsWriter: suite.test_stat_of_a_segment_that_is_completed_in_the_list_decides_its_end,
 }
 
 

@@ -7,11 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from dlog.errors import LedgerNotFoundError, UnavailableError
+from dlog.errors import UnavailableError
 from dlog.machine import Versioned
-from dlog.model.ids import BookieId, EntryId, Epoch, LedgerId, SegmentNumber, StreamName, Txid
-from dlog.model.ledger import Fragment, LedgerMetadata
-from dlog.model.quorum import Quorum
+from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Segment, StreamMetadata
 from dlog.spark import views
 from dlog.spark.cluster_connection import Cluster
@@ -19,7 +17,9 @@ from dlog.spark.offsets import StreamPosition
 from dlog.spark.options import SourceOptions
 from dlog.stores.contract import (
     MisconfiguredError,
+    SegmentNotFoundError,
     SegmentRef,
+    SegmentStat,
     SegmentStore,
     StoreUnavailableError,
 )
@@ -27,7 +27,6 @@ from tests.memory_store import MemoryStore
 from tests.unit.spark.test_columns import entry_of
 
 NAME = StreamName("s")
-LEDGER = LedgerMetadata(quorum=Quorum(), fragments=(Fragment(EntryId(0), (BookieId("b"),)),))
 OPTIONS = SourceOptions(zookeeper="h:1", streams=(NAME,))
 
 
@@ -66,13 +65,14 @@ class World:
             self.on_look(self.looks)
         return Versioned(StreamMetadata(name=NAME, segments=self.segments, max_segment=SegmentNumber(9)), 0)
 
-    async def metadata_of(self, ledger: LedgerId) -> LedgerMetadata:
-        self.asked.append(ledger)
-        if ledger in self.ends:
-            return LEDGER.closed_at(EntryId(self.ends[ledger]), 1000)
-        if ledger not in self.tails:
-            raise LedgerNotFoundError("gone")
-        return LEDGER
+    async def stat(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> SegmentStat:
+        number = int(ref.name)
+        self.asked.append(number)
+        if number in self.ends:
+            return SegmentStat(EntryId(self.ends[number]), 1000)
+        if number not in self.tails:
+            raise SegmentNotFoundError("gone")
+        return SegmentStat()
 
     async def find_tail(self, ref: SegmentRef) -> EntryId:
         return EntryId(self.tails[int(ref.name)])
