@@ -81,21 +81,21 @@ class OwnerConnections:
             await self._follow(address, stream, listener, on_open)
         except UnavailableError as lost:
             listener.end()
-            raise await self._replacement(address, stream, lost) from lost
+            location = await self._location_of_owner(stream, address)
+            if not location:
+                raise
+            raise OwnedElsewhereError(
+                f"lost the connection to the owner: stream={stream} address={address}", location=location
+            ) from lost
 
-    async def _replacement(self, address: str, stream: StreamName, lost: UnavailableError) -> DLogError:
-        """The error for the loss of the owner at `address`: names the present owner if that can be found."""
+    async def _location_of_owner(self, stream: StreamName, lost: str) -> str:
+        """The address of the present owner, after that at `lost` was lost; "" if it cannot be found."""
         try:
-            location = await self._find_owner(stream, address)
+            return await self._find_owner(stream, lost)
         except OwnedElsewhereError as error:
-            location = error.location or ""
+            return error.location or ""
         except DLogError:
-            return lost
-        if not location:
-            return lost
-        return OwnedElsewhereError(
-            f"lost the connection to the owner: stream={stream} address={address}", location=location
-        )
+            return ""
 
     async def _follow(
         self, address: str, stream: StreamName, listener: OwnerListener, on_open: Callable[[], None]
@@ -108,7 +108,7 @@ class OwnerConnections:
                     await self._open(address, shared)
             assert shared.link is not None
             self._listening[listener] = shared.link
-            await self._listen(shared.link, stream, listener, on_open)
+            raise await self._listen(shared.link, stream, listener, on_open)  # in no variable: that would be a cycle
         except DLogError:
             self._discard(address, shared)
             raise
@@ -137,7 +137,8 @@ class OwnerConnections:
 
     async def _listen(
         self, link: ProxyConnection, stream: StreamName, listener: OwnerListener, on_open: Callable[[], None]
-    ) -> None:
+    ) -> DLogError:
+        """Pass on what the owner sends until it ends; return why."""
         ended: asyncio.Future[DLogError] = asyncio.get_running_loop().create_future()
 
         def end(error: DLogError) -> None:
@@ -162,7 +163,7 @@ class OwnerConnections:
         )
         on_open()
         try:
-            raise await ended
+            return await ended
         finally:
             link.unsubscribe(number)
 

@@ -122,3 +122,29 @@ async def test_sources_of_streams_that_nobody_reads_any_more_leave_no_garbage(ho
             tailers.retire("orders")
 
     assert await garbage_of(rounds, reader) == {}
+
+
+async def test_streams_that_are_handed_over_and_deleted_while_they_are_followed_leave_no_garbage(house: House) -> None:
+    """The owner ends each subscription with an error."""
+    writer, reader = await house.write_proxy(), await house.read_proxy()
+    assert isinstance(reader.proxy, ReadProxy)
+    tailers = reader.proxy._tailers
+
+    async def rounds(count: int) -> None:
+        async with dlog.connect(f"dlog://{reader.address},{writer.address}") as client:
+            for number in range(count // 5):
+                stream = f"guest-{count}-{number}"
+                await client.create(stream, store="memory")
+                await client.append(stream, b"x")
+                reading = client.read(stream, follow=True)
+                assert (await anext(reading)).payload == b"x"
+                await client.hand_over(stream)
+                await client.append(stream, b"y")
+                assert (await anext(reading)).payload == b"y"
+                await reading.aclose()
+                await client.delete(stream)
+                tailers.retire(stream)
+        async with tailers.hold("nothing"):
+            pass  # it waits for the end of the last one
+
+    assert await garbage_of(rounds, reader) == {}

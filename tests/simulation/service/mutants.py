@@ -336,7 +336,10 @@ def _vouched() -> Iterator[None]:
             await self._follow(address, stream, ear, on_open)
         except UnavailableError as lost:
             await asyncio.sleep(_chance(stream).random())
-            raise await self._replacement(address, stream, lost) from lost
+            location = await self._location_of_owner(stream, address)
+            if not location:
+                raise
+            raise OwnedElsewhereError("lost the connection to the owner", location=location) from lost
 
     async def sync(self: OwnerConnections, ear: OwnerFeed) -> None:
         link = await self._dialler.open(ear.address, self._options.connect_timeout_s, ProxyConnection)
@@ -345,9 +348,9 @@ def _vouched() -> Iterator[None]:
         finally:
             link.close()
 
-    async def losing(self: OwnerConnections, link: ProxyConnection, stream: StreamName, *args: Any) -> None:
+    async def losing(self: OwnerConnections, link: ProxyConnection, stream: StreamName, *args: Any) -> DLogError:
         asyncio.get_running_loop().call_later(_chance(stream).uniform(0.5, 1.5), link.close)
-        await listen(self, link, stream, *args)
+        return await listen(self, link, stream, *args)
 
     with mock.patch.multiple(OwnerConnections, follow=follow, sync=sync, _listen=losing):
         yield
