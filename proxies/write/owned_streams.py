@@ -167,6 +167,9 @@ class OwnedStreams:
 
     async def ask(self, stream: str, request: Any, doubted: str | None = None) -> Any:
         """`submit` and wait for the result. Cancelling stops the wait only."""
+        return await self._submitted(stream, request, doubted)  # in no variable: an error would hold it in a cycle
+
+    def _submitted(self, stream: str, request: Any, doubted: str | None) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def settle(result: Any) -> None:
@@ -178,7 +181,7 @@ class OwnedStreams:
                 future.set_result(result)
 
         self.submit(stream, request, settle, doubted)
-        return await future
+        return future
 
     async def hand_over(self, stream: str, incarnation: str | None = None) -> bool:
         """Hand a stream over: finish accepted writes, complete the segment, release the claim. False: not owned here.

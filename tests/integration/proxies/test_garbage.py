@@ -11,9 +11,12 @@ import gc
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 import dlog
 from dlog.client.connection import Connection
 from dlog.client.options import ClientOptions
+from dlog.model.dlsn import of
 from dlog.wire.proxy import Create, Ping
 from proxies.proxy_connection import ProxyConnection
 from proxies.read.server import ReadProxy
@@ -148,3 +151,24 @@ async def test_streams_that_are_handed_over_and_deleted_while_they_are_followed_
             pass  # it waits for the end of the last one
 
     assert await garbage_of(rounds, reader) == {}
+
+
+async def test_requests_that_fail_leave_no_garbage(house: House) -> None:
+    writer, reader = await house.write_proxy(), await house.read_proxy()
+
+    async def rounds(count: int) -> None:
+        async with dlog.connect(f"dlog://{reader.address},{writer.address}") as client:
+            await client.create(f"there-{count}", store="memory")
+            for _ in range(count // 5):
+                for refused in (
+                    client.stat("missing"),
+                    client.delete("missing"),
+                    client.append("missing", b"x"),
+                    client.create(f"there-{count}", store="memory"),
+                    client.truncate(f"there-{count}", of(9, 0, 0)),
+                    anext(client.read("missing")),
+                ):
+                    with pytest.raises(dlog.DLogError):
+                        await refused
+
+    assert await garbage_of(rounds, writer, reader) == {}
