@@ -431,6 +431,7 @@ class _MetadataRefresher:
         self._reader = None
         self._on_end(self)
         self._unsubscribe()
+        self._unsubscribe = _nothing  # it refers to a method of this object: a cycle
         if self._reading is not None:
             self._reading.cancel()
 
