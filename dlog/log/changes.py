@@ -279,7 +279,11 @@ def may_remember(value: StreamMetadata, record: SinkRecord, *, or_repeated: bool
 
 @dataclass(frozen=True, slots=True)
 class SetSegmentLocation:
-    """Change the location of a completed segment; the copy has the same entries under the same ids."""
+    """Change the location of a completed segment; the copy has the same entries under the same ids.
+
+    Changes nothing if the segment is not at `at`, or would move into a ledger where it was not written: its format in
+    metadata, which Java reads too, could not name where it was written.
+    """
 
     number: SegmentNumber
     at: Location
@@ -290,7 +294,9 @@ class SetSegmentLocation:
         if segment is None or not segment.completed or segment.location != self.at:
             return value
         first = segment.locations[-1]
-        former = None if self.to == first or self.to.store == LEDGER else first  # Java's format has only a ledger
+        if self.to.store == LEDGER and self.to != first:
+            return value
+        former = None if self.to == first else first
         return value.with_segment(replace(segment, store=self.to.store, name=self.to.name, former=former))
 
     def was_made(self, value: StreamMetadata) -> bool:

@@ -379,8 +379,13 @@ class SegmentImport:
             self._answer(ticket, result)
 
     def _not_moved(self, change: SetSegmentLocation) -> DLogError:
-        if self._context.value.segment(change.number) is not None:
+        segment = self._context.value.segment(change.number)
+        if segment is not None:
             where = f"segment={change.number} store={change.at.store} location={change.at.name}"
+            if segment.completed and segment.location == change.at:
+                return InvalidRequestError(
+                    f"a segment moves into a ledger only if it was written there: {where} to={change.to.name}"
+                )
             return InvalidRequestError(f"the segment is not completed, or has another location: {where}")
         if change.number <= self._context.value.max_segment:
             return TruncatedError(f"no such segment, it was truncated: segment={change.number}")

@@ -74,6 +74,11 @@ INVARIANTS = {
         STREAM,
         "StreamChecks._check_given_up",
     ),
+    "S16": Invariant(
+        "a stage that is imported without a number is there once, however often and late the request arrives",
+        STREAM,
+        "check_imports",
+    ),
     "E2": Invariant(
         "metadata names no copy of a segment that was deleted",
         STREAM,

@@ -93,7 +93,7 @@ class Stager:
         self._ticket: Ticket
         self._payloads: list[bytes] = []
         self._txid = 0
-        self._place = ""
+        self.location: Location | None = None  # once it is created
 
     def handle(self, fact: Fact) -> list[Effect]:
         match fact:
@@ -102,16 +102,16 @@ class Stager:
                 settings = self._world.value.settings
                 create = CreateSegment(SegmentNumber(0), Epoch(0), settings.store, settings.store_settings)
                 return [Send(STORE, create)]
-            case Received(_, SegmentCreated(_, location)) if not self._place:
-                self._place = place = location.name
+            case Received(_, SegmentCreated(_, location)) if self.location is None:
+                self.location, place = location, location.name
                 begun_ms = int(self._world.sim.now_s * 1000)
                 stage = RegisteredStage(place, self._world.stream, self._batch, begun_ms, store=location.store)
                 self._world.stages[place] = stage
                 return [self._append(entry, payload) for entry, payload in enumerate(self._payloads)]
             case Received(_, EntryAppended(_, entry)) if entry == len(self._payloads) - 1:
                 return [Send(STORE, SealSegment(SegmentNumber(0)))]
-            case Received(_, SegmentSealed(_, last)):
-                return [Answer(self._ticket, (self._place, last))]
+            case Received(_, SegmentSealed(_, last)) if self.location is not None:
+                return [Answer(self._ticket, (self.location.name, last))]
         return []  # it failed: the program begins another stage
 
     def _append(self, entry: int, payload: bytes) -> Effect:

@@ -12,7 +12,8 @@ Styles of plan:
   (stream_offload.py);
 - "sink": programs also write batches as sinks, repeat them, and sweep stages that were not used (stream_sinks.py);
 - "stores": the store of the next segments is altered again and again, between one in which what is visible is final,
-  and another in which it is not; segments of both are moved to cold storage and back;
+  and another in which it is not; segments of both are moved to cold storage and back (stream_offload.py), and stages
+  in both are imported without a number, again and again (stream_imports.py);
 - "lives": streams of one name that are deleted and created again (lives_world.py);
 - "calm": no faults except conflicts between clients: every batch must be acknowledged, hand-overs, truncation, seal.
 
@@ -47,6 +48,7 @@ from tests.simulation.plan import EVERY_KIND, FaultKind, Plan, draw_faults
 from tests.simulation.store_model import StoredSegment, StoreModel, StoreTransport
 from tests.simulation.stream_checks import StreamChecks
 from tests.simulation.stream_follower import Follower
+from tests.simulation.stream_imports import ImportProgram, check_imports
 from tests.simulation.stream_offload import RUN_NODE, OffloadChecks
 from tests.simulation.stream_parts import Client, Proxy, Reader
 from tests.simulation.stream_retention import EPOCH_MS, RetentionChecks, draw_jumps
@@ -205,6 +207,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         config["alters"] = sorted(rng.uniform(0, duration) for _ in range(rng.choice((2, 5, 10))))
         config |= {"final": False, "segment_bytes": rng.choice((100, 300)), "batches": 30}
         config |= {"offloads": sorted(rng.uniform(0, duration * 1.3) for _ in range(rng.choice((0, 8, 20))))}
+        config |= {"imports": sorted(rng.uniform(0, duration) for _ in range(rng.choice((0, 2, 4))))}
     if style == "clocks":
         config["strangers"] = [rng.uniform(0, duration)] if rng.random() < 0.3 else []
     if style == "sink":
@@ -277,7 +280,8 @@ class StreamWorld:
         self.programs = [
             SinkProgram(self, f"k{i + 1}", i, batches) for i, (_, batches) in enumerate(config.get("sinks", ()))
         ]
-        if self.programs:
+        self.imports = [ImportProgram(self, number) for number in range(len(config.get("imports", ())))]
+        if self.programs or self.imports:
             sim.node(SINK_NODE)
         self.readers: dict[int, Reader] = {}
         self.follower = Follower(self)
@@ -396,6 +400,8 @@ class StreamWorld:
             sim.call_in(at_s, self._estrange)
         for program, (at_s, _) in zip(self.programs, self.config.get("sinks", ()), strict=True):
             sim.call_in(at_s, program.begin)
+        for importing, at_s in zip(self.imports, self.config.get("imports", ()), strict=True):
+            sim.call_in(at_s, importing.begin)
         for at_s in self.config["touch"]:
             sim.call_in(at_s, self._touch)
         self.retention.begin()
@@ -502,7 +508,10 @@ class StreamWorld:
         self._care()
         if not sim.run(until_s=sim.now_s + SETTLE_S, until=lambda: self._is_settled() and self.follower.is_at_tail):
             self.checks.fail("T6" if self._is_settled() else "T5", self._unsettled())
-        self.checks.final(self.value, self.store, self.sink_checks.check)
+        self.checks.final(self.value, self.store, self._check_staged)
+
+    def _check_staged(self, order: list[bytes], has_lost: bool) -> set[bytes]:
+        return self.sink_checks.check(order, has_lost) | check_imports(self, order, has_lost)
 
     def _is_settled(self) -> bool:
         if not (all(c.is_done for c in self.clients) and all(p.is_done for p in self.programs)):

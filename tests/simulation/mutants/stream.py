@@ -929,6 +929,21 @@ STORES = (
         style="stores",
         parts=planted(OwnerContext, ("in_progress", "store=location.store", "store=self.value.settings.store")),
     ),
+    Mutant(
+        name="of where a moved segment was written only a ledger is remembered",
+        invariants=("S16", "E2"),
+        style="stores",
+        parts=planted(
+            SetSegmentLocation,
+            ("apply", "None if self.to == first", "None if self.to == first or first.store != LEDGER"),
+        ),
+    ),
+    Mutant(
+        name="nothing is remembered of where a moved segment was written",
+        invariants=("S16", "E2"),
+        style="stores",
+        parts=planted(SetSegmentLocation, ("apply", "None if self.to == first", "None if True")),
+    ),
 )
 
 MUTANTS = (

@@ -523,6 +523,8 @@ def test_a_segment_that_is_taken_back_lies_where_it_was_written_and_lay_nowhere_
     assert owner.ask(MoveListedSegment(moved.number, "cold", "cold/k", "cold", "cold/l")) is None
     listed = stage.value.segment(moved.number)
     assert listed is not None and (listed.name, listed.former) == ("cold/l", Location(store, "7"))
+    refused = owner.ask(MoveListedSegment(moved.number, "cold", "cold/l", "ledger", "8"))
+    assert isinstance(refused, InvalidRequestError) and "only if it was written there" in refused.message
     assert owner.ask(MoveListedSegment(moved.number, "cold", "cold/l", store, "7")) is None
     back = stage.value.segment(moved.number)
     assert back == replace(moved, store=store, name="7", former=None)
