@@ -214,6 +214,8 @@ class ZooKeeperStreams:
         if it is older than this process has seen."""
         mirror = self._mirror(stream)
         async with mirror.reading:
+            if self._mirrors.get(stream) is not mirror:  # dropped while this waited: changes are not reported to it
+                return await self.read(stream)
             before = self._marks.before(stream)
             try:
                 for _ in range(READ_TRIES):
@@ -357,7 +359,7 @@ class ZooKeeperStreams:
         return mirror
 
     def _changed(self, stream: StreamName, mirror: _CachedSegments, path: str | None) -> None:
-        """A mirror's callback. The mirror of a deleted stream goes at once, or at the end of the read that uses it."""
+        """A mirror's callback. The mirror of a deleted stream is dropped, at the latest by the read that uses it."""
         mirror.changed(path)
         if path == mirror.root and self._mirrors.get(stream) is mirror and not mirror.reading.locked():
             self._forget(stream)
