@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dlog.cli.discovery import find_cluster, zookeeper_options
+from dlog.cli.discovery import Cluster, find_cluster, zookeeper_options
 from dlog.cli.output import EXIT_MISUSED as MISUSED_ELSEWHERE
 from dlog.cli.output import CommandError, FileRefusedError, exit_code, output, print_error, say
 from dlog.errors import DLogError
@@ -101,9 +101,10 @@ def run(
     work: Callable[[SparkSession, Selection, Any], Report],
     *,
     lines: Callable[[Report], list[str]],
-    hosts: str | None,
-    namespace: str | None,
-    directory: str | None,
+    cluster: Cluster | None = None,
+    hosts: str | None = None,
+    namespace: str | None = None,
+    directory: str | None = None,
     streams: tuple[str, ...],
     pattern: str,
     master: str,
@@ -113,7 +114,8 @@ def run(
     as_json: bool,
 ) -> int:
     """Run a job; returns the exit code. work: called with the session, the Selection and a progress display. lines: the
-    report as text. dry_run is not used here; the caller passes it to `work`. Raises DLogError if the whole job
+    report as text. cluster: the one to work on; None: the one that hosts, namespace and directory name. dry_run is not
+    used here; the caller passes it to `work`. Raises DLogError if the whole job
     failed."""
     from dlog.spark import session
     from dlog.spark.jobs.frame import Selection
@@ -127,7 +129,8 @@ def run(
         "spark.log.level": "ERROR",
         **_settings(conf),
     }
-    cluster = find_cluster(hosts=hosts, namespace=namespace, directory=directory, need_zookeeper=True)
+    if cluster is None:
+        cluster = find_cluster(hosts=hosts, namespace=namespace, directory=directory, need_zookeeper=True)
     if cluster.file_directory:
         os.environ.setdefault("DLOG_FILE_DIRECTORY", cluster.file_directory)  # for Spark's workers, too
     selection = Selection(zookeeper=cluster.zookeeper, namespace=cluster.namespace, streams=streams, pattern=pattern)

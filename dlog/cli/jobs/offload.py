@@ -72,8 +72,7 @@ def offload(
     def begin(spark: SparkSession, selection: Selection, progress: Any) -> Report:
         return job(spark, selection, options, progress=progress)
 
-    given |= {"hosts": cluster.zookeeper, "namespace": cluster.namespace, "directory": None}
-    return run("offload", begin, lines=_lines, **given)
+    return run("offload", begin, cluster=cluster, lines=_lines, **given)
 
 
 def _lines(report: Report) -> list[str]:

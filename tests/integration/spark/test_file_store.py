@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import pytest
 import dlog
 from dlog.client.sync import SyncClient
 from tests.integration.cli.up import Up, up_for_many
+from tests.integration.cli.up import dlog as run_dlog
 from tests.integration.spark.lake import Lake
 from tests.integration.spark.parts import need_spark
 from tests.integration.spark.test_sink import expected, rows, values, write
@@ -42,6 +43,13 @@ def lake(without_bookies: Up, opened: SyncClient, spark: SparkSession) -> Lake:
 @pytest.fixture
 def file_options(without_bookies: Up) -> dict[str, Any]:
     return {"file.directory": without_bookies.running.file_directory}
+
+
+@pytest.fixture
+def directory(file_options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of segments, which jobs find in the environment."""
+    monkeypatch.setenv("DLOG_FILE_DIRECTORY", file_options["file.directory"])
+    return Path(file_options["file.directory"])
 
 
 def two_segments(lake: Lake) -> str:
@@ -86,15 +94,11 @@ def test_completed_and_open_segments_are_read_and_batches_become_segments(
         lake.read(name).count()
 
 
-def test_an_audit_proves_files_and_a_damaged_one_is_not_moved(
-    lake: Lake, file_options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_audit_proves_files_and_a_damaged_one_is_not_moved(lake: Lake, directory: Path, tmp_path: Path) -> None:
     from dlog.spark.jobs.audit import AuditOptions, audit
     from dlog.spark.jobs.frame import Selection
     from dlog.spark.jobs.offload import OffloadOptions, offload
 
-    directory = Path(file_options["file.directory"])
-    monkeypatch.setenv("DLOG_FILE_DIRECTORY", str(directory))
     name = two_segments(lake)
     whole, stream = Selection(zookeeper=lake.zookeeper), Selection(zookeeper=lake.zookeeper, streams=(name,))
     options = AuditOptions(orphan_age_s=0.0, patience_s=0.5)
@@ -127,32 +131,31 @@ def test_an_audit_proves_files_and_a_damaged_one_is_not_moved(
 
 
 def test_segments_move_from_files_to_cold_storage_and_are_read_as_before(
-    lake: Lake, file_options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    without_bookies: Up, lake: Lake, file_options: dict[str, Any], tmp_path: Path
 ) -> None:
-    from dlog.spark.jobs.audit import AuditOptions, audit
-    from dlog.spark.jobs.frame import Selection
-    from dlog.spark.jobs.offload import OffloadOptions, offload
-
-    directory = Path(file_options["file.directory"])
-    monkeypatch.setenv("DLOG_FILE_DIRECTORY", str(directory))
+    """By the command, which finds the directory of segments as that of a running `dlog up`."""
     name = two_segments(lake)
     truth = lake.truth(name)
-    first = lake.client.stat(name).segments[0].location
-    stream = Selection(zookeeper=lake.zookeeper, streams=(name,))
-    to = OffloadOptions(to=f"file://{tmp_path}", older_than_s=0.0, keep=0)
-    moved = offload(lake.spark, stream, to)
-    assert (moved.counts["segments_offloaded"], moved.findings, moved.failures) == (1, [], [])
+    listed = lake.client.stat(name).segments[0].location
+    files = f"{listed[:2]}/{listed}.*"
+    directory = Path(file_options["file.directory"])
+
+    def offload(grace: str) -> dict[str, int]:
+        flags = ("--stream", name, "--to", f"file://{tmp_path}", "--older-than", "0s", "--keep", "0", "--grace", grace)
+        of_cluster = Path(without_bookies.running.directory)
+        code, out, err = run_dlog("pipeline", "offload", *flags, "--master", "local[1]", "--json", directory=of_cluster)
+        assert code == 0, err
+        counts: dict[str, int] = json.loads(out)["counts"]
+        return counts
+
+    moved = offload("1h")
     (copy,) = tmp_path.rglob("*.seg")
-    assert 0 < moved.counts["bytes_offloaded"] < copy.stat().st_size
+    assert moved["segments_offloaded"] == 1 and 0 < moved["bytes_offloaded"] < copy.stat().st_size
     assert [segment.store for segment in lake.client.stat(name).segments] == ["cold", "file"]
     assert lake.rows(lake.read(name, **file_options)) == truth == lake.truth(name)
-    for _ in range(2):
-        again = offload(lake.spark, stream, replace(to, grace_s=0.0))
-        assert (again.findings, again.failures) == ([], [])
-    assert again.counts.get("hot_copies_deleted", 0) == 0, "the run before has deleted it"
-    assert not list(directory.glob(f"*/{first}.*"))
+    assert list(directory.glob(files)), "within the grace period"
+    assert offload("0s")["hot_copies_deleted"] == 1
+    assert not list(directory.glob(files))
     assert lake.rows(lake.read(name, **file_options)) == truth == lake.truth(name)
-    proved = audit(lake.spark, Selection(zookeeper=lake.zookeeper, streams=(name,)), AuditOptions(patience_s=0.5))
-    assert (proved.findings, proved.failures) == ([], [])
     lake.client.delete(name)
     assert not list(tmp_path.rglob("*.seg")), "the stream's segments are deleted wherever they are"
