@@ -108,7 +108,8 @@ class OwnerConnections:
                     await self._open(address, shared)
             assert shared.link is not None
             self._listening[listener] = shared.link
-            raise await self._listen(shared.link, stream, listener, on_open)  # in no variable: that would be a cycle
+            # not through a variable: the error would refer to this frame, and the frame to the error, in a cycle
+            raise await self._listen(shared.link, stream, listener, on_open)
         except DLogError:
             self._discard(address, shared)
             raise

@@ -167,9 +167,11 @@ class OwnedStreams:
 
     async def ask(self, stream: str, request: Any, doubted: str | None = None) -> Any:
         """`submit` and wait for the result. Cancelling stops the wait only."""
-        return await self._submitted(stream, request, doubted)  # in no variable: an error would hold it in a cycle
+        # not through a variable: an error raised here would refer to it, and it to the error, in a cycle
+        return await self._submitted(stream, request, doubted)
 
     def _submitted(self, stream: str, request: Any, doubted: str | None) -> asyncio.Future[Any]:
+        """`submit`, with the result in a future."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def settle(result: Any) -> None:

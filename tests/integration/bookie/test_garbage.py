@@ -1,11 +1,9 @@
-"""Repeated operations leave no reference cycle in a bookie: a process that has frozen their objects would keep it
-(dlog/io/cycle_collector.py)."""
+"""Repeated operations on a bookie leave nothing to the cycle collector (tests/garbage.py)."""
 
 from __future__ import annotations
 
-import gc
 import random
-from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from dlog.io.bookie_client import BookieClient
 from dlog.io.ledgers import Ledgers, resolver
 from dlog.model.ids import EntryId
 from dlog.model.quorum import Quorum
+from tests.garbage import garbage_of
 from tests.integration.bookie.test_server import House, house, work
 
 ROUNDS = 300
@@ -49,16 +48,4 @@ async def test_connections_adds_reads_and_fences_leave_no_garbage(tmp_path: Path
         BookieClient(resolver(one.metadata), rng=random.Random(1)) as client,
         Ledgers(one.metadata, client, rng=random.Random(2)) as ledgers,
     ):
-        await rounds(one, ledgers, 5)
-        gc.collect()
-        gc.disable()
-        try:
-            await rounds(one, ledgers, ROUNDS)
-            gc.set_debug(gc.DEBUG_SAVEALL)
-            gc.collect()
-            found = [type(value) for value in gc.garbage]
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.enable()
-    assert Counter(cls.__qualname__ for cls in found if cls.__module__.startswith(("dlog.", "actors."))) == {}
+        assert await garbage_of(partial(rounds, one, ledgers), ROUNDS) == {}

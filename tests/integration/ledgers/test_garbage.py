@@ -1,22 +1,22 @@
-"""Repeated operations on ledgers leave no reference cycle: a process that has frozen their objects would keep it
-(dlog/io/cycle_collector.py)."""
+"""Repeated operations on ledgers leave nothing to the cycle collector (tests/garbage.py)."""
 
 from __future__ import annotations
 
-import gc
-from collections import Counter
+from functools import partial
 
 import pytest
 
 from dlog.errors import LedgerFencedError, LedgerNotFoundError
 from dlog.io.ledgers import Ledgers
 from dlog.model.ids import EntryId, LedgerId
+from tests.garbage import garbage_of
 from tests.integration.ledgers.test_ledgers import E332, Cluster, cluster, read_all
 
 ROUNDS = 300
 
 
 async def rounds(made: Cluster, ours: Ledgers, others: Ledgers, count: int) -> None:
+    """Write a ledger, fence its writer or break its connections, follow it to its end, read it, delete it."""
     for number in range(count):
         writer = await ours.create(E332)
         for entry in range(3):
@@ -30,10 +30,10 @@ async def rounds(made: Cluster, ours: Ledgers, others: Ledgers, count: int) -> N
             if number % 3 == 1:
                 for bookie in made.bookies.values():
                     bookie.reset()  # breaks its connections
-            with_late_reader = await others.open(writer.ledger_id)
+            reader = await others.open(writer.ledger_id)
             await writer.close()
-            await with_late_reader.wait_lac(EntryId(1), 30.0)
-            await with_late_reader.close()
+            await reader.wait_lac(EntryId(1), 30.0)
+            await reader.close()
         assert len(await read_all(others, writer.ledger_id)) == 3
         await ours.delete(writer.ledger_id)
         with pytest.raises(LedgerNotFoundError):
@@ -45,16 +45,4 @@ async def rounds(made: Cluster, ours: Ledgers, others: Ledgers, count: int) -> N
 async def test_ledgers_that_are_written_fenced_read_and_deleted_leave_no_garbage() -> None:
     async with cluster() as made:
         ours, others = await made.client(), await made.client()
-        await rounds(made, ours, others, 6)
-        gc.collect()
-        gc.disable()
-        try:
-            await rounds(made, ours, others, ROUNDS)
-            gc.set_debug(gc.DEBUG_SAVEALL)
-            gc.collect()
-            found = Counter(type(value).__qualname__ for value in gc.garbage if type(value).__module__[:5] == "dlog.")
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.enable()
-    assert found == {}
+        assert await garbage_of(partial(rounds, made, ours, others), ROUNDS) == {}

@@ -1,15 +1,8 @@
-"""Repeated operations leave no reference cycle: a process collects its oldest generation rarely, and would keep it.
-
-Each test runs a thousand rounds without the collector and looks at what it finds then. asyncio's own transports are
-cycles, so only objects of dlog are counted.
-"""
+"""Repeated operations of proxies and their clients leave nothing to the cycle collector (tests/garbage.py)."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections import Counter
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -20,6 +13,7 @@ from dlog.model.dlsn import of
 from dlog.wire.proxy import Create, Ping
 from proxies.proxy_connection import ProxyConnection
 from proxies.read.server import ReadProxy
+from tests.garbage import garbage_of
 from tests.integration.proxies.house import House, Running
 from tests.integration.proxies.raw import Raw, RawProducer
 
@@ -27,32 +21,11 @@ ROUNDS = 1000
 MEMORY = {"store": "memory"}
 
 
-async def garbage_of(rounds: Callable[[int], Awaitable[None]], *proxies: Running) -> Counter[str]:
-    """Classes of dlog whose objects only the collector can free, after `rounds`."""
-    await rounds(10)
-    await until_quiet(*proxies)
-    gc.collect()
-    gc.disable()
-    try:
-        await rounds(ROUNDS)
-        await until_quiet(*proxies)
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        gc.collect()
-        found = [type(value) for value in gc.garbage]
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
-    return Counter(cls.__qualname__ for cls in found if cls.__module__.startswith(("dlog.", "actors.", "proxies.")))
-
-
 async def until_quiet(*proxies: Running) -> None:
-    """Wait until the proxies have no connection left, and the work after the end of the last one is done."""
+    """Wait until the proxies have no connection left."""
     async with asyncio.timeout(90.0):
         while any(running.proxy.listener.connections for running in proxies):  # noqa: ASYNC110 - no event
             await asyncio.sleep(0)
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def test_connections_links_and_clients_leave_no_garbage(house: House) -> None:
@@ -69,7 +42,7 @@ async def test_connections_links_and_clients_leave_no_garbage(house: House) -> N
             async with dlog.connect(f"dlog://{proxy.address}") as client:
                 await client.reach(60.0)
 
-    assert await garbage_of(rounds, proxy) == {}
+    assert await garbage_of(rounds, ROUNDS, lambda: until_quiet(proxy)) == {}
 
 
 async def test_sessions_that_write_leave_no_garbage(house: House) -> None:
@@ -81,7 +54,7 @@ async def test_sessions_that_write_leave_no_garbage(house: House) -> None:
                 await raw.ask(Create, "orders", MEMORY)
                 await RawProducer(raw, "orders").write([b"x"])
 
-    assert await garbage_of(rounds, proxy) == {}
+    assert await garbage_of(rounds, ROUNDS, lambda: until_quiet(proxy)) == {}
 
 
 async def test_readers_leave_no_garbage(house: House) -> None:
@@ -102,7 +75,7 @@ async def test_readers_leave_no_garbage(house: House) -> None:
 
     assert isinstance(reader.proxy, ReadProxy)
     async with reader.proxy._tailers.hold("orders"):  # one source for all rounds; its own end is not tested here
-        assert await garbage_of(rounds, reader) == {}
+        assert await garbage_of(rounds, ROUNDS, lambda: until_quiet(reader)) == {}
 
 
 async def test_sources_of_streams_that_nobody_reads_any_more_leave_no_garbage(house: House) -> None:
@@ -124,7 +97,7 @@ async def test_sources_of_streams_that_nobody_reads_any_more_leave_no_garbage(ho
                 pass  # it waits for the end of the last one
             tailers.retire("orders")
 
-    assert await garbage_of(rounds, reader) == {}
+    assert await garbage_of(rounds, ROUNDS, lambda: until_quiet(reader)) == {}
 
 
 async def test_streams_that_are_handed_over_and_deleted_while_they_are_followed_leave_no_garbage(house: House) -> None:
@@ -150,7 +123,7 @@ async def test_streams_that_are_handed_over_and_deleted_while_they_are_followed_
         async with tailers.hold("nothing"):
             pass  # it waits for the end of the last one
 
-    assert await garbage_of(rounds, reader) == {}
+    assert await garbage_of(rounds, ROUNDS, lambda: until_quiet(reader)) == {}
 
 
 async def test_requests_that_fail_leave_no_garbage(house: House) -> None:
@@ -171,4 +144,4 @@ async def test_requests_that_fail_leave_no_garbage(house: House) -> None:
                     with pytest.raises(dlog.DLogError):
                         await refused
 
-    assert await garbage_of(rounds, writer, reader) == {}
+    assert await garbage_of(rounds, ROUNDS, lambda: until_quiet(writer, reader)) == {}

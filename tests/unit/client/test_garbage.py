@@ -1,15 +1,8 @@
-"""Repeated operations of a client leave no reference cycle: only a collection of all generations would free it.
-
-Each test runs a thousand rounds without the collector and looks at what it finds then. asyncio's own transports are
-cycles, so only objects of dlog are counted.
-"""
+"""Repeated operations of a client leave nothing to the cycle collector (tests/garbage.py)."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections import Counter
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -18,6 +11,7 @@ from dlog.client import client as client_module
 from dlog.client.client import Client
 from dlog.errors import ClosedError, StreamNotFoundError
 from dlog.wire import proxy
+from tests.garbage import garbage_of
 from tests.unit.client.proxy_double import Double, Peer
 
 ROUNDS = 1000
@@ -26,25 +20,6 @@ ROUNDS = 1000
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "PRODUCERS_MAX", 1)
-
-
-async def garbage_of(rounds: Callable[[int], Awaitable[None]], count: int = ROUNDS) -> Counter[str]:
-    """Classes of dlog whose objects only the collector can free, after `rounds`."""
-    await rounds(10)
-    gc.collect()
-    gc.disable()
-    try:
-        await rounds(count)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        gc.collect()
-        found = [type(value) for value in gc.garbage]
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
-    return Counter(cls.__qualname__ for cls in found if cls.__module__.startswith("dlog."))
 
 
 async def written(client: Client, stream: str) -> None:
@@ -66,7 +41,7 @@ async def test_producers_and_pipelines_of_a_thousand_streams() -> None:
             for n in range(count):
                 await written(client, f"s{n}")
 
-        assert await garbage_of(rounds) == {}
+        assert await garbage_of(rounds, ROUNDS) == {}
 
 
 async def test_a_thousand_clients_that_are_closed_while_they_write() -> None:
@@ -80,7 +55,7 @@ async def test_a_thousand_clients_that_are_closed_while_they_write() -> None:
                     assert pipeline.append_nowait(b"b")
                     await client.close(orderly=bool(n % 2))
 
-        assert await garbage_of(rounds) == {}
+        assert await garbage_of(rounds, ROUNDS) == {}
 
 
 async def test_waiting_for_room() -> None:
@@ -93,7 +68,7 @@ async def test_waiting_for_room() -> None:
                     for _ in range(3):
                         group.create_task(client.append(f"s{n}", b"a"), name="append")
 
-        assert await garbage_of(rounds) == {}
+        assert await garbage_of(rounds, ROUNDS) == {}
 
 
 @pytest.mark.parametrize("refused", [proxy.Write, proxy.GetOwner])
@@ -132,4 +107,4 @@ async def test_appends_to_a_client_that_is_closed() -> None:
                 with pytest.raises(ClosedError):
                     pipeline.append_nowait(b"a")
 
-        assert await garbage_of(rounds) == {}
+        assert await garbage_of(rounds, ROUNDS) == {}
