@@ -77,7 +77,7 @@ INVARIANTS = {
     "S16": Invariant(
         "a stage that is imported without a number is there once, however often and late the request arrives",
         STREAM,
-        "check_imports",
+        "ImportProgram.check",
     ),
     "E2": Invariant(
         "metadata names no copy of a segment that was deleted",

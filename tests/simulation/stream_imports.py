@@ -81,17 +81,10 @@ class ImportProgram:
         elif isinstance(result, EndOfStreamError | InvalidRequestError | TxidOutOfOrderError):
             self._is_over = True
 
-
-def check_imports(world: StreamWorld, order: list[bytes], has_lost: bool) -> set[bytes]:
-    """Check S16 over all payloads in the order of the log; returns those of imports. has_lost: records of the stream's
-    beginning may be gone."""
-    there = Counter(order)
-    mine: set[bytes] = set()
-    for program in world.imports:
-        mine.update(program.payloads)
-        counts = [there[payload] for payload in program.payloads]
+    def check(self, there: Counter[bytes], has_lost: bool) -> None:
+        """Check S16. there: how often each payload is in the stream; has_lost: records of its beginning may be gone."""
+        counts = [there[payload] for payload in self.payloads]
         if max(counts) > 1:
-            world.checks.fail("S16", f"{program.payloads[0]!r} is in the stream {max(counts)} times")
-        if program.is_acked and not has_lost and min(counts) == 0:
-            world.checks.fail("S16", f"{program.payloads[0]!r} was imported, and is nowhere")
-    return mine
+            self._world.checks.fail("S16", f"{self.payloads[0]!r} is in the stream {max(counts)} times")
+        if self.is_acked and not has_lost and min(counts) == 0:
+            self._world.checks.fail("S16", f"{self.payloads[0]!r} was imported, and is nowhere")

@@ -24,6 +24,7 @@ everything is read back and compared (stream_checks.py).
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -48,7 +49,7 @@ from tests.simulation.plan import EVERY_KIND, FaultKind, Plan, draw_faults
 from tests.simulation.store_model import StoredSegment, StoreModel, StoreTransport
 from tests.simulation.stream_checks import StreamChecks
 from tests.simulation.stream_follower import Follower
-from tests.simulation.stream_imports import ImportProgram, check_imports
+from tests.simulation.stream_imports import ImportProgram
 from tests.simulation.stream_offload import RUN_NODE, OffloadChecks
 from tests.simulation.stream_parts import Client, Proxy, Reader
 from tests.simulation.stream_retention import EPOCH_MS, RetentionChecks, draw_jumps
@@ -511,7 +512,10 @@ class StreamWorld:
         self.checks.final(self.value, self.store, self._check_staged)
 
     def _check_staged(self, order: list[bytes], has_lost: bool) -> set[bytes]:
-        return self.sink_checks.check(order, has_lost) | check_imports(self, order, has_lost)
+        there = Counter(order)
+        for program in self.imports:
+            program.check(there, has_lost)
+        return self.sink_checks.check(order, has_lost).union(*(program.payloads for program in self.imports))
 
     def _is_settled(self) -> bool:
         if not (all(c.is_done for c in self.clients) and all(p.is_done for p in self.programs)):
