@@ -291,6 +291,9 @@ def _faults(rng: random.Random, config: dict[str, Any], style: str) -> list[Faul
                     faults.append(Fault(kind=FaultKind.CRASH, a=name, for_s=rng.uniform(0.1, 2.0), **died))
             if rng.random() < 0.6:  # owners die late and restart at once, and no client uses some of their streams
                 at_s = config["duration_s"] * rng.uniform(0.5, 1.0)
+                if rng.random() < 0.8:  # one is away until then: the other one claims what the ring would give to it
+                    alone: dict[str, Any] = {"a": rng.choice(writers), "at_s": rng.uniform(0.0, 0.5)}
+                    faults.append(Fault(kind=FaultKind.CRASH, **alone, for_s=at_s - 1.0))
                 for name in writers:
                     faults.append(Fault(kind=FaultKind.CRASH, a=name, at_s=at_s, for_s=rng.uniform(0.02, 0.3)))
             for _ in range(rng.randint(0, 3)):  # owners are frozen while their streams are deleted and buried
