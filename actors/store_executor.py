@@ -150,8 +150,8 @@ class StoreExecutor:
                     await former.abandon()
                 return SegmentCreated(number, location)
             case RecoverSegment(segment):
-                last = await self._store(segment.store).recover(self._ref(segment))
-                return SegmentRecovered(segment.number, segment.location, last)
+                found = await self._store(segment.store).recover(self._ref(segment))
+                return SegmentRecovered(segment.number, segment.location, found.end, found.last_payloads)
             case ReadEntries():
                 return await self._read(question.segment, question)
             case SealSegment(number):
@@ -186,7 +186,7 @@ class StoreExecutor:
             text = f"not a staged segment of this stream: stream={self._stream} location={location.name}"
             raise SegmentNotFoundError(text)
         ref = SegmentRef(self._stream, STAGE, location.name)
-        last = await store.recover(ref)
+        last = (await store.recover(ref)).end
         if last == NO_ENTRY:
             return StageExamined(location, last, ())
         reader: SegmentReader = await store.open_reader(ref, sealed_at=last)

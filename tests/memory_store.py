@@ -23,6 +23,7 @@ from dlog.stores.contract import (
     Buffer,
     Capabilities,
     EntryTooLargeError,
+    RecoveredSegment,
     SegmentCorruptError,
     SegmentFencedError,
     SegmentNotFoundError,
@@ -106,7 +107,7 @@ class MemoryStore:
         self._writers = [w for w in self._writers if not w.is_dead] + [writer]
         return writer
 
-    async def recover(self, ref: SegmentRef) -> EntryId:
+    async def recover(self, ref: SegmentRef) -> RecoveredSegment:
         """See SegmentStore.recover. Keeps all stored entries, confirmed or not."""
         self._check_open()
         segment = self.state.find(ref.name)
@@ -115,7 +116,7 @@ class MemoryStore:
         if segment.end is None:
             segment.end = segment.lac = EntryId(len(segment.entries) - 1)
             segment.tell()
-        return segment.end
+        return RecoveredSegment(segment.end, tuple(segment.entries[max(0, segment.end - 2) : segment.end + 1]))
 
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> MemoryReader:
         self._check_open()
@@ -125,7 +126,7 @@ class MemoryStore:
     async def stat(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> SegmentStat:
         self._check_open()
         segment = self.state.find(ref.name)
-        end = await self.recover(ref) if segment.end is None and sealed_at is not None else segment.end
+        end = (await self.recover(ref)).end if segment.end is None and sealed_at is not None else segment.end
         return SegmentStat() if end is None else SegmentStat(end, sum(map(len, segment.entries)))
 
     async def stage_of(self, name: str) -> StreamName | None:

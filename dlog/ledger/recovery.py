@@ -25,6 +25,7 @@ Source: BookKeeper, LedgerRecoveryOp with #2614 and #2654; 6 is stricter than Bo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -41,7 +42,7 @@ from dlog.ledger.last_entries import LastEntryPoll
 from dlog.ledger.placement import Placement
 from dlog.ledger.recovery_length import LengthReader
 from dlog.ledger.recovery_retries import RETRY, RecoveryRetries
-from dlog.ledger.recovery_search import EntrySearch
+from dlog.ledger.recovery_search import LAST_ENTRIES_MAX, EntrySearch
 from dlog.ledger.recovery_writer import RecoveryWriter, ReplacementPool
 from dlog.machine import (
     Answer,
@@ -64,7 +65,7 @@ from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata, LedgerState
 from dlog.options import option
 from dlog.wire.bookie import Code, EntryAdded, EntryRead, ReadEntry
-from dlog.wire.digest import Digest
+from dlog.wire.digest import Digest, Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +75,15 @@ class Recover:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The last entry and length, final. `readded`: entries that this recovery wrote again."""
+    """The last entry and length, final. readded: entries that this recovery wrote again. last_payloads: of the last
+    entries, contiguous up to the last one, those that this recovery read; LAST_ENTRIES_MAX at most.
+    """
 
     last_entry: EntryId
     length: int
     metadata: LedgerMetadata
     readded: int = 0
+    last_payloads: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +97,24 @@ class RecoveryOptions:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """The last stage: the metadata to write, the fragments that were searched, the number of entries written again."""
+    """The last stage: the metadata to write, the fragments that were searched, the number of entries written again, and
+    entries that were read, by id."""
 
     value: LedgerMetadata
     searched: tuple[Fragment, ...]
     readded: int
+    read: Mapping[int, Entry]
 
     def fits(self, value: LedgerMetadata) -> bool:
         """Whether metadata as read still names the fragments that were searched."""
         return value.state is LedgerState.IN_RECOVERY and value.fragments == self.searched
+
+    def last_payloads(self, last: int) -> tuple[bytes, ...]:
+        """Payloads of the entries read that are contiguous up to `last`; LAST_ENTRIES_MAX at most."""
+        first = last + 1
+        while first - 1 in self.read and last + 1 - first < LAST_ENTRIES_MAX:
+            first -= 1
+        return tuple(bytes(self.read[entry].payload) for entry in range(first, last + 1))
 
 
 class LedgerRecoverer:
@@ -249,7 +262,7 @@ class LedgerRecoverer:
             self._stage.settle(self._effects)
             if self._stage.length is not None:
                 value = self._stage.fence.metadata.closed_at(self._stage.last, self._stage.length)
-                self._close(Closing(value, self._stage.fence.metadata.fragments, 0))
+                self._close(Closing(value, self._stage.fence.metadata.fragments, 0, self._stage.fence.entries))
 
     def _search(self, fence: LastEntryPoll) -> None:
         """Look for entries after the LAC, now that every possible ack quorum has a fenced member."""
@@ -279,7 +292,8 @@ class LedgerRecoverer:
         assert last is not None and last >= search.fence.lac
         if writer.pushed_count:
             value = writer.metadata.closed_at(last, writer.length)
-            self._close(Closing(value, search.fence.metadata.fragments, writer.pushed_count))
+            read = {**search.fence.entries, **search.found}
+            self._close(Closing(value, search.fence.metadata.fragments, writer.pushed_count, read))
         else:
             self._stage = LengthReader(search.fence, last, self._retries)
             self._stage.ask(self._effects)
@@ -291,8 +305,10 @@ class LedgerRecoverer:
 
     def _finish(self, value: LedgerMetadata) -> None:
         """The ledger is closed, by this recovery or by another client."""
-        readded = self._stage.readded if isinstance(self._stage, Closing) else 0
-        self.result = Recovered(value.last_entry, value.length, value, readded)
+        readded, last_payloads = 0, tuple[bytes, ...]()
+        if isinstance(self._stage, Closing):
+            readded, last_payloads = self._stage.readded, self._stage.last_payloads(value.last_entry)
+        self.result = Recovered(value.last_entry, value.length, value, readded, last_payloads)
         self._effects.append(Tell(LedgerRecovered(self.ledger, value.last_entry, readded)))
         self._effects += [Answer(ticket, self.result) for ticket in self._tickets]
         self._end()

@@ -41,10 +41,13 @@ class LengthReader:
             return
         if answer.code is Code.OK:
             try:
-                self.length = self.fence.digest.verify(answer.packet, answer.entry).length
-                return
+                entry = self.fence.digest.verify(answer.packet, answer.entry)
             except DigestMismatch:
                 pass
+            else:
+                self.length = entry.length
+                self.fence.entries[self.last] = entry
+                return
         self._failed.add(bookie)
 
     def note_lost(self, bookie: BookieId) -> None:

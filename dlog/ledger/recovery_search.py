@@ -12,6 +12,8 @@ from dlog.model.quorum import Quorum
 from dlog.wire.bookie import Code, EntryRead, ReadEntry
 from dlog.wire.digest import DigestMismatch, Entry
 
+LAST_ENTRIES_MAX = 7  # entries that a recovery returns with the end
+
 
 class EntryProbe:
     """Replies for one entry: its packet and source bookie; indices of bookies that denied it or could not tell."""
@@ -37,7 +39,7 @@ class EntrySearch:
     """Finds the last entry of a ledger: reads after the LAC, and passes each entry found to the writer, in order.
 
     fence: the completed poll that fenced the ledger. writer: writes the entries again. ahead_entries_max: read, and not
-    yet written again. end: last entry of the ledger, once known.
+    yet written again. end: last entry of the ledger, once known. found: the last entries found so far, by id.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class EntrySearch:
         self.fence = fence
         self.writer = writer
         self.end: EntryId | None = None
+        self.found: dict[int, Entry] = {}
         self._quorum = fence.metadata.quorum
         self._ahead_entries_max = ahead_entries_max
         self._retries = retries
@@ -93,6 +96,8 @@ class EntrySearch:
             upcoming = EntryId(self.writer.pushed + 1)
             probe = self._probes.get(upcoming)
             if probe is not None and probe.found is not None:
+                self.found[upcoming] = probe.found
+                self.found.pop(upcoming - LAST_ENTRIES_MAX, None)
                 self.writer.push(probe.found, probe.holder, out)
                 del self._probes[upcoming]
             elif probe is not None and probe.is_absent(self._quorum):

@@ -229,11 +229,13 @@ class RecoverSegment:
 @dataclass(frozen=True, slots=True)
 class SegmentRecovered:
     """The segment at `location` ends at `last_entry` (NO_ENTRY: empty), for good. Its number may come again at another
-    location: a Java writer drops an empty segment and reuses its number."""
+    location: a Java writer drops an empty segment and reuses its number. last_payloads: of the last entries, those that
+    the store has read already."""
 
     number: SegmentNumber
     location: Location
     last_entry: EntryId
+    last_payloads: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,10 @@
 Invariants:
 - *every* segment in progress is fenced and ended by its store before anything is concluded (a writer may still append
   to the last but one while the last one is being opened);
-- only final entries are read: per ended segment its last entry (record count, last txid, last slot), and the producer
-  table from its newest snapshot on;
+- only final entries are read: per ended segment its last ones, unless its store returned them with the end (record
+  count, last txid, last slot, newest trailer), and the producer table from its newest snapshot on. That is at most two
+  reads after one another, each repeated while it returns a part, and one for each segment that was imported or
+  written by another implementation;
 - the store decides where a segment ends, also one listed as completed: a fenced Java writer may have completed it at
   the last entry that it knew to be acknowledged. The store is asked about the last completed segment, which the next
   one follows, and about those with entries of ours in flight that another writer recovered and completed.
@@ -46,12 +48,25 @@ _LOOK_BACK = 6  # entries without a trailer that may follow the last one with it
 
 @dataclass(slots=True)
 class _Ending:
-    """A segment whose end is requested from its store. last_entry: None until the store has answered."""
+    """A segment whose end is requested from its store. last_entry: None until the store has answered. payloads: of its
+    entries from `first` on, as far as they are read; the last entry is among them once `end` is known.
+    """
 
     segment: Segment
     last_entry: EntryId | None = None
     end: SegmentEnd | None = None
-    note: DedupTrailer | None = None  # of the last entry
+    first: int = 0
+    payloads: tuple[bytes, ...] = ()
+
+    @property
+    def next(self) -> EntryId:
+        """The entry to read next."""
+        return EntryId(self.first + len(self.payloads))
+
+    @property
+    def has_trailer(self) -> bool:
+        """Whether one of the entries read has a dedup trailer."""
+        return any(_contents(self.segment, payload).note is not None for payload in self.payloads)
 
     @property
     def is_empty(self) -> bool:
@@ -132,8 +147,8 @@ class StreamRecovery:
         """Take a reply of the store; ignored if no request waits for it."""
         try:
             match message:
-                case SegmentRecovered(number, location, last_entry):
-                    return self._recovered(number, location, last_entry)
+                case SegmentRecovered():
+                    return self._recovered(message)
                 case EntriesRead(number, location, first, payloads):
                     return self._entries_read(number, location, first, payloads)
                 case StoreFailed(question, error):
@@ -159,23 +174,38 @@ class StreamRecovery:
 
     # ---- ending segments --------------------------------------------------------------------------------------------
 
-    def _recovered(self, number: int, location: Location, last_entry: EntryId) -> list[Effect]:
-        ending = self._endings.get(number)
-        if ending is None or ending.segment.location != location or ending.last_entry is not None:
+    def _recovered(self, found: SegmentRecovered) -> list[Effect]:
+        ending = self._endings.get(found.number)
+        if ending is None or ending.segment.location != found.location or ending.last_entry is not None:
             return []
-        ending.last_entry = last_entry
+        ending.last_entry, ending.payloads = found.last_entry, found.last_payloads
+        ending.first = found.last_entry + 1 - len(found.last_payloads)
         segment, effects = ending.segment, list[Effect]()
         if ending.is_empty:
             pass
         elif ending.is_as_listed:
-            ending.end = SegmentEnd(last_entry, segment.last_slot, segment.last_txid, segment.record_count)
+            ending.end = SegmentEnd(found.last_entry, segment.last_slot, segment.last_txid, segment.record_count)
+        elif ending.payloads:
+            self._ended(ending)
         else:
-            effects.append(Send(STORE, ReadEntries(segment, last_entry, last_entry)))
+            ending.first = max(0, found.last_entry - _LOOK_BACK)
+            effects.append(Send(STORE, ReadEntries(segment, ending.next, found.last_entry)))
         return effects + self._learn()
 
-    def _ended(self, ending: _Ending, contents: EntryContents) -> None:
+    def _end_read(self, ending: _Ending, first: int, payloads: tuple[bytes, ...]) -> list[Effect]:
+        """Take some of the last entries of a segment."""
         assert ending.last_entry is not None
-        ending.note = contents.note
+        if first != ending.next:
+            return []
+        ending.payloads += payloads
+        if ending.next <= ending.last_entry:
+            return [Send(STORE, ReadEntries(ending.segment, ending.next, ending.last_entry))]
+        self._ended(ending)
+        return self._learn()
+
+    def _ended(self, ending: _Ending) -> None:
+        assert ending.last_entry is not None
+        contents = _contents(ending.segment, ending.payloads[-1])
         ending.end = SegmentEnd(ending.last_entry, contents.last_slot, Txid(contents.last_txid), contents.position)
 
     # ---- reading the producer table back ----------------------------------------------------------------------------
@@ -220,20 +250,23 @@ class StreamRecovery:
         self._budget -= 1
         self._replay_from, self._newest_note = -1, None
         ending = self._endings.get(segment.number)
-        if ending is not None and ending.note is not None:
-            return self._replay_since(ending.note)
-        first = EntryId(max(0, segment.last_entry - _LOOK_BACK))
-        return [Send(STORE, ReadEntries(segment, first, segment.last_entry))]
+        if ending is not None and ending.has_trailer:
+            return self._read_on(segment, ending.first)
+        return self._read_on(segment, max(0, segment.last_entry - _LOOK_BACK))
+
+    def _read_on(self, segment: Segment, first: int) -> list[Effect]:
+        """Pass the entries from `first` on to `_replay`: read, unless they were read with the segment's end."""
+        ending = self._endings.get(segment.number)
+        if ending is not None and ending.payloads and first >= ending.first:
+            return self._replay(segment, first, ending.payloads[first - ending.first :])
+        return [Send(STORE, ReadEntries(segment, EntryId(first), segment.last_entry))]
 
     def _entries_read(
         self, number: int, location: Location, first: EntryId, payloads: tuple[bytes, ...]
     ) -> list[Effect]:
         ending = self._endings.get(number)
-        if ending is not None and ending.end is None and not ending.is_empty:
-            if ending.segment.location != location or first != ending.last_entry or len(payloads) != 1:
-                return []
-            self._ended(ending, _contents(ending.segment, payloads[0]))
-            return self._learn()
+        if ending is not None and ending.end is None and ending.last_entry is not None and not ending.is_empty:
+            return self._end_read(ending, first, payloads) if ending.segment.location == location else []
         segment = self._replaying
         if segment is None or segment.number != number or segment.location != location or self.is_done:
             return []
@@ -246,7 +279,7 @@ class StreamRecovery:
             notes = [c.note for c in (_contents(segment, p) for p in payloads) if c.note is not None]
             self._newest_note = notes[-1] if notes else self._newest_note
             if last < segment.last_entry:
-                return [Send(STORE, ReadEntries(segment, EntryId(last + 1), segment.last_entry))]
+                return self._read_on(segment, last + 1)
             return self._replay_since(self._newest_note) if self._newest_note else self._look_into_next()
         if first != self._replay_from:
             return []
@@ -254,7 +287,7 @@ class StreamRecovery:
             self._learn_entry(segment, entry, _contents(segment, payload))
         self._replay_from = last + 1
         if last < segment.last_entry:
-            return [Send(STORE, ReadEntries(segment, EntryId(last + 1), segment.last_entry))]
+            return self._read_on(segment, last + 1)
         self.is_done = True
         return []
 
@@ -266,7 +299,7 @@ class StreamRecovery:
             return self._look_into_next()
         self._replay_from = note.snapshot_entry
         self.unix_ms = max(self.unix_ms, note.unix_ms)
-        return [Send(STORE, ReadEntries(self._replaying, note.snapshot_entry, self._replaying.last_entry))]
+        return self._read_on(self._replaying, note.snapshot_entry)
 
     def _learn_entry(self, segment: Segment, entry: int, contents: EntryContents) -> None:
         assert self._table is not None

@@ -127,6 +127,15 @@ class SegmentRef:
 
 
 @dataclass(frozen=True, slots=True)
+class RecoveredSegment:
+    """Result of a recovery. end: last entry, NO_ENTRY if empty. last_payloads: of the last entries, contiguous up to
+    `end`, those that the recovery had to read anyway; a few at most, perhaps none."""
+
+    end: EntryId
+    last_payloads: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentStat:
     """What a store knows of a segment without reading its entries.
 
@@ -257,9 +266,9 @@ class SegmentStore(Protocol):
         """
         ...
 
-    async def recover(self, ref: SegmentRef) -> EntryId:
-        """Fence the writer, decide the end, seal; return the last entry. Repeatable. Raises SegmentNotFoundError,
-        SegmentCorruptError, StoreUnavailableError.
+    async def recover(self, ref: SegmentRef) -> RecoveredSegment:
+        """Fence the writer, decide the end, seal. Repeatable. Raises SegmentNotFoundError, SegmentCorruptError,
+        StoreUnavailableError.
         """
         ...
 

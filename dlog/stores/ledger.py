@@ -39,6 +39,7 @@ from dlog.stores.contract import (
     EntryTooLargeError,
     MisconfiguredError,
     ReaderClosedError,
+    RecoveredSegment,
     SegmentCorruptError,
     SegmentFencedError,
     SegmentNotFoundError,
@@ -120,6 +121,11 @@ class LedgerEnd(Protocol):
     @property
     def last_entry(self) -> EntryId: ...
 
+    @property
+    def last_payloads(self) -> tuple[bytes, ...]:
+        """See RecoveredSegment."""
+        ...
+
 
 class LedgerVerification(Protocol):
     """Entries checked, and the damaged ones with reasons."""
@@ -198,9 +204,10 @@ class LedgerStore:
         self._writers[writer] = None
         return writer
 
-    async def recover(self, ref: SegmentRef) -> EntryId:
+    async def recover(self, ref: SegmentRef) -> RecoveredSegment:
         with _store_errors():
-            return (await self._ledgers.recover(_ledger_of(ref))).last_entry
+            end = await self._ledgers.recover(_ledger_of(ref))
+        return RecoveredSegment(end.last_entry, end.last_payloads)
 
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> LedgerSegmentReader:
         ledger = _ledger_of(ref)

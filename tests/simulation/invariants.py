@@ -27,7 +27,11 @@ LEDGER, STREAM, CACHE, FILES = "ledger", "stream", "cache", "files"
 INVARIANTS = {
     "L1": Invariant("what is acknowledged is below the end and can be read", LEDGER, "LedgerChecks._closed, finish"),
     "L2": Invariant("a closed ledger never changes", LEDGER, "LedgerChecks.metadata_changed"),
-    "L3": Invariant("an entry has the same bytes for all readers", LEDGER, "LedgerChecks.read_entry, finish"),
+    "L3": Invariant(
+        "an entry has the same bytes for all readers and recoveries",
+        LEDGER,
+        "LedgerChecks.read_entry, returned, finish",
+    ),
     "L4": Invariant("at the close each entry is on Qa members of its ensemble", LEDGER, "LedgerChecks._closed"),
     "L5": Invariant("no LAC runs back or ahead of the decided, no tail lags", LEDGER, "LedgerChecks.visible, found"),
     "L6": Invariant("acknowledgements come in order, without a gap", LEDGER, "LedgerChecks.acked"),

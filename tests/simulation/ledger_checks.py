@@ -6,7 +6,7 @@ work: only messages, metadata, answers and what is durable.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -243,6 +243,14 @@ class LedgerChecks:
         if not metadata.is_closed or (last_entry, length) != (metadata.last_entry, metadata.length):
             end = (metadata.last_entry, metadata.length)
             raise Violation("L12", f"{who} was told the end {last_entry, length}, metadata says {end}")
+
+    def returned(self, last_entry: int, payloads: Sequence[bytes]) -> None:
+        """Check the last entries of the ledger that a recovery returned."""
+        for entry, payload in enumerate(payloads, last_entry + 1 - len(payloads)):
+            self.sim.reach("returned_with_the_end")
+            if payload != self.payloads[entry]:
+                text = f"entry {entry} was returned with the end as {payload!r}, written as {self.payloads[entry]!r}"
+                raise Violation("L3", text)
 
     # ---- readers -----------------------------------------------------------------------------------------------------
 

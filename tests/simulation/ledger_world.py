@@ -243,6 +243,7 @@ class LedgerWorld:
         if result.readded:
             self.sim.reach("readded")
         self.checks.ended(name, result.last_entry, result.length)
+        self.checks.returned(result.last_entry, result.last_payloads)
 
     def wait_lac(self) -> None:
         above = EntryId(self.next_read - 1)

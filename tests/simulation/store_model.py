@@ -227,7 +227,9 @@ class StoreModel:
         if segment.end is None:
             self._decide(segment, self._rng.randint(segment.confirmed, len(segment.payloads) - 1))
         end = EntryId(segment.end if segment.end is not None else -1)
-        reply = SegmentRecovered(message.segment.number, segment.location, end)
+        known = self._rng.choice((0, 0, 1, 3, 7))  # of the last entries
+        last = tuple(segment.payloads[max(0, end + 1 - known) : end + 1]) if known else ()
+        reply = SegmentRecovered(message.segment.number, segment.location, end, last)
         return self._persist(("end", segment.location, end), lambda: self._ended(peer, segment, reply))
 
     def _examine(self, peer: str, message: ExamineStage) -> list[Effect]:

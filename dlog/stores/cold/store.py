@@ -27,6 +27,7 @@ from dlog.stores.cold.reader import ColdSegmentReader, Extent, Key, ObjectReads,
 from dlog.stores.contract import (
     Capabilities,
     MisconfiguredError,
+    RecoveredSegment,
     SegmentCorruptError,
     SegmentNotFoundError,
     SegmentRef,
@@ -101,9 +102,9 @@ class ColdStore:
             f"`dlog pipeline offload` move its segments: stream={stream}"
         )
 
-    async def recover(self, ref: SegmentRef) -> EntryId:
+    async def recover(self, ref: SegmentRef) -> RecoveredSegment:
         """Return the end, which was decided before the segment was moved here."""
-        return EntryId((await self._open(ref)).last)
+        return RecoveredSegment(EntryId((await self._open(ref)).last))
 
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> ColdSegmentReader:
         """Raises SegmentNotFoundError, SegmentCorruptError, StoreUnavailableError, UnsupportedVersionError."""

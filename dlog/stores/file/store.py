@@ -31,6 +31,7 @@ from dlog.stores.contract import (
     Capabilities,
     EntryTooLargeError,
     ReaderClosedError,
+    RecoveredSegment,
     SegmentCorruptError,
     SegmentNotFoundError,
     SegmentRef,
@@ -134,8 +135,8 @@ class FileStore:
         self._writers[writer] = None
         return writer
 
-    async def recover(self, ref: SegmentRef) -> EntryId:
-        return (await self._run(ref.name, self._files(ref.name).decide_end)).last_entry
+    async def recover(self, ref: SegmentRef) -> RecoveredSegment:
+        return RecoveredSegment((await self._run(ref.name, self._files(ref.name).decide_end)).last_entry)
 
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> FileSegmentReader:
         files = self._files(ref.name)

@@ -93,8 +93,11 @@ class Run:
         await asyncio.sleep(0)
 
     async def recover(self, store: SegmentStore) -> EntryId:
-        end = await store.recover(self.ref)
+        found = await store.recover(self.ref)
         self.fenced = True
+        end = found.end
+        if count := len(found.last_payloads):
+            self.history.read(f"recovery {len(self.history.recovered)}", end + 1 - count, list(found.last_payloads))
         self.history.recovered.append(end)
         return end
 
@@ -222,7 +225,7 @@ class StoreContract:
         assert await run.writer.seal() == 4
         with pytest.raises(SegmentSealedError):
             await run.writer.append(EntryId(5), (b"late",))
-        assert await store.recover(run.ref) == 4
+        assert await run.recover(store) == 4
         assert await store.find_tail(run.ref) == 4
         run.history.sealed.append(4)
         await run.conclude(store)
@@ -501,7 +504,7 @@ class StoreContract:
         assert await other.stage_of(segment.name) is None
         with pytest.raises(SegmentNotFoundError):
             await other.stage_of("987654321")
-        assert await other.recover(SegmentRef(STREAM, STAGE, stage.name)) == 0
+        assert (await other.recover(SegmentRef(STREAM, STAGE, stage.name))).end == 0
         await segment.abandon()
 
     async def test_what_never_was_is_not_found(self, stores: OpenStore) -> None:
@@ -541,7 +544,7 @@ class StoreContract:
         run.append()
         await run.settled()
         assert run.errors, "its writer is fenced"
-        assert await others.recover(run.ref) == 2
+        assert (await others.recover(run.ref)).end == 2
 
     async def test_verify_counts_what_is_sound(self, stores: OpenStore) -> None:
         store = await stores()

@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from dlog.model.ids import EntryId
-from dlog.stores.contract import SegmentNotFoundError, SegmentRef, SegmentStat
+from dlog.stores.contract import RecoveredSegment, SegmentNotFoundError, SegmentRef, SegmentStat
 from tests.integration.stores.contract import OpenStore, StoreContract
 from tests.memory_store import MemoryReader, MemoryStore, MemoryStoreState, MemoryWriter
 
 
 class DropsAnAcknowledgedEntry(MemoryStore):
-    async def recover(self, ref: SegmentRef) -> EntryId:
+    async def recover(self, ref: SegmentRef) -> RecoveredSegment:
         segment = self.state.find(ref.name)
         if segment.end is None and segment.entries:
             segment.entries.pop()
@@ -22,14 +22,14 @@ class DropsAnAcknowledgedEntry(MemoryStore):
 
 
 class DoesNotFence(MemoryStore):
-    async def recover(self, ref: SegmentRef) -> EntryId:
+    async def recover(self, ref: SegmentRef) -> RecoveredSegment:
         end = await super().recover(ref)
         self.state.find(ref.name).fenced = False
         return end
 
 
 class DecidesTheEndEachTime(MemoryStore):
-    async def recover(self, ref: SegmentRef) -> EntryId:
+    async def recover(self, ref: SegmentRef) -> RecoveredSegment:
         end = await super().recover(ref)
         segment = self.state.find(ref.name)
         segment.end = None
@@ -38,7 +38,7 @@ class DecidesTheEndEachTime(MemoryStore):
 
 
 class InventsAnEntry(MemoryStore):
-    async def recover(self, ref: SegmentRef) -> EntryId:
+    async def recover(self, ref: SegmentRef) -> RecoveredSegment:
         segment = self.state.find(ref.name)
         if segment.end is None:
             segment.store(b"never submitted")
@@ -46,7 +46,7 @@ class InventsAnEntry(MemoryStore):
 
 
 class SwapsEntries(MemoryStore):
-    async def recover(self, ref: SegmentRef) -> EntryId:
+    async def recover(self, ref: SegmentRef) -> RecoveredSegment:
         segment = self.state.find(ref.name)
         segment.entries.reverse()
         segment.sums.reverse()
@@ -66,7 +66,7 @@ class ShowsWhatIsNotConfirmed(MemoryStore):
         self.state.find(ref.name)
         return Eager(self.state, ref.name, sealed_at)
 
-    async def recover(self, ref: SegmentRef) -> EntryId:
+    async def recover(self, ref: SegmentRef) -> RecoveredSegment:
         segment = self.state.find(ref.name)
         if segment.end is None:
             del segment.entries[segment.lac + 1 :]

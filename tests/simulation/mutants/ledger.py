@@ -12,7 +12,7 @@ from dlog.bookie.bookie import Bookie
 from dlog.ledger.adding import LedgerAdder
 from dlog.ledger.finding import TailFinder, _TailProbe
 from dlog.ledger.reading import EntryReader
-from dlog.ledger.recovery import LedgerRecoverer
+from dlog.ledger.recovery import Closing, LedgerRecoverer
 from dlog.ledger.recovery_search import EntryProbe, EntrySearch
 from dlog.ledger.recovery_writer import RecoveryWriter
 from dlog.ledger.tailing import LedgerTailer
@@ -339,6 +339,21 @@ RECOVERY = (
     ),
 )
 
+LAST_ENTRIES = (
+    Mutant(
+        name="a recovery returns the last entries that it read, and some between them are missing",
+        invariants=("L3",),
+        parts=planted(
+            (
+                Closing,
+                "last_payloads",
+                "for entry in range(first, last + 1)",
+                "for entry in sorted(self.read) if entry <= last",
+            ),
+        ),
+    ),
+)
+
 RECOVERY_LIVENESS = (
     Mutant(
         name="entries are not written again to those who are back while another is silent",
@@ -519,4 +534,4 @@ OLDER_LEDGERS = (
     ),
 )
 
-MUTANTS = (*WRITER, *RECOVERY, *RECOVERY_LIVENESS, *BOOKIE, *READERS, *FINDERS, *OLDER_LEDGERS)
+MUTANTS = (*WRITER, *RECOVERY, *LAST_ENTRIES, *RECOVERY_LIVENESS, *BOOKIE, *READERS, *FINDERS, *OLDER_LEDGERS)

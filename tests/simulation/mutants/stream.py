@@ -257,6 +257,18 @@ TAKING = (
         ),
     ),
     Mutant(
+        name="the last entries that a store returned with the end are taken for those that are due",
+        invariants=("S2", "S14"),
+        style="roll",
+        seeds=1000,
+        parts=planted(StreamRecovery, ("_read_on", "ending.payloads[first - ending.first :]", "ending.payloads")),
+    ),
+    Mutant(
+        name="a segment's end is taken from the first of the entries that were read with it",
+        invariants=("S10",),
+        parts=planted(StreamRecovery, ("_ended", "ending.payloads[-1]", "ending.payloads[0]")),
+    ),
+    Mutant(
         name="the txid floor is not recovered",
         invariants=("S7",),
         parts=planted(Takeover, ("_learn", "self._txid_floor(recovery))", "0)")),

@@ -75,7 +75,7 @@ async def test_a_directory_is_made_with_its_parents_and_used_again(tmp_path: Pat
     assert (directory / "dlog-segments").exists()
     async with open_stores(NO_LEDGERS, Identities(), options(directory), Random(2), creates=True) as stores:
         assert [place async for place in stores["file"].list()] == [writer.name]
-        assert await stores["file"].recover(SegmentRef(stream, number, writer.name)) == 0
+        assert (await stores["file"].recover(SegmentRef(stream, number, writer.name))).end == 0
 
 
 async def test_a_directory_that_went_away_is_not_taken_for_deleted_segments(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ async def test_a_directory_that_went_away_is_not_taken_for_deleted_segments(tmp_
             with pytest.raises(StoreUnavailableError, match="mount its disk"):
                 await call(ref)
         (tmp_path / "elsewhere").rename(tmp_path / "segments")
-        assert await stores["file"].recover(ref) == NO_ENTRY
+        assert (await stores["file"].recover(ref)).end == NO_ENTRY
         await stores["file"].delete(ref)
         with pytest.raises(SegmentNotFoundError):
             await stores["file"].recover(ref)

@@ -99,6 +99,7 @@ class Stage:
         self.stored: dict[str, StoredSegment] = {}
         self.created = 0
         self.deleted: list[str] = []
+        self.returned = 0  # entries that the store returns with a segment's end
         self.too_small = False  # the store has too few members for a segment
         self.cannot_end: DLogError | None = None  # why no segment can be recovered
         self.holding: tuple[type, ...] = ()
@@ -210,7 +211,10 @@ class Stage:
             case RecoverSegment(segment):
                 place = self.stored[segment.name]
                 place.end = len(place.payloads) - 1 if place.end is None else place.end
-                return SegmentRecovered(segment.number, segment.location, EntryId(place.end))
+                last = tuple(
+                    place.payloads[max(0, place.end + 1 - self.returned) : place.end + 1] if self.returned else ()
+                )
+                return SegmentRecovered(segment.number, segment.location, EntryId(place.end), last)
             case ReadEntries(segment, first, last):
                 payloads = self.stored[segment.name].payloads[first : last + 1]
                 return EntriesRead(segment.number, segment.location, first, tuple(payloads))

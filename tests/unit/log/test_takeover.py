@@ -5,7 +5,11 @@ Numbers are those of the issues: DistributedLog #2898 and #2099, woodpecker #155
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from dlog.errors import (
     ClaimLostError,
@@ -24,6 +28,7 @@ from dlog.log.messages import (
     CreateSegment,
     EntryAppended,
     HandOverStream,
+    ReadEntries,
     RecoverSegment,
     SealSegment,
     SealStream,
@@ -63,6 +68,62 @@ def test_the_next_owner_knows_producers_txids_and_places_of_many_segments_back()
     second = stage.taken("p2")
     assert second.ask(batch(0, producer=BOB, retry=True, size=300)).dlsn == of(1, 0, 0)
     assert second.ask(batch(6, now=1)).txid == 7000
+
+
+@pytest.mark.parametrize(("returned", "rounds"), [(0, 3), (1, 2), (2, 2), (7, 2)])
+def test_a_takeover_asks_its_store_a_few_times_in_a_row(returned: int, rounds: int) -> None:
+    """Where an append takes 100 ms a read does, too. The next segment is created while the log is being read."""
+    stage = Stage()
+    stage.returned = returned
+    first = stage.taken("p1", OwnerOptions(snapshot_bytes=1 << 20))
+    for sequence in range(20):
+        first.ask(batch(sequence))
+    second = stage.owner("p2")
+    stage.hold(RecoverSegment, ReadEntries, CreateSegment)
+    second.take()
+    counted = 0
+    while second.machine.phase is not Phase.SERVING:
+        answers, stage.held = stage.held, deque()
+        assert answers, "a request is under way"
+        for answer in answers:
+            answer()
+        counted += 1
+    assert counted == rounds
+    assert sum(isinstance(question, RecoverSegment) for question in second.sent) == 1
+    assert second.ask(batch(19, retry=True)).dlsn == of(1, 19, 0)
+
+
+def test_nothing_is_read_that_came_with_the_end_of_the_segment() -> None:
+    stage = Stage()
+    stage.returned = 7
+    first = stage.taken("p1", OwnerOptions(snapshot_bytes=1, snapshot_ratio=0))
+    for sequence in range(20):
+        first.ask(batch(sequence))
+    second = stage.taken("p2")
+    assert not [question for question in second.sent if isinstance(question, ReadEntries)]
+    assert second.ask(batch(19, retry=True)).dlsn == of(1, 19, 0)
+    assert stage.value.segments[0].record_count == 20
+
+
+def test_the_last_entries_are_read_in_parts_if_the_store_returns_parts() -> None:
+    stage = Stage()
+    first = stage.taken("p1")
+    for sequence in range(20):
+        first.ask(batch(sequence))
+    stored, ask = stage.store, []
+
+    def part(actor: Any, question: Any) -> Any:
+        if isinstance(question, ReadEntries):
+            ask.append((question.first, question.last))
+            question = replace(question, last=min(question.last, EntryId(question.first + 2)))
+        return stored(actor, question)
+
+    stage.store = part  # type: ignore[method-assign]
+    second = stage.taken("p2")
+    assert ask[:3] == [(13, 19), (16, 19), (19, 19)]
+    assert [first for first, _ in ask[3:]] == [0, 3, 6, 9, 12], "the snapshot is in entry 0; from 13 on all is read"
+    assert second.ask(batch(19, retry=True)).dlsn == of(1, 19, 0)
+    assert stage.value.segments[0].record_count == 20
 
 
 def test_a_frozen_owner_that_wakes_up_gets_nothing_acknowledged() -> None:

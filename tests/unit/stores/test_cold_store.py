@@ -195,7 +195,7 @@ async def test_nothing_is_created_here() -> None:
 
 async def test_the_end_is_the_object_s_and_known_at_once() -> None:
     async with kept([b"a", b"b", b"c"]) as (store, _):
-        assert await store.recover(ref()) == 2
+        assert (await store.recover(ref())).end == 2
         assert await store.find_tail(ref()) == 2
         assert await store.stage_of(ref().name) is None
         reader = await store.open_reader(ref(), sealed_at=NO_ENTRY)
