@@ -26,7 +26,7 @@ from dlog.machine import Received
 from dlog.model.ids import Epoch, StreamName
 from dlog.model.segment import StreamKey
 from dlog.ownership.claim import Claimant
-from dlog.stores.contract import SegmentStore
+from dlog.stores.contract import Capabilities, SegmentStore
 
 
 class StreamOwnerActor:
@@ -81,7 +81,7 @@ class StreamOwnerActor:
             StreamKey(stream),
             claimant,
             options,
-            final_stores=_shared(tuple(n for n, s in stores.items() if s.capabilities.visible_is_final)),
+            stores=_shared(tuple((name, store.capabilities) for name, store in stores.items())),
         )
         self._driver = Driver(
             self._machine,
@@ -172,9 +172,9 @@ class StreamOwnerActor:
 
 
 @lru_cache(maxsize=64)
-def _shared(names: tuple[str, ...]) -> frozenset[str]:
-    """One set for all streams: each takes 216 B."""
-    return frozenset(names)
+def _shared(capabilities: tuple[tuple[str, Capabilities], ...]) -> Mapping[str, Capabilities]:
+    """One mapping for all streams: each takes 232 B."""
+    return dict(capabilities)
 
 
 def _nothing() -> None:

@@ -21,6 +21,7 @@ Source: DistributedLog's write handler; docs/decisions/0004 says what differs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from dlog.errors import (
@@ -112,14 +113,14 @@ from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber
 from dlog.model.segment import Segment, StreamKey, StreamMetadata
 from dlog.ownership.claim import Claimant, ClaimState
-from dlog.stores.contract import StoreTooSmallError
+from dlog.stores.contract import Capabilities, StoreTooSmallError
 
 
 class StreamOwnerMachine:
     """Owns one stream under one claim.
 
-    claimant: this proxy, with a nonce never used before. final_stores: names of the stores where an entry that a reader
-    can see never vanishes (capabilities.visible_is_final): they need no control record to carry the LAC.
+    claimant: this proxy, with a nonce never used before. stores: capabilities of the stores that this process knows, by
+    name.
     """
 
     __slots__ = (
@@ -142,9 +143,9 @@ class StreamOwnerMachine:
         claimant: Claimant,
         options: OwnerOptions | None = None,
         *,
-        final_stores: frozenset[str] = frozenset(),
+        stores: Mapping[str, Capabilities],
     ) -> None:
-        self._context = context = OwnerContext(key, claimant, options or OwnerOptions(), final_stores)
+        self._context = context = OwnerContext(key, claimant, options or OwnerOptions(), stores)
         self._takeover = Takeover(context, self)
         self._rolling = SegmentRoller(context)
         self._truncating = StreamTruncation(context)

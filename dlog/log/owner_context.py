@@ -7,6 +7,7 @@ changes only its own state and the state here.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from functools import lru_cache
 
 from dlog.events import LacMoved, SegmentStarted
@@ -22,6 +23,7 @@ from dlog.machine import Effect, Send, Tell
 from dlog.model.ids import NO_ENTRY, SegmentNumber, Txid
 from dlog.model.segment import Location, Segment, StreamKey, StreamMetadata
 from dlog.ownership.claim import Claim, Claimant, ClaimOptions
+from dlog.stores.contract import UNKNOWN_STORE, Capabilities
 
 
 class Phase(enum.Enum):
@@ -58,13 +60,12 @@ _HELD = (Phase.SERVING, Phase.DRAINING, Phase.CLOSING, Phase.RECOVERING, Phase.S
 
 
 class OwnerContext:
-    """State of one owner. out: effects of the fact being handled, in order. register: the stream's metadata, set by
-    `hold`. is_holding: writes wait and no segment is started; stages are being imported, which a failure of the segment
-    and its recovery may outlast. phase: changed by `enter` only."""
+    """State of one owner. stores: capabilities by name. out: effects of the fact being handled, in order. register: the
+    stream's metadata, set by `hold`. is_holding: writes wait and no segment is started; stages are being imported,
+    which a failure of the segment and its recovery may outlast. phase: changed by `enter` only."""
 
     __slots__ = (
         "_clock",
-        "_final_stores",
         "_opened",
         "allocation",
         "claim",
@@ -74,14 +75,18 @@ class OwnerContext:
         "out",
         "phase",
         "register",
+        "stores",
         "stream",
         "table",
         "writing",
     )
 
-    def __init__(self, key: StreamKey, claimant: Claimant, options: OwnerOptions, final_stores: frozenset[str]) -> None:
+    def __init__(
+        self, key: StreamKey, claimant: Claimant, options: OwnerOptions, stores: Mapping[str, Capabilities]
+    ) -> None:
         self.stream = key.stream
         self.options = options
+        self.stores = stores
         self.phase = Phase.IDLE
         self.claim = Claim(key, claimant, _claim_options(options.answer_timeout_s, options.retry_after_s))
         self.table = ProducerTable(options.producers_max, options.positions_max)
@@ -90,7 +95,6 @@ class OwnerContext:
         self.disposal = SegmentDeleter(options)
         self.out: list[Effect] = []
         self.is_holding = False
-        self._final_stores = final_stores
         self._opened: Segment | None = None  # the segment opened last
         self._clock: tuple[int, float] | None = None  # wall clock in ms and monotonic clock in s at the claim
 
@@ -148,7 +152,7 @@ class OwnerContext:
 
     def open(self, segment: Segment, txid: int) -> None:
         """Append to this segment from now on."""
-        final = segment.store in self._final_stores
+        final = self.stores.get(segment.store, UNKNOWN_STORE).visible_is_final
         self._opened = segment
         self.out.append(Tell(SegmentStarted(self.stream, segment.number, segment.name)))
         opened = OpenSegment(segment.number, segment.location, txid, final)

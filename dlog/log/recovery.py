@@ -9,7 +9,8 @@ Invariants:
   written by another implementation;
 - the store decides where a segment ends, also one listed as completed: a fenced Java writer may have completed it at
   the last entry that it knew to be acknowledged. The store is asked about the last completed segment, which the next
-  one follows, and about those with entries of ours in flight that another writer recovered and completed.
+  one follows, if such programs write to it; and about those with entries of ours in flight that another writer
+  recovered and completed.
 
 A segment with entries but no dedup trailer in its last few was written by another implementation: it has no producers
 in the table, so the table is looked for one segment further back. If `recover_segments_max` segments have none, the
@@ -40,6 +41,7 @@ from dlog.log.producer_table import ProducerTable
 from dlog.machine import Effect, Send, SetTimer
 from dlog.model.ids import NO_ENTRY, EntryId, SegmentNumber, Txid
 from dlog.model.segment import Location, Segment, StreamMetadata
+from dlog.stores.contract import UNKNOWN_STORE, Capabilities
 
 TIMER = ("recovery",)
 _ANY_ENTRY = 2**63 - 1  # above every entry of its segment
@@ -81,7 +83,8 @@ class _Ending:
 class StreamRecovery:
     """Recovers one stream, after a take-over or after the owner's own segment failed.
 
-    under_way: location, by number, of the segments with unconfirmed entries of this owner.
+    stores: capabilities by name. under_way: location, by number, of the segments with unconfirmed entries of this
+    owner.
 
     `is_done`: `ends` has the end of each segment in progress and of the completed ones asked about (None: empty), and
     `table`, if given, is as in the log. `error`: why it cannot be done.
@@ -91,6 +94,7 @@ class StreamRecovery:
         self,
         value: StreamMetadata,
         options: OwnerOptions,
+        stores: Mapping[str, Capabilities],
         table: ProducerTable | None,
         under_way: Mapping[int, Location] | None = None,
     ) -> None:
@@ -98,6 +102,7 @@ class StreamRecovery:
         self.error: DLogError | None = None
         self.unix_ms = 0  # the latest time found in trailers
         self._options = options
+        self._stores = stores
         self._table = table
         self._retry_after_s = options.retry_after_s
         self._endings: dict[int, _Ending] = {s.number: _Ending(s) for s in self._to_recover(value, under_way or {})}
@@ -164,8 +169,9 @@ class StreamRecovery:
 
     def _to_recover(self, value: StreamMetadata, under_way: Mapping[int, Location]) -> list[Segment]:
         found: dict[int, Segment] = {s.number: s for s in value.in_progress}
-        if value.last_completed is not None:
-            found[value.last_completed.number] = value.last_completed
+        last = value.last_completed
+        if last is not None and self._stores.get(last.store, UNKNOWN_STORE).has_foreign_writers:
+            found[last.number] = last
         for number, location in under_way.items():
             segment = value.segment(number)
             if segment is not None and segment.location == location:

@@ -94,7 +94,7 @@ class Takeover:
             return
         table = None if self.table_known else t.table
         under_way = {} if pending is None else {pending.segment: pending.location}
-        self._recovery = StreamRecovery(t.value, t.options, table, under_way)
+        self._recovery = StreamRecovery(t.value, t.options, t.stores, table, under_way)
         t.out += self._recovery.begin()
 
     def restart(self) -> None:

@@ -109,12 +109,18 @@ class Capabilities:
     visible_is_final: an entry visible to a reader is never dropped, so no control record is needed to move the LAC.
     entry_bytes_max: largest payload of an entry; longer ones are refused. Where segments can be created it is at least
     the largest entry that the core appends (ENTRY_BYTES_MAX of dlog/wire/entry.py and the envelope). is_written:
-    segments can be created here; False where they only arrive by being moved.
+    segments can be created here; False where they only arrive by being moved. has_foreign_writers: programs other than
+    dlog write here. A fenced one may complete its segment in the list at a wrong end, so a new owner asks the store.
     """
 
     visible_is_final: bool
     entry_bytes_max: int
     is_written: bool = True
+    has_foreign_writers: bool = False
+
+
+#: of a store that this process does not know
+UNKNOWN_STORE = Capabilities(visible_is_final=False, entry_bytes_max=0, is_written=False, has_foreign_writers=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,7 +178,9 @@ class LedgerStore:
     settings = LEDGER_SETTINGS
 
     def __init__(self, ledgers: Ledgers, *, entry_bytes_max: int = ENTRY_BYTES_MAX) -> None:
-        self.capabilities = Capabilities(visible_is_final=False, entry_bytes_max=entry_bytes_max)
+        self.capabilities = Capabilities(
+            visible_is_final=False, entry_bytes_max=entry_bytes_max, has_foreign_writers=True
+        )
         self._ledgers = ledgers
         self._writers: dict[LedgerSegmentWriter, None] = {}  # in order of creation
         self._on_end = self._forget  # one bound method for all writers

@@ -38,10 +38,11 @@ from dlog.log.stream_deletion import StreamDeletion
 from dlog.machine import Missing, Versioned
 from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import Epoch, ProxyId, StreamName
-from dlog.model.segment import StreamKey, StreamMetadata, StreamSettings, Truncation
+from dlog.model.segment import LEDGER, StreamKey, StreamMetadata, StreamSettings, Truncation
 from dlog.options import draw
 from dlog.ownership.claim import Claimant
-from dlog.wire.entry import build_record_set
+from dlog.stores.contract import Capabilities
+from dlog.wire.entry import ENTRY_BYTES_MAX, build_record_set
 from tests.simulation.kernel import Simulation, Violation
 from tests.simulation.network import Node
 from tests.simulation.plan import EVERY_KIND, Plan, draw_faults
@@ -50,6 +51,7 @@ from tests.simulation.stream_checks import first_readable
 
 STREAM = StreamName("s")
 KEY = StreamKey(STREAM)
+STORES = {LEDGER: Capabilities(visible_is_final=False, entry_bytes_max=ENTRY_BYTES_MAX, has_foreign_writers=True)}
 PROXIES = ("p1", "p2", "p3")
 STORE_NODE = "store"
 MUST_REACH = (
@@ -137,7 +139,7 @@ class Proxy:
         sim = self.world.sim
         if value is None or (value.owner.epoch and value.owner.proxy != self.name and sim.rng.random() < 0.7):
             return False
-        machine = StreamOwnerMachine(KEY, self._claimant("owner"), self.world.options)
+        machine = StreamOwnerMachine(KEY, self._claimant("owner"), self.world.options, stores=STORES)
         sim.place(self.name, self.address, machine, on_event=self._heard)
         sim.ask(self.address, AcquireStream(self._epoch(value), 4_000_000))
         return True
@@ -206,7 +208,7 @@ class LivesWorld:
 
     def _start_store(self, node: Node) -> None:
         rng = random.Random(self.sim.rng.random())
-        self.store = StoreModel(rng, self.sim.disk("store").durable, final_stores=frozenset())
+        self.store = StoreModel(rng, self.sim.disk("store").durable, STORES)
         self.sim.place(STORE_NODE, "store", self.store, listens=True)
 
     # ---- requests ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,7 @@ from dlog.model.ids import EntryId, SegmentNumber
 from dlog.model.segment import Location
 from dlog.stores.contract import (
     STAGE,
+    Capabilities,
     SegmentFencedError,
     SegmentNotFoundError,
     StoreTooSmallError,
@@ -106,7 +107,7 @@ class StoredSegment:
 class StoreModel:
     """The machine at the address "store"; a new one after a crash, from what was durable."""
 
-    def __init__(self, rng: random.Random, durable: list[tuple[int, Any]], *, final_stores: frozenset[str]) -> None:
+    def __init__(self, rng: random.Random, durable: list[tuple[int, Any]], stores: Mapping[str, Capabilities]) -> None:
         self.segments: dict[Location, StoredSegment] = {}
         self.deleted: set[Location] = set()
         self.on_append: Callable[[StoredSegment], None] | None = None  # an append was accepted
@@ -116,7 +117,7 @@ class StoreModel:
         self.is_curt = False  # a fenced writer gets no answer for entries under way, kept or not
         self._rng = rng
         self._seed = len(durable)
-        self._final_stores = final_stores  # stores where what is visible is final
+        self._stores = stores
         self._token = 0
         self._waiting: dict[int, list[Callable[[], list[Effect]]]] = {}
         self._done = 0
@@ -152,7 +153,7 @@ class StoreModel:
             return None
         if segment.end is not None and segment.is_final:
             return segment.end, True
-        return (segment.confirmed if location.store in self._final_stores else segment.carried), False
+        return (segment.confirmed if self._stores[location.store].visible_is_final else segment.carried), False
 
     def _hear(self, peer: str, message: Any) -> list[Effect]:
         if isinstance(message, CreateSegment | AppendEntry | SealSegment):

@@ -169,7 +169,7 @@ class Proxy:
             world.key,
             Claimant(proxy=ProxyId(self.name), address=self.name, nonce=nonce),
             world.owner_options,
-            final_stores=world.final_stores,
+            stores=world.stores,
         )
         self.is_ready = False
         self.tails = tails = LacSubscriptions()

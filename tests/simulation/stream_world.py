@@ -39,6 +39,8 @@ from dlog.model.ids import StreamName
 from dlog.model.segment import LEDGER, Location, Segment, StreamKey, StreamMetadata, StreamSettings
 from dlog.model.sink import RegisteredStage
 from dlog.options import draw
+from dlog.stores.contract import Capabilities
+from dlog.wire.entry import ENTRY_BYTES_MAX
 from dlog.wire.proxy import Start
 from tests.simulation import lives_world
 from tests.simulation.kernel import Simulation, judged
@@ -292,9 +294,12 @@ class StreamWorld:
         self._strangers = 0
 
     @property
-    def final_stores(self) -> frozenset[str]:
-        """Stores where what a reader can see is final."""
-        return frozenset({LEDGER, FILE} if self.config["final"] else {FILE})
+    def stores(self) -> Mapping[str, Capabilities]:
+        """What owners know of the stores. Strangers write to ledgers."""
+        ledger = Capabilities(
+            visible_is_final=self.config["final"], entry_bytes_max=ENTRY_BYTES_MAX, has_foreign_writers=True
+        )
+        return {LEDGER: ledger, FILE: Capabilities(visible_is_final=True, entry_bytes_max=ENTRY_BYTES_MAX)}
 
     @property
     def value(self) -> StreamMetadata:
@@ -308,7 +313,7 @@ class StreamWorld:
     def _start_store(self, node: Node) -> None:
         rng = random.Random(self.sim.rng.random())
         made = self.parts.get("store", StoreModel)
-        self.store: StoreModel = made(rng, self.sim.disk("store").durable, final_stores=self.final_stores)
+        self.store: StoreModel = made(rng, self.sim.disk("store").durable, self.stores)
         self.store.too_small = self.config.get("too_small", 0.0)
         self.store.is_curt = self.config["style"] == "stranger" and self.plan.seed % 2 == 0
         self.store.on_append = self._appended

@@ -58,11 +58,15 @@ from dlog.machine import (
 from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Location, StreamKey, StreamMetadata, StreamSettings
 from dlog.ownership.claim import Claimant
-from dlog.stores.contract import SegmentFencedError, SegmentNotFoundError, StoreTooSmallError
+from dlog.stores.contract import Capabilities, SegmentFencedError, SegmentNotFoundError, StoreTooSmallError
 from dlog.wire.entry import build_record_set
 
 KEY = StreamKey(StreamName("s"))
 INCARNATION = "a1"
+STORES = {
+    "ledger": Capabilities(visible_is_final=False, entry_bytes_max=1 << 20, has_foreign_writers=True),
+    "file": Capabilities(visible_is_final=True, entry_bytes_max=1 << 20),
+}
 ALICE = b"alice".ljust(16, b".")
 STAGER = b"stager".ljust(16, b".")
 BOB = b"bob".ljust(16, b".")
@@ -112,6 +116,7 @@ class Stage:
     def owner(self, name: str, options: OwnerOptions | None = None, **kw: Any) -> Actor:
         """A proxy's owner, not yet claiming."""
         claimant = Claimant(proxy=ProxyId(name), address=f"{name}:1", nonce=f"{name}-{len(self.actors)}")
+        kw.setdefault("stores", STORES)
         actor = Actor(self, StreamOwnerMachine(KEY, claimant, options or OwnerOptions(), **kw))
         self.actors.append(actor)
         return actor

@@ -42,7 +42,7 @@ from dlog.model.dlsn import of
 from dlog.model.ids import TXID_END_OF_STREAM
 from dlog.model.segment import Truncation
 from dlog.wire.entry import decode_entry
-from tests.unit.log.stage import ALICE, BOB, Stage, batch, numbers
+from tests.unit.log.stage import ALICE, BOB, STORES, Stage, batch, numbers
 
 
 def test_a_new_stream_is_claimed_its_first_segment_started_and_served() -> None:
@@ -152,7 +152,7 @@ def test_the_lac_is_carried_by_a_control_record_when_nothing_follows() -> None:
 
 
 def test_no_control_record_where_visible_is_final() -> None:
-    owner = Stage().taken("p1", final_stores=frozenset({"ledger"}))
+    owner = Stage().taken("p1", stores={"ledger": replace(STORES["ledger"], visible_is_final=True)})
     owner.ask(batch(0))
     assert ("control",) not in owner.timers
 

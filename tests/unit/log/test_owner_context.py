@@ -36,7 +36,7 @@ def seen(owner: Actor) -> tuple[Phase, str]:
 
 def context() -> OwnerContext:
     claimant = Claimant(proxy=ProxyId("p1"), address="p1:1", nonce="p1-0")
-    return OwnerContext(KEY, claimant, OwnerOptions(), frozenset())
+    return OwnerContext(KEY, claimant, OwnerOptions(), {})
 
 
 def test_the_diagram_of_the_page_is_the_table() -> None:

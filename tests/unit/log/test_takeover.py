@@ -45,7 +45,7 @@ from dlog.model.ids import NO_ENTRY, TXID_END_OF_STREAM, EntryId, SegmentNumber
 from dlog.model.segment import Location
 from dlog.stores.contract import SegmentFencedError, StoreUnavailableError
 from dlog.wire.entry import RECORD_SET, Record, build_record_set, encode_entry
-from tests.unit.log.stage import ALICE, BOB, Stage, batch, notes, numbers
+from tests.unit.log.stage import ALICE, BOB, STORES, Stage, batch, notes, numbers
 
 
 def test_the_next_owner_completes_what_is_open_and_answers_a_repetition_with_the_old_place() -> None:
@@ -91,6 +91,18 @@ def test_a_takeover_asks_its_store_a_few_times_in_a_row(returned: int, rounds: i
     assert counted == rounds
     assert sum(isinstance(question, RecoverSegment) for question in second.sent) == 1
     assert second.ask(batch(19, retry=True)).dlsn == of(1, 19, 0)
+
+
+@pytest.mark.parametrize(("store", "asked"), [("ledger", {1, 2}), ("file", {2})])
+def test_the_last_completed_segment_is_asked_again_where_other_programs_write(store: str, asked: set[int]) -> None:
+    stage = Stage(store=store)
+    first = stage.taken("p1")
+    first.ask(batch(0))
+    first.ask(HandOverStream())
+    stage.taken("p2").ask(batch(1))
+    second = stage.taken("p3")
+    assert {q.segment.number for q in second.sent if isinstance(q, RecoverSegment)} == asked
+    assert second.ask(batch(1, retry=True)).dlsn == of(2, 0, 0)
 
 
 def test_nothing_is_read_that_came_with_the_end_of_the_segment() -> None:
@@ -548,7 +560,7 @@ def test_an_answer_about_the_place_that_a_number_had_before_ends_nothing() -> No
     stage = Stage()
     stage.taken("p1")
     (segment,) = stage.value.segments
-    recovery = StreamRecovery(stage.value, OwnerOptions(), None)
+    recovery = StreamRecovery(stage.value, OwnerOptions(), STORES, None)
     recovery.begin()
     done: list[bool] = []
     for name in ("before", segment.name):
