@@ -84,10 +84,11 @@ class SinkWritten:
 
 class Stager:
     """Writes one stage, an entry for each payload. It is asked with payloads and their txid, and answers with the value
-    that an ImportStages names. batch: for which it is registered."""
+    that an ImportStages names. batch: for which it is registered. store: None: that of the stream's settings."""
 
-    def __init__(self, world: StreamWorld, batch: SinkBatch) -> None:
+    def __init__(self, world: StreamWorld, batch: SinkBatch, store: str | None = None) -> None:
         self._world = world
+        self._store = store
         self._batch = batch
         self._packer = StagePacker(b"stager..........")
         self._ticket: Ticket
@@ -100,8 +101,9 @@ class Stager:
             case Asked(ticket, (list() as payloads, int() as txid)):
                 self._ticket, self._payloads, self._txid = ticket, payloads, txid
                 settings = self._world.value.settings
-                create = CreateSegment(SegmentNumber(0), Epoch(0), settings.store, settings.store_settings)
-                return [Send(STORE, create)]
+                store = self._store or settings.store
+                chosen = settings.store_settings if store == settings.store else ()
+                return [Send(STORE, CreateSegment(SegmentNumber(0), Epoch(0), store, chosen))]
             case Received(_, SegmentCreated(_, location)) if self.location is None:
                 self.location, place = location, location.name
                 begun_ms = int(self._world.sim.now_s * 1000)

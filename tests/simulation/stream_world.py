@@ -210,7 +210,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         config["alters"] = sorted(rng.uniform(0, duration) for _ in range(rng.choice((2, 5, 10))))
         config |= {"final": False, "segment_bytes": rng.choice((100, 300)), "batches": 30}
         config |= {"offloads": sorted(rng.uniform(0, duration * 1.3) for _ in range(rng.choice((0, 8, 20))))}
-        config |= {"imports": sorted(rng.uniform(0, duration) for _ in range(rng.choice((0, 2, 4))))}
+        config |= {"imports": sorted(rng.uniform(0, duration) for _ in range(rng.choice((0, 4, 8))))}
     if style == "clocks":
         config["strangers"] = [rng.uniform(0, duration)] if rng.random() < 0.3 else []
     if style == "sink":
