@@ -71,7 +71,7 @@ class MemoryStoreState:
     def new_name(self) -> str:
         """Return a location that was never used before."""
         self._created += 1
-        return str(self._created)
+        return f"region/{self._created}-é %;:@+7."
 
     def find(self, name: str) -> _Segment:
         """Return the segment at a location. Raises SegmentNotFoundError."""

@@ -48,3 +48,11 @@ def bookie_id(text: str) -> BookieId:
     if not _BOOKIE.match(text) or text == "readonly" or len(text) > 255:
         raise InvalidRequestError(f"not a bookie id, use host:port or letters, digits, '.', '_', '-': id={text[:80]!r}")
     return BookieId(text)
+
+
+LOCATION_BYTES_MAX = 512
+
+
+def is_location_name(text: str) -> bool:
+    """Whether a segment can have this name in its store: 1 to LOCATION_BYTES_MAX bytes of printable text."""
+    return len(text) > 0 and text.isprintable() and len(text.encode()) <= LOCATION_BYTES_MAX

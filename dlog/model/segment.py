@@ -22,7 +22,8 @@ StoreSettings = tuple[tuple[str, int], ...]  # settings by name, which only the 
 
 
 class Location(NamedTuple):
-    """Where a segment's entries lie: the store, and the segment's name there. It never means another segment."""
+    """Where a segment's entries lie: the store, and the segment's name there (is_location_name). It never means another
+    segment."""
 
     store: str
     name: str

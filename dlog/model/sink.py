@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from dlog.errors import DLogError, InvalidRequestError
-from dlog.model.ids import StreamName, stream_name
+from dlog.model.ids import StreamName, is_location_name, stream_name
 
 SINKS_MAX = 1000  # records per stream
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,199}\Z", re.ASCII)
 _LEDGER_STORE = "ledger"
 _LEDGER_ID = re.compile(r"(0|[1-9][0-9]{0,18})\Z")
-_NAME_PART = re.compile(r"[0-9a-z]{1,64}\Z")  # of a store, and of a location in another store than ledgers
+_STORE = re.compile(r"[0-9a-z]{1,64}\Z")
 _NUMBERS_END = 1 << 63
 
 
@@ -119,7 +119,7 @@ def registered_stage(sink: str, name: str, told: object) -> RegisteredStage | No
     if not isinstance(told, dict):
         return None
     store = told.get("store", _LEDGER_STORE)
-    if not isinstance(store, str) or not _NAME_PART.match(store) or not _is_segment_name(store, name):
+    if not isinstance(store, str) or not _STORE.match(store) or not _is_segment_name(store, name):
         return None
     stream, query = told.get("stream"), told.get("query")
     epoch, batch, unix_ms = told.get("epoch"), told.get("batch"), told.get("unix_ms")
@@ -140,7 +140,7 @@ def _is_segment_name(store: str, text: str) -> bool:
     """Whether a stage of this store can have this location."""
     if store == _LEDGER_STORE:
         return _LEDGER_ID.match(text) is not None and int(text) < _NUMBERS_END
-    return _NAME_PART.match(text) is not None
+    return is_location_name(text)
 
 
 def _is_count(value: object) -> TypeGuard[int]:

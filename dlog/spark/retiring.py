@@ -17,7 +17,7 @@ from dlog.io.zookeeper_protocol import NoNodeError, NotEmptyError
 from dlog.model.sink import RegisteredStage, SinkBatch
 from dlog.spark.cluster_connection import Cluster
 from dlog.spark.proxies import proxies_of
-from dlog.spark.stages import UNNUMBERED, registered, sink_path, stream_of, sweep
+from dlog.spark.stages import UNNUMBERED, registered, sink_path, stage_name, stream_of, sweep
 from dlog.stores.contract import MisconfiguredError
 
 QUERY = "retired"  # name of the query of the empty batch
@@ -68,8 +68,8 @@ async def staging(cluster: Cluster, namespace: str, sink: str) -> SinkStages:
         names, _ = await cluster.metadata.zookeeper.children(path, fresh=True)
     except NoNodeError:
         return SinkStages(sink, (), 0)
-    names = [name.removeprefix("stage-") for name in sorted(names) if name.startswith("stage-")]
-    found = [await registered(cluster, f"{path}/stage-{name}", sink, name) for name in names]
+    staged = [(f"{path}/{znode}", name) for znode in sorted(names) if (name := stage_name(znode)) is not None]
+    found = [await registered(cluster, znode, sink, name) for znode, name in staged]
     stages = tuple(stage for stage in found if stage is not None)
     return SinkStages(sink, stages, len(found) - len(stages))
 

@@ -16,9 +16,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from dlog.errors import DamagedError, InvalidRequestError, MetadataUnavailableError, StreamNotFoundError
 from dlog.io.clock import unix_ms
+from dlog.io.zookeeper_layout import escape_name
 from dlog.io.zookeeper_protocol import BadVersionError, NodeExistsError, NoNodeError
 from dlog.log.staging import StagedSet, StagePacker
 from dlog.machine import Missing, Versioned
@@ -52,6 +54,17 @@ class Staged:
 
 def sink_path(namespace: str, sink: str) -> str:
     return f"{namespace}/.sinks/{sink}"
+
+
+def stage_path(namespace: str, sink: str, name: str) -> str:
+    """The znode of a stage. name: of its location."""
+    return f"{sink_path(namespace, sink)}/stage-{escape_name(name)}"
+
+
+def stage_name(znode: str) -> str | None:
+    """The name of the location of the stage that has this znode; None if it is not a stage's."""
+    kind, _, rest = znode.partition("-")
+    return unquote(rest) if kind == "stage" else None
 
 
 async def stream_of(cluster: Cluster, name: str) -> StreamMetadata:
@@ -94,7 +107,7 @@ class Stager:
         value = await stream_of(self._cluster, stream)
         name = value.settings.store
         writer = await self._cluster.store(name).create(value.name, STAGE, Epoch(0), value.settings.store_settings)
-        path = f"{sink_path(self._namespace, self._batch.sink)}/stage-{writer.name}"
+        path = stage_path(self._namespace, self._batch.sink, writer.name)
         told = {"stream": stream, "query": self._batch.query, "batch": self._batch.batch, "unix_ms": unix_ms()}
         told |= {"epoch": self._batch.epoch, "life": value.incarnation, "store": name}
         await self._cluster.metadata.zookeeper.create(path, json.dumps(told).encode(), parents=True)
@@ -194,7 +207,7 @@ async def offer(cluster: Cluster, namespace: str, batch: SinkBatch, parts: Seque
     """Mark stages of a write without a batch number as about to be imported, so that they are not swept. Raises
     InvalidRequestError if a sweep has begun."""
     for part in parts:
-        path = f"{sink_path(namespace, batch.sink)}/stage-{part.name}"
+        path = stage_path(namespace, batch.sink, part.name)
         found = await _registration(cluster, path, batch.sink, part.name)
         is_offered = found is not None and found.stage.is_offered
         if not is_offered and (found is None or not await _mark(cluster, path, found, "offered")):
@@ -237,7 +250,8 @@ async def sweep(cluster: Cluster, namespace: str, done: SinkBatch, keep_s: float
         kind, _, rest = name.partition("-")
         if kind == "txid" and _is_decided_txid(rest, done):
             await _drop(cluster, f"{path}/{name}")
-        found = await _registration(cluster, f"{path}/{name}", done.sink, rest) if kind == "stage" else None
+        staged = stage_name(name)
+        found = None if staged is None else await _registration(cluster, f"{path}/{name}", done.sink, staged)
         if found is None:
             continue
         stage = found.stage

@@ -125,7 +125,8 @@ UNKNOWN_STORE = Capabilities(visible_is_final=False, entry_bytes_max=0, is_writt
 
 @dataclass(frozen=True, slots=True)
 class SegmentRef:
-    """Identifies a segment to its store. `name`: its location, from `create`, kept in the segment list."""
+    """Identifies a segment to its store. name: of its location, from `create`, kept in the segment list; the store
+    chooses it (see is_location_name)."""
 
     stream: StreamName
     number: SegmentNumber

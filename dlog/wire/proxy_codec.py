@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from dlog.errors import InvalidRequestError, ProtocolError
+from dlog.model.ids import LOCATION_BYTES_MAX, is_location_name
 from dlog.wire import proxy
 from dlog.wire.framing import Buffer, Decoder
 from dlog.wire.proxy import Message, Op, ReaderEventKind, Start
@@ -73,6 +74,12 @@ def _text(value: Any) -> str:
     if type(value) is not str:
         raise ValueError("not a string")
     return value
+
+
+def _location_name(value: Any) -> str:
+    if not is_location_name(_text(value)):
+        raise ValueError(f"not a location: printable text of 1 to {LOCATION_BYTES_MAX} bytes")
+    return str(value)
 
 
 def _map(value: Any) -> dict[str, Any]:
@@ -144,6 +151,7 @@ U16 = _integer("u16", 0, 2**16 - 1)
 COUNT = _integer("count", 1, 2**31 - 1)
 BOOL = Kind("bool", _flag)
 TEXT = Kind("str", _text)
+LOCATION_NAME = Kind("location", _location_name)
 INCARNATION = Kind("incarnation", _incarnation)
 MAP = Kind("map", _map)
 LIMITS = Kind("map of u63", _limits)
@@ -244,9 +252,9 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
             ("incarnation", INCARNATION),
             ("segment", U63),
             ("store", TEXT),
-            ("location", TEXT),
+            ("location", LOCATION_NAME),
             ("to_store", TEXT),
-            ("to_location", TEXT),
+            ("to_location", LOCATION_NAME),
         ),
     ),
     Op.GET_INCARNATION: (proxy.GetIncarnation, (("request", U63), ("stream", TEXT))),
@@ -449,9 +457,9 @@ def _parts(body: memoryview) -> tuple[tuple[str, int], ...]:
     if type(value) is not list:
         raise ValueError("parts are not an array")
     for part in value:
-        if type(part) is not list or len(part) != 2 or type(part[0]) is not str:
+        if type(part) is not list or len(part) != 2:
             raise ValueError("a part is not [location, last entry]")
-    return tuple((name, U63.check(last)) for name, last in value)
+    return tuple((LOCATION_NAME.check(name), U63.check(last)) for name, last in value)
 
 
 def _as_it_is(body: memoryview) -> Buffer:

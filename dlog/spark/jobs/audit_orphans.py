@@ -18,6 +18,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 from dlog.errors import DamagedError, DLogError, LedgerNotFoundError, UnsupportedVersionError
 from dlog.io.clock import SYSTEM_CLOCK
@@ -159,11 +160,12 @@ async def _collect(metadata: ZooKeeperMetadata, namespace: str, named: _Named) -
 
 
 async def _collect_beside(metadata: ZooKeeperMetadata, path: str, prefix: str, named: _Named) -> None:
-    """Collect locations: what follows the last `-` of names two levels below this znode that begin with the prefix."""
+    """Collect locations: what follows the last `-` of names two levels below this znode that begin with the prefix, as
+    `escape_name` encodes it."""
     for one in await _children(metadata, path):
         for name in await _children(metadata, f"{path}/{one}"):
             if name.startswith(prefix):
-                named.names.add(name.rpartition("-")[2])
+                named.names.add(unquote(name.rpartition("-")[2]))
 
 
 async def _children(metadata: ZooKeeperMetadata, path: str) -> list[str]:

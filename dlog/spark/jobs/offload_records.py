@@ -17,9 +17,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from urllib.parse import quote
 
 from dlog.errors import DamagedError, MetadataUnavailableError
+from dlog.io.zookeeper_layout import escape_name
 from dlog.io.zookeeper_protocol import (
     ANY_VERSION,
     Create,
@@ -147,7 +147,7 @@ class OffloadRecords:
             return ()
 
     def _path(self, record: Record) -> str:
-        name = f"{record.number:018d}-{quote(record.store, safe='')}-{quote(record.name, safe='')}"
+        name = f"{record.number:018d}-{escape_name(record.store)}-{escape_name(record.name)}"
         return f"{self._root}/{record.stream}/{name}"
 
     def _marker(self, stream: str, name: str) -> str:

@@ -16,7 +16,7 @@ from functools import partial
 import pytest
 
 from dlog.errors import InvalidRequestError
-from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
+from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName, is_location_name
 from dlog.stores.contract import (
     STAGE,
     EntryTooLargeError,
@@ -212,6 +212,7 @@ class StoreContract:
         one, two = await stores(), await stores()
         runs = [await self._run(store) for store in (one, two, one, two)]
         assert len({run.ref.name for run in runs}) == 4
+        assert all(is_location_name(run.ref.name) for run in runs)
         listed = [place async for place in one.list()]
         assert {run.ref.name for run in runs} <= set(listed)
         assert len(listed) == len(set(listed))

@@ -17,7 +17,7 @@ from dlog.model.ids import SegmentNumber, StreamName, Txid
 from dlog.model.segment import Location, Segment, StreamKey, StreamMetadata
 from dlog.model.sink import SinkBatch, SinkRecord
 from dlog.spark.cluster_connection import Cluster
-from dlog.spark.stages import UNNUMBERED, Staged, offer, sweep
+from dlog.spark.stages import UNNUMBERED, Staged, offer, stage_path, sweep
 from dlog.stores.contract import SegmentRef
 
 DONE = SinkBatch("sink", 1, "q", 5)
@@ -123,6 +123,19 @@ def test_stages_are_deleted_from_the_store_that_they_name_and_stay_if_it_is_not_
     tree = Tree(nodes, KNOWN)
     assert tree.sweep() == 2
     assert (tree.deleted, tree.nodes) == ([f"file {FILE}", "7"], {"stage-a1": in_store("other")})
+
+
+def test_a_stage_may_have_any_location() -> None:
+    name = "region-7/t@4-%/."
+    path = stage_path("/ns", "sink", name)
+    assert path.count("/") == 4
+    znode = path.rpartition("/")[2]
+    tree = Tree({znode: in_store("file")}, KNOWN)
+    assert tree.sweep() == 1
+    assert tree.deleted == [f"file {name}"]
+    listed = Tree({znode: in_store("file")}, listing(KNOWN, name, "file"))
+    assert listed.sweep() == 0
+    assert (listed.deleted, listed.nodes) == ([], {})
 
 
 def test_a_stage_in_files_that_became_a_segment_stays() -> None:

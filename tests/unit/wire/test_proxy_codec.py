@@ -39,6 +39,7 @@ PLAIN = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=6,
 )
+LOCATION = st.text(min_size=1, max_size=128).filter(str.isprintable)
 BY_KIND: dict[str, st.SearchStrategy[Any]] = {
     "u63": U63,
     "u63 or nil": st.none() | U63,
@@ -49,6 +50,7 @@ BY_KIND: dict[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(),
     "str": TEXT,
     "str or nil": st.none() | TEXT,
+    "location": LOCATION,
     "incarnation": st.text("0123456789abcdefXYZ", min_size=1, max_size=64),
     "map": st.dictionaries(TEXT, PLAIN, max_size=3),
     "map of u63": st.dictionaries(TEXT, U63, max_size=3),
@@ -70,7 +72,7 @@ def messages(draw: st.DrawFn) -> Message:
     elif op is Op.SINK_WRITE:
         values["body"] = draw(st.binary(max_size=100))
     elif op is Op.IMPORT_SEGMENTS:
-        values["parts"] = tuple(draw(st.lists(st.tuples(TEXT, U63), max_size=5)))
+        values["parts"] = tuple(draw(st.lists(st.tuples(LOCATION, U63), max_size=5)))
     elif op is Op.READ:
         values["start"] = draw(st.sampled_from(Start))
         values["value"] = draw({Start.DLSN: DLSN, Start.TXID: U63, Start.TIME: U63}.get(values["start"], st.none()))
@@ -123,10 +125,20 @@ def test_fields_of_any_kind_end_in_a_message_or_a_protocol_error(op: Op, fields:
         decoded(op, *fields, body=body)
 
 
-@pytest.mark.parametrize("parts", [[["1"]], [["1", -1]], [[1, 1]], ["1"], {}, [["1", 0]] * 1001])
+@pytest.mark.parametrize(
+    "parts", [[["1"]], [["1", -1]], [[1, 1]], ["1"], {}, [["1", 0]] * 1001, [["", 1]], [["é" * 257, 1]], [["a\n", 1]]]
+)
 def test_parts_are_named_with_their_last_entries(parts: Any) -> None:
     with pytest.raises(ProtocolError, match=r"ImportSegments|msgpack"):
         decoded(Op.IMPORT_SEGMENTS, 1, "s", "a1", "", 0, "", 0, None, body=msgpack.packb(parts))
+
+
+@pytest.mark.parametrize("name", ["", "a\x00b", "\n", "a" * 513, "é" * 257])
+def test_a_location_is_up_to_512_bytes_of_printable_text(name: str) -> None:
+    for at, to in ((name, "8"), ("7", name)):
+        with pytest.raises(ProtocolError, match="not a location: printable text of 1 to 512 bytes"):
+            decoded(Op.MOVE_SEGMENT, 1, "s", "a1", 3, "ledger", at, "cold", to)
+    decoded(Op.MOVE_SEGMENT, 1, "s", "a1", 3, "ledger", "7", "cold", "é" * 256)
 
 
 def test_the_store_of_stages_is_left_out_where_they_are_ledgers() -> None:
