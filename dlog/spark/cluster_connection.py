@@ -57,6 +57,18 @@ class Cluster:
             raise MisconfiguredError(f"segments in this store cannot be read here, {hint}: store={name}")
         return found
 
+    def store_for_stages(self, name: str) -> SegmentStore:
+        """The store for stages of a stream that writes to store `name`: that one, else the first that takes stages.
+        Raises MisconfiguredError."""
+        own = self.store(name)
+        for store in (own, *self.stores.values()):
+            if store.capabilities.takes_stages:
+                return store
+        known = ", ".join(self.stores)
+        raise MisconfiguredError(
+            f"a sink cannot write here, none of the stores takes stages, configure another one: stores={known}"
+        )
+
 
 Work = Callable[[Cluster], Awaitable[T]]
 

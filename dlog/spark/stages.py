@@ -1,5 +1,6 @@
 """Stages rows for streams: tasks write segments that no stream lists, registered before the first byte, and swept if
-they are never imported. A stage lies in the store that its stream had when it was begun.
+they are never imported. A stage lies in the store that its stream had when it was begun, or if that takes no stages, in
+the first store that does.
 
 Invariants:
 - what is swept is in no stream's segment list and never will be; `StageSweepRule` in dlog/model/sink.py decides.
@@ -105,13 +106,14 @@ class Stager:
 
     async def _begin(self, stream: str) -> _Stage:
         value = await stream_of(self._cluster, stream)
-        name = value.settings.store
-        writer = await self._cluster.store(name).create(value.name, STAGE, Epoch(0), value.settings.store_settings)
+        store = self._cluster.store_for_stages(value.settings.store)
+        settings = value.settings.store_settings if store.name == value.settings.store else ()
+        writer = await store.create(value.name, STAGE, Epoch(0), settings)
         path = stage_path(self._namespace, self._batch.sink, writer.name)
         told = {"stream": stream, "query": self._batch.query, "batch": self._batch.batch, "unix_ms": unix_ms()}
-        told |= {"epoch": self._batch.epoch, "life": value.incarnation, "store": name}
+        told |= {"epoch": self._batch.epoch, "life": value.incarnation, "store": store.name}
         await self._cluster.metadata.zookeeper.create(path, json.dumps(told).encode(), parents=True)
-        return _Stage(stream, value.incarnation, name, writer, StagePacker(self._batch.producer))
+        return _Stage(stream, value.incarnation, store.name, writer, StagePacker(self._batch.producer))
 
 
 class _Stage:

@@ -111,12 +111,14 @@ class Capabilities:
     the largest entry that the core appends (ENTRY_BYTES_MAX of dlog/wire/entry.py and the envelope). is_written:
     segments can be created here; False where they only arrive by being moved. has_foreign_writers: programs other than
     dlog write here. A fenced one may complete its segment in the list at a wrong end, so a new owner asks the store.
+    takes_stages: a program may write a segment under the number STAGE here, for a stream that imports it later.
     """
 
     visible_is_final: bool
     entry_bytes_max: int
     is_written: bool = True
     has_foreign_writers: bool = False
+    takes_stages: bool = True
 
 
 #: of a store that this process does not know

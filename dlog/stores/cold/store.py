@@ -74,7 +74,9 @@ class ColdStore:
     settings = SettingsSchema(NAME)
 
     def __init__(self, objects: Objects, options: ColdOptions | None = None) -> None:
-        self.capabilities = Capabilities(visible_is_final=True, entry_bytes_max=ENTRY_BYTES_MAX, is_written=False)
+        self.capabilities = Capabilities(
+            visible_is_final=True, entry_bytes_max=ENTRY_BYTES_MAX, is_written=False, takes_stages=False
+        )
         self.objects = objects
         self.options = options or ColdOptions()
         self._roots = self.options.allowed()

@@ -1,20 +1,24 @@
-"""What a sink reads from the log itself: whether a batch is in it, in whatever store its segments are."""
+"""Tests what a sink reads from the log (whether a batch is in it, in any store) and in which store it stages."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
+
+import pytest
 
 from dlog.errors import ProducerUnknownError
 from dlog.log.staging import StagedSet, StagePacker
 from dlog.machine import Versioned
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName, Txid
-from dlog.model.segment import Segment, StreamKey, StreamMetadata
+from dlog.model.segment import Segment, StreamKey, StreamMetadata, StreamSettings
 from dlog.model.sink import SinkBatch, SinkRecord
 from dlog.spark.cluster_connection import Cluster
 from dlog.spark.publishing import _Publishing
-from dlog.stores.contract import SegmentRef
+from dlog.spark.stages import Staged, Stager
+from dlog.stores.contract import MisconfiguredError, SegmentRef
 from dlog.wire.entry import build_record_set
 from tests.memory_store import MemoryStore
 
@@ -76,3 +80,42 @@ async def test_a_batch_is_found_in_a_segment_that_is_moved_while_it_is_looked_fo
     await log.hot.delete(SegmentRef(NAME, SegmentNumber(1), place))
     log.on_read = lambda: log.list("cold", cold)
     assert await log.is_in_log()
+
+
+class Registry:
+    """Metadata of one stream that writes to the store `first`, and the registrations of its stages."""
+
+    def __init__(self) -> None:
+        self.zookeeper = self
+        self.registered: dict[str, Any] = {}
+
+    async def read(self, key: StreamKey) -> Versioned:
+        return Versioned(StreamMetadata(name=key.stream, settings=StreamSettings(store="first")), 1)
+
+    async def create(self, path: str, data: bytes, *, parents: bool) -> None:
+        self.registered[path] = json.loads(data)
+
+
+async def _stage(*takes_stages: bool) -> tuple[Staged, Registry, list[MemoryStore]]:
+    registry, stores = Registry(), [MemoryStore() for _ in takes_stages]
+    for store, name, takes in zip(stores, ("first", "second", "third"), takes_stages, strict=False):
+        store.name = name
+        store.capabilities = replace(store.capabilities, takes_stages=takes)
+    cluster = Cluster(cast(Any, registry), cast(Any, None), {store.name: cast(Any, store) for store in stores})
+    stager = Stager(cluster, "/ns", BATCH)
+    await stager.entry(NAME, [StagedSet(0, 1, build_record_set([b"row"]))], has_own_txids=False)
+    (staged,) = await stager.finish()
+    return staged, registry, stores
+
+
+async def test_stages_lie_in_the_first_store_that_takes_them() -> None:
+    for takes_stages, store in (((True, True), 0), ((False, True, True), 1), ((False, False, True), 2)):
+        staged, registry, stores = await _stage(*takes_stages)
+        assert staged.store == stores[store].name
+        assert [len(one.state.segments) for one in stores] == [int(one is stores[store]) for one in stores]
+        assert [told["store"] for told in registry.registered.values()] == [staged.store]
+
+
+async def test_a_sink_needs_a_store_that_takes_stages() -> None:
+    with pytest.raises(MisconfiguredError, match=r"none of the stores takes stages.*stores=first, second"):
+        await _stage(False, False)
