@@ -6,6 +6,7 @@ Invariants:
   Entries above the end are gone, even if a reader saw them.
 - A decision is durable before it is answered.
 - A writer belongs to the connection that created its segment, and ends with it.
+- A store may answer late, in order: what is durable is so before its writer hears of it.
 - A message that the network delivers twice is handled once. Segment numbers are used again, so a late copy would
   otherwise be taken for a message to the writer of another location.
 """
@@ -34,8 +35,9 @@ from dlog.log.messages import (
     SegmentSealed,
     StageExamined,
     StoreFailed,
+    StoreReply,
 )
-from dlog.machine import Effect, Fact, PeerLost, Persist, Persisted, Received, Send
+from dlog.machine import Effect, Fact, PeerLost, Persist, Persisted, Received, Send, SetTimer, TimerFired
 from dlog.model.ids import EntryId, SegmentNumber
 from dlog.model.segment import Location
 from dlog.stores.contract import (
@@ -115,6 +117,7 @@ class StoreModel:
         self.on_delete: Callable[[Location], None] | None = None  # the segment there was deleted
         self.too_small = 0.0  # share of creations that find too few members
         self.is_curt = False  # a fenced writer gets no answer for entries under way, kept or not
+        self.latency_s: Mapping[str, float] = {}  # by store, of each reply; 0 if it is not named
         self._rng = rng
         self._seed = len(durable)
         self._stores = stores
@@ -123,6 +126,8 @@ class StoreModel:
         self._done = 0
         self._asked = 0
         self._created: Counter[str] = Counter()  # by store
+        self._late: dict[int, Send] = {}  # replies that wait, by number
+        self._late_replies = 0
         self._heard: dict[int, Any] = {}  # by id(): the messages themselves, so that no id is given out twice
         for token, data in durable:
             self._redo(data)
@@ -137,6 +142,8 @@ class StoreModel:
                     if segment.writer == peer:
                         segment.writer = ""
                 return []
+            case TimerFired(("reply", int() as number)):
+                return [self._late.pop(number)]
             case Persisted(upto):
                 effects: list[Effect] = []
                 for token in range(self._done + 1, upto + 1):
@@ -188,7 +195,7 @@ class StoreModel:
 
         def created() -> list[Effect]:
             self.segments[location].writer = peer
-            return [Send(peer, SegmentCreated(message.number, location))]
+            return self._reply(location, peer, SegmentCreated(message.number, location))
 
         self.segments[location] = StoredSegment(location, message.number)
         return self._persist(("create", location, message.number), created)
@@ -219,7 +226,7 @@ class StoreModel:
         if segment.end is not None and entry > segment.end:
             return []
         segment.confirmed = max(segment.confirmed, entry)
-        return [Send(peer, EntryAppended(SegmentNumber(segment.number), EntryId(entry)))]
+        return self._reply(segment.location, peer, EntryAppended(SegmentNumber(segment.number), EntryId(entry)))
 
     def _recover(self, peer: str, message: RecoverSegment) -> list[Effect]:
         segment = self.segments.get(message.segment.location)
@@ -259,7 +266,7 @@ class StoreModel:
     def _ended(self, peer: str, segment: StoredSegment, reply: Any) -> list[Effect]:
         assert segment.end is not None
         segment.confirmed, segment.is_final = segment.end, True
-        return [Send(peer, reply)]
+        return self._reply(segment.location, peer, reply)
 
     def _read(self, peer: str, message: ReadEntries) -> list[Effect]:
         segment = self.segments.get(message.segment.location)
@@ -269,13 +276,23 @@ class StoreModel:
         payloads = tuple(segment.payloads[message.first : last + 1])
         if not payloads:
             return [Send(peer, StoreFailed(message, StoreUnavailableError("not there yet")))]
-        return [Send(peer, EntriesRead(message.segment.number, segment.location, message.first, payloads))]
+        reply = EntriesRead(message.segment.number, segment.location, message.first, payloads)
+        return self._reply(segment.location, peer, reply)
 
     def _delete(self, peer: str, location: Location) -> list[Effect]:
         self._redo(("delete", location))
         if self.on_delete is not None:
             self.on_delete(location)
-        return [Send(peer, SegmentDeleted(location))]
+        return self._reply(location, peer, SegmentDeleted(location))
+
+    def _reply(self, at: Location, peer: str, reply: StoreReply) -> list[Effect]:
+        """Send a reply, after the latency of its store; in order, as all replies of a store wait equally long."""
+        latency_s = self.latency_s.get(at.store, 0.0)
+        if not latency_s:
+            return [Send(peer, reply)]
+        self._late_replies += 1
+        self._late[self._late_replies] = Send(peer, reply)
+        return [SetTimer(("reply", self._late_replies), latency_s)]
 
     # ---- state ------------------------------------------------------------------------------------------------------
 

@@ -211,6 +211,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         config |= {"final": False, "segment_bytes": rng.choice((100, 300)), "batches": 30}
         config |= {"offloads": sorted(rng.uniform(0, duration * 1.3) for _ in range(rng.choice((0, 8, 20))))}
         config |= {"imports": sorted(rng.uniform(0, duration) for _ in range(rng.choice((0, 4, 8))))}
+        config["slow_s"] = rng.choice((0.0, 0.0, 0.1, 0.3))  # latency of the store FILE
     if style == "clocks":
         config["strangers"] = [rng.uniform(0, duration)] if rng.random() < 0.3 else []
     if style == "sink":
@@ -315,6 +316,7 @@ class StreamWorld:
         made = self.parts.get("store", StoreModel)
         self.store: StoreModel = made(rng, self.sim.disk("store").durable, self.stores)
         self.store.too_small = self.config.get("too_small", 0.0)
+        self.store.latency_s = {FILE: self.config.get("slow_s", 0.0)}
         self.store.is_curt = self.config["style"] == "stranger" and self.plan.seed % 2 == 0
         self.store.on_append = self._appended
         self.store.on_delete = self._deleted
