@@ -1,0 +1,122 @@
+"""Decides which entries of a region's topic count. Readers, recoveries and the writer itself use this one rule.
+
+A topic refuses nothing: batches of a deposed writer, and second copies of batches whose answer was lost, are appended
+like all others. So the order of the topic decides. An owner begins with a fence. Behind it only batches with the
+fence's nonce count, each once and in the order in which they were made. Ending a table (by its writer, or by a
+recovery) makes everything of that table behind it void.
+
+Invariants:
+- The rule depends on the topic's contents alone: all who read to the same offset agree.
+- A writer acknowledges an entry only after it has applied the rule to every offset up to its batch. It knows the offset
+  that its batch gets if no other writer appends anything; only at another offset it must read what lies between.
+- A fence with an epoch that is not higher than the epoch of the fence in force is void. Otherwise a second copy of an
+  old fence would revive its writer.
+- After an unknown outcome a writer begins again with a new fence and a new nonce. What it appended before and does not
+  lie in front of that fence never counts, so its sequence numbers can be given out again.
+
+tests/simulation/region_fencing.py explores every order of events of a small region: two owners, two recoveries, lost
+answers, and batches that land late or twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a table. sequence: its number in the table; the first is 1."""
+
+    table: int
+    sequence: int
+    payload: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Entries that are appended together, all or none. nonce: of the writer's fence. number: of the batch among those
+    made under this nonce; the first is 0."""
+
+    nonce: bytes
+    number: int
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionFence:
+    """Begins the work of one owner. nonce: never used before. epoch: above those of all fences that its owner knows."""
+
+    nonce: bytes
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableEnd:
+    """Ends a table for good, appended by its writer or by a recovery."""
+
+    table: int
+
+
+Item = Batch | RegionFence | TableEnd
+
+
+@dataclass(frozen=True, slots=True)
+class CountingRule:
+    """The rule, as of some offset. epoch, nonce: of the fence in force; 0 and b"" before the first. number: of the
+    batch that counts next. ended: tables that have ended."""
+
+    epoch: int = 0
+    nonce: bytes = b""
+    number: int = 0
+    ended: frozenset[int] = frozenset()
+
+    def after(self, item: Item) -> tuple[CountingRule, tuple[Entry, ...]]:
+        """Apply the rule to the next item of the topic; returns the rule behind it, and which of its entries count."""
+        match item:
+            case RegionFence(nonce, epoch) if epoch > self.epoch:
+                return replace(self, epoch=epoch, nonce=nonce, number=0), ()
+            case TableEnd(table):
+                return replace(self, ended=self.ended | {table}), ()
+            case Batch(nonce, number, entries) if nonce == self.nonce and number == self.number:
+                counting = tuple(entry for entry in entries if entry.table not in self.ended)
+                return replace(self, number=number + 1), counting
+        return self, ()
+
+
+@dataclass(frozen=True, slots=True)
+class RegionWriter:
+    """The writer of a region behind its own fence. rule: applied to all offsets below `expected`. expected: offset of
+    its next batch, if no other writer appends before. Has one batch under way at a time."""
+
+    nonce: bytes
+    rule: CountingRule
+    expected: int
+
+    @property
+    def is_deposed(self) -> bool:
+        """Whether another owner's fence is in force: nothing this writer appends will count."""
+        return self.rule.nonce != self.nonce
+
+    def batch(self, entries: tuple[Entry, ...]) -> Batch:
+        """Make the next batch."""
+        return Batch(self.nonce, self.rule.number, entries)
+
+    def appended(
+        self, batch: Batch, offset: int, others: Iterable[Item] = ()
+    ) -> tuple[RegionWriter, tuple[Entry, ...]]:
+        """The topic answered that `batch` lies at `offset`. others: everything from `expected` to `offset`, without
+        `offset`; it must be read if `offset` is not `expected`. Returns the writer behind the batch and the entries of
+        the batch that count: they are acknowledged, and no others.
+
+        Raises ValueError if the offset is below `expected`: it is not that of this batch, so the outcome is unknown.
+        """
+        if offset < self.expected:
+            raise ValueError(f"a batch cannot lie below the offset that is expected: {offset} < {self.expected}")
+        rule = self.rule
+        counting: list[Entry] = []
+        for item in (*others, batch):
+            rule, entries = rule.after(item)
+            if item == batch:  # a first copy may lie before the one that was answered
+                counting += entries
+        return replace(self, rule=rule, expected=offset + len(batch.entries)), tuple(counting)
