@@ -7,6 +7,7 @@ import os
 from collections import deque
 from typing import Any, TypeVar, cast
 
+from dlog.errors import ProducerUnknownError
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import build_record_set
 from dlog.wire.proxy import (
@@ -179,3 +180,20 @@ class RawProducer:
                         self.raw.heard.remove(heard)
                         return heard
                 await self.raw.more()
+
+
+async def write_from_many(raw: Raw, stream: str, count: int, since: tuple[int, int, int] | None = None) -> None:
+    """Write one batch from each of this many new producers."""
+    producers = []
+    for _ in range(count):
+        producer = RawProducer(raw, stream)
+        producer.since = since
+        producers.append(producer)
+    batches = [producer.batch([b"."]) for producer in producers]
+    raw.say(*batches)
+    answers = [await producer.answer(batch.request) for producer, batch in zip(producers, batches, strict=True)]
+    refused = [answer for answer in answers if isinstance(answer, Failed)]
+    if refused:
+        assert {answer.code for answer in refused} == {ProducerUnknownError.code}
+        last = refused[-1].detail["since"]
+        await write_from_many(raw, stream, len(refused), (last[0], last[1], last[2]))

@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import dlog
-from dlog.errors import ProducerUnknownError
 from dlog.wire.proxy import Create, Failed, Written
 from tests.integration.proxies.house import House
 from tests.integration.proxies.processes import PRODUCERS_MAX, ProxyCluster
-from tests.integration.proxies.raw import Raw, RawProducer
+from tests.integration.proxies.raw import Raw, RawProducer, write_from_many
 
 MEMORY = {"store": "memory"}
-
-
-async def many(raw: Raw, count: int, since: tuple[int, int, int] | None = None) -> None:
-    """Run this many producers of one batch each."""
-    producers = []
-    for _ in range(count):
-        producer = RawProducer(raw, "orders", os.urandom(16))
-        producer.since = since
-        producers.append(producer)
-    batches = [producer.batch([b"."]) for producer in producers]
-    raw.say(*batches)
-    answers = [await producer.answer(batch.request) for producer, batch in zip(producers, batches, strict=True)]
-    refused = [answer for answer in answers if isinstance(answer, Failed)]
-    if refused:
-        assert {answer.code for answer in refused} == {ProducerUnknownError.code}
-        place = refused[-1].detail["since"]
-        await many(raw, len(refused), (place[0], place[1], place[2]))
 
 
 async def test_a_first_batch_held_up_until_its_producer_is_forgotten_is_not_written_twice(house: House) -> None:
@@ -45,7 +26,7 @@ async def test_a_first_batch_held_up_until_its_producer_is_forgotten_is_not_writ
         batch = first.batch([b"once"])
         raw.say(batch)
         assert isinstance(await first.answer(batch.request), Written)
-        await many(raw, PRODUCERS_MAX + 10)
+        await write_from_many(raw, "orders", PRODUCERS_MAX + 10)
         late = RawProducer(raw, "orders", first.producer)
         answer = await late.write([b"once"])
         assert isinstance(answer, Failed)

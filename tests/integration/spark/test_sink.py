@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import uuid
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dlog.client.stream_info import SegmentInfo
-from dlog.errors import LedgerNotFoundError
+from dlog.errors import LedgerNotFoundError, ProducerUnknownError
+from dlog.log.options import OwnerOptions
 from dlog.log.staging import StagedSet
 from dlog.model.sink import SinkBatch
 from dlog.wire.entry import build_record_set
+from dlog.wire.proxy import Failed
+from tests.integration.proxies.raw import Raw, RawProducer, write_from_many
 from tests.integration.spark.lake import Lake
 from tests.integration.spark.test_streaming import PATIENCE_S, fill
 
@@ -229,7 +233,7 @@ def test_what_the_owner_has_forgotten_is_read_in_the_log(lake: Lake, tmp_path: P
     of_cluster = reach(lake.zookeeper, lake.namespace)
     for number in range(3):
         if number == 2:
-            forget_producers(lake, to)
+            forget_producers(lake, to, batch.producer)
         told = of_cluster.ask(lambda cluster: publish(cluster, options, [piece], once=True))
         assert told == {to: 0 if number else 1}
     assert [v for v in values(lake, to) if v == b"once"] == [b"once"]
@@ -237,12 +241,17 @@ def test_what_the_owner_has_forgotten_is_read_in_the_log(lake: Lake, tmp_path: P
     assert of_cluster.ask(lambda cluster: publish(cluster, options, [later], once=True)) == {to: 1}
 
 
-def forget_producers(lake: Lake, stream: str) -> None:
-    """Let this many producers write, so that the first ones are forgotten."""
-    from dlog.log.options import OwnerOptions
+def forget_producers(lake: Lake, stream: str, forgotten: bytes) -> None:
+    """Let as many producers write as an owner remembers, so that an earlier one is forgotten."""
 
-    for number in range(OwnerOptions().producers_max + 1):
-        lake.client.append_once(stream, [b"x"], SinkBatch("crowd", 0, "q", number))
+    async def write(address: str) -> None:
+        async with Raw(address) as raw:
+            await write_from_many(raw, stream, OwnerOptions().producers_max + 1)
+            answer = await RawProducer(raw, stream, forgotten).write([b"not known any more"])
+            assert isinstance(answer, Failed) and answer.code == ProducerUnknownError.code
+
+    (owner,) = (owner for owner in lake.client.owners() if owner.stream == stream)
+    asyncio.run(write(owner.location))
 
 
 @pytest.mark.parametrize(
