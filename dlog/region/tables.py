@@ -1,0 +1,124 @@
+"""What is known of the tables of a region: RegionMeta and TableMeta of the design it follows (HoraeDB's WAL on Kafka).
+
+Invariants:
+- sequences of a table are dense, from 1 on;
+- a mapping is a floor: the record of a sequence lies at the offset that `floor` returns or behind it;
+- no record at or above the mark of its table lies below `safe_offset`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from dlog.errors import DamagedError, InvalidRequestError
+from dlog.wire.region import RegionSnapshot, TableSnapshot
+
+MAP_EVERY = 64  # records from one mapped sequence to the next,
+MAP_EVERY_BYTES = 256 * 1024  # or bytes, whatever is reached first
+
+
+@dataclass(slots=True)
+class TableMeta:
+    """One table. next_seq_num: of its next record. latest_marked_deleted: every sequence below may be deleted.
+    current_high_watermark: the offset behind its last record. seq_offset_mapping: some sequences at or above the mark,
+    and the last mapped one below it, unless the mark itself is mapped; ascending."""
+
+    next_seq_num: int = 1
+    latest_marked_deleted: int = 0
+    current_high_watermark: int = 0
+    seq_offset_mapping: dict[int, int] = field(default_factory=dict)
+    _bytes: int = 0  # since the last mapped record
+
+    @property
+    def is_all_deleted(self) -> bool:
+        """Whether every record is marked as deleted, or there never was one."""
+        return self.latest_marked_deleted == self.next_seq_num or self.next_seq_num == 1
+
+    def floor(self, sequence: int) -> int:
+        """An offset at or before the record of this sequence, which must not be below the mark; 0 if none is known."""
+        sequences = list(self.seq_offset_mapping)
+        index = bisect_right(sequences, sequence)
+        return self.seq_offset_mapping[sequences[index - 1]] if index else 0
+
+    def add(self, sequence: int, offset: int, size: int, *, map_every: int = MAP_EVERY) -> None:
+        """Note a record of `size` bytes that counts. Raises DamagedError if it is not the next one."""
+        if sequence != self.next_seq_num or offset < self.current_high_watermark:
+            raise DamagedError(
+                f"the records of a table are not in order: sequence={sequence} expected={self.next_seq_num} "
+                f"offset={offset} behind={self.current_high_watermark}"
+            )
+        mapping = self.seq_offset_mapping
+        last = next(reversed(mapping), None)
+        self._bytes += size
+        if last is None or sequence - last >= map_every or self._bytes >= MAP_EVERY_BYTES:
+            mapping[sequence] = offset
+            self._bytes = 0
+        self.next_seq_num = sequence + 1
+        self.current_high_watermark = offset + 1
+
+    def mark_deleted(self, below: int) -> None:
+        """Mark everything below this sequence as deletable. Raises InvalidRequestError: beyond the next record, or
+        below an earlier mark."""
+        if not self.latest_marked_deleted <= below <= self.next_seq_num:
+            raise InvalidRequestError(
+                f"a mark lies between the last mark and the next record: below={below} "
+                f"last_mark={self.latest_marked_deleted} next={self.next_seq_num}"
+            )
+        self.latest_marked_deleted = below
+        if self.is_all_deleted:
+            self.seq_offset_mapping.clear()
+            return
+        sequences = list(self.seq_offset_mapping)
+        for sequence in sequences[: max(0, bisect_right(sequences, below) - 1)]:
+            del self.seq_offset_mapping[sequence]
+
+
+class RegionMeta:
+    """The tables of one region, by id."""
+
+    def __init__(self, *, map_every: int = MAP_EVERY) -> None:
+        self.tables: dict[int, TableMeta] = {}
+        self._map_every = map_every
+
+    def add(self, table: int, sequence: int, offset: int, size: int) -> None:
+        """See TableMeta.add."""
+        found = self.tables.get(table)
+        if found is None:
+            found = self.tables[table] = TableMeta()
+        found.add(sequence, offset, size, map_every=self._map_every)
+
+    def next_seq_num(self, table: int) -> int:
+        """The sequence of the table's next record."""
+        found = self.tables.get(table)
+        return 1 if found is None else found.next_seq_num
+
+    @property
+    def safe_offset(self) -> int:
+        """Everything below this offset may be deleted: the least first live offset of all tables; with no live record
+        the offset behind the last one."""
+        live = [t.floor(max(1, t.latest_marked_deleted)) for t in self.tables.values() if not t.is_all_deleted]
+        return min(live) if live else max((t.current_high_watermark for t in self.tables.values()), default=0)
+
+    def table_snapshots(self) -> tuple[TableSnapshot, ...]:
+        """The tables as a snapshot has them."""
+        return tuple(
+            TableSnapshot(
+                table,
+                meta.next_seq_num,
+                meta.latest_marked_deleted,
+                meta.current_high_watermark,
+                tuple(meta.seq_offset_mapping.items()),
+            )
+            for table, meta in self.tables.items()
+        )
+
+    @classmethod
+    def restored(cls, snapshot: RegionSnapshot, *, map_every: int = MAP_EVERY) -> RegionMeta:
+        """The tables as they were when the snapshot was made."""
+        made = cls(map_every=map_every)
+        for t in snapshot.tables:
+            made.tables[t.table] = TableMeta(
+                t.next_seq_num, t.latest_marked_deleted, t.current_high_watermark, dict(t.mapping)
+            )
+        return made

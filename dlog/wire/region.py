@@ -1,0 +1,214 @@
+"""Records and snapshots of a region: a write-ahead log of many tables in a topic.
+
+    key:                  kind u8 | region u64 | table u64 | sequence u64 | version u8
+    value, version 0:     version u8 | payload
+    value, version 1:     version u8 | epoch u64 | nonce 16 | batch u64 | position u32 | count u32 | crc32c u32
+                          | payload
+    snapshot, version 1:  version u8 | crc32c u32 | msgpack [offset, epoch, nonce, number, [ended table, ...],
+                              [[table, next, deleted below, high watermark, [sequence, offset, ...]], ...]]
+
+Big-endian. The checksum covers the key and the value but itself; that of a snapshot all behind it. Version 0 is
+HoraeDB's format, of entries only: without a nonce, a deposed writer's records cannot be told from others.
+Source of version 0: HoraeDB, `wal/src/kv_encoder.rs`.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import msgpack
+
+from dlog.errors import DamagedError, UnsupportedVersionError
+from dlog.wire.digest import crc32c
+
+Buffer = bytes | bytearray | memoryview
+
+NONCE_BYTES = 16
+TABLES_MAX = 1_000_000  # of a snapshot
+KEY = struct.Struct(">BQQQB")
+_HEAD = struct.Struct(f">BQ{NONCE_BYTES}sQII")
+_CRC = struct.Struct(">I")
+_SNAPSHOT_HEAD = struct.Struct(">BI")
+_U64_END = 1 << 64
+
+
+class RecordKind(enum.IntEnum):
+    """First byte of a key."""
+
+    ENTRY = 1
+    FENCE = 2  # begins the work of an owner
+    TABLE_END = 3
+    CHECKPOINT = 4  # the payload is a snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionRecord:
+    """One record. table, sequence: 0 in records of the whole region. epoch, nonce: of the owner that appended it; a
+    TABLE_END may come from another process. batch: its number under this nonce. position: in the batch, 0-based; count:
+    records of the batch. In version 0 the fields from epoch to count have their defaults."""
+
+    kind: RecordKind
+    region: int
+    table: int = 0
+    sequence: int = 0
+    payload: Buffer = b""
+    epoch: int = 0
+    nonce: bytes = bytes(NONCE_BYTES)
+    batch: int = 0
+    position: int = 0
+    count: int = 1
+    version: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TableSnapshot:
+    """A table in a snapshot. mapping: pairs of a sequence and the offset of its record, ascending."""
+
+    table: int
+    next_seq_num: int
+    latest_marked_deleted: int
+    current_high_watermark: int
+    mapping: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RegionSnapshot:
+    """The state of a region behind all offsets below `offset`. epoch, nonce, number, ended: of the rule in
+    dlog/region/counting.py."""
+
+    offset: int
+    epoch: int = 0
+    nonce: bytes = b""
+    number: int = 0
+    ended: tuple[int, ...] = ()
+    tables: tuple[TableSnapshot, ...] = ()
+
+
+# ---- records --------------------------------------------------------------------------------------------------------
+
+
+def encode_record(record: RegionRecord) -> tuple[bytes, bytes]:
+    """Encode a record as key and value. Raises ValueError for a number out of range, and for anything but an entry in
+    version 0."""
+    version = record.version
+    try:
+        key = KEY.pack(record.kind, record.region, record.table, record.sequence, version)
+        if version == 0 and record.kind is RecordKind.ENTRY:
+            return key, b"\0" + bytes(record.payload)
+        if version != 1 or len(record.nonce) != NONCE_BYTES:
+            raise ValueError(f"no such record: kind={record.kind.name} version={version} nonce={record.nonce.hex()}")
+        head = _HEAD.pack(version, record.epoch, record.nonce, record.batch, record.position, record.count)
+    except struct.error as error:
+        raise ValueError(f"a number does not fit into its field: {error}") from None
+    crc = crc32c(record.payload, crc32c(head, crc32c(key)))
+    return key, b"".join((head, _CRC.pack(crc), record.payload))
+
+
+def decode_record(key: Buffer, value: Buffer) -> RegionRecord:
+    """Decode a record. Raises DamagedError, UnsupportedVersionError."""
+    if len(key) != KEY.size or not value:
+        raise DamagedError(f"not a record of a region: key_bytes={len(key)} value_bytes={len(value)}")
+    number, region, table, sequence, version = KEY.unpack(key)
+    if version > 1 or value[0] > 1:
+        raise UnsupportedVersionError(
+            f"the record's format is newer than this release: version={max(version, value[0])}"
+        )
+    try:
+        kind = RecordKind(number)
+    except ValueError:
+        raise DamagedError(f"not a kind of record: kind={number}") from None
+    if version != value[0] or (version == 0 and kind is not RecordKind.ENTRY):
+        raise DamagedError(f"key and value do not fit: kind={number} version={version} value_version={value[0]}")
+    view = memoryview(value)
+    if version == 0:
+        return RegionRecord(
+            kind=kind, region=region, table=table, sequence=sequence, payload=bytes(view[1:]), version=0
+        )
+    start = _HEAD.size + _CRC.size
+    if len(value) < start:
+        raise DamagedError(f"the record's value is cut short: bytes={len(value)}")
+    (crc,) = _CRC.unpack_from(view, _HEAD.size)
+    payload = view[start:]
+    if crc32c(payload, crc32c(view[: _HEAD.size], crc32c(key))) != crc:
+        raise DamagedError(f"the record's checksum does not match: table={table} sequence={sequence}")
+    _, epoch, nonce, batch, position, count = _HEAD.unpack_from(view)
+    if position >= count:
+        raise DamagedError(f"the record is not in its batch: position={position} count={count}")
+    return RegionRecord(
+        kind=kind,
+        region=region,
+        table=table,
+        sequence=sequence,
+        payload=bytes(payload),
+        epoch=epoch,
+        nonce=nonce,
+        batch=batch,
+        position=position,
+        count=count,
+    )
+
+
+# ---- snapshots ------------------------------------------------------------------------------------------------------
+
+
+def encode_snapshot(snapshot: RegionSnapshot) -> bytes:
+    """Encode a snapshot. Raises ValueError for a number out of range."""
+    tables = [
+        (
+            t.table,
+            t.next_seq_num,
+            t.latest_marked_deleted,
+            t.current_high_watermark,
+            [n for at in t.mapping for n in at],
+        )
+        for t in snapshot.tables
+    ]
+    fields = (snapshot.offset, snapshot.epoch, snapshot.nonce, snapshot.number, snapshot.ended, tables)
+    try:
+        packed: bytes = msgpack.packb(fields)
+    except OverflowError as error:
+        raise ValueError(f"a number does not fit into its field: {error}") from None
+    return _SNAPSHOT_HEAD.pack(1, crc32c(packed)) + packed
+
+
+def decode_snapshot(data: Buffer) -> RegionSnapshot:
+    """Decode a snapshot. Raises DamagedError, UnsupportedVersionError."""
+    if len(data) < _SNAPSHOT_HEAD.size:
+        raise DamagedError(f"the snapshot is cut short: bytes={len(data)}")
+    version, crc = _SNAPSHOT_HEAD.unpack_from(data)
+    if version != 1:
+        raise UnsupportedVersionError(f"the snapshot's format is not known to this release: version={version}")
+    packed = memoryview(data)[_SNAPSHOT_HEAD.size :]
+    if crc32c(packed) != crc:
+        raise DamagedError("the snapshot's checksum does not match")
+    try:
+        offset, epoch, nonce, number, ended, tables = msgpack.unpackb(packed, max_array_len=TABLES_MAX)
+        if type(nonce) is not bytes or len(nonce) not in (0, NONCE_BYTES):
+            raise ValueError("not a nonce")
+        return RegionSnapshot(
+            _u64(offset), _u64(epoch), nonce, _u64(number), tuple(map(_u64, ended)), tuple(map(_table, tables))
+        )
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise DamagedError(f"the snapshot is not valid: {error}") from None
+
+
+def _table(value: Any) -> TableSnapshot:
+    table, next_seq_num, deleted, watermark, flat = value
+    numbers = tuple(map(_u64, flat))
+    mapping = tuple(zip(numbers[::2], numbers[1::2], strict=True))
+    if any(one[0] >= other[0] or one[1] > other[1] for one, other in pairwise(mapping)):
+        raise ValueError("a mapping is not in order")
+    made = TableSnapshot(_u64(table), _u64(next_seq_num), _u64(deleted), _u64(watermark), mapping)
+    if made.next_seq_num == 0 or made.latest_marked_deleted > made.next_seq_num:
+        raise ValueError("a table's numbers contradict each other")
+    return made
+
+
+def _u64(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _U64_END:
+        raise ValueError("not an unsigned 64-bit integer")
+    return value

@@ -1,0 +1,110 @@
+"""Tests the metadata of a region: the example of the design with its numbers, and a model that keeps every offset."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from dlog.errors import DamagedError, InvalidRequestError
+from dlog.region.tables import MAP_EVERY, MAP_EVERY_BYTES, RegionMeta, TableMeta
+from dlog.wire.region import RegionSnapshot, TableSnapshot, decode_snapshot, encode_snapshot
+
+TABLE = 7
+
+
+def test_the_example_of_the_design() -> None:
+    """A snapshot at high watermark 64, and the records from 64 to 100."""
+    kept = RegionSnapshot(64, tables=(TableSnapshot(TABLE, 5, 2, 32, ((2, 16), (3, 16), (4, 31))),))
+    region = RegionMeta.restored(decode_snapshot(encode_snapshot(kept)), map_every=1)
+    for sequence, offset in ((5, 72), (6, 81), (7, 90)):
+        region.add(TABLE, sequence, offset, 100)
+    table = region.tables[TABLE]
+    assert table.next_seq_num == 8
+    assert table.latest_marked_deleted == 2
+    assert table.seq_offset_mapping == {2: 16, 3: 16, 4: 31, 5: 72, 6: 81, 7: 90}
+    assert table.current_high_watermark == 91, "behind the last record; the figure of the design leaves it at 32"
+    assert region.safe_offset == 16
+    table.mark_deleted(5)
+    assert table.seq_offset_mapping == {5: 72, 6: 81, 7: 90}
+    assert region.safe_offset == 72
+
+
+def test_a_mapping_is_sparse_by_records_and_by_bytes() -> None:
+    table = TableMeta()
+    for sequence in range(1, 201):
+        table.add(sequence, sequence + 1000, 10)
+    assert list(table.seq_offset_mapping) == [1, 1 + MAP_EVERY, 1 + 2 * MAP_EVERY, 1 + 3 * MAP_EVERY]
+    big = TableMeta()
+    for sequence in range(1, 10):
+        big.add(sequence, sequence, MAP_EVERY_BYTES // 2)
+    assert list(big.seq_offset_mapping) == [1, 3, 5, 7, 9]
+
+
+@pytest.mark.parametrize("below", [4, 12, 0])
+def test_a_mark_backwards_or_beyond_the_next_record_is_refused(below: int) -> None:
+    table = TableMeta()
+    for sequence in range(1, 11):
+        table.add(sequence, sequence, 1)
+    table.mark_deleted(5)
+    with pytest.raises(InvalidRequestError, match="last_mark=5 next=11"):
+        table.mark_deleted(below)
+    assert table.latest_marked_deleted == 5
+    table.mark_deleted(5)
+    table.mark_deleted(11)
+    assert table.is_all_deleted
+
+
+@pytest.mark.parametrize(("sequence", "offset"), [(2, 9), (4, 9), (3, 4)])
+def test_records_out_of_order_are_damage(sequence: int, offset: int) -> None:
+    table = TableMeta()
+    table.add(1, 3, 1)
+    table.add(2, 4, 1)
+    with pytest.raises(DamagedError, match="expected=3"):
+        table.add(sequence, offset, 1)
+    table.add(3, 5, 1)
+
+
+def test_an_empty_region_and_one_in_which_all_is_deleted() -> None:
+    region = RegionMeta()
+    assert region.safe_offset == 0
+    for sequence in range(1, 4):
+        region.add(TABLE, sequence, sequence, 1)
+        region.add(8, sequence, sequence + 10, 1)
+    region.tables[TABLE].mark_deleted(4)
+    assert region.safe_offset == 11
+    region.tables[8].mark_deleted(4)
+    assert region.safe_offset == 14, "behind the last record"
+    region.add(TABLE, 4, 20, 1)
+    assert region.safe_offset == 20
+    assert region.next_seq_num(9) == 1
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_floor_is_never_behind_its_record_and_nothing_live_is_below_the_safe_offset(seed: int) -> None:
+    rng = random.Random(seed)
+    region = RegionMeta(map_every=rng.choice((1, 3, 64)))
+    places: dict[int, dict[int, int]] = {table: {} for table in range(4)}  # by table: the offset of each sequence
+    offset = 0
+    for _ in range(rng.choice((20, 400))):
+        table = rng.randrange(4)
+        if rng.random() < 0.1 and table in region.tables:
+            meta = region.tables[table]
+            meta.mark_deleted(rng.randint(meta.latest_marked_deleted, meta.next_seq_num))
+        elif rng.random() < 0.05:
+            region = RegionMeta.restored(
+                decode_snapshot(encode_snapshot(RegionSnapshot(offset, tables=region.table_snapshots()))),
+                map_every=rng.choice((1, 3, 64)),
+            )
+        else:
+            offset += rng.choice((1, 1, 5))
+            sequence = region.next_seq_num(table)
+            assert sequence == len(places[table]) + 1
+            region.add(table, sequence, offset, rng.choice((1, MAP_EVERY_BYTES)))
+            places[table][sequence] = offset
+        live = []
+        for number, meta in region.tables.items():
+            for sequence in range(max(1, meta.latest_marked_deleted), meta.next_seq_num):
+                assert meta.floor(sequence) <= places[number][sequence]
+                live.append(places[number][sequence])
+        assert region.safe_offset <= min(live, default=offset + 1)

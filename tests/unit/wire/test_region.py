@@ -1,0 +1,183 @@
+"""Tests records and snapshots of regions: the bytes, every cut and every flipped bit, and other versions."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from dataclasses import replace
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlog.errors import DamagedError, UnsupportedVersionError
+from dlog.wire.digest import crc32c
+from dlog.wire.region import (
+    NONCE_BYTES,
+    RecordKind,
+    RegionRecord,
+    RegionSnapshot,
+    TableSnapshot,
+    decode_record,
+    decode_snapshot,
+    encode_record,
+    encode_snapshot,
+)
+
+U64 = st.integers(0, 2**64 - 1)
+RECORD = RegionRecord(
+    kind=RecordKind.ENTRY,
+    region=3,
+    table=7,
+    sequence=9,
+    payload=b"payload",
+    epoch=2,
+    nonce=b"n" * NONCE_BYTES,
+    batch=5,
+    position=1,
+    count=4,
+)
+SNAPSHOT = RegionSnapshot(
+    64,
+    2,
+    b"n" * NONCE_BYTES,
+    6,
+    (4,),
+    (TableSnapshot(7, 5, 2, 32, ((2, 16), (3, 16), (4, 31))), TableSnapshot(8, 1, 0, 0)),
+)
+
+
+@st.composite
+def records(draw: st.DrawFn) -> RegionRecord:
+    count = draw(st.integers(1, 2**32 - 1))
+    return RegionRecord(
+        kind=draw(st.sampled_from(RecordKind)),
+        region=draw(U64),
+        table=draw(U64),
+        sequence=draw(U64),
+        payload=draw(st.binary(max_size=50)),
+        epoch=draw(U64),
+        nonce=draw(st.binary(min_size=NONCE_BYTES, max_size=NONCE_BYTES)),
+        batch=draw(U64),
+        position=draw(st.integers(0, count - 1)),
+        count=count,
+    )
+
+
+@given(records())
+def test_records_read_back(record: RegionRecord) -> None:
+    assert decode_record(*encode_record(record)) == record
+
+
+def test_the_bytes_of_a_record() -> None:
+    key, value = encode_record(RECORD)
+    assert key.hex() == "01" + "0000000000000003" + "0000000000000007" + "0000000000000009" + "01"
+    head = "01" + "0000000000000002" + "6e" * 16 + "0000000000000005" + "00000001" + "00000004"
+    crc = crc32c(key + bytes.fromhex(head) + b"payload")
+    assert value.hex() == head + f"{crc:08x}" + b"payload".hex()
+
+
+def test_version_0_is_the_common_format_of_the_design() -> None:
+    plain = RegionRecord(kind=RecordKind.ENTRY, region=1, table=2, sequence=3, payload=b"row", version=0)
+    key, value = encode_record(plain)
+    assert key == struct.pack(">BQQQB", 1, 1, 2, 3, 0)
+    assert len(key) == 26
+    assert value == b"\0row"
+    assert decode_record(key, value) == plain
+
+
+@pytest.mark.parametrize("kind", [RecordKind.FENCE, RecordKind.TABLE_END, RecordKind.CHECKPOINT])
+def test_version_0_has_entries_only(kind: RecordKind) -> None:
+    with pytest.raises(ValueError, match=f"kind={kind.name} version=0"):
+        encode_record(RegionRecord(kind=kind, region=1, version=0))
+    with pytest.raises(DamagedError, match="key and value do not fit"):
+        decode_record(struct.pack(">BQQQB", kind, 1, 0, 0, 0), b"\0")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"table": 2**64}, {"sequence": -1}, {"nonce": b"short"}, {"count": 2**32}, {"version": 2}, {"epoch": 2**64}],
+)
+def test_what_does_not_fit_is_not_encoded(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"does not fit|no such record"):
+        encode_record(replace(RECORD, **wrong))  # type: ignore[arg-type]
+
+
+def test_every_cut_of_a_record_is_damage() -> None:
+    key, value = encode_record(RECORD)
+    for size in range(len(key)):
+        with pytest.raises(DamagedError, match="not a record of a region"):
+            decode_record(key[:size], value)
+    for size in range(len(value)):
+        with pytest.raises(DamagedError):
+            decode_record(key, value[:size])
+    with pytest.raises(DamagedError, match="not a record of a region"):
+        decode_record(key + b"\0", value)
+
+
+def test_every_flipped_bit_of_a_record_is_found() -> None:
+    key, value = encode_record(RECORD)
+    whole = key + value
+    for bit in range(8 * len(whole)):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        with pytest.raises((DamagedError, UnsupportedVersionError)):
+            decode_record(changed[: len(key)], changed[len(key) :])
+
+
+def test_a_newer_version_is_told_from_damage() -> None:
+    key, value = encode_record(RECORD)
+    for at, data in (("key", (key[:-1] + b"\2", value)), ("value", (key, b"\2" + value[1:]))):
+        with pytest.raises(UnsupportedVersionError, match="version=2"):
+            decode_record(*data)
+        assert at
+
+
+@given(st.binary(max_size=60), st.binary(max_size=60))
+def test_any_bytes_are_a_record_or_a_typed_error(key: bytes, value: bytes) -> None:
+    with contextlib.suppress(DamagedError, UnsupportedVersionError):
+        decode_record(key, value)
+
+
+def test_snapshots_read_back() -> None:
+    for snapshot in (SNAPSHOT, RegionSnapshot(0)):
+        assert decode_snapshot(encode_snapshot(snapshot)) == snapshot
+    with pytest.raises(ValueError, match="does not fit"):
+        encode_snapshot(RegionSnapshot(2**64))
+
+
+def test_every_cut_and_every_flipped_bit_of_a_snapshot_is_found() -> None:
+    data = encode_snapshot(SNAPSHOT)
+    for size in range(len(data)):
+        with pytest.raises(DamagedError):
+            decode_snapshot(data[:size])
+    for bit in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        with pytest.raises((DamagedError, UnsupportedVersionError)):
+            decode_snapshot(changed)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (),
+        (1, 2, b"n" * 15, 0, [], []),
+        (-1, 0, b"", 0, [], []),
+        (1, True, b"", 0, [], []),
+        (1, 0, "", 0, [], []),
+        (1, 0, b"", 0, 5, []),
+        (1, 0, b"", 0, [], [[7, 5, 2]]),
+        (1, 0, b"", 0, [], [[7, 0, 0, 0, []]]),
+        (1, 0, b"", 0, [], [[7, 5, 6, 0, []]]),
+        (1, 0, b"", 0, [], [[7, 5, 2, 9, [2, 16, 3]]]),
+        (1, 0, b"", 0, [], [[7, 5, 2, 9, [3, 16, 2, 17]]]),
+        (1, 0, b"", 0, [], [[7, 5, 2, 9, [2, 17, 3, 16]]]),
+        (1, 0, b"", 0, [], [[7, 5, 2, 9, ["2", 17]]]),
+    ],
+)
+def test_a_snapshot_with_a_right_checksum_may_still_be_wrong(fields: tuple[object, ...]) -> None:
+    packed = msgpack.packb(fields)
+    with pytest.raises(DamagedError, match="not valid"):
+        decode_snapshot(struct.pack(">BI", 1, crc32c(packed)) + packed)
