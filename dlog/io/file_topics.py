@@ -1,0 +1,425 @@
+"""Topics in a directory of the local file system, for regions without Kafka.
+
+    <root>/<topic>/settings              JSON; the topic exists if this does
+    <root>/<topic>/first                 decimal: the first offset that is not deleted; 0 without the file
+    <root>/<topic>/<20 digits>.records   the records from this offset on
+
+    records file:  head | watermark | frame ...
+    head:          version u8 | nonce 16 | first offset u64 | crc32c u32
+    watermark:     position u64 | next offset u64 | checksum of the frame before u32 | crc32c u32
+    frame:         length u32 | crc32c u32 | first offset u64 | count u32 | record ...
+    record:        key length u32 | value length u32 | key | value
+
+Big-endian. `length` counts what follows the checksum. A frame's checksum begins with that of the frame before it, and
+the first one's with the nonce, so the rest of a longer frame that lay there before is never taken for a frame.
+
+Invariants:
+- A frame is one `append`. It is confirmed after it was synced and the watermark was moved behind it. Readers read up to
+  the watermark.
+- Only the holder of the topic's lock (flock on `LOCK`) appends, moves the watermark or deletes. It begins by looking
+  for frames behind the watermark: of an append that was not confirmed, or confirmed before the power failed. Valid ones
+  are written again, synced and counted; what follows them is overwritten.
+- A file is created when the watermark of its predecessor is durable, with the offset behind its last record. Its head
+  is synced before a frame is written, so a last file without a head holds nothing. `first` is durable before files are
+  removed.
+
+Blocking calls run in threads; any number of processes of one machine may use a directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import random
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import pairwise
+from typing import NamedTuple
+
+from dlog.errors import DamagedError, InvalidRequestError, UnavailableError, UnsupportedVersionError
+from dlog.io.disk import Disk, File, RealDisk, read_file, replace_file
+from dlog.io.zookeeper_layout import escape_name
+from dlog.region.topics import OffsetOutOfRangeError, RecordBytes, Stored, TopicExistsError, TopicNotFoundError
+from dlog.wire.digest import crc32c
+
+FILE_BYTES_MAX = 64 * 1024 * 1024
+FRAME_BYTES_MAX = 64 * 1024 * 1024
+_VERSION = 1
+_NONCE_BYTES = 16
+_HEAD = struct.Struct(f">B{_NONCE_BYTES}sQ")
+_WATERMARK = struct.Struct(">QQI")
+_CRC = struct.Struct(">I")
+_FRAME = struct.Struct(">IIQI")
+_CHECKED = 8  # bytes of a frame before what its checksum covers
+_LENGTHS = struct.Struct(">II")
+_WATERMARK_AT = _HEAD.size + _CRC.size
+_FRAMES_AT = _WATERMARK_AT + _WATERMARK.size + _CRC.size
+_SUFFIX = ".records"
+_INDEX_BYTES = 256 * 1024  # from one remembered frame to the next
+
+
+class _Place(NamedTuple):
+    """Where a frame begins, or the next one will. next: its offset. chain: checksum of the frame before it."""
+
+    position: int
+    next: int
+    chain: int
+
+
+class _Frame(NamedTuple):
+    """A frame that verifies. after: where the next one begins."""
+
+    at: _Place
+    after: _Place
+    body: bytes
+
+
+@contextmanager
+def _waited_lock(directory: str) -> Iterator[None]:
+    fd = os.open(f"{directory}/LOCK", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+class DirectoryTopics:
+    """The blocking operations; see Topics. lock: holds the lock of a topic's directory, waits for it. Any thread may
+    call them."""
+
+    def __init__(
+        self,
+        root: str,
+        disk: Disk | None = None,
+        rng: random.Random | None = None,
+        *,
+        file_bytes_max: int = FILE_BYTES_MAX,
+        lock: Callable[[str], AbstractContextManager[None]] = _waited_lock,
+    ) -> None:
+        self._root = root
+        self._disk = disk or RealDisk()
+        self._rng = rng or random.SystemRandom()
+        self._file_bytes_max = file_bytes_max
+        self._lock = lock
+        self._settled: set[str] = set()  # topics whose frames behind the watermark this object has looked at
+        self._index: dict[str, list[_Place]] = {}  # some frames of a file, by path
+
+    def create(self, topic: str) -> None:
+        directory = self._directory(topic)
+        with self._errors(topic):
+            self._disk.make_dir(directory)
+            with self._lock(directory):
+                if self._disk.exists(f"{directory}/settings"):
+                    raise TopicExistsError(f"there is a topic of this name: topic={topic}")
+                self._remove(directory)
+                self._create_file(directory, 0)
+                replace_file(self._disk, directory, "settings", json.dumps({"topic": topic}).encode())
+
+    def exists(self, topic: str) -> bool:
+        with self._errors(topic):
+            return self._disk.exists(f"{self._directory(topic)}/settings")
+
+    def append(self, topic: str, records: Sequence[RecordBytes]) -> int:
+        parts = [part for key, value in records for part in (_LENGTHS.pack(len(key), len(value)), key, value)]
+        size = sum(map(len, parts))
+        if not records:
+            raise ValueError("an append has at least one record")
+        if size > FRAME_BYTES_MAX:
+            raise InvalidRequestError(f"an append is too large, at most {FRAME_BYTES_MAX} bytes: bytes={size}")
+        with self._locked(topic) as directory:
+            path, end = self._settle(directory)
+            if end.position > _FRAMES_AT and end.position + size > self._file_bytes_max:
+                self._finish(path, end)
+                path, end = self._create_file(directory, end.next)
+            head = _FRAME.pack(_FRAME.size - _CHECKED + size, 0, end.next, len(records))
+            crc = end.chain
+            for part in (head[_CHECKED:], *parts):
+                crc = crc32c(part, crc)
+            file = self._disk.open(path)
+            try:
+                frame = (head[:4], _CRC.pack(crc), head[_CHECKED:], *parts)
+                file.pwritev(frame, end.position)
+                file.datasync()
+                after = _Place(end.position + _FRAME.size + size, end.next + len(records), crc)
+                _write_watermark(file, after)
+            finally:
+                file.close()
+        return end.next
+
+    def read(self, topic: str, offset: int, bytes_max: int) -> list[Stored]:
+        if topic not in self._settled:
+            self.offsets(topic)
+        directory = self._directory(topic)
+        while True:
+            with self._errors(topic):
+                first, bases = self._first(directory), self._bases(topic, directory)
+                base = max((base for base in bases if base <= offset), default=-1)
+                if offset < first or base < 0:
+                    raise OffsetOutOfRangeError(f"the offset was deleted: topic={topic} offset={offset}", first)
+                try:
+                    file = self._disk.open(_path(directory, base))
+                except FileNotFoundError:
+                    continue  # another process deletes
+                try:
+                    found, end = self._read(file, _path(directory, base), offset, bytes_max)
+                finally:
+                    file.close()
+                if found or offset == end:
+                    return found
+                if base != bases[-1]:
+                    raise DamagedError(f"records between two files are missing: {directory} from={end} to={offset}")
+                if self._bases(topic, directory)[-1] == base:
+                    raise OffsetOutOfRangeError(f"beyond the end: topic={topic} offset={offset} next={end}", first, end)
+
+    def offsets(self, topic: str) -> tuple[int, int]:
+        with self._locked(topic) as directory:
+            return self._first(directory), self._settle(directory)[1].next
+
+    def delete_before(self, topic: str, offset: int) -> None:
+        with self._locked(topic) as directory:
+            first, (_, end) = self._first(directory), self._settle(directory)
+            if offset > end.next:
+                raise OffsetOutOfRangeError(
+                    f"beyond the end: topic={topic} offset={offset} next={end.next}", first, end.next
+                )
+            if offset > first:
+                replace_file(self._disk, directory, "first", b"%d" % offset)
+            bases = self._bases(topic, directory)
+            gone = [_path(directory, base) for base, after in pairwise(bases) if after <= max(first, offset)]
+            for path in gone:
+                self._disk.unlink(path)
+                self._index.pop(path, None)
+            if gone:
+                self._disk.sync_dir(directory)
+
+    def delete(self, topic: str) -> None:
+        with suppress(TopicNotFoundError), self._locked(topic) as directory:
+            self._disk.unlink(f"{directory}/settings")
+            self._disk.sync_dir(directory)
+            self._remove(directory)
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _directory(self, topic: str) -> str:
+        return f"{self._root}/{escape_name(topic)}"
+
+    @contextmanager
+    def _errors(self, topic: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise UnavailableError(f"the topic's directory: {why.lower()}: {self._directory(topic)}") from error
+
+    @contextmanager
+    def _locked(self, topic: str) -> Iterator[str]:
+        """Hold the lock of an existing topic; the next to hold it looks for unconfirmed frames after an error."""
+        directory = self._directory(topic)
+        with self._errors(topic):
+            if not self._disk.exists(f"{directory}/settings"):
+                raise TopicNotFoundError(f"no such topic, create it first: topic={topic}")
+            with self._lock(directory):
+                if not self._disk.exists(f"{directory}/settings"):
+                    raise TopicNotFoundError(f"no such topic, create it first: topic={topic}")
+                yield directory
+                self._settled.add(topic)
+
+    def _first(self, directory: str) -> int:
+        text = read_file(self._disk, directory, "first") or b"0"
+        if not text.isdigit():
+            raise DamagedError(f"not an offset, restore the file from a backup: {directory}/first")
+        return int(text)
+
+    def _bases(self, topic: str, directory: str) -> list[int]:
+        """The first offsets of the topic's files, ascending."""
+        try:
+            names = self._disk.names(directory)
+        except FileNotFoundError:
+            raise TopicNotFoundError(f"no such topic, create it first: topic={topic}") from None
+        stems = [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
+        found = sorted(int(stem) for stem in stems if stem.isdigit())
+        if not found:
+            raise TopicNotFoundError(f"no such topic, create it first: topic={topic}")
+        return found
+
+    def _create_file(self, directory: str, base: int) -> tuple[str, _Place]:
+        """Create a file durably. An unfinished one of this name is replaced: nothing in it was confirmed."""
+        path = _path(directory, base)
+        with suppress(FileNotFoundError):
+            self._disk.unlink(path)
+        self._index.pop(path, None)
+        head = _HEAD.pack(_VERSION, self._rng.randbytes(_NONCE_BYTES), base)
+        file = self._disk.create(path)
+        try:
+            file.pwritev([head, _CRC.pack(crc32c(head))], 0)
+            file.datasync()
+        finally:
+            file.close()
+        self._disk.sync_dir(directory)
+        return path, _Place(_FRAMES_AT, base, crc32c(head))
+
+    def _finish(self, path: str, end: _Place) -> None:
+        """Make the watermark of a file durable: nothing behind it is looked for once there is another file. It is
+        written again, as an earlier sync of it may have failed."""
+        file = self._disk.open(path)
+        try:
+            _write_watermark(file, end)
+            file.datasync()
+        finally:
+            file.close()
+
+    def _remove(self, directory: str) -> None:
+        """Remove what is left of a topic."""
+        for name in self._disk.names(directory):
+            if name.endswith(_SUFFIX) or name in ("first", "first.new", "settings.new"):
+                self._disk.unlink(f"{directory}/{name}")
+                self._index.pop(f"{directory}/{name}", None)
+        self._disk.sync_dir(directory)
+
+    def _settle(self, directory: str) -> tuple[str, _Place]:
+        """The topic's last file, and where its next frame goes. Confirms what is valid behind the watermark. Only the
+        holder of the lock calls this."""
+        bases = self._bases(directory, directory)
+        for base in reversed(bases):
+            path = _path(directory, base)
+            file = self._disk.open(path)
+            try:
+                if base != bases[0] and not any(file.pread(_FRAMES_AT + 1, 0)):  # its creation was not finished
+                    self._disk.unlink(path)
+                    self._disk.sync_dir(directory)
+                    continue
+                start = _start(file, path, base)
+                confirmed = _watermark(file) or start
+                end = confirmed
+                for frame in _frames(file, confirmed, file.size()):
+                    end = frame.after
+                if end != confirmed:  # a failed sync marks pages as clean, though they are not on the disk
+                    file.pwritev(
+                        [file.pread(end.position - confirmed.position, confirmed.position)], confirmed.position
+                    )
+                    file.datasync()
+                    _write_watermark(file, end)
+                return path, end
+            finally:
+                file.close()
+        raise AssertionError("a topic has a file")
+
+    def _read(self, file: File, path: str, offset: int, bytes_max: int) -> tuple[list[Stored], int]:
+        """Confirmed records of a file from `offset` on, and the offset behind the last confirmed one."""
+        start = _start(file, path, int(path.rpartition("/")[2].removesuffix(_SUFFIX)))
+        end = _watermark(file) or start
+        index = self._index.setdefault(path, [start])
+        if index[0] != start:  # the topic was deleted and created again
+            index = self._index[path] = [start]
+        near = max((place for place in index if place.next <= offset), default=start)
+        found: list[Stored] = []
+        size = 0
+        for frame in _frames(file, near, end.position):
+            if frame.at.position - index[-1].position >= _INDEX_BYTES:
+                index.append(frame.at)
+            if frame.after.next > offset:
+                for record in _records(frame, path):
+                    if record.offset >= offset and (not found or size < bytes_max):
+                        found.append(record)
+                        size += len(record.key) + len(record.value)
+            if size >= bytes_max or frame.after.position >= end.position:
+                return found, end.next
+        if near.position < end.position:
+            raise DamagedError(f"a frame before the watermark does not verify: {path}")
+        return found, end.next
+
+
+class FileTopics:
+    """Topics in a directory, for asyncio. A cancelled call goes on in its thread."""
+
+    def __init__(self, topics: DirectoryTopics) -> None:
+        self._topics = topics
+
+    async def create(self, topic: str) -> None:
+        await asyncio.to_thread(self._topics.create, topic)
+
+    async def exists(self, topic: str) -> bool:
+        return await asyncio.to_thread(self._topics.exists, topic)
+
+    async def append(self, topic: str, records: Sequence[RecordBytes]) -> int:
+        return await asyncio.to_thread(self._topics.append, topic, records)
+
+    async def read(self, topic: str, offset: int, bytes_max: int) -> list[Stored]:
+        return await asyncio.to_thread(self._topics.read, topic, offset, bytes_max)
+
+    async def offsets(self, topic: str) -> tuple[int, int]:
+        return await asyncio.to_thread(self._topics.offsets, topic)
+
+    async def delete_before(self, topic: str, offset: int) -> None:
+        await asyncio.to_thread(self._topics.delete_before, topic, offset)
+
+    async def delete(self, topic: str) -> None:
+        await asyncio.to_thread(self._topics.delete, topic)
+
+
+# ---- bytes ----------------------------------------------------------------------------------------------------------
+
+
+def _path(directory: str, base: int) -> str:
+    return f"{directory}/{base:020d}{_SUFFIX}"
+
+
+def _start(file: File, path: str, base: int) -> _Place:
+    """Where the first frame goes. Raises DamagedError, UnsupportedVersionError."""
+    data = file.pread(_WATERMARK_AT, 0)
+    if len(data) < _WATERMARK_AT or crc32c(data[: _HEAD.size]) != _CRC.unpack_from(data, _HEAD.size)[0]:
+        raise DamagedError(f"the head of the file is damaged: {path}")
+    version, _, first = _HEAD.unpack_from(data)
+    if version != _VERSION:
+        raise UnsupportedVersionError(f"the file's format is not known to this release: version={version} {path}")
+    if first != base:
+        raise DamagedError(f"the file was renamed: first={first} {path}")
+    return _Place(_FRAMES_AT, base, crc32c(data[: _HEAD.size]))
+
+
+def _watermark(file: File) -> _Place | None:
+    data = file.pread(_FRAMES_AT - _WATERMARK_AT, _WATERMARK_AT)
+    if len(data) < _FRAMES_AT - _WATERMARK_AT or crc32c(data[:-4]) != _CRC.unpack(data[-4:])[0]:
+        return None
+    return _Place(*_WATERMARK.unpack_from(data))
+
+
+def _write_watermark(file: File, end: _Place) -> None:
+    data = _WATERMARK.pack(*end)
+    file.pwritev([data, _CRC.pack(crc32c(data))], _WATERMARK_AT)
+
+
+def _frames(file: File, at: _Place, end: int) -> Iterator[_Frame]:
+    """Frames that verify, from a place on, below a position."""
+    while at.position + _FRAME.size <= end:
+        head = file.pread(_FRAME.size, at.position)
+        if len(head) < _FRAME.size:
+            return
+        length, crc, first, count = _FRAME.unpack(head)
+        size = length + _CHECKED - _FRAME.size
+        if first != at.next or not count or not 0 <= size <= FRAME_BYTES_MAX or at.position + _FRAME.size + size > end:
+            return
+        body = file.pread(size, at.position + _FRAME.size)
+        if len(body) < size or crc32c(body, crc32c(head[_CHECKED:], at.chain)) != crc:
+            return
+        after = _Place(at.position + _FRAME.size + size, first + count, crc)
+        yield _Frame(at, after, body)
+        at = after
+
+
+def _records(frame: _Frame, path: str) -> Iterator[Stored]:
+    at = 0
+    for offset in range(frame.at.next, frame.after.next):
+        if at + _LENGTHS.size > len(frame.body):
+            raise DamagedError(f"a frame's records do not fill it: {path} position={frame.at.position}")
+        key_bytes, value_bytes = _LENGTHS.unpack_from(frame.body, at)
+        at += _LENGTHS.size
+        value_at = at + key_bytes
+        yield Stored(offset, frame.body[at:value_at], frame.body[value_at : value_at + value_bytes])
+        at = value_at + value_bytes
+    if at != len(frame.body):
+        raise DamagedError(f"a frame's records do not fill it: {path} position={frame.at.position}")

@@ -1,0 +1,83 @@
+"""The port to topics of one partition: Kafka, a directory (dlog/io/file_topics.py), or a model in tests.
+
+Invariants:
+- records of one `append` are added together, all or none, and durable before it returns;
+- offsets are given out in order and never twice; after an error of `append`, its records may be added or not, now or
+  later;
+- what `read` returned once stays what it was, until it is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from dlog.errors import InvalidRequestError
+
+RecordBytes = tuple[bytes, bytes]  # key and value
+
+
+class TopicNotFoundError(InvalidRequestError):
+    """There is no such topic."""
+
+    code = 557
+
+
+class TopicExistsError(InvalidRequestError):
+    """There is a topic of this name already."""
+
+    code = 558
+
+
+class OffsetOutOfRangeError(InvalidRequestError):
+    """The offset was deleted, or is beyond the end. first, next: offsets that the topic has: first <= offset < next."""
+
+    code = 559
+
+    def __init__(self, message: str, first: int = 0, next: int = 0) -> None:
+        super().__init__(message)
+        self.first = first
+        self.next = next
+
+
+class Stored(NamedTuple):
+    """A record in a topic."""
+
+    offset: int
+    key: bytes
+    value: bytes
+
+
+class Topics(Protocol):
+    """Topics by name. Every call may raise UnavailableError, and DamagedError for what does not verify."""
+
+    async def create(self, topic: str) -> None:
+        """Create a topic. Raises TopicExistsError."""
+        ...
+
+    async def exists(self, topic: str) -> bool: ...
+
+    async def append(self, topic: str, records: Sequence[RecordBytes]) -> int:
+        """Append records together; returns the offset of the first. Raises TopicNotFoundError, and ValueError for no
+        records. A cancelled or failed call may have appended them, or still append them later."""
+        ...
+
+    async def read(self, topic: str, offset: int, bytes_max: int) -> list[Stored]:
+        """Read records from `offset` on: those of about bytes_max bytes, but at least one; none at the end.
+
+        Raises TopicNotFoundError, OffsetOutOfRangeError.
+        """
+        ...
+
+    async def offsets(self, topic: str) -> tuple[int, int]:
+        """The first offset that is not deleted, and the next that is given out. Raises TopicNotFoundError."""
+        ...
+
+    async def delete_before(self, topic: str, offset: int) -> None:
+        """Delete the records below an offset, durably; those deleted before stay deleted. Raises TopicNotFoundError,
+        OffsetOutOfRangeError beyond the end."""
+        ...
+
+    async def delete(self, topic: str) -> None:
+        """Delete a topic. Idempotent."""
+        ...
