@@ -1,4 +1,4 @@
-"""A program of a user that calls every public method; tests/repository/test_house.py checks its types against the
+"""A program of a user that calls every public method; tests/repository/test_contents.py checks its types against the
 installed wheel. It is never run."""
 
 from __future__ import annotations

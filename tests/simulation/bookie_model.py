@@ -1,9 +1,9 @@
 """A small model of a bookie for the ledger protocol, exact about what must be durable before which answer.
 
 Adds and fences go to a journal and are answered once synced. An accepted entry is readable at once, as on Java's
-bookie; the real machine (housed_bookie.py) is stricter and serves only what is durable. A fence refuses plain adds from
-the moment it is accepted. An add of an entry that is stored with another payload is refused. After a crash the state is
-what the journal kept.
+bookie; the real machine (shipped_bookie.py) is stricter and serves only what is durable. A fence refuses plain adds
+from the moment it is accepted. An add of an entry that is stored with another payload is refused. After a crash the
+state is what the journal kept.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from dlog.model.ledger import LedgerKey, LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import AddEntry, Code, EntryRead, ReadEntry
 from dlog.wire.digest import ENTRY_HEAD, Digest
-from tests.simulation.housed_bookie import journal_records
 from tests.simulation.kernel import Simulation, Violation
 from tests.simulation.network import Host
+from tests.simulation.shipped_bookie import journal_records
 
 ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
 

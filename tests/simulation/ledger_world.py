@@ -26,7 +26,6 @@ from dlog.options import draw
 from dlog.wire.bookie import AddEntry, BatchRead, BatchReadDone, EntryAdded, EntryRead, ReadEntry
 from dlog.wire.digest import Digest
 from tests.simulation.bookie_model import Ailments, BookieModel
-from tests.simulation.housed_bookie import HousedBookie
 from tests.simulation.kernel import Simulation, Violation, judged
 from tests.simulation.ledger_checks import LedgerChecks
 from tests.simulation.ledger_drawing import (
@@ -42,6 +41,7 @@ from tests.simulation.ledger_older import durable_records
 from tests.simulation.mutants import planting
 from tests.simulation.network import Node
 from tests.simulation.plan import Fault, Plan
+from tests.simulation.shipped_bookie import ShippedBookie
 from tests.simulation.worlds import Outcome, Room
 
 LEDGER = LedgerId(7)
@@ -122,9 +122,9 @@ class LedgerWorld:
         self.tail_closed = False
         self.news = News(self, TAIL)
         self.finders = self.finding = 0  # all so far; those without an answer yet
-        self.bookie_class = parts.get("bookie", HousedBookie if config.get("real") else BookieModel)
+        self.bookie_class = parts.get("bookie", ShippedBookie if config.get("real") else BookieModel)
         for bookie, older in config.get("older", {}).items():
-            held = durable_records(self.digest, older, real=issubclass(self.bookie_class, HousedBookie))
+            held = durable_records(self.digest, older, real=issubclass(self.bookie_class, ShippedBookie))
             self.sim.disk(bookie).durable.extend(held)
         self.checks = LedgerChecks(self.sim, KEY, self.bookies, quorum, self.digest, mute=parts.get("mute", ()))
         self.options = random.Random(f"{plan.seed}/options")

@@ -14,13 +14,13 @@ from dlog.io.ledgers import Ledgers, resolver
 from dlog.model.ids import EntryId
 from dlog.model.quorum import Quorum
 from tests.garbage import garbage_of
-from tests.integration.bookie.test_server import House, house, work
+from tests.integration.bookie.test_server import RunningBookie, running_bookie, work
 
 ROUNDS = 300
 ONE = Quorum(ensemble=1, write=1, ack=1)
 
 
-async def rounds(one: House, ledgers: Ledgers, count: int) -> None:
+async def rounds(one: RunningBookie, ledgers: Ledgers, count: int) -> None:
     """Each round has a new connection, an open ledger that is followed, one that is fenced, and one that is missing."""
     for _ in range(count):
         written, fenced = await ledgers.create(ONE), await ledgers.create(ONE)
@@ -44,7 +44,7 @@ async def rounds(one: House, ledgers: Ledgers, count: int) -> None:
 
 async def test_connections_adds_reads_and_fences_leave_no_garbage(tmp_path: Path) -> None:
     async with (
-        house(tmp_path) as one,
+        running_bookie(tmp_path) as one,
         BookieClient(resolver(one.metadata), rng=random.Random(1)) as client,
         Ledgers(one.metadata, client, rng=random.Random(2)) as ledgers,
     ):

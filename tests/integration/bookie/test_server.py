@@ -81,7 +81,7 @@ class FailingDisk(RealDisk):
         return super().free_bytes(directory) if self.free is None else self.free
 
 
-class House:
+class RunningBookie:
     """One running server, its disk, and its result."""
 
     def __init__(self, path: Path, options: BookieOptions) -> None:
@@ -120,8 +120,8 @@ class House:
 
 
 @contextlib.asynccontextmanager
-async def house(path: Path, options: BookieOptions = OPTIONS) -> AsyncIterator[House]:
-    made, ready = House(path, options), asyncio.Event()
+async def running_bookie(path: Path, options: BookieOptions = OPTIONS) -> AsyncIterator[RunningBookie]:
+    made, ready = RunningBookie(path, options), asyncio.Event()
     async with asyncio.timeout(90), asyncio.TaskGroup() as group:
         group.create_task(made.run(ready), name="server")
         await ready.wait()
@@ -130,7 +130,7 @@ async def house(path: Path, options: BookieOptions = OPTIONS) -> AsyncIterator[H
 
 
 async def test_after_a_failed_sync_nothing_is_acknowledged_and_the_bookie_ends(tmp_path: Path) -> None:
-    async with house(tmp_path) as first:
+    async with running_bookie(tmp_path) as first:
         reader, writer = await asyncio.open_connection("127.0.0.1", first.port)
         writer.write(add_frame(1, 0, b"before"))
         await reader.readexactly(28)
@@ -142,7 +142,7 @@ async def test_after_a_failed_sync_nothing_is_acknowledged_and_the_bookie_ends(t
             assert ended.value.partial == b""
         await close(writer)
     assert first.failure is not None and "fdatasync" in str(first.failure)
-    async with house(tmp_path) as second:
+    async with running_bookie(tmp_path) as second:
         reader, writer = await asyncio.open_connection("127.0.0.1", second.port)
         writer.write(read_frame(1, 0))
         assert (await reader.readexactly(28 + 32 + 6))[-6:] == b"before"
@@ -154,7 +154,7 @@ async def test_standing_follows_the_free_space(tmp_path: Path) -> None:
     options = BookieOptions(
         journal_file_bytes=256 * 1024, disk_free_min_bytes=1000, disk_free_reserve_bytes=0, disk_check_s=0.02
     )
-    async with house(tmp_path, options) as one:
+    async with running_bookie(tmp_path, options) as one:
         moved = asyncio.Event()
         one.metadata.on_members(moved.set)
         assert one.metadata.known_members().writable
@@ -172,7 +172,7 @@ async def test_incomplete_frames_are_bounded_over_all_connections(tmp_path: Path
     options = BookieOptions(
         journal_file_bytes=256 * 1024, disk_free_min_bytes=0, disk_free_reserve_bytes=0, receive_bytes_max=100_000
     )
-    async with house(tmp_path, options) as one:
+    async with running_bookie(tmp_path, options) as one:
         part = add_frame(1, 0, bytes(1 << 20))[:60_000]
         ended = asyncio.Event()
 
@@ -213,7 +213,7 @@ async def test_connections_are_bounded(tmp_path: Path) -> None:
     options = BookieOptions(
         journal_file_bytes=256 * 1024, disk_free_min_bytes=0, disk_free_reserve_bytes=0, connections_max=2
     )
-    async with house(tmp_path, options) as one:
+    async with running_bookie(tmp_path, options) as one:
         kept = [await asyncio.open_connection("127.0.0.1", one.port) for _ in range(2)]
         for _, writer in kept:
             writer.write(add_frame(1, 0, b"x"))

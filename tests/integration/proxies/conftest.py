@@ -1,4 +1,4 @@
-"""Proxies under test: in the test's process on memory (`house`), or as processes on real bookies (`cluster`)."""
+"""Proxies under test: in the test's process on memory (`local`), or as processes on real bookies (`cluster`)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pytest
 
 from dlog.io.zookeeper_cluster import cluster_init
 from tests.integration.cluster import BookieCluster, bookies, own_bookies
-from tests.integration.proxies.house import House
-from tests.integration.proxies.house import house as open_house
+from tests.integration.proxies.local_proxies import LocalProxies
+from tests.integration.proxies.local_proxies import local as open_local_proxies
 from tests.integration.proxies.processes import ProxyCluster
 
 __all__ = ["bookies", "own_bookies"]
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
+async def local() -> AsyncIterator[LocalProxies]:
     """Shared metadata and segments in memory; start proxies on it."""
-    async with open_house() as built:
+    async with open_local_proxies() as built:
         yield built
 
 

@@ -10,15 +10,15 @@ import pytest
 import dlog
 from dlog.stores.ledger import Ledgers, LedgerStore
 from dlog.wire.proxy import Alter, Create, Failed
-from tests.integration.proxies.house import House
+from tests.integration.proxies.local_proxies import LocalProxies
 from tests.integration.proxies.processes import ProxyCluster
 from tests.integration.proxies.raw import Raw
 
 MEMORY: dlog.SettingsChanges = {"store": "memory"}
 
 
-async def test_settings_are_altered_under_load_and_the_owner_stays(house: House) -> None:
-    writer, reader = await house.write_proxy(), await house.read_proxy()
+async def test_settings_are_altered_under_load_and_the_owner_stays(local: LocalProxies) -> None:
+    writer, reader = await local.write_proxy(), await local.read_proxy()
     async with dlog.connect(f"dlog://{writer.address},{reader.address}") as client:
         await client.create("orders", **MEMORY)
         await client.append("orders", b"first")
@@ -52,9 +52,9 @@ class NoBookies:
         return 0
 
 
-async def test_a_store_without_enough_bookies_is_refused(house: House) -> None:
-    house.other_stores["ledger"] = LedgerStore(cast(Ledgers, NoBookies()))
-    writer = await house.write_proxy()
+async def test_a_store_without_enough_bookies_is_refused(local: LocalProxies) -> None:
+    local.other_stores["ledger"] = LedgerStore(cast(Ledgers, NoBookies()))
+    writer = await local.write_proxy()
     async with dlog.connect(writer.address) as client:
         await client.create("orders", **MEMORY)
         with pytest.raises(dlog.InvalidRequestError, match="not enough bookies"):
@@ -68,9 +68,9 @@ class Bookies:
         return 9
 
 
-async def test_a_stream_has_the_settings_of_its_store_only(house: House) -> None:
-    house.other_stores["ledger"] = LedgerStore(cast(Ledgers, Bookies()))
-    writer = await house.write_proxy()
+async def test_a_stream_has_the_settings_of_its_store_only(local: LocalProxies) -> None:
+    local.other_stores["ledger"] = LedgerStore(cast(Ledgers, Bookies()))
+    writer = await local.write_proxy()
     async with dlog.connect(writer.address) as client:
         made = await client.create("orders", **MEMORY)
         assert made.settings.store_settings == {}
@@ -90,8 +90,8 @@ async def test_a_stream_has_the_settings_of_its_store_only(house: House) -> None
         assert (await client.alter("orders", store="memory")).store_settings == {}
 
 
-async def test_settings_are_checked_as_those_of_a_new_stream(house: House) -> None:
-    writer = await house.write_proxy()
+async def test_settings_are_checked_as_those_of_a_new_stream(local: LocalProxies) -> None:
+    writer = await local.write_proxy()
     async with dlog.connect(writer.address) as client, Raw(writer.address) as raw:
         await client.create("orders", **MEMORY)
         wrong: list[dict[str, object]] = [
@@ -110,8 +110,10 @@ async def test_settings_are_checked_as_those_of_a_new_stream(house: House) -> No
         assert (await client.stat("orders")).settings.store == "memory"
 
 
-async def test_a_request_that_was_made_from_older_settings_is_refused_and_a_repetition_is_not(house: House) -> None:
-    writer, reader = await house.write_proxy(), await house.read_proxy()
+async def test_a_request_that_was_made_from_older_settings_is_refused_and_a_repetition_is_not(
+    local: LocalProxies,
+) -> None:
+    writer, reader = await local.write_proxy(), await local.read_proxy()
     async with dlog.connect(writer.address) as client, Raw(writer.address) as raw, Raw(reader.address) as through:
         await client.create("orders", **MEMORY)
         assert isinstance(await through.ask(Alter, "orders", 0, {"retention_s": 60}), dict), "any proxy hands it on"

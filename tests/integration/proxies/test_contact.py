@@ -11,7 +11,7 @@ from dlog.errors import MetadataUnavailableError
 from dlog.machine import Key, Outcome, OutcomeUnknown
 from dlog.wire.proxy import Create, HandOver, ReaderEventKind, Start
 from proxies.read.server import ReadProxy
-from tests.integration.proxies.house import House
+from tests.integration.proxies.local_proxies import LocalProxies
 from tests.integration.proxies.raw import Raw, RawProducer
 from tests.integration.proxies.test_reading import MEMORY, Reading
 
@@ -21,10 +21,10 @@ SOON = {"contact_every_s": 0.01, "contact_patience_s": 0.05}
 class Cut:
     """Shared metadata that one proxy reaches until it is cut off; then it gets no answer, or errors."""
 
-    def __init__(self, house: House, *, is_mute: bool) -> None:
+    def __init__(self, local: LocalProxies, *, is_mute: bool) -> None:
         self.is_off = False
         self._is_mute = is_mute
-        self._true = house.metadata
+        self._true = local.metadata
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._true, name)
@@ -44,10 +44,12 @@ class Cut:
 
 
 @pytest.mark.parametrize("is_mute", [True, False])
-async def test_a_reader_at_the_tail_goes_on_at_a_proxy_that_reaches_zookeeper(house: House, is_mute: bool) -> None:
-    cut = Cut(house, is_mute=is_mute)
-    writer, well = await house.write_proxy(), await house.read_proxy(**SOON)
-    off = await house.read_proxy(cut, **SOON)
+async def test_a_reader_at_the_tail_goes_on_at_a_proxy_that_reaches_zookeeper(
+    local: LocalProxies, is_mute: bool
+) -> None:
+    cut = Cut(local, is_mute=is_mute)
+    writer, well = await local.write_proxy(), await local.read_proxy(**SOON)
+    off = await local.read_proxy(cut, **SOON)
     async with Raw(writer.address) as raw, Raw(off.address) as ro, Raw(well.address) as rw:
         await raw.ask(Create, "orders", MEMORY)
         producer = RawProducer(raw, "orders")
@@ -68,9 +70,9 @@ async def test_a_reader_at_the_tail_goes_on_at_a_proxy_that_reaches_zookeeper(ho
         assert (await newcomer.event()).detail == {"location": well.address}, "new ones are sent there at once"
 
 
-async def test_readers_stay_where_nobody_reaches_zookeeper(house: House) -> None:
-    one, two = Cut(house, is_mute=False), Cut(house, is_mute=True)
-    first, second = await house.read_proxy(one, **SOON), await house.read_proxy(two, **SOON)
+async def test_readers_stay_where_nobody_reaches_zookeeper(local: LocalProxies) -> None:
+    one, two = Cut(local, is_mute=False), Cut(local, is_mute=True)
+    first, second = await local.read_proxy(one, **SOON), await local.read_proxy(two, **SOON)
     assert isinstance(first.proxy, ReadProxy) and isinstance(second.proxy, ReadProxy)
     contact = first.proxy._contact
     there = {second.proxy.id: second.address}

@@ -10,16 +10,16 @@ import pytest
 
 import dlog
 from dlog.wire.proxy import Create, Failed, Written
-from tests.integration.proxies.house import House
+from tests.integration.proxies.local_proxies import LocalProxies
 from tests.integration.proxies.processes import PRODUCERS_MAX, ProxyCluster
 from tests.integration.proxies.raw import Raw, RawProducer, write_from_many
 
 MEMORY = {"store": "memory"}
 
 
-async def test_a_first_batch_held_up_until_its_producer_is_forgotten_is_not_written_twice(house: House) -> None:
+async def test_a_first_batch_held_up_until_its_producer_is_forgotten_is_not_written_twice(local: LocalProxies) -> None:
     """A frozen proxy could do this when it resumes: send once more, byte for byte, what was written long ago."""
-    proxy = await house.write_proxy(producers_max=PRODUCERS_MAX)
+    proxy = await local.write_proxy(producers_max=PRODUCERS_MAX)
     async with Raw(proxy.address) as raw:
         await raw.ask(Create, "orders", MEMORY)
         first = RawProducer(raw, "orders")
@@ -32,7 +32,7 @@ async def test_a_first_batch_held_up_until_its_producer_is_forgotten_is_not_writ
         assert isinstance(answer, Failed)
         assert (answer.code, answer.outcome_unknown) == (535, False)
         assert proxy.proxy.admission.producers_unknown > 0
-    async with dlog.connect("dlog://" + proxy.address + "," + (await house.read_proxy()).address) as client:
+    async with dlog.connect("dlog://" + proxy.address + "," + (await local.read_proxy()).address) as client:
         found = Counter([record.payload async for record in client.read("orders")])
     assert found == {b"once": 1, b".": PRODUCERS_MAX + 10}
 

@@ -40,8 +40,8 @@ from proxies import forwarding
 from proxies.connection import Pause
 from proxies.forwarding_connection import OUTPUT_HIGH_BYTES
 from proxies.write.server import WriteProxy
-from tests.integration.proxies.house import House, Running
 from tests.integration.proxies.load import Load
+from tests.integration.proxies.local_proxies import LocalProxies, Running
 from tests.integration.proxies.raw import ANYTHING, Raw, RawProducer
 from tests.integration.proxies.unreachable import filtered, refused
 
@@ -61,23 +61,23 @@ class Hopping(Raw):
 
 
 class Hidden:
-    """Two write proxies and two read proxies of a `House`, with the addresses at which they can be reached."""
+    """Two write proxies and two read proxies of a `LocalProxies`, with the addresses at which they can be reached."""
 
-    def __init__(self, house: House, unreachable: list[str]) -> None:
-        self.house = house
+    def __init__(self, local: LocalProxies, unreachable: list[str]) -> None:
+        self.local = local
         self._unreachable = unreachable
         self.writers: list[Running] = []
         self.readers: list[Running] = []
 
     async def start(self, **options: Any) -> None:
         for _ in range(2):
-            self.writers.append(await self.house.write_proxy(**self._hidden(), **options))
+            self.writers.append(await self.local.write_proxy(**self._hidden(), **options))
         for _ in range(2):
-            self.readers.append(await self.house.read_proxy(**self._hidden()))
+            self.readers.append(await self.local.read_proxy(**self._hidden()))
 
     def bound(self, running: Running) -> str:
         """The address at which a proxy can be reached."""
-        return self.house.metadata.known_members().peer_address_of(running.address)
+        return self.local.metadata.known_members().peer_address_of(running.address)
 
     async def owner_of(self, stream: str) -> tuple[Running, Running]:
         """The owner, and the other one."""
@@ -105,8 +105,8 @@ def unreachable(request: pytest.FixtureRequest) -> Iterator[list[str]]:
 
 
 @asynccontextmanager
-async def hidden(house: House, unreachable: list[str], **options: Any) -> AsyncIterator[Hidden]:
-    built = Hidden(house, unreachable)
+async def hidden(local: LocalProxies, unreachable: list[str], **options: Any) -> AsyncIterator[Hidden]:
+    built = Hidden(local, unreachable)
     await built.start(**options)
     yield built
 
@@ -127,8 +127,10 @@ async def nothing_left(running: Running) -> None:
             await raw.ask(Ping)
 
 
-async def test_a_client_that_reaches_one_proxy_does_everything_through_it(house: House, unreachable: list[str]) -> None:
-    async with hidden(house, unreachable) as cluster:
+async def test_a_client_that_reaches_one_proxy_does_everything_through_it(
+    local: LocalProxies, unreachable: list[str]
+) -> None:
+    async with hidden(local, unreachable) as cluster:
         for target in (cluster.bound(cluster.writers[0]), cluster.bound(cluster.readers[0])):
             name = f"orders-{target.rpartition(':')[2]}"
             async with dlog.connect(f"dlog://{target}") as client:
@@ -167,9 +169,9 @@ async def test_a_client_that_reaches_one_proxy_does_everything_through_it(house:
 
 
 async def test_an_owner_that_dies_behind_the_one_that_hands_on_loses_and_repeats_nothing(
-    house: House, unreachable: list[str]
+    local: LocalProxies, unreachable: list[str]
 ) -> None:
-    async with hidden(house, unreachable) as cluster:
+    async with hidden(local, unreachable) as cluster:
         owner, other = await cluster.stream_elsewhere()
         async with dlog.connect(f"dlog://{cluster.bound(other)}") as client, asyncio.TaskGroup() as tasks:
             await client.create("load", **MEMORY)
@@ -188,9 +190,9 @@ async def test_an_owner_that_dies_behind_the_one_that_hands_on_loses_and_repeats
 
 
 async def test_a_planned_hand_over_behind_the_one_that_hands_on_is_no_error(
-    house: House, unreachable: list[str]
+    local: LocalProxies, unreachable: list[str]
 ) -> None:
-    async with hidden(house, unreachable) as cluster:
+    async with hidden(local, unreachable) as cluster:
         owner, other = await cluster.stream_elsewhere()
         async with dlog.connect(f"dlog://{cluster.bound(other)}") as client, asyncio.TaskGroup() as tasks:
             load = Load(client, "orders", size=20)
@@ -204,9 +206,9 @@ async def test_a_planned_hand_over_behind_the_one_that_hands_on_is_no_error(
             assert not load.unknown
 
 
-async def test_what_was_handed_on_is_never_handed_on_again(house: House, unreachable: list[str]) -> None:
+async def test_what_was_handed_on_is_never_handed_on_again(local: LocalProxies, unreachable: list[str]) -> None:
     """A connection with no hops left, as between proxies, gets a redirect and is not forwarded further."""
-    async with hidden(house, unreachable) as cluster:
+    async with hidden(local, unreachable) as cluster:
         owner, other = await cluster.stream_elsewhere()
         async with Raw(cluster.bound(other)) as raw:
             answer = await RawProducer(raw, "orders").write([b"x"])
@@ -223,9 +225,9 @@ async def test_what_was_handed_on_is_never_handed_on_again(house: House, unreach
 
 
 async def test_batches_that_are_handed_on_are_answered_in_order_with_what_the_owner_says(
-    house: House, unreachable: list[str]
+    local: LocalProxies, unreachable: list[str]
 ) -> None:
-    async with hidden(house, unreachable) as cluster:
+    async with hidden(local, unreachable) as cluster:
         _, other = await cluster.stream_elsewhere()
         async with Hopping(cluster.bound(other)) as raw:
             producer = RawProducer(raw, "orders")
@@ -248,9 +250,9 @@ async def test_batches_that_are_handed_on_are_answered_in_order_with_what_the_ow
 
 
 async def test_a_read_that_is_handed_on_keeps_to_its_credit_and_can_be_cancelled(
-    house: House, unreachable: list[str]
+    local: LocalProxies, unreachable: list[str]
 ) -> None:
-    async with hidden(house, unreachable) as cluster:
+    async with hidden(local, unreachable) as cluster:
         await cluster.stream_elsewhere()
         async with Hopping(cluster.bound(cluster.writers[0])) as raw:
             producer = RawProducer(raw, "orders")
@@ -273,10 +275,10 @@ async def test_a_read_that_is_handed_on_keeps_to_its_credit_and_can_be_cancelled
 
 
 async def test_a_slow_owner_holds_back_its_client_and_not_the_memory_of_the_one_between(
-    house: House, unreachable: list[str]
+    local: LocalProxies, unreachable: list[str]
 ) -> None:
     """The owner gets out of reach while a stream is written: what the client may push is bounded by its window."""
-    async with hidden(house, unreachable, connection_bytes_max=100_000, stream_bytes_max=10_000_000) as cluster:
+    async with hidden(local, unreachable, connection_bytes_max=100_000, stream_bytes_max=10_000_000) as cluster:
         _, other = await cluster.stream_elsewhere()
         assert isinstance(other.proxy, WriteProxy)
         async with Hopping(cluster.bound(other)) as raw:
@@ -296,7 +298,7 @@ async def test_a_slow_owner_holds_back_its_client_and_not_the_memory_of_the_one_
 
 @asynccontextmanager
 async def stopped_pipe(
-    house: House, monkeypatch: pytest.MonkeyPatch, slow_s: float
+    local: LocalProxies, monkeypatch: pytest.MonkeyPatch, slow_s: float
 ) -> AsyncIterator[tuple[Hidden, Running, Running, Raw, RawProducer, Callable[[bool], None]]]:
     """A producer of "orders" on `raw`, forwarded by the second proxy to the first, which owns the stream and, on
     request, reads nothing more from that pipe while it does everything else."""
@@ -306,7 +308,7 @@ async def stopped_pipe(
     monkeypatch.setattr(forwarding, "SLOW_S", slow_s)
     bounds = dict.fromkeys(("connection_bytes_max", "stream_bytes_max"), 100 * MiB)
     with ExitStack() as stack:
-        async with hidden(house, [stack.enter_context(refused()) for _ in range(4)], **bounds) as cluster:
+        async with hidden(local, [stack.enter_context(refused()) for _ in range(4)], **bounds) as cluster:
             owner, other = await cluster.stream_elsewhere()
             await nothing_left(other)  # of the connection that made the stream
             known = set(owner.proxy.listener.connections)
@@ -318,9 +320,9 @@ async def stopped_pipe(
 
 
 async def test_an_owner_that_reads_no_more_stops_the_client_in_front_and_nobody_else(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    local: LocalProxies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopped = stopped_pipe(house, monkeypatch, slow_s=3600.0)
+    stopped = stopped_pipe(local, monkeypatch, slow_s=3600.0)
     async with stopped as (cluster, owner, other, raw, producer, hold), Hopping(cluster.bound(other)) as second:
         forwarding, bound = other.proxy.forwarding, OUTPUT_HIGH_BYTES + RECEIVED_AT_ONCE_BYTES
         raw.say(Read(5, "orders", Start.TAIL, None, 100 * MiB, True, True))
@@ -364,9 +366,9 @@ async def test_an_owner_that_reads_no_more_stops_the_client_in_front_and_nobody_
 
 
 async def test_a_pipe_that_is_silent_for_too_long_is_given_up_though_its_proxy_lives(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    local: LocalProxies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with stopped_pipe(house, monkeypatch, slow_s=0.2) as (_, _, _, _, producer, hold):
+    async with stopped_pipe(local, monkeypatch, slow_s=0.2) as (_, _, _, _, producer, hold):
         hold(True)
         answer = await producer.write([b"perhaps"])
         assert isinstance(answer, Failed)
@@ -375,8 +377,8 @@ async def test_a_pipe_that_is_silent_for_too_long_is_given_up_though_its_proxy_l
         assert isinstance(again, Written), "its owner is found anew, and is the same"
 
 
-async def test_when_a_client_goes_nothing_of_it_stays(house: House, unreachable: list[str]) -> None:
-    async with hidden(house, unreachable) as cluster:
+async def test_when_a_client_goes_nothing_of_it_stays(local: LocalProxies, unreachable: list[str]) -> None:
+    async with hidden(local, unreachable) as cluster:
         _, other = await cluster.stream_elsewhere()
         await nothing_left(other)  # of the connection that made the stream
         async with Hopping(cluster.bound(other)) as raw:
@@ -389,8 +391,8 @@ async def test_when_a_client_goes_nothing_of_it_stays(house: House, unreachable:
         await nothing_left(other)
 
 
-async def test_owners_are_told_of_all_proxies(house: House, unreachable: list[str]) -> None:
-    async with hidden(house, unreachable) as cluster:
+async def test_owners_are_told_of_all_proxies(local: LocalProxies, unreachable: list[str]) -> None:
+    async with hidden(local, unreachable) as cluster:
         await cluster.stream_elsewhere()
         for running in (*cluster.writers, *cluster.readers):
             async with Hopping(cluster.bound(running)) as raw:
@@ -400,12 +402,12 @@ async def test_owners_are_told_of_all_proxies(house: House, unreachable: list[st
                 assert told["owned"] == [["orders", 1, "serving", owner.address]]
 
 
-async def test_who_can_reach_the_owner_goes_there_and_leaves_the_one_between(house: House) -> None:
+async def test_who_can_reach_the_owner_goes_there_and_leaves_the_one_between(local: LocalProxies) -> None:
     """The owner could not be reached until a moment ago: the client's work moves to it as soon as it can be."""
     with refused() as address:
-        hidden_owner = await house.write_proxy(advertise=address, peer_address="bound")
-    seen = await house.write_proxy()
-    members = house.metadata.known_members()
+        hidden_owner = await local.write_proxy(advertise=address, peer_address="bound")
+    seen = await local.write_proxy()
+    members = local.metadata.known_members()
     async with dlog.connect(f"dlog://{seen.address}", direct_retry_s=0.1, direct_rest_s=0.2) as client:
         for number in range(20):  # until the ring gives one to the other proxy
             stream = f"s{number}"

@@ -14,7 +14,7 @@ from dlog.wire.proxy import Create, Ping
 from proxies.proxy_connection import ProxyConnection
 from proxies.read.server import ReadProxy
 from tests.garbage import garbage_of
-from tests.integration.proxies.house import House, Running
+from tests.integration.proxies.local_proxies import LocalProxies, Running
 from tests.integration.proxies.raw import Raw, RawProducer
 
 ROUNDS = 1000
@@ -28,8 +28,8 @@ async def until_quiet(*proxies: Running) -> None:
             await asyncio.sleep(0)
 
 
-async def test_connections_links_and_clients_leave_no_garbage(house: House) -> None:
-    proxy = await house.read_proxy()
+async def test_connections_links_and_clients_leave_no_garbage(local: LocalProxies) -> None:
+    proxy = await local.read_proxy()
 
     async def rounds(count: int) -> None:
         for _ in range(count):
@@ -45,8 +45,8 @@ async def test_connections_links_and_clients_leave_no_garbage(house: House) -> N
     assert await garbage_of(rounds, ROUNDS, lambda: until_quiet(proxy)) == {}
 
 
-async def test_sessions_that_write_leave_no_garbage(house: House) -> None:
-    proxy = await house.write_proxy()
+async def test_sessions_that_write_leave_no_garbage(local: LocalProxies) -> None:
+    proxy = await local.write_proxy()
 
     async def rounds(count: int) -> None:
         for _ in range(count):
@@ -57,8 +57,8 @@ async def test_sessions_that_write_leave_no_garbage(house: House) -> None:
     assert await garbage_of(rounds, ROUNDS, lambda: until_quiet(proxy)) == {}
 
 
-async def test_readers_leave_no_garbage(house: House) -> None:
-    writer, reader = await house.write_proxy(), await house.read_proxy()
+async def test_readers_leave_no_garbage(local: LocalProxies) -> None:
+    writer, reader = await local.write_proxy(), await local.read_proxy()
     async with Raw(writer.address) as raw:
         await raw.ask(Create, "orders", MEMORY)
         await RawProducer(raw, "orders").write([b"x"])
@@ -78,8 +78,8 @@ async def test_readers_leave_no_garbage(house: House) -> None:
         assert await garbage_of(rounds, ROUNDS, lambda: until_quiet(reader)) == {}
 
 
-async def test_sources_of_streams_that_nobody_reads_any_more_leave_no_garbage(house: House) -> None:
-    writer, reader = await house.write_proxy(), await house.read_proxy()
+async def test_sources_of_streams_that_nobody_reads_any_more_leave_no_garbage(local: LocalProxies) -> None:
+    writer, reader = await local.write_proxy(), await local.read_proxy()
     async with Raw(writer.address) as raw:
         await raw.ask(Create, "orders", MEMORY)
         await RawProducer(raw, "orders").write([b"x"])
@@ -100,9 +100,11 @@ async def test_sources_of_streams_that_nobody_reads_any_more_leave_no_garbage(ho
     assert await garbage_of(rounds, ROUNDS, lambda: until_quiet(reader)) == {}
 
 
-async def test_streams_that_are_handed_over_and_deleted_while_they_are_followed_leave_no_garbage(house: House) -> None:
+async def test_streams_that_are_handed_over_and_deleted_while_they_are_followed_leave_no_garbage(
+    local: LocalProxies,
+) -> None:
     """The owner ends each subscription with an error."""
-    writer, reader = await house.write_proxy(), await house.read_proxy()
+    writer, reader = await local.write_proxy(), await local.read_proxy()
     assert isinstance(reader.proxy, ReadProxy)
     tailers = reader.proxy._tailers
 
@@ -126,8 +128,8 @@ async def test_streams_that_are_handed_over_and_deleted_while_they_are_followed_
     assert await garbage_of(rounds, ROUNDS, lambda: until_quiet(reader)) == {}
 
 
-async def test_requests_that_fail_leave_no_garbage(house: House) -> None:
-    writer, reader = await house.write_proxy(), await house.read_proxy()
+async def test_requests_that_fail_leave_no_garbage(local: LocalProxies) -> None:
+    writer, reader = await local.write_proxy(), await local.read_proxy()
 
     async def rounds(count: int) -> None:
         async with dlog.connect(f"dlog://{reader.address},{writer.address}") as client:

@@ -25,7 +25,7 @@ from dlog.wire.proxy import (
     Written,
 )
 from dlog.wire.proxy_codec import encode
-from tests.integration.proxies.house import House, Running
+from tests.integration.proxies.local_proxies import LocalProxies, Running
 from tests.integration.proxies.raw import Raw, RawProducer
 
 HELLO = b"".join(bytes(part) for part in encode(Hello(1, PROTOCOL_VERSION, PROTOCOL_VERSION, "tool", "x")))
@@ -53,17 +53,17 @@ HOSTILE = {
 }
 
 
-async def start(house: House, role: str) -> Running:
-    return await (house.write_proxy() if role == "write" else house.read_proxy())
+async def start(local: LocalProxies, role: str) -> Running:
+    return await (local.write_proxy() if role == "write" else local.read_proxy())
 
 
 @pytest.mark.parametrize("role", ["write", "read"])
 @pytest.mark.parametrize("greeted", [False, True], ids=["before hello", "after hello"])
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE.keys())
 async def test_bytes_that_are_no_question_close_their_connection_only(
-    house: House, role: str, greeted: bool, data: bytes
+    local: LocalProxies, role: str, greeted: bool, data: bytes
 ) -> None:
-    proxy = await start(house, role)
+    proxy = await start(local, role)
     async with Raw(proxy.address) as bystander, Raw(proxy.address, hello=greeted) as stranger:
         assert stranger.transport is not None
         stranger.transport.write(data)
@@ -75,8 +75,8 @@ async def test_bytes_that_are_no_question_close_their_connection_only(
 
 
 @pytest.mark.parametrize("role", ["write", "read"])
-async def test_noise_is_survived(house: House, role: str) -> None:
-    proxy = await start(house, role)
+async def test_noise_is_survived(local: LocalProxies, role: str) -> None:
+    proxy = await start(local, role)
     rng = random.Random(5)
     for _ in range(50):
         async with Raw(proxy.address, hello=False) as stranger:
@@ -91,8 +91,8 @@ async def test_noise_is_survived(house: House, role: str) -> None:
         assert await bystander.ask(Ping) == {}
 
 
-async def test_who_does_not_say_hello_is_put_out(house: House) -> None:
-    proxy = await house.write_proxy(hello_s=0.05)
+async def test_who_does_not_say_hello_is_put_out(local: LocalProxies) -> None:
+    proxy = await local.write_proxy(hello_s=0.05)
     async with Raw(proxy.address, hello=False) as silent:
         await silent.closed.wait()
         assert not silent.heard
@@ -102,8 +102,8 @@ async def test_who_does_not_say_hello_is_put_out(house: House) -> None:
         await slow.closed.wait()
 
 
-async def test_a_version_we_do_not_speak_is_refused_by_name(house: House) -> None:
-    proxy = await house.write_proxy()
+async def test_a_version_we_do_not_speak_is_refused_by_name(local: LocalProxies) -> None:
+    proxy = await local.write_proxy()
     async with Raw(proxy.address, hello=False) as raw:
         raw.say(Hello(7, PROTOCOL_VERSION + 1, PROTOCOL_VERSION + 5, "client", "from the future"))
         told = await raw.hear(Failed, request=7)
@@ -114,8 +114,8 @@ async def test_a_version_we_do_not_speak_is_refused_by_name(house: House) -> Non
         assert (await raw.hear(Welcome, request=8)).version == PROTOCOL_VERSION
 
 
-async def test_frames_in_pieces_and_many_in_one_piece_are_the_same(house: House) -> None:
-    proxy = await house.write_proxy()
+async def test_frames_in_pieces_and_many_in_one_piece_are_the_same(local: LocalProxies) -> None:
+    proxy = await local.write_proxy()
     async with Raw(proxy.address, hello=False) as raw:
         assert raw.transport is not None
         data = HELLO + b"".join(frame([16, n]) for n in range(2, 30))
@@ -126,8 +126,8 @@ async def test_frames_in_pieces_and_many_in_one_piece_are_the_same(house: House)
             await raw.hear(Done, request=n)
 
 
-async def test_numbers_that_name_nothing_are_ignored_and_those_used_twice_refused(house: House) -> None:
-    writer, reader = await house.write_proxy(), await house.read_proxy()
+async def test_numbers_that_name_nothing_are_ignored_and_those_used_twice_refused(local: LocalProxies) -> None:
+    writer, reader = await local.write_proxy(), await local.read_proxy()
     async with Raw(writer.address) as raw, Raw(reader.address) as reading:
         assert await raw.ask(Create, "orders", {"store": "memory"})
         assert isinstance(await RawProducer(raw, "orders").write([b"x"]), Written)
@@ -143,9 +143,9 @@ async def test_numbers_that_name_nothing_are_ignored_and_those_used_twice_refuse
         assert (await reading.hear(Failed, request=7)).code == 602
 
 
-async def test_who_asks_and_never_listens_is_not_listened_to(house: House) -> None:
+async def test_who_asks_and_never_listens_is_not_listened_to(local: LocalProxies) -> None:
     """A peer that does not read its answers costs a bounded amount of memory."""
-    proxy = await house.write_proxy()
+    proxy = await local.write_proxy()
     async with Raw(proxy.address) as raw:
         assert raw.transport is not None
         raw.transport.pause_reading()
@@ -157,9 +157,9 @@ async def test_who_asks_and_never_listens_is_not_listened_to(house: House) -> No
         assert connection.unsent_bytes < 4 * 1024 * 1024
 
 
-async def test_half_frames_are_kept_up_to_a_bound_for_all_connections_together(house: House) -> None:
+async def test_half_frames_are_kept_up_to_a_bound_for_all_connections_together(local: LocalProxies) -> None:
     """Buffers of one frame count as the whole frame once an eighth of it has arrived."""
-    proxy = await house.write_proxy(receive_bytes_max=2 << 20)
+    proxy = await local.write_proxy(receive_bytes_max=2 << 20)
     half = struct.pack(">I", 900_000) + b"x" * 400_000
     async with Raw(proxy.address) as bystander, Raw(proxy.address) as one, Raw(proxy.address) as two:
         async with Raw(proxy.address) as three:

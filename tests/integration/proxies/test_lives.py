@@ -31,7 +31,7 @@ from dlog.wire.proxy import (
 )
 from proxies.write.admin import REMOVED_MAX
 from tests.deleting import mark_deleted
-from tests.integration.proxies.house import House
+from tests.integration.proxies.local_proxies import LocalProxies
 from tests.integration.proxies.processes import ProxyCluster
 from tests.integration.proxies.raw import Raw, RawProducer
 
@@ -54,15 +54,15 @@ def questions_of(incarnation: str) -> list[tuple[type[Any], tuple[Any, ...]]]:
     ]
 
 
-async def stream_now(house: House) -> StreamMetadata:
-    seen = await house.metadata.read(StreamKey(STREAM))
+async def stream_now(local: LocalProxies) -> StreamMetadata:
+    seen = await local.metadata.read(StreamKey(STREAM))
     assert isinstance(seen, Versioned)
     value: StreamMetadata = seen.value
     return value
 
 
-async def test_what_was_meant_for_a_deleted_stream_changes_nothing_of_the_next(house: House) -> None:
-    writer = await house.write_proxy()
+async def test_what_was_meant_for_a_deleted_stream_changes_nothing_of_the_next(local: LocalProxies) -> None:
+    writer = await local.write_proxy()
     async with Raw(writer.address) as raw:
         await raw.ask(Create, STREAM, MEMORY)
         incarnation = (await raw.incarnation(STREAM))["life"]
@@ -70,25 +70,25 @@ async def test_what_was_meant_for_a_deleted_stream_changes_nothing_of_the_next(h
         await raw.ask(Delete, STREAM)
         await raw.ask(Create, STREAM, MEMORY)
         assert isinstance(await RawProducer(raw, STREAM).write([b"second"]), Written)
-        before = await stream_now(house)
+        before = await stream_now(local)
         for cls, fields in questions_of(incarnation):
             answer = await raw.ask_exactly(cls, *fields)
             assert isinstance(answer, Failed), cls
             assert answer.code == 510, cls
         assert await raw.ask_exactly(Delete, STREAM, incarnation, False) == {"segments": 0, "left": 0}
         assert await raw.ask_exactly(Delete, STREAM, incarnation, True) == {"segments": 0, "left": 0}
-        assert await stream_now(house) == before
-        assert (await stream_now(house)).incarnation == before.incarnation != incarnation
+        assert await stream_now(local) == before
+        assert (await stream_now(local)).incarnation == before.incarnation != incarnation
 
 
-async def test_a_long_stream_is_deleted_and_made_again_at_once(house: House) -> None:
+async def test_a_long_stream_is_deleted_and_made_again_at_once(local: LocalProxies) -> None:
     """The segments are deleted after the answer to the deletion; the creation waits until they are gone."""
-    writer = await house.write_proxy()
+    writer = await local.write_proxy()
     async with dlog.connect(writer.address) as client:
         await client.create(STREAM, **MEMORY)
         await client.append(STREAM, b"first")
         await client.hand_over(STREAM)
-        seen = await house.metadata.read(StreamKey(STREAM))
+        seen = await local.metadata.read(StreamKey(STREAM))
         assert isinstance(seen, Versioned)
         first = seen.value.segments[-1].number + 1
         more = [
@@ -96,20 +96,20 @@ async def test_a_long_stream_is_deleted_and_made_again_at_once(house: House) -> 
             for number in range(first, first + REMOVED_MAX)
         ]
         assert isinstance(
-            await house.metadata.compare_and_set(StreamKey(STREAM), seen.value.with_segment(*more), seen.version),
+            await local.metadata.compare_and_set(StreamKey(STREAM), seen.value.with_segment(*more), seen.version),
             Versioned,
         )
         await client.delete(STREAM)
-        assert isinstance(await house.metadata.read(StreamKey(STREAM)), Missing)
+        assert isinstance(await local.metadata.read(StreamKey(STREAM)), Missing)
         await client.create(STREAM, **MEMORY)
         await client.append(STREAM, b"second")
-    assert len((await stream_now(house)).segments) == 1
+    assert len((await stream_now(local)).segments) == 1
     deleted = await writer.events.of(SegmentDeleted, REMOVED_MAX + 1)
     assert len(deleted) == REMOVED_MAX + 1
 
 
-async def test_a_creation_makes_one_life_however_often_and_late_it_comes(house: House) -> None:
-    writer = await house.write_proxy()
+async def test_a_creation_makes_one_life_however_often_and_late_it_comes(local: LocalProxies) -> None:
+    writer = await local.write_proxy()
     async with Raw(writer.address) as raw:
         told = await raw.incarnation(STREAM)
         assert told == {"life": None, "deleted": False, "deletions": 0}
@@ -127,30 +127,30 @@ async def test_a_creation_makes_one_life_however_often_and_late_it_comes(house: 
         assert (await raw.incarnation(STREAM))["life"] is None
 
 
-async def test_a_deletion_that_was_interrupted_is_finished_by_the_next_and_by_a_creation(house: House) -> None:
-    writer = await house.write_proxy()
+async def test_a_deletion_that_was_interrupted_is_finished_by_the_next_and_by_a_creation(local: LocalProxies) -> None:
+    writer = await local.write_proxy()
     async with dlog.connect(f"dlog://{writer.address}") as client:
         for finish in ("delete", "create"):
             await client.create(STREAM, **MEMORY)
             await client.append(STREAM, b"x")
             await client.hand_over(STREAM)
-            await mark_deleted(house.metadata, STREAM)
-            assert house.state.segments
+            await mark_deleted(local.metadata, STREAM)
+            assert local.state.segments
             with pytest.raises(dlog.StreamNotFoundError):
                 await client.stat(STREAM)
             with pytest.raises(dlog.StreamNotFoundError):
                 await client.seal(STREAM)
             if finish == "delete":
                 await client.delete(STREAM)
-                assert await house.metadata.read(StreamKey(STREAM)) == Missing()
-                assert not house.state.segments
+                assert await local.metadata.read(StreamKey(STREAM)) == Missing()
+                assert not local.state.segments
         await client.create(STREAM, **MEMORY)
-        assert not house.state.segments
+        assert not local.state.segments
         assert (await client.stat(STREAM)).records == 0
 
 
-async def test_a_life_is_told_and_may_be_named_later(house: House) -> None:
-    writer = await house.write_proxy()
+async def test_a_life_is_told_and_may_be_named_later(local: LocalProxies) -> None:
+    writer = await local.write_proxy()
     async with dlog.connect(f"dlog://{writer.address}") as client:
         with pytest.raises(dlog.StreamNotFoundError):
             await client.incarnation(STREAM)

@@ -21,7 +21,7 @@ from dlog.model.segment import StreamKey
 from proxies.write.options import WriteOptions
 from proxies.write.owned_streams import RETIRES_AT_ONCE
 from proxies.write.server import WriteProxy
-from tests.integration.proxies.house import House
+from tests.integration.proxies.local_proxies import LocalProxies
 from tests.integration.proxies.processes import ProxyCluster
 from tests.integration.proxies.test_processes import scrape
 from tests.ports import free_port
@@ -81,7 +81,7 @@ async def test_a_thousand_streams_are_writable_again_without_a_stampede(cluster:
     assert peak <= WriteOptions().takes_at_once
 
 
-async def created(house: House, client: dlog.Client, count: int) -> list[str]:
+async def created(local: LocalProxies, client: dlog.Client, count: int) -> list[str]:
     streams = [f"stream-{n}" for n in range(count)]
     for stream in streams:
         await client.create(stream, store="memory")
@@ -89,21 +89,21 @@ async def created(house: House, client: dlog.Client, count: int) -> list[str]:
     return streams
 
 
-async def test_a_stream_that_nobody_uses_is_handed_back_and_taken_again_by_the_next_append(house: House) -> None:
-    proxy = await house.write_proxy(idle_s=0.05)
+async def test_a_stream_that_nobody_uses_is_handed_back_and_taken_again_by_the_next_append(local: LocalProxies) -> None:
+    proxy = await local.write_proxy(idle_s=0.05)
     async with dlog.connect("dlog://" + proxy.address) as client:
-        (stream,) = await created(house, client, 1)
+        (stream,) = await created(local, client, 1)
         for n in range(1, 4):
             await proxy.events.of(StreamReleased, n)
             assert (await client.append(stream, b"%d" % n)).segment == n + 1
-    seen = await house.metadata.read(StreamKey(StreamName(stream)))
+    seen = await local.metadata.read(StreamKey(StreamName(stream)))
     assert isinstance(seen, Versioned)
     assert [s.record_count for s in seen.value.segments if s.completed] == [1, 1, 1]
 
 
-async def test_an_owner_that_ended_leaves_nothing_for_the_collector(house: House) -> None:
+async def test_an_owner_that_ended_leaves_nothing_for_the_collector(local: LocalProxies) -> None:
     """A proxy's collector visits old objects so rarely that a reference cycle would stay for good."""
-    proxy = await house.write_proxy(idle_s=0.05)
+    proxy = await local.write_proxy(idle_s=0.05)
     server = proxy.proxy
     assert isinstance(server, WriteProxy)
     built: list[weakref.ref[object]] = []
@@ -118,7 +118,7 @@ async def test_an_owner_that_ended_leaves_nothing_for_the_collector(house: House
     async with dlog.connect("dlog://" + proxy.address) as client:
         gc.disable()
         try:
-            await created(house, client, 3)
+            await created(local, client, 3)
             await proxy.events.of(StreamReleased, 3)
             while len(server.owned_streams):
                 await client.stat("stream-0")
@@ -130,12 +130,12 @@ async def test_an_owner_that_ended_leaves_nothing_for_the_collector(house: House
     assert len(built) == 6
 
 
-async def test_streams_created_and_touched_in_a_loop_do_not_stay_alive(house: House) -> None:
-    proxy = await house.write_proxy(streams_max=20)
+async def test_streams_created_and_touched_in_a_loop_do_not_stay_alive(local: LocalProxies) -> None:
+    proxy = await local.write_proxy(streams_max=20)
     server = proxy.proxy
     assert isinstance(server, WriteProxy)
     async with dlog.connect("dlog://" + proxy.address) as client:
-        await created(house, client, 200)
+        await created(local, client, 200)
         await proxy.events.of(StreamReleased, 180)
         assert len(server.owned_streams) <= 20 + RETIRES_AT_ONCE
         await client.append("stream-0", b"again")
@@ -143,8 +143,8 @@ async def test_streams_created_and_touched_in_a_loop_do_not_stay_alive(house: Ho
     assert [e.left for e in proxy.events if isinstance(e, ProxyDrained)] == [0]
 
 
-async def test_nothing_is_handed_back_while_metadata_is_out_of_reach(house: House, monkeypatch: Any) -> None:
-    proxy = await house.write_proxy(idle_s=0.02)
+async def test_nothing_is_handed_back_while_metadata_is_out_of_reach(local: LocalProxies, monkeypatch: Any) -> None:
+    proxy = await local.write_proxy(idle_s=0.02)
     server = proxy.proxy
     assert isinstance(server, WriteProxy)
     asked = asyncio.Event()
@@ -155,7 +155,7 @@ async def test_nothing_is_handed_back_while_metadata_is_out_of_reach(house: Hous
 
     monkeypatch.setattr(server.owned_streams, "_may_retire", out_of_reach)
     async with dlog.connect("dlog://" + proxy.address) as client:
-        await created(house, client, 1)
+        await created(local, client, 1)
         for _ in range(3):
             asked.clear()
             async with asyncio.timeout(90.0):

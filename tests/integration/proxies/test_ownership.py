@@ -13,16 +13,16 @@ from dlog.model.ids import ProxyId, StreamName
 from dlog.model.segment import Owner, StreamKey
 from dlog.wire.proxy import Create, Failed, GetOwner, GoAway, Written
 from proxies.write.server import WriteProxy
-from tests.integration.proxies.house import House, Running
+from tests.integration.proxies.local_proxies import LocalProxies, Running
 from tests.integration.proxies.raw import Raw, RawProducer
 from tests.memory_metadata import MemoryMetadata
 
 MEMORY = {"store": "memory"}
 
 
-async def two_with_a_stream(house: House, **options: Any) -> tuple[Running, Running]:
+async def two_with_a_stream(local: LocalProxies, **options: Any) -> tuple[Running, Running]:
     """Owner and other proxy; "orders" is owned by the first."""
-    one, two = await house.write_proxy(**options), await house.write_proxy(**options)
+    one, two = await local.write_proxy(**options), await local.write_proxy(**options)
     async with Raw(one.address) as raw:
         await raw.ask(Create, "orders", MEMORY)
         told = await raw.ask(GetOwner, "orders", None)
@@ -40,18 +40,18 @@ async def owner_in(metadata: MemoryMetadata) -> Owner:
     return owner
 
 
-async def test_a_doubt_about_an_owner_that_lives_moves_nothing(house: House) -> None:
-    owner, other = await two_with_a_stream(house)
+async def test_a_doubt_about_an_owner_that_lives_moves_nothing(local: LocalProxies) -> None:
+    owner, other = await two_with_a_stream(local)
     async with Raw(other.address) as raw:
         for suspect in (owner.address, "127.0.0.1:1", "nowhere", None):
             answer = await raw.ask(GetOwner, "orders", suspect)
             location = answer.location if isinstance(answer, Failed) else answer["location"]
             assert location == owner.address
-    assert (await owner_in(house.metadata)).epoch == 1
+    assert (await owner_in(local.metadata)).epoch == 1
 
 
-async def test_a_doubt_about_an_owner_that_died_is_checked_and_its_stream_taken(house: House) -> None:
-    owner, other = await two_with_a_stream(house)
+async def test_a_doubt_about_an_owner_that_died_is_checked_and_its_stream_taken(local: LocalProxies) -> None:
+    owner, other = await two_with_a_stream(local)
     await owner.kill()  # its registration stays, as until its session ends
     async with Raw(other.address) as raw:
         told = await raw.ask(GetOwner, "orders", owner.address)
@@ -61,9 +61,9 @@ async def test_a_doubt_about_an_owner_that_died_is_checked_and_its_stream_taken(
         assert isinstance(await RawProducer(raw, "orders").write([b"1"]), Written)
 
 
-async def test_a_dead_proxys_streams_are_left_alone_until_somebody_asks(house: House) -> None:
+async def test_a_dead_proxys_streams_are_left_alone_until_somebody_asks(local: LocalProxies) -> None:
     """The cost of a proxy's death depends on the streams in use, not on those the proxy owned."""
-    owner, other = await two_with_a_stream(house)
+    owner, other = await two_with_a_stream(local)
     async with Raw(owner.address) as raw:
         await raw.ask(Create, "asked-for", MEMORY)
     await owner.kill()
@@ -71,13 +71,13 @@ async def test_a_dead_proxys_streams_are_left_alone_until_somebody_asks(house: H
     async with Raw(other.address) as raw:
         assert isinstance(await RawProducer(raw, "asked-for").write([b"1"]), Written)
     assert [e.stream for e in other.events if isinstance(e, StreamOwned)] == ["asked-for"]
-    assert (await owner_in(house.metadata)).address == owner.address
+    assert (await owner_in(local.metadata)).address == owner.address
 
 
-async def test_a_follower_has_the_stream_of_a_dead_owner_taken(house: House) -> None:
+async def test_a_follower_has_the_stream_of_a_dead_owner_taken(local: LocalProxies) -> None:
     """No client writes. The owner's last confirmed records may be ones that only a recovery can show the follower."""
-    owner, other = await two_with_a_stream(house)
-    reading = await house.read_proxy()
+    owner, other = await two_with_a_stream(local)
+    reading = await local.read_proxy()
     server = owner.proxy
     assert isinstance(server, WriteProxy)
     async with dlog.connect(f"dlog://{reading.address}") as client, asyncio.TaskGroup() as group:
@@ -94,8 +94,8 @@ async def test_a_follower_has_the_stream_of_a_dead_owner_taken(house: House) -> 
         assert (await following).payload == b"1"
 
 
-async def test_writes_that_come_while_a_stream_is_taken_wait_in_order(house: House) -> None:
-    owner, other = await two_with_a_stream(house)
+async def test_writes_that_come_while_a_stream_is_taken_wait_in_order(local: LocalProxies) -> None:
+    owner, other = await two_with_a_stream(local)
     await owner.kill()
     async with Raw(other.address) as raw:
         raw.say(GetOwner(5, "orders", owner.address))
@@ -106,10 +106,10 @@ async def test_writes_that_come_while_a_stream_is_taken_wait_in_order(house: Hou
             assert isinstance(await producer.answer(batch.request), Written)
 
 
-async def test_a_wrong_suspicion_costs_a_roll_and_nothing_else(house: House) -> None:
+async def test_a_wrong_suspicion_costs_a_roll_and_nothing_else(local: LocalProxies) -> None:
     """The old owner lives, and gets nothing acknowledged any more; its clients are redirected."""
-    owner, other = await two_with_a_stream(house)
-    await house.metadata.unregister_proxy(ProxyId(owner.address))  # as when its session was lost
+    owner, other = await two_with_a_stream(local)
+    await local.metadata.unregister_proxy(ProxyId(owner.address))  # as when its session was lost
     async with Raw(owner.address) as raw, Raw(other.address) as elsewhere:
         producer = RawProducer(raw, "orders")
         assert isinstance(await producer.write([b"1"]), Written)
@@ -123,21 +123,21 @@ async def test_a_wrong_suspicion_costs_a_roll_and_nothing_else(house: House) -> 
             assert isinstance(again, Failed)
             answer = again
         assert answer.location == other.address
-    assert (await owner_in(house.metadata)).epoch == 2
+    assert (await owner_in(local.metadata)).epoch == 2
     assert await owner.events.of(ClaimLost)
 
 
-async def test_an_idle_owner_that_lost_its_claim_hears_of_it_though_nobody_writes(house: House) -> None:
-    owner, other = await two_with_a_stream(house)
-    await house.metadata.unregister_proxy(ProxyId(owner.address))
+async def test_an_idle_owner_that_lost_its_claim_hears_of_it_though_nobody_writes(local: LocalProxies) -> None:
+    owner, other = await two_with_a_stream(local)
+    await local.metadata.unregister_proxy(ProxyId(owner.address))
     owner.proxy.listener.close()
     async with Raw(other.address) as elsewhere:
         assert isinstance(await RawProducer(elsewhere, "orders").write([b"1"]), Written)
     assert [event.stream for event in await owner.events.of(ClaimLost)] == ["orders"]
 
 
-async def test_two_proxies_asked_at_once_agree_on_one_owner(house: House) -> None:
-    proxies = [await house.write_proxy() for _ in range(3)]
+async def test_two_proxies_asked_at_once_agree_on_one_owner(local: LocalProxies) -> None:
+    proxies = [await local.write_proxy() for _ in range(3)]
     async with Raw(proxies[0].address) as raw:
         for i in range(20):
             await raw.ask(Create, f"s{i}", MEMORY)
@@ -152,8 +152,8 @@ async def test_two_proxies_asked_at_once_agree_on_one_owner(house: House) -> Non
     assert sorted(event.stream for event in owned) == sorted(f"s{i}" for i in range(20))
 
 
-async def test_draining_hands_everything_over_and_tells_clients(house: House) -> None:
-    owner, other = await two_with_a_stream(house)
+async def test_draining_hands_everything_over_and_tells_clients(local: LocalProxies) -> None:
+    owner, other = await two_with_a_stream(local)
     async with Raw(owner.address) as raw, Raw(other.address) as elsewhere:
         producer = RawProducer(raw, "orders")
         batches = [producer.batch([b"%d" % n]) for n in range(200)]
@@ -170,16 +170,16 @@ async def test_draining_hands_everything_over_and_tells_clients(house: House) ->
     assert owner.task.done()
     assert owner.task.exception() is None
     assert [(e.handed_over, e.left) for e in owner.events if isinstance(e, ProxyDrained)] == [(1, 0)]
-    assert (await owner_in(house.metadata)).epoch == 2
+    assert (await owner_in(local.metadata)).epoch == 2
 
 
-async def test_draining_is_bounded_when_metadata_does_not_answer(house: House, monkeypatch: Any) -> None:
-    owner, other = await two_with_a_stream(house, drain_s=0.3)
+async def test_draining_is_bounded_when_metadata_does_not_answer(local: LocalProxies, monkeypatch: Any) -> None:
+    owner, other = await two_with_a_stream(local, drain_s=0.3)
 
     async def never(*_: object) -> Any:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(house.metadata, "compare_and_set", never)
+    monkeypatch.setattr(local.metadata, "compare_and_set", never)
     await owner.drain()
     assert owner.task.exception() is None
     assert [(e.handed_over, e.left) for e in owner.events if isinstance(e, ProxyDrained)] == [(0, 1)]
@@ -189,7 +189,7 @@ async def test_draining_is_bounded_when_metadata_does_not_answer(house: House, m
         assert isinstance(await RawProducer(raw, "orders").write([b"1"]), Written)
 
 
-async def test_a_proxy_that_keeps_silent_is_suspected_and_trusted_again_when_it_answers(house: House) -> None:
+async def test_a_proxy_that_keeps_silent_is_suspected_and_trusted_again_when_it_answers(local: LocalProxies) -> None:
     """The proxy behaves as a frozen process: its kernel accepts connections, and nothing is sent on them."""
     silent = True
 
@@ -205,10 +205,10 @@ async def test_a_proxy_that_keeps_silent_is_suspected_and_trusted_again_when_it_
             questions.close()
             writer.close()
 
-    proxy = await house.write_proxy(ping_every_s=0.02, ping_timeout_s=0.1)
+    proxy = await local.write_proxy(ping_every_s=0.02, ping_timeout_s=0.1)
     server = await asyncio.start_server(relay, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    await house.metadata.register_proxy(ProxyInfo(ProxyId("silent"), "write", address))
+    await local.metadata.register_proxy(ProxyInfo(ProxyId("silent"), "write", address))
     (suspected,) = await proxy.events.of(ProxySuspected)
     assert suspected.peer == address
     silent = False

@@ -11,7 +11,7 @@ from dlog.events import ConnectionOpened, ConnectionRefused
 from dlog.wire.proxy import PROTOCOL_VERSION, Create, Failed, Hello, Ping, Stat, Welcome, Written
 from dlog.wire.proxy_codec import encode
 from dlog.wire.proxy_protocol import SIGNATURE, encode_v1, encode_v2
-from tests.integration.proxies.house import House
+from tests.integration.proxies.local_proxies import LocalProxies
 from tests.integration.proxies.raw import Raw, RawProducer
 
 MEMORY = {"store": "memory"}
@@ -33,8 +33,8 @@ async def begin(address: str, *pieces: bytes) -> Raw:
 
 @pytest.mark.parametrize("header", [V1, V2], ids=["v1", "v2"])
 @pytest.mark.parametrize("mode", ["optional", "required"])
-async def test_the_client_is_who_the_header_names(house: House, mode: str, header: bytes) -> None:
-    proxy = await house.write_proxy(proxy_protocol=mode, proxy_protocol_from="127.0.0.0/8")
+async def test_the_client_is_who_the_header_names(local: LocalProxies, mode: str, header: bytes) -> None:
+    proxy = await local.write_proxy(proxy_protocol=mode, proxy_protocol_from="127.0.0.0/8")
     for pieces in ([header + HELLO], [header[:7], header[7:] + HELLO], [bytes((b,)) for b in header] + [HELLO]):
         raw = await begin(proxy.address, *pieces)
         await raw.hear(Welcome)
@@ -46,9 +46,9 @@ async def test_the_client_is_who_the_header_names(house: House, mode: str, heade
 
 @pytest.mark.parametrize(("mode", "sources"), [("optional", ""), ("required", "10.0.0.0/8")])
 async def test_without_a_header_a_client_speaks_for_itself_where_that_is_allowed(
-    house: House, mode: str, sources: str
+    local: LocalProxies, mode: str, sources: str
 ) -> None:
-    proxy = await house.write_proxy(proxy_protocol=mode, proxy_protocol_from=sources)
+    proxy = await local.write_proxy(proxy_protocol=mode, proxy_protocol_from=sources)
     async with Raw(proxy.address) as raw:
         assert await raw.ask(Ping) == {}
     (opened,) = await proxy.events.of(ConnectionOpened)
@@ -69,9 +69,9 @@ async def test_without_a_header_a_client_speaks_for_itself_where_that_is_allowed
     ],
 )
 async def test_a_header_that_is_false_or_not_allowed_is_told_and_the_connection_closed(
-    house: House, options: dict[str, Any], data: bytes, code: int
+    local: LocalProxies, options: dict[str, Any], data: bytes, code: int
 ) -> None:
-    proxy = await house.write_proxy(**options)
+    proxy = await local.write_proxy(**options)
     raw = await begin(proxy.address, data)
     assert (await raw.hear(Failed, request=0)).code == code
     await raw.closed.wait()
@@ -79,15 +79,15 @@ async def test_a_header_that_is_false_or_not_allowed_is_told_and_the_connection_
     assert proxy.proxy.listener.incomplete_bytes == 0
 
 
-async def test_a_header_that_does_not_end_is_cut_with_the_hello_that_does_not_come(house: House) -> None:
-    proxy = await house.write_proxy(proxy_protocol="optional", hello_s=0.2)
+async def test_a_header_that_does_not_end_is_cut_with_the_hello_that_does_not_come(local: LocalProxies) -> None:
+    proxy = await local.write_proxy(proxy_protocol="optional", hello_s=0.2)
     raw = await begin(proxy.address, V2[:20])
     await raw.closed.wait()
     assert proxy.proxy.listener.incomplete_bytes == 0
 
 
-async def test_connections_are_counted_by_the_host_that_the_balancer_names(house: House) -> None:
-    proxy = await house.write_proxy(proxy_protocol="optional", connections_per_host_max=2)
+async def test_connections_are_counted_by_the_host_that_the_balancer_names(local: LocalProxies) -> None:
+    proxy = await local.write_proxy(proxy_protocol="optional", connections_per_host_max=2)
     others = encode_v2(("203.0.113.10", 1), ("10.0.0.1", 7400))
     held = [await begin(proxy.address, V2 + HELLO) for _ in range(2)]
     for raw in held:
@@ -107,10 +107,10 @@ async def test_connections_are_counted_by_the_host_that_the_balancer_names(house
         await raw.__aexit__()
 
 
-async def test_proxies_that_demand_a_header_of_everybody_reach_one_another(house: House) -> None:
+async def test_proxies_that_demand_a_header_of_everybody_reach_one_another(local: LocalProxies) -> None:
     """Each sends the header for a local connection to the others: streams are watched, taken over, and read."""
-    writers = [await house.write_proxy(proxy_protocol="required") for _ in range(2)]
-    reader = await house.read_proxy(proxy_protocol="required")
+    writers = [await local.write_proxy(proxy_protocol="required") for _ in range(2)]
+    reader = await local.read_proxy(proxy_protocol="required")
     raws = []
     for running in (*writers, reader):
         raw = await begin(running.address, V2 + HELLO)

@@ -28,7 +28,7 @@ from dlog.wire.proxy import (
 )
 from dlog.wire.proxy import ReaderEventKind as Kind
 from proxies.write.lac_subscriptions import ENTRIES_BYTES_MAX
-from tests.integration.proxies.house import House
+from tests.integration.proxies.local_proxies import LocalProxies
 from tests.integration.proxies.raw import ANYTHING, Raw, RawProducer
 from tests.memory_store import MemoryReader
 
@@ -86,7 +86,9 @@ class Reading:
             at += length
 
 
-async def filled(house: House, raw: Raw, count: int = 30, *, settings: Mapping[str, object] = MEMORY) -> RawProducer:
+async def filled(
+    local: LocalProxies, raw: Raw, count: int = 30, *, settings: Mapping[str, object] = MEMORY
+) -> RawProducer:
     """Three segments of records "0", "1", ..., one a batch, txid 1000 + n."""
     await raw.ask(Create, "orders", settings)
     producer = RawProducer(raw, "orders")
@@ -101,10 +103,10 @@ def numbers(first: int, end: int) -> list[bytes]:
     return [b"%d" % n for n in range(first, end)]
 
 
-async def test_a_read_begins_where_it_was_asked_to(house: House) -> None:
-    writer, reader = await house.write_proxy(), await house.read_proxy()
+async def test_a_read_begins_where_it_was_asked_to(local: LocalProxies) -> None:
+    writer, reader = await local.write_proxy(), await local.read_proxy()
     async with Raw(writer.address) as raw, Raw(reader.address) as rr:
-        await filled(house, raw)
+        await filled(local, raw)
         whole = Reading(rr, "orders", Start.START)
         assert (await whole.event()).kind is Kind.STARTED
         assert (await whole.event()).kind is Kind.CAUGHT_UP
@@ -125,8 +127,8 @@ async def test_a_read_begins_where_it_was_asked_to(house: House) -> None:
             assert none.records == []
 
 
-async def test_a_saved_position_is_read_in_its_own_stream_only(house: House) -> None:
-    writer, reader = await house.write_proxy(), await house.read_proxy()
+async def test_a_saved_position_is_read_in_its_own_stream_only(local: LocalProxies) -> None:
+    writer, reader = await local.write_proxy(), await local.read_proxy()
     async with dlog.connect(f"dlog://{writer.address},{reader.address}") as client:
         await client.create("orders", store="memory")
         for n in range(4):
@@ -146,8 +148,8 @@ async def test_a_saved_position_is_read_in_its_own_stream_only(house: House) -> 
             _ = [r async for r in client.read("orders", saved[1])]
 
 
-async def test_a_truncation_holds_within_the_open_segment(house: House) -> None:
-    writer, reader = await house.write_proxy(), await house.read_proxy()
+async def test_a_truncation_holds_within_the_open_segment(local: LocalProxies) -> None:
+    writer, reader = await local.write_proxy(), await local.read_proxy()
     async with dlog.connect(f"dlog://{writer.address},{reader.address}") as client:
         await client.create("orders", store="memory")
         places = [await client.append("orders", b"%d" % n) for n in range(4)]
@@ -163,8 +165,10 @@ async def test_a_truncation_holds_within_the_open_segment(house: House) -> None:
         assert [r.payload async for r in client.read("orders")] == [b"2", b"3", b"4"]
 
 
-async def test_a_follower_without_a_read_proxy_does_not_cross_into_the_next_stream_of_the_name(house: House) -> None:
-    writer, reader = await house.write_proxy(), await house.read_proxy()
+async def test_a_follower_without_a_read_proxy_does_not_cross_into_the_next_stream_of_the_name(
+    local: LocalProxies,
+) -> None:
+    writer, reader = await local.write_proxy(), await local.read_proxy()
     async with dlog.connect(f"dlog://{writer.address},{reader.address}") as client:
         await client.create("orders", store="memory")
         await client.append("orders", b"old")
@@ -175,13 +179,13 @@ async def test_a_follower_without_a_read_proxy_does_not_cross_into_the_next_stre
         await client.create("orders", store="memory")
         for n in range(3):
             await client.append("orders", b"new %d" % n)
-        await house.read_proxy()
+        await local.read_proxy()
         with pytest.raises(StreamRecreatedError):
             await anext(following)
 
 
 async def test_the_store_is_asked_for_what_is_new_at_the_tail_only_if_it_is_much(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    local: LocalProxies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An owner sends few entries along with its LAC; the first LAC only shows how far the segment is confirmed."""
     asked: list[int] = []
@@ -191,7 +195,7 @@ async def test_the_store_is_asked_for_what_is_new_at_the_tail_only_if_it_is_much
         asked.append(first)
         return await read(reader, first, last, max_bytes)
 
-    writer, reader = await house.write_proxy(), await house.read_proxy()
+    writer, reader = await local.write_proxy(), await local.read_proxy()
     async with Raw(writer.address) as raw, Raw(reader.address) as rr:
         await raw.ask(Create, "orders", MEMORY)
         producer = RawProducer(raw, "orders")
@@ -212,9 +216,9 @@ async def test_the_store_is_asked_for_what_is_new_at_the_tail_only_if_it_is_much
         assert tail.records == [*numbers(1, 11), large]
 
 
-async def test_what_was_acknowledged_before_the_open_is_read(house: House) -> None:
+async def test_what_was_acknowledged_before_the_open_is_read(local: LocalProxies) -> None:
     """Without follow a read ends at the tail; the owner says where that is, so no acknowledged record is missed."""
-    writer, reader = await house.write_proxy(), await house.read_proxy()
+    writer, reader = await local.write_proxy(), await local.read_proxy()
     async with Raw(writer.address) as raw, Raw(reader.address) as rr:
         await raw.ask(Create, "orders", MEMORY)
         producer = RawProducer(raw, "orders")
@@ -228,7 +232,7 @@ async def test_what_was_acknowledged_before_the_open_is_read(house: House) -> No
             assert read.records == numbers(0, n + 1)
 
 
-async def test_followers_share_one_upstream_and_one_fetch(house: House, monkeypatch: Any) -> None:
+async def test_followers_share_one_upstream_and_one_fetch(local: LocalProxies, monkeypatch: Any) -> None:
     fetched: list[int] = []
     real = MemoryReader.read
 
@@ -238,7 +242,7 @@ async def test_followers_share_one_upstream_and_one_fetch(house: House, monkeypa
         return payloads
 
     monkeypatch.setattr(MemoryReader, "read", read)
-    writer, reader = await house.write_proxy(), await house.read_proxy()
+    writer, reader = await local.write_proxy(), await local.read_proxy()
     async with Raw(writer.address) as raw, Raw(reader.address) as rr:
         await raw.ask(Create, "orders", MEMORY)
         producer = RawProducer(raw, "orders")
@@ -255,9 +259,9 @@ async def test_followers_share_one_upstream_and_one_fetch(house: House, monkeypa
         assert sorted(fetched) == sorted(set(fetched)), "an entry is fetched once"
 
 
-async def test_a_follower_goes_on_through_hand_overs_kills_and_the_end(house: House) -> None:
-    one, two = await house.write_proxy(), await house.write_proxy()
-    reader = await house.read_proxy()
+async def test_a_follower_goes_on_through_hand_overs_kills_and_the_end(local: LocalProxies) -> None:
+    one, two = await local.write_proxy(), await local.write_proxy()
+    reader = await local.read_proxy()
     async with Raw(reader.address) as rr:
         async with Raw(one.address) as raw:
             await raw.ask(Create, "orders", MEMORY)
@@ -286,8 +290,8 @@ async def test_a_follower_goes_on_through_hand_overs_kills_and_the_end(house: Ho
         assert follower.records == numbers(0, 30)
 
 
-async def test_nothing_is_sent_beyond_the_credit_but_the_entry_that_exceeds_it(house: House) -> None:
-    writer, reader = await house.write_proxy(), await house.read_proxy()
+async def test_nothing_is_sent_beyond_the_credit_but_the_entry_that_exceeds_it(local: LocalProxies) -> None:
+    writer, reader = await local.write_proxy(), await local.read_proxy()
     async with Raw(writer.address) as raw, Raw(reader.address) as rr:
         await raw.ask(Create, "orders", MEMORY)
         producer = RawProducer(raw, "orders")
@@ -303,8 +307,8 @@ async def test_nothing_is_sent_beyond_the_credit_but_the_entry_that_exceeds_it(h
         await read.until(20)
 
 
-async def test_a_reader_that_does_not_take_its_entries_costs_little(house: House) -> None:
-    writer, reader = await house.write_proxy(), await house.read_proxy(cache_bytes_max=1 << 20)
+async def test_a_reader_that_does_not_take_its_entries_costs_little(local: LocalProxies) -> None:
+    writer, reader = await local.write_proxy(), await local.read_proxy(cache_bytes_max=1 << 20)
     async with Raw(writer.address) as raw, Raw(reader.address) as slow, Raw(reader.address) as quick:
         await raw.ask(Create, "orders", MEMORY)
         producer = RawProducer(raw, "orders")
@@ -326,10 +330,10 @@ async def test_a_reader_that_does_not_take_its_entries_costs_little(house: House
             await read.until(100)
 
 
-async def test_a_truncated_place_says_what_is_left_and_a_deleted_stream_ends_its_readers(house: House) -> None:
-    writer, reader = await house.write_proxy(), await house.read_proxy()
+async def test_a_truncated_place_says_what_is_left_and_a_deleted_stream_ends_its_readers(local: LocalProxies) -> None:
+    writer, reader = await local.write_proxy(), await local.read_proxy()
     async with Raw(writer.address) as raw, Raw(reader.address) as rr:
-        await filled(house, raw)
+        await filled(local, raw)
         follower = Reading(rr, "orders", Start.START, follow=True)
         await follower.until(30)
         await raw.ask(Truncate, "orders", (2, 0, 0))
@@ -348,11 +352,11 @@ async def test_a_truncated_place_says_what_is_left_and_a_deleted_stream_ends_its
         assert reader.proxy.cache.bytes == 0  # type: ignore[union-attr]
 
 
-async def test_a_damaged_entry_is_named_and_those_before_it_are_delivered(house: House) -> None:
-    writer, reader = await house.write_proxy(), await house.read_proxy()
+async def test_a_damaged_entry_is_named_and_those_before_it_are_delivered(local: LocalProxies) -> None:
+    writer, reader = await local.write_proxy(), await local.read_proxy()
     async with Raw(writer.address) as raw, Raw(reader.address) as rr:
-        await filled(house, raw)
-        segment = house.state.segments["2"]
+        await filled(local, raw)
+        segment = list(local.state.segments.values())[1]
         at = next(i for i, payload in enumerate(segment.entries) if b"13" in payload)
         segment.entries[at] = segment.entries[at][:-1] + b"?"
         read = Reading(rr, "orders", Start.START)
@@ -367,11 +371,11 @@ async def test_a_damaged_entry_is_named_and_those_before_it_are_delivered(house:
         assert after.records == numbers(20, 30)
 
 
-async def test_a_stream_is_served_by_one_proxy_unless_its_reader_insists(house: House) -> None:
-    writer = await house.write_proxy()
-    one, two = await house.read_proxy(), await house.read_proxy()
+async def test_a_stream_is_served_by_one_proxy_unless_its_reader_insists(local: LocalProxies) -> None:
+    writer = await local.write_proxy()
+    one, two = await local.read_proxy(), await local.read_proxy()
     async with Raw(writer.address) as raw, Raw(one.address) as first, Raw(two.address) as second:
-        await filled(house, raw)
+        await filled(local, raw)
         moved: list[str] = []
         for rr in (first, second):
             event = await Reading(rr, "orders", Start.START).event()
@@ -388,13 +392,13 @@ async def test_a_stream_is_served_by_one_proxy_unless_its_reader_insists(house: 
         assert other.detail["location"] == moved[0], "a write proxy knows the way too"
 
 
-async def test_questions_for_a_write_proxy_are_handed_on_and_batches_sent_there(house: House) -> None:
-    reader = await house.read_proxy()
+async def test_questions_for_a_write_proxy_are_handed_on_and_batches_sent_there(local: LocalProxies) -> None:
+    reader = await local.read_proxy()
     async with Raw(reader.address) as rr:
         nobody = await rr.ask(GetOwner, "orders", None)
         assert isinstance(nobody, Failed)
         assert nobody.code == 515
-        writer = await house.write_proxy()
+        writer = await local.write_proxy()
         assert await rr.ask(Create, "orders", MEMORY)
         told = await rr.ask(GetOwner, "orders", None)
         assert isinstance(told, dict)
@@ -409,10 +413,10 @@ async def test_questions_for_a_write_proxy_are_handed_on_and_batches_sent_there(
         assert await rr.ask(Seal, "orders") == {}
 
 
-async def test_readers_are_bounded_in_number(house: House) -> None:
-    writer, reader = await house.write_proxy(), await house.read_proxy(readers_per_connection_max=3, readers_max=5)
+async def test_readers_are_bounded_in_number(local: LocalProxies) -> None:
+    writer, reader = await local.write_proxy(), await local.read_proxy(readers_per_connection_max=3, readers_max=5)
     async with Raw(writer.address) as raw, Raw(reader.address) as one, Raw(reader.address) as two:
-        await filled(house, raw, 3)
+        await filled(local, raw, 3)
         readers = [Reading(one, "orders", Start.START, follow=True) for _ in range(3)]
         for read in readers:
             await read.until(3)

@@ -26,7 +26,7 @@ from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
 from dlog.stores.contract import ReaderClosedError, StoreUnavailableError
 from tests.deleting import delete_stream
-from tests.integration.proxies.house import House
+from tests.integration.proxies.local_proxies import LocalProxies
 from tests.integration.proxies.stage import KEY, SHORT, STREAM, Asker, Stage, stage
 from tests.memory_store import MemoryReader
 
@@ -599,21 +599,21 @@ async def test_metadata_that_cannot_be_read_is_an_error_of_its_stream_until_it_i
 
 
 async def test_a_stream_whose_metadata_is_damaged_ends_its_readers_and_no_proxy(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    local: LocalProxies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer, reader = await house.write_proxy(), await house.read_proxy()
+    writer, reader = await local.write_proxy(), await local.read_proxy()
     async with dlog.connect(f"dlog://{writer.address},{reader.address}") as client:
         for name in ("good", "bad"):
             await client.create(name, store="memory")
             await client.append(name, b"1")
-        read = house.metadata.read
+        read = local.metadata.read
 
         async def badly(key: Key) -> Outcome:
             if key == StreamKey(StreamName("bad")):
                 raise ValueError("nobody foresaw this")
             return await read(key)
 
-        monkeypatch.setattr(house.metadata, "read", badly)
+        monkeypatch.setattr(local.metadata, "read", badly)
         for _ in range(12):
             with pytest.raises(DamagedError):
                 _ = [r async for r in client.read("bad")]

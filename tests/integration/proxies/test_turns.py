@@ -8,12 +8,12 @@ import asyncio
 from dlog.wire.proxy import Done, Ping
 from dlog.wire.proxy_codec import encode
 from proxies.connection import TURN_MESSAGES_MAX
-from tests.integration.proxies.house import House
+from tests.integration.proxies.local_proxies import LocalProxies
 from tests.integration.proxies.raw import Raw
 
 
-async def test_a_chunk_of_many_questions_is_answered_whole_and_in_order(house: House) -> None:
-    proxy = await house.write_proxy()
+async def test_a_chunk_of_many_questions_is_answered_whole_and_in_order(local: LocalProxies) -> None:
+    proxy = await local.write_proxy()
     count = TURN_MESSAGES_MAX * 8 + 1
     async with Raw(proxy.address) as raw:
         assert raw.transport is not None
@@ -26,8 +26,8 @@ async def test_a_chunk_of_many_questions_is_answered_whole_and_in_order(house: H
         await raw.closed.wait()
 
 
-async def test_others_are_heard_between_the_turns(house: House) -> None:
-    proxy = await house.write_proxy()
+async def test_others_are_heard_between_the_turns(local: LocalProxies) -> None:
+    proxy = await local.write_proxy()
     flood = b"".join(bytes(part) for part in encode(Ping(7))) * 20_000
     async with Raw(proxy.address) as greedy, Raw(proxy.address) as modest:
         assert greedy.transport is not None

@@ -35,7 +35,7 @@ from dlog.wire.proxy import (
     Written,
 )
 from proxies.proxy_connection import ProxyConnection
-from tests.integration.proxies.house import House, Running
+from tests.integration.proxies.local_proxies import LocalProxies, Running
 from tests.integration.proxies.raw import ANYTHING, Raw, RawProducer
 
 MEMORY = {"store": "memory"}
@@ -51,8 +51,8 @@ def failed(answer: Any) -> Failed:
     return answer
 
 
-async def test_a_welcome_says_who_answers_and_what_it_takes(house: House) -> None:
-    proxy = await house.write_proxy(batch_bytes_max=5000, connection_bytes_max=9000)
+async def test_a_welcome_says_who_answers_and_what_it_takes(local: LocalProxies) -> None:
+    proxy = await local.write_proxy(batch_bytes_max=5000, connection_bytes_max=9000)
     async with Raw(proxy.address) as raw:
         assert raw.welcome is not None
         assert raw.welcome.role == "write"
@@ -62,8 +62,8 @@ async def test_a_welcome_says_who_answers_and_what_it_takes(house: House) -> Non
         assert raw.welcome.limits["frame_bytes_max"] >= 5000 + 65535
 
 
-async def test_batches_sent_together_lie_back_to_back_and_are_answered_in_ranges(house: House) -> None:
-    proxy = await house.write_proxy()
+async def test_batches_sent_together_lie_back_to_back_and_are_answered_in_ranges(local: LocalProxies) -> None:
+    proxy = await local.write_proxy()
     async with Raw(proxy.address) as raw:
         said(await raw.ask(Create, "orders", MEMORY))
         producer = RawProducer(raw, "orders")
@@ -79,8 +79,8 @@ async def test_batches_sent_together_lie_back_to_back_and_are_answered_in_ranges
     assert places == sorted(places)
 
 
-async def test_what_is_wrong_with_a_batch_is_said_and_the_next_one_is_taken(house: House) -> None:
-    proxy = await house.write_proxy(batch_bytes_max=5000)
+async def test_what_is_wrong_with_a_batch_is_said_and_the_next_one_is_taken(local: LocalProxies) -> None:
+    proxy = await local.write_proxy(batch_bytes_max=5000)
     async with Raw(proxy.address) as raw:
         said(await raw.ask(Create, "orders", MEMORY))
         producer = RawProducer(raw, "orders")
@@ -107,8 +107,8 @@ async def test_what_is_wrong_with_a_batch_is_said_and_the_next_one_is_taken(hous
         assert isinstance(await producer.write([b"x"]), Written)
 
 
-async def test_a_repeated_batch_is_answered_with_its_first_place(house: House) -> None:
-    proxy = await house.write_proxy()
+async def test_a_repeated_batch_is_answered_with_its_first_place(local: LocalProxies) -> None:
+    proxy = await local.write_proxy()
     async with Raw(proxy.address) as raw:
         said(await raw.ask(Create, "orders", MEMORY))
         producer = RawProducer(raw, "orders")
@@ -125,9 +125,9 @@ async def test_a_repeated_batch_is_answered_with_its_first_place(house: House) -
 
 
 async def test_what_a_producer_gave_up_is_refused_once_its_next_generation_began_also_by_the_next_owner(
-    house: House,
+    local: LocalProxies,
 ) -> None:
-    proxy = await house.write_proxy()
+    proxy = await local.write_proxy()
     async with Raw(proxy.address) as raw:
         said(await raw.ask(Create, "orders", MEMORY))
         producer = RawProducer(raw, "orders", b"twelve bytes" + bytes(4))
@@ -146,8 +146,8 @@ async def test_what_a_producer_gave_up_is_refused_once_its_next_generation_began
             said(await raw.ask(HandOver, "orders"))
 
 
-async def test_streams_are_made_listed_described_sealed_and_deleted(house: House) -> None:
-    proxy = await house.write_proxy()
+async def test_streams_are_made_listed_described_sealed_and_deleted(local: LocalProxies) -> None:
+    proxy = await local.write_proxy()
     async with Raw(proxy.address) as raw:
         made = said(await raw.ask(Create, "b", {**MEMORY, "segment_bytes": 1 << 20, "retention_s": 60}))
         assert made["settings"]["segment_bytes"] == 1 << 20
@@ -169,12 +169,12 @@ async def test_streams_are_made_listed_described_sealed_and_deleted(house: House
         assert said(await raw.ask(Delete, "b"))["segments"] == 1
         assert failed(await raw.ask(Stat, "b")).code == 510
         assert said(await raw.ask(Delete, "b"))["segments"] == 0
-        assert not house.state.segments
+        assert not local.state.segments
         said(await raw.ask(Ping))
 
 
-async def test_settings_that_make_no_sense_are_refused(house: House) -> None:
-    proxy = await house.write_proxy()
+async def test_settings_that_make_no_sense_are_refused(local: LocalProxies) -> None:
+    proxy = await local.write_proxy()
     async with Raw(proxy.address) as raw:
         for settings in (
             {"colour": "red"},
@@ -192,8 +192,8 @@ async def test_settings_that_make_no_sense_are_refused(house: House) -> None:
         assert said(await raw.ask(List, "", 10, None))["streams"] == []
 
 
-async def test_a_truncation_says_what_is_left(house: House) -> None:
-    proxy = await house.write_proxy()
+async def test_a_truncation_says_what_is_left(local: LocalProxies) -> None:
+    proxy = await local.write_proxy()
     async with Raw(proxy.address) as raw:
         said(await raw.ask(Create, "orders", MEMORY))
         producer = RawProducer(raw, "orders")
@@ -204,8 +204,8 @@ async def test_a_truncation_says_what_is_left(house: House) -> None:
         assert failed(await raw.ask(Truncate, "orders", (9, 0, 0))).code == 561
 
 
-async def test_beyond_its_share_a_stream_is_refused_and_nothing_is_lost(house: House) -> None:
-    proxy = await house.write_proxy(stream_bytes_max=100_000, connection_bytes_max=10_000_000)
+async def test_beyond_its_share_a_stream_is_refused_and_nothing_is_lost(local: LocalProxies) -> None:
+    proxy = await local.write_proxy(stream_bytes_max=100_000, connection_bytes_max=10_000_000)
     async with Raw(proxy.address) as raw:
         said(await raw.ask(Create, "orders", MEMORY))
         producers = [RawProducer(raw, "orders") for _ in range(50)]
@@ -229,8 +229,8 @@ async def test_beyond_its_share_a_stream_is_refused_and_nothing_is_lost(house: H
                 assert isinstance(await producer.answer(batch.request), Written)
 
 
-async def test_a_connection_with_enough_in_flight_is_not_read_until_answers_come(house: House) -> None:
-    proxy = await house.write_proxy(connection_bytes_max=50_000)
+async def test_a_connection_with_enough_in_flight_is_not_read_until_answers_come(local: LocalProxies) -> None:
+    proxy = await local.write_proxy(connection_bytes_max=50_000)
     async with Raw(proxy.address) as raw:
         said(await raw.ask(Create, "orders", MEMORY))
         producer = RawProducer(raw, "orders")
@@ -243,9 +243,9 @@ async def test_a_connection_with_enough_in_flight_is_not_read_until_answers_come
                 break
 
 
-async def test_who_tails_hears_the_lac_and_the_end_of_ownership(house: House) -> None:
-    owner = await house.write_proxy()
-    other = await house.write_proxy()
+async def test_who_tails_hears_the_lac_and_the_end_of_ownership(local: LocalProxies) -> None:
+    owner = await local.write_proxy()
+    other = await local.write_proxy()
     async with Raw(owner.address) as raw, Raw(other.address) as elsewhere:
         said(await raw.ask(Create, "orders", MEMORY))
         location = said(await raw.ask(GetOwner, "orders", None))["location"]
@@ -263,8 +263,8 @@ async def test_who_tails_hears_the_lac_and_the_end_of_ownership(house: House) ->
         assert (await at.hear(Failed, request=6)).code in (302, 515)
 
 
-async def test_asking_for_an_owner_takes_nothing_and_two_proxies_give_the_same_answer(house: House) -> None:
-    first, second = await house.write_proxy(), await house.write_proxy()
+async def test_asking_for_an_owner_takes_nothing_and_two_proxies_give_the_same_answer(local: LocalProxies) -> None:
+    first, second = await local.write_proxy(), await local.write_proxy()
     async with Raw(first.address) as one, Raw(second.address) as two:
         for i in range(10):
             said(await one.ask(Create, f"s{i}", MEMORY))
@@ -274,8 +274,8 @@ async def test_asking_for_an_owner_takes_nothing_and_two_proxies_give_the_same_a
         assert sorted(said(await one.ask(GetOwner, "s0", None))["proxies"]) == sorted([first.address, second.address])
 
 
-async def test_many_connections_at_once_are_served_and_those_beyond_the_cap_are_told(house: House) -> None:
-    proxy = await house.write_proxy(connections_max=20)
+async def test_many_connections_at_once_are_served_and_those_beyond_the_cap_are_told(local: LocalProxies) -> None:
+    proxy = await local.write_proxy(connections_max=20)
     async with asyncio.TaskGroup() as tasks:
         raws = [Raw(proxy.address) for _ in range(20)]
         for raw in raws:
@@ -314,9 +314,11 @@ async def until_open(proxy: Running, count: int) -> None:
             await asyncio.sleep(0)
 
 
-async def test_connections_that_are_refused_are_bounded_too(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_that_are_refused_are_bounded_too(
+    local: LocalProxies, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("proxies.serving.REFUSING_MAX", 2)
-    proxy = await house.write_proxy(connections_max=1, hello_s=1000.0)
+    proxy = await local.write_proxy(connections_max=1, hello_s=1000.0)
     async with Raw(proxy.address):
         silent = [Staying(proxy.address, hello=False) for _ in range(4)]
         for raw in silent:

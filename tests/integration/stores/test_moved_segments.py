@@ -22,8 +22,8 @@ from dlog.stores.cold.store import ColdStore
 from dlog.stores.contract import SegmentNotFoundError, SegmentRef
 from dlog.wire.proxy import Credit, MoveSegment, Start
 from dlog.wire.proxy import ReaderEventKind as Kind
-from tests.integration.proxies.house import House
-from tests.integration.proxies.house import house as open_house
+from tests.integration.proxies.local_proxies import LocalProxies
+from tests.integration.proxies.local_proxies import local as open_local_proxies
 from tests.integration.proxies.raw import Raw
 from tests.integration.proxies.test_reading import Reading, filled, numbers
 from tests.integration.stores.test_cold import bring
@@ -35,7 +35,7 @@ STREAM = StreamName("orders")
 class Mover:
     """Moves segments of one stream between memory and objects in a directory."""
 
-    def __init__(self, on: House, raw: Raw, objects: Objects, root: Path) -> None:
+    def __init__(self, on: LocalProxies, raw: Raw, objects: Objects, root: Path) -> None:
         self.on = on
         self.raw = raw
         self.objects = objects
@@ -78,19 +78,19 @@ def ref_of(segment: Segment) -> SegmentRef:
 LEDGERS = {"store": "ledger"}
 
 
-def with_ledgers(house: House, cold: ColdStore) -> None:
-    house.other_stores |= {"ledger": MemoryStore(house.state), "cold": cold}
+def with_ledgers(local: LocalProxies, cold: ColdStore) -> None:
+    local.other_stores |= {"ledger": MemoryStore(local.state), "cold": cold}
 
 
 async def test_an_open_reader_goes_on_in_cold_storage_and_back(tmp_path: Path) -> None:
     options = ColdOptions(roots=(f"file://{tmp_path}",))
-    async with open_house() as house, Objects(options) as objects, ColdStore(objects, options) as cold:
-        with_ledgers(house, cold)
-        writer = await house.write_proxy()
-        reader = await house.read_proxy(cache_bytes_max=0, chunk_bytes=1)
+    async with open_local_proxies() as local, Objects(options) as objects, ColdStore(objects, options) as cold:
+        with_ledgers(local, cold)
+        writer = await local.write_proxy()
+        reader = await local.read_proxy(cache_bytes_max=0, chunk_bytes=1)
         async with Raw(writer.address) as raw, Raw(reader.address) as rr:
-            await filled(house, raw, settings=LEDGERS)
-            mover = Mover(house, raw, objects, tmp_path)
+            await filled(local, raw, settings=LEDGERS)
+            mover = Mover(local, raw, objects, tmp_path)
             reading = Reading(rr, STREAM, Start.START, credit=1)
             assert (await reading.event()).kind is Kind.STARTED
             given = 0
@@ -120,12 +120,12 @@ async def test_an_open_reader_goes_on_in_cold_storage_and_back(tmp_path: Path) -
 
 async def test_a_spark_task_reads_a_segment_where_it_was_moved_to_since_it_was_planned(tmp_path: Path) -> None:
     options = ColdOptions(roots=(f"file://{tmp_path}",))
-    async with open_house() as house, Objects(options) as objects, ColdStore(objects, options) as cold:
-        with_ledgers(house, cold)
-        writer = await house.write_proxy()
+    async with open_local_proxies() as local, Objects(options) as objects, ColdStore(objects, options) as cold:
+        with_ledgers(local, cold)
+        writer = await local.write_proxy()
         async with Raw(writer.address) as raw:
-            await filled(house, raw, settings=LEDGERS)
-            mover = Mover(house, raw, objects, tmp_path)
+            await filled(local, raw, settings=LEDGERS)
+            mover = Mover(local, raw, objects, tmp_path)
             value = await mover.stream()
             ranges: list[Range] = []
             for segment in value.segments[:2]:
@@ -139,7 +139,7 @@ async def test_a_spark_task_reads_a_segment_where_it_was_moved_to_since_it_was_p
                     incarnation=value.incarnation,
                 )
                 ranges.append(asked)
-            cluster: Any = Cluster(house.metadata, None, {"ledger": mover.hot, "cold": cold})  # type: ignore[arg-type]
+            cluster: Any = Cluster(local.metadata, None, {"ledger": mover.hot, "cold": cold})  # type: ignore[arg-type]
             source = SourceOptions(zookeeper="h:1", streams=(STREAM,), fetch_retries=0)
             planned = [payload async for _, _, got in extents(cluster, ranges, source) for payload in got]
             for number in (1, 2):

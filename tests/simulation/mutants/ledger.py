@@ -20,9 +20,9 @@ from dlog.ledger.window import Window
 from dlog.metadata_update import MetadataUpdateLoop
 from dlog.model.ledger import LedgerKey
 from tests.simulation.bookie_model import BookieModel
-from tests.simulation.housed_bookie import HousedBookie
 from tests.simulation.mutants import edited
 from tests.simulation.mutants.metadata_update import CONFLICT_IS_OVERWRITTEN, LOST_IS_FAILED, LOST_IS_WRITTEN
+from tests.simulation.shipped_bookie import ShippedBookie
 from tests.simulation.worlds import Mutant
 
 Edit = tuple[str, str, str]
@@ -84,12 +84,12 @@ def real_bookie(*edits: Edit) -> dict[str, Any]:
     """The bookie as it ships, edited."""
     changed = edited(Bookie, *edits)
 
-    class Housed(HousedBookie):
+    class Edited(ShippedBookie):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             self.bookie.__class__ = changed
 
-    return {"bookie": Housed}
+    return {"bookie": Edited}
 
 
 NO_CERTAINTY = (EntrySearch, "_read_on", "assert len(probe.negatives)", "len(probe.negatives)")

@@ -41,7 +41,7 @@ def journal_records(data: Any) -> Iterator[tuple[Any, ...]]:
                 yield ("fence", ledger)
 
 
-class HousedBookie:
+class ShippedBookie:
     """One incarnation of a production bookie. `records`: the content of its journal."""
 
     def __init__(self, records: list[tuple[int, Any]], ailments: Ailments) -> None:

@@ -74,7 +74,7 @@ class Running:
         self._ready.set()
 
 
-class House:
+class LocalProxies:
     """The shared state of a cluster, and the proxies on it."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
@@ -108,10 +108,10 @@ class House:
 
 
 @asynccontextmanager
-async def house() -> AsyncIterator[House]:
-    """A `House` whose proxies end with the scope."""
+async def local() -> AsyncIterator[LocalProxies]:
+    """A `LocalProxies` whose proxies end with the scope."""
     async with asyncio.TaskGroup() as tasks:
-        built = House(tasks)
+        built = LocalProxies(tasks)
         try:
             yield built
         finally:

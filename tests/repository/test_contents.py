@@ -36,7 +36,7 @@ BREAKAGES = [
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the tracked source tree, which tests change."""
-    target = tmp_path_factory.mktemp("house")
+    target = tmp_path_factory.mktemp("local")
     for name in ("dlog", "actors", "proxies", "loadtest"):
         shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -164,7 +164,7 @@ def test_no_address_of_a_registry_and_no_path_of_a_machine_is_committed() -> Non
     files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     found = []
     for name in files:
-        if name == "tests/repository/test_house.py" or not (ROOT / name).is_file():
+        if name == "tests/repository/test_contents.py" or not (ROOT / name).is_file():
             continue
         text = (ROOT / name).read_text(errors="replace")
         if re.search(r"(?m)[\"' =(](?:/root/|/home/|/work/)", text):
