@@ -288,7 +288,7 @@ class DirectoryTopics:
             path = _path(directory, base)
             file = self._disk.open(path)
             try:
-                if base != bases[0] and not any(file.pread(_FRAMES_AT + 1, 0)):  # its creation was not finished
+                if base != bases[0] and _is_unfinished(file):
                     self._disk.unlink(path)
                     self._disk.sync_dir(directory)
                     continue
@@ -379,6 +379,11 @@ def _start(file: File, path: str, base: int) -> _Place:
     if first != base:
         raise DamagedError(f"the file was renamed: first={first} {path}")
     return _Place(_FRAMES_AT, base, crc32c(data[: _HEAD.size]))
+
+
+def _is_unfinished(file: File) -> bool:
+    """Whether the file's creation was cut short: it has no head, and so no frame. A longer one without is damaged."""
+    return file.size() <= _FRAMES_AT and not any(file.pread(_FRAMES_AT, 0))
 
 
 def _watermark(file: File) -> _Place | None:

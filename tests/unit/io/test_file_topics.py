@@ -121,6 +121,24 @@ def test_damage_below_the_watermark_is_told_with_the_file(topics: DirectoryTopic
         opened(tmp_path).read(TOPIC, 0, 1)
 
 
+def test_a_last_file_is_dropped_only_if_nothing_can_be_in_it(topics: DirectoryTopics, tmp_path: Path) -> None:
+    for number in range(60):
+        topics.append(TOPIC, [(b"", b"%d" % number * 100)])
+    file = _files(tmp_path)[-1]
+    begun = file.with_name(f"{60:020d}.records")
+    for left in (b"", bytes(20)):
+        begun.write_bytes(left)
+        assert opened(tmp_path).offsets(TOPIC) == (0, 60)
+        assert not begun.exists()
+    data = file.read_bytes()
+    file.write_bytes(bytes(100) + data[100:])
+    with pytest.raises(DamagedError, match="the head of the file is damaged"):
+        opened(tmp_path).offsets(TOPIC)
+    assert file.exists()
+    file.write_bytes(data)
+    assert opened(tmp_path).offsets(TOPIC) == (0, 60)
+
+
 def test_a_torn_append_is_dropped_and_one_without_a_watermark_is_kept(topics: DirectoryTopics, tmp_path: Path) -> None:
     topics.append(TOPIC, [(b"", b"first")])
     (file,) = _files(tmp_path)
