@@ -41,7 +41,7 @@ from typing import NamedTuple
 
 from dlog.errors import DamagedError, InvalidRequestError, UnavailableError, UnsupportedVersionError
 from dlog.io.disk import Disk, File, RealDisk, read_file, replace_file
-from dlog.io.zookeeper_layout import escape_name
+from dlog.model.ids import escape_name
 from dlog.region.topics import OffsetOutOfRangeError, RecordBytes, Stored, TopicExistsError, TopicNotFoundError
 from dlog.wire.digest import crc32c
 
@@ -61,24 +61,25 @@ _SUFFIX = ".records"
 _INDEX_BYTES = 256 * 1024  # from one remembered frame to the next
 
 
-class _Place(NamedTuple):
-    """Where a frame begins, or the next one will. next: its offset. chain: checksum of the frame before it."""
+class _FrameStart(NamedTuple):
+    """Where a frame begins, or the next one will. position: in the file. offset: of its first record. chain: checksum
+    of the frame before it."""
 
     position: int
-    next: int
+    offset: int
     chain: int
 
 
 class _Frame(NamedTuple):
     """A frame that verifies. after: where the next one begins."""
 
-    at: _Place
-    after: _Place
+    at: _FrameStart
+    after: _FrameStart
     body: bytes
 
 
 @contextmanager
-def _waited_lock(directory: str) -> Iterator[None]:
+def _flock(directory: str) -> Iterator[None]:
     fd = os.open(f"{directory}/LOCK", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -98,15 +99,15 @@ class DirectoryTopics:
         rng: random.Random | None = None,
         *,
         file_bytes_max: int = FILE_BYTES_MAX,
-        lock: Callable[[str], AbstractContextManager[None]] = _waited_lock,
+        lock: Callable[[str], AbstractContextManager[None]] = _flock,
     ) -> None:
         self._root = root
         self._disk = disk or RealDisk()
         self._rng = rng or random.SystemRandom()
         self._file_bytes_max = file_bytes_max
         self._lock = lock
-        self._settled: set[str] = set()  # topics whose frames behind the watermark this object has looked at
-        self._index: dict[str, list[_Place]] = {}  # some frames of a file, by path
+        self._recovered: set[str] = set()  # topics in which this object has looked for frames behind the watermark
+        self._index: dict[str, list[_FrameStart]] = {}  # some frames of a file, by path
 
     def create(self, topic: str) -> None:
         directory = self._directory(topic)
@@ -131,11 +132,11 @@ class DirectoryTopics:
         if size > FRAME_BYTES_MAX:
             raise InvalidRequestError(f"an append is too large, at most {FRAME_BYTES_MAX} bytes: bytes={size}")
         with self._locked(topic) as directory:
-            path, end = self._settle(directory)
+            path, end = self._recover(directory)
             if end.position > _FRAMES_AT and end.position + size > self._file_bytes_max:
                 self._finish(path, end)
-                path, end = self._create_file(directory, end.next)
-            head = _FRAME.pack(_FRAME.size - _CHECKED + size, 0, end.next, len(records))
+                path, end = self._create_file(directory, end.offset)
+            head = _FRAME.pack(_FRAME.size - _CHECKED + size, 0, end.offset, len(records))
             crc = end.chain
             for part in (head[_CHECKED:], *parts):
                 crc = crc32c(part, crc)
@@ -144,17 +145,17 @@ class DirectoryTopics:
                 frame = (head[:4], _CRC.pack(crc), head[_CHECKED:], *parts)
                 file.pwritev(frame, end.position)
                 file.datasync()
-                after = _Place(end.position + _FRAME.size + size, end.next + len(records), crc)
+                after = _FrameStart(end.position + _FRAME.size + size, end.offset + len(records), crc)
                 _write_watermark(file, after)
             finally:
                 file.close()
-        return end.next
+        return end.offset
 
     def read(self, topic: str, offset: int, bytes_max: int) -> list[Stored]:
-        if topic not in self._settled:
-            self.offsets(topic)
         directory = self._directory(topic)
         while True:
+            if topic not in self._recovered:
+                self.offsets(topic)
             with self._errors(topic):
                 first, bases = self._first(directory), self._bases(topic, directory)
                 base = max((base for base in bases if base <= offset), default=-1)
@@ -168,23 +169,28 @@ class DirectoryTopics:
                     found, end = self._read(file, _path(directory, base), offset, bytes_max)
                 finally:
                     file.close()
-                if found or offset == end:
+                if found:
                     return found
                 if base != bases[-1]:
-                    raise DamagedError(f"records between two files are missing: {directory} from={end} to={offset}")
+                    raise DamagedError(f"records are missing at the end of a file: {_path(directory, base)} from={end}")
+                if end is None:
+                    self._recovered.discard(topic)  # another process writes the watermark, or it is damaged
+                    continue
+                if offset == end:
+                    return []
                 if self._bases(topic, directory)[-1] == base:
                     raise OffsetOutOfRangeError(f"beyond the end: topic={topic} offset={offset} next={end}", first, end)
 
     def offsets(self, topic: str) -> tuple[int, int]:
         with self._locked(topic) as directory:
-            return self._first(directory), self._settle(directory)[1].next
+            return self._first(directory), self._recover(directory)[1].offset
 
     def delete_before(self, topic: str, offset: int) -> None:
         with self._locked(topic) as directory:
-            first, (_, end) = self._first(directory), self._settle(directory)
-            if offset > end.next:
+            first, (_, end) = self._first(directory), self._recover(directory)
+            if offset > end.offset:
                 raise OffsetOutOfRangeError(
-                    f"beyond the end: topic={topic} offset={offset} next={end.next}", first, end.next
+                    f"beyond the end: topic={topic} offset={offset} next={end.offset}", first, end.offset
                 )
             if offset > first:
                 replace_file(self._disk, directory, "first", b"%d" % offset)
@@ -226,10 +232,12 @@ class DirectoryTopics:
                 if not self._disk.exists(f"{directory}/settings"):
                     raise TopicNotFoundError(f"no such topic, create it first: topic={topic}")
                 yield directory
-                self._settled.add(topic)
+                self._recovered.add(topic)
 
     def _first(self, directory: str) -> int:
-        text = read_file(self._disk, directory, "first") or b"0"
+        text = read_file(self._disk, directory, "first")
+        if text is None:
+            return 0
         if not text.isdigit():
             raise DamagedError(f"not an offset, restore the file from a backup: {directory}/first")
         return int(text)
@@ -246,7 +254,7 @@ class DirectoryTopics:
             raise TopicNotFoundError(f"no such topic, create it first: topic={topic}")
         return found
 
-    def _create_file(self, directory: str, base: int) -> tuple[str, _Place]:
+    def _create_file(self, directory: str, base: int) -> tuple[str, _FrameStart]:
         """Create a file durably. An unfinished one of this name is replaced: nothing in it was confirmed."""
         path = _path(directory, base)
         with suppress(FileNotFoundError):
@@ -260,9 +268,9 @@ class DirectoryTopics:
         finally:
             file.close()
         self._disk.sync_dir(directory)
-        return path, _Place(_FRAMES_AT, base, crc32c(head))
+        return path, _FrameStart(_FRAMES_AT, base, crc32c(head))
 
-    def _finish(self, path: str, end: _Place) -> None:
+    def _finish(self, path: str, end: _FrameStart) -> None:
         """Make the watermark of a file durable: nothing behind it is looked for once there is another file. It is
         written again, as an earlier sync of it may have failed."""
         file = self._disk.open(path)
@@ -280,7 +288,7 @@ class DirectoryTopics:
                 self._index.pop(f"{directory}/{name}", None)
         self._disk.sync_dir(directory)
 
-    def _settle(self, directory: str) -> tuple[str, _Place]:
+    def _recover(self, directory: str) -> tuple[str, _FrameStart]:
         """The topic's last file, and where its next frame goes. Confirms what is valid behind the watermark. Only the
         holder of the lock calls this."""
         bases = self._bases(directory, directory)
@@ -292,9 +300,9 @@ class DirectoryTopics:
                     self._disk.unlink(path)
                     self._disk.sync_dir(directory)
                     continue
-                start = _start(file, path, base)
-                confirmed = _watermark(file) or start
-                end = confirmed
+                start = _first_frame(file, path, base)
+                watermark = _watermark(file)
+                end = confirmed = watermark or start
                 for frame in _frames(file, confirmed, file.size()):
                     end = frame.after
                 if end != confirmed:  # a failed sync marks pages as clean, though they are not on the disk
@@ -302,35 +310,39 @@ class DirectoryTopics:
                         [file.pread(end.position - confirmed.position, confirmed.position)], confirmed.position
                     )
                     file.datasync()
+                if end != watermark:
                     _write_watermark(file, end)
                 return path, end
             finally:
                 file.close()
         raise AssertionError("a topic has a file")
 
-    def _read(self, file: File, path: str, offset: int, bytes_max: int) -> tuple[list[Stored], int]:
-        """Confirmed records of a file from `offset` on, and the offset behind the last confirmed one."""
-        start = _start(file, path, int(path.rpartition("/")[2].removesuffix(_SUFFIX)))
-        end = _watermark(file) or start
+    def _read(self, file: File, path: str, offset: int, bytes_max: int) -> tuple[list[Stored], int | None]:
+        """Confirmed records of a file from `offset` on, and the offset behind the last confirmed one; None if the file
+        has frames and no valid watermark."""
+        start = _first_frame(file, path, int(path.rpartition("/")[2].removesuffix(_SUFFIX)))
+        end = _watermark(file)
+        if end is None:
+            return [], None if file.size() > _FRAMES_AT else start.offset
         index = self._index.setdefault(path, [start])
         if index[0] != start:  # the topic was deleted and created again
             index = self._index[path] = [start]
-        near = max((place for place in index if place.next <= offset), default=start)
+        near = max((known for known in index if known.offset <= offset), default=start)
         found: list[Stored] = []
         size = 0
         for frame in _frames(file, near, end.position):
             if frame.at.position - index[-1].position >= _INDEX_BYTES:
                 index.append(frame.at)
-            if frame.after.next > offset:
+            if frame.after.offset > offset:
                 for record in _records(frame, path):
                     if record.offset >= offset and (not found or size < bytes_max):
                         found.append(record)
                         size += len(record.key) + len(record.value)
             if size >= bytes_max or frame.after.position >= end.position:
-                return found, end.next
+                return found, end.offset
         if near.position < end.position:
             raise DamagedError(f"a frame before the watermark does not verify: {path}")
-        return found, end.next
+        return found, end.offset
 
 
 class FileTopics:
@@ -368,7 +380,7 @@ def _path(directory: str, base: int) -> str:
     return f"{directory}/{base:020d}{_SUFFIX}"
 
 
-def _start(file: File, path: str, base: int) -> _Place:
+def _first_frame(file: File, path: str, base: int) -> _FrameStart:
     """Where the first frame goes. Raises DamagedError, UnsupportedVersionError."""
     data = file.pread(_WATERMARK_AT, 0)
     if len(data) < _WATERMARK_AT or crc32c(data[: _HEAD.size]) != _CRC.unpack_from(data, _HEAD.size)[0]:
@@ -378,7 +390,7 @@ def _start(file: File, path: str, base: int) -> _Place:
         raise UnsupportedVersionError(f"the file's format is not known to this release: version={version} {path}")
     if first != base:
         raise DamagedError(f"the file was renamed: first={first} {path}")
-    return _Place(_FRAMES_AT, base, crc32c(data[: _HEAD.size]))
+    return _FrameStart(_FRAMES_AT, base, crc32c(data[: _HEAD.size]))
 
 
 def _is_unfinished(file: File) -> bool:
@@ -386,19 +398,19 @@ def _is_unfinished(file: File) -> bool:
     return file.size() <= _FRAMES_AT and not any(file.pread(_FRAMES_AT, 0))
 
 
-def _watermark(file: File) -> _Place | None:
+def _watermark(file: File) -> _FrameStart | None:
     data = file.pread(_FRAMES_AT - _WATERMARK_AT, _WATERMARK_AT)
     if len(data) < _FRAMES_AT - _WATERMARK_AT or crc32c(data[:-4]) != _CRC.unpack(data[-4:])[0]:
         return None
-    return _Place(*_WATERMARK.unpack_from(data))
+    return _FrameStart(*_WATERMARK.unpack_from(data))
 
 
-def _write_watermark(file: File, end: _Place) -> None:
+def _write_watermark(file: File, end: _FrameStart) -> None:
     data = _WATERMARK.pack(*end)
     file.pwritev([data, _CRC.pack(crc32c(data))], _WATERMARK_AT)
 
 
-def _frames(file: File, at: _Place, end: int) -> Iterator[_Frame]:
+def _frames(file: File, at: _FrameStart, end: int) -> Iterator[_Frame]:
     """Frames that verify, from a place on, below a position."""
     while at.position + _FRAME.size <= end:
         head = file.pread(_FRAME.size, at.position)
@@ -406,19 +418,24 @@ def _frames(file: File, at: _Place, end: int) -> Iterator[_Frame]:
             return
         length, crc, first, count = _FRAME.unpack(head)
         size = length + _CHECKED - _FRAME.size
-        if first != at.next or not count or not 0 <= size <= FRAME_BYTES_MAX or at.position + _FRAME.size + size > end:
+        if (
+            first != at.offset
+            or not count
+            or not 0 <= size <= FRAME_BYTES_MAX
+            or at.position + _FRAME.size + size > end
+        ):
             return
         body = file.pread(size, at.position + _FRAME.size)
         if len(body) < size or crc32c(body, crc32c(head[_CHECKED:], at.chain)) != crc:
             return
-        after = _Place(at.position + _FRAME.size + size, first + count, crc)
+        after = _FrameStart(at.position + _FRAME.size + size, first + count, crc)
         yield _Frame(at, after, body)
         at = after
 
 
 def _records(frame: _Frame, path: str) -> Iterator[Stored]:
     at = 0
-    for offset in range(frame.at.next, frame.after.next):
+    for offset in range(frame.at.offset, frame.after.offset):
         if at + _LENGTHS.size > len(frame.body):
             raise DamagedError(f"a frame's records do not fill it: {path} position={frame.at.position}")
         key_bytes, value_bytes = _LENGTHS.unpack_from(frame.body, at)

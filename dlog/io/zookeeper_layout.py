@@ -22,15 +22,8 @@ LAYOUT = f"2\n{LAYOUT_FACTORY}:{LAYOUT_VERSION}".encode()
 
 PROXY_ROLES = ("write", "read")
 
-_UNSAFE = str.maketrans({character: f"%{ord(character):02X}" for character in "-.~"})
 _NUMBER = re.compile(r"\s*[0-9]{1,9}\s*\Z", re.ASCII)
 _NAMESPACE = re.compile(r"(?:/[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]+)+\Z")  # what ZooKeeper takes in a path
-
-
-def escape_name(text: str) -> str:
-    """Encode any text as a part of a znode's name: percent-encoded except for ASCII letters, digits and `_`, so that
-    parts can be joined by `-`. `urllib.parse.unquote` decodes it."""
-    return quote(text, safe="").translate(_UNSAFE)
 
 
 def parse_layout(data: bytes) -> tuple[str, int]:

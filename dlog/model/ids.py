@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import NewType
+from urllib.parse import quote
 
 from dlog.errors import InvalidRequestError, InvalidStreamNameError
 
@@ -23,6 +24,7 @@ TXID_MAX = 2**63 - 2  # 2**63 - 1 marks the end of a stream
 TXID_END_OF_STREAM = Txid(2**63 - 1)
 SEGMENT_FIRST = SegmentNumber(1)
 
+_NOT_QUOTED = str.maketrans({character: f"%{ord(character):02X}" for character in "-.~"})  # by `quote`
 _NAME_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*\Z")
 _BOOKIE = re.compile(r"[a-zA-Z0-9:._\-]+\Z")
 
@@ -56,3 +58,9 @@ LOCATION_BYTES_MAX = 512
 def is_location_name(text: str) -> bool:
     """Whether a segment can have this name in its store: 1 to LOCATION_BYTES_MAX bytes of printable text."""
     return len(text) > 0 and text.isprintable() and len(text.encode()) <= LOCATION_BYTES_MAX
+
+
+def escape_name(text: str) -> str:
+    """Encode any text as a part of the name of a znode or a file: percent-encoded except for ASCII letters, digits and
+    `_`, so that parts can be joined by `-`. `urllib.parse.unquote` decodes it."""
+    return quote(text, safe="").translate(_NOT_QUOTED)

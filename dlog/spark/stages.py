@@ -21,11 +21,10 @@ from urllib.parse import unquote
 
 from dlog.errors import DamagedError, InvalidRequestError, MetadataUnavailableError, StreamNotFoundError
 from dlog.io.clock import unix_ms
-from dlog.io.zookeeper_layout import escape_name
 from dlog.io.zookeeper_protocol import BadVersionError, NodeExistsError, NoNodeError
 from dlog.log.staging import StagedSet, StagePacker
 from dlog.machine import Missing, Versioned
-from dlog.model.ids import EntryId, Epoch, StreamName
+from dlog.model.ids import EntryId, Epoch, StreamName, escape_name
 from dlog.model.segment import LEDGER, StreamKey, StreamMetadata
 from dlog.model.sink import RegisteredStage, SinkBatch, StageSweepRule, StreamLook, SweepDecision, registered_stage
 from dlog.spark.cluster_connection import Cluster

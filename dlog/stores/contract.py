@@ -122,7 +122,9 @@ class Capabilities:
 
 
 #: of a store that this process does not know
-UNKNOWN_STORE = Capabilities(visible_is_final=False, entry_bytes_max=0, is_written=False, has_foreign_writers=True)
+UNKNOWN_STORE = Capabilities(
+    visible_is_final=False, entry_bytes_max=0, is_written=False, has_foreign_writers=True, takes_stages=False
+)
 
 
 @dataclass(frozen=True, slots=True)

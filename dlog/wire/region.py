@@ -28,7 +28,7 @@ from dlog.wire.digest import crc32c
 Buffer = bytes | bytearray | memoryview
 
 NONCE_BYTES = 16
-TABLES_MAX = 1_000_000  # of a snapshot
+SNAPSHOT_ARRAY_MAX = 1_000_000  # tables of a snapshot, or numbers in the mapping of one
 KEY = struct.Struct(">BQQQB")
 _HEAD = struct.Struct(f">BQ{NONCE_BYTES}sQII")
 _CRC = struct.Struct(">I")
@@ -156,7 +156,11 @@ def decode_record(key: Buffer, value: Buffer) -> RegionRecord:
 
 
 def encode_snapshot(snapshot: RegionSnapshot) -> bytes:
-    """Encode a snapshot. Raises ValueError for a number out of range."""
+    """Encode a snapshot. Raises ValueError for what `decode_snapshot` would not accept: a number out of range, a nonce
+    of another length, or more than SNAPSHOT_ARRAY_MAX elements."""
+    largest = max([len(snapshot.tables), *(2 * len(table.mapping) for table in snapshot.tables)])
+    if largest > SNAPSHOT_ARRAY_MAX or len(snapshot.nonce) not in (0, NONCE_BYTES):
+        raise ValueError(f"no such snapshot: elements={largest} nonce={snapshot.nonce.hex()}")
     tables = [
         (
             t.table,
@@ -186,7 +190,7 @@ def decode_snapshot(data: Buffer) -> RegionSnapshot:
     if crc32c(packed) != crc:
         raise DamagedError("the snapshot's checksum does not match")
     try:
-        offset, epoch, nonce, number, ended, tables = msgpack.unpackb(packed, max_array_len=TABLES_MAX)
+        offset, epoch, nonce, number, ended, tables = msgpack.unpackb(packed, max_array_len=SNAPSHOT_ARRAY_MAX)
         if type(nonce) is not bytes or len(nonce) not in (0, NONCE_BYTES):
             raise ValueError("not a nonce")
         return RegionSnapshot(

@@ -31,8 +31,8 @@ def opened(disk: Disk, made: type[DirectoryTopics] = DirectoryTopics) -> Directo
 
 
 @dataclass
-class Story:
-    """What was asked, and what was confirmed by which operation of the disk."""
+class TopicRun:
+    """The appends and deletions of one topic, and after how many operations of the disk each was confirmed."""
 
     disk: SimulatedDisk = field(default_factory=SimulatedDisk)
     appends: list[list[RecordBytes]] = field(default_factory=list)
@@ -45,23 +45,23 @@ class Story:
         return [record for append in self.appends for record in append]
 
 
-def told(seed: int, made: type[DirectoryTopics] = DirectoryTopics) -> Story:
-    rng, story = random.Random(seed), Story()
-    topics = opened(story.disk, made)
+def run_topic(seed: int, made: type[DirectoryTopics] = DirectoryTopics) -> TopicRun:
+    rng, run = random.Random(seed), TopicRun()
+    topics = opened(run.disk, made)
     topics.create(TOPIC)
-    story.created = len(story.disk.operations)
+    run.created = len(run.disk.operations)
     for number in range(12):
         count, size = rng.choice((1, 1, 3)), rng.choice((0, 40, 600))
         append = [(b"%d" % number, bytes([number]) * size) for _ in range(count)]
-        story.appends.append(append)
+        run.appends.append(append)
         topics.append(TOPIC, append)
-        story.confirmed.append(len(story.disk.operations))
+        run.confirmed.append(len(run.disk.operations))
         if rng.random() < 0.2:
             first, end = topics.offsets(TOPIC)
             at = rng.randint(first, end)
             topics.delete_before(TOPIC, at)
-            story.deleted.append((len(story.disk.operations), at))
-    return story
+            run.deleted.append((len(run.disk.operations), at))
+    return run
 
 
 def all_of(topics: DirectoryTopics) -> list[Stored]:
@@ -76,28 +76,30 @@ def all_of(topics: DirectoryTopics) -> list[Stored]:
     return found
 
 
-def judge(story: Story, image: Image, operations: int, made: type[DirectoryTopics] = DirectoryTopics) -> None:
+def check_after_power_cut(
+    run: TopicRun, image: Image, operations: int, made: type[DirectoryTopics] = DirectoryTopics
+) -> None:
     """Check the topic as a power cut left it."""
     disk = SimulatedDisk(image)
     topics = opened(disk, made)
     if not topics.exists(TOPIC):
-        assert operations < story.created, "a topic that was created is there"
+        assert operations < run.created, "a topic that was created is there"
         topics.create(TOPIC)
         assert topics.append(TOPIC, [(b"", b"new")]) == 0
         return
     found = all_of(topics)
     first, end = topics.offsets(TOPIC)
-    sure = sum(len(a) for a, at in zip(story.appends, story.confirmed, strict=True) if at <= operations)
+    sure = sum(len(a) for a, at in zip(run.appends, run.confirmed, strict=True) if at <= operations)
     bounds = {0}
-    for append in story.appends:
+    for append in run.appends:
         bounds.add(max(bounds) + len(append))
     assert end in bounds, "all of an append or nothing"
     assert end >= sure, f"{sure} records were confirmed, {end} are there"
-    assert [(r.key, r.value) for r in found] == story.records[first:end]
+    assert [(r.key, r.value) for r in found] == run.records[first:end]
     assert [r.offset for r in found] == list(range(first, end))
-    deletions = [at for done, at in story.deleted if done <= operations]
+    deletions = [at for done, at in run.deleted if done <= operations]
     assert first >= max(deletions, default=0)
-    assert first in {0, *(at for _, at in story.deleted)}
+    assert first in {0, *(at for _, at in run.deleted)}
     assert topics.append(TOPIC, [(b"k", b"after"), (b"k", b"wards")]) == end
     assert [r.value for r in all_of(topics)][-2:] == [b"after", b"wards"]
 
@@ -109,23 +111,23 @@ def _keep(name: str, seed: int) -> Keep:
 @pytest.mark.parametrize("keep", KEEPS)
 @pytest.mark.parametrize("seed", range(4))
 def test_every_crash_point_keeps_what_was_confirmed(seed: int, keep: str) -> None:
-    story = told(seed)
-    count = len(story.disk.operations)
+    run = run_topic(seed)
+    count = len(run.disk.operations)
     assert count > 60
     for operations in range(count + 1):
-        judge(story, story.disk.cut(operations, _keep(keep, operations)), operations)
+        check_after_power_cut(run, run.disk.cut(operations, _keep(keep, operations)), operations)
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_the_power_fails_again_while_a_topic_is_opened(seed: int) -> None:
-    story = told(seed)
-    for operations in range(0, len(story.disk.operations), 3):
-        second = SimulatedDisk(story.disk.cut(operations, coin(random.Random(operations), 0.5)))
+    run = run_topic(seed)
+    for operations in range(0, len(run.disk.operations), 3):
+        second = SimulatedDisk(run.disk.cut(operations, coin(random.Random(operations), 0.5)))
         topics = opened(second)
         if topics.exists(TOPIC):
             topics.offsets(TOPIC)
         for again in range(len(second.operations) + 1):
-            judge(story, second.cut(again, coin(random.Random(again), 0.5)), operations)
+            check_after_power_cut(run, second.cut(again, coin(random.Random(again), 0.5)), operations)
 
 
 def sync_failures(seed: int, made: type[DirectoryTopics] = DirectoryTopics) -> None:
@@ -157,8 +159,8 @@ DEFECTS: dict[str, tuple[str, str, str]] = {
     "frames are not synced": ("append", "file.datasync()", "pass"),
     "the last watermark of a file is not synced": ("append", "self._finish(path, end)", "pass"),
     "the last watermark of a file is not written again": ("_finish", "_write_watermark(file, end)", "pass"),
-    "what is left of a failed append is not written again": ("_settle", "file.pwritev(", "(lambda *_: None)("),
-    "what lies behind the watermark is not looked for": ("_settle", "end = frame.after", "pass"),
+    "what is left of a failed append is not written again": ("_recover", "file.pwritev(", "(lambda *_: None)("),
+    "what lies behind the watermark is not looked for": ("_recover", "end = frame.after", "pass"),
     "files are deleted before the new first offset is durable": ("delete_before", "if offset > first:", "if False:"),
 }
 
@@ -169,8 +171,8 @@ def test_a_planted_defect_is_found(name: str) -> None:
     made = edited(DirectoryTopics, (method, old, new))
     with pytest.raises((AssertionError, DLogError)):
         for seed in range(4):
-            story = told(seed, made)
-            for operations in range(len(story.disk.operations) + 1):
-                judge(story, story.disk.cut(operations, all_lost), operations, made)
+            run = run_topic(seed, made)
+            for operations in range(len(run.disk.operations) + 1):
+                check_after_power_cut(run, run.disk.cut(operations, all_lost), operations, made)
         for seed in range(60):
             sync_failures(seed, made)

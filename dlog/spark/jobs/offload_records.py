@@ -19,7 +19,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from dlog.errors import DamagedError, MetadataUnavailableError
-from dlog.io.zookeeper_layout import escape_name
 from dlog.io.zookeeper_protocol import (
     ANY_VERSION,
     Create,
@@ -31,7 +30,7 @@ from dlog.io.zookeeper_protocol import (
     Op,
     Set,
 )
-from dlog.model.ids import StreamName, stream_name
+from dlog.model.ids import StreamName, escape_name, stream_name
 from dlog.model.offloading import Record
 from dlog.spark.cluster_connection import Cluster
 from dlog.stores.cold.locations import parse_object

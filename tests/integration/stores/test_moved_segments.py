@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -139,7 +139,7 @@ async def test_a_spark_task_reads_a_segment_where_it_was_moved_to_since_it_was_p
                     incarnation=value.incarnation,
                 )
                 ranges.append(asked)
-            cluster: Any = Cluster(local.metadata, None, {"ledger": mover.hot, "cold": cold})  # type: ignore[arg-type]
+            cluster = Cluster(cast(Any, local.metadata), cast(Any, None), {"ledger": mover.hot, "cold": cold})
             source = SourceOptions(zookeeper="h:1", streams=(STREAM,), fetch_retries=0)
             planned = [payload async for _, _, got in extents(cluster, ranges, source) for payload in got]
             for number in (1, 2):

@@ -121,6 +121,30 @@ def test_damage_below_the_watermark_is_told_with_the_file(topics: DirectoryTopic
         opened(tmp_path).read(TOPIC, 0, 1)
 
 
+def test_a_damaged_watermark_of_the_last_file_is_mended_and_of_another_is_told(
+    topics: DirectoryTopics, tmp_path: Path
+) -> None:
+    for number in range(60):
+        topics.append(TOPIC, [(b"", b"%d" % number * 100)])
+    files = _files(tmp_path)
+    for file in (files[-1], files[0]):
+        data = bytearray(file.read_bytes())
+        data[30] ^= 1
+        file.write_bytes(data)
+        if file == files[-1]:
+            assert len(_values(topics)) == len(_values(opened(tmp_path))) == 60
+    for offset in (0, 1):
+        with pytest.raises(DamagedError, match=files[0].name):
+            topics.read(TOPIC, offset, 1)
+
+
+def test_an_empty_file_of_the_first_offset_is_damage(topics: DirectoryTopics, tmp_path: Path) -> None:
+    topics.append(TOPIC, [(b"", b"x")])
+    (_files(tmp_path)[0].parent / "first").write_bytes(b"")
+    with pytest.raises(DamagedError, match="not an offset"):
+        topics.offsets(TOPIC)
+
+
 def test_a_last_file_is_dropped_only_if_nothing_can_be_in_it(topics: DirectoryTopics, tmp_path: Path) -> None:
     for number in range(60):
         topics.append(TOPIC, [(b"", b"%d" % number * 100)])

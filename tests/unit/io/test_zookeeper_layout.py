@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from urllib.parse import unquote
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +11,6 @@ from dlog.io.zookeeper_layout import (
     LAYOUT,
     LedgerPaths,
     StreamPaths,
-    escape_name,
     lock_member,
     parents_of,
     parse_layout,
@@ -97,15 +94,3 @@ def test_the_layout_is_bookkeepers_default() -> None:
 def test_parents_come_from_the_top() -> None:
     assert parents_of("/a/b/c") == ["/a", "/a/b"]
     assert parents_of("/a") == []
-
-
-@given(st.text().filter(str.isprintable))
-def test_any_text_is_escaped_to_a_part_of_a_name(text: str) -> None:
-    escaped = escape_name(text)
-    assert unquote(escaped) == text
-    assert not set(escaped) & set("/-. ")
-
-
-def test_ids_of_ledgers_and_names_of_files_are_not_changed() -> None:
-    assert escape_name("4711") == "4711"
-    assert escape_name("00ff" * 8) == "00ff" * 8

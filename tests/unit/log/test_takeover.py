@@ -117,7 +117,7 @@ def test_nothing_is_read_that_came_with_the_end_of_the_segment() -> None:
     assert stage.value.segments[0].record_count == 20
 
 
-def test_the_last_entries_are_read_in_parts_if_the_store_returns_parts() -> None:
+def test_the_last_entries_are_read_in_parts_if_the_store_returns_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage()
     first = stage.taken("p1")
     for sequence in range(20):
@@ -130,7 +130,7 @@ def test_the_last_entries_are_read_in_parts_if_the_store_returns_parts() -> None
             question = replace(question, last=min(question.last, EntryId(question.first + 2)))
         return stored(actor, question)
 
-    stage.store = part  # type: ignore[method-assign]
+    monkeypatch.setattr(stage, "store", part)
     second = stage.taken("p2")
     assert ask[:3] == [(13, 19), (16, 19), (19, 19)]
     assert [first for first, _ in ask[3:]] == [0, 3, 6, 9, 12], "the snapshot is in entry 0; from 13 on all is read"

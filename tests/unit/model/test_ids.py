@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dlog.errors import InvalidRequestError, InvalidStreamNameError
-from dlog.model.ids import bookie_id, stream_name
+from dlog.model.ids import bookie_id, escape_name, stream_name
 
 
 @pytest.mark.parametrize("name", ["a", "orders-2024.eu_1", "_x", "-", "9", "a..b", "a" * 200])
@@ -32,3 +36,15 @@ def test_bookie_ids(name: str) -> None:
 def test_bookie_ids_that_are_refused(name: str) -> None:
     with pytest.raises(InvalidRequestError):
         bookie_id(name)
+
+
+@given(st.text().filter(str.isprintable))
+def test_any_text_is_escaped_to_a_part_of_a_name(text: str) -> None:
+    escaped = escape_name(text)
+    assert unquote(escaped) == text
+    assert not set(escaped) & set("/-. ")
+
+
+def test_ids_of_ledgers_and_names_of_files_are_not_changed() -> None:
+    assert escape_name("4711") == "4711"
+    assert escape_name("00ff" * 8) == "00ff" * 8
