@@ -51,7 +51,8 @@ _LOOK_BACK = 6  # entries without a trailer that may follow the last one with it
 @dataclass(slots=True)
 class _Ending:
     """A segment whose end is requested from its store. last_entry: None until the store has answered. payloads: of its
-    entries from `first` on, as far as they are read; the last entry is among them once `end` is known.
+    entries from `first` on, as far as they are read. Once `end` is known the last entry is among them, or the list had
+    the same end and none was needed.
     """
 
     segment: Segment
