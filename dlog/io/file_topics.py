@@ -42,7 +42,14 @@ from typing import NamedTuple
 from dlog.errors import DamagedError, InvalidRequestError, UnavailableError, UnsupportedVersionError
 from dlog.io.disk import Disk, File, RealDisk, read_file, replace_file
 from dlog.model.ids import escape_name
-from dlog.region.topics import OffsetOutOfRangeError, RecordBytes, Stored, TopicExistsError, TopicNotFoundError
+from dlog.region.topics import (
+    OffsetOutOfRangeError,
+    RecordBytes,
+    Stored,
+    TopicExistsError,
+    TopicNotFoundError,
+    UnsafeTopicError,
+)
 from dlog.wire.digest import crc32c
 
 FILE_BYTES_MAX = 64 * 1024 * 1024
@@ -123,6 +130,14 @@ class DirectoryTopics:
     def exists(self, topic: str) -> bool:
         with self._errors(topic):
             return self._disk.exists(f"{self._directory(topic)}/settings")
+
+    def check(self, topic: str) -> None:
+        with self._errors(topic):
+            text = read_file(self._disk, self._directory(topic), "settings")
+        if text is None:
+            raise TopicNotFoundError(f"no such topic, create it first: topic={topic}")
+        if text != json.dumps({"topic": topic}).encode():
+            raise UnsafeTopicError(f"the settings are not those of this topic: {self._directory(topic)}/settings")
 
     def append(self, topic: str, records: Sequence[RecordBytes]) -> int:
         parts = [part for key, value in records for part in (_LENGTHS.pack(len(key), len(value)), key, value)]
@@ -356,6 +371,9 @@ class FileTopics:
 
     async def exists(self, topic: str) -> bool:
         return await asyncio.to_thread(self._topics.exists, topic)
+
+    async def check(self, topic: str) -> None:
+        await asyncio.to_thread(self._topics.check, topic)
 
     async def append(self, topic: str, records: Sequence[RecordBytes]) -> int:
         return await asyncio.to_thread(self._topics.append, topic, records)

@@ -40,6 +40,12 @@ class OffsetOutOfRangeError(InvalidRequestError):
         self.next = next
 
 
+class UnsafeTopicError(InvalidRequestError):
+    """The topic's settings could lose or reorder records; the message names them and how to change them."""
+
+    code = 562
+
+
 class Stored(NamedTuple):
     """A record in a topic."""
 
@@ -56,6 +62,11 @@ class Topics(Protocol):
         ...
 
     async def exists(self, topic: str) -> bool: ...
+
+    async def check(self, topic: str) -> None:
+        """Read the topic's settings, at every open. Raises TopicNotFoundError, and UnsafeTopicError if what was
+        appended could be lost."""
+        ...
 
     async def append(self, topic: str, records: Sequence[RecordBytes]) -> int:
         """Append records together; returns the offset of the first. Raises TopicNotFoundError, and ValueError for no

@@ -10,7 +10,14 @@ import pytest
 
 from dlog.errors import DamagedError, InvalidRequestError, UnavailableError, UnsupportedVersionError
 from dlog.io.file_topics import FRAME_BYTES_MAX, DirectoryTopics, FileTopics
-from dlog.region.topics import OffsetOutOfRangeError, Stored, TopicExistsError, TopicNotFoundError, Topics
+from dlog.region.topics import (
+    OffsetOutOfRangeError,
+    Stored,
+    TopicExistsError,
+    TopicNotFoundError,
+    Topics,
+    UnsafeTopicError,
+)
 
 TOPIC = "app/orders.data.7"
 
@@ -68,6 +75,15 @@ def test_what_is_asked_for_and_is_not_there_is_told(topics: DirectoryTopics) -> 
         with pytest.raises(OffsetOutOfRangeError, match=r"beyond the end.*next=1") as caught:
             beyond()
         assert (caught.value.first, caught.value.next) == (0, 1)
+
+
+def test_the_settings_of_another_topic_are_refused(topics: DirectoryTopics, tmp_path: Path) -> None:
+    topics.check(TOPIC)
+    with pytest.raises(TopicNotFoundError):
+        topics.check("other")
+    next((tmp_path / "topics").iterdir()).rename(tmp_path / "topics" / "other")
+    with pytest.raises(UnsafeTopicError, match="settings"):
+        topics.check("other")
 
 
 def test_what_cannot_be_appended_is_refused(topics: DirectoryTopics) -> None:
@@ -212,6 +228,7 @@ async def test_the_calls_of_the_port_are_those_of_the_directory(tmp_path: Path) 
     topics: Topics = FileTopics(opened(tmp_path))
     await topics.create(TOPIC)
     assert await topics.exists(TOPIC)
+    await topics.check(TOPIC)
     async with asyncio.TaskGroup() as group:
         appends = [group.create_task(topics.append(TOPIC, [(b"", b"x")]), name=f"append {n}") for n in range(10)]
     assert sorted(task.result() for task in appends) == list(range(10))
