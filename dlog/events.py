@@ -437,3 +437,74 @@ class LedgerHandleFailed(Event):
     ledger: int
     handle: str
     error: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegionOpened(Event):
+    """This process owns a region. epoch: of its fence. offset: that its first batch gets."""
+
+    name: ClassVar[str] = "region.opened"
+    region: int
+    epoch: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegionFenced(Event):
+    """Another owner opened a region that this process owned; nothing more is written here. epoch: of its fence."""
+
+    name: ClassVar[str] = "region.fenced"
+    level: ClassVar[str] = "warning"
+    region: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegionAppendInDoubt(Event):
+    """An append to a region's topic has an unknown outcome. The region is fenced anew, which decides it."""
+
+    name: ClassVar[str] = "region.append_in_doubt"
+    level: ClassVar[str] = "warning"
+    region: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRecordIgnored(Event):
+    """A record in a topic of a region cannot be decoded and has no effect: another program wrote it."""
+
+    name: ClassVar[str] = "region.record_ignored"
+    level: ClassVar[str] = "error"
+    region: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegionSnapshotFailed(Event):
+    """A snapshot of a region could not be written. Opening it takes longer until the next one is."""
+
+    name: ClassVar[str] = "region.snapshot_failed"
+    level: ClassVar[str] = "warning"
+    region: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegionCleaned(Event):
+    """The records of a region below an offset are deleted."""
+
+    name: ClassVar[str] = "region.cleaned"
+    region: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TablePinsRegion(Event):
+    """A table keeps many records of its region from being deleted: flush it and mark it, or drop it. records: of all
+    tables, from its first live one on."""
+
+    name: ClassVar[str] = "region.pinned"
+    level: ClassVar[str] = "warning"
+    region: int
+    table: int
+    records: int

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,21 @@ class TableEnd:
     table: int
 
 
-Item = Batch | RegionFence | TableEnd
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The state of the region, written into the topic before its front is deleted. Has no part in the rule."""
+
+    snapshot: bytes
+
+
+Item = Batch | RegionFence | TableEnd | Checkpoint
+Placed = tuple[int, Item]  # the offset of its first record, and the item
+PlacedEntry = tuple[int, Entry]
+
+
+def record_count(item: Item) -> int:
+    """How many offsets an item takes."""
+    return len(item.entries) if isinstance(item, Batch) else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +98,21 @@ class CountingRule:
                 return replace(self, number=number + 1), counting
         return self, ()
 
+    def after_placed(self, placed: Placed) -> tuple[CountingRule, tuple[PlacedEntry, ...]]:
+        """`after`, with the offset of each entry."""
+        offset, item = placed
+        rule, counting = self.after(item)
+        if not counting:
+            return rule, ()
+        assert isinstance(item, Batch), "only batches have entries"
+        ended = self.ended
+        return rule, tuple((offset + i, entry) for i, entry in enumerate(item.entries) if entry.table not in ended)
+
 
 @dataclass(frozen=True, slots=True)
 class RegionWriter:
     """The writer of a region behind its own fence. rule: applied to all offsets below `expected`. expected: offset of
-    its next batch, if no other writer appends before. Has one batch under way at a time."""
+    its next append, if no other writer appends before. Has one append under way at a time."""
 
     nonce: bytes
     rule: CountingRule
@@ -102,21 +127,29 @@ class RegionWriter:
         """Make the next batch."""
         return Batch(self.nonce, self.rule.number, entries)
 
-    def appended(
-        self, batch: Batch, offset: int, others: Iterable[Item] = ()
-    ) -> tuple[RegionWriter, tuple[Entry, ...]]:
-        """The topic answered that `batch` lies at `offset`. others: everything from `expected` to `offset`, without
-        `offset`; it must be read if `offset` is not `expected`. Returns the writer behind the batch and the entries of
-        the batch that count: they are acknowledged, and no others.
+    def appended(self, item: Item, offset: int, others: Iterable[Placed] = ()) -> Appended:
+        """The topic answered that `item` lies at `offset`. others: everything from `expected` to `offset`, without
+        `offset`; it must be read if `offset` is not `expected`.
 
-        Raises ValueError if the offset is below `expected`: it is not that of this batch, so the outcome is unknown.
+        Raises ValueError if the offset is below `expected`: it is not that of this item, so the outcome is unknown.
         """
         if offset < self.expected:
-            raise ValueError(f"a batch cannot lie below the offset that is expected: {offset} < {self.expected}")
+            raise ValueError(f"an append cannot lie below the offset that is expected: {offset} < {self.expected}")
         rule = self.rule
-        counting: list[Entry] = []
-        for item in (*others, batch):
-            rule, entries = rule.after(item)
-            if item == batch:  # a first copy may lie before the one that was answered
-                counting += entries
-        return replace(self, rule=rule, expected=offset + len(batch.entries)), tuple(counting)
+        own: list[PlacedEntry] = []
+        counting: list[PlacedEntry] = []
+        for placed in (*others, (offset, item)):
+            rule, entries = rule.after_placed(placed)
+            counting += entries
+            if placed[1] == item:  # a first copy may lie before the one that was answered
+                own += entries
+        return Appended(replace(self, rule=rule, expected=offset + record_count(item)), tuple(own), tuple(counting))
+
+
+class Appended(NamedTuple):
+    """writer: behind the append. own: the entries of the append that count: they are acknowledged, and no others.
+    counting: all entries that count up to there; another owner's too, if this one is deposed."""
+
+    writer: RegionWriter
+    own: tuple[PlacedEntry, ...]
+    counting: tuple[PlacedEntry, ...]

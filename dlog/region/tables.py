@@ -88,6 +88,13 @@ class RegionMeta:
             found = self.tables[table] = TableMeta()
         found.add(sequence, offset, size, map_every=self._map_every)
 
+    def known(self, table: int) -> TableMeta:
+        """A table that has or had records. Raises InvalidRequestError."""
+        found = self.tables.get(table)
+        if found is None:
+            raise InvalidRequestError(f"no record of this table was ever written: table={table}")
+        return found
+
     def next_seq_num(self, table: int) -> int:
         """The sequence of the table's next record."""
         found = self.tables.get(table)

@@ -22,7 +22,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
-from dlog.region.counting import Batch, CountingRule, Entry, Item, RegionFence, RegionWriter, TableEnd
+from dlog.region.counting import (
+    Batch,
+    CountingRule,
+    Entry,
+    Item,
+    Placed,
+    RegionFence,
+    RegionWriter,
+    TableEnd,
+    record_count,
+)
 
 T = TypeVar("T")
 
@@ -94,15 +104,11 @@ def counted(topic: Sequence[Item], rule: CountingRule) -> tuple[CountingRule, li
     return rule, found
 
 
-def _size(item: Item) -> int:
-    return len(item.entries) if isinstance(item, Batch) else 1
-
-
 def _index(topic: Sequence[Item], offset: int) -> int:
     """How many items lie below an offset."""
     index = 0
     while offset > 0:
-        offset -= _size(topic[index])
+        offset -= record_count(topic[index])
         index += 1
     return index
 
@@ -205,7 +211,7 @@ class Explorer:
         return replace(state, requests=requests, answers=answers)
 
     def _land(self, state: State, request: Request) -> State:
-        offset = sum(map(_size, state.topic))
+        offset = sum(map(record_count, state.topic))
         left = [one for one in state.requests if one != request]
         if request.copies > 1:
             left.append(request._replace(copies=request.copies - 1))
@@ -254,13 +260,17 @@ class Explorer:
     def _appended(self, state: State, owner: Owner, offset: int) -> tuple[Owner, frozenset[Entry]]:
         writer, batch = owner.writer, owner.batch
         assert writer is not None and batch is not None
-        others: Sequence[Item] = ()
+        others: list[Placed] = []
         if offset > writer.expected and self._parts.reads_others:
-            others = state.topic[_index(state.topic, writer.expected) : _index(state.topic, offset)]
+            at = writer.expected
+            for item in state.topic[_index(state.topic, writer.expected) : _index(state.topic, offset)]:
+                others.append((at, item))
+                at += record_count(item)
         try:
-            writer, counting = writer.appended(batch, offset, others)
+            writer, placed, _ = writer.appended(batch, offset, others)
         except ValueError:
             return replace(owner, phase="over"), frozenset()
+        counting = [entry for _, entry in placed]
         if writer.is_deposed or len(counting) < len(batch.entries):  # the owner of an ended table gives up, for brevity
             return replace(owner, phase="over"), frozenset(counting)
         sequences = list(owner.sequences)

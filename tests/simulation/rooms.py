@@ -14,6 +14,7 @@ _MODULES = {
     "stream": "tests.simulation.stream_world",
     "cache": "tests.simulation.cache_world",
     "files": "tests.simulation.file_world",
+    "region": "tests.simulation.region_world",
     "service": "tests.simulation.service.room",
 }
 NAMES = tuple(_MODULES)

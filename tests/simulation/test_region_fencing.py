@@ -32,7 +32,11 @@ DEFECTS: dict[str, tuple[str, dict[str, Any], int]] = {
     "what lies before a batch is not read": ("N1", {"reads_others": False}, 4),
     "all that was appended is acknowledged": (
         "N1",
-        {"writer": edited(RegionWriter, ("appended", "tuple(counting)", "batch.entries"))},
+        {
+            "writer": edited(
+                RegionWriter, ("appended", "tuple(own)", "tuple(enumerate(getattr(item, 'entries', ()), offset))")
+            )
+        },
         4,
     ),
     "a writer begins again under its old nonce": ("N1 N2", {"changes_nonce": False}, 5),
@@ -65,7 +69,17 @@ def test_the_writer_of_an_ended_table_writes_to_the_others() -> None:
     rule, _ = CountingRule().after(fence)
     writer = RegionWriter(b"a", rule, 1)
     batch = writer.batch((Entry(1, 1), Entry(2, 1)))
-    writer, counting = writer.appended(batch, 2, [end])
-    assert counting == (Entry(2, 1),)
+    writer, own, counting = writer.appended(batch, 2, [(1, end)])
+    assert own == counting == ((3, Entry(2, 1)),)
     assert (writer.expected, writer.is_deposed) == (4, False)
-    assert writer.appended(Batch(b"a", 1, (Entry(2, 2),)), 4)[1] == (Entry(2, 2),)
+    assert writer.appended(Batch(b"a", 1, (Entry(2, 2),)), 4).own == ((4, Entry(2, 2)),)
+
+
+def test_what_another_owner_wrote_is_not_acknowledged() -> None:
+    rule, _ = CountingRule().after(RegionFence(b"a", 1))
+    writer = RegionWriter(b"a", rule, 1)
+    other = Batch(b"b", 0, (Entry(1, 1, b"other"),))
+    appended = writer.appended(writer.batch((Entry(1, 1),)), 3, [(1, RegionFence(b"b", 2)), (2, other)])
+    assert appended.writer.is_deposed
+    assert appended.own == ()
+    assert appended.counting == ((2, other.entries[0]),)

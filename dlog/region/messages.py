@@ -1,0 +1,172 @@
+"""Messages of a region's machines: questions to topics and their answers, and what callers ask for.
+
+Each question has a number of its own; an answer bears the number of its question.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from dlog.errors import DLogError
+from dlog.region.topics import RecordBytes, Stored
+from dlog.values import value
+
+
+class Topic(enum.StrEnum):
+    """The topics of a region, as peers of its machines."""
+
+    DATA = "data"
+    META = "meta"
+
+
+# ---- questions to a topic, and their answers -------------------------------------------------------------------------
+
+
+@value
+class AppendRecords:
+    """Append records together."""
+
+    number: int
+    records: tuple[RecordBytes, ...]
+
+
+@value
+class RecordsAppended:
+    """The records lie in the topic, the first one at `offset`."""
+
+    number: int
+    offset: int
+
+
+@value
+class ReadRecords:
+    """Read records from an offset on."""
+
+    number: int
+    offset: int
+
+
+@value
+class RecordsRead:
+    """Some records; none: the topic has none from this offset on."""
+
+    number: int
+    records: tuple[Stored, ...]
+
+
+@value
+class AskOffsets:
+    """Ask for the first offset and the next one."""
+
+    number: int
+
+
+@value
+class OffsetsTold:
+    """first: the first offset that is not deleted. next: the next that is given out."""
+
+    number: int
+    first: int
+    next: int
+
+
+@value
+class DeleteBefore:
+    """Delete the records below an offset."""
+
+    number: int
+    offset: int
+
+
+@value
+class BeforeDeleted:
+    """The records are deleted."""
+
+    number: int
+
+
+@value
+class TopicFailed:
+    """The question failed. An append may have been made, or may still be made."""
+
+    number: int
+    error: DLogError
+
+
+Question = AppendRecords | ReadRecords | AskOffsets | DeleteBefore
+Reply = RecordsAppended | RecordsRead | OffsetsTold | BeforeDeleted | TopicFailed
+
+
+# ---- requests of callers ---------------------------------------------------------------------------------------------
+
+
+@value
+class OpenRegion:
+    """Answered when the region's state is known, and an owner's fence is in force. Raises DamagedError, FencedError,
+    and what the topics raise."""
+
+
+@value
+class WriteEntries:
+    """Append entries of one or several tables together, all or none: pairs of a table and a payload. Answered with
+    their sequences. Raises RegionFencedError, OverCapacityError, RecordTooLargeError."""
+
+    entries: tuple[tuple[int, bytes], ...]
+
+
+@value
+class MarkDeleted:
+    """Mark everything of a table below a sequence as deletable. Durable with the next snapshot or check-point."""
+
+    table: int
+    below: int
+
+
+@value
+class DropTable:
+    """Mark a whole table as deletable. Answered once a check-point with the mark is durable; a snapshot follows."""
+
+    table: int
+
+
+@value
+class SaveSnapshot:
+    """Append a snapshot to the meta topic, unless nothing has changed. Answered with the offset that it is true at. An
+    owner that takes the region over at the same time may not see its marks."""
+
+
+@value
+class CleanRegion:
+    """Delete the records that no table needs. Answered with the offset below which they are deleted; None: there was
+    nothing to gain."""
+
+
+@value
+class FindStart:
+    """Find where a reader begins. starts: the tables that it wants, each with a sequence (0: its mark); None: all, from
+    their marks on. first: the first offset that the data topic has, if the reader knows better. Answered with a
+    ReadingStart. Raises InvalidRequestError: an unknown table, or a sequence beyond the next one."""
+
+    starts: tuple[tuple[int, int], ...] | None = None
+    first: int = 0
+
+
+@value
+class LostEntries:
+    """Entries of a table that are no longer there: sequences from `first` on, below `end`."""
+
+    table: int
+    first: int
+    end: int
+
+
+@value
+class ReadingStart:
+    """Where a reader begins and ends: offsets `begin` <= offset < `end`; the record at `begin` counts. ends: by table,
+    the first sequence wanted, the next one that will be given out, and the offset behind the last record that counts.
+    lost: what was wanted and is deleted."""
+
+    begin: int
+    end: int
+    ends: dict[int, tuple[int, int, int]]
+    lost: tuple[LostEntries, ...]

@@ -1,0 +1,23 @@
+"""Options of a region's owner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlog.options import KiB, MiB, option
+from dlog.region.tables import MAP_EVERY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionOptions:
+    """batch_bytes_max: of the records of one append. pinned_records: a table that keeps more offsets than this from
+    being deleted is reported at each cleaning."""
+
+    batch_bytes_max: int = option(1 * MiB - 4 * KiB, sim=(400, 2 * KiB))  # Kafka's default limit, less its own bytes
+    queue_bytes_max: int = option(16 * MiB, sim=(1 * KiB, 16 * KiB))  # of unanswered writes
+    map_every: int = option(MAP_EVERY, sim=(1, 5))
+    snapshot_bytes: int = option(16 * MiB, sim=(200, 4 * KiB))  # of log between two snapshots
+    snapshots_kept: int = option(3, sim=(1, 3))
+    pinned_records: int = option(1_000_000, sim=(1, 100))
+    retry_s: float = option(0.2, sim=(0.01, 0.5))  # after a failure
+    open_attempts: int = option(5, sim=(2, 5))

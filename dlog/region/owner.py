@@ -1,0 +1,680 @@
+"""Owns a region: opens it, appends what callers write, keeps snapshots, and deletes what no table needs.
+
+A state machine. Its peers are the two topics (`Topic`); each answers questions in any order, late, or not at all.
+
+Invariants:
+- A write is answered as written only if the counting rule, applied to every offset up to the write, counts it.
+- One append to the data topic is under way at a time. If its outcome is unknown, a new fence under a new nonce ends
+  everything sent before; the topic up to that fence tells whether the append is in it. If not, it is sent again with
+  the same sequences.
+- Before the front of the data topic is deleted, a snapshot is durable in the meta topic, and behind the front there is
+  a check-point with the same marks.
+- Once another owner's fence is in force, nothing more is acknowledged.
+
+Source: HoraeDB's write-ahead log on Kafka; the fences are our own (docs/decisions/0037).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dlog.errors import (
+    DamagedError,
+    DLogError,
+    FencedError,
+    InvalidRequestError,
+    OverCapacityError,
+    RecordTooLargeError,
+    Remedy,
+    UnavailableError,
+    UnsupportedVersionError,
+)
+from dlog.events import (
+    Event,
+    RegionAppendInDoubt,
+    RegionCleaned,
+    RegionFenced,
+    RegionOpened,
+    RegionRecordIgnored,
+    RegionSnapshotFailed,
+    TablePinsRegion,
+)
+from dlog.machine import Answer, Asked, Effect, Fact, PeerLost, Received, Send, SetTimer, Tell, TimerFired
+from dlog.region.counting import Batch, Checkpoint, Entry, Item, Placed, PlacedEntry, RegionFence, RegionWriter
+from dlog.region.items import RECORD_OVERHEAD_BYTES, ItemReader, records_of
+from dlog.region.loading import Asking, RegionLoader
+from dlog.region.messages import (
+    AppendRecords,
+    CleanRegion,
+    DeleteBefore,
+    DropTable,
+    FindStart,
+    MarkDeleted,
+    OpenRegion,
+    Question,
+    ReadRecords,
+    RecordsAppended,
+    RecordsRead,
+    Reply,
+    SaveSnapshot,
+    Topic,
+    TopicFailed,
+    WriteEntries,
+)
+from dlog.region.options import RegionOptions
+from dlog.region.reading import find_start
+from dlog.region.state import RegionState
+from dlog.region.tables import TableMeta
+from dlog.region.topics import OffsetOutOfRangeError
+from dlog.wire.region import RecordKind, RegionRecord, encode_record, encode_snapshot
+
+
+class RegionFencedError(FencedError):
+    """Another owner opened the region. What this error answers is not in the region, unless it says otherwise."""
+
+    code = 563
+    outcome_unknown = False
+
+
+class TableEndedError(InvalidRequestError):
+    """A table of the write has ended; the entries of its other tables are in the region."""
+
+    code = 564
+
+
+class Phase(enum.Enum):
+    """CLOSED: not opened, or the opening failed. FENCING: an opening, or after an append of unknown outcome."""
+
+    CLOSED = "closed"
+    LOADING = "loading"
+    FENCING = "fencing"
+    SERVING = "serving"
+    DEPOSED = "deposed"
+
+
+TRANSITIONS = {
+    Phase.CLOSED: {Phase.LOADING},
+    Phase.LOADING: {Phase.FENCING, Phase.CLOSED, Phase.LOADING},
+    Phase.FENCING: {Phase.SERVING, Phase.DEPOSED, Phase.LOADING, Phase.CLOSED},
+    Phase.SERVING: {Phase.FENCING, Phase.DEPOSED},
+    Phase.DEPOSED: set[Phase](),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """A caller's write that is not answered. size: of its records."""
+
+    ticket: int
+    entries: tuple[tuple[int, bytes], ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Append:
+    """The append under way. writes: those in a batch, in order, each with the sequences of its entries."""
+
+    item: Item
+    writes: tuple[tuple[_Write, tuple[int, ...]], ...] = ()
+    drops: tuple[int, ...] = ()  # tickets that wait for this check-point
+
+
+@dataclass(slots=True)
+class _Cleaning:
+    """A cleaning under way. safe: the offset below which everything may go, once a snapshot with it is durable."""
+
+    tickets: list[int]
+    safe: int = 0
+    has_snapshot: bool = False
+    has_checkpoint: bool = False
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A question that is not answered."""
+
+    topic: Topic
+    then: Callable[[Any], None]
+    failed: Callable[[DLogError], None]
+
+
+@dataclass(slots=True)
+class _Saving:
+    """A snapshot under way. offset: that it is true at."""
+
+    offset: int
+    tickets: list[int] = field(default_factory=list)
+    cleaning: _Cleaning | None = None
+
+
+class RegionOwner:
+    """See the module's docstring. region: its number, part of every key. nonce: makes a nonce that was never used."""
+
+    def __init__(self, region: int, nonce: Callable[[], bytes], options: RegionOptions) -> None:
+        self.phase = Phase.CLOSED
+        self.state = RegionState(map_every=options.map_every)
+        self._region = region
+        self._make_nonce = nonce
+        self._options = options
+        self._effects: list[Effect] = []
+        self._number = 0
+        self._asked: dict[int, _Asked] = {}
+        self._opening: list[int] = []  # tickets
+        self._attempts = 0
+        self._loader: RegionLoader | None = None
+        self._first = 0  # of the data topic
+        self._nonce = b""
+        self._nonces: set[bytes] = set()  # of all fences of this owner
+        self._queue: deque[_Write] = deque()
+        self._queue_bytes = 0
+        self._append: _Append | None = None
+        self._is_found = False  # the append under way was found while the topic was read up to a new fence
+        self._found: tuple[PlacedEntry, ...] = ()
+        self._log_bytes = 0  # since the last snapshot
+        self._saved_at = -1  # offset of the last durable snapshot
+        self._has_new_marks = False
+        self._saving: _Saving | None = None
+        self._save_tickets: list[int] = []  # that wait for the next snapshot
+        self._drop_tickets: list[int] = []  # that wait for the next check-point
+        self._snapshots: list[int] = []  # offsets in the meta topic
+        self._cleaning: _Cleaning | None = None
+
+    def handle(self, fact: Fact) -> list[Effect]:
+        match fact:
+            case Asked(ticket, request):
+                self._take(ticket, request)
+            case Received(_, message):
+                self._receive(message)
+            case PeerLost(peer, reason):
+                for number in [number for number, asked in self._asked.items() if asked.topic == peer]:
+                    self._asked.pop(number).failed(UnavailableError(f"the topic's connection is lost: {reason}"))
+            case TimerFired("retry"):
+                self._retry()
+        self._settle()
+        effects, self._effects = self._effects, []
+        return effects
+
+    # ---- questions ---------------------------------------------------------------------------------------------------
+
+    def _next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _ask(
+        self, topic: Topic, question: Question, then: Callable[[Any], None], failed: Callable[[DLogError], None]
+    ) -> None:
+        self._asked[question.number] = _Asked(topic, then, failed)
+        self._effects.append(Send(topic, question))
+
+    def _receive(self, reply: Reply) -> None:
+        asked = self._asked.pop(reply.number, None)
+        if asked is None:
+            return  # late: the question was given up
+        if isinstance(reply, TopicFailed):
+            asked.failed(reply.error)
+        else:
+            asked.then(reply)
+
+    def _answer(self, tickets: list[int], result: Any) -> None:
+        self._effects += [Answer(ticket, result) for ticket in tickets]
+
+    def _tell(self, event: Event) -> None:
+        self._effects.append(Tell(event))
+
+    def _enter(self, phase: Phase) -> None:
+        assert phase in TRANSITIONS[self.phase], f"no such transition: {self.phase} -> {phase}"
+        self.phase = phase
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    def _take(self, ticket: int, request: Any) -> None:
+        match request:
+            case OpenRegion():
+                self._take_opening(ticket)
+            case _ if self.phase is Phase.DEPOSED:
+                self._answer([ticket], self._fenced_error())
+            case _ if self.phase in (Phase.CLOSED, Phase.LOADING) or self._opening:
+                self._answer([ticket], UnavailableError(f"the region is not open: region={self._region}"))
+            case WriteEntries(entries):
+                self._take_write(ticket, entries)
+            case MarkDeleted(table, below):
+                self._mark(ticket, table, below)
+            case DropTable(table):
+                self._drop(ticket, table)
+            case SaveSnapshot():
+                self._save_tickets.append(ticket)
+            case CleanRegion():
+                self._take_cleaning(ticket)
+            case FindStart():
+                self._find_start(ticket, request)
+            case _:
+                raise AssertionError(f"not a request to a region: {request}")
+
+    def _take_opening(self, ticket: int) -> None:
+        if self.phase is Phase.DEPOSED:
+            self._answer([ticket], self._fenced_error())
+        elif self.phase is Phase.CLOSED:
+            self._opening.append(ticket)
+            self._attempts = 0
+            self._load()
+        elif self._opening:
+            self._opening.append(ticket)
+        else:
+            self._answer([ticket], None)
+
+    def _take_write(self, ticket: int, entries: tuple[tuple[int, bytes], ...]) -> None:
+        size = sum(RECORD_OVERHEAD_BYTES + len(payload) for _, payload in entries)
+        if not entries or size > self._options.batch_bytes_max:
+            self._answer(
+                [ticket],
+                RecordTooLargeError(
+                    f"a write has at least one record and fits into one batch: records={len(entries)} bytes={size} "
+                    f"bytes_max={self._options.batch_bytes_max}"
+                ),
+            )
+        elif self._queue_bytes + size > self._options.queue_bytes_max and self._queue:
+            self._answer(
+                [ticket],
+                OverCapacityError(f"too many writes wait, try again later: bytes_max={self._options.queue_bytes_max}"),
+            )
+        else:
+            self._queue.append(_Write(ticket, entries, size))
+            self._queue_bytes += size
+
+    def _mark(self, ticket: int, table: int, below: int) -> None:
+        try:
+            self._known(table).mark_deleted(below)
+        except InvalidRequestError as error:
+            self._answer([ticket], error)
+            return
+        self._has_new_marks = True
+        self._answer([ticket], None)
+
+    def _drop(self, ticket: int, table: int) -> None:
+        try:
+            known = self._known(table)
+        except InvalidRequestError as error:
+            self._answer([ticket], error)
+            return
+        known.mark_deleted(known.next_seq_num)
+        self._has_new_marks = True
+        self._log_bytes += self._options.snapshot_bytes  # so that a snapshot is made now
+        self._drop_tickets.append(ticket)
+
+    def _find_start(self, ticket: int, request: FindStart) -> None:
+        try:
+            self._answer([ticket], find_start(self.state, self._first, request))
+        except InvalidRequestError as error:
+            self._answer([ticket], error)
+
+    def _known(self, table: int) -> TableMeta:
+        return self.state.meta.known(table)
+
+    def _take_cleaning(self, ticket: int) -> None:
+        if self._cleaning is not None:
+            self._cleaning.tickets.append(ticket)
+            return
+        self._report_pinning()
+        if self.state.meta.safe_offset <= self._first:
+            self._answer([ticket], None)
+            return
+        self._cleaning = _Cleaning([ticket])
+
+    # ---- opening -----------------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        self._enter(Phase.LOADING)
+        self._attempts += 1
+        self._loader = RegionLoader(self._region, self._next_number, map_every=self._options.map_every)
+        self._ask_loader(self._loader.begin())
+
+    def _ask_loader(self, asking: Asking) -> None:
+        topic, question = asking
+        self._ask(topic, question, self._loaded, self._opening_failed)
+
+    def _loaded(self, reply: Reply) -> None:
+        loader = self._loader
+        assert loader is not None, "only a loading owner asks"
+        try:
+            asking = loader.handle(reply)
+        except DLogError as error:
+            self._opening_failed(error)
+            return
+        if asking is not None:
+            self._ask_loader(asking)
+            return
+        assert loader.state is not None, "the loader is done"
+        self.state, self._first, self._snapshots = loader.state, loader.first, loader.snapshots
+        self._log_bytes = loader.scanned_bytes
+        for problem in loader.problems:
+            self._tell(RegionRecordIgnored(self._region, problem))
+        self._loader = None
+        self._enter(Phase.FENCING)
+        self._fence()
+
+    def _opening_failed(self, error: DLogError) -> None:
+        can_retry = error.remedy is Remedy.RETRY or isinstance(error, OffsetOutOfRangeError)
+        if can_retry and self._attempts < self._options.open_attempts:
+            self._effects.append(SetTimer("retry", self._options.retry_s))
+            return
+        tickets, self._opening = self._opening, []
+        self._enter(Phase.CLOSED)
+        self._answer(tickets, error)
+
+    def _retry(self) -> None:
+        if self._opening:
+            self._load()
+        elif self.phase is Phase.FENCING:
+            self._fence()
+
+    # ---- fencing -----------------------------------------------------------------------------------------------------
+
+    def _fence(self) -> None:
+        """Append a fence under a new nonce, and read the topic up to it."""
+        self._nonce = self._make_nonce()
+        self._nonces.add(self._nonce)
+        epoch = self.state.rule.epoch + 1
+        fence = RegionFence(self._nonce, epoch)
+        records = tuple(records_of(self._region, epoch, self._nonce, fence))
+
+        def appended(reply: RecordsAppended) -> None:
+            self._scan(reply.offset + 1, self._apply_scanned, self._fence_read)
+
+        self._ask(Topic.DATA, AppendRecords(self._next_number(), records), appended, self._fencing_failed)
+
+    def _fencing_failed(self, error: DLogError) -> None:
+        if self._opening:
+            self._opening_failed(error)
+        elif isinstance(error, OffsetOutOfRangeError | UnsupportedVersionError):
+            # another owner deleted what this one has not read, or its records are of a newer release
+            self._depose(is_known=False)
+        elif self.phase is Phase.SERVING:
+            self._doubt(error)
+        else:
+            self._effects.append(SetTimer("retry", self._options.retry_s))
+
+    def _apply_scanned(self, placed: Placed) -> None:
+        counting = self.state.apply(placed)
+        append = self._append
+        if append is not None and placed[1] == append.item and isinstance(append.item, Batch) and counting:
+            self._is_found, self._found = True, counting
+
+    def _fence_read(self) -> None:
+        """The topic is read up to the fence."""
+        if self.state.rule.nonce == self._nonce:
+            self._serve()
+        elif self._opening and self._attempts < self._options.open_attempts:
+            self._attempts += 1  # another owner opens at the same time
+            self._fence()
+        elif self.state.rule.nonce in self._nonces:
+            self._fence()  # an earlier attempt of this owner came first
+        elif self._opening:
+            self._opening_failed(self._fenced_error())
+        else:
+            self._depose(is_known=True)
+
+    def _serve(self) -> None:
+        self._enter(Phase.SERVING)
+        tickets, self._opening = self._opening, []
+        if tickets:
+            self._tell(RegionOpened(self._region, self.state.rule.epoch, self.state.offset))
+            self._answer(tickets, None)
+        append, self._append = self._append, None
+        if append is None:
+            return
+        if self._is_found:
+            self._finish(append, self._found)
+        else:
+            self._queue.extendleft(write for write, _ in reversed(append.writes))
+            self._queue_bytes += sum(write.size for write, _ in append.writes)
+            self._drop_tickets += append.drops
+
+    def _depose(self, *, is_known: bool) -> None:
+        """End this owner. is_known: the topic was read up to the fence in force, so what was appended is known."""
+        self._enter(Phase.DEPOSED)
+        self._tell(RegionFenced(self._region, self.state.rule.epoch))
+        append, self._append = self._append, None
+        if append is not None and self._is_found:
+            self._finish(append, self._found)
+        elif append is not None:
+            error = self._fenced_error() if is_known else self._fenced_error(outcome_unknown=True)
+            self._answer([*(write.ticket for write, _ in append.writes), *append.drops], error)
+        queued, self._queue = self._queue, deque()
+        self._queue_bytes = 0
+        tickets = [write.ticket for write in queued] + self._save_tickets + self._drop_tickets
+        self._save_tickets, self._drop_tickets = [], []
+        if self._cleaning is not None:
+            tickets += self._cleaning.tickets
+            self._cleaning = None
+        self._answer(tickets, self._fenced_error())
+
+    def _fenced_error(self, *, outcome_unknown: bool = False) -> RegionFencedError:
+        return RegionFencedError(
+            f"another owner opened the region, open it again to take it back: region={self._region}",
+            outcome_unknown=outcome_unknown,
+        )
+
+    # ---- reading the data topic --------------------------------------------------------------------------------------
+
+    def _scan(self, upto: int, each: Callable[[Placed], None], then: Callable[[], None]) -> None:
+        """Read the data topic from the state's offset up to `upto`."""
+        reader = ItemReader(self._region, self.state.offset)
+
+        def go_on() -> None:
+            if reader.offset >= upto:
+                then()
+                return
+            self._ask(Topic.DATA, ReadRecords(self._next_number(), reader.offset), read, self._fencing_failed)
+
+        def read(reply: RecordsRead) -> None:
+            for stored in reply.records:
+                if stored.offset >= upto:
+                    reader.offset = upto
+                    break
+                try:
+                    placed, _ = reader.feed(stored)
+                except UnsupportedVersionError as error:
+                    self._fencing_failed(error)
+                    return
+                except DamagedError as error:  # of another program: all records of owners decode
+                    self._tell(RegionRecordIgnored(self._region, error.message))
+                    continue
+                if placed is not None:
+                    each(placed)
+            if not reply.records:
+                reader.offset = upto
+            go_on()
+
+        go_on()
+
+    # ---- appending ---------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Begin what can begin: a snapshot, an append, a deletion."""
+        if self.phase is not Phase.SERVING:
+            return
+        cleaning = self._cleaning
+        wants_snapshot = self._save_tickets or self._log_bytes >= self._options.snapshot_bytes
+        if self._saving is None and (wants_snapshot or (cleaning is not None and not cleaning.has_snapshot)):
+            self._save()
+        if self._append is not None:
+            return
+        if self._drop_tickets or (cleaning is not None and cleaning.has_snapshot and not cleaning.has_checkpoint):
+            drops, self._drop_tickets = tuple(self._drop_tickets), []
+            self._send_append(_Append(Checkpoint(encode_snapshot(self.state.snapshot())), drops=drops))
+        elif self._queue:
+            self._send_append(self._next_batch())
+
+    def _next_batch(self) -> _Append:
+        """Take as many writes as fit into one batch."""
+        ahead: Counter[int] = Counter()
+        entries: list[Entry] = []
+        writes: list[tuple[_Write, tuple[int, ...]]] = []
+        size = 0
+        while self._queue and (not writes or size + self._queue[0].size <= self._options.batch_bytes_max):
+            write = self._queue.popleft()
+            size += write.size
+            sequences: list[int] = []
+            for table, payload in write.entries:
+                sequence = self.state.meta.next_seq_num(table) + ahead[table]
+                ahead[table] += 1
+                sequences.append(sequence)
+                entries.append(Entry(table, sequence, payload))
+            writes.append((write, tuple(sequences)))
+        self._queue_bytes -= size
+        return _Append(self._writer.batch(tuple(entries)), tuple(writes))
+
+    @property
+    def _writer(self) -> RegionWriter:
+        return RegionWriter(self._nonce, self.state.rule, self.state.offset)
+
+    def _send_append(self, append: _Append) -> None:
+        self._append, self._is_found, self._found = append, False, ()
+        try:
+            records = tuple(records_of(self._region, self.state.rule.epoch, self._nonce, append.item))
+        except ValueError as error:
+            self._append_failed(InvalidRequestError(str(error)))
+            return
+        self._log_bytes += sum(len(key) + len(value) for key, value in records)
+        question = AppendRecords(self._next_number(), records)
+        self._ask(Topic.DATA, question, self._appended, self._append_failed)
+
+    def _append_failed(self, error: DLogError) -> None:
+        append = self._append
+        assert append is not None, "an append is under way"
+        if error.remedy is Remedy.FIX:  # refused, so it is not there and never will be
+            self._append = None
+            self._answer([*(write.ticket for write, _ in append.writes), *append.drops], error)
+            if not append.writes:
+                self._end_cleaning(error)
+            return
+        self._doubt(error)
+
+    def _doubt(self, error: DLogError) -> None:
+        """The append under way may be in the topic, or may get there: end it by a new fence."""
+        self._tell(RegionAppendInDoubt(self._region, error.message))
+        self._enter(Phase.FENCING)
+        self._fence()
+
+    def _appended(self, reply: RecordsAppended) -> None:
+        append = self._append
+        assert append is not None, "an append is under way"
+        others: list[Placed] = []
+        if reply.offset < self.state.offset:
+            self._doubt(UnavailableError(f"the topic answered an offset in the past: offset={reply.offset}"))
+        elif reply.offset == self.state.offset:
+            self._take_offset(append, reply.offset, others)
+        else:
+            self._scan(reply.offset, others.append, lambda: self._take_offset(append, reply.offset, others))
+
+    def _take_offset(self, append: _Append, offset: int, others: list[Placed]) -> None:
+        """The append lies at an offset, and everything in front of it is known."""
+        writer, own, counting = self._writer.appended(append.item, offset, others)
+        self.state.rule, self.state.offset = writer.rule, writer.expected
+        self.state.add(counting)
+        if writer.is_deposed:
+            self._is_found, self._found = bool(own), own
+            self._depose(is_known=True)
+            return
+        self._append = None
+        self._finish(append, own)
+
+    def _finish(self, append: _Append, counting: tuple[PlacedEntry, ...]) -> None:
+        """Answer the writes of an append whose fate is known."""
+        counted = {(entry.table, entry.sequence) for _, entry in counting}
+        for write, sequences in append.writes:
+            missing = [
+                table
+                for (table, _), sequence in zip(write.entries, sequences, strict=True)
+                if (table, sequence) not in counted
+            ]
+            if missing:
+                self._answer([write.ticket], TableEndedError(f"the table has ended: table={missing[0]}"))
+            else:
+                self._answer([write.ticket], sequences)
+        self._answer([*append.drops], None)
+        cleaning = self._cleaning
+        if isinstance(append.item, Checkpoint) and cleaning is not None and cleaning.has_snapshot:
+            cleaning.has_checkpoint = True
+            self._delete(cleaning)
+
+    # ---- snapshots and cleaning --------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        """Append a snapshot to the meta topic. Without news since the last one, only a cleaning needs none either."""
+        tickets, self._save_tickets = self._save_tickets, []
+        cleaning = self._cleaning if self._cleaning is not None and not self._cleaning.has_snapshot else None
+        if cleaning is not None:
+            cleaning.safe = self.state.meta.safe_offset
+        if self.state.offset == self._saved_at and not self._has_new_marks:
+            self._answer(tickets, self._saved_at)
+            if cleaning is not None:
+                cleaning.has_snapshot = True
+            return
+        saving = self._saving = _Saving(self.state.offset, tickets, cleaning)
+        self._has_new_marks = False
+        self._log_bytes = 0
+        payload = encode_snapshot(self.state.snapshot())
+        record = encode_record(
+            RegionRecord(
+                kind=RecordKind.CHECKPOINT,
+                region=self._region,
+                payload=payload,
+                epoch=self.state.rule.epoch,
+                nonce=self._nonce,
+            )
+        )
+
+        def saved(reply: RecordsAppended) -> None:
+            self._saving = None
+            self._saved_at = saving.offset
+            self._answer(saving.tickets, saving.offset)
+            if cleaning is not None:
+                cleaning.has_snapshot = True
+            self._drop_snapshots(reply.offset)
+
+        def failed(error: DLogError) -> None:
+            self._saving = None
+            self._has_new_marks = True
+            self._tell(RegionSnapshotFailed(self._region, error.message))
+            self._answer(saving.tickets, error)
+            if cleaning is not None:
+                self._end_cleaning(error)
+
+        self._ask(Topic.META, AppendRecords(self._next_number(), (record,)), saved, failed)
+
+    def _drop_snapshots(self, newest: int) -> None:
+        """Delete all snapshots but the last few. If that fails, the next time will do."""
+        self._snapshots.append(newest)
+        kept = self._options.snapshots_kept
+        if len(self._snapshots) > kept:
+            del self._snapshots[:-kept]
+            question = DeleteBefore(self._next_number(), self._snapshots[0])
+            self._ask(Topic.META, question, lambda _: None, lambda _: None)
+
+    def _delete(self, cleaning: _Cleaning) -> None:
+        """Delete the front of the data topic: a snapshot and a check-point are durable."""
+
+        def deleted(_: Any) -> None:
+            self._first = cleaning.safe
+            self._tell(RegionCleaned(self._region, cleaning.safe))
+            self._end_cleaning(cleaning.safe)
+
+        self._ask(Topic.DATA, DeleteBefore(self._next_number(), cleaning.safe), deleted, self._end_cleaning)
+
+    def _end_cleaning(self, result: Any) -> None:
+        cleaning, self._cleaning = self._cleaning, None
+        if cleaning is not None:
+            self._answer(cleaning.tickets, result)
+
+    def _report_pinning(self) -> None:
+        """Tell of each table that keeps much of the topic from being deleted."""
+        for table, meta in self.state.meta.tables.items():
+            if not meta.is_all_deleted:
+                kept = self.state.offset - meta.floor(max(1, meta.latest_marked_deleted))
+                if kept > self._options.pinned_records:
+                    self._tell(TablePinsRegion(self._region, table, kept))

@@ -1,0 +1,125 @@
+"""Reads the entries of a region that count, in order, from some offset to another.
+
+The counting rule is a function of everything before an offset, and what lies before may be deleted. So a reader begins
+at a record that is known to count (one of a table's mapping), and takes the rule in force from that record.
+
+Invariants:
+- Of each table the entries come in order. If the next one is missing, because the front of the topic was deleted by
+  another program, this is told before the table goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dlog.errors import DamagedError, InvalidRequestError, UnsupportedVersionError
+from dlog.region.counting import CountingRule
+from dlog.region.items import ItemReader
+from dlog.region.messages import FindStart, LostEntries, ReadingStart
+from dlog.region.state import RegionState
+from dlog.region.topics import Stored
+
+
+@dataclass(frozen=True, slots=True)
+class RegionEntry:
+    """An entry of a table. offset: in the data topic."""
+
+    table: int
+    sequence: int
+    payload: bytes
+    offset: int
+
+
+def find_start(state: RegionState, first: int, request: FindStart) -> ReadingStart:
+    """Where a reader begins. first: the first offset that the data topic still has. Raises InvalidRequestError."""
+    first = max(first, request.first)
+    tables = state.meta.tables
+    starts = tuple((number, 0) for number in tables) if request.starts is None else request.starts
+    ends: dict[int, tuple[int, int, int]] = {}
+    lost: list[LostEntries] = []
+    for number, sequence in starts:
+        table = state.meta.known(number)
+        mark = max(1, table.latest_marked_deleted)
+        if sequence > table.next_seq_num:
+            raise InvalidRequestError(
+                f"the sequence is beyond the next one: table={number} sequence={sequence} next={table.next_seq_num}"
+            )
+        if 0 < sequence < mark:
+            lost.append(LostEntries(number, sequence, mark))
+        ends[number] = (max(mark, sequence), table.next_seq_num, table.current_high_watermark)
+    floors = [tables[number].floor(wanted) for number, (wanted, next, _) in ends.items() if wanted < next]
+    end = state.offset
+    begin = min(floors, default=end)
+    if begin < first:  # the front was deleted by another program: begin at the first record behind it that counts
+        known = [at for table in tables.values() for at in table.seq_offset_mapping.values() if at >= first]
+        begin = min(known, default=end)
+    return ReadingStart(begin, end, ends, tuple(lost))
+
+
+class EntryScan:
+    """Picks the entries out of the records of the data topic, which are fed in order, from `start.begin` on.
+
+    skips: leave out records that cannot be decoded, instead of raising. problems: what was left out, one line each.
+    """
+
+    def __init__(self, region: int, start: ReadingStart, *, skips: bool = False) -> None:
+        self.problems: list[str] = []
+        self._region = region
+        self._start = start
+        self._lost = start.lost
+        self._skips = skips
+        self._reader = ItemReader(region, start.begin)
+        self._rule: CountingRule | None = None
+        self._next = {table: wanted for table, (wanted, _, _) in start.ends.items()}
+
+    @property
+    def offset(self) -> int:
+        """Of the record that is wanted next."""
+        return self._reader.offset
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything up to the end was fed."""
+        return self._reader.offset >= self._start.end
+
+    def feed(self, records: Sequence[Stored]) -> Iterator[RegionEntry | LostEntries]:
+        """Take the next records; none: the topic has no more. Raises DamagedError, UnsupportedVersionError."""
+        lost, self._lost = self._lost, ()
+        yield from lost
+        if not records:
+            self._reader.offset = self._start.end
+        for stored in records:
+            if stored.offset >= self._start.end:
+                self._reader.offset = self._start.end
+                break
+            yield from self._take(stored)
+        if self.is_done:
+            for table, (_, end, _) in self._start.ends.items():
+                if self._next[table] < end:
+                    yield LostEntries(table, self._next[table], end)
+                    self._next[table] = end
+
+    def _take(self, stored: Stored) -> Iterator[RegionEntry | LostEntries]:
+        try:
+            placed, record = self._reader.feed(stored)
+        except (DamagedError, UnsupportedVersionError) as error:
+            if not self._skips:
+                raise
+            self.problems.append(error.message)
+            self._rule = self._rule or CountingRule()  # without the record that counts, none does up to the next fence
+            return
+        if self._rule is None:
+            self._rule = CountingRule(record.epoch, record.nonce, record.batch)
+        if placed is None:
+            return
+        self._rule, counting = self._rule.after_placed(placed)
+        for offset, entry in counting:
+            _, end, watermark = self._start.ends.get(entry.table, (0, 0, 0))
+            expected = self._next.get(entry.table, 0)
+            if offset >= watermark or not expected <= entry.sequence < end:
+                continue  # behind the end of its table, or not wanted
+            if entry.sequence > expected:
+                yield LostEntries(entry.table, expected, entry.sequence)
+            self._next[entry.table] = entry.sequence + 1
+            yield RegionEntry(entry.table, entry.sequence, entry.payload, offset)

@@ -1,0 +1,216 @@
+"""What must hold of a region: an independent reading of the whole data topic, which never forgets, and what callers
+were told.
+
+The invariants K1 to K5 are in invariants.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from dlog.region.counting import Checkpoint, CountingRule
+from dlog.region.items import ItemReader
+from dlog.region.messages import LostEntries
+from dlog.region.reading import RegionEntry
+from dlog.region.state import RegionState
+from dlog.region.topics import RecordBytes, Stored
+from dlog.wire.region import RegionSnapshot, decode_record, decode_snapshot
+from tests.simulation.kernel import Violation
+
+
+class Written(NamedTuple):
+    """An entry that counts."""
+
+    offset: int
+    payload: bytes
+
+
+@dataclass(slots=True)
+class Known:
+    """The state as of one offset. counts, watermarks: of each table."""
+
+    rule: CountingRule
+    counts: dict[int, int] = field(default_factory=dict)
+    watermarks: dict[int, int] = field(default_factory=dict)
+
+
+class Truth:
+    """The whole data topic, read by the counting rule alone."""
+
+    def __init__(self, region: int) -> None:
+        self.tables: dict[int, list[Written]] = {}
+        self.at: dict[int, Known] = {0: Known(CountingRule())}  # by offset behind an item
+        self.checkpoints: list[tuple[int, RegionSnapshot]] = []
+        self.next = 0
+        self._rule = CountingRule()
+        self._reader = ItemReader(region, 0)
+
+    def appended(self, offset: int, records: Sequence[RecordBytes]) -> None:
+        """Records became durable. Known ones are left out: a topic reads them again after a crash."""
+        if offset < self.next:
+            return
+        assert offset == self.next, "a topic has no gaps"
+        for key, value in records:
+            placed, _ = self._reader.feed(Stored(self.next, key, value))
+            self.next += 1
+            if placed is None:
+                continue
+            self._rule, counting = self._rule.after_placed(placed)
+            for at, entry in counting:
+                written = self.tables.setdefault(entry.table, [])
+                if entry.sequence != len(written) + 1:
+                    raise Violation(
+                        "K3", f"table {entry.table} has {len(written)} entries and then sequence {entry.sequence}"
+                    )
+                written.append(Written(at, entry.payload))
+            if isinstance(placed[1], Checkpoint):
+                self.checkpoints.append((placed[0], decode_snapshot(placed[1].snapshot)))
+            self.at[self.next] = Known(
+                self._rule,
+                {table: len(written) for table, written in self.tables.items()},
+                {table: written[-1].offset + 1 for table, written in self.tables.items()},
+            )
+
+
+class RegionChecks:
+    """Judges what owners and readers say."""
+
+    def __init__(self, region: int, map_every: int) -> None:
+        self.truth = Truth(region)
+        self.snapshots: list[tuple[int, RegionSnapshot]] = []  # durable in the meta topic, by offset
+        self.meta_first = 0
+        self.data_first = 0
+        self.cut_first = 0  # below it another program deleted records
+        self.cut_snapshots = 0  # below it another program deleted snapshots
+        self.marks: dict[int, int] = {}  # the highest that a caller asked for
+        self.safe_marks: dict[int, int] = {}  # the highest that must outlive every crash
+        self.acked: dict[tuple[int, int], bytes] = {}
+        self.refused: set[bytes] = set()  # payloads of writes that were answered as not written
+        self.writes: dict[bytes, tuple[tuple[int, bytes], ...]] = {}  # by each payload: the entries of its write
+        self._map_every = map_every
+
+    # ---- topics ------------------------------------------------------------------------------------------------------
+
+    def snapshot_appended(self, offset: int, records: Sequence[RecordBytes]) -> None:
+        if self.snapshots and offset <= self.snapshots[-1][0]:
+            return
+        for number, (key, value) in enumerate(records):
+            self.snapshots.append((offset + number, decode_snapshot(decode_record(key, value).payload)))
+
+    def deleted(self, offset: int) -> None:
+        """The owner deleted the front of the data topic below an offset."""
+        if offset <= self.data_first:
+            return
+        self.data_first = offset
+        for table, written in self.truth.tables.items():
+            mark = self.marks.get(table, 0)
+            for sequence, one in enumerate(written, 1):
+                if one.offset < offset and sequence >= mark:
+                    raise Violation("K2", f"record {sequence} of table {table} was deleted, its mark is {mark}")
+        behind = [snapshot for at, snapshot in self.truth.checkpoints if at >= offset <= snapshot.offset]
+        kept = [
+            snapshot
+            for at, snapshot in self.snapshots
+            if (at >= self.meta_first or at < self.cut_snapshots) and snapshot.offset >= offset
+        ]
+        if not behind or not kept:
+            raise Violation(
+                "K2", f"deleted below {offset} with {len(behind)} check-points behind it and {len(kept)} snapshots"
+            )
+
+    # ---- callers -----------------------------------------------------------------------------------------------------
+
+    def acknowledged(self, entries: Sequence[tuple[int, bytes]], sequences: Sequence[int]) -> None:
+        for (table, payload), sequence in zip(entries, sequences, strict=True):
+            written = self.truth.tables.get(table, [])
+            if not 1 <= sequence <= len(written) or written[sequence - 1].payload != payload:
+                raise Violation("K5", f"acknowledged and does not count: table {table} sequence {sequence} {payload!r}")
+            if self.acked.get((table, sequence), payload) != payload:
+                raise Violation("K3", f"sequence {sequence} of table {table} was given out twice")
+            self.acked[table, sequence] = payload
+
+    def state_is(self, state: RegionState, *, is_new: bool = False) -> None:
+        """Compare what an owner knows with the truth at the same offset. is_new: it has just opened the region."""
+        known = self.truth.at.get(state.offset)
+        if known is None:
+            raise Violation("K1", f"offset {state.offset} is inside an item, or beyond the end")
+        if state.rule != known.rule:
+            raise Violation("K1", f"the rule at {state.offset} is {known.rule}, not {state.rule}")
+        counts = {table: meta.next_seq_num - 1 for table, meta in state.meta.tables.items()}
+        watermarks = {table: meta.current_high_watermark for table, meta in state.meta.tables.items()}
+        if counts != known.counts or watermarks != known.watermarks:
+            raise Violation(
+                "K1", f"at {state.offset} {counts} {watermarks} instead of {known.counts} {known.watermarks}"
+            )
+        for table, meta in state.meta.tables.items():
+            mark = meta.latest_marked_deleted
+            if mark > self.marks.get(table, 0) or (is_new and mark < self.safe_marks.get(table, 0)):
+                raise Violation("K1", f"the mark of table {table} is {mark}, of {self.marks} and {self.safe_marks}")
+            for sequence, at in meta.seq_offset_mapping.items():
+                if self.truth.tables[table][sequence - 1].offset != at:
+                    raise Violation("K1", f"sequence {sequence} of table {table} is not at {at}")
+            self._check_floors(table, max(1, mark), meta.next_seq_num, list(meta.seq_offset_mapping))
+
+    def _check_floors(self, table: int, first: int, next: int, mapped: list[int]) -> None:
+        """A mapped sequence is near each live one, so a reader passes few records of its table in vain."""
+        if first < next and not (mapped and mapped[0] <= first):
+            raise Violation("K1", f"no floor of sequence {first} of table {table}: {mapped}")
+        for one, other in pairwise([*mapped, next]):
+            if first < next and other - one > self._map_every:
+                raise Violation("K1", f"no floor between {one} and {other} of table {table}")
+
+    def dropped(self, table: int, next: int) -> None:
+        """Dropping a table whose next sequence was at least `next` is acknowledged: its mark must outlive every crash."""
+        marks = [t.latest_marked_deleted for _, made in self.truth.checkpoints for t in made.tables if t.table == table]
+        if max(marks, default=0) < next:
+            raise Violation("K1", f"table {table} is dropped up to {next}, and no check-point has that: {marks}")
+        self.safe_marks[table] = max(self.safe_marks.get(table, 0), next)
+
+    def read(self, state: RegionState, found: Sequence[RegionEntry | LostEntries], first: int) -> None:
+        """A reader of the whole region, from the marks of this state to its offset. first: of the data topic; what lies
+        between it and the next mapped record may be told as lost."""
+        mapped = [at for meta in state.meta.tables.values() for at in meta.seq_offset_mapping.values()]
+        first = min((at for at in mapped if at >= first), default=state.offset) if first <= self.cut_first else first
+        seen: dict[int, list[tuple[int, bytes]]] = {}
+        lost: set[int] = set()
+        for one in found:
+            if isinstance(one, LostEntries):
+                lost.add(one.table)
+            else:
+                seen.setdefault(one.table, []).append((one.sequence, one.payload))
+        for table, meta in state.meta.tables.items():
+            mark = max(1, meta.latest_marked_deleted)
+            wanted = [
+                (sequence, one.payload)
+                for sequence, one in enumerate(self.truth.tables[table], 1)
+                if mark <= sequence < meta.next_seq_num
+            ]
+            got = seen.get(table, [])
+            if got != wanted[len(wanted) - len(got) :]:
+                raise Violation("K4", f"table {table}: read {got}, of {wanted}")
+            missing = wanted[: len(wanted) - len(got)]
+            if bool(missing) != (table in lost):
+                raise Violation("K4", f"table {table}: {len(missing)} records are missing, told: {table in lost}")
+            positions = [self.truth.tables[table][sequence - 1].offset for sequence, _ in missing]
+            if missing and positions[0] >= first:
+                raise Violation("K4", f"table {table}: {missing[0]} is there and was not read")
+
+    def finish(self) -> None:
+        """Judge the whole history."""
+        count: dict[bytes, int] = {}
+        for written in self.truth.tables.values():
+            for one in written:
+                count[one.payload] = count.get(one.payload, 0) + 1
+        for (table, sequence), payload in self.acked.items():
+            if self.truth.tables[table][sequence - 1].payload != payload:
+                raise Violation("K4", f"sequence {sequence} of table {table} is not what was acknowledged")
+        for payload, times in count.items():
+            if times > 1:
+                raise Violation("K4", f"{payload!r} counts {times} times")
+            if payload in self.refused:
+                raise Violation("K4", f"{payload!r} counts and was answered as not written")
+            if any(other not in count for _, other in self.writes[payload]):
+                raise Violation("K4", f"a part of the write of {payload!r} counts")

@@ -1,0 +1,394 @@
+"""The simulation `region`: owners that open, write, mark, clean and lose one region, on a model of its two topics.
+
+Styles of plan:
+- "swarm": two processes that may own the region, and any faults;
+- "takeover": they take it from each other often, also while the other is frozen;
+- "late": appends arrive late, twice, or after their sender gave them up;
+- "clean": much is marked and cleaned, and owners die while they clean;
+- "outside": another program deletes the front of the data topic, or empties the meta topic;
+- "calm": no faults.
+
+After the run every fault ends, and a process opens the region, writes, and reads all of it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from dlog.errors import DamagedError, DLogError
+from dlog.events import RegionAppendInDoubt, RegionCleaned, RegionFenced
+from dlog.options import draw
+from dlog.region.messages import (
+    CleanRegion,
+    DropTable,
+    FindStart,
+    LostEntries,
+    MarkDeleted,
+    OpenRegion,
+    SaveSnapshot,
+    Topic,
+    WriteEntries,
+)
+from dlog.region.options import RegionOptions
+from dlog.region.owner import Phase, RegionFencedError, RegionOwner
+from dlog.region.reading import EntryScan, RegionEntry, find_start
+from tests.simulation.kernel import Simulation, Violation, judged
+from tests.simulation.mutants import planting
+from tests.simulation.network import Node
+from tests.simulation.plan import EVERY_KIND, Fault, FaultKind, Plan, draw_faults
+from tests.simulation.region_checks import RegionChecks
+from tests.simulation.region_topics import TopicModel, TopicTransport
+from tests.simulation.worlds import Outcome, Room
+
+STYLES = ("swarm", "takeover", "late", "clean", "outside", "calm")
+MUST_REACH = (
+    *("ack", "opened", "deposed", "in_doubt", "found_behind_a_fence", "cleaned", "saved", "read", "dropped"),
+    *("foreign_between", "lost_told", "opened_without_snapshots", "refused_as_cut"),
+)
+PROGRESS = {"acks": ("ack",), "take-overs": ("opened",), "entries read": ("read",)}
+REGION = 7
+BROKER = "broker"
+OWNERS = ("o1", "o2")
+TABLES_MAX = 4
+KINDS = tuple(kind for kind in EVERY_KIND if not kind.value.startswith("meta") and kind is not FaultKind.CLOCK)
+SETTLE_S = 30.0
+
+
+def draw_plan(seed: int, style: str) -> Plan:
+    """Draw the plan of a seed."""
+    rng = random.Random(f"region/{style}/{seed}/plan")
+    duration = rng.choice((0.5, 1.0, 2.0))
+    config: dict[str, Any] = {
+        "style": style,
+        "tables": rng.randint(1, TABLES_MAX),
+        "pace_s": rng.choice((0.005, 0.02, 0.1)),
+        "takeover": rng.choice((0.05, 0.2)) if style == "takeover" else rng.choice((0.0, 0.02)),
+        "marks": rng.choice((0.1, 0.3)) if style == "clean" else rng.choice((0.0, 0.1)),
+        "cleans": rng.choice((0.05, 0.2)) if style in ("clean", "outside") else rng.choice((0.0, 0.05)),
+        "saves": rng.choice((0.0, 0.05)),
+        "drops": rng.choice((0.0, 0.01)),
+        "duration_s": duration,
+        "timeout_s": rng.choice((0.05, 0.3)),
+        "sync_s": rng.choice((0.0002, 0.002)),
+    }
+    kinds = KINDS
+    if style == "late":
+        kinds = (FaultKind.HOLD_KTH, FaultKind.DROP_KTH, FaultKind.DUPLICATE, FaultKind.CUT, FaultKind.SLOW)
+    faults: tuple[Fault, ...] = ()
+    if style != "calm":
+        faults = draw_faults(
+            rng,
+            servers=(BROKER,),
+            clients=OWNERS,
+            duration_s=duration,
+            kinds=kinds,
+            marks=("opened", "cleaning", "in_doubt", "checkpoint"),
+            messages=("AppendRecords", "RecordsAppended", "DeleteBefore", "RecordsRead"),
+        )
+    if style == "outside":
+        for _ in range(rng.randint(1, 3)):
+            faults += (
+                Fault(
+                    kind=FaultKind.ENVIRONMENT,
+                    at_s=rng.uniform(0, duration),
+                    message=rng.choice(("cut_data", "empty_meta")),
+                    rate=rng.random(),
+                ),
+            )
+    return Plan(seed=seed, config=config, faults=faults)
+
+
+class RegionWorld:
+    """One history; see the module's docstring."""
+
+    def __init__(self, plan: Plan, *, trace: bool = False) -> None:
+        self.plan = plan
+        config = plan.config
+        self.config = config
+        self.rng = random.Random(f"{plan.seed}/callers")
+        self.options = draw(RegionOptions, random.Random(f"{plan.seed}/options"))
+        self.sim = Simulation(
+            plan,
+            transport=TopicTransport(),
+            trace=trace,
+            request_timeout_s=config["timeout_s"],
+            sync_s=config["sync_s"],
+            fifo=False,
+        )
+        self.checks = RegionChecks(REGION, self.options.map_every)
+        self.models: dict[str, TopicModel] = {}
+        self.written = 0
+        self.is_over = False
+        self._checked: dict[str, tuple[int, int]] = {}  # by owner: what was compared with the truth last
+        self.was_cut = False  # another program deleted records or snapshots
+        self.sim.node(BROKER, self._start_broker)
+        for name in OWNERS:
+            self.sim.node(name, self._start_owner)
+        self.sim.on_environment = self._environment
+        self.sim.on_effect = self._see_effect
+        self.sim.every_event = self._check_owners
+        for name in OWNERS:
+            self._tick_later(name)
+        self._ask(OWNERS[0], OpenRegion())
+
+    # ---- nodes -------------------------------------------------------------------------------------------------------
+
+    def _start_broker(self, _: Node) -> None:
+        checks = self.checks
+        data = TopicModel(
+            random.Random(self.sim.rng.random()),
+            self.sim.disk(Topic.DATA).durable,
+            on_append=checks.truth.appended,
+            on_delete=self._front_deleted,
+        )
+        meta = TopicModel(
+            random.Random(self.sim.rng.random()),
+            self.sim.disk(Topic.META).durable,
+            on_append=checks.snapshot_appended,
+            on_delete=self._snapshots_deleted,
+        )
+        if self.models:  # what another program deleted stays deleted
+            data.first = max(data.first, self.models[Topic.DATA].first)
+            meta.first = max(meta.first, self.models[Topic.META].first)
+        self.models = {Topic.DATA: data, Topic.META: meta}
+        for topic, model in self.models.items():
+            self.sim.place(BROKER, topic, model, listens=True)
+
+    def _front_deleted(self, offset: int) -> None:
+        if offset > self.checks.cut_first:
+            self.checks.deleted(offset)
+
+    def _snapshots_deleted(self, offset: int) -> None:
+        self.checks.meta_first = max(self.checks.meta_first, offset)
+
+    def _start_owner(self, node: Node) -> None:
+        rng = random.Random(self.sim.rng.random())
+        machine = RegionOwner(REGION, lambda: rng.randbytes(16), self.options)
+        self.sim.place(node.name, node.name, machine, on_event=lambda event: self._heard(machine, event))
+
+    def _owner(self, name: str) -> RegionOwner | None:
+        machine: RegionOwner | None = self.sim.machine(name)
+        return machine
+
+    def _heard(self, machine: RegionOwner, event: Any) -> None:
+        match event:
+            case RegionFenced():
+                self.sim.reach("deposed")
+            case RegionAppendInDoubt():
+                self.sim.reach("in_doubt")
+            case RegionCleaned():
+                self.sim.reach("cleaned")
+
+    def _see_effect(self, host: Any, effect: Any) -> None:
+        message = getattr(effect, "message", None)
+        name = type(message).__name__
+        if name == "DeleteBefore" and effect.peer == Topic.DATA:
+            self.sim.reach("cleaning")
+        machine = host.machine
+        if isinstance(machine, RegionOwner):
+            if name == "AppendRecords" and len(message.records) == 1 and message.records[0][0][0] == 4:
+                self.sim.reach("checkpoint")
+            if name == "ReadRecords" and machine.phase is Phase.SERVING:
+                self.sim.reach("foreign_between")
+
+    def _check_owners(self) -> None:
+        for name in OWNERS:
+            machine = self._owner(name)
+            if machine is None or machine.phase not in (Phase.SERVING, Phase.DEPOSED):
+                continue
+            if self._checked.get(name) != (id(machine), machine.state.offset):
+                self._checked[name] = (id(machine), machine.state.offset)
+                self.checks.state_is(machine.state)
+
+    def _environment(self, fault: Fault) -> None:
+        """Another program deletes."""
+        self.was_cut = True
+        model = self.models[Topic.DATA if fault.message == "cut_data" else Topic.META]
+        if not self.sim.is_up(BROKER):
+            return
+        if fault.message == "empty_meta":
+            self.checks.cut_snapshots = model.next
+        else:
+            self.checks.cut_first = max(self.checks.cut_first, int(model.next * fault.rate))
+        model.cut(int(model.next * fault.rate) if fault.message == "cut_data" else model.next)
+
+    # ---- callers -----------------------------------------------------------------------------------------------------
+
+    def _ask(self, name: str, request: Any) -> None:
+        machine = self._owner(name)
+        if machine is not None:
+            tables = machine.state.meta.tables
+            next = tables[request.table].next_seq_num if isinstance(request, DropTable) else 0
+            self.sim.ask(name, request, lambda result: self._answered(machine, request, result, next))
+
+    def _tick_later(self, name: str) -> None:
+        self.sim.call_in(self.rng.expovariate(1.0) * self.config["pace_s"], self._tick, name)
+
+    def _tick(self, name: str) -> None:
+        if self.is_over:
+            return
+        self._tick_later(name)
+        machine = self._owner(name)
+        if machine is None:
+            return
+        config, rng = self.config, self.rng
+        if machine.phase is Phase.DEPOSED:
+            if rng.random() < config["takeover"] or self._nobody_serves():
+                self._start_owner(self.sim.nodes[name])
+                self._ask(name, OpenRegion())
+            else:
+                self._ask(name, SaveSnapshot())
+            return
+        if machine.phase is Phase.CLOSED:
+            if rng.random() < config["takeover"] or self._nobody_serves():
+                self._ask(name, OpenRegion())
+            return
+        self._write(name)
+        tables = list(machine.state.meta.tables.items())
+        if tables and rng.random() < config["marks"]:
+            table, meta = rng.choice(tables)
+            below = min(meta.next_seq_num, meta.latest_marked_deleted + rng.randint(1, 5))
+            self.checks.marks[table] = max(self.checks.marks.get(table, 0), below)
+            self._ask(name, MarkDeleted(table, below))
+        if tables and rng.random() < config["drops"]:
+            table, meta = rng.choice(tables)
+            self.checks.marks[table] = 1 << 62  # up to its end, whatever that will be
+            self._ask(name, DropTable(table))
+        if rng.random() < config["cleans"]:
+            self._ask(name, CleanRegion())
+        if rng.random() < config["saves"]:
+            self._ask(name, SaveSnapshot())
+        if rng.random() < 0.05:
+            self._read(machine)
+
+    def _nobody_serves(self) -> bool:
+        machines = [self._owner(name) for name in OWNERS]
+        return not any(m is not None and m.phase not in (Phase.CLOSED, Phase.DEPOSED) for m in machines)
+
+    def _write(self, name: str) -> None:
+        entries = []
+        for _ in range(self.rng.choice((1, 1, 2, 4))):
+            self.written += 1
+            entries.append((self.rng.randrange(self.config["tables"]), b"%d" % self.written))
+        write = tuple(entries)
+        for _, payload in write:
+            self.checks.writes[payload] = write
+        self._ask(name, WriteEntries(write))
+
+    def _answered(self, machine: RegionOwner, request: Any, result: Any, next: int) -> None:
+        reach, checks = self.sim.reach, self.checks
+        if isinstance(result, DLogError):
+            if isinstance(request, WriteEntries) and not result.outcome_unknown:
+                checks.refused.update(payload for _, payload in request.entries)
+            if isinstance(request, OpenRegion) and isinstance(result, DamagedError):
+                if not self.was_cut:
+                    raise Violation("K1", f"the region does not open: {result}")
+                reach("refused_as_cut")
+            return
+        match request:
+            case OpenRegion():
+                reach("opened")
+                checks.state_is(machine.state, is_new=not self.was_cut)
+                if self.models[Topic.META].first == self.models[Topic.META].next:
+                    reach("opened_without_snapshots")
+            case WriteEntries(entries):
+                reach("ack")
+                if machine._is_found:
+                    reach("found_behind_a_fence")
+                checks.acknowledged(entries, result)
+            case SaveSnapshot():
+                reach("saved")
+            case DropTable(table):
+                reach("dropped")
+                checks.dropped(table, next)
+
+    def _read(self, machine: RegionOwner) -> None:
+        """Read the whole region, as of the state of its owner."""
+        model = self.models[Topic.DATA]
+        state = machine.state
+        start = find_start(state, model.first, FindStart())
+        scan = EntryScan(REGION, start)
+        found: list[RegionEntry | LostEntries] = []
+        while not scan.is_done:
+            found += scan.feed(model.read(scan.offset, self.rng.choice((1, 3, 100))))
+        if start.begin == start.end:
+            found += scan.feed(())
+        self.checks.read(state, found, model.first)
+        self.sim.reach("read")
+        if any(isinstance(one, LostEntries) for one in found):
+            self.sim.reach("lost_told")
+
+    # ---- the run -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        try:
+            self._run()
+        except DLogError as error:  # of a machine that finds the topic other than it should be
+            raise Violation("K1", f"{type(error).__name__}: {error}") from error
+
+    def _run(self) -> None:
+        sim = self.sim
+        sim.run(until_s=self.config["duration_s"])
+        self.is_over = True
+        sim.heal()
+        sim.run(until_s=sim.now_s + 5.0)
+        results: list[Any] = []
+        self._start_owner(sim.nodes["o1"])
+        last = self._owner("o1")
+        assert last is not None
+        sim.ask("o1", OpenRegion(), results.append)
+        if not sim.run(until_s=sim.now_s + SETTLE_S, until=lambda: bool(results)):
+            raise Violation("K1", "the region does not open in quiet times")
+        if isinstance(results[0], DLogError):
+            if not (self.was_cut and isinstance(results[0], DamagedError)):
+                raise Violation("K1", f"the region does not open in quiet times: {results[0]}")
+            self.sim.reach("refused_as_cut")
+            self.checks.finish()
+            return
+        self.checks.state_is(last.state, is_new=not self.was_cut)
+        self._write("o1")
+        sim.run(until_s=sim.now_s + SETTLE_S, until=lambda: bool(self.checks.acked) and not last._queue)
+        sim.run(until_s=sim.now_s + 1.0)
+        self._read(last)
+        self.checks.finish()
+        newest = b"%d" % self.written
+        if newest not in self.checks.acked.values() and newest not in self.checks.refused:
+            raise Violation("K5", "a write in quiet times is not answered")
+
+
+def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, trace: bool = False) -> Outcome:
+    """Run one plan to its end or to the first violation. parts["planted"]: pairs of a class and its mutant."""
+    with planting((parts or {}).get("planted", ())):
+        world = RegionWorld(plan, trace=trace)
+        violation, text = judged(world.run, trace=trace)
+    sim = world.sim
+    return Outcome(
+        plan=plan,
+        violation=violation,
+        text=text,
+        reached=sim.reached,
+        trace_hash=sim.trace_hash,
+        events=sim.events,
+        virtual_s=sim.now_s,
+        lines=sim.lines,
+    )
+
+
+def room() -> Room:
+    """The simulation `region` of `python -m tests.simulation`."""
+    from tests.simulation.mutants.region import MUTANTS
+
+    return Room(
+        name="region",
+        styles=STYLES,
+        draw=draw_plan,
+        run=run_plan,
+        must_reach=MUST_REACH,
+        mutants=MUTANTS,
+        progress=PROGRESS,
+    )
+
+
+__all__ = ["RegionFencedError", "RegionWorld", "room", "run_plan"]
