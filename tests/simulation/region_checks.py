@@ -163,7 +163,7 @@ class RegionChecks:
                 raise Violation("K1", f"no floor between {one} and {other} of table {table}")
 
     def dropped(self, table: int, next: int) -> None:
-        """Dropping a table whose next sequence was at least `next` is acknowledged: its mark must outlive every crash."""
+        """Dropping a table, whose next sequence was at least `next`, is acknowledged: the mark outlives every crash."""
         marks = [t.latest_marked_deleted for _, made in self.truth.checkpoints for t in made.tables if t.table == table]
         if max(marks, default=0) < next:
             raise Violation("K1", f"table {table} is dropped up to {next}, and no check-point has that: {marks}")

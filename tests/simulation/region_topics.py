@@ -111,8 +111,8 @@ class TopicModel:
                 return [Send(peer, OffsetsTold(number, self.first, self.next))]
             case DeleteBefore(_, offset):
                 if offset > self.next:
-                    error = OffsetOutOfRangeError(f"beyond the end: offset={offset}", self.first, self.next)
-                    return [Send(peer, TopicFailed(number, error))]
+                    refusal = OffsetOutOfRangeError(f"beyond the end: offset={offset}", self.first, self.next)
+                    return [Send(peer, TopicFailed(number, refusal))]
                 return self._persist(("delete", offset), lambda: [Send(peer, BeforeDeleted(number))])
         raise AssertionError(f"not a question to a topic: {message}")
 

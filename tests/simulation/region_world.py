@@ -21,6 +21,7 @@ from dlog.errors import DamagedError, DLogError
 from dlog.events import RegionAppendInDoubt, RegionCleaned, RegionFenced
 from dlog.options import draw
 from dlog.region.messages import (
+    AppendRecords,
     CleanRegion,
     DropTable,
     FindStart,
@@ -32,8 +33,9 @@ from dlog.region.messages import (
     WriteEntries,
 )
 from dlog.region.options import RegionOptions
-from dlog.region.owner import Phase, RegionFencedError, RegionOwner
+from dlog.region.owner import Phase, RegionOwner
 from dlog.region.reading import EntryScan, RegionEntry, find_start
+from dlog.wire.region import RecordKind
 from tests.simulation.kernel import Simulation, Violation, judged
 from tests.simulation.mutants import planting
 from tests.simulation.network import Node
@@ -188,7 +190,7 @@ class RegionWorld:
             self.sim.reach("cleaning")
         machine = host.machine
         if isinstance(machine, RegionOwner):
-            if name == "AppendRecords" and len(message.records) == 1 and message.records[0][0][0] == 4:
+            if isinstance(message, AppendRecords) and message.records[0][0][0] == RecordKind.CHECKPOINT:
                 self.sim.reach("checkpoint")
             if name == "ReadRecords" and machine.phase is Phase.SERVING:
                 self.sim.reach("foreign_between")
@@ -389,6 +391,3 @@ def room() -> Room:
         mutants=MUTANTS,
         progress=PROGRESS,
     )
-
-
-__all__ = ["RegionFencedError", "RegionWorld", "room", "run_plan"]
