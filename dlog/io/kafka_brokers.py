@@ -326,7 +326,7 @@ class Brokers:
             return await connection.send(request)
         except (IncompatibleBrokerVersion, NotImplementedError) as error:
             raise UnsupportedVersionError(
-                f"the broker's release does not fit, use Kafka 2.1 or later: {error} broker={address}"
+                f"the broker's release does not fit, use Kafka 2.2 or later: {error} broker={address}"
             ) from error
         except (KafkaError, OSError, TimeoutError) as error:
             if connection is not None:

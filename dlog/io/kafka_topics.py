@@ -87,7 +87,9 @@ class KafkaTopics:
             self._retire(producer)
         if self._closing:
             await asyncio.wait(self._closing)  # each has a bound of its own
-        await self._brokers.close()
+        with suppress(TimeoutError):  # a connection closes when what it sent was taken
+            async with asyncio.timeout(self.options.close_s):
+                await self._brokers.close()
 
     # ---- topics ------------------------------------------------------------------------------------------------------
 
