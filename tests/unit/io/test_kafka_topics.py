@@ -9,18 +9,28 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from aiokafka.errors import (
+    KafkaError,
+    MessageSizeTooLargeError,
+    OutOfOrderSequenceNumber,
+    ProducerFenced,
+    TopicAuthorizationFailedError,
+)
+from aiokafka.structs import RecordMetadata, TopicPartition
 
 from dlog import io
 from dlog.errors import (
     ClosedError,
     ConfigError,
     DamagedError,
+    DLogError,
     InvalidRequestError,
     RecordTooLargeError,
+    UnauthorizedError,
     UnavailableError,
 )
 from dlog.io.kafka_brokers import Fetched
-from dlog.io.kafka_producer import build_batch
+from dlog.io.kafka_producer import NotQueuedError, TopicProducer, build_batch
 from dlog.io.kafka_settings import (
     KafkaTopicsOptions,
     parse_kafka_address,
@@ -189,6 +199,100 @@ def test_records_that_do_not_verify_are_not_returned() -> None:
     assert fetched.take(1000) == [Stored(0, b"k", b"sound")]
     with pytest.raises(DamagedError, match=r"topic=app\.data\.7 offset=1"):
         Fetched(TOPIC, bytes(damaged), 1).take(1000)
+
+
+# ---- answers to appends ----------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def producer() -> AsyncIterator[TopicProducer]:
+    """A producer that is not connected."""
+    made = TopicProducer(TOPIC, ["127.0.0.1:1"], KafkaTopicsOptions())
+    yield made
+    await made.close(0.1)
+
+
+def queued(answer: RecordMetadata | Exception | None) -> asyncio.Future[RecordMetadata]:
+    """A batch in the queue of a producer. answer: None for one that never comes."""
+    future = asyncio.get_running_loop().create_future()
+    if isinstance(answer, Exception):
+        future.set_exception(answer)
+    elif answer is not None:
+        future.set_result(answer)
+    return future
+
+
+def appended_at(offset: int) -> RecordMetadata:
+    return RecordMetadata(TOPIC, 0, TopicPartition(TOPIC, 0), offset, -1, 1, 0)
+
+
+async def test_the_offset_of_an_append_is_that_of_its_first_record() -> None:
+    async with producer() as made:
+        assert await made.wait_appended(queued(appended_at(7))) == 7
+        assert not made.is_ended
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (appended_at(-1), "does not tell the offset"),  # DUPLICATE_SEQUENCE
+        (OutOfOrderSequenceNumber(), r"OUT_OF_ORDER_SEQUENCE_NUMBER \(45\)"),
+        (ProducerFenced(), "newer producer"),
+        (KafkaError("anything else"), "anything else"),
+    ],
+)
+async def test_an_append_without_an_offset_is_unknown_and_ends_the_producer(
+    answer: RecordMetadata | Exception, why: str
+) -> None:
+    async with producer() as made:
+        with pytest.raises(UnavailableError, match=why) as caught:
+            await made.wait_appended(queued(answer))
+        assert caught.value.outcome_unknown and made.is_ended
+        with pytest.raises(NotQueuedError):
+            await made.queue(build_batch(TOPIC, [(b"", b"")], 1000))
+
+
+async def test_an_append_that_the_topic_refuses_is_not_unknown() -> None:
+    for refused, error in (
+        (MessageSizeTooLargeError(), RecordTooLargeError),
+        (TopicAuthorizationFailedError(TOPIC), UnauthorizedError),
+    ):
+        async with producer() as made:
+            with pytest.raises(error, match=r"kafka-(configs|acls)\.sh: topic=app\.data\.7") as caught:
+                await made.wait_appended(queued(refused))
+            assert isinstance(caught.value, DLogError)
+            assert not caught.value.outcome_unknown
+            assert made.is_ended, "the broker waits for the sequence number of the refused batch"
+
+
+async def test_closing_a_producer_ends_the_appends_that_wait() -> None:
+    async with producer() as made, asyncio.TaskGroup() as group:
+
+        async def append() -> None:
+            with made.use(), pytest.raises(UnavailableError, match="closed after another append") as caught:
+                await made.wait_appended(queued(None))
+            assert caught.value.outcome_unknown
+
+        waiting = [group.create_task(append()) for _ in range(3)]
+        await asyncio.sleep(0)
+        await made.close(0.01)
+        await asyncio.wait(waiting)
+
+
+async def test_a_cancelled_append_ends_the_producer() -> None:
+    async with producer() as made:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await made.wait_appended(queued(None))
+        assert made.is_ended
+
+
+async def test_a_producer_ends_before_its_sequence_numbers_do() -> None:
+    async with producer() as made:
+        made._records = 2**31 - 2
+        with pytest.raises(NotQueuedError):
+            await made.queue(build_batch(TOPIC, [(b"", b"")] * 2, 1000))
+        assert made.is_ended
 
 
 # ---- brokers that do not answer --------------------------------------------------------------------------------------
