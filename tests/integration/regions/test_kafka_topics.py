@@ -115,6 +115,27 @@ async def test_an_empty_topic_and_a_missing_one(topics: KafkaTopics) -> None:
     assert not await topics.exists("missing"), "nothing created it"
 
 
+async def test_a_topic_that_another_client_deletes_is_not_created_again(
+    topics: KafkaTopics, brokers: KafkaCluster
+) -> None:
+    topic = "deleted"
+    writer = brokers.topics(timeout_s=5.0, request_timeout_s=1.0)
+    await topics.create(topic)
+    await writer.append(topic, [(b"", b"first")])
+    assert len(await writer.read(topic, 0, 1)) == 1
+    await topics.delete(topic)
+    with pytest.raises(TopicNotFoundError):
+        await writer.read(topic, 0, 1)
+    with pytest.raises((UnavailableError, TopicNotFoundError)):
+        await writer.append(topic, [(b"", b"second")])
+    with pytest.raises(TopicNotFoundError):
+        await writer.append(topic, [(b"", b"third")])
+    assert not await topics.exists(topic)
+    await topics.create(topic)
+    assert await writer.append(topic, [(b"", b"fourth")]) == 0
+    await writer.close()
+
+
 async def test_deleted_records_are_out_of_range(topics: KafkaTopics) -> None:
     topic = "deleting"
     await topics.create(topic)
