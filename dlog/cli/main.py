@@ -49,6 +49,7 @@ _COMMANDS = {
     "sink": "dlog.cli.sinks",
     "cluster": "dlog.cli.cluster",
     "pipeline": "dlog.cli.pipeline",
+    "region": "dlog.cli.regions",
 }
 
 

@@ -13,7 +13,8 @@ from dlog.region.counting import Batch, Checkpoint, Entry, Item, Placed, RegionF
 from dlog.region.topics import RecordBytes, Stored
 from dlog.wire.region import RecordKind, RegionRecord, decode_record, encode_record
 
-RECORD_OVERHEAD_BYTES = 26 + 45  # of an entry: its key, and what its value has before the payload
+#: of an entry, at most: its key, what its value has before the payload, and what Kafka adds to a record
+RECORD_OVERHEAD_BYTES = 26 + 45 + 21
 
 
 def records_of(region: int, epoch: int, nonce: bytes, item: Item) -> list[RecordBytes]:

@@ -183,6 +183,11 @@ class RegionOwner:
         self._snapshots: list[int] = []  # offsets in the meta topic
         self._cleaning: _Cleaning | None = None
 
+    @property
+    def is_deposed(self) -> bool:
+        """Whether another owner opened the region: nothing more is done here."""
+        return self.phase is Phase.DEPOSED
+
     def handle(self, fact: Fact) -> list[Effect]:
         match fact:
             case Asked(ticket, request):

@@ -61,6 +61,7 @@ class EntryScan:
     """Picks the entries out of the records of the data topic, which are fed in order, from `start.begin` on.
 
     skips: leave out records that cannot be decoded, instead of raising. problems: what was left out, one line each.
+    next: by table, the sequence that is wanted next.
     """
 
     def __init__(self, region: int, start: ReadingStart, *, skips: bool = False) -> None:
@@ -71,7 +72,7 @@ class EntryScan:
         self._skips = skips
         self._reader = ItemReader(region, start.begin)
         self._rule: CountingRule | None = None
-        self._next = {table: wanted for table, (wanted, _, _) in start.ends.items()}
+        self.next = {table: wanted for table, (wanted, _, _) in start.ends.items()}
 
     @property
     def offset(self) -> int:
@@ -96,9 +97,9 @@ class EntryScan:
             yield from self._take(stored)
         if self.is_done:
             for table, (_, end, _) in self._start.ends.items():
-                if self._next[table] < end:
-                    yield LostEntries(table, self._next[table], end)
-                    self._next[table] = end
+                if self.next[table] < end:
+                    yield LostEntries(table, self.next[table], end)
+                    self.next[table] = end
 
     def _take(self, stored: Stored) -> Iterator[RegionEntry | LostEntries]:
         try:
@@ -116,10 +117,10 @@ class EntryScan:
         self._rule, counting = self._rule.after_placed(placed)
         for offset, entry in counting:
             _, end, watermark = self._start.ends.get(entry.table, (0, 0, 0))
-            expected = self._next.get(entry.table, 0)
+            expected = self.next.get(entry.table, 0)
             if offset >= watermark or not expected <= entry.sequence < end:
                 continue  # behind the end of its table, or not wanted
             if entry.sequence > expected:
                 yield LostEntries(entry.table, expected, entry.sequence)
-            self._next[entry.table] = entry.sequence + 1
+            self.next[entry.table] = entry.sequence + 1
             yield RegionEntry(entry.table, entry.sequence, entry.payload, offset)

@@ -1,0 +1,271 @@
+"""`dlog region`: write-ahead logs that many tables share, in topics of Kafka or of a directory."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from dlog.cli.output import (
+    EXIT_FAILED,
+    EXIT_OK,
+    CommandError,
+    MutatingCommand,
+    json_option,
+    note,
+    say,
+    say_bytes,
+    say_json,
+    say_table,
+)
+from dlog.client.regions import Regions, RegionView
+from dlog.errors import DLogError
+from dlog.events import Event, RegionRecordIgnored, TablePinsRegion
+from dlog.region.messages import LostEntries
+
+T = TypeVar("T")
+BATCH_BYTES, BATCH_RECORDS = 256 * 1024, 2000  # of lines that are written together
+_UNKNOWN = "whether it was done is unknown: `dlog region show` tells, and doing it again is harmless"
+
+
+@click.group()
+def region() -> None:
+    """Write-ahead logs that many tables share, in Kafka or in a directory.
+
+    REGION is NAMESPACE/NAME. The topics are named by --topics or DLOG_KAFKA_TOPICS: file:///path, or
+    kafka://host:port,host:port. `write`, `mark`, `drop` and `clean` open the region: a process that owned it before
+    can write no more. `show`, `read` and `verify` take it from nobody.
+    """
+
+
+def region_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The argument REGION and the options of every command."""
+    command = json_option(command)
+    command = click.option(
+        "--topics",
+        "address",
+        envvar="DLOG_KAFKA_TOPICS",
+        help="file:///path, or kafka://host:port,host:port (default: DLOG_KAFKA_TOPICS).",
+    )(command)
+    return click.argument("name", metavar="REGION")(command)
+
+
+@region.command(cls=MutatingCommand, when_unknown=_UNKNOWN)
+@region_options
+def create(name: str, address: str | None, as_json: bool) -> None:
+    """Create REGION, unless it exists."""
+
+    async def work(regions: Regions, short: str) -> None:
+        await regions.open(short, create=True)
+
+    _run(name, address, work)
+    _say_done(name, as_json, f"{name} is there", {})
+
+
+@region.command(cls=MutatingCommand, when_unknown="read the end of the table before writing the lines again")
+@region_options
+@click.option("--table", type=click.IntRange(0, 2**64 - 1), required=True, help="Number of the table.")
+@click.argument("file", required=False, default="-")
+def write(name: str, address: str | None, table: int, file: str, as_json: bool) -> None:
+    """Write each line of FILE (default: standard input) as a record of a table."""
+
+    async def work(regions: Regions, short: str) -> tuple[int, int, int]:
+        opened = await regions.open(short)
+        first = last = count = 0
+        try:
+            for batch in _batches(file):
+                sequences = await opened.write(table, batch)
+                first, last, count = first or sequences[0], sequences[-1], count + len(sequences)
+        except BaseException:
+            if count:
+                note(f"written before: {count} records, sequences {first} to {last}")
+            raise
+        return first, last, count
+
+    first, last, count = _run(name, address, work)
+    told = f"{count} records, sequences {first} to {last}" if count else "no records"
+    _say_done(name, as_json, f"{name} table {table}: {told}", {"first": first, "last": last, "records": count})
+
+
+@region.command()
+@region_options
+def show(name: str, address: str | None, as_json: bool) -> None:
+    """Print what is known of REGION and of each table."""
+    view = _run(name, address, lambda regions, short: regions.view(short))
+    rows = [
+        (
+            number,
+            table.next_seq_num,
+            table.latest_marked_deleted,
+            table.current_high_watermark,
+            len(table.seq_offset_mapping),
+        )
+        for number, table in sorted(view.tables.items())
+    ]
+    head = ("table", "next_seq_num", "latest_marked_deleted", "current_high_watermark", "mapped")
+    if as_json:
+        tables = [dict(zip(head, row, strict=True)) for row in rows]
+        say_json({"region": name, "first": view.first, "next": view.next, "tables": tables})
+    else:
+        say(f"{name}: offsets {view.first} to {view.next}")
+        say_table(head, rows)
+
+
+@region.command(cls=MutatingCommand, when_unknown=_UNKNOWN)
+@region_options
+@click.option("--table", type=click.IntRange(0, 2**64 - 1), required=True, help="Number of the table.")
+@click.option("--below", type=click.IntRange(0, 2**63), required=True, help="Records below this sequence may go.")
+def mark(name: str, address: str | None, table: int, below: int, as_json: bool) -> None:
+    """Mark the records of a table below a sequence as deletable: they are flushed elsewhere."""
+
+    async def work(regions: Regions, short: str) -> None:
+        opened = await regions.open(short)
+        await opened.mark_deleted(table, below)
+        await opened.save()
+
+    _run(name, address, work)
+    _say_done(name, as_json, f"{name} table {table}: deletable below {below}", {"table": table, "below": below})
+
+
+@region.command(cls=MutatingCommand, when_unknown=_UNKNOWN)
+@region_options
+@click.option("--table", type=click.IntRange(0, 2**64 - 1), required=True, help="Number of the table.")
+def drop(name: str, address: str | None, table: int, as_json: bool) -> None:
+    """Mark a whole table as deletable."""
+
+    async def work(regions: Regions, short: str) -> None:
+        await (await regions.open(short)).drop_table(table)
+
+    _run(name, address, work)
+    _say_done(name, as_json, f"{name} table {table}: dropped", {"table": table})
+
+
+@region.command(cls=MutatingCommand, when_unknown=_UNKNOWN)
+@region_options
+def clean(name: str, address: str | None, as_json: bool) -> None:
+    """Delete the records that no table needs."""
+
+    async def work(regions: Regions, short: str) -> int | None:
+        return await (await regions.open(short)).clean()
+
+    offset = _run(name, address, work)
+    told = "nothing to delete" if offset is None else f"deleted below offset {offset}"
+    _say_done(name, as_json, f"{name}: {told}", {"offset": offset})
+
+
+@region.command()
+@region_options
+@click.option("--table", type=click.IntRange(0, 2**64 - 1), help="Only this table (default: all).")
+@click.option("--from", "first", type=click.IntRange(0), default=0, help="First sequence, of --table.")
+@click.option("--skip-damaged", is_flag=True, help="Leave out records that cannot be decoded.")
+def read(name: str, address: str | None, table: int | None, first: int, skip_damaged: bool, as_json: bool) -> int:
+    """Print the records of REGION in order, those of --table one a line.
+
+    Of all tables: the table, the sequence, and the record. Exit 1 if records were left out.
+    """
+    if first and table is None:
+        raise CommandError("a sequence is of one table", "add --table NUMBER")
+    lost: list[LostEntries] = []
+
+    async def work(regions: Regions, short: str) -> RegionView:
+        view = await regions.view(short, skip_damaged=skip_damaged)
+        starts = None if table is None else {table: first}
+        async for entry in view.read(starts, on_lost=lost.append):
+            if as_json:
+                payload = entry.payload.decode("utf-8", "replace")
+                say_json({"table": entry.table, "sequence": entry.sequence, "payload": payload})
+            elif table is None:
+                say_bytes(b"%d\t%d\t%b\n" % (entry.table, entry.sequence, entry.payload))
+            else:
+                sys.stdout.buffer.write(entry.payload + b"\n")
+        say_bytes(b"")
+        return view
+
+    view = _run(name, address, work)
+    for one in lost:
+        note(f"deleted: table {one.table}, sequences {one.first} to {one.end - 1}")
+    for problem in view.problems:
+        note(f"left out: {problem}")
+    return EXIT_FAILED if view.problems or lost else EXIT_OK
+
+
+@region.command()
+@region_options
+def verify(name: str, address: str | None, as_json: bool) -> int:
+    """Read all of REGION, check every record, and count those of each table. Exit 1 if something is wrong."""
+    counts: dict[int, int] = {}
+    lost: list[LostEntries] = []
+
+    async def work(regions: Regions, short: str) -> RegionView:
+        view = await regions.view(short, skip_damaged=True)
+        async for entry in view.read(on_lost=lost.append):
+            counts[entry.table] = counts.get(entry.table, 0) + 1
+        return view
+
+    view = _run(name, address, work)
+    problems = [*view.problems, *(f"table {one.table}: {one.first} to {one.end - 1} are deleted" for one in lost)]
+    if as_json:
+        say_json({"region": name, "records": sum(counts.values()), "tables": counts, "problems": problems})
+    else:
+        say_table(("table", "records"), sorted(counts.items()))
+        for problem in problems:
+            say(f"wrong: {problem}")
+        say(f"{name}: {sum(counts.values())} records, {len(problems)} problems")
+    return EXIT_FAILED if problems else EXIT_OK
+
+
+def _run(name: str, address: str | None, work: Callable[[Regions, str], Awaitable[T]]) -> T:
+    """Run a coroutine with the regions of the namespace in NAMESPACE/NAME."""
+    namespace, slash, short = name.partition("/")
+    if not slash:
+        raise CommandError(f"not a region: {name[:120]}", "name it as NAMESPACE/NAME, for example app/orders")
+    if not address:
+        raise CommandError(
+            "no topics are named", "add --topics file:///path or kafka://host:port, or set DLOG_KAFKA_TOPICS"
+        )
+
+    async def run() -> T:
+        async with Regions(address, namespace, clean_every_s=None, on_event=_note_event) as regions:
+            return await work(regions, short)
+
+    try:
+        return asyncio.run(run())
+    except BaseExceptionGroup as group:
+        for error in group.exceptions:
+            if isinstance(error, DLogError):
+                raise error from group
+        raise
+
+
+def _note_event(event: Event) -> None:
+    match event:
+        case RegionRecordIgnored(_, reason):
+            note(f"left out: {reason}")
+        case TablePinsRegion(_, table, records):
+            note(f"table {table} keeps {records} records from being deleted: mark it, or drop it")
+
+
+def _batches(file: str) -> Iterator[list[bytes]]:
+    """The lines of a file or of standard input, some together."""
+    with sys.stdin.buffer if file == "-" else Path(file).open("rb") as lines:
+        batch: list[bytes] = []
+        size = 0
+        for line in lines:
+            batch.append(line.removesuffix(b"\n"))
+            size += len(line)
+            if size >= BATCH_BYTES or len(batch) >= BATCH_RECORDS:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+
+def _say_done(name: str, as_json: bool, text: str, values: dict[str, Any]) -> None:
+    if as_json:
+        say_json({"region": name, **values})
+    else:
+        say(text)

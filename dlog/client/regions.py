@@ -1,0 +1,454 @@
+"""Regions: write-ahead logs that many tables share, on Kafka or in a directory.
+
+    async with dlog.regions("file:///var/lib/wal", "app") as regions:
+        region = await regions.open("orders", create=True)
+        sequences = await region.write(7, [b"...", b"..."])
+        async for entry in region.read():
+            print(entry.table, entry.sequence, entry.payload)
+        await region.mark_deleted(7, sequences[-1])  # everything below is flushed
+
+One process owns a region: the last one that opened it. `view` reads a region without owning it.
+Source: HoraeDB's write-ahead log on Kafka.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import re
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from dlog.errors import (
+    ConfigError,
+    DLogError,
+    InvalidRequestError,
+    TruncatedError,
+    UnavailableError,
+)
+from dlog.events import Event
+from dlog.io.driver import Driver
+from dlog.io.file_topics import DirectoryTopics, FileTopics
+from dlog.io.kafka_settings import KafkaTopicsOptions
+from dlog.io.kafka_topics import KafkaTopics
+from dlog.machine import Received
+from dlog.options import MiB
+from dlog.region.loading import RegionLoader
+from dlog.region.messages import (
+    AppendRecords,
+    AskOffsets,
+    BeforeDeleted,
+    CleanRegion,
+    DeleteBefore,
+    DropTable,
+    FindStart,
+    LostEntries,
+    MarkDeleted,
+    OffsetsTold,
+    OpenRegion,
+    Question,
+    ReadingStart,
+    ReadRecords,
+    RecordsAppended,
+    RecordsRead,
+    Reply,
+    SaveSnapshot,
+    Topic,
+    TopicFailed,
+    WriteEntries,
+)
+from dlog.region.options import RegionOptions
+from dlog.region.owner import RegionOwner
+from dlog.region.reading import EntryScan, RegionEntry, find_start
+from dlog.region.state import RegionState
+from dlog.region.tables import TableMeta
+from dlog.region.topics import OffsetOutOfRangeError, Stored, TopicNotFoundError, Topics
+from dlog.wire.region import NONCE_BYTES
+
+READ_BYTES = 1 * MiB  # of a topic, at once
+CLOSE_S = 5.0  # how long closing waits for what is under way
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,100}\Z")
+_U64_END = 1 << 64
+
+OnLost = Callable[[LostEntries], None]
+
+
+def region_number(name: str) -> int:
+    """The number of a region in the keys of its records: a decimal name itself, else the first 8 bytes of the name's
+    SHA-256."""
+    if name.isascii() and name.isdigit() and int(name) < _U64_END:
+        return int(name)
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
+
+
+def open_topics(address: str, *, kafka: KafkaTopicsOptions | None = None) -> Topics:
+    """The topics at `file:///path`, or at `kafka://host:port,host:port`. Raises ConfigError, MisconfiguredError."""
+    if address.startswith("kafka://"):
+        return KafkaTopics(address, kafka)
+    if address.startswith("file:///"):
+        return FileTopics(DirectoryTopics(address.removeprefix("file://")))
+    raise ConfigError(
+        f"not an address of topics, use file:///path or kafka://host:port,host:port: address={address[:80]!r}"
+    )
+
+
+class Regions:
+    """The regions of one namespace. Use it as an async context manager, in one event loop.
+
+    topics: an address as `open_topics` takes it, or an object with the calls of dlog/region/topics.py. clean_every_s:
+    how often each opened region deletes what no table needs; None: only `Region.clean` does. on_event: gets events of
+    regions (dlog/events.py). Raises ConfigError, InvalidRequestError for a name.
+    """
+
+    def __init__(
+        self,
+        topics: str | Topics,
+        namespace: str,
+        *,
+        options: RegionOptions | None = None,
+        kafka: KafkaTopicsOptions | None = None,
+        clean_every_s: float | None = 600.0,
+        on_event: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        _check_name("namespace", namespace)
+        self.topics = open_topics(topics, kafka=kafka) if isinstance(topics, str) else topics
+        self.namespace = namespace
+        self.on_event = on_event
+        self._options = options or RegionOptions()
+        self._clean_every_s = clean_every_s
+        self._rng = random.SystemRandom()
+        self._opening: dict[str, asyncio.Lock] = {}
+        self._opened: dict[str, Region] = {}
+        self._group = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> Regions:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            for region in list(self._opened.values()):
+                await region.close()
+        finally:
+            await self._group.__aexit__(kind, error, traceback)
+            if isinstance(self.topics, KafkaTopics):
+                await self.topics.close()
+
+    async def open(self, name: str, *, create: bool = False) -> Region:
+        """Own a region; who owned it before gets RegionFencedError. Opened ones are shared: callers at the same time
+        get the same object. create: make its topics if they do not exist.
+
+        Raises TopicNotFoundError, UnsafeTopicError, DamagedError, UnavailableError.
+        """
+        async with self._opening.setdefault(name, asyncio.Lock()):
+            found = self._opened.get(name)
+            if found is not None and not found.has_ended:
+                return found
+            if found is not None:
+                await found.close()
+            paths = self._paths(name)
+            if create:
+                for topic in (Topic.META, Topic.DATA):  # a region has a data topic, so that is made last
+                    if not await self.topics.exists(paths[topic]):
+                        await self.topics.create(paths[topic])
+            await self._check(name, paths)
+            region = self._opened[name] = Region(
+                name, RegionTopics(self.topics, paths), self._options, self._rng, self.on_event
+            )
+            try:
+                await region.begin()
+            except BaseException:
+                await region.close()
+                raise
+            if self._clean_every_s is not None:
+                region.cleaner = self._group.create_task(self._clean(region), name=f"clean region {name}")
+            return region
+
+    async def view(self, name: str, *, skip_damaged: bool = False) -> RegionView:
+        """Read a region as it is now, without owning it. skip_damaged: leave out records that cannot be decoded.
+
+        Raises TopicNotFoundError, DamagedError, UnavailableError.
+        """
+        paths = self._paths(name)
+        await self._check(name, paths)
+        topics = RegionTopics(self.topics, paths)
+        number = region_number(name)
+        loader = RegionLoader(number, topics.number, map_every=self._options.map_every, skips=skip_damaged)
+        asking = loader.begin()
+        while True:
+            topic, question = asking
+            following = loader.handle(await topics.ask(topic, question))
+            if following is None:
+                break
+            asking = following
+        assert loader.state is not None, "the loader is done"
+        return RegionView(number, topics, loader.state, loader.first, tuple(loader.problems), skip_damaged)
+
+    async def delete(self, name: str) -> None:
+        """Delete a region with all its records. Idempotent."""
+        region = self._opened.pop(name, None)
+        if region is not None:
+            await region.close()
+        paths = self._paths(name)
+        for topic in (Topic.DATA, Topic.META):
+            await self.topics.delete(paths[topic])
+
+    def _paths(self, name: str) -> dict[Topic, str]:
+        _check_name("region", name)
+        return {topic: f"{self.namespace}.{topic}.{name}" for topic in Topic}
+
+    async def _check(self, name: str, paths: Mapping[Topic, str]) -> None:
+        """Raise TopicNotFoundError or UnsafeTopicError unless the topics are there and keep what they have."""
+        for path in paths.values():
+            try:
+                await self.topics.check(path)
+            except TopicNotFoundError:
+                raise TopicNotFoundError(
+                    f"there is no such region, create it first: region={self.namespace}/{name} topic={path}"
+                ) from None
+
+    async def _clean(self, region: Region) -> None:
+        """Clean a region from time to time, until it ends."""
+        assert self._clean_every_s is not None
+        while not region.has_ended:
+            await asyncio.sleep(self._clean_every_s)
+            try:
+                await region.clean()
+            except DLogError:
+                continue  # the next time may do
+
+
+class RegionTopics:
+    """The two topics of one region. paths: their names."""
+
+    def __init__(self, topics: Topics, paths: Mapping[Topic, str]) -> None:
+        self.topics = topics
+        self.paths = paths
+        self._number = 0
+
+    def number(self) -> int:
+        """A number for a question."""
+        self._number += 1
+        return self._number
+
+    async def ask(self, topic: Topic, question: Question) -> Reply:
+        """Perform a question. Raises what the topics raise."""
+        topics, path, number = self.topics, self.paths[topic], question.number
+        match question:
+            case AppendRecords(_, records):
+                return RecordsAppended(number, await topics.append(path, records))
+            case ReadRecords(_, offset):
+                return RecordsRead(number, tuple(await topics.read(path, offset, READ_BYTES)))
+            case AskOffsets():
+                return OffsetsTold(number, *await topics.offsets(path))
+            case DeleteBefore(_, offset):
+                await topics.delete_before(path, offset)
+                return BeforeDeleted(number)
+
+
+class RegionView:
+    """A region as it was when it was opened for reading. problems: records that were left out, one line each."""
+
+    def __init__(
+        self,
+        number: int,
+        topics: RegionTopics,
+        state: RegionState,
+        first: int,
+        problems: Sequence[str],
+        skip_damaged: bool,
+    ) -> None:
+        self.problems = list(problems)
+        self.first = first
+        self.next = state.offset
+        self._number = number
+        self._topics = topics
+        self._state = state
+        self._skip_damaged = skip_damaged
+
+    @property
+    def tables(self) -> Mapping[int, TableMeta]:
+        """What is known of each table. Read only."""
+        return self._state.meta.tables
+
+    def read(
+        self, starts: Mapping[int, int] | None = None, *, on_lost: OnLost | None = None
+    ) -> AsyncGenerator[RegionEntry, None]:
+        """See Region.read."""
+
+        async def find(request: FindStart) -> ReadingStart:
+            return find_start(self._state, self.first, request)
+
+        return _read(self._number, self._topics, find, starts, on_lost, self.problems, self._skip_damaged)
+
+
+class Region:
+    """A region that this process owns. Made by Regions.open."""
+
+    def __init__(
+        self,
+        name: str,
+        topics: RegionTopics,
+        options: RegionOptions,
+        rng: random.Random,
+        on_event: Callable[[Event], None],
+    ) -> None:
+        self.name = name
+        self.cleaner: asyncio.Task[None] | None = None
+        self._number = region_number(name)
+        self._topics = topics
+        self._owner = RegionOwner(self._number, lambda: rng.randbytes(NONCE_BYTES), options)
+        self._driver = Driver(self._owner, name=f"region {name}", send=self._send, on_event=on_event)
+
+    async def begin(self) -> None:
+        """Open it. Called once."""
+        self._driver.begin(lambda driver, error: None)
+        await self._driver.ask(OpenRegion())
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is closed, or another process owns it."""
+        return self._driver.ended or self._owner.is_deposed
+
+    @property
+    def tables(self) -> Mapping[int, TableMeta]:
+        """What is known of each table. Read only; it changes while the region is open."""
+        return self._owner.state.meta.tables
+
+    async def write(self, table: int, payloads: Iterable[bytes]) -> tuple[int, ...]:
+        """Append records of one table together, all or none; see write_many."""
+        return await self.write_many((table, payload) for payload in payloads)
+
+    async def write_many(self, entries: Iterable[tuple[int, bytes]]) -> tuple[int, ...]:
+        """Append records of one table or several together, all or none: pairs of a table, an unsigned 64-bit number,
+        and a payload. Returns the sequence of each, once they are durable.
+
+        Raises RegionFencedError (not written), OverCapacityError (not written), RecordTooLargeError, ClosedError
+        (outcome unknown). Cancelling stops the wait only.
+        """
+        given = tuple((table, bytes(payload)) for table, payload in entries)
+        for table, _ in given:
+            if not 0 <= table < _U64_END:
+                raise InvalidRequestError(f"a table is an unsigned 64-bit number: table={table}")
+        sequences: tuple[int, ...] = await self._driver.ask(WriteEntries(given))
+        return sequences
+
+    def read(
+        self, starts: Mapping[int, int] | None = None, *, on_lost: OnLost | None = None
+    ) -> AsyncGenerator[RegionEntry, None]:
+        """Read all records in order, from the marks of their tables up to what is written now. starts: only these
+        tables, each from a sequence on (0: from its mark).
+
+        on_lost: gets what was deleted (below the mark of its table, or by another program); without it that raises
+        TruncatedError. Raises InvalidRequestError, DamagedError, UnavailableError.
+        """
+
+        async def find(request: FindStart) -> ReadingStart:
+            start: ReadingStart = await self._driver.ask(request)
+            return start
+
+        return _read(self._number, self._topics, find, starts, on_lost, [], False)
+
+    async def mark_deleted(self, table: int, below: int) -> None:
+        """Mark everything of a table below a sequence as deletable: it is flushed elsewhere. Kept in memory up to the
+        next snapshot (`save`), so a crash may bring an earlier mark back. Raises InvalidRequestError: beyond the next
+        record, or below an earlier mark."""
+        await self._driver.ask(MarkDeleted(table, below))
+
+    async def drop_table(self, table: int) -> None:
+        """Mark a whole table as deletable. Returns once that is durable."""
+        await self._driver.ask(DropTable(table))
+
+    async def save(self) -> None:
+        """Append a snapshot to the meta topic, so that the next opening has little to scan."""
+        await self._driver.ask(SaveSnapshot())
+
+    async def clean(self) -> int | None:
+        """Delete what no table needs. Returns the offset below which all is deleted; None: there was nothing to gain.
+        Raises UnavailableError, RegionFencedError."""
+        offset: int | None = await self._driver.ask(CleanRegion())
+        return offset
+
+    async def close(self) -> None:
+        """Wait for the writes under way, for CLOSE_S seconds at most, save a snapshot, and end. Idempotent."""
+        if self.cleaner is not None:
+            self.cleaner.cancel()
+        if not self._driver.ended:
+            if not self.has_ended:
+                try:
+                    async with asyncio.timeout(CLOSE_S):
+                        await self.save()
+                except (DLogError, TimeoutError):
+                    pass  # the next opening scans more
+            self._driver.stop()
+            await self._driver.wait_ended()
+
+    def _send(self, peer: Any, message: Any) -> None:
+        self._driver.start(self._perform(peer, message), name=f"region {self.name} {type(message).__name__}")
+
+    async def _perform(self, topic: Topic, question: Question) -> None:
+        try:
+            reply = await self._topics.ask(topic, question)
+        except DLogError as error:
+            reply = TopicFailed(question.number, error)
+        self._driver.post(Received(topic, reply))
+
+
+async def _read(
+    number: int,
+    topics: RegionTopics,
+    find: Callable[[FindStart], Any],
+    starts: Mapping[int, int] | None,
+    on_lost: OnLost | None,
+    problems: list[str],
+    skip_damaged: bool,
+) -> AsyncGenerator[RegionEntry, None]:
+    """Read what counts, from where `find` says; again from behind what was read, if that was deleted meanwhile."""
+    start: ReadingStart = await find(FindStart(None if starts is None else tuple(starts.items())))
+    wanted, end = start.ends, start.end
+    while True:
+        scan = EntryScan(number, start, skips=skip_damaged)
+        try:
+            is_done = False
+            while not is_done:
+                is_done = scan.is_done
+                records: Sequence[Stored] = ()
+                if not is_done:
+                    records = await topics.topics.read(topics.paths[Topic.DATA], scan.offset, READ_BYTES)
+                for one in scan.feed(records):
+                    if isinstance(one, RegionEntry):
+                        yield one
+                    elif on_lost is not None:
+                        on_lost(one)
+                    else:
+                        raise _truncated(one)
+            problems += scan.problems
+            return
+        except OffsetOutOfRangeError as error:  # deleted while this reads
+            problems += scan.problems
+            left = tuple((table, at) for table, at in scan.next.items() if at < wanted[table][1])
+            found: ReadingStart = await find(FindStart(left, error.first))
+            if found.begin <= scan.offset:
+                raise UnavailableError(
+                    f"the data topic cannot be read: offset={scan.offset}: {error.message}"
+                ) from None
+            ends = {table: (max(at, found.ends[table][0]), *wanted[table][1:]) for table, at in left}
+            start = replace(found, end=end, ends=ends)
+
+
+def _truncated(lost: LostEntries) -> TruncatedError:
+    return TruncatedError(
+        f"records of a table were deleted, read from a later sequence: table={lost.table} first={lost.first} "
+        f"kept_from={lost.end}",
+        first=str(lost.end),
+    )
+
+
+def _check_name(what: str, name: str) -> None:
+    if not _NAME.match(name):
+        raise InvalidRequestError(f"a {what} has 1 to 100 of a-z A-Z 0-9 _ -: {what}={name[:120]!r}")
