@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dlog.client.position import START, TAIL, Position, at_dlsn, at_time, at_txid
     from dlog.client.reader import Lag, Reader
     from dlog.client.record import Record, RecordBatch
+    from dlog.client.regions import Region, Regions, RegionView
     from dlog.client.stream_info import (
         ImportResult,
         Owner,
@@ -80,6 +81,11 @@ if TYPE_CHECKING:
     from dlog.model.dlsn import DLSN
     from dlog.model.ids import EntryId, SegmentNumber
     from dlog.model.sink import SinkBatch
+    from dlog.region.messages import LostEntries
+    from dlog.region.options import RegionOptions
+    from dlog.region.owner import RegionFencedError, TableEndedError
+    from dlog.region.reading import RegionEntry
+    from dlog.region.topics import OffsetOutOfRangeError, TopicExistsError, TopicNotFoundError, UnsafeTopicError
     from dlog.wire.proxy import Start
 
 __all__ = [
@@ -110,10 +116,12 @@ __all__ = [
     "Lag",
     "LedgerFencedError",
     "LedgerNotFoundError",
+    "LostEntries",
     "MetadataUnavailableError",
     "MetadataWentBackError",
     "NotEnoughBookiesError",
     "NotReadyError",
+    "OffsetOutOfRangeError",
     "Outcome",
     "OverCapacityError",
     "OwnedElsewhereError",
@@ -127,6 +135,12 @@ __all__ = [
     "Record",
     "RecordBatch",
     "RecordTooLargeError",
+    "Region",
+    "RegionEntry",
+    "RegionFencedError",
+    "RegionOptions",
+    "RegionView",
+    "Regions",
     "Remedy",
     "RequestTimeoutError",
     "SegmentInfo",
@@ -145,10 +159,14 @@ __all__ = [
     "StreamUnavailableError",
     "SyncClient",
     "SyncReader",
+    "TableEndedError",
+    "TopicExistsError",
+    "TopicNotFoundError",
     "TruncatedError",
     "TxidOutOfOrderError",
     "UnauthorizedError",
     "UnavailableError",
+    "UnsafeTopicError",
     "UnsupportedVersionError",
     "at_dlsn",
     "at_time",
@@ -205,6 +223,24 @@ _HOMES = {
         "SegmentNumber",
     ),
     "dlog.model.sink": ("SinkBatch",),
+    "dlog.client.regions": (
+        "Region",
+        "RegionView",
+        "Regions",
+    ),
+    "dlog.region.messages": ("LostEntries",),
+    "dlog.region.options": ("RegionOptions",),
+    "dlog.region.owner": (
+        "RegionFencedError",
+        "TableEndedError",
+    ),
+    "dlog.region.reading": ("RegionEntry",),
+    "dlog.region.topics": (
+        "OffsetOutOfRangeError",
+        "TopicExistsError",
+        "TopicNotFoundError",
+        "UnsafeTopicError",
+    ),
     "dlog.wire.proxy": ("Start",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -66,7 +66,11 @@ def create(name: str, address: str | None, as_json: bool) -> None:
     _say_done(name, as_json, f"{name} is there", {})
 
 
-@region.command(cls=MutatingCommand, when_unknown="read the end of the table before writing the lines again")
+@region.command(
+    cls=MutatingCommand,
+    when_unknown="whether the last records were written is unknown: the next `dlog region write` settles it, and then "
+    "`dlog region show` tells",
+)
 @region_options
 @click.option("--table", type=click.IntRange(0, 2**64 - 1), required=True, help="Number of the table.")
 @click.argument("file", required=False, default="-")

@@ -1,6 +1,6 @@
 """Regions: write-ahead logs that many tables share, on Kafka or in a directory.
 
-    async with dlog.regions("file:///var/lib/wal", "app") as regions:
+    async with dlog.Regions("file:///var/lib/wal", "app") as regions:
         region = await regions.open("orders", create=True)
         sequences = await region.write(7, [b"...", b"..."])
         async for entry in region.read():

@@ -110,3 +110,23 @@ def test_the_python_of_the_quick_start_runs(cluster: tuple[Path, dict[str, str]]
     payloads = [line.split()[-1] for line in lines]
     assert payloads[1:] == ["b'first'", *(f"{number}'" for number in range(5))]
     assert lines[-1].startswith("resumed at")
+
+
+def test_the_commands_and_the_program_of_the_page_on_regions_run(tmp_path: Path) -> None:
+    page = ROOT / "docs/regions.md"
+    env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "DLOG_KAFKA_TOPICS": f"file://{tmp_path}/topics"}
+    (block,) = blocks(page, "regions")
+    expected = [line for line in block.splitlines() if not line.startswith("$ ")]
+    printed: list[str] = []
+    for command, status in commands(block):
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == status, done.stderr
+        printed += done.stdout.splitlines()
+    assert printed == expected
+    (program,) = blocks(page, "regions-python")
+    (tmp_path / "program.py").write_text(program.replace("/tmp/dlog-regions", f"{tmp_path}/wal"))
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout == "[(2, 1, b'customer 1')]\n".replace("1, b", f"{1 + _}, b")

@@ -1,8 +1,8 @@
 """Every invariant of the machines: its text, where it is checked, and which planted defects prove the check.
 
 Ids are those of the reliability goals: L of a ledger, S of a stream, T of its ownership, D of streams that are deleted
-and created again, R of a read proxy's cache, F of a segment in files. Reasons for an exception or a restriction are
-given here in words.
+and created again, R of a read proxy's cache, F of a segment in files, K of a region. Reasons for an exception or a
+restriction are given here in words.
 
 Invariants:
 - Each id below is the first one that some planted defect must be caught by (`test_invariants.py` compares).
@@ -22,7 +22,7 @@ class Invariant(NamedTuple):
     limits: str = ""
 
 
-LEDGER, STREAM, CACHE, FILES = "ledger", "stream", "cache", "files"
+LEDGER, STREAM, CACHE, FILES, REGION = "ledger", "stream", "cache", "files", "region"
 
 INVARIANTS = {
     "L1": Invariant("what is acknowledged is below the end and can be read", LEDGER, "LedgerChecks._closed, finish"),
@@ -150,5 +150,30 @@ INVARIANTS = {
     ),
     "F7": Invariant(
         "a segment can be ended on a full disk after its writer was refused or is done", FILES, "FileWorld.recover"
+    ),
+    "K1": Invariant(
+        "what an owner knows is what the whole data topic says, whatever snapshot it began with",
+        REGION,
+        "RegionChecks.state_is, dropped, RegionWorld.run",
+        "Marks are not in the data topic. Those of a dropped table outlive every crash; others are kept from the next "
+        "check-point on.",
+    ),
+    "K2": Invariant(
+        "records are deleted only below the marks of all tables, with a snapshot and a check-point that have them",
+        REGION,
+        "RegionChecks.deleted",
+    ),
+    "K3": Invariant("the sequences of a table are dense and are given out once", REGION, "Truth.appended"),
+    "K4": Invariant(
+        "a write counts once, whole, or not at all, as it was answered, and a reader sees what counts, in order",
+        REGION,
+        "RegionChecks.finish, read",
+        "Where another program deleted the front, a reader begins at the first mapped record behind it, and is told "
+        "that what lies before is lost.",
+    ),
+    "K5": Invariant(
+        "what is acknowledged counts: nothing is, once another owner's fence is in force",
+        REGION,
+        "RegionChecks.acknowledged",
     ),
 }

@@ -72,6 +72,15 @@ CASES: dict[str, Case] = {
     "read": Case("read {stream} --limit 3"),
     "read --format json": Case("read {stream} --limit 3 --format json"),
     "seal": Case("seal {victim}", makes=True),
+    "region clean": Case("region clean n/r --topics file://{topics}"),
+    "region create": Case("region create n/r --topics file://{topics}"),
+    "region drop": Case("region drop n/r --table 2 --topics file://{topics}"),
+    "region mark": Case("region mark n/r --table 1 --below 1 --topics file://{topics}"),
+    "region read": Case("region read n/r --table 1 --topics file://{topics}"),
+    "region read --json": Case("region read n/r --json --topics file://{topics}"),
+    "region show": Case("region show n/r --topics file://{topics}"),
+    "region verify": Case("region verify n/r --topics file://{topics}"),
+    "region write": Case("region write n/r --table 1 --topics file://{topics}"),
     "show": Case("show {stream}"),
     "sink ls": Case("sink ls"),
     "sink retire": Case("sink retire {sink} --dry-run"),
@@ -99,7 +108,13 @@ def places(cluster: Up) -> dict[str, str]:
     assert code == 0, err
     with connect_sync(cluster.running.connect) as client:
         sink = Abandoned(cluster, client).sink
-    return {"stream": "out", "ledger": ledger, "sink": sink}
+    topics = str(cluster.directory / "topics")
+    for words in ("region create n/r", "region write n/r --table 1", "region write n/r --table 2"):
+        code, _, err = dlog(
+            *words.split(), "--topics", f"file://{topics}", directory=cluster.directory, given=b"1\n2\n"
+        )
+        assert code == 0, err
+    return {"stream": "out", "ledger": ledger, "sink": sink, "topics": topics}
 
 
 def made(cluster: Up, stream: str) -> str:

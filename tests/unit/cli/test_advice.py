@@ -42,6 +42,14 @@ WORDS: dict[str, tuple[str, ...]] = {
     "ledger recover": ("1", "--yes"),
     "ledger adopt": ("1",),
     "sink retire": ("k",),
+    "region create": ("n/r",),
+    "region write": ("n/r", "--table", "1"),
+    "region show": ("n/r",),
+    "region mark": ("n/r", "--table", "1", "--below", "2"),
+    "region drop": ("n/r", "--table", "1"),
+    "region clean": ("n/r",),
+    "region read": ("n/r",),
+    "region verify": ("n/r",),
 }
 #: they change nothing, or have no single answer that could be lost, as `up` that runs until it is ended
 OTHERS = {
@@ -58,6 +66,9 @@ OTHERS = {
     "bookie run",
     "write-proxy run",
     "read-proxy run",
+    "region show",
+    "region read",
+    "region verify",
 } | {f"ledger {name}" for name in ("ls", "show", "read", "verify", "strays")}
 
 
@@ -105,7 +116,7 @@ def test_an_unknown_outcome_is_explained_by_the_command(
     assert isinstance(command, MutatingCommand) != (name in OTHERS), "does it change something?"
     if isinstance(command, MutatingCommand):
         assert command.when_unknown in said
-    assert ("written" in said or "record" in said) == (name == "append"), said
+    assert ("written" in said or "record" in said) == (name in ("append", "region write")), said
 
 
 @pytest.mark.parametrize(("name", "command"), ALL, ids=[name for name, _ in ALL])

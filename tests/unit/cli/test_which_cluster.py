@@ -65,7 +65,9 @@ def test_every_command_is_in_the_table() -> None:
                 yield f"{before}{name}"
 
     assert isinstance(dlog, click.Group)
-    assert set(leaves(dlog, "")) - {"up", "bookie run", "write-proxy run", "read-proxy run"} == set(COMMANDS)
+    others = {"up", "bookie run", "write-proxy run", "read-proxy run"}
+    others |= {name for name in leaves(dlog, "") if name.startswith("region ")}  # in topics, not in a cluster
+    assert set(leaves(dlog, "")) - others == set(COMMANDS)
 
 
 @pytest.fixture(autouse=True)
