@@ -56,6 +56,11 @@ def start_quickly() -> None:
     os.environ["SPARK_LAUNCHER_OPTS"] = BRIEF
 
 
+def java_options() -> str:
+    """Options for the Java of executors: those of the driver's Java, whose classes are the same."""
+    return os.environ.get("SPARK_SUBMIT_OPTS", BRIEF)
+
+
 def _worker() -> Path:
     """Write the program that Spark starts as Python; returns its path, which is another for each Python."""
     text = _WORKER.format(python=sys.executable)
