@@ -21,12 +21,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tests.simulation.hunting import Tally
 from tests.simulation.mutant_table import Row
-from tests.simulation.worlds import Room
+from tests.simulation.worlds import Mutant, Room
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = Path(__file__).parent / "record.json"
@@ -114,6 +115,18 @@ def set_mutants(path: Path, commit: str, rows: list[Row]) -> None:
         "rows": [*others, *(row.as_json() for row in rows)],
     }
     save(path, kept)
+
+
+def seed_of_catch(room: Room, mutant: Mutant) -> int | None:
+    """The first seed that caught a planted defect when the table of mutants was recorded, or None if it has no row."""
+    found = _seeds_of_catches().get((room.name, mutant.name, mutant.style or room.styles[0]))
+    return found if found in range(mutant.seeds) else None
+
+
+@cache
+def _seeds_of_catches() -> dict[tuple[str, str, str], int]:
+    """By simulation, defect and style."""
+    return {(row["room"], row["name"], row["style"]): row["seed"] for row in load(RECORD)["mutants"]["rows"]}
 
 
 def add_chaos(path: Path, report: dict[str, Any]) -> None:

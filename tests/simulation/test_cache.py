@@ -14,7 +14,7 @@ from tests.simulation.judging import check_histories, check_is_caught, check_one
 from tests.simulation.mutants.cache import MUTANTS
 from tests.simulation.worlds import Mutant
 
-SEEDS = max(40, int(os.environ.get("DLOG_SIM_SEEDS", "240")) // 3)
+SEEDS = max(40, int(os.environ.get("DLOG_SIM_SEEDS", "150")) // 3)
 ROOM = room()
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from tests.simulation import __main__ as command
-from tests.simulation import hunting, record, rooms
+from tests.simulation import hunting, judging, record, rooms
 from tests.simulation.hunting import Broken, Chunk, Tally
 from tests.simulation.mutant_table import hunt
 from tests.simulation.mutants.ledger import MUTANTS
 from tests.simulation.plan import EVERY_KIND, FaultKind, Plan, draw_faults
-from tests.simulation.worlds import Mutant, Room
+from tests.simulation.worlds import Mutant, Outcome, Room
 
 LEDGER = rooms.load("ledger")
 
@@ -104,6 +104,28 @@ def test_a_hunt_for_a_defect_that_nothing_catches_fails(
     assert command.main(["ledger", "--mutants"]) == 1
     out = capsys.readouterr().out
     assert "1 of 2 caught" in out and f"NEVER CAUGHT in 2 seeds: {MUTANTS[1].name}" in out
+
+
+@pytest.mark.parametrize(("recorded", "seeds_run"), [(2, [2]), (1, [1, 0, 1, 2]), (None, [0, 1, 2])])
+def test_the_recorded_seed_of_a_defect_is_tried_before_all_from_the_first(
+    monkeypatch: pytest.MonkeyPatch, recorded: int | None, seeds_run: list[int]
+) -> None:
+    ran: list[int] = []
+
+    def run(plan: Any, parts: Any = None) -> Outcome:
+        ran.append(plan)
+        return Outcome(plan=plan, violation="I1" if plan == 2 else "another")
+
+    def draw(seed: int, style: str) -> Any:
+        return seed
+
+    room = replace(LEDGER, draw=draw, run=run)
+    mutant = replace(MUTANTS[0], invariants=("I1",), seeds=3)
+    monkeypatch.setattr(judging, "seed_of_catch", lambda *_: recorded)
+    judging.check_is_caught(room, mutant)
+    assert ran == seeds_run
+    with pytest.raises(AssertionError, match="2 seeds did not catch it"):
+        judging.check_is_caught(room, replace(mutant, seeds=2, invariants=("I2",)))
 
 
 def test_what_breaks_is_shrunk_and_stored_where_it_is_run_again(tmp_path: Path) -> None:

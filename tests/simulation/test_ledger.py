@@ -1,6 +1,6 @@
 """Thousands of histories of a ledger, and proof that the checks would notice.
 
-DLOG_SIM_SEEDS: how many seeds of each style (default 250; a nightly run sets thousands).
+DLOG_SIM_SEEDS: how many seeds of each style (default 125; a nightly run sets thousands).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.simulation.mutants.ledger import MUTANTS, WHO_DENIED
 from tests.simulation.plan import Plan
 from tests.simulation.worlds import Mutant
 
-SEEDS = int(os.environ.get("DLOG_SIM_SEEDS", "250"))
+SEEDS = int(os.environ.get("DLOG_SIM_SEEDS", "125"))
 ROOM = room()
 
 

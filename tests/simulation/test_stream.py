@@ -1,6 +1,7 @@
 """Hundreds of histories of a stream, and proof that the checks would notice.
 
-DLOG_SIM_SEEDS: how many seeds of each style (default 200; a nightly run sets thousands).
+DLOG_SIM_SEEDS: how many seeds of each style (default 100; a nightly run sets thousands). The style `sink` gets twice as
+many, because it alone reaches some marks, with one seed in fifty.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from tests.simulation.mutants.stream import MUTANTS
 from tests.simulation.stream_world import room
 from tests.simulation.worlds import Mutant
 
-SEEDS = int(os.environ.get("DLOG_SIM_SEEDS", "200"))
+SEEDS = int(os.environ.get("DLOG_SIM_SEEDS", "100"))
 ROOM = room()
 
 
 def test_every_history_keeps_the_invariants_and_every_mark_is_reached() -> None:
-    check_histories(ROOM, SEEDS)
+    check_histories(ROOM, SEEDS, {"sink": 2 * SEEDS})
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

@@ -1,4 +1,4 @@
-"""A thousand streams whose owner dies, and thousands of streams that are not used any more."""
+"""Hundreds of streams whose owner dies, and thousands of streams that are not used any more."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.integration.proxies.processes import ProxyCluster
 from tests.integration.proxies.test_processes import scrape
 from tests.ports import free_port
 
-STREAMS = 1000
+STREAMS = 320  # twenty times as many as an heir takes over at a time (WriteOptions.takes_at_once)
 AT_ONCE = 64  # requests of the test at the same time
 QUORUMS: tuple[dlog.SettingsChanges, ...] = (
     {"ensemble": 1, "write_quorum": 1, "ack_quorum": 1},
@@ -53,7 +53,7 @@ def metric(told: str, name: str) -> float:
 
 
 @pytest.mark.zookeeper
-async def test_a_thousand_streams_are_writable_again_without_a_stampede(cluster: ProxyCluster, tmp_path: Path) -> None:
+async def test_hundreds_of_streams_are_writable_again_without_a_stampede(cluster: ProxyCluster, tmp_path: Path) -> None:
     port = free_port()
     heir = cluster.writers[1]
     await asyncio.to_thread(heir.stop)

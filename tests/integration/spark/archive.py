@@ -1,6 +1,8 @@
-"""Makes a class data sharing archive of Java, with which Spark starts in a third of the time.
+"""Makes Spark's processes start quickly: a class data sharing archive for Java, and PySpark from compiled files for
+its Python workers.
 
-Classes are loaded and checked in it. It is made once for each Java and each PySpark, and kept below .cache.
+Classes are loaded and checked in the archive. It is made once for each Java and each PySpark, and kept below .cache.
+Spark starts a Python process for each query that it plans and for each batch that it commits.
 
     python -m tests.integration.spark.archive   a session that loads what tests load; its Java writes the archive
 """
@@ -22,21 +24,54 @@ from dlog.io.embedded_zookeeper import find_java
 
 ROOT = Path(__file__).parents[3]
 ARCHIVES = ROOT / ".cache" / "java"
+WORKERS = ROOT / ".cache" / "spark-python"
 MAKING_S = 300.0
 #: options for a short-lived Java: it compiles once and cheaply, and has no extra threads for garbage collection. Java
 #: ignores an archive that does not fit, without a message.
 BRIEF = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
 
+#: The Python of Spark's workers. Spark puts archives of PySpark's sources first on their path, and Python compiles what
+#: it imports from a .zip file each time: without these archives a worker imports the same PySpark, as it is installed.
+_WORKER = """#!/bin/sh
+set -f
+IFS=:
+kept=
+for path in $PYTHONPATH; do
+  case $path in */python/lib/pyspark.zip | */python/lib/py4j-*.zip) ;; *) kept=$kept:$path ;; esac
+done
+export PYTHONPATH="${{kept#:}}"
+exec "{python}" "$@"
+"""
+
 
 @cache
 def start_quickly() -> None:
-    """Let every Spark that this process or its children start use the archive."""
+    """Let every Spark that this process or its children start use the archive, and workers that start quickly."""
+    os.environ["PYSPARK_PYTHON"] = str(_worker())
     told = BRIEF
     archive = _archive()
     if archive is not None:
         told += f" -XX:SharedArchiveFile={archive}"
     os.environ["SPARK_SUBMIT_OPTS"] = told
     os.environ["SPARK_LAUNCHER_OPTS"] = BRIEF
+
+
+def java_options() -> str:
+    """Options for the Java of executors: those of the driver's Java, whose classes are the same."""
+    return os.environ.get("SPARK_SUBMIT_OPTS", BRIEF)
+
+
+def _worker() -> Path:
+    """Write the program that Spark starts as Python; returns its path, which is another for each Python."""
+    text = _WORKER.format(python=sys.executable)
+    WORKERS.mkdir(parents=True, exist_ok=True)
+    worker = WORKERS / f"python-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    with tempfile.TemporaryDirectory(dir=WORKERS) as room:
+        made = Path(room) / "made"
+        made.write_text(text)
+        made.chmod(0o755)
+        made.rename(worker)
+    return worker
 
 
 def _archive() -> Path | None:

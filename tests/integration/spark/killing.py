@@ -26,7 +26,7 @@ from dlog.client.client import Client
 from dlog.spark import session
 from dlog.spark.sink import StreamWriter
 from dlog.spark.source import DlogDataSource
-from tests.integration.spark.archive import BRIEF
+from tests.integration.spark.archive import java_options
 from tests.integration.spark.deaths import kill
 
 #: points of a kill: in a task before and after its stage, and in the driver
@@ -138,7 +138,7 @@ def main() -> None:
             "spark.log.level": "OFF",
             "spark.sql.shuffle.partitions": "2",
             "spark.task.maxFailures": "4",
-            "spark.executor.extraJavaOptions": BRIEF,
+            "spark.executor.extraJavaOptions": java_options(),
         },
     )
     spark.dataSource.register(KilledSource)

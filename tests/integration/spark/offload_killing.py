@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.integration.spark.archive import BRIEF
+from tests.integration.spark.archive import java_options
 from tests.integration.spark.deaths import kill
 
 AMID_COPY, BEHIND_COPY = "amid the copy", "behind the copy"  # in a worker
@@ -85,7 +85,7 @@ def main() -> None:
             "spark.ui.enabled": "false",
             "spark.log.level": "OFF",
             "spark.ui.showConsoleProgress": "false",
-            "spark.executor.extraJavaOptions": BRIEF,
+            "spark.executor.extraJavaOptions": java_options(),
         },
     )
     spark.sparkContext.environment[PLANS] = arguments.plans

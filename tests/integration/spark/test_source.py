@@ -16,6 +16,7 @@ import pytest
 
 from dlog.model.dlsn import of
 from tests.integration.cli.up import Up
+from tests.integration.spark.archive import java_options
 from tests.integration.spark.lake import Lake
 
 if TYPE_CHECKING:
@@ -267,7 +268,8 @@ def test_executors_that_are_processes_of_their_own(cluster: Up, lake: Lake, writ
 import hashlib
 from dlog import spark as room
 spark = room.session("apart", **{{"spark.master": "local-cluster[2,1,1024]", "spark.ui.enabled": "false",
-                                  "spark.log.level": "ERROR", "spark.executor.pyspark.memory": "1g"}})
+                                  "spark.log.level": "ERROR", "spark.executor.pyspark.memory": "1g",
+                                  "spark.executor.extraJavaOptions": {java_options()!r}}})
 frame = (spark.read.format("dlog").option("zookeeper", {lake.zookeeper!r}).option("namespace", {lake.namespace!r})
          .option("stream", {written!r}).option("splitBytes", "50k").option("openCostBytes", "1k").load())
 got = sorted((r.segment, r.entry, r.slot, r.txid, bytes(r.value).hex()) for r in frame.collect())
