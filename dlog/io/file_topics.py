@@ -140,8 +140,8 @@ class DirectoryTopics:
             raise UnsafeTopicError(f"the settings are not those of this topic: {self._directory(topic)}/settings")
 
     def append(self, topic: str, records: Sequence[RecordBytes]) -> int:
-        parts = [part for key, value in records for part in (_LENGTHS.pack(len(key), len(value)), key, value)]
-        size = sum(map(len, parts))
+        body = b"".join([part for key, value in records for part in (_LENGTHS.pack(len(key), len(value)), key, value)])
+        size = len(body)
         if not records:
             raise ValueError("an append has at least one record")
         if size > FRAME_BYTES_MAX:
@@ -152,13 +152,10 @@ class DirectoryTopics:
                 self._finish(path, end)
                 path, end = self._create_file(directory, end.offset)
             head = _FRAME.pack(_FRAME.size - _CHECKED + size, 0, end.offset, len(records))
-            crc = end.chain
-            for part in (head[_CHECKED:], *parts):
-                crc = crc32c(part, crc)
+            crc = crc32c(body, crc32c(head[_CHECKED:], end.chain))
             file = self._disk.open(path)
             try:
-                frame = (head[:4], _CRC.pack(crc), head[_CHECKED:], *parts)
-                file.pwritev(frame, end.position)
+                file.pwritev([head[:4], _CRC.pack(crc), head[_CHECKED:], body], end.position)
                 file.datasync()
                 after = _FrameStart(end.position + _FRAME.size + size, end.offset + len(records), crc)
                 _write_watermark(file, after)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dlog.errors import DamagedError, UnsupportedVersionError
 from dlog.region.counting import Batch, Checkpoint, Entry, Item, Placed, RegionFence, TableEnd
 from dlog.region.topics import RecordBytes, Stored
-from dlog.wire.region import RecordKind, RegionRecord, decode_record, encode_record
+from dlog.wire.region import RecordKind, RegionRecord, decode_record, encode_batch, encode_record
 
 #: of an entry, at most: its key, what its value has before the payload, and what Kafka adds to a record
 RECORD_OVERHEAD_BYTES = 26 + 45 + 21
@@ -21,23 +21,8 @@ def records_of(region: int, epoch: int, nonce: bytes, item: Item) -> list[Record
     """Encode an item. epoch, nonce: of the owner that appends it. Raises ValueError for a number out of range."""
     match item:
         case Batch(_, number, entries):
-            return [
-                encode_record(
-                    RegionRecord(
-                        kind=RecordKind.ENTRY,
-                        region=region,
-                        table=entry.table,
-                        sequence=entry.sequence,
-                        payload=entry.payload,
-                        epoch=epoch,
-                        nonce=nonce,
-                        batch=number,
-                        position=position,
-                        count=len(entries),
-                    )
-                )
-                for position, entry in enumerate(entries)
-            ]
+            rows = [(entry.table, entry.sequence, entry.payload) for entry in entries]
+            return encode_batch(region, epoch, nonce, number, rows)
         case RegionFence():
             record = RegionRecord(kind=RecordKind.FENCE, region=region, epoch=item.epoch, nonce=item.nonce)
         case TableEnd(table):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -94,18 +95,50 @@ class RegionSnapshot:
 def encode_record(record: RegionRecord) -> tuple[bytes, bytes]:
     """Encode a record as key and value. Raises ValueError for a number out of range, and for anything but an entry in
     version 0."""
-    version = record.version
+    if record.version == 0 and record.kind is RecordKind.ENTRY:
+        try:
+            key = KEY.pack(record.kind, record.region, record.table, record.sequence, 0)
+        except struct.error as error:
+            raise ValueError(f"a number does not fit into its field: {error}") from None
+        return key, b"\0" + bytes(record.payload)
+    if record.version != 1:
+        raise ValueError(f"no such record: kind={record.kind.name} version={record.version}")
+    which = (record.kind, record.region, record.table, record.sequence)
+    return _encode(*which, record.epoch, record.nonce, record.batch, record.position, record.count, record.payload)
+
+
+def encode_batch(
+    region: int, epoch: int, nonce: bytes, batch: int, entries: Sequence[tuple[int, int, Buffer]]
+) -> list[tuple[bytes, bytes]]:
+    """Encode the records of a batch, in version 1. entries: table, sequence and payload of each. Raises ValueError for
+    a number out of range."""
+    kind, count = RecordKind.ENTRY, len(entries)
+    return [
+        _encode(kind, region, table, sequence, epoch, nonce, batch, position, count, payload)
+        for position, (table, sequence, payload) in enumerate(entries)
+    ]
+
+
+def _encode(
+    kind: int,
+    region: int,
+    table: int,
+    sequence: int,
+    epoch: int,
+    nonce: bytes,
+    batch: int,
+    position: int,
+    count: int,
+    payload: Buffer,
+) -> tuple[bytes, bytes]:
+    if len(nonce) != NONCE_BYTES:
+        raise ValueError(f"no such record, a nonce has {NONCE_BYTES} bytes: nonce={nonce.hex()}")
     try:
-        key = KEY.pack(record.kind, record.region, record.table, record.sequence, version)
-        if version == 0 and record.kind is RecordKind.ENTRY:
-            return key, b"\0" + bytes(record.payload)
-        if version != 1 or len(record.nonce) != NONCE_BYTES:
-            raise ValueError(f"no such record: kind={record.kind.name} version={version} nonce={record.nonce.hex()}")
-        head = _HEAD.pack(version, record.epoch, record.nonce, record.batch, record.position, record.count)
+        key = KEY.pack(kind, region, table, sequence, 1)
+        head = _HEAD.pack(1, epoch, nonce, batch, position, count)
     except struct.error as error:
         raise ValueError(f"a number does not fit into its field: {error}") from None
-    crc = crc32c(record.payload, crc32c(head, crc32c(key)))
-    return key, b"".join((head, _CRC.pack(crc), record.payload))
+    return key, b"".join((head, _CRC.pack(crc32c(payload, crc32c(key + head))), payload))
 
 
 def decode_record(key: Buffer, value: Buffer) -> RegionRecord:
