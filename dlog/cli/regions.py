@@ -165,8 +165,11 @@ def clean(name: str, address: str | None, as_json: bool) -> None:
 @region_options
 @click.option("--table", type=click.IntRange(0, 2**64 - 1), help="Only this table (default: all).")
 @click.option("--from", "first", type=click.IntRange(0), default=0, help="First sequence, of --table.")
+@click.option("--follow", is_flag=True, help="Go on with new records until stopped.")
 @click.option("--skip-damaged", is_flag=True, help="Leave out records that cannot be decoded.")
-def read(name: str, address: str | None, table: int | None, first: int, skip_damaged: bool, as_json: bool) -> int:
+def read(
+    name: str, address: str | None, table: int | None, first: int, follow: bool, skip_damaged: bool, as_json: bool
+) -> int:
     """Print the records of REGION in order, those of --table one a line.
 
     Of all tables: the table, the sequence, and the record. Exit 1 if records were left out.
@@ -178,15 +181,14 @@ def read(name: str, address: str | None, table: int | None, first: int, skip_dam
     async def work(regions: Regions, short: str) -> RegionView:
         view = await regions.view(short, skip_damaged=skip_damaged)
         starts = None if table is None else {table: first}
-        async for entry in view.read(starts, on_lost=lost.append):
+        async for entry in view.read(starts, on_lost=lost.append, follow=follow):
             if as_json:
                 payload = entry.payload.decode("utf-8", "replace")
                 say_json({"table": entry.table, "sequence": entry.sequence, "payload": payload})
             elif table is None:
                 say_bytes(b"%d\t%d\t%b\n" % (entry.table, entry.sequence, entry.payload))
             else:
-                sys.stdout.buffer.write(entry.payload + b"\n")
-        say_bytes(b"")
+                say_bytes(entry.payload + b"\n")
         return view
 
     view = _run(name, address, work)

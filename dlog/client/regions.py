@@ -62,13 +62,14 @@ from dlog.region.messages import (
 )
 from dlog.region.options import RegionOptions
 from dlog.region.owner import RegionOwner
-from dlog.region.reading import EntryScan, RegionEntry, find_start
+from dlog.region.reading import EntryScan, RegionEntry, TailScan, find_start
 from dlog.region.state import RegionState
 from dlog.region.tables import TableMeta
 from dlog.region.topics import OffsetOutOfRangeError, Stored, TopicNotFoundError, Topics
 from dlog.wire.region import NONCE_BYTES
 
 READ_BYTES = 1 * MiB  # of a topic, at once
+FOLLOW_S, FOLLOW_MAX_S = 0.005, 0.2  # how often a reader looks for new records
 CLOSE_S = 5.0  # how long closing waits for what is under way
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,100}\Z")
 _U64_END = 1 << 64
@@ -277,14 +278,14 @@ class RegionView:
         return self._state.meta.tables
 
     def read(
-        self, starts: Mapping[int, int] | None = None, *, on_lost: OnLost | None = None
+        self, starts: Mapping[int, int] | None = None, *, on_lost: OnLost | None = None, follow: bool = False
     ) -> AsyncGenerator[RegionEntry, None]:
         """See Region.read."""
 
         async def find(request: FindStart) -> ReadingStart:
             return find_start(self._state, self.first, request)
 
-        return _read(self._number, self._topics, find, starts, on_lost, self.problems, self._skip_damaged)
+        return _read(self._number, self._topics, find, starts, on_lost, self.problems, self._skip_damaged, follow)
 
 
 class Region:
@@ -339,20 +340,21 @@ class Region:
         return sequences
 
     def read(
-        self, starts: Mapping[int, int] | None = None, *, on_lost: OnLost | None = None
+        self, starts: Mapping[int, int] | None = None, *, on_lost: OnLost | None = None, follow: bool = False
     ) -> AsyncGenerator[RegionEntry, None]:
         """Read all records in order, from the marks of their tables up to what is written now. starts: only these
         tables, each from a sequence on (0: from its mark).
 
         on_lost: gets what was deleted (below the mark of its table, or by another program); without it that raises
-        TruncatedError. Raises InvalidRequestError, DamagedError, UnavailableError.
+        TruncatedError. follow: go on for ever with what is written from now on, by any owner; OffsetOutOfRangeError if
+        records are deleted before they are read. Raises InvalidRequestError, DamagedError, UnavailableError.
         """
 
         async def find(request: FindStart) -> ReadingStart:
             start: ReadingStart = await self._driver.ask(request)
             return start
 
-        return _read(self._number, self._topics, find, starts, on_lost, [], False)
+        return _read(self._number, self._topics, find, starts, on_lost, [], False, follow)
 
     async def mark_deleted(self, table: int, below: int) -> None:
         """Mark everything of a table below a sequence as deletable: it is flushed elsewhere. Kept in memory up to the
@@ -407,6 +409,7 @@ async def _read(
     on_lost: OnLost | None,
     problems: list[str],
     skip_damaged: bool,
+    follow: bool,
 ) -> AsyncGenerator[RegionEntry, None]:
     """Read what counts, from where `find` says; again from behind what was read, if that was deleted meanwhile."""
     start: ReadingStart = await find(FindStart(None if starts is None else tuple(starts.items())))
@@ -428,7 +431,7 @@ async def _read(
                     else:
                         raise _truncated(one)
             problems += scan.problems
-            return
+            break
         except OffsetOutOfRangeError as error:  # deleted while this reads
             problems += scan.problems
             left = tuple((table, at) for table, at in scan.next.items() if at < wanted[table][1])
@@ -438,7 +441,19 @@ async def _read(
                     f"the data topic cannot be read: offset={scan.offset}: {error.message}"
                 ) from None
             ends = {table: (max(at, found.ends[table][0]), *wanted[table][1:]) for table, at in left}
-            start = replace(found, end=end, ends=ends)
+            start = replace(found, end=end, ends=ends, rule=start.rule)
+    if follow:
+        tail = TailScan(number, start, None if starts is None else frozenset(starts), skips=skip_damaged)
+        wait_s = FOLLOW_S
+        while True:
+            news = await topics.topics.read(topics.paths[Topic.DATA], tail.offset, READ_BYTES)
+            for entry in tail.feed(news):
+                yield entry
+            if news:
+                wait_s = FOLLOW_S
+                continue
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, FOLLOW_MAX_S)
 
 
 def _truncated(lost: LostEntries) -> TruncatedError:

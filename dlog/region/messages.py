@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 
 from dlog.errors import DLogError
+from dlog.region.counting import CountingRule
 from dlog.region.topics import RecordBytes, Stored
 from dlog.values import value
 
@@ -164,9 +165,10 @@ class LostEntries:
 class ReadingStart:
     """Where a reader begins and ends: offsets `begin` <= offset < `end`; the record at `begin` counts. ends: by table,
     the first sequence wanted, the next one that will be given out, and the offset behind the last record that counts.
-    lost: what was wanted and is deleted."""
+    lost: what was wanted and is deleted. rule: in force at `end`, for a reader that goes on there."""
 
     begin: int
     end: int
     ends: dict[int, tuple[int, int, int]]
     lost: tuple[LostEntries, ...]
+    rule: CountingRule

@@ -54,7 +54,7 @@ def find_start(state: RegionState, first: int, request: FindStart) -> ReadingSta
     if begin < first:  # the front was deleted by another program: begin at the first record behind it that counts
         known = [at for table in tables.values() for at in table.seq_offset_mapping.values() if at >= first]
         begin = min(known, default=end)
-    return ReadingStart(begin, end, ends, tuple(lost))
+    return ReadingStart(begin, end, ends, tuple(lost), state.rule)
 
 
 class EntryScan:
@@ -124,3 +124,37 @@ class EntryScan:
                 yield LostEntries(entry.table, expected, entry.sequence)
             self.next[entry.table] = entry.sequence + 1
             yield RegionEntry(entry.table, entry.sequence, entry.payload, offset)
+
+
+class TailScan:
+    """Picks out the entries that begin to count at or behind `start.end`. An entry that is visible is final.
+
+    tables: those that are wanted; None: all.
+    """
+
+    def __init__(self, region: int, start: ReadingStart, tables: frozenset[int] | None, *, skips: bool = False) -> None:
+        self._tables = tables
+        self._rule = start.rule
+        self._reader = ItemReader(region, start.end)
+        self._skips = skips
+
+    @property
+    def offset(self) -> int:
+        """Of the record that is wanted next."""
+        return self._reader.offset
+
+    def feed(self, records: Sequence[Stored]) -> Iterator[RegionEntry]:
+        """Take the next records. Raises DamagedError, UnsupportedVersionError."""
+        for stored in records:
+            try:
+                placed, _ = self._reader.feed(stored)
+            except (DamagedError, UnsupportedVersionError):
+                if not self._skips:
+                    raise
+                continue
+            if placed is None:
+                continue
+            self._rule, counting = self._rule.after_placed(placed)
+            for offset, entry in counting:
+                if self._tables is None or entry.table in self._tables:
+                    yield RegionEntry(entry.table, entry.sequence, entry.payload, offset)
