@@ -170,10 +170,14 @@ class RegionChecks:
         self.safe_marks[table] = max(self.safe_marks.get(table, 0), next)
 
     def read(self, state: RegionState, found: Sequence[RegionEntry | LostEntries], first: int) -> None:
-        """A reader of the whole region, from the marks of this state to its offset. first: of the data topic; what lies
-        between it and the next mapped record may be told as lost."""
-        mapped = [at for meta in state.meta.tables.values() for at in meta.seq_offset_mapping.values()]
-        first = min((at for at in mapped if at >= first), default=state.offset) if first <= self.cut_first else first
+        """A reader of the whole region, from the marks of this state to its offset. first: of the data topic.
+
+        If more is deleted than this state knows of (by another program, or by a later owner), what lies between the
+        front and the next mapped record may be told as lost.
+        """
+        if state.meta.safe_offset < first:
+            mapped = [at for meta in state.meta.tables.values() for at in meta.seq_offset_mapping.values()]
+            first = min((at for at in mapped if at >= first), default=state.offset)
         seen: dict[int, list[tuple[int, bytes]]] = {}
         lost: set[int] = set()
         for one in found:
@@ -197,6 +201,20 @@ class RegionChecks:
             positions = [self.truth.tables[table][sequence - 1].offset for sequence, _ in missing]
             if missing and positions[0] >= first:
                 raise Violation("K4", f"table {table}: {missing[0]} is there and was not read")
+
+    def followed(self, begin: int, end: int, seen: Sequence[RegionEntry]) -> None:
+        """A follower that began at one offset has read up to another; a batch may be cut in two by the latter."""
+        expected = [
+            (one.offset, table, sequence, one.payload)
+            for table, written in self.truth.tables.items()
+            for sequence, one in enumerate(written, 1)
+            if begin <= one.offset < end
+        ]
+        got = [(one.offset, one.table, one.sequence, one.payload) for one in seen]
+        if got != sorted(expected)[: len(got)]:
+            raise Violation("K4", f"a follower from {begin} on saw {got} of {sorted(expected)}")
+        if end in self.truth.at and len(got) < len(expected):
+            raise Violation("K4", f"a follower from {begin} to {end} missed {sorted(expected)[len(got) :]}")
 
     def finish(self) -> None:
         """Judge the whole history."""

@@ -34,7 +34,7 @@ from dlog.region.messages import (
 )
 from dlog.region.options import RegionOptions
 from dlog.region.owner import Phase, RegionOwner
-from dlog.region.reading import EntryScan, RegionEntry, find_start
+from dlog.region.reading import EntryScan, RegionEntry, TailScan, find_start
 from dlog.wire.region import RecordKind
 from tests.simulation.kernel import Simulation, Violation, judged
 from tests.simulation.mutants import planting
@@ -47,7 +47,7 @@ from tests.simulation.worlds import Outcome, Room
 STYLES = ("swarm", "takeover", "late", "clean", "outside", "calm")
 MUST_REACH = (
     *("ack", "opened", "deposed", "in_doubt", "found_behind_a_fence", "cleaned", "saved", "read", "dropped"),
-    *("foreign_between", "lost_told", "opened_without_snapshots", "refused_as_cut"),
+    *("foreign_between", "lost_told", "opened_without_snapshots", "refused_as_cut", "followed"),
 )
 PROGRESS = {"acks": ("ack",), "take-overs": ("opened",), "entries read": ("read",)}
 REGION = 7
@@ -56,6 +56,7 @@ OWNERS = ("o1", "o2")
 TABLES_MAX = 4
 KINDS = tuple(kind for kind in EVERY_KIND if not kind.value.startswith("meta") and kind is not FaultKind.CLOCK)
 SETTLE_S = 30.0
+TAILS_MAX = 3
 
 
 def draw_plan(seed: int, style: str) -> Plan:
@@ -123,6 +124,7 @@ class RegionWorld:
         self.models: dict[str, TopicModel] = {}
         self.written = 0
         self.is_over = False
+        self.tails: list[tuple[int, TailScan, list[RegionEntry]]] = []  # followers: where they began, what they saw
         self._checked: dict[str, tuple[int, int]] = {}  # by owner: what was compared with the truth last
         self.was_cut = False  # another program deleted records or snapshots
         self.sim.node(BROKER, self._start_broker)
@@ -264,6 +266,8 @@ class RegionWorld:
             self._ask(name, SaveSnapshot())
         if rng.random() < 0.05:
             self._read(machine)
+        if rng.random() < 0.1:
+            self._follow()
 
     def _nobody_serves(self) -> bool:
         machines = [self._owner(name) for name in OWNERS]
@@ -318,9 +322,23 @@ class RegionWorld:
         if start.begin == start.end:
             found += scan.feed(())
         self.checks.read(state, found, model.first)
+        if len(self.tails) < TAILS_MAX:
+            self.tails.append((start.end, TailScan(REGION, start, None), []))
         self.sim.reach("read")
         if any(isinstance(one, LostEntries) for one in found):
             self.sim.reach("lost_told")
+
+    def _follow(self) -> None:
+        """Let each follower read on; one whose next record was deleted ends."""
+        model = self.models[Topic.DATA]
+        for tail in list(self.tails):
+            begin, scan, seen = tail
+            if scan.offset < model.first:
+                self.tails.remove(tail)
+                continue
+            seen += scan.feed(model.read(scan.offset, self.rng.choice((1, 3, 100))))
+            self.checks.followed(begin, scan.offset, seen)
+            self.sim.reach("followed")
 
     # ---- the run -----------------------------------------------------------------------------------------------------
 
@@ -354,6 +372,7 @@ class RegionWorld:
         sim.run(until_s=sim.now_s + SETTLE_S, until=lambda: bool(self.checks.acked) and not last._queue)
         sim.run(until_s=sim.now_s + 1.0)
         self._read(last)
+        self._follow()
         self.checks.finish()
         newest = b"%d" % self.written
         if newest not in self.checks.acked.values() and newest not in self.checks.refused:

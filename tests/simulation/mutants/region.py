@@ -8,7 +8,7 @@ from dlog.region.counting import CountingRule, RegionWriter
 from dlog.region.items import ItemReader
 from dlog.region.loading import RegionLoader
 from dlog.region.owner import RegionOwner
-from dlog.region.reading import EntryScan
+from dlog.region.reading import EntryScan, TailScan
 from dlog.region.state import RegionState
 from dlog.region.tables import TableMeta
 from tests.simulation.mutants import edited
@@ -202,6 +202,12 @@ MUTANTS = (
         invariants=("K4",),
         style="outside",
         parts=planted(EntryScan, ("_take", "if entry.sequence > expected:", "if False:")),
+    ),
+    Mutant(
+        name="a follower begins with the rule of an empty topic",
+        invariants=("K4",),
+        style="takeover",
+        parts=planted(TailScan, ("__init__", "self._rule = start.rule", "self._rule = CountingRule()")),
     ),
     Mutant(
         name="a batch is taken apart",
