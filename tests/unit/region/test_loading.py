@@ -210,7 +210,7 @@ def test_a_record_of_another_program_in_the_data_topic_is_an_error_or_left_out()
     data = _region()
     data.append([(b"foreign", b"x")])
     data.add(batch(4, (8, 4)))
-    with pytest.raises(DamagedError, match="not a record of a region.*offset=7"):
+    with pytest.raises(DamagedError, match=r"not a record of a region.*offset=7"):
         loaded(data)
     loader = loaded(data, skips=True)
     assert loader.state is not None
