@@ -40,6 +40,7 @@ from dlog.region.loading import RegionLoader
 from dlog.region.messages import (
     AppendRecords,
     AskOffsets,
+    AwaitWrites,
     BeforeDeleted,
     CleanRegion,
     DeleteBefore,
@@ -382,6 +383,7 @@ class Region:
             if not self.has_ended:
                 try:
                     async with asyncio.timeout(CLOSE_S):
+                        await self._driver.ask(AwaitWrites())
                         await self.save()
                 except (DLogError, TimeoutError):
                     pass  # the next opening scans more

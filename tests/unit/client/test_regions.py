@@ -354,6 +354,24 @@ async def test_a_cancelled_write_may_still_be_made(watched: WatchedTopics) -> No
         assert await listed(region) == [(T, 1, b"a"), (T, 2, b"b")]
 
 
+async def test_closing_waits_for_the_writes_under_way(watched: WatchedTopics) -> None:
+    async with regions(watched) as made:
+        region = await made.open("orders", create=True)
+        gate = Gate(watched, "append entry", DATA)
+        async with asyncio.TaskGroup() as group:
+            writes = [group.create_task(region.write(T, [b"%d" % number])) for number in range(3)]
+            await gate.is_reached.wait()
+            closing = group.create_task(region.close())
+            await asyncio.sleep(0)
+            gate.is_open.set()
+        assert closing.done()
+        assert sorted(write.result() for write in writes) == [(1,), (2,), (3,)]
+        end = (await watched.offsets(DATA))[1]
+        watched.reads.clear()
+        region = await made.open("orders")
+        assert [offset for topic, offset in watched.reads if topic == DATA] == [end], "the snapshot has them"
+
+
 # ---- two owners -----------------------------------------------------------------------------------------------------
 
 

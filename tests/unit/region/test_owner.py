@@ -31,6 +31,7 @@ from dlog.region.counting import RegionFence, TableEnd
 from dlog.region.items import RECORD_OVERHEAD_BYTES
 from dlog.region.messages import (
     AppendRecords,
+    AwaitWrites,
     CleanRegion,
     DeleteBefore,
     DropTable,
@@ -410,6 +411,23 @@ def test_a_refused_append_is_answered_with_the_refusal() -> None:
     assert isinstance(story.results[tickets[0]], InvalidRequestError)
     assert story.results[tickets[1]] == (1,)
     assert not story.told(RegionAppendInDoubt)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_waiting_for_writes_ends_with_the_last_of_them(is_lost: bool) -> None:
+    story = opened()
+    assert story.do(AwaitWrites()) is None
+    writes = [story.write((T, b"a")), story.write((T, b"b"))]
+    ticket = story.ask(AwaitWrites())
+    story.answer(is_made=False, error=TIMED_OUT)  # in doubt
+    story.answer()
+    if is_lost:
+        story.data.add(fence(9, OTHER))
+    story.answer()
+    assert ticket not in story.results
+    story.answer_all()
+    assert isinstance(story.results[ticket], RegionFencedError if is_lost else type(None))
+    assert all(write in story.results for write in writes)
 
 
 # ---- another owner --------------------------------------------------------------------------------------------------
