@@ -179,16 +179,16 @@ class Regions:
         await self._check(name, paths)
         topics = RegionTopics(self.topics, paths)
         number = region_number(name)
-        loader = RegionLoader(number, topics.number, map_every=self._options.map_every, skips=skip_damaged)
-        asking = loader.begin()
-        while True:
-            topic, question = asking
-            following = loader.handle(await topics.ask(topic, question))
-            if following is None:
-                break
-            asking = following
-        assert loader.state is not None, "the loader is done"
-        return RegionView(number, topics, loader.state, loader.first, tuple(loader.problems), skip_damaged)
+        for _ in range(self._options.open_attempts):
+            loader = RegionLoader(number, topics.number, map_every=self._options.map_every, skips=skip_damaged)
+            try:
+                state = await _load(loader, topics)
+            except OffsetOutOfRangeError:
+                continue  # its owner cleans the region: a newer snapshot has the state
+            return RegionView(number, topics, state, loader.first, tuple(loader.problems), skip_damaged)
+        raise UnavailableError(
+            f"the region is cleaned again and again while it is read: region={self.namespace}/{name}"
+        )
 
     async def delete(self, name: str) -> None:
         """Delete a region with all its records. Idempotent."""
@@ -250,6 +250,18 @@ class RegionTopics:
             case DeleteBefore(_, offset):
                 await topics.delete_before(path, offset)
                 return BeforeDeleted(number)
+
+
+async def _load(loader: RegionLoader, topics: RegionTopics) -> RegionState:
+    """Find the state of a region. Raises OffsetOutOfRangeError if its front is deleted meanwhile."""
+    asking = loader.begin()
+    while True:
+        topic, question = asking
+        following = loader.handle(await topics.ask(topic, question))
+        if following is None:
+            assert loader.state is not None, "the loader is done"
+            return loader.state
+        asking = following
 
 
 class RegionView:

@@ -412,6 +412,21 @@ async def test_a_view_takes_the_region_from_nobody(address: str) -> None:
         assert view.problems == []
 
 
+async def test_a_view_of_a_region_that_is_cleaned_while_it_is_opened(watched: WatchedTopics, tmp_path: Path) -> None:
+    async with regions(FileTopics(DirectoryTopics(str(tmp_path / "wal")))) as one, regions(watched) as other:
+        region = await one.open("orders", create=True)
+        await region.write(T, [b"a", b"b"])
+        await region.write(U, [b"c"])
+        await region.mark_deleted(T, 3)
+        gate = Gate(watched, "read", DATA)
+        async with asyncio.TaskGroup() as group:
+            opening = group.create_task(other.view("orders"))
+            await gate.is_reached.wait()
+            assert await region.clean() == 3
+            gate.is_open.set()
+        assert await listed(opening.result()) == [(U, 1, b"c")]
+
+
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 
