@@ -123,10 +123,8 @@ class Regions:
         self._rng = random.SystemRandom()
         self._opening: dict[str, asyncio.Lock] = {}
         self._opened: dict[str, Region] = {}
-        self._group = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Regions:
-        await self._group.__aenter__()
         return self
 
     async def __aexit__(
@@ -136,7 +134,6 @@ class Regions:
             for region in list(self._opened.values()):
                 await region.close()
         finally:
-            await self._group.__aexit__(kind, error, traceback)
             if isinstance(self.topics, KafkaTopics):
                 await self.topics.close()
 
@@ -167,7 +164,7 @@ class Regions:
                 await region.close()
                 raise
             if self._clean_every_s is not None:
-                region.cleaner = self._group.create_task(self._clean(region), name=f"clean region {name}")
+                region.begin_cleaning(self._clean_every_s)
             return region
 
     async def view(self, name: str, *, skip_damaged: bool = False) -> RegionView:
@@ -212,16 +209,6 @@ class Regions:
                 raise TopicNotFoundError(
                     f"there is no such region, create it first: region={self.namespace}/{name} topic={path}"
                 ) from None
-
-    async def _clean(self, region: Region) -> None:
-        """Clean a region from time to time, until it ends."""
-        assert self._clean_every_s is not None
-        while not region.has_ended:
-            await asyncio.sleep(self._clean_every_s)
-            try:
-                await region.clean()
-            except DLogError:
-                continue  # the next time may do
 
 
 class RegionTopics:
@@ -312,7 +299,7 @@ class Region:
         on_event: Callable[[Event], None],
     ) -> None:
         self.name = name
-        self.cleaner: asyncio.Task[None] | None = None
+        self._is_closing = False
         self._number = region_number(name)
         self._topics = topics
         self._owner = RegionOwner(self._number, lambda: rng.randbytes(NONCE_BYTES), options)
@@ -322,6 +309,20 @@ class Region:
         """Open it. Called once."""
         self._driver.begin(lambda driver, error: None)
         await self._driver.ask(OpenRegion())
+
+    def begin_cleaning(self, every_s: float) -> None:
+        """Clean it from time to time, until it ends. Called at most once."""
+        self._driver.start(self._clean(every_s), name=f"clean region {self.name}")
+
+    async def _clean(self, every_s: float) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            if self._is_closing or self.has_ended:
+                return
+            try:
+                await self.clean()
+            except DLogError:
+                continue  # the next time may do
 
     @property
     def has_ended(self) -> bool:
@@ -389,8 +390,7 @@ class Region:
 
     async def close(self) -> None:
         """Wait for the writes under way, for CLOSE_S seconds at most, save a snapshot, and end. Idempotent."""
-        if self.cleaner is not None:
-            self.cleaner.cancel()
+        self._is_closing = True
         if not self._driver.ended:
             if not self.has_ended:
                 try:

@@ -25,7 +25,7 @@ from dlog.io.file_topics import DirectoryTopics, FileTopics
 from dlog.region.messages import LostEntries
 from dlog.region.options import RegionOptions
 from dlog.region.owner import RegionFencedError
-from dlog.region.topics import RecordBytes, Stored, TopicNotFoundError
+from dlog.region.topics import OffsetOutOfRangeError, RecordBytes, Stored, TopicNotFoundError
 from dlog.wire.region import RecordKind
 
 T, U = 7, 8
@@ -582,3 +582,13 @@ async def test_a_table_that_keeps_many_records_is_told(address: str) -> None:
         await region.clean()
         told = [event for event in events if isinstance(event, TablePinsRegion)]
         assert told == [TablePinsRegion(region_number("orders"), T, 21)]
+
+
+async def test_an_error_in_the_block_closes_the_regions_and_comes_out_as_it_is(address: str) -> None:
+    region: Region | None = None
+    with pytest.raises(OffsetOutOfRangeError, match="of the caller"):
+        async with regions(address, clean_every_s=1000.0) as made:
+            region = await made.open("orders", create=True)
+            raise OffsetOutOfRangeError("of the caller")
+    assert region is not None
+    assert region.has_ended
