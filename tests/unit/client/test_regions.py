@@ -32,6 +32,14 @@ T, U = 7, 8
 DATA, META = "app.data.orders", "app.meta.orders"
 
 
+class Gate:
+    """Stops a call until it is opened."""
+
+    def __init__(self) -> None:
+        self.is_reached = asyncio.Event()
+        self.is_open = asyncio.Event()
+
+
 class WatchedTopics:
     """Topics of a directory that note each call, and let a test act before and after one.
 
@@ -43,10 +51,18 @@ class WatchedTopics:
         self.reads: list[tuple[str, int]] = []  # topic and offset
         self.before: Callable[[str, str], None] = lambda call, topic: None
         self.after: Callable[[str, str], None] = lambda call, topic: None
+        self._gates: dict[tuple[str, str], Gate] = {}
         self._topics = FileTopics(DirectoryTopics(str(path)))
+
+    def gate(self, call: str, topic: str) -> Gate:
+        """Stop these calls from now on."""
+        return self._gates.setdefault((call, topic), Gate())
 
     async def _call(self, call: str, topic: str, work: Any) -> Any:
         self.calls.append((call, topic))
+        if gate := self._gates.get((call, topic)):
+            gate.is_reached.set()
+            await gate.is_open.wait()
         try:
             self.before(call, topic)
         except BaseException:
@@ -85,23 +101,6 @@ class WatchedTopics:
 
     async def delete(self, topic: str) -> None:
         await self._call("delete", topic, self._topics.delete(topic))
-
-
-class Gate:
-    """Stops a call in its tracks until it is opened."""
-
-    def __init__(self, topics: WatchedTopics, call: str, topic: str) -> None:
-        self.is_reached = asyncio.Event()
-        self.is_open = asyncio.Event()
-        inner = topics._call
-
-        async def stopped(name: str, path: str, work: Any) -> Any:
-            if (name, path) == (call, topic) and not self.is_open.is_set():
-                self.is_reached.set()
-                await self.is_open.wait()
-            return await inner(name, path, work)
-
-        topics._call = stopped  # type: ignore[method-assign]
 
 
 @pytest.fixture
@@ -344,7 +343,7 @@ async def test_every_write_is_there_once_though_appends_fail(watched: WatchedTop
 async def test_a_cancelled_write_may_still_be_made(watched: WatchedTopics) -> None:
     async with regions(watched) as made:
         region = await made.open("orders", create=True)
-        gate = Gate(watched, "append entry", DATA)
+        gate = watched.gate("append entry", DATA)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(region.write(T, [b"a"]))
             await gate.is_reached.wait()
@@ -357,7 +356,7 @@ async def test_a_cancelled_write_may_still_be_made(watched: WatchedTopics) -> No
 async def test_closing_waits_for_the_writes_under_way(watched: WatchedTopics) -> None:
     async with regions(watched) as made:
         region = await made.open("orders", create=True)
-        gate = Gate(watched, "append entry", DATA)
+        gate = watched.gate("append entry", DATA)
         async with asyncio.TaskGroup() as group:
             writes = [group.create_task(region.write(T, [b"%d" % number])) for number in range(3)]
             await gate.is_reached.wait()
@@ -418,7 +417,7 @@ async def test_a_view_of_a_region_that_is_cleaned_while_it_is_opened(watched: Wa
         await region.write(T, [b"a", b"b"])
         await region.write(U, [b"c"])
         await region.mark_deleted(T, 3)
-        gate = Gate(watched, "read", DATA)
+        gate = watched.gate("read", DATA)
         async with asyncio.TaskGroup() as group:
             opening = group.create_task(other.view("orders"))
             await gate.is_reached.wait()
