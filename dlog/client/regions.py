@@ -18,6 +18,7 @@ import hashlib
 import random
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -66,7 +67,7 @@ from dlog.region.owner import RegionOwner
 from dlog.region.reading import EntryScan, RegionEntry, find_start
 from dlog.region.state import RegionState
 from dlog.region.tables import TableMeta
-from dlog.region.topics import OffsetOutOfRangeError, Stored, TopicNotFoundError, Topics
+from dlog.region.topics import OffsetOutOfRangeError, Stored, TopicExistsError, TopicNotFoundError, Topics
 from dlog.wire.region import NONCE_BYTES
 
 READ_BYTES = 1 * MiB  # of a topic, at once
@@ -153,7 +154,8 @@ class Regions:
             if create:
                 for topic in (Topic.META, Topic.DATA):  # a region has a data topic, so that is made last
                     if not await self.topics.exists(paths[topic]):
-                        await self.topics.create(paths[topic])
+                        with suppress(TopicExistsError):  # another process creates it, too
+                            await self.topics.create(paths[topic])
             await self._check(name, paths)
             region = self._opened[name] = Region(
                 name, RegionTopics(self.topics, paths), self._options, self._rng, self.on_event

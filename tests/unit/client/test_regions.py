@@ -243,6 +243,19 @@ async def test_a_missing_meta_topic_is_made_again_with_create(address: str) -> N
         assert await listed(region) == [(T, 1, b"a"), (T, 2, b"b"), (T, 3, b"c")]
 
 
+async def test_two_processes_create_a_region_at_the_same_time(watched: WatchedTopics, tmp_path: Path) -> None:
+    other = DirectoryTopics(str(tmp_path / "wal"))
+
+    def come_first(call: str, topic: str) -> None:
+        if call == "create":
+            other.create(topic)
+
+    watched.before = come_first
+    async with regions(watched) as made:
+        region = await made.open("orders", create=True)
+        assert await region.write(T, [b"a"]) == (1,)
+
+
 async def test_an_opening_that_failed_can_be_tried_again(watched: WatchedTopics) -> None:
     def fail(call: str, topic: str) -> None:
         if call == "offsets":
