@@ -345,9 +345,9 @@ class Region:
         and a payload. Returns the sequence of each, once they are durable.
 
         Raises RegionFencedError (not written), OverCapacityError (not written), RecordTooLargeError, ClosedError
-        (outcome unknown). Cancelling stops the wait only.
+        (outcome unknown), TypeError for a payload that is not bytes. Cancelling stops the wait only.
         """
-        given = tuple((table, bytes(payload)) for table, payload in entries)
+        given = tuple((table, bytes(memoryview(payload))) for table, payload in entries)  # bytes(7) would be zeros
         for table, _ in given:
             if not 0 <= table < _U64_END:
                 raise InvalidRequestError(f"a table is an unsigned 64-bit number: table={table}")

@@ -314,6 +314,17 @@ async def test_writes_that_cannot_be_made_are_refused(address: str) -> None:
                 await region.mark_deleted(table, below)
 
 
+@pytest.mark.parametrize("payloads", [b"abc", [7], ["text"], [None]])
+async def test_payloads_that_are_not_bytes_are_refused(address: str, payloads: Any) -> None:
+    """bytes(7) are seven zeros, so a payload where a list of payloads belongs must not be written as numbers."""
+    async with regions(address) as made:
+        region = await made.open("orders", create=True)
+        with pytest.raises(TypeError):
+            await region.write(T, payloads)
+        assert await region.write(T, [b"a", bytearray(b"b"), memoryview(b"c")]) == (1, 2, 3)
+        assert [one[2] for one in await listed(region)] == [b"a", b"b", b"c"]
+
+
 async def test_writes_of_many_callers_are_each_there_once(address: str) -> None:
     async with regions(address) as made:
         region = await made.open("orders", create=True)
