@@ -492,8 +492,13 @@ class RegionOwner:
                 except DamagedError as error:  # of another program: all records of owners decode
                     self._tell(RegionRecordIgnored(self._region, error.message))
                     continue
-                if placed is not None:
+                if placed is None:
+                    continue
+                try:
                     each(placed)
+                except UnsupportedVersionError as error:  # a check-point of a newer release
+                    self._fencing_failed(error)
+                    return
             if not reply.records:
                 reader.offset = upto
             go_on()

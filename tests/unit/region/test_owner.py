@@ -15,6 +15,7 @@ from dlog.errors import (
     OverCapacityError,
     RecordTooLargeError,
     UnavailableError,
+    UnsupportedVersionError,
 )
 from dlog.events import (
     Event,
@@ -27,7 +28,7 @@ from dlog.events import (
     TablePinsRegion,
 )
 from dlog.machine import Answer, Asked, Effect, Fact, PeerLost, Received, Send, SetTimer, Tell, TimerFired
-from dlog.region.counting import RegionFence, TableEnd
+from dlog.region.counting import Checkpoint, RegionFence, TableEnd
 from dlog.region.items import RECORD_OVERHEAD_BYTES
 from dlog.region.messages import (
     AppendRecords,
@@ -476,6 +477,30 @@ def test_a_deposed_owner_whose_part_of_the_topic_is_deleted_does_not_know_the_ou
     assert isinstance(error, RegionFencedError)
     assert error.outcome_unknown
     assert story.owner.is_deposed
+
+
+def test_a_deposed_owner_finds_a_check_point_of_a_newer_release() -> None:
+    story = opened()
+    ticket = story.write((T, b"a"))
+    story.answer(error=TIMED_OUT)
+    story.data.add(fence(5, OTHER))
+    story.data.add(Checkpoint(b"\2" + bytes(20)))
+    queued = story.write((T, b"b"))
+    story.answer_all()
+    assert story.owner.is_deposed
+    assert story.results[ticket] == (1,), "it lies before the other's fence"
+    assert isinstance(story.results[queued], RegionFencedError)
+
+
+def test_an_opening_that_meets_a_check_point_of_a_newer_release_is_refused() -> None:
+    story = Story()
+    ticket = story.ask(OpenRegion())
+    while story.lines[-1] != "data: append fence":
+        story.answer()
+    story.data.add(Checkpoint(b"\2" + bytes(20)))
+    story.answer_all()
+    assert isinstance(story.results[ticket], UnsupportedVersionError)
+    assert story.owner.phase is Phase.CLOSED
 
 
 def test_another_owner_opens_while_this_one_does() -> None:
