@@ -30,7 +30,7 @@ from dlog.errors import (
     TruncatedError,
     UnavailableError,
 )
-from dlog.events import Event
+from dlog.events import Event, RegionFailed
 from dlog.io.driver import Driver
 from dlog.io.file_topics import DirectoryTopics, FileTopics
 from dlog.io.kafka_settings import KafkaTopicsOptions
@@ -304,13 +304,18 @@ class Region:
         self._is_closing = False
         self._number = region_number(name)
         self._topics = topics
+        self._on_event = on_event
         self._owner = RegionOwner(self._number, lambda: rng.randbytes(NONCE_BYTES), options)
         self._driver = Driver(self._owner, name=f"region {name}", send=self._send, on_event=on_event)
 
     async def begin(self) -> None:
         """Open it. Called once."""
-        self._driver.begin(lambda driver, error: None)
+        self._driver.begin(self._driver_ended)
         await self._driver.ask(OpenRegion())
+
+    def _driver_ended(self, driver: Driver, error: Exception | None) -> None:
+        if error is not None:
+            self._on_event(RegionFailed(self._number, "\n".join([repr(error), *getattr(error, "__notes__", ())])))
 
     def begin_cleaning(self, every_s: float) -> None:
         """Clean it from time to time, until it ends. Called at most once."""

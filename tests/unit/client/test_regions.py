@@ -20,7 +20,7 @@ from dlog.errors import (
     TruncatedError,
     UnavailableError,
 )
-from dlog.events import Event, RegionAppendInDoubt, RegionCleaned, RegionFenced, TablePinsRegion
+from dlog.events import Event, RegionAppendInDoubt, RegionCleaned, RegionFailed, RegionFenced, TablePinsRegion
 from dlog.io.file_topics import DirectoryTopics, FileTopics
 from dlog.region.messages import LostEntries
 from dlog.region.options import RegionOptions
@@ -362,6 +362,28 @@ async def test_every_write_is_there_once_though_appends_fail(watched: WatchedTop
         expected = [(table, number + 1, b"%d" % number) for number in range(30) for table in (T, U)]
         assert await listed(region) == expected
         assert await listed(await made.view("orders")) == expected
+
+
+async def test_a_defect_ends_the_region_and_is_told(watched: WatchedTopics) -> None:
+    events: list[Event] = []
+
+    def fail(call: str, topic: str) -> None:
+        if call == "append entry":
+            raise RuntimeError("a defect of these topics")
+
+    async with regions(watched, events.append) as made:
+        region = await made.open("orders", create=True)
+        watched.after = fail
+        with pytest.raises(UnavailableError) as error:
+            await region.write(T, [b"a"])
+        assert error.value.outcome_unknown
+        assert region.has_ended
+        (failed,) = [event for event in events if isinstance(event, RegionFailed)]
+        assert "a defect of these topics" in failed.error
+        watched.after = lambda call, topic: None
+        again = await made.open("orders")
+        assert await listed(again) == [(T, 1, b"a")]
+        assert await again.write(T, [b"b"]) == (2,)
 
 
 async def test_a_cancelled_write_may_still_be_made(watched: WatchedTopics) -> None:
