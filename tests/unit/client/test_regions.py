@@ -321,7 +321,8 @@ async def test_payloads_that_are_not_bytes_are_refused(address: str, payloads: A
         region = await made.open("orders", create=True)
         with pytest.raises(TypeError):
             await region.write(T, payloads)
-        assert await region.write(T, [b"a", bytearray(b"b"), memoryview(b"c")]) == (1, 2, 3)
+        like_bytes: list[Any] = [b"a", bytearray(b"b"), memoryview(b"c")]
+        assert await region.write(T, like_bytes) == (1, 2, 3)
         assert [one[2] for one in await listed(region)] == [b"a", b"b", b"c"]
 
 
