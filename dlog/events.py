@@ -460,6 +460,16 @@ class RegionFenced(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RegionFailed(Event):
+    """A defect ended a region in this process; `error` has the last facts of its owner. Opening it again may help."""
+
+    name: ClassVar[str] = "region.failed"
+    level: ClassVar[str] = "error"
+    region: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class RegionAppendInDoubt(Event):
     """An append to a region's topic has an unknown outcome. The region is fenced anew, which decides it."""
 

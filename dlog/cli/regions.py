@@ -23,7 +23,6 @@ from dlog.cli.output import (
     say_table,
 )
 from dlog.client.regions import Regions, RegionView
-from dlog.errors import DLogError
 from dlog.events import Event, RegionRecordIgnored, TablePinsRegion
 from dlog.region.messages import LostEntries
 
@@ -238,13 +237,7 @@ def _run(name: str, address: str | None, work: Callable[[Regions, str], Awaitabl
         async with Regions(address, namespace, clean_every_s=None, on_event=_note_event) as regions:
             return await work(regions, short)
 
-    try:
-        return asyncio.run(run())
-    except BaseExceptionGroup as group:
-        for error in group.exceptions:
-            if isinstance(error, DLogError):
-                raise error from group
-        raise
+    return asyncio.run(run())
 
 
 def _note_event(event: Event) -> None:

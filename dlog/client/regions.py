@@ -18,6 +18,7 @@ import hashlib
 import random
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -29,7 +30,7 @@ from dlog.errors import (
     TruncatedError,
     UnavailableError,
 )
-from dlog.events import Event
+from dlog.events import Event, RegionFailed
 from dlog.io.driver import Driver
 from dlog.io.file_topics import DirectoryTopics, FileTopics
 from dlog.io.kafka_settings import KafkaTopicsOptions
@@ -40,6 +41,7 @@ from dlog.region.loading import RegionLoader
 from dlog.region.messages import (
     AppendRecords,
     AskOffsets,
+    AwaitWrites,
     BeforeDeleted,
     CleanRegion,
     DeleteBefore,
@@ -65,7 +67,7 @@ from dlog.region.owner import RegionOwner
 from dlog.region.reading import EntryScan, RegionEntry, TailScan, find_start
 from dlog.region.state import RegionState
 from dlog.region.tables import TableMeta
-from dlog.region.topics import OffsetOutOfRangeError, Stored, TopicNotFoundError, Topics
+from dlog.region.topics import OffsetOutOfRangeError, Stored, TopicExistsError, TopicNotFoundError, Topics
 from dlog.wire.region import NONCE_BYTES
 
 READ_BYTES = 1 * MiB  # of a topic, at once
@@ -123,10 +125,8 @@ class Regions:
         self._rng = random.SystemRandom()
         self._opening: dict[str, asyncio.Lock] = {}
         self._opened: dict[str, Region] = {}
-        self._group = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Regions:
-        await self._group.__aenter__()
         return self
 
     async def __aexit__(
@@ -136,7 +136,6 @@ class Regions:
             for region in list(self._opened.values()):
                 await region.close()
         finally:
-            await self._group.__aexit__(kind, error, traceback)
             if isinstance(self.topics, KafkaTopics):
                 await self.topics.close()
 
@@ -156,7 +155,8 @@ class Regions:
             if create:
                 for topic in (Topic.META, Topic.DATA):  # a region has a data topic, so that is made last
                     if not await self.topics.exists(paths[topic]):
-                        await self.topics.create(paths[topic])
+                        with suppress(TopicExistsError):  # another process creates it, too
+                            await self.topics.create(paths[topic])
             await self._check(name, paths)
             region = self._opened[name] = Region(
                 name, RegionTopics(self.topics, paths), self._options, self._rng, self.on_event
@@ -167,7 +167,7 @@ class Regions:
                 await region.close()
                 raise
             if self._clean_every_s is not None:
-                region.cleaner = self._group.create_task(self._clean(region), name=f"clean region {name}")
+                region.begin_cleaning(self._clean_every_s)
             return region
 
     async def view(self, name: str, *, skip_damaged: bool = False) -> RegionView:
@@ -179,16 +179,16 @@ class Regions:
         await self._check(name, paths)
         topics = RegionTopics(self.topics, paths)
         number = region_number(name)
-        loader = RegionLoader(number, topics.number, map_every=self._options.map_every, skips=skip_damaged)
-        asking = loader.begin()
-        while True:
-            topic, question = asking
-            following = loader.handle(await topics.ask(topic, question))
-            if following is None:
-                break
-            asking = following
-        assert loader.state is not None, "the loader is done"
-        return RegionView(number, topics, loader.state, loader.first, tuple(loader.problems), skip_damaged)
+        for _ in range(self._options.open_attempts):
+            loader = RegionLoader(number, topics.number, map_every=self._options.map_every, skips=skip_damaged)
+            try:
+                state = await _load(loader, topics)
+            except OffsetOutOfRangeError:
+                continue  # its owner cleans the region: a newer snapshot has the state
+            return RegionView(number, topics, state, loader.first, tuple(loader.problems), skip_damaged)
+        raise UnavailableError(
+            f"the region is cleaned again and again while it is read: region={self.namespace}/{name}"
+        )
 
     async def delete(self, name: str) -> None:
         """Delete a region with all its records. Idempotent."""
@@ -212,16 +212,6 @@ class Regions:
                 raise TopicNotFoundError(
                     f"there is no such region, create it first: region={self.namespace}/{name} topic={path}"
                 ) from None
-
-    async def _clean(self, region: Region) -> None:
-        """Clean a region from time to time, until it ends."""
-        assert self._clean_every_s is not None
-        while not region.has_ended:
-            await asyncio.sleep(self._clean_every_s)
-            try:
-                await region.clean()
-            except DLogError:
-                continue  # the next time may do
 
 
 class RegionTopics:
@@ -250,6 +240,18 @@ class RegionTopics:
             case DeleteBefore(_, offset):
                 await topics.delete_before(path, offset)
                 return BeforeDeleted(number)
+
+
+async def _load(loader: RegionLoader, topics: RegionTopics) -> RegionState:
+    """Find the state of a region. Raises OffsetOutOfRangeError if its front is deleted meanwhile."""
+    asking = loader.begin()
+    while True:
+        topic, question = asking
+        following = loader.handle(await topics.ask(topic, question))
+        if following is None:
+            assert loader.state is not None, "the loader is done"
+            return loader.state
+        asking = following
 
 
 class RegionView:
@@ -300,16 +302,35 @@ class Region:
         on_event: Callable[[Event], None],
     ) -> None:
         self.name = name
-        self.cleaner: asyncio.Task[None] | None = None
+        self._is_closing = False
         self._number = region_number(name)
         self._topics = topics
+        self._on_event = on_event
         self._owner = RegionOwner(self._number, lambda: rng.randbytes(NONCE_BYTES), options)
         self._driver = Driver(self._owner, name=f"region {name}", send=self._send, on_event=on_event)
 
     async def begin(self) -> None:
         """Open it. Called once."""
-        self._driver.begin(lambda driver, error: None)
+        self._driver.begin(self._driver_ended)
         await self._driver.ask(OpenRegion())
+
+    def _driver_ended(self, driver: Driver, error: Exception | None) -> None:
+        if error is not None:
+            self._on_event(RegionFailed(self._number, "\n".join([repr(error), *getattr(error, "__notes__", ())])))
+
+    def begin_cleaning(self, every_s: float) -> None:
+        """Clean it from time to time, until it ends. Called at most once."""
+        self._driver.start(self._clean(every_s), name=f"clean region {self.name}")
+
+    async def _clean(self, every_s: float) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            if self._is_closing or self.has_ended:
+                return
+            try:
+                await self.clean()
+            except DLogError:
+                continue  # the next time may do
 
     @property
     def has_ended(self) -> bool:
@@ -330,9 +351,9 @@ class Region:
         and a payload. Returns the sequence of each, once they are durable.
 
         Raises RegionFencedError (not written), OverCapacityError (not written), RecordTooLargeError, ClosedError
-        (outcome unknown). Cancelling stops the wait only.
+        (outcome unknown), TypeError for a payload that is not bytes. Cancelling stops the wait only.
         """
-        given = tuple((table, bytes(payload)) for table, payload in entries)
+        given = tuple((table, bytes(memoryview(payload))) for table, payload in entries)  # bytes(7) would be zeros
         for table, _ in given:
             if not 0 <= table < _U64_END:
                 raise InvalidRequestError(f"a table is an unsigned 64-bit number: table={table}")
@@ -378,12 +399,12 @@ class Region:
 
     async def close(self) -> None:
         """Wait for the writes under way, for CLOSE_S seconds at most, save a snapshot, and end. Idempotent."""
-        if self.cleaner is not None:
-            self.cleaner.cancel()
+        self._is_closing = True
         if not self._driver.ended:
             if not self.has_ended:
                 try:
                     async with asyncio.timeout(CLOSE_S):
+                        await self._driver.ask(AwaitWrites())
                         await self.save()
                 except (DLogError, TimeoutError):
                     pass  # the next opening scans more

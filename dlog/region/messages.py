@@ -116,6 +116,11 @@ class WriteEntries:
 
 
 @value
+class AwaitWrites:
+    """Wait for the writes before. Answered once none waits or is under way. Raises RegionFencedError."""
+
+
+@value
 class MarkDeleted:
     """Mark everything of a table below a sequence as deletable. Durable with the next snapshot or check-point."""
 

@@ -49,6 +49,7 @@ from dlog.region.items import RECORD_OVERHEAD_BYTES, ItemReader, records_of
 from dlog.region.loading import Asking, RegionLoader
 from dlog.region.messages import (
     AppendRecords,
+    AwaitWrites,
     CleanRegion,
     DeleteBefore,
     DropTable,
@@ -180,6 +181,7 @@ class RegionOwner:
         self._saving: _Saving | None = None
         self._save_tickets: list[int] = []  # that wait for the next snapshot
         self._drop_tickets: list[int] = []  # that wait for the next check-point
+        self._idle_tickets: list[int] = []  # that wait until no write is waiting or under way
         self._snapshots: list[int] = []  # offsets in the meta topic
         self._cleaning: _Cleaning | None = None
 
@@ -246,6 +248,8 @@ class RegionOwner:
                 self._answer([ticket], UnavailableError(f"the region is not open: region={self._region}"))
             case WriteEntries(entries):
                 self._take_write(ticket, entries)
+            case AwaitWrites():
+                self._idle_tickets.append(ticket)
             case MarkDeleted(table, below):
                 self._mark(ticket, table, below)
             case DropTable(table):
@@ -450,8 +454,8 @@ class RegionOwner:
             self._answer([*(write.ticket for write, _ in append.writes), *append.drops], error)
         queued, self._queue = self._queue, deque()
         self._queue_bytes = 0
-        tickets = [write.ticket for write in queued] + self._save_tickets + self._drop_tickets
-        self._save_tickets, self._drop_tickets = [], []
+        tickets = [write.ticket for write in queued] + self._save_tickets + self._drop_tickets + self._idle_tickets
+        self._save_tickets, self._drop_tickets, self._idle_tickets = [], [], []
         if self._cleaning is not None:
             tickets += self._cleaning.tickets
             self._cleaning = None
@@ -488,8 +492,13 @@ class RegionOwner:
                 except DamagedError as error:  # of another program: all records of owners decode
                     self._tell(RegionRecordIgnored(self._region, error.message))
                     continue
-                if placed is not None:
+                if placed is None:
+                    continue
+                try:
                     each(placed)
+                except UnsupportedVersionError as error:  # a check-point of a newer release
+                    self._fencing_failed(error)
+                    return
             if not reply.records:
                 reader.offset = upto
             go_on()
@@ -508,6 +517,9 @@ class RegionOwner:
             self._save()
         if self._append is not None:
             return
+        if not self._queue:
+            idle, self._idle_tickets = self._idle_tickets, []
+            self._answer(idle, None)
         if self._drop_tickets or (cleaning is not None and cleaning.has_snapshot and not cleaning.has_checkpoint):
             drops, self._drop_tickets = tuple(self._drop_tickets), []
             self._send_append(_Append(Checkpoint(encode_snapshot(self.state.snapshot())), drops=drops))

@@ -1,0 +1,640 @@
+"""Tests regions as programs use them, on topics of a directory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlog.client.regions import Region, Regions, RegionView, open_topics, region_number
+from dlog.errors import (
+    ClosedError,
+    ConfigError,
+    DLogError,
+    InvalidRequestError,
+    RecordTooLargeError,
+    TruncatedError,
+    UnavailableError,
+)
+from dlog.events import Event, RegionAppendInDoubt, RegionCleaned, RegionFailed, RegionFenced, TablePinsRegion
+from dlog.io.file_topics import DirectoryTopics, FileTopics
+from dlog.region.messages import LostEntries
+from dlog.region.options import RegionOptions
+from dlog.region.owner import RegionFencedError
+from dlog.region.topics import OffsetOutOfRangeError, RecordBytes, Stored, TopicNotFoundError
+from dlog.wire.region import RecordKind
+
+T, U = 7, 8
+DATA, META = "app.data.orders", "app.meta.orders"
+
+
+class Gate:
+    """Stops a call until it is opened."""
+
+    def __init__(self) -> None:
+        self.is_reached = asyncio.Event()
+        self.is_open = asyncio.Event()
+
+
+class WatchedTopics:
+    """Topics of a directory that note each call, and let a test act before and after one.
+
+    before, after: called with the name of the call and the topic; what they raise is raised to the owner.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.reads: list[tuple[str, int]] = []  # topic and offset
+        self.before: Callable[[str, str], None] = lambda call, topic: None
+        self.after: Callable[[str, str], None] = lambda call, topic: None
+        self._gates: dict[tuple[str, str], Gate] = {}
+        self._topics = FileTopics(DirectoryTopics(str(path)))
+
+    def gate(self, call: str, topic: str) -> Gate:
+        """Stop these calls from now on."""
+        return self._gates.setdefault((call, topic), Gate())
+
+    async def _call(self, call: str, topic: str, work: Any) -> Any:
+        self.calls.append((call, topic))
+        if gate := self._gates.get((call, topic)):
+            gate.is_reached.set()
+            await gate.is_open.wait()
+        try:
+            self.before(call, topic)
+        except BaseException:
+            work.close()
+            raise
+        result = await work
+        self.after(call, topic)
+        return result
+
+    async def create(self, topic: str) -> None:
+        await self._call("create", topic, self._topics.create(topic))
+
+    async def exists(self, topic: str) -> bool:
+        found: bool = await self._call("exists", topic, self._topics.exists(topic))
+        return found
+
+    async def check(self, topic: str) -> None:
+        await self._call("check", topic, self._topics.check(topic))
+
+    async def append(self, topic: str, records: Sequence[RecordBytes]) -> int:
+        kind = RecordKind(records[0][0][0]).name.lower()
+        offset: int = await self._call(f"append {kind}", topic, self._topics.append(topic, records))
+        return offset
+
+    async def read(self, topic: str, offset: int, bytes_max: int) -> list[Stored]:
+        self.reads.append((topic, offset))
+        found: list[Stored] = await self._call("read", topic, self._topics.read(topic, offset, bytes_max))
+        return found
+
+    async def offsets(self, topic: str) -> tuple[int, int]:
+        found: tuple[int, int] = await self._call("offsets", topic, self._topics.offsets(topic))
+        return found
+
+    async def delete_before(self, topic: str, offset: int) -> None:
+        await self._call("delete_before", topic, self._topics.delete_before(topic, offset))
+
+    async def delete(self, topic: str) -> None:
+        await self._call("delete", topic, self._topics.delete(topic))
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/wal"
+
+
+def regions(topics: Any, on_event: Callable[[Event], None] = lambda event: None, **options: Any) -> Regions:
+    clean_every_s = options.pop("clean_every_s", None)
+    return Regions(topics, "app", options=RegionOptions(**options), clean_every_s=clean_every_s, on_event=on_event)
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> WatchedTopics:
+    return WatchedTopics(tmp_path / "wal")
+
+
+async def listed(source: Region | RegionView, starts: Mapping[int, int] | None = None, **more: Any) -> list[Any]:
+    """Tables, sequences and payloads of what is read."""
+    return [(one.table, one.sequence, one.payload) async for one in source.read(starts, **more)]
+
+
+# ---- the whole life -------------------------------------------------------------------------------------------------
+
+
+async def test_write_read_mark_clean_drop_and_open_again(address: str) -> None:
+    async with Regions(address, "app") as made:
+        region = await made.open("orders", create=True)
+        assert await region.write(T, [b"a", b"b"]) == (1, 2)
+        assert await region.write_many([(U, b"c"), (T, b"d"), (U, b"")]) == (1, 3, 2)
+        everything = [(T, 1, b"a"), (T, 2, b"b"), (U, 1, b"c"), (T, 3, b"d"), (U, 2, b"")]
+        assert await listed(region) == everything
+        await region.mark_deleted(T, 3)
+        assert await region.clean() == 1, "one mapped offset for so few records"
+        assert await listed(region) == everything[2:]
+        await region.drop_table(U)
+        assert await listed(region) == [(T, 3, b"d")]
+    async with Regions(address, "app") as made:
+        region = await made.open("orders")
+        assert await listed(region) == [(T, 3, b"d")]
+        assert region.tables[U].is_all_deleted
+        assert await region.write_many([(U, b"e"), (T, b"f")]) == (3, 4), "no number is given out twice"
+        await made.delete("orders")
+        with pytest.raises(TopicNotFoundError):
+            await made.open("orders")
+        await made.delete("orders")
+
+
+async def test_a_region_in_which_everything_is_flushed_opens_and_reads_as_empty(watched: WatchedTopics) -> None:
+    async with regions(watched) as made:
+        region = await made.open("orders", create=True)
+        for _ in range(50):
+            await region.write_many([(T, bytes(100)), (U, bytes(100))])
+        await region.mark_deleted(T, 51)
+        await region.mark_deleted(U, 51)
+        assert await region.clean() == 101
+    end = (await watched.offsets(DATA))[1]
+    watched.reads.clear()
+    async with regions(watched) as made:
+        region = await made.open("orders")
+        assert await listed(region) == []
+        assert [read for read in watched.reads if read[0] == DATA] == [(DATA, end)], "its own fence only"
+        assert await region.clean() is None
+        assert await region.write(T, [b"x"]) == (51,)
+
+
+async def test_closing_saves_a_snapshot_so_that_the_next_opening_scans_nothing(watched: WatchedTopics) -> None:
+    async with regions(watched) as made:
+        region = await made.open("orders", create=True)
+        for number in range(20):
+            await region.write(T, [b"%d" % number])
+        await region.mark_deleted(T, 5)
+    end = (await watched.offsets(DATA))[1]
+    watched.reads.clear()
+    async with regions(watched) as made:
+        region = await made.open("orders")
+        assert [offset for topic, offset in watched.reads if topic == DATA] == [end], "its own fence only"
+        assert [one[1] for one in await listed(region)] == list(range(5, 21)), "with the mark"
+
+
+async def test_after_a_crash_everything_that_was_acknowledged_is_there(watched: WatchedTopics) -> None:
+    async with regions(watched) as made:
+        region = await made.open("orders", create=True)
+        await region.write(T, [b"a", b"b"])
+
+        def fail(call: str, topic: str) -> None:
+            if topic == META:
+                raise UnavailableError("no meta topic")
+
+        watched.before = fail
+    watched.before = lambda call, topic: None
+    async with regions(watched) as made:
+        assert await listed(await made.open("orders")) == [(T, 1, b"a"), (T, 2, b"b")]
+
+
+# ---- opening --------------------------------------------------------------------------------------------------------
+
+
+async def test_openings_at_the_same_time_share_one_region(watched: WatchedTopics) -> None:
+    async with regions(watched) as made:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(made.open("orders", create=True)) for _ in range(5)]
+        assert len({id(task.result()) for task in tasks}) == 1
+        assert await made.open("orders") is tasks[0].result()
+        assert watched.calls.count(("append fence", DATA)) == 1
+
+
+async def test_a_closed_region_is_opened_anew(address: str) -> None:
+    async with regions(address) as made:
+        first = await made.open("orders", create=True)
+        await first.write(T, [b"a"])
+        await first.close()
+        await first.close()
+        assert first.has_ended
+        with pytest.raises(ClosedError):
+            await first.write(T, [b"b"])
+        second = await made.open("orders")
+        assert second is not first
+        assert await second.write(T, [b"b"]) == (2,)
+
+
+async def test_a_region_that_does_not_exist(address: str) -> None:
+    async with regions(address) as made:
+        for attempt in (made.open, made.view):
+            with pytest.raises(TopicNotFoundError, match="create it first: region=app/orders"):
+                await attempt("orders")
+        await made.open("orders", create=True)
+
+
+async def test_a_missing_meta_topic_is_made_again_with_create(address: str) -> None:
+    async with regions(address) as made:
+        region = await made.open("orders", create=True)
+        await region.write(T, [b"a", b"b"])
+    await open_topics(address).delete(META)
+    async with regions(address) as made:
+        with pytest.raises(TopicNotFoundError, match=f"topic={META}"):
+            await made.open("orders")
+        region = await made.open("orders", create=True)
+        assert await region.write(T, [b"c"]) == (3,)
+        assert await listed(region) == [(T, 1, b"a"), (T, 2, b"b"), (T, 3, b"c")]
+
+
+async def test_two_processes_create_a_region_at_the_same_time(watched: WatchedTopics, tmp_path: Path) -> None:
+    other = DirectoryTopics(str(tmp_path / "wal"))
+
+    def come_first(call: str, topic: str) -> None:
+        if call == "create":
+            other.create(topic)
+
+    watched.before = come_first
+    async with regions(watched) as made:
+        region = await made.open("orders", create=True)
+        assert await region.write(T, [b"a"]) == (1,)
+
+
+async def test_an_opening_that_failed_can_be_tried_again(watched: WatchedTopics) -> None:
+    def fail(call: str, topic: str) -> None:
+        if call == "offsets":
+            raise UnavailableError("no broker")
+
+    async with regions(watched, retry_s=0.001, open_attempts=2) as made:
+        watched.before = fail
+        with pytest.raises(UnavailableError, match="no broker"):
+            await made.open("orders", create=True)
+        assert watched.calls.count(("offsets", META)) == 2
+        watched.before = lambda call, topic: None
+        region = await made.open("orders")
+        assert await region.write(T, [b"a"]) == (1,)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a.b", "..", "ä", "x" * 101, "a\n"])
+async def test_names_that_no_topic_could_have_are_refused(address: str, name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="a namespace has 1 to 100"):
+        Regions(address, name)
+    async with regions(address) as made:
+        for attempt in (made.open, made.view, made.delete):
+            with pytest.raises(InvalidRequestError, match="a region has 1 to 100"):
+                await attempt(name)
+
+
+@pytest.mark.parametrize("address", ["", "/var/lib/wal", "file://wal", "file:wal", "http://host", "kafka:host"])
+def test_an_address_of_no_topics_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="file:///path or kafka://"):
+        Regions(address, "app")
+
+
+def test_the_number_of_a_region() -> None:
+    assert region_number("17") == 17
+    assert region_number(str((1 << 64) - 1)) == (1 << 64) - 1
+    hashed = {region_number(name) for name in ("orders", "Orders", str(1 << 64), "-1", "1_0")}
+    assert len(hashed) == 5
+    assert all(0 <= number < 1 << 64 for number in hashed)
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+
+async def test_writes_that_cannot_be_made_are_refused(address: str) -> None:
+    async with regions(address, batch_bytes_max=1000) as made:
+        region = await made.open("orders", create=True)
+        with pytest.raises(RecordTooLargeError):
+            await region.write(T, [bytes(1000)])
+        with pytest.raises(RecordTooLargeError, match="at least one record"):
+            await region.write(T, [])
+        for table in (-1, 1 << 64):
+            with pytest.raises(InvalidRequestError, match=f"table={table}"):
+                await region.write(table, [b"x"])
+        assert await region.write((1 << 64) - 1, [b"x"]) == (1,)
+        for table, below in ((99, 1), ((1 << 64) - 1, 3)):
+            with pytest.raises(InvalidRequestError):
+                await region.mark_deleted(table, below)
+
+
+@pytest.mark.parametrize("payloads", [b"abc", [7], ["text"], [None]])
+async def test_payloads_that_are_not_bytes_are_refused(address: str, payloads: Any) -> None:
+    """bytes(7) are seven zeros, so a payload where a list of payloads belongs must not be written as numbers."""
+    async with regions(address) as made:
+        region = await made.open("orders", create=True)
+        with pytest.raises(TypeError):
+            await region.write(T, payloads)
+        like_bytes: list[Any] = [b"a", bytearray(b"b"), memoryview(b"c")]
+        assert await region.write(T, like_bytes) == (1, 2, 3)
+        assert [one[2] for one in await listed(region)] == [b"a", b"b", b"c"]
+
+
+async def test_writes_of_many_callers_are_each_there_once(address: str) -> None:
+    async with regions(address) as made:
+        region = await made.open("orders", create=True)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(region.write_many([(T, b"%d" % n), (U, b"%d" % n)])) for n in range(100)]
+        found = await listed(region)
+        kept = {(table, sequence): payload for table, sequence, payload in found}
+        assert len(found) == len(kept) == 200
+        for number, task in enumerate(tasks):
+            first, second = task.result()
+            assert kept[(T, first)] == kept[(U, second)] == b"%d" % number
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+async def test_every_write_is_there_once_though_appends_fail(watched: WatchedTopics, is_made: bool) -> None:
+    """Each third append of entries fails: before it is made, or after."""
+    events: list[Event] = []
+    counts = {"append entry": 0, "append fence": 0}
+
+    def fail(call: str, topic: str) -> None:
+        if topic == DATA and call in counts:
+            counts[call] += 1
+            if counts[call] % 3 == 0:
+                raise UnavailableError("no answer")
+
+    async with regions(watched, events.append, retry_s=0.001) as made:
+        region = await made.open("orders", create=True)
+        if is_made:
+            watched.after = fail
+        else:
+            watched.before = fail
+        for number in range(30):
+            assert await region.write_many([(T, b"%d" % number), (U, b"%d" % number)]) == (number + 1, number + 1)
+        assert sum(isinstance(event, RegionAppendInDoubt) for event in events) >= 10
+        expected = [(table, number + 1, b"%d" % number) for number in range(30) for table in (T, U)]
+        assert await listed(region) == expected
+        assert await listed(await made.view("orders")) == expected
+
+
+async def test_a_defect_ends_the_region_and_is_told(watched: WatchedTopics) -> None:
+    events: list[Event] = []
+
+    def fail(call: str, topic: str) -> None:
+        if call == "append entry":
+            raise RuntimeError("a defect of these topics")
+
+    async with regions(watched, events.append) as made:
+        region = await made.open("orders", create=True)
+        watched.after = fail
+        with pytest.raises(UnavailableError) as error:
+            await region.write(T, [b"a"])
+        assert error.value.outcome_unknown
+        assert region.has_ended
+        (failed,) = [event for event in events if isinstance(event, RegionFailed)]
+        assert "a defect of these topics" in failed.error
+        watched.after = lambda call, topic: None
+        again = await made.open("orders")
+        assert await listed(again) == [(T, 1, b"a")]
+        assert await again.write(T, [b"b"]) == (2,)
+
+
+async def test_a_cancelled_write_may_still_be_made(watched: WatchedTopics) -> None:
+    async with regions(watched) as made:
+        region = await made.open("orders", create=True)
+        gate = watched.gate("append entry", DATA)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(region.write(T, [b"a"]))
+            await gate.is_reached.wait()
+            task.cancel()
+        gate.is_open.set()
+        assert await region.write(T, [b"b"]) == (2,)
+        assert await listed(region) == [(T, 1, b"a"), (T, 2, b"b")]
+
+
+async def test_closing_waits_for_the_writes_under_way(watched: WatchedTopics) -> None:
+    async with regions(watched) as made:
+        region = await made.open("orders", create=True)
+        gate = watched.gate("append entry", DATA)
+        async with asyncio.TaskGroup() as group:
+            writes = [group.create_task(region.write(T, [b"%d" % number])) for number in range(3)]
+            await gate.is_reached.wait()
+            closing = group.create_task(region.close())
+            await asyncio.sleep(0)
+            gate.is_open.set()
+        assert closing.done()
+        assert sorted(write.result() for write in writes) == [(1,), (2,), (3,)]
+        end = (await watched.offsets(DATA))[1]
+        watched.reads.clear()
+        region = await made.open("orders")
+        assert [offset for topic, offset in watched.reads if topic == DATA] == [end], "the snapshot has them"
+
+
+# ---- two owners -----------------------------------------------------------------------------------------------------
+
+
+async def test_the_last_to_open_a_region_owns_it(address: str) -> None:
+    events: list[Event] = []
+    async with regions(address, events.append) as one, regions(address) as other:
+        first = await one.open("orders", create=True)
+        assert await first.write(T, [b"a"]) == (1,)
+        second = await other.open("orders")
+        with pytest.raises(RegionFencedError) as error:
+            await first.write(T, [b"lost"])
+        assert not error.value.outcome_unknown
+        assert any(isinstance(event, RegionFenced) for event in events)
+        assert first.has_ended
+        for attempt in (first.save, first.clean, lambda: first.mark_deleted(T, 1), lambda: listed(first)):
+            with pytest.raises(RegionFencedError):
+                await attempt()
+        assert await second.write(T, [b"b"]) == (2,)
+        assert await listed(second) == [(T, 1, b"a"), (T, 2, b"b")]
+        again = await one.open("orders")
+        assert again is not first
+        assert await again.write(T, [b"c"]) == (3,)
+        with pytest.raises(RegionFencedError):
+            await second.write(T, [b"lost"])
+        assert await listed(again) == [(T, 1, b"a"), (T, 2, b"b"), (T, 3, b"c")]
+
+
+async def test_a_view_takes_the_region_from_nobody(address: str) -> None:
+    async with regions(address) as one, regions(address) as other:
+        region = await one.open("orders", create=True)
+        await region.write(T, [b"a"])
+        view = await other.view("orders")
+        assert view.tables[T].next_seq_num == 2
+        assert await region.write(T, [b"b"]) == (2,)
+        assert await listed(view) == [(T, 1, b"a")], "as it was when it was opened"
+        assert await listed(await other.view("orders"), {T: 2}) == [(T, 2, b"b")]
+        assert not region.has_ended
+        assert view.problems == []
+
+
+async def test_a_view_of_a_region_that_is_cleaned_while_it_is_opened(watched: WatchedTopics, tmp_path: Path) -> None:
+    async with regions(FileTopics(DirectoryTopics(str(tmp_path / "wal")))) as one, regions(watched) as other:
+        region = await one.open("orders", create=True)
+        await region.write(T, [b"a", b"b"])
+        await region.write(U, [b"c"])
+        await region.mark_deleted(T, 3)
+        gate = watched.gate("read", DATA)
+        async with asyncio.TaskGroup() as group:
+            opening = group.create_task(other.view("orders"))
+            await gate.is_reached.wait()
+            assert await region.clean() == 3
+            gate.is_open.set()
+        assert await listed(opening.result()) == [(U, 1, b"c")]
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+
+async def test_tables_are_read_from_a_sequence(address: str) -> None:
+    async with regions(address) as made:
+        region = await made.open("orders", create=True)
+        for number in range(1, 6):
+            await region.write_many([(T, b"t%d" % number), (U, b"u%d" % number)])
+        assert await listed(region, {T: 4}) == [(T, 4, b"t4"), (T, 5, b"t5")]
+        assert await listed(region, {T: 5, U: 5}) == [(T, 5, b"t5"), (U, 5, b"u5")]
+        assert await listed(region, {T: 6}) == []
+        assert await listed(region, {}) == []
+        for starts in ({T: 7}, {99: 0}):
+            with pytest.raises(InvalidRequestError):
+                await listed(region, starts)
+        await region.mark_deleted(T, 4)
+        assert await listed(region, {T: 0}) == [(T, 4, b"t4"), (T, 5, b"t5")]
+        with pytest.raises(TruncatedError, match="table=7 first=2 kept_from=4") as error:
+            await listed(region, {T: 2})
+        assert error.value.first == "4"
+        lost: list[LostEntries] = []
+        assert await listed(region, {T: 2}, on_lost=lost.append) == [(T, 4, b"t4"), (T, 5, b"t5")]
+        assert lost == [LostEntries(T, 2, 4)]
+
+
+async def _rest(entries: AsyncIterator[Any]) -> list[tuple[int, int]]:
+    return [(one.table, one.sequence) async for one in entries]
+
+
+@pytest.mark.parametrize("reader", ["owner", "view"])
+async def test_a_reading_goes_on_when_the_region_is_cleaned_meanwhile(
+    address: str, reader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dlog.client.regions.READ_BYTES", 1)  # one record at once
+    async with regions(address, map_every=1) as made:
+        region = await made.open("orders", create=True)
+        for number in range(1, 11):
+            await region.write_many([(T, b"%d" % number), (U, b"%d" % number)])
+        lost: list[LostEntries] = []
+        source = region if reader == "owner" else await made.view("orders")
+        async with aclosing(source.read(on_lost=lost.append)) as entries:
+            seen = [(one.table, one.sequence) async for one in _some(entries, 4)]
+            assert seen == [(T, 1), (U, 1), (T, 2), (U, 2)]
+            await region.write(T, [b"later"])
+            await region.mark_deleted(T, 7)
+            await region.mark_deleted(U, 6)
+            assert await region.clean() is not None
+            rest = await _rest(entries)
+        expected = [(U, 6), *[(table, n) for n in range(7, 11) for table in (T, U)]]
+        assert rest == expected, "up to what was written when the reading began"
+        assert sorted(lost, key=lambda one: one.table) == [LostEntries(T, 3, 7), LostEntries(U, 3, 6)]
+
+
+async def _some(entries: AsyncIterator[Any], count: int) -> AsyncIterator[Any]:
+    for _ in range(count):
+        yield await anext(entries)
+
+
+async def test_a_reading_goes_on_when_all_of_the_region_is_cleaned_meanwhile(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dlog.client.regions.READ_BYTES", 1)
+    async with regions(address, map_every=1) as made:
+        region = await made.open("orders", create=True)
+        for number in range(9):
+            await region.write(T, [b"%d" % number])
+        lost: list[LostEntries] = []
+        async with aclosing(region.read(on_lost=lost.append)) as entries:
+            assert (await anext(entries)).sequence == 1
+            await region.mark_deleted(T, 10)
+            assert await region.clean() == 10
+            assert await _rest(entries) == []
+        assert lost == [LostEntries(T, 2, 10)]
+
+
+async def test_the_front_that_another_program_deleted_is_told(address: str) -> None:
+    async with regions(address, map_every=1) as made:
+        region = await made.open("orders", create=True)
+        await region.write(T, [b"a", b"b"])
+        await region.write(U, [b"c"])
+        await open_topics(address).delete_before(DATA, 2)
+        with pytest.raises(TruncatedError, match="table=7 first=1 kept_from=2"):
+            await listed(region)
+        lost: list[LostEntries] = []
+        assert await listed(region, on_lost=lost.append) == [(T, 2, b"b"), (U, 1, b"c")]
+        assert lost == [LostEntries(T, 1, 2)]
+        assert await listed(region, {U: 0}) == [(U, 1, b"c")]
+
+
+async def test_a_view_leaves_out_records_of_another_program(address: str) -> None:
+    async with regions(address) as made:
+        region = await made.open("orders", create=True)
+        await region.write(T, [b"a"])
+        await open_topics(address).append(DATA, [(b"foreign", b"x")])
+        assert await region.write(T, [b"b"]) == (2,), "the owner passes over it"
+        with pytest.raises(DLogError, match="offset=2"):
+            await made.view("orders")
+        view = await made.view("orders", skip_damaged=True)
+        assert await listed(view) == [(T, 1, b"a"), (T, 2, b"b")]
+        assert len(view.problems) == 2, "once while it was opened, once while it was read"
+
+
+# ---- cleaning -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_region_is_cleaned_in_the_background(address: str) -> None:
+    cleaned = asyncio.Event()
+
+    def heard(event: Event) -> None:
+        if isinstance(event, RegionCleaned):
+            cleaned.set()
+
+    async with regions(address, heard, clean_every_s=0.01) as made:
+        region = await made.open("orders", create=True)
+        await region.write(T, [b"a", b"b"])
+        await region.mark_deleted(T, 3)
+        await cleaned.wait()
+        first, _ = await made.topics.offsets(DATA)
+        assert first == 3
+        assert await region.write(T, [b"c"]) == (3,)
+        assert await listed(region) == [(T, 3, b"c")]
+
+
+async def test_cleaning_in_the_background_survives_failures(watched: WatchedTopics) -> None:
+    cleaned = asyncio.Event()
+    failures: list[str] = []
+
+    def heard(event: Event) -> None:
+        if isinstance(event, RegionCleaned):
+            cleaned.set()
+
+    def fail(call: str, topic: str) -> None:
+        if call == "delete_before" and topic == DATA and len(failures) < 2:
+            failures.append(call)
+            raise UnavailableError("not now")
+
+    watched.before = fail
+    async with regions(watched, heard, clean_every_s=0.01) as made:
+        region = await made.open("orders", create=True)
+        await region.write(T, [b"a"])
+        await region.mark_deleted(T, 2)
+        await cleaned.wait()
+        assert len(failures) == 2
+
+
+async def test_a_table_that_keeps_many_records_is_told(address: str) -> None:
+    events: list[Event] = []
+    async with regions(address, events.append, pinned_records=10, map_every=1) as made:
+        region = await made.open("orders", create=True)
+        await region.write(T, [b"old"])
+        await region.write(U, [b"x"] * 20)
+        await region.mark_deleted(U, 21)
+        await region.clean()
+        told = [event for event in events if isinstance(event, TablePinsRegion)]
+        assert told == [TablePinsRegion(region_number("orders"), T, 21)]
+
+
+async def test_an_error_in_the_block_closes_the_regions_and_comes_out_as_it_is(address: str) -> None:
+    region: Region | None = None
+    with pytest.raises(OffsetOutOfRangeError, match="of the caller"):
+        async with regions(address, clean_every_s=1000.0) as made:
+            region = await made.open("orders", create=True)
+            raise OffsetOutOfRangeError("of the caller")
+    assert region is not None
+    assert region.has_ended
