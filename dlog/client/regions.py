@@ -139,9 +139,10 @@ class Regions:
             if isinstance(self.topics, KafkaTopics):
                 await self.topics.close()
 
-    async def open(self, name: str, *, create: bool = False) -> Region:
+    async def open(self, name: str, *, create: bool = False, skip_damaged: bool = False) -> Region:
         """Own a region; who owned it before gets RegionFencedError. Opened ones are shared: callers at the same time
-        get the same object. create: make its topics if they do not exist.
+        get the same object. create: make its topics if they do not exist. skip_damaged: leave out records that
+        cannot be decoded, which other programs wrote (event `region.record_ignored`), instead of raising.
 
         Raises TopicNotFoundError, UnsafeTopicError, DamagedError, UnavailableError.
         """
@@ -159,7 +160,7 @@ class Regions:
                             await self.topics.create(paths[topic])
             await self._check(name, paths)
             region = self._opened[name] = Region(
-                name, RegionTopics(self.topics, paths), self._options, self._rng, self.on_event
+                name, RegionTopics(self.topics, paths), self._options, self._rng, self.on_event, skip_damaged
             )
             try:
                 await region.begin()
@@ -300,13 +301,15 @@ class Region:
         options: RegionOptions,
         rng: random.Random,
         on_event: Callable[[Event], None],
+        skip_damaged: bool,
     ) -> None:
         self.name = name
+        self._skip_damaged = skip_damaged
         self._is_closing = False
         self._number = region_number(name)
         self._topics = topics
         self._on_event = on_event
-        self._owner = RegionOwner(self._number, lambda: rng.randbytes(NONCE_BYTES), options)
+        self._owner = RegionOwner(self._number, lambda: rng.randbytes(NONCE_BYTES), options, skips=skip_damaged)
         self._driver = Driver(self._owner, name=f"region {name}", send=self._send, on_event=on_event)
 
     async def begin(self) -> None:
@@ -375,7 +378,7 @@ class Region:
             start: ReadingStart = await self._driver.ask(request)
             return start
 
-        return _read(self._number, self._topics, find, starts, on_lost, [], False, follow)
+        return _read(self._number, self._topics, find, starts, on_lost, [], self._skip_damaged, follow)
 
     async def mark_deleted(self, table: int, below: int) -> None:
         """Mark everything of a table below a sequence as deletable: it is flushed elsewhere. Kept in memory up to the

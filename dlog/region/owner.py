@@ -153,13 +153,16 @@ class _Saving:
 
 
 class RegionOwner:
-    """See the module's docstring. region: its number, part of every key. nonce: makes a nonce that was never used."""
+    """See the module's docstring. region: its number, part of every key. nonce: makes a nonce that was never used.
+    skips: open the region though records cannot be decoded, and leave them out."""
 
-    def __init__(self, region: int, nonce: Callable[[], bytes], options: RegionOptions) -> None:
+    def __init__(self, region: int, nonce: Callable[[], bytes], options: RegionOptions, *, skips: bool = False) -> None:
         self.phase = Phase.CLOSED
         self.state = RegionState(map_every=options.map_every)
         self._region = region
         self._make_nonce = nonce
+        self._skips = skips
+        self._why_ended = "another owner opened the region, open it again to take it back"
         self._options = options
         self._effects: list[Effect] = []
         self._number = 0
@@ -338,7 +341,9 @@ class RegionOwner:
     def _load(self) -> None:
         self._enter(Phase.LOADING)
         self._attempts += 1
-        self._loader = RegionLoader(self._region, self._next_number, map_every=self._options.map_every)
+        self._loader = RegionLoader(
+            self._region, self._next_number, map_every=self._options.map_every, skips=self._skips
+        )
         self._ask_loader(self._loader.begin())
 
     def _ask_loader(self, asking: Asking) -> None:
@@ -391,6 +396,14 @@ class RegionOwner:
         records = tuple(records_of(self._region, epoch, self._nonce, fence))
 
         def appended(reply: RecordsAppended) -> None:
+            if reply.offset < self.state.offset:
+                self._fencing_failed(
+                    DamagedError(
+                        f"the data topic ends before what was read of it, as if it was deleted and created again: "
+                        f"end={reply.offset} read={self.state.offset}"
+                    )
+                )
+                return
             self._scan(reply.offset + 1, self._apply_scanned, self._fence_read)
 
         self._ask(Topic.DATA, AppendRecords(self._next_number(), records), appended, self._fencing_failed)
@@ -398,8 +411,10 @@ class RegionOwner:
     def _fencing_failed(self, error: DLogError) -> None:
         if self._opening:
             self._opening_failed(error)
-        elif isinstance(error, OffsetOutOfRangeError | UnsupportedVersionError):
-            # another owner deleted what this one has not read, or its records are of a newer release
+        elif error.remedy in (Remedy.FIX, Remedy.REPORT):
+            # another owner deleted what this one has not read, its records are of a newer release, or the topic is gone
+            if not isinstance(error, OffsetOutOfRangeError):
+                self._why_ended = error.message
             self._depose(is_known=False)
         elif self.phase is Phase.SERVING:
             self._doubt(error)
@@ -463,7 +478,7 @@ class RegionOwner:
 
     def _fenced_error(self, *, outcome_unknown: bool = False) -> RegionFencedError:
         return RegionFencedError(
-            f"another owner opened the region, open it again to take it back: region={self._region}",
+            f"{self._why_ended}: region={self._region}",
             outcome_unknown=outcome_unknown,
         )
 

@@ -20,7 +20,16 @@ from dlog.errors import (
     TruncatedError,
     UnavailableError,
 )
-from dlog.events import Event, RegionAppendInDoubt, RegionCleaned, RegionFailed, RegionFenced, TablePinsRegion
+from dlog.events import (
+    Event,
+    RegionAppendInDoubt,
+    RegionCleaned,
+    RegionFailed,
+    RegionFenced,
+    RegionOpened,
+    RegionRecordIgnored,
+    TablePinsRegion,
+)
 from dlog.io.file_topics import DirectoryTopics, FileTopics
 from dlog.region.messages import LostEntries
 from dlog.region.options import RegionOptions
@@ -573,6 +582,57 @@ async def test_a_view_leaves_out_records_of_another_program(address: str) -> Non
         view = await made.view("orders", skip_damaged=True)
         assert await listed(view) == [(T, 1, b"a"), (T, 2, b"b")]
         assert len(view.problems) == 2, "once while it was opened, once while it was read"
+
+
+async def test_a_region_with_records_of_another_program_is_opened_without_them(address: str) -> None:
+    events: list[Event] = []
+    async with regions(address) as made:
+        region = await made.open("orders", create=True)
+        await region.write(T, [b"a"])
+        await open_topics(address).append(DATA, [(b"foreign", b"x")])
+    wal = Path(address.removeprefix("file://"))
+    (wal / "app%2Emeta%2Eorders").rename(wal / "no-snapshots")
+    async with regions(address, events.append) as made:
+        with pytest.raises(DLogError, match="offset=2"):
+            await made.open("orders", create=True)
+        region = await made.open("orders", create=True, skip_damaged=True)
+        assert [type(event) for event in events] == [RegionRecordIgnored, RegionOpened]
+        assert await region.write(T, [b"b"]) == (2,)
+        assert await listed(region) == [(T, 1, b"a"), (T, 2, b"b")]
+
+
+async def test_a_region_whose_topic_is_deleted_ends_with_the_reason(address: str) -> None:
+    async with regions(address) as made:
+        region = await made.open("orders", create=True)
+        await region.write(T, [b"a"])
+        await open_topics(address).delete(DATA)
+        with pytest.raises(TopicNotFoundError):
+            await region.write(T, [b"a"])
+        await open_topics(address).create(DATA)
+        with pytest.raises(RegionFencedError, match="the data topic ends before what was read"):
+            await region.write(T, [b"a"])
+
+
+# ---- following ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("starts", [None, {T: 2}])
+async def test_a_reader_follows_whoever_owns_the_region(address: str, starts: Mapping[int, int] | None) -> None:
+    async with regions(address) as one, regions(address) as two:
+        region = await one.open("orders", create=True)
+        await region.write_many([(T, b"a"), (T, b"b"), (U, b"c")])
+        view = await two.view("orders")
+        entries = view.read(starts, follow=True)
+        old = [(await anext(entries)).payload for _ in range(1 if starts else 3)]
+        assert old == ([b"b"] if starts else [b"a", b"b", b"c"])
+        await region.write_many([(U, b"d"), (T, b"e")])
+        heir = await two.open("orders")
+        with pytest.raises(RegionFencedError):
+            await region.write(T, [b"lost"])
+        await heir.write(T, [b"f"])
+        new = [(await anext(entries)).payload for _ in range(2 if starts else 3)]
+        assert new == ([b"e", b"f"] if starts else [b"d", b"e", b"f"])
+        await entries.aclose()
 
 
 # ---- cleaning -------------------------------------------------------------------------------------------------------

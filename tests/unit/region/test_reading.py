@@ -49,7 +49,7 @@ def test_all_tables_are_read_from_their_marks(records_at_once: int) -> None:
     data = _region()
     state = _state(data)
     start = find_start(state, 0, FindStart())
-    assert start == ReadingStart(1, 7, {T: (1, 5, 7), U: (1, 3, 6)}, ())
+    assert start == ReadingStart(1, 7, {T: (1, 5, 7), U: (1, 3, 6)}, (), state.rule)
     assert _read(data, start, records_at_once) == ALL
     state.meta.tables[T].mark_deleted(3)
     state.meta.tables[U].mark_deleted(2)
@@ -59,8 +59,9 @@ def test_all_tables_are_read_from_their_marks(records_at_once: int) -> None:
 @pytest.mark.parametrize(("sequence", "begin"), [(0, 1), (1, 1), (2, 3), (3, 4), (4, 6)])
 def test_one_table_is_read_from_a_sequence(sequence: int, begin: int) -> None:
     data = _region()
-    start = find_start(_state(data), 0, FindStart(((T, sequence),)))
-    assert start == ReadingStart(begin, 7, {T: (max(1, sequence), 5, 7)}, ())
+    state = _state(data)
+    start = find_start(state, 0, FindStart(((T, sequence),)))
+    assert start == ReadingStart(begin, 7, {T: (max(1, sequence), 5, 7)}, (), state.rule)
     assert _read(data, start) == [(T, at) for at in range(max(1, sequence), 5)]
 
 
