@@ -131,13 +131,19 @@ class Regions:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        opened = list(self._opened.values())
         try:
-            for region in list(self._opened.values()):
+            for region in opened:
+                if region.cleaner is not None:
+                    region.cleaner.cancel()  # of all regions, even if closing one of them is interrupted
+            for region in opened:
                 await region.close()
         finally:
-            await self._group.__aexit__(kind, error, traceback)
-            if isinstance(self.topics, KafkaTopics):
-                await self.topics.close()
+            try:
+                await self._group.__aexit__(None, None, None)  # an error of the body leaves as itself, not in a group
+            finally:
+                if isinstance(self.topics, KafkaTopics):
+                    await self.topics.close()
 
     async def open(self, name: str, *, create: bool = False) -> Region:
         """Own a region; who owned it before gets RegionFencedError. Opened ones are shared: callers at the same time
