@@ -308,6 +308,9 @@ class Region:
         self.cleaner: asyncio.Task[None] | None = None
         self._number = region_number(name)
         self._topics = topics
+        self._waiting = 0  # writes that callers wait for
+        self._is_quiet = asyncio.Event()  # no caller waits for a write
+        self._is_quiet.set()
         self._owner = RegionOwner(self._number, lambda: rng.randbytes(NONCE_BYTES), options)
         self._driver = Driver(self._owner, name=f"region {name}", send=self._send, on_event=on_event)
 
@@ -341,7 +344,14 @@ class Region:
         for table, _ in given:
             if not 0 <= table < _U64_END:
                 raise InvalidRequestError(f"a table is an unsigned 64-bit number: table={table}")
-        sequences: tuple[int, ...] = await self._driver.ask(WriteEntries(given))
+        self._waiting += 1
+        self._is_quiet.clear()
+        try:
+            sequences: tuple[int, ...] = await self._driver.ask(WriteEntries(given))
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._is_quiet.set()
         return sequences
 
     def read(
@@ -388,6 +398,7 @@ class Region:
             if not self.has_ended:
                 try:
                     async with asyncio.timeout(CLOSE_S):
+                        await self._is_quiet.wait()
                         await self.save()
                 except (DLogError, TimeoutError):
                     pass  # the next opening scans more
