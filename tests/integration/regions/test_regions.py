@@ -11,14 +11,14 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from dlog.client.regions import Region, Regions, RegionView, region_number
-from dlog.errors import DamagedError, DLogError, TruncatedError, UnavailableError
+from dlog.errors import ClosedError, DamagedError, DLogError, InvalidRequestError, TruncatedError, UnavailableError
 from dlog.events import Event, RegionAppendInDoubt, RegionFenced
 from dlog.io.kafka_settings import KafkaTopicsOptions, topic_configs
 from dlog.io.kafka_topics import KafkaTopics
@@ -176,6 +176,17 @@ async def test_a_region_in_which_everything_is_flushed_reads_as_empty(address: s
         assert await read_entries(region) == [(1, 4, b"after")]
 
 
+async def test_an_error_of_the_body_leaves_regions_as_itself_and_closes_the_topics(address: str) -> None:
+    with pytest.raises(InvalidRequestError, match="beyond|between"):
+        async with regions_at(address) as regions:
+            region = await regions.open("body-fails", create=True)
+            await region.write(1, [b"a"])
+            await region.mark_deleted(1, 99)
+    if isinstance(regions.topics, KafkaTopics):
+        with pytest.raises(ClosedError):
+            await regions.topics.offsets(topic_of("body-fails"))
+
+
 # ---- two owners, and lost answers ------------------------------------------------------------------------------------
 
 
@@ -247,6 +258,35 @@ async def test_an_owner_that_was_taken_over_writes_no_more(address: str, monkeyp
         await shadow.check(again)
         with pytest.raises(RegionFencedError):
             await new.write(1, [b"stale"])
+
+
+async def test_closing_waits_for_the_writes_under_way(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "closing"
+    async with regions_at(address) as regions:
+        appends = HeldAppends(regions, monkeypatch)
+        region = await regions.open(name, create=True)
+        await region.write(1, [b"a"])
+        appends.wake.clear()
+        saved = asyncio.Event()
+        really_save = region.save
+
+        async def save() -> None:
+            await really_save()
+            saved.set()
+
+        monkeypatch.setattr(region, "save", save)
+        async with asyncio.TaskGroup() as group:
+            write = group.create_task(region.write(1, [b"b"]))
+            await appends.is_held.wait()
+            group.create_task(region.close())
+            with suppress(TimeoutError):  # time enough for a close that does not wait; one that waits always passes
+                async with asyncio.timeout(0.5):
+                    await saved.wait()
+            appends.wake.set()
+        assert write.result() == (2,)
+        assert saved.is_set()
+    async with regions_at(address) as regions:
+        assert await read_entries(await regions.view(name)) == [(1, 1, b"a"), (1, 2, b"b")]
 
 
 class LostAnswers(Appends):
@@ -573,7 +613,9 @@ async def test_kafkas_own_consumer_prints_what_was_written(brokers: KafkaCluster
     async with regions_at(brokers.address) as regions:
         region = await regions.open(name, create=True)
         for n in range(50):
-            await shadow.write(region, *((table, b"payload %d \x00\\\n\xff" % n) for table in range(n % 4)), (9, b""))
+            await shadow.write(
+                region, *((table, b"payload %d \x00\\\n\xff" % n) for table in range(1 + n % 4)), (9, b"")
+            )
         await shadow.mark(region, 9, 51)
         await region.drop_table(3)  # appends a check-point
         first, end = await regions.topics.offsets(topic_of(name))
