@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+
+from aiokafka.admin import AIOKafkaAdminClient
 
 from dlog.io.kafka_settings import KafkaTopicsOptions
 from dlog.io.kafka_topics import KafkaTopics
+from dlog.region.topics import Stored, Topics
 from loadtest.systems.java import KAFKA, jvm, run
 from loadtest.systems.kafka import KafkaSystem
 from loadtest.systems.nodes import Server
@@ -74,3 +79,33 @@ class KafkaCluster:
         told = ("--bootstrap-server", self.bootstrap, *arguments)
         command = jvm(KAFKA, main, *told, heap_mib=128, flags=("-XX:TieredStopAtLevel=1",))
         return run(command, TOOL_S)
+
+
+@asynccontextmanager
+async def admin(brokers: KafkaCluster) -> AsyncIterator[AIOKafkaAdminClient]:
+    """aiokafka's admin client, for what KafkaTopics does not do."""
+    client = AIOKafkaAdminClient(bootstrap_servers=brokers.bootstrap)
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def read_all(topics: Topics, topic: str, bytes_max: int = 1 << 20) -> list[Stored]:
+    """All records of a topic, read in steps."""
+    offset, _ = await topics.offsets(topic)
+    found: list[Stored] = []
+    while some := await topics.read(topic, offset, bytes_max):
+        found += some
+        offset = some[-1].offset + 1
+    return found
+
+
+async def leader(topics: KafkaTopics, topic: str) -> int:
+    """The broker that leads a topic."""
+    while True:
+        layout = await topics._brokers.describe(topic)
+        if layout is not None and layout.leader > 0:
+            return layout.leader
+        await asyncio.sleep(0.1)

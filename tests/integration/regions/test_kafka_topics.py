@@ -6,11 +6,9 @@ import asyncio
 import itertools
 import shlex
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from dlog.errors import RecordTooLargeError, UnavailableError
@@ -21,35 +19,13 @@ from dlog.region.topics import (
     Stored,
     TopicExistsError,
     TopicNotFoundError,
-    Topics,
     UnsafeTopicError,
 )
-from tests.integration.regions.kafka_cluster import KafkaCluster
+from tests.integration.regions.kafka_cluster import KafkaCluster, admin, leader, read_all
 
 pytestmark = [pytest.mark.peers, pytest.mark.long]
 PATIENCE_S = 120.0  # of a test that waits for brokers
 TOOLS = {"kafka-configs.sh": "kafka.admin.ConfigCommand"}
-
-
-@asynccontextmanager
-async def admin(brokers: KafkaCluster) -> AsyncIterator[AIOKafkaAdminClient]:
-    """aiokafka's admin client, for what KafkaTopics does not do."""
-    client = AIOKafkaAdminClient(bootstrap_servers=brokers.bootstrap)
-    await client.start()
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
-async def read_all(topics: Topics, topic: str, bytes_max: int = 1 << 20) -> list[Stored]:
-    """All records of a topic, read in steps."""
-    offset, _ = await topics.offsets(topic)
-    found: list[Stored] = []
-    while some := await topics.read(topic, offset, bytes_max):
-        found += some
-        offset = some[-1].offset + 1
-    return found
 
 
 async def test_records_are_read_back_as_they_were_appended(topics: KafkaTopics) -> None:
@@ -336,12 +312,3 @@ async def a_second_broker_dies(appended: Appended, topics: KafkaTopics, topic: s
         await topics.append(topic, [(b"a", b"lonely"), (b"b", b"lonely")])
     assert caught.value.outcome_unknown
     appended.unknown.add(b"lonely")
-
-
-async def leader(topics: KafkaTopics, topic: str) -> int:
-    """The broker that leads a topic."""
-    while True:
-        layout = await topics._brokers.describe(topic)
-        if layout is not None and layout.leader > 0:
-            return layout.leader
-        await asyncio.sleep(0.1)
