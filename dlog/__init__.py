@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         UnavailableError,
         UnsupportedVersionError,
     )
+    from dlog.io.kafka_settings import KafkaTopicsOptions
     from dlog.model.dlsn import DLSN
     from dlog.model.ids import EntryId, SegmentNumber
     from dlog.model.sink import SinkBatch
@@ -113,6 +114,7 @@ __all__ = [
     "ImportResult",
     "InvalidRequestError",
     "InvalidStreamNameError",
+    "KafkaTopicsOptions",
     "Lag",
     "LedgerFencedError",
     "LedgerNotFoundError",
@@ -217,6 +219,7 @@ _HOMES = {
         "SyncReader",
         "connect_sync",
     ),
+    "dlog.io.kafka_settings": ("KafkaTopicsOptions",),
     "dlog.model.dlsn": ("DLSN",),
     "dlog.model.ids": (
         "EntryId",

@@ -23,10 +23,22 @@ from dlog.cli.output import (
     say_table,
 )
 from dlog.client.regions import Regions, RegionView
+from dlog.errors import DamagedError, DLogError, UnavailableError
 from dlog.events import Event, RegionRecordIgnored, TablePinsRegion
+from dlog.io.kafka_settings import KafkaTopicsOptions
+from dlog.io.settings import load
 from dlog.region.messages import LostEntries
+from dlog.region.owner import RegionFencedError
+from dlog.region.topics import TopicNotFoundError
 
 T = TypeVar("T")
+#: next step by error class, where that of other commands does not fit
+_NEXT: dict[type[DLogError], str] = {
+    TopicNotFoundError: "`dlog region create NAMESPACE/NAME` creates a region",
+    DamagedError: "`dlog region verify` names what is damaged, `dlog region read --skip-damaged` leaves it out",
+    RegionFencedError: "find the process that opened the region; `dlog region show` tells what is written",
+    UnavailableError: "see that the topics can be reached, or name others with --topics or DLOG_KAFKA_TOPICS",
+}
 BATCH_BYTES, BATCH_RECORDS = 256 * 1024, 2000  # of lines that are written together
 _UNKNOWN = "whether it was done is unknown: `dlog region show` tells, and doing it again is harmless"
 
@@ -233,11 +245,19 @@ def _run(name: str, address: str | None, work: Callable[[Regions, str], Awaitabl
             "no topics are named", "add --topics file:///path or kafka://host:port, or set DLOG_KAFKA_TOPICS"
         )
 
+    kafka = load(KafkaTopicsOptions, "kafka", None, {})
+
     async def run() -> T:
-        async with Regions(address, namespace, clean_every_s=None, on_event=_note_event) as regions:
+        async with Regions(address, namespace, kafka=kafka, clean_every_s=None, on_event=_note_event) as regions:
             return await work(regions, short)
 
-    return asyncio.run(run())
+    try:
+        return asyncio.run(run())
+    except DLogError as error:
+        for kind, step in _NEXT.items():
+            if isinstance(error, kind) and error.next_step is None and not error.outcome_unknown:
+                error.next_step = step
+        raise
 
 
 def _note_event(event: Event) -> None:

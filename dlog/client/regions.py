@@ -454,10 +454,10 @@ async def _read(
                         on_lost(one)
                     else:
                         raise _truncated(one)
-            problems += scan.problems
+            problems += [problem for problem in scan.problems if problem not in problems]
             break
         except OffsetOutOfRangeError as error:  # deleted while this reads
-            problems += scan.problems
+            problems += [problem for problem in scan.problems if problem not in problems]
             left = tuple((table, at) for table, at in scan.next.items() if at < wanted[table][1])
             found: ReadingStart = await find(FindStart(left, error.first))
             if found.begin <= scan.offset:

@@ -23,8 +23,9 @@ from dlog.options import build
 
 T = TypeVar("T")
 
-#: sections of a configuration file: one for each role, read by its process only; cold and file: by all segment readers
-SECTIONS = frozenset({"bookie", "write", "read", "up", "cold", "file"})
+#: sections of a configuration file: one for each role, read by its process only; cold and file: by all segment readers;
+#: kafka: by commands that use regions
+SECTIONS = frozenset({"bookie", "write", "read", "up", "cold", "file", "kafka"})
 
 #: former names of options
 _RENAMED = {"metrics_port": "http_port", "health_port": "http_port"}
@@ -33,7 +34,10 @@ _SECRETS = ("password", "secret", "token")
 
 #: our environment variables that are not options
 _OTHERS = frozenset(
-    {"DLOG_CONNECT", "DLOG_DIR", "DLOG_HELD", "DLOG_NAMESPACE", "DLOG_ZOOKEEPER", "DLOG_ZOOKEEPER_JARS"}
+    {
+        *("DLOG_CONNECT", "DLOG_DIR", "DLOG_HELD", "DLOG_KAFKA_TOPICS", "DLOG_NAMESPACE", "DLOG_ZOOKEEPER"),
+        "DLOG_ZOOKEEPER_JARS",
+    }
 )
 #: variables that Kubernetes sets in each pod for each service of its namespace, as DLOG_WRITE_PORT=tcp://10.0.0.1:8001
 _LINK = re.compile(r"_SERVICE_HOST\Z|_SERVICE_PORT(_\w+)?\Z|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?\Z")
@@ -119,7 +123,7 @@ def _from_environ(environ: Mapping[str, str], section: str, names: set[str]) -> 
     prefix = f"DLOG_{section.upper()}_"
     values: dict[str, str] = {}
     for variable, text in environ.items():
-        if variable.startswith(prefix) and not _is_service_link(variable, text):
+        if variable.startswith(prefix) and variable not in _OTHERS and not _is_service_link(variable, text):
             key = variable.removeprefix(prefix).lower()
             if key not in names:
                 raise ConfigError(f"unknown option in the environment, {_hint(key, names)}: variable={variable}")

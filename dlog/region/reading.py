@@ -107,7 +107,7 @@ class EntryScan:
         except (DamagedError, UnsupportedVersionError) as error:
             if not self._skips:
                 raise
-            self.problems.append(error.message)
+            self.problems.append(f"data topic: {error.message}")
             self._rule = self._rule or CountingRule()  # without the record that counts, none does up to the next fence
             return
         if self._rule is None:

@@ -30,6 +30,7 @@ SECTIONS = {
     "up": ("dlog.cli.plan", "UpOptions"),
     "cold": ("dlog.stores.cold.options", "ColdOptions"),
     "file": ("dlog.stores.file.options", "FileStoreOptions"),
+    "kafka": ("dlog.io.kafka_settings", "KafkaTopicsOptions"),
 }
 _UNITS = {
     "_bytes": "bytes",

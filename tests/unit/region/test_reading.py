@@ -192,4 +192,4 @@ def test_a_record_that_is_left_out_is_named() -> None:
     scan = EntryScan(REGION, find_start(state, 0, FindStart()), skips=True)
     found = list(scan.feed(data.stored(1)))
     assert found[-1] == LostEntries(T, 4, 5)
-    assert scan.problems == ["a record of another region: region=5 offset=6"]
+    assert scan.problems == ["data topic: a record of another region: region=5 offset=6"]
