@@ -1,4 +1,4 @@
-"""Owns a region: opens it, appends what callers write, keeps snapshots, and deletes what no table needs.
+"""Owns a region: opens it, and appends what callers write. Snapshots and deletions are in maintenance.py.
 
 A state machine. Its peers are the two topics (`Topic`); each answers questions in any order, late, or not at all.
 
@@ -7,8 +7,6 @@ Invariants:
 - One append to the data topic is under way at a time. If its outcome is unknown, a new fence under a new nonce ends
   everything sent before; the topic up to that fence tells whether the append is in it. If not, it is sent again with
   the same sequences.
-- Before the front of the data topic is deleted, a snapshot is durable in the meta topic, and behind the front there is
-  a check-point with the same marks.
 - Once another owner's fence is in force, nothing more is acknowledged.
 
 Source: HoraeDB's write-ahead log on Kafka; the fences are our own (docs/decisions/0037).
@@ -19,7 +17,7 @@ from __future__ import annotations
 import enum
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dlog.errors import (
@@ -34,44 +32,38 @@ from dlog.errors import (
     UnsupportedVersionError,
 )
 from dlog.events import (
-    Event,
     RegionAppendInDoubt,
-    RegionCleaned,
     RegionFenced,
     RegionOpened,
     RegionRecordIgnored,
-    RegionSnapshotFailed,
-    TablePinsRegion,
 )
-from dlog.machine import Answer, Asked, Effect, Fact, PeerLost, Received, Send, SetTimer, Tell, TimerFired
+from dlog.machine import Asked, Effect, Fact, PeerLost, Received, SetTimer, TimerFired
 from dlog.region.counting import Batch, Checkpoint, Entry, Item, Placed, PlacedEntry, RegionFence, RegionWriter
 from dlog.region.items import RECORD_OVERHEAD_BYTES, ItemReader, records_of
 from dlog.region.loading import Asking, RegionLoader
+from dlog.region.maintenance import Maintenance
 from dlog.region.messages import (
     AppendRecords,
     AwaitWrites,
     CleanRegion,
-    DeleteBefore,
     DropTable,
     FindStart,
     MarkDeleted,
     OpenRegion,
-    Question,
     ReadRecords,
     RecordsAppended,
     RecordsRead,
     Reply,
     SaveSnapshot,
     Topic,
-    TopicFailed,
     WriteEntries,
 )
 from dlog.region.options import RegionOptions
+from dlog.region.outbox import Outbox
 from dlog.region.reading import find_start
 from dlog.region.state import RegionState
 from dlog.region.tables import TableMeta
 from dlog.region.topics import OffsetOutOfRangeError
-from dlog.wire.region import RecordKind, RegionRecord, encode_record, encode_snapshot
 
 
 class RegionFencedError(FencedError):
@@ -124,34 +116,6 @@ class _Append:
     drops: tuple[int, ...] = ()  # tickets that wait for this check-point
 
 
-@dataclass(slots=True)
-class _Cleaning:
-    """A cleaning under way. safe: the offset below which everything may go, once a snapshot with it is durable."""
-
-    tickets: list[int]
-    safe: int = 0
-    has_snapshot: bool = False
-    has_checkpoint: bool = False
-
-
-@dataclass(slots=True)
-class _Asked:
-    """A question that is not answered."""
-
-    topic: Topic
-    then: Callable[[Any], None]
-    failed: Callable[[DLogError], None]
-
-
-@dataclass(slots=True)
-class _Saving:
-    """A snapshot under way. offset: that it is true at."""
-
-    offset: int
-    tickets: list[int] = field(default_factory=list)
-    cleaning: _Cleaning | None = None
-
-
 class RegionOwner:
     """See the module's docstring. region: its number, part of every key. nonce: makes a nonce that was never used.
     skips: open the region though records cannot be decoded, and leave them out."""
@@ -164,13 +128,11 @@ class RegionOwner:
         self._skips = skips
         self._why_ended = "another owner opened the region, open it again to take it back"
         self._options = options
-        self._effects: list[Effect] = []
-        self._number = 0
-        self._asked: dict[int, _Asked] = {}
+        self._out = Outbox()
+        self._maintenance = Maintenance(region, options, self._out)
         self._opening: list[int] = []  # tickets
         self._attempts = 0
         self._loader: RegionLoader | None = None
-        self._first = 0  # of the data topic
         self._nonce = b""
         self._nonces: set[bytes] = set()  # of all fences of this owner
         self._queue: deque[_Write] = deque()
@@ -178,15 +140,7 @@ class RegionOwner:
         self._append: _Append | None = None
         self._is_found = False  # the append under way was found while the topic was read up to a new fence
         self._found: tuple[PlacedEntry, ...] = ()
-        self._log_bytes = 0  # since the last snapshot
-        self._saved_at = -1  # offset of the last durable snapshot
-        self._has_new_marks = False
-        self._saving: _Saving | None = None
-        self._save_tickets: list[int] = []  # that wait for the next snapshot
-        self._drop_tickets: list[int] = []  # that wait for the next check-point
         self._idle_tickets: list[int] = []  # that wait until no write is waiting or under way
-        self._snapshots: list[int] = []  # offsets in the meta topic
-        self._cleaning: _Cleaning | None = None
 
     @property
     def is_deposed(self) -> bool:
@@ -198,42 +152,13 @@ class RegionOwner:
             case Asked(ticket, request):
                 self._take(ticket, request)
             case Received(_, message):
-                self._receive(message)
+                self._out.receive(message)
             case PeerLost(peer, reason):
-                for number in [number for number, asked in self._asked.items() if asked.topic == peer]:
-                    self._asked.pop(number).failed(UnavailableError(f"the topic's connection is lost: {reason}"))
+                self._out.lost(peer, reason)
             case TimerFired("retry"):
                 self._retry()
         self._settle()
-        effects, self._effects = self._effects, []
-        return effects
-
-    # ---- questions ---------------------------------------------------------------------------------------------------
-
-    def _next_number(self) -> int:
-        self._number += 1
-        return self._number
-
-    def _ask(
-        self, topic: Topic, question: Question, then: Callable[[Any], None], failed: Callable[[DLogError], None]
-    ) -> None:
-        self._asked[question.number] = _Asked(topic, then, failed)
-        self._effects.append(Send(topic, question))
-
-    def _receive(self, reply: Reply) -> None:
-        asked = self._asked.pop(reply.number, None)
-        if asked is None:
-            return  # late: the question was given up
-        if isinstance(reply, TopicFailed):
-            asked.failed(reply.error)
-        else:
-            asked.then(reply)
-
-    def _answer(self, tickets: list[int], result: Any) -> None:
-        self._effects += [Answer(ticket, result) for ticket in tickets]
-
-    def _tell(self, event: Event) -> None:
-        self._effects.append(Tell(event))
+        return self._out.take()
 
     def _enter(self, phase: Phase) -> None:
         assert phase in TRANSITIONS[self.phase], f"no such transition: {self.phase} -> {phase}"
@@ -246,9 +171,9 @@ class RegionOwner:
             case OpenRegion():
                 self._take_opening(ticket)
             case _ if self.phase is Phase.DEPOSED:
-                self._answer([ticket], self._fenced_error())
+                self._out.answer([ticket], self._fenced_error())
             case _ if self.phase in (Phase.CLOSED, Phase.LOADING) or self._opening:
-                self._answer([ticket], UnavailableError(f"the region is not open: region={self._region}"))
+                self._out.answer([ticket], UnavailableError(f"the region is not open: region={self._region}"))
             case WriteEntries(entries):
                 self._take_write(ticket, entries)
             case AwaitWrites():
@@ -258,9 +183,9 @@ class RegionOwner:
             case DropTable(table):
                 self._drop(ticket, table)
             case SaveSnapshot():
-                self._save_tickets.append(ticket)
+                self._maintenance.save(ticket)
             case CleanRegion():
-                self._take_cleaning(ticket)
+                self._maintenance.clean(ticket, self.state)
             case FindStart():
                 self._find_start(ticket, request)
             case _:
@@ -268,7 +193,7 @@ class RegionOwner:
 
     def _take_opening(self, ticket: int) -> None:
         if self.phase is Phase.DEPOSED:
-            self._answer([ticket], self._fenced_error())
+            self._out.answer([ticket], self._fenced_error())
         elif self.phase is Phase.CLOSED:
             self._opening.append(ticket)
             self._attempts = 0
@@ -276,12 +201,12 @@ class RegionOwner:
         elif self._opening:
             self._opening.append(ticket)
         else:
-            self._answer([ticket], None)
+            self._out.answer([ticket], None)
 
     def _take_write(self, ticket: int, entries: tuple[tuple[int, bytes], ...]) -> None:
         size = sum(RECORD_OVERHEAD_BYTES + len(payload) for _, payload in entries)
         if not entries or size > self._options.batch_bytes_max:
-            self._answer(
+            self._out.answer(
                 [ticket],
                 RecordTooLargeError(
                     f"a write has at least one record and fits into one batch: records={len(entries)} bytes={size} "
@@ -289,7 +214,7 @@ class RegionOwner:
                 ),
             )
         elif self._queue_bytes + size > self._options.queue_bytes_max and self._queue:
-            self._answer(
+            self._out.answer(
                 [ticket],
                 OverCapacityError(f"too many writes wait, try again later: bytes_max={self._options.queue_bytes_max}"),
             )
@@ -301,40 +226,28 @@ class RegionOwner:
         try:
             self._known(table).mark_deleted(below)
         except InvalidRequestError as error:
-            self._answer([ticket], error)
+            self._out.answer([ticket], error)
             return
-        self._has_new_marks = True
-        self._answer([ticket], None)
+        self._maintenance.marked()
+        self._out.answer([ticket], None)
 
     def _drop(self, ticket: int, table: int) -> None:
         try:
             known = self._known(table)
         except InvalidRequestError as error:
-            self._answer([ticket], error)
+            self._out.answer([ticket], error)
             return
         known.mark_deleted(known.next_seq_num)
-        self._has_new_marks = True
-        self._log_bytes += self._options.snapshot_bytes  # so that a snapshot is made now
-        self._drop_tickets.append(ticket)
+        self._maintenance.drop(ticket)
 
     def _find_start(self, ticket: int, request: FindStart) -> None:
         try:
-            self._answer([ticket], find_start(self.state, self._first, request))
+            self._out.answer([ticket], find_start(self.state, self._maintenance.first, request))
         except InvalidRequestError as error:
-            self._answer([ticket], error)
+            self._out.answer([ticket], error)
 
     def _known(self, table: int) -> TableMeta:
         return self.state.meta.known(table)
-
-    def _take_cleaning(self, ticket: int) -> None:
-        if self._cleaning is not None:
-            self._cleaning.tickets.append(ticket)
-            return
-        self._report_pinning()
-        if self.state.meta.safe_offset <= self._first:
-            self._answer([ticket], None)
-            return
-        self._cleaning = _Cleaning([ticket])
 
     # ---- opening -----------------------------------------------------------------------------------------------------
 
@@ -342,13 +255,13 @@ class RegionOwner:
         self._enter(Phase.LOADING)
         self._attempts += 1
         self._loader = RegionLoader(
-            self._region, self._next_number, map_every=self._options.map_every, skips=self._skips
+            self._region, self._out.number, map_every=self._options.map_every, skips=self._skips
         )
         self._ask_loader(self._loader.begin())
 
     def _ask_loader(self, asking: Asking) -> None:
         topic, question = asking
-        self._ask(topic, question, self._loaded, self._opening_failed)
+        self._out.ask(topic, question, self._loaded, self._opening_failed)
 
     def _loaded(self, reply: Reply) -> None:
         loader = self._loader
@@ -362,10 +275,10 @@ class RegionOwner:
             self._ask_loader(asking)
             return
         assert loader.state is not None, "the loader is done"
-        self.state, self._first, self._snapshots = loader.state, loader.first, loader.snapshots
-        self._log_bytes = loader.scanned_bytes
+        self.state = loader.state
+        self._maintenance.opened(loader.first, loader.snapshots, loader.scanned_bytes)
         for problem in loader.problems:
-            self._tell(RegionRecordIgnored(self._region, problem))
+            self._out.tell(RegionRecordIgnored(self._region, problem))
         self._loader = None
         self._enter(Phase.FENCING)
         self._fence()
@@ -373,11 +286,11 @@ class RegionOwner:
     def _opening_failed(self, error: DLogError) -> None:
         can_retry = error.remedy is Remedy.RETRY or isinstance(error, OffsetOutOfRangeError)
         if can_retry and self._attempts < self._options.open_attempts:
-            self._effects.append(SetTimer("retry", self._options.retry_s))
+            self._out.add(SetTimer("retry", self._options.retry_s))
             return
         tickets, self._opening = self._opening, []
         self._enter(Phase.CLOSED)
-        self._answer(tickets, error)
+        self._out.answer(tickets, error)
 
     def _retry(self) -> None:
         if self._opening:
@@ -406,7 +319,7 @@ class RegionOwner:
                 return
             self._scan(reply.offset + 1, self._apply_scanned, self._fence_read)
 
-        self._ask(Topic.DATA, AppendRecords(self._next_number(), records), appended, self._fencing_failed)
+        self._out.ask(Topic.DATA, AppendRecords(self._out.number(), records), appended, self._fencing_failed)
 
     def _fencing_failed(self, error: DLogError) -> None:
         if self._opening:
@@ -419,7 +332,7 @@ class RegionOwner:
         elif self.phase is Phase.SERVING:
             self._doubt(error)
         else:
-            self._effects.append(SetTimer("retry", self._options.retry_s))
+            self._out.add(SetTimer("retry", self._options.retry_s))
 
     def _apply_scanned(self, placed: Placed) -> None:
         counting = self.state.apply(placed)
@@ -445,8 +358,8 @@ class RegionOwner:
         self._enter(Phase.SERVING)
         tickets, self._opening = self._opening, []
         if tickets:
-            self._tell(RegionOpened(self._region, self.state.rule.epoch, self.state.offset))
-            self._answer(tickets, None)
+            self._out.tell(RegionOpened(self._region, self.state.rule.epoch, self.state.offset))
+            self._out.answer(tickets, None)
         append, self._append = self._append, None
         if append is None:
             return
@@ -455,26 +368,24 @@ class RegionOwner:
         else:
             self._queue.extendleft(write for write, _ in reversed(append.writes))
             self._queue_bytes += sum(write.size for write, _ in append.writes)
-            self._drop_tickets += append.drops
+            self._maintenance.checkpoint_undone(append.drops)
 
     def _depose(self, *, is_known: bool) -> None:
         """End this owner. is_known: the topic was read up to the fence in force, so what was appended is known."""
         self._enter(Phase.DEPOSED)
-        self._tell(RegionFenced(self._region, self.state.rule.epoch))
+        self._out.tell(RegionFenced(self._region, self.state.rule.epoch))
         append, self._append = self._append, None
         if append is not None and self._is_found:
             self._finish(append, self._found)
         elif append is not None:
             error = self._fenced_error() if is_known else self._fenced_error(outcome_unknown=True)
-            self._answer([*(write.ticket for write, _ in append.writes), *append.drops], error)
+            self._out.answer([*(write.ticket for write, _ in append.writes), *append.drops], error)
         queued, self._queue = self._queue, deque()
         self._queue_bytes = 0
-        tickets = [write.ticket for write in queued] + self._save_tickets + self._drop_tickets + self._idle_tickets
-        self._save_tickets, self._drop_tickets, self._idle_tickets = [], [], []
-        if self._cleaning is not None:
-            tickets += self._cleaning.tickets
-            self._cleaning = None
-        self._answer(tickets, self._fenced_error())
+        tickets = [write.ticket for write in queued] + self._idle_tickets
+        self._idle_tickets = []
+        self._out.answer(tickets, self._fenced_error())
+        self._maintenance.end(self._fenced_error())
 
     def _fenced_error(self, *, outcome_unknown: bool = False) -> RegionFencedError:
         return RegionFencedError(
@@ -492,7 +403,7 @@ class RegionOwner:
             if reader.offset >= upto:
                 then()
                 return
-            self._ask(Topic.DATA, ReadRecords(self._next_number(), reader.offset), read, self._fencing_failed)
+            self._out.ask(Topic.DATA, ReadRecords(self._out.number(), reader.offset), read, self._fencing_failed)
 
         def read(reply: RecordsRead) -> None:
             for stored in reply.records:
@@ -505,7 +416,7 @@ class RegionOwner:
                     self._fencing_failed(error)
                     return
                 except DamagedError as error:  # of another program: all records of owners decode
-                    self._tell(RegionRecordIgnored(self._region, error.message))
+                    self._out.tell(RegionRecordIgnored(self._region, error.message))
                     continue
                 if placed is None:
                     continue
@@ -526,18 +437,15 @@ class RegionOwner:
         """Begin what can begin: a snapshot, an append, a deletion."""
         if self.phase is not Phase.SERVING:
             return
-        cleaning = self._cleaning
-        wants_snapshot = self._save_tickets or self._log_bytes >= self._options.snapshot_bytes
-        if self._saving is None and (wants_snapshot or (cleaning is not None and not cleaning.has_snapshot)):
-            self._save()
+        self._maintenance.settle(self.state, self._nonce)
         if self._append is not None:
             return
         if not self._queue:
             idle, self._idle_tickets = self._idle_tickets, []
-            self._answer(idle, None)
-        if self._drop_tickets or (cleaning is not None and cleaning.has_snapshot and not cleaning.has_checkpoint):
-            drops, self._drop_tickets = tuple(self._drop_tickets), []
-            self._send_append(_Append(Checkpoint(encode_snapshot(self.state.snapshot())), drops=drops))
+            self._out.answer(idle, None)
+        if self._maintenance.wants_checkpoint:
+            item, drops = self._maintenance.checkpoint(self.state)
+            self._send_append(_Append(item, drops=drops))
         elif self._queue:
             self._send_append(self._next_batch())
 
@@ -571,24 +479,24 @@ class RegionOwner:
         except ValueError as error:
             self._append_failed(InvalidRequestError(str(error)))
             return
-        self._log_bytes += sum(len(key) + len(value) for key, value in records)
-        question = AppendRecords(self._next_number(), records)
-        self._ask(Topic.DATA, question, self._appended, self._append_failed)
+        self._maintenance.logged(sum(len(key) + len(value) for key, value in records))
+        question = AppendRecords(self._out.number(), records)
+        self._out.ask(Topic.DATA, question, self._appended, self._append_failed)
 
     def _append_failed(self, error: DLogError) -> None:
         append = self._append
         assert append is not None, "an append is under way"
         if error.remedy is Remedy.FIX:  # refused, so it is not there and never will be
             self._append = None
-            self._answer([*(write.ticket for write, _ in append.writes), *append.drops], error)
-            if not append.writes:
-                self._end_cleaning(error)
+            self._out.answer([write.ticket for write, _ in append.writes], error)
+            if isinstance(append.item, Checkpoint):
+                self._maintenance.checkpoint_refused(append.drops, error)
             return
         self._doubt(error)
 
     def _doubt(self, error: DLogError) -> None:
         """The append under way may be in the topic, or may get there: end it by a new fence."""
-        self._tell(RegionAppendInDoubt(self._region, error.message))
+        self._out.tell(RegionAppendInDoubt(self._region, error.message))
         self._enter(Phase.FENCING)
         self._fence()
 
@@ -625,88 +533,8 @@ class RegionOwner:
                 if (table, sequence) not in counted
             ]
             if missing:
-                self._answer([write.ticket], TableEndedError(f"the table has ended: table={missing[0]}"))
+                self._out.answer([write.ticket], TableEndedError(f"the table has ended: table={missing[0]}"))
             else:
-                self._answer([write.ticket], sequences)
-        self._answer([*append.drops], None)
-        cleaning = self._cleaning
-        if isinstance(append.item, Checkpoint) and cleaning is not None and cleaning.has_snapshot:
-            cleaning.has_checkpoint = True
-            self._delete(cleaning)
-
-    # ---- snapshots and cleaning --------------------------------------------------------------------------------------
-
-    def _save(self) -> None:
-        """Append a snapshot to the meta topic. Without news since the last one, only a cleaning needs none either."""
-        tickets, self._save_tickets = self._save_tickets, []
-        cleaning = self._cleaning if self._cleaning is not None and not self._cleaning.has_snapshot else None
-        if cleaning is not None:
-            cleaning.safe = self.state.meta.safe_offset
-        if self.state.offset == self._saved_at and not self._has_new_marks:
-            self._answer(tickets, self._saved_at)
-            if cleaning is not None:
-                cleaning.has_snapshot = True
-            return
-        saving = self._saving = _Saving(self.state.offset, tickets, cleaning)
-        self._has_new_marks = False
-        self._log_bytes = 0
-        payload = encode_snapshot(self.state.snapshot())
-        record = encode_record(
-            RegionRecord(
-                kind=RecordKind.CHECKPOINT,
-                region=self._region,
-                payload=payload,
-                epoch=self.state.rule.epoch,
-                nonce=self._nonce,
-            )
-        )
-
-        def saved(reply: RecordsAppended) -> None:
-            self._saving = None
-            self._saved_at = saving.offset
-            self._answer(saving.tickets, saving.offset)
-            if cleaning is not None:
-                cleaning.has_snapshot = True
-            self._drop_snapshots(reply.offset)
-
-        def failed(error: DLogError) -> None:
-            self._saving = None
-            self._has_new_marks = True
-            self._tell(RegionSnapshotFailed(self._region, error.message))
-            self._answer(saving.tickets, error)
-            if cleaning is not None:
-                self._end_cleaning(error)
-
-        self._ask(Topic.META, AppendRecords(self._next_number(), (record,)), saved, failed)
-
-    def _drop_snapshots(self, newest: int) -> None:
-        """Delete all snapshots but the last few. If that fails, the next time will do."""
-        self._snapshots.append(newest)
-        kept = self._options.snapshots_kept
-        if len(self._snapshots) > kept:
-            del self._snapshots[:-kept]
-            question = DeleteBefore(self._next_number(), self._snapshots[0])
-            self._ask(Topic.META, question, lambda _: None, lambda _: None)
-
-    def _delete(self, cleaning: _Cleaning) -> None:
-        """Delete the front of the data topic: a snapshot and a check-point are durable."""
-
-        def deleted(_: Any) -> None:
-            self._first = cleaning.safe
-            self._tell(RegionCleaned(self._region, cleaning.safe))
-            self._end_cleaning(cleaning.safe)
-
-        self._ask(Topic.DATA, DeleteBefore(self._next_number(), cleaning.safe), deleted, self._end_cleaning)
-
-    def _end_cleaning(self, result: Any) -> None:
-        cleaning, self._cleaning = self._cleaning, None
-        if cleaning is not None:
-            self._answer(cleaning.tickets, result)
-
-    def _report_pinning(self) -> None:
-        """Tell of each table that keeps much of the topic from being deleted."""
-        for table, meta in self.state.meta.tables.items():
-            if not meta.is_all_deleted:
-                kept = self.state.offset - meta.floor(max(1, meta.latest_marked_deleted))
-                if kept > self._options.pinned_records:
-                    self._tell(TablePinsRegion(self._region, table, kept))
+                self._out.answer([write.ticket], sequences)
+        if isinstance(append.item, Checkpoint):
+            self._maintenance.checkpoint_appended(append.drops)

@@ -7,6 +7,7 @@ from typing import Any
 from dlog.region.counting import CountingRule, RegionWriter
 from dlog.region.items import ItemReader
 from dlog.region.loading import RegionLoader
+from dlog.region.maintenance import Maintenance
 from dlog.region.owner import RegionOwner
 from dlog.region.reading import EntryScan, TailScan
 from dlog.region.state import RegionState
@@ -27,11 +28,11 @@ MUTANTS = (
         invariants=("K2",),
         style="clean",
         parts=planted(
-            RegionOwner,
+            Maintenance,
             (
-                "_take_cleaning",
+                "clean",
                 "self._cleaning = _Cleaning([ticket])",
-                "self._cleaning = _Cleaning([ticket], self.state.meta.safe_offset, True)",
+                "self._cleaning = _Cleaning([ticket], state.meta.safe_offset, True)",
             ),
         ),
     ),
@@ -40,14 +41,12 @@ MUTANTS = (
         invariants=("K2",),
         style="clean",
         parts=planted(
-            RegionOwner,
+            Maintenance,
             (
-                "_settle",
-                "    if self._append is not None:\n",
-                "    if cleaning is not None and cleaning.has_snapshot and not cleaning.has_checkpoint:\n"
-                "        cleaning.has_checkpoint = True\n"
-                "        self._delete(cleaning)\n"
-                "    if self._append is not None:\n",
+                "_save",
+                "            saving.cleaning.has_snapshot = True\n",
+                "            saving.cleaning.has_snapshot = saving.cleaning.has_checkpoint = True\n"
+                "            self._delete(saving.cleaning)\n",
             ),
         ),
     ),
@@ -55,10 +54,7 @@ MUTANTS = (
         name="everything up to the end may be deleted, not only what no table needs",
         invariants=("K2",),
         style="clean",
-        parts=planted(
-            RegionOwner,
-            ("_save", "cleaning.safe = self.state.meta.safe_offset", "cleaning.safe = self.state.offset"),
-        ),
+        parts=planted(Maintenance, ("_save", "cleaning.safe = state.meta.safe_offset", "cleaning.safe = state.offset")),
     ),
     Mutant(
         name="the floor of a mark is the mapped record behind it",
@@ -189,7 +185,7 @@ MUTANTS = (
         invariants=("K1", "assert"),
         style="swarm",
         seeds=1000,
-        parts=planted(RegionOwner, ("_drop", "self._drop_tickets.append(ticket)", "self._answer([ticket], None)")),
+        parts=planted(Maintenance, ("drop", "self._drops.append(ticket)", "self._out.answer([ticket], None)")),
     ),
     Mutant(
         name="a reader delivers entries below the start that it was given",
