@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from dlog.region.options import RegionOptions
     from dlog.region.owner import RegionFencedError, TableEndedError
     from dlog.region.reading import RegionEntry
+    from dlog.region.tables import TableMeta
     from dlog.region.topics import OffsetOutOfRangeError, TopicExistsError, TopicNotFoundError, UnsafeTopicError
     from dlog.wire.proxy import Start
 
@@ -162,6 +163,7 @@ __all__ = [
     "SyncClient",
     "SyncReader",
     "TableEndedError",
+    "TableMeta",
     "TopicExistsError",
     "TopicNotFoundError",
     "TruncatedError",
@@ -238,6 +240,7 @@ _HOMES = {
         "TableEndedError",
     ),
     "dlog.region.reading": ("RegionEntry",),
+    "dlog.region.tables": ("TableMeta",),
     "dlog.region.topics": (
         "OffsetOutOfRangeError",
         "TopicExistsError",
