@@ -11,7 +11,7 @@ from tests.simulation.mutants.region import MUTANTS
 from tests.simulation.region_world import room
 from tests.simulation.worlds import Mutant
 
-SEEDS = int(os.environ.get("DLOG_SIM_SEEDS", "240"))
+SEEDS = int(os.environ.get("DLOG_SIM_SEEDS", "100"))
 ROOM = room()
 
 
