@@ -451,7 +451,8 @@ class RegionOpened(Event):
 
 @dataclass(frozen=True, slots=True)
 class RegionFenced(Event):
-    """Another owner opened a region that this process owned; nothing more is written here. epoch: of its fence."""
+    """This process no longer owns a region: another owner opened it, or its topic cannot be used; the error of the next
+    write says which. epoch: of the fence in force."""
 
     name: ClassVar[str] = "region.fenced"
     level: ClassVar[str] = "warning"

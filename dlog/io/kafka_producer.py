@@ -83,7 +83,7 @@ class TopicProducer:
                 await client.force_metadata_update()
                 await asyncio.sleep(_METADATA_STEP_S)
         except (KafkaError, OSError, TimeoutError) as error:
-            raise NotQueuedError(_told(error)) from error
+            raise NotQueuedError(_error_text(error)) from error
 
     @contextmanager
     def use(self) -> Iterator[None]:
@@ -114,7 +114,7 @@ class TopicProducer:
                 queued: asyncio.Future[Any] = await self._producer.send_batch(batch, self.topic, partition=0)
             except (KafkaError, AssertionError) as error:  # AssertionError: any call after a fatal error
                 self.is_ended = True
-                raise NotQueuedError(_told(error)) from error
+                raise NotQueuedError(_error_text(error)) from error
             self._records += batch.record_count()
             return queued
 
@@ -167,7 +167,7 @@ class TopicProducer:
             return RecordTooLargeError(
                 f"the topic takes no batches of this size, raise its max.message.bytes by kafka-configs.sh: {where}"
             )
-        return self._unknown(_told(error))
+        return self._unknown(_error_text(error))
 
     def _unknown(self, why: str) -> UnavailableError:
         return UnavailableError(
@@ -177,7 +177,7 @@ class TopicProducer:
         )
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     if isinstance(error, BrokerResponseError):
         return f"{error.message} ({error.errno})"
     return str(error) or type(error).__name__

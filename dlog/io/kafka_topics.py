@@ -158,7 +158,7 @@ class KafkaTopics:
         check_topic_name(topic)
         batch = self._build_batch(topic, records, self.options.batch_bytes_max)
         is_queued = False
-        async with self._deadline("append", topic, lambda: is_queued) as tell:
+        async with self._deadline("append", topic, lambda: is_queued) as note_failure:
             delay_s = _RETRY_S
             while True:
                 try:
@@ -172,7 +172,7 @@ class KafkaTopics:
                         if producer.is_ended:
                             self._retire(producer)
                 except (self._not_queued, self._failed) as error:
-                    tell(error)
+                    note_failure(error)
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, _RETRY_MAX_S)
 
@@ -238,13 +238,13 @@ class KafkaTopics:
         """Attempt until it succeeds or the time is over. is_unknown: whether a change may have been made then."""
         self._check_open()
         check_topic_name(topic)
-        async with self._deadline(what, topic, is_unknown) as tell:
+        async with self._deadline(what, topic, is_unknown) as note_failure:
             delay_s = _RETRY_S
             while True:
                 try:
                     return await attempt()
                 except self._failed as error:
-                    tell(error)
+                    note_failure(error)
                 self._check_open()
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, _RETRY_MAX_S)
@@ -253,15 +253,16 @@ class KafkaTopics:
     async def _deadline(
         self, what: str, topic: str, is_unknown: Callable[[], bool]
     ) -> AsyncIterator[Callable[[Exception], None]]:
-        """The scope of a call that ends in time. Yields what is told of failed attempts, for the message."""
+        """Ends the body after timeout_s, with UnavailableError. Yields a function that notes a failed attempt, for the
+        error's message."""
         failures: list[Exception] = []
 
-        def tell(error: Exception) -> None:
+        def note_failure(error: Exception) -> None:
             failures[:] = [error]
 
         try:
             async with asyncio.timeout(self.options.timeout_s):
-                yield tell
+                yield note_failure
         except TimeoutError:
             why = f"not done within {self.options.timeout_s:g} s"
             if failures:

@@ -62,12 +62,12 @@ from dlog.region.options import RegionOptions
 from dlog.region.outbox import Outbox
 from dlog.region.reading import find_start
 from dlog.region.state import RegionState
-from dlog.region.tables import TableMeta
 from dlog.region.topics import OffsetOutOfRangeError
 
 
 class RegionFencedError(FencedError):
-    """Another owner opened the region. What this error answers is not in the region, unless it says otherwise."""
+    """This process no longer owns the region: another owner opened it, or its topic is lost. The message says
+    which. A write that gets this error is not in the region, unless `outcome_unknown`."""
 
     code = 563
     outcome_unknown = False
@@ -80,7 +80,8 @@ class TableEndedError(InvalidRequestError):
 
 
 class Phase(enum.Enum):
-    """CLOSED: not opened, or the opening failed. FENCING: an opening, or after an append of unknown outcome."""
+    """CLOSED: not opened, or the opening failed. FENCING: the owner appends its fence and reads up to it, when it opens
+    the region and after an append of unknown outcome. DEPOSED: final."""
 
     CLOSED = "closed"
     LOADING = "loading"
@@ -144,7 +145,7 @@ class RegionOwner:
 
     @property
     def is_deposed(self) -> bool:
-        """Whether another owner opened the region: nothing more is done here."""
+        """Whether this owner has ended, see RegionFencedError."""
         return self.phase is Phase.DEPOSED
 
     def handle(self, fact: Fact) -> list[Effect]:
@@ -224,7 +225,7 @@ class RegionOwner:
 
     def _mark(self, ticket: int, table: int, below: int) -> None:
         try:
-            self._known(table).mark_deleted(below)
+            self.state.meta.known(table).mark_deleted(below)
         except InvalidRequestError as error:
             self._out.answer([ticket], error)
             return
@@ -233,7 +234,7 @@ class RegionOwner:
 
     def _drop(self, ticket: int, table: int) -> None:
         try:
-            known = self._known(table)
+            known = self.state.meta.known(table)
         except InvalidRequestError as error:
             self._out.answer([ticket], error)
             return
@@ -245,9 +246,6 @@ class RegionOwner:
             self._out.answer([ticket], find_start(self.state, self._maintenance.first, request))
         except InvalidRequestError as error:
             self._out.answer([ticket], error)
-
-    def _known(self, table: int) -> TableMeta:
-        return self.state.meta.known(table)
 
     # ---- opening -----------------------------------------------------------------------------------------------------
 
@@ -486,7 +484,7 @@ class RegionOwner:
     def _append_failed(self, error: DLogError) -> None:
         append = self._append
         assert append is not None, "an append is under way"
-        if error.remedy is Remedy.FIX:  # refused, so it is not there and never will be
+        if error.remedy is Remedy.FIX and not error.outcome_unknown:  # refused, so it never will be there
             self._append = None
             self._out.answer([write.ticket for write, _ in append.writes], error)
             if isinstance(append.item, Checkpoint):

@@ -128,7 +128,7 @@ MUTANTS = (
         style="late",
         parts=planted(
             RegionOwner,
-            ("_append_failed", "if error.remedy is Remedy.FIX:", "if True:"),
+            ("_append_failed", "if error.remedy is Remedy.FIX and not error.outcome_unknown:", "if True:"),
         ),
     ),
     Mutant(

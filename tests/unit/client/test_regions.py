@@ -617,7 +617,7 @@ async def test_a_region_whose_topic_is_deleted_ends_with_the_reason(address: str
 
 
 @pytest.mark.parametrize("starts", [None, {T: 2}])
-async def test_a_reader_follows_whoever_owns_the_region(address: str, starts: Mapping[int, int] | None) -> None:
+async def test_a_follower_goes_on_after_a_change_of_owner(address: str, starts: Mapping[int, int] | None) -> None:
     async with regions(address) as one, regions(address) as two:
         region = await one.open("orders", create=True)
         await region.write_many([(T, b"a"), (T, b"b"), (U, b"c")])

@@ -414,6 +414,15 @@ def test_a_refused_append_is_answered_with_the_refusal() -> None:
     assert not story.told(RegionAppendInDoubt)
 
 
+def test_a_refusal_of_unknown_outcome_is_not_taken_for_not_written() -> None:
+    story = opened()
+    ticket = story.write((T, b"a"))
+    story.answer(error=InvalidRequestError("refused after it was made", outcome_unknown=True))
+    story.answer_all()
+    assert story.results[ticket] == (1,)
+    assert story.entries() == [(T, 1, b"a")]
+
+
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_waiting_for_writes_ends_with_the_last_of_them(is_lost: bool) -> None:
     story = opened()
