@@ -37,7 +37,7 @@ from dlog.io.kafka_settings import KafkaTopicsOptions
 from dlog.io.kafka_topics import KafkaTopics
 from dlog.machine import Received
 from dlog.options import MiB
-from dlog.region.loading import RegionLoader
+from dlog.region.loading import UNUSABLE, RegionLoader
 from dlog.region.messages import (
     AppendRecords,
     AskOffsets,
@@ -181,7 +181,9 @@ class Regions:
         topics = RegionTopics(self.topics, paths)
         number = region_number(name)
         for _ in range(self._options.open_attempts):
-            loader = RegionLoader(number, topics.number, map_every=self._options.map_every, skips=skip_damaged)
+            loader = RegionLoader(
+                number, topics.number, map_every=self._options.map_every, skipped=UNUSABLE if skip_damaged else ()
+            )
             try:
                 state = await _load(loader, topics)
             except OffsetOutOfRangeError:

@@ -13,6 +13,7 @@ Invariants:
   old fence would revive its writer.
 - After an unknown outcome a writer begins again with a new fence and a new nonce. What it appended before and does not
   lie in front of that fence never counts, so its sequence numbers can be given out again.
+- A table that has ended or was dropped is never used again.
 
 tests/simulation/region_fencing.py explores every order of events of a small region: two owners, two recoveries, lost
 answers, and batches that land late or twice.
@@ -27,7 +28,8 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of a table. sequence: its number in the table; the first is 1."""
+    """One entry of a table. sequence: its number in the table; the first is 1. 0: it begins the table, which has no
+    entries yet, and its payload describes the table."""
 
     table: int
     sequence: int
@@ -60,13 +62,20 @@ class TableEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class TableDropped:
+    """Ends a table, and says that nobody needs its entries; appended by any process."""
+
+    table: int
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The state of the region, written into the topic before its front is deleted. Has no part in the rule."""
 
     snapshot: bytes
 
 
-Item = Batch | RegionFence | TableEnd | Checkpoint
+Item = Batch | RegionFence | TableEnd | TableDropped | Checkpoint
 Placed = tuple[int, Item]  # the offset of its first record, and the item
 PlacedEntry = tuple[int, Entry]
 
@@ -91,7 +100,7 @@ class CountingRule:
         match item:
             case RegionFence(nonce, epoch) if epoch > self.epoch:
                 return replace(self, epoch=epoch, nonce=nonce, number=0), ()
-            case TableEnd(table):
+            case TableEnd(table) | TableDropped(table):
                 return replace(self, ended=self.ended | {table}), ()
             case Batch(nonce, number, entries) if nonce == self.nonce and number == self.number:
                 counting = tuple(entry for entry in entries if entry.table not in self.ended)

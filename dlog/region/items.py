@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 from dlog.errors import DamagedError, UnsupportedVersionError
-from dlog.region.counting import Batch, Checkpoint, Entry, Item, Placed, RegionFence, TableEnd
+from dlog.region.counting import Batch, Checkpoint, Entry, Item, Placed, RegionFence, TableDropped, TableEnd
 from dlog.region.topics import RecordBytes, Stored
 from dlog.wire.region import RecordKind, RegionRecord, decode_record, encode_batch, encode_record
 
@@ -27,6 +27,8 @@ def records_of(region: int, epoch: int, nonce: bytes, item: Item) -> list[Record
             record = RegionRecord(kind=RecordKind.FENCE, region=region, epoch=item.epoch, nonce=item.nonce)
         case TableEnd(table):
             record = RegionRecord(kind=RecordKind.TABLE_END, region=region, table=table, epoch=epoch, nonce=nonce)
+        case TableDropped(table):
+            record = RegionRecord(kind=RecordKind.TABLE_DROPPED, region=region, table=table, epoch=epoch, nonce=nonce)
         case Checkpoint(snapshot):
             record = RegionRecord(kind=RecordKind.CHECKPOINT, region=region, payload=snapshot, epoch=epoch, nonce=nonce)
     return [encode_record(record)]
@@ -39,7 +41,7 @@ def decode_stored(region: int, stored: Stored) -> RegionRecord:
     except UnsupportedVersionError as error:
         raise UnsupportedVersionError(f"{error.message} offset={stored.offset}") from None
     except DamagedError as error:
-        raise DamagedError(f"{error.message} offset={stored.offset}") from None
+        raise type(error)(f"{error.message} offset={stored.offset}") from None
     if record.region != region:
         raise DamagedError(f"a record of another region: region={record.region} offset={stored.offset}")
     return record
@@ -65,7 +67,7 @@ class ItemReader:
         is_next = stored.offset == self.offset
         self.offset = stored.offset + 1
         record = decode_stored(self._region, stored)
-        if record.kind is not RecordKind.ENTRY:
+        if record.kind not in (RecordKind.ENTRY, RecordKind.TABLE_BEGIN):
             return (stored.offset, _single(record)), record
         if record.version == 0:
             raise DamagedError(f"a record without a nonce, written by HoraeDB: offset={stored.offset}")
@@ -97,6 +99,8 @@ def _single(record: RegionRecord) -> Item:
             return RegionFence(record.nonce, record.epoch)
         case RecordKind.TABLE_END:
             return TableEnd(record.table)
+        case RecordKind.TABLE_DROPPED:
+            return TableDropped(record.table)
         case RecordKind.CHECKPOINT:
             return Checkpoint(bytes(record.payload))
     raise AssertionError(f"not a record of its own: kind={record.kind.name}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dlog.errors import DamagedError, UnsupportedVersionError
+from dlog.errors import DamagedError, DLogError, UnsupportedVersionError
 from dlog.region.counting import Checkpoint, Placed
 from dlog.region.items import ItemReader, decode_stored
 from dlog.region.messages import AskOffsets, OffsetsTold, Question, ReadRecords, RecordsRead, Reply, Topic
@@ -22,16 +22,19 @@ from dlog.region.topics import Stored
 from dlog.wire.region import RecordKind, RegionSnapshot, decode_snapshot
 
 Asking = tuple[Topic, Question]
+Errors = tuple[type[DLogError], ...]
+
+UNUSABLE: Errors = (DamagedError, UnsupportedVersionError)  # all records that cannot be decoded
 
 
 class RegionLoader:
     """Asks one question after another. After the last one, `state` is the region's state as of `next`.
 
-    number: gives a new number for each question. skips: leave out records that cannot be decoded, instead of raising.
+    number: gives a new number for each question. skipped: errors of records that are left out, instead of raised.
     problems: what was left out, one line each. snapshots: offsets in the meta topic of those that verify.
     """
 
-    def __init__(self, region: int, number: Callable[[], int], *, map_every: int, skips: bool = False) -> None:
+    def __init__(self, region: int, number: Callable[[], int], *, map_every: int, skipped: Errors = ()) -> None:
         self.state: RegionState | None = None
         self.problems: list[str] = []
         self.snapshots: list[int] = []
@@ -40,7 +43,7 @@ class RegionLoader:
         self._region = region
         self._number = number
         self._map_every = map_every
-        self._skips = skips
+        self._skipped = skipped
         self._topic = Topic.META
         self._end = 0  # of the meta topic
         self._best: RegionSnapshot | None = None
@@ -129,9 +132,7 @@ class RegionLoader:
             self.scanned_bytes += len(stored.key) + len(stored.value)
             try:
                 placed, _ = self._reader.feed(stored)
-            except (DamagedError, UnsupportedVersionError) as error:
-                if not self._skips:
-                    raise
+            except self._skipped as error:
                 self.problems.append(f"data topic: {error.message}")
                 continue
             if placed is None:

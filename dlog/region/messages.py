@@ -116,6 +116,23 @@ class WriteEntries:
 
 
 @value
+class BeginTable:
+    """Begin a table that was never used, before its first entry. payload: describes it. Answered with an offset at or
+    before all its records. Raises as WriteEntries."""
+
+    table: int
+    payload: bytes
+
+
+@value
+class EndTable:
+    """End a table for good, behind the writes before. Answered with the sequence of its last entry, 0 if it has none.
+    Raises TableEndedError if it has ended already, RegionFencedError."""
+
+    table: int
+
+
+@value
 class AwaitWrites:
     """Wait for the writes before. Answered once none waits or is under way. Raises RegionFencedError."""
 
@@ -155,6 +172,50 @@ class FindStart:
 
     starts: tuple[tuple[int, int], ...] | None = None
     first: int = 0
+
+
+@value
+class CatchUp:
+    """Read everything that the data topic has now."""
+
+
+@value
+class ReadOn:
+    """Read once what follows in the data topic. Answered with whether there was anything."""
+
+
+@value
+class RecoverTable:
+    """End a table for good, whoever writes it, and find its end. Answered with a TableFound. Raises
+    TableNotFoundError."""
+
+    table: int
+
+
+@value
+class RemoveTable:
+    """End a table, and say that nobody needs its entries. Answered once that is durable, also if there is none."""
+
+    table: int
+
+
+@value
+class RetireRegion:
+    """End the region's owner, to delete the topics. Answered with whether no table is left: only then."""
+
+
+@value
+class TrimRegion:
+    """Delete the records that no table needs. Answered with the offset below which they are deleted; None: there was
+    nothing to gain."""
+
+
+@value
+class TableFound:
+    """A table that has ended: how many entries it has, and the bytes of their payloads."""
+
+    entries: int
+    payload_bytes: int
 
 
 @value

@@ -1,4 +1,4 @@
-"""Options of a region's owner."""
+"""Options of a region's owner, and of those who follow it."""
 
 from __future__ import annotations
 
@@ -21,3 +21,12 @@ class RegionOptions:
     pinned_records: int = option(1_000_000, sim=(1, 100))
     retry_s: float = option(0.2, sim=(0.01, 0.5))  # after a failure
     open_attempts: int = option(5, sim=(2, 5))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowerOptions:
+    """Options of a process that follows a region."""
+
+    map_every: int = option(MAP_EVERY, sim=(1, 5))
+    recent_bytes: int = option(8 * MiB, sim=(100, 4 * KiB))  # of entries that are kept for readers at the tail
+    load_attempts: int = option(5, sim=(2, 5))  # while the front of the data topic is deleted again and again

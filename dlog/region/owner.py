@@ -38,15 +38,28 @@ from dlog.events import (
     RegionRecordIgnored,
 )
 from dlog.machine import Asked, Effect, Fact, PeerLost, Received, SetTimer, TimerFired
-from dlog.region.counting import Batch, Checkpoint, Entry, Item, Placed, PlacedEntry, RegionFence, RegionWriter
+from dlog.region.counting import (
+    Batch,
+    Checkpoint,
+    Entry,
+    Item,
+    Placed,
+    PlacedEntry,
+    RegionFence,
+    RegionWriter,
+    TableDropped,
+    TableEnd,
+)
 from dlog.region.items import RECORD_OVERHEAD_BYTES, ItemReader, records_of
-from dlog.region.loading import Asking, RegionLoader
+from dlog.region.loading import UNUSABLE, Asking, RegionLoader
 from dlog.region.maintenance import Maintenance
 from dlog.region.messages import (
     AppendRecords,
     AwaitWrites,
+    BeginTable,
     CleanRegion,
     DropTable,
+    EndTable,
     FindStart,
     MarkDeleted,
     OpenRegion,
@@ -101,20 +114,37 @@ TRANSITIONS = {
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """A caller's write that is not answered. size: of its records."""
+    """A caller's write that is not answered. size: of its records. begins: it begins its one table."""
 
     ticket: int
     entries: tuple[tuple[int, bytes], ...]
     size: int
+    begins: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A caller's wish to end a table, behind the writes before."""
+
+    ticket: int
+    table: int
+    size: int = RECORD_OVERHEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class _Append:
-    """The append under way. writes: those in a batch, in order, each with the sequences of its entries."""
+    """The append under way. writes: those in a batch, in order, each with the sequences of its entries. end: of the
+    table, if the item ends one. drops: tickets that wait for this check-point."""
 
     item: Item
     writes: tuple[tuple[_Write, tuple[int, ...]], ...] = ()
-    drops: tuple[int, ...] = ()  # tickets that wait for this check-point
+    end: _End | None = None
+    drops: tuple[int, ...] = ()
+
+    @property
+    def tickets(self) -> list[int]:
+        ends = [] if self.end is None else [self.end.ticket]
+        return [*(write.ticket for write, _ in self.writes), *ends, *self.drops]
 
 
 class RegionOwner:
@@ -136,7 +166,7 @@ class RegionOwner:
         self._loader: RegionLoader | None = None
         self._nonce = b""
         self._nonces: set[bytes] = set()  # of all fences of this owner
-        self._queue: deque[_Write] = deque()
+        self._queue: deque[_Write | _End] = deque()
         self._queue_bytes = 0
         self._append: _Append | None = None
         self._is_found = False  # the append under way was found while the topic was read up to a new fence
@@ -177,6 +207,12 @@ class RegionOwner:
                 self._out.answer([ticket], UnavailableError(f"the region is not open: region={self._region}"))
             case WriteEntries(entries):
                 self._take_write(ticket, entries)
+            case BeginTable(table, payload):
+                assert table not in self.state.meta.tables, f"a table is begun once: table={table}"
+                self._take_write(ticket, ((table, payload),), begins=True)
+            case EndTable(table):
+                self._queue.append(_End(ticket, table))
+                self._queue_bytes += RECORD_OVERHEAD_BYTES
             case AwaitWrites():
                 self._idle_tickets.append(ticket)
             case MarkDeleted(table, below):
@@ -204,7 +240,7 @@ class RegionOwner:
         else:
             self._out.answer([ticket], None)
 
-    def _take_write(self, ticket: int, entries: tuple[tuple[int, bytes], ...]) -> None:
+    def _take_write(self, ticket: int, entries: tuple[tuple[int, bytes], ...], *, begins: bool = False) -> None:
         size = sum(RECORD_OVERHEAD_BYTES + len(payload) for _, payload in entries)
         if not entries or size > self._options.batch_bytes_max:
             self._out.answer(
@@ -220,7 +256,7 @@ class RegionOwner:
                 OverCapacityError(f"too many writes wait, try again later: bytes_max={self._options.queue_bytes_max}"),
             )
         else:
-            self._queue.append(_Write(ticket, entries, size))
+            self._queue.append(_Write(ticket, entries, size, begins))
             self._queue_bytes += size
 
     def _mark(self, ticket: int, table: int, below: int) -> None:
@@ -253,7 +289,7 @@ class RegionOwner:
         self._enter(Phase.LOADING)
         self._attempts += 1
         self._loader = RegionLoader(
-            self._region, self._out.number, map_every=self._options.map_every, skips=self._skips
+            self._region, self._out.number, map_every=self._options.map_every, skipped=UNUSABLE if self._skips else ()
         )
         self._ask_loader(self._loader.begin())
 
@@ -364,8 +400,12 @@ class RegionOwner:
         if self._is_found:
             self._finish(append, self._found)
         else:
-            self._queue.extendleft(write for write, _ in reversed(append.writes))
-            self._queue_bytes += sum(write.size for write, _ in append.writes)
+            again: list[_Write | _End] = [
+                *(write for write, _ in append.writes),
+                *([] if append.end is None else [append.end]),
+            ]
+            self._queue.extendleft(reversed(again))
+            self._queue_bytes += sum(one.size for one in again)
             self._maintenance.checkpoint_undone(append.drops)
 
     def _depose(self, *, is_known: bool) -> None:
@@ -377,7 +417,7 @@ class RegionOwner:
             self._finish(append, self._found)
         elif append is not None:
             error = self._fenced_error() if is_known else self._fenced_error(outcome_unknown=True)
-            self._out.answer([*(write.ticket for write, _ in append.writes), *append.drops], error)
+            self._out.answer(append.tickets, error)
         queued, self._queue = self._queue, deque()
         self._queue_bytes = 0
         tickets = [write.ticket for write in queued] + self._idle_tickets
@@ -445,7 +485,13 @@ class RegionOwner:
             item, drops = self._maintenance.checkpoint(self.state)
             self._send_append(_Append(item, drops=drops))
         elif self._queue:
-            self._send_append(self._next_batch())
+            first = self._queue[0]
+            if isinstance(first, _End):
+                self._queue.popleft()
+                self._queue_bytes -= first.size
+                self._send_append(_Append(TableEnd(first.table), end=first))
+            else:
+                self._send_append(self._next_batch())
 
     def _next_batch(self) -> _Append:
         """Take as many writes as fit into one batch."""
@@ -454,12 +500,15 @@ class RegionOwner:
         writes: list[tuple[_Write, tuple[int, ...]]] = []
         size = 0
         while self._queue and (not writes or size + self._queue[0].size <= self._options.batch_bytes_max):
-            write = self._queue.popleft()
+            write = self._queue[0]
+            if isinstance(write, _End):
+                break
+            self._queue.popleft()
             size += write.size
             sequences: list[int] = []
             for table, payload in write.entries:
-                sequence = self.state.meta.next_seq_num(table) + ahead[table]
-                ahead[table] += 1
+                sequence = 0 if write.begins else self.state.meta.next_seq_num(table) + ahead[table]
+                ahead[table] += not write.begins
                 sequences.append(sequence)
                 entries.append(Entry(table, sequence, payload))
             writes.append((write, tuple(sequences)))
@@ -486,9 +535,10 @@ class RegionOwner:
         assert append is not None, "an append is under way"
         if error.remedy is Remedy.FIX and not error.outcome_unknown:  # refused, so it never will be there
             self._append = None
-            self._out.answer([write.ticket for write, _ in append.writes], error)
             if isinstance(append.item, Checkpoint):
                 self._maintenance.checkpoint_refused(append.drops, error)
+            else:
+                self._out.answer(append.tickets, error)
             return
         self._doubt(error)
 
@@ -511,19 +561,34 @@ class RegionOwner:
 
     def _take_offset(self, append: _Append, offset: int, others: list[Placed]) -> None:
         """The append lies at an offset, and everything in front of it is known."""
+        had_ended = self.state.rule.ended
         writer, own, counting = self._writer.appended(append.item, offset, others)
         self.state.rule, self.state.offset = writer.rule, writer.expected
         self.state.add(counting)
+        for _, item in others:
+            self.state.note(item)
+            if isinstance(item, TableEnd | TableDropped):
+                had_ended |= {item.table}
         if writer.is_deposed:
             self._is_found, self._found = bool(own), own
             self._depose(is_known=True)
             return
         self._append = None
         self._finish(append, own)
+        if append.end is not None:
+            self._ended(append.end, append.end.table in had_ended)
+
+    def _ended(self, end: _End, had_ended: bool) -> None:
+        """A table has ended by this owner's record, or before it."""
+        found = self.state.meta.tables.get(end.table)
+        if had_ended or found is None:
+            self._out.answer([end.ticket], TableEndedError(f"the table has ended: table={end.table}"))
+        else:
+            self._out.answer([end.ticket], found.next_seq_num - 1)
 
     def _finish(self, append: _Append, counting: tuple[PlacedEntry, ...]) -> None:
         """Answer the writes of an append whose fate is known."""
-        counted = {(entry.table, entry.sequence) for _, entry in counting}
+        counted = {(entry.table, entry.sequence): offset for offset, entry in counting}
         for write, sequences in append.writes:
             missing = [
                 table
@@ -532,6 +597,8 @@ class RegionOwner:
             ]
             if missing:
                 self._out.answer([write.ticket], TableEndedError(f"the table has ended: table={missing[0]}"))
+            elif write.begins:
+                self._out.answer([write.ticket], counted[write.entries[0][0], 0])
             else:
                 self._out.answer([write.ticket], sequences)
         if isinstance(append.item, Checkpoint):

@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from dlog.region.counting import Checkpoint, CountingRule, Placed, PlacedEntry, record_count
+from dlog.region.counting import Checkpoint, CountingRule, Item, Placed, PlacedEntry, TableDropped, record_count
 from dlog.region.tables import MAP_EVERY, RegionMeta
 from dlog.wire.region import RegionSnapshot, decode_snapshot
 
@@ -41,8 +41,7 @@ class RegionState:
         rule, counting = self.rule.after_placed(placed)
         self.add(counting)
         offset, item = placed
-        if isinstance(item, Checkpoint):
-            self._take_marks(decode_snapshot(item.snapshot))
+        self.note(item)
         self.rule = rule
         self.offset = offset + record_count(item)
         return counting
@@ -51,6 +50,14 @@ class RegionState:
         """Note entries that count."""
         for offset, entry in counting:
             self.meta.add(entry.table, entry.sequence, offset, len(entry.payload))
+
+    def note(self, item: Item) -> None:
+        """Note what an item says of whole tables. The entries that count up to it are added before."""
+        match item:
+            case Checkpoint(snapshot):
+                self._take_marks(decode_snapshot(snapshot))
+            case TableDropped(table):
+                self.meta.tables.pop(table, None)
 
     def _take_marks(self, snapshot: RegionSnapshot) -> None:
         """Take over the marks of a check-point: a snapshot that is older than it, or none, does not have them."""

@@ -22,12 +22,15 @@ MAP_EVERY_BYTES = 256 * 1024  # or bytes, whatever is reached first
 class TableMeta:
     """One table. next_seq_num: of its next record. latest_marked_deleted: every sequence below may be deleted.
     current_high_watermark: the offset behind its last record. seq_offset_mapping: some sequences at or above the mark,
-    and the last mapped one below it, unless the mark itself is mapped; ascending."""
+    and the last mapped one below it, unless the mark itself is mapped; ascending. payload_bytes: of all its entries
+    that ever counted. begin: the offset of the record that began it, 0 if none did."""
 
     next_seq_num: int = 1
     latest_marked_deleted: int = 0
     current_high_watermark: int = 0
     seq_offset_mapping: dict[int, int] = field(default_factory=dict)
+    payload_bytes: int = 0
+    begin: int = 0
     _bytes: int = 0  # since the last mapped record
 
     @property
@@ -54,6 +57,7 @@ class TableMeta:
         if last is None or sequence - last >= map_every or self._bytes >= MAP_EVERY_BYTES:
             mapping[sequence] = offset
             self._bytes = 0
+        self.payload_bytes += size
         self.next_seq_num = sequence + 1
         self.current_high_watermark = offset + 1
 
@@ -82,10 +86,13 @@ class RegionMeta:
         self._map_every = map_every
 
     def add(self, table: int, sequence: int, offset: int, size: int) -> None:
-        """See TableMeta.add."""
+        """See TableMeta.add. A sequence of 0 begins the table."""
         found = self.tables.get(table)
         if found is None:
             found = self.tables[table] = TableMeta()
+        if sequence == 0:
+            found.begin = offset
+            return
         found.add(sequence, offset, size, map_every=self._map_every)
 
     def known(self, table: int) -> TableMeta:
@@ -116,6 +123,8 @@ class RegionMeta:
                 meta.latest_marked_deleted,
                 meta.current_high_watermark,
                 tuple(meta.seq_offset_mapping.items()),
+                meta.payload_bytes,
+                meta.begin,
             )
             for table, meta in self.tables.items()
         )
@@ -126,6 +135,11 @@ class RegionMeta:
         made = cls(map_every=map_every)
         for t in snapshot.tables:
             made.tables[t.table] = TableMeta(
-                t.next_seq_num, t.latest_marked_deleted, t.current_high_watermark, dict(t.mapping)
+                t.next_seq_num,
+                t.latest_marked_deleted,
+                t.current_high_watermark,
+                dict(t.mapping),
+                t.payload_bytes,
+                t.begin,
             )
         return made

@@ -5,7 +5,8 @@
     value, version 1:     version u8 | epoch u64 | nonce 16 | batch u64 | position u32 | count u32 | crc32c u32
                           | payload
     snapshot, version 1:  version u8 | crc32c u32 | msgpack [offset, epoch, nonce, number, [ended table, ...],
-                              [[table, next, deleted below, high watermark, [sequence, offset, ...]], ...]]
+                              [[table, next, deleted below, high watermark, [sequence, offset, ...], bytes, begin],
+                              ...]]
 
 Big-endian. The checksum covers the key and the value but itself; that of a snapshot all behind it. Version 0 is
 HoraeDB's format, of entries only: without a nonce, a deposed writer's records cannot be told from others.
@@ -37,6 +38,10 @@ _SNAPSHOT_HEAD = struct.Struct(">BI")
 _U64_END = 1 << 64
 
 
+class ForeignRecordError(DamagedError):
+    """A record that no region wrote: its key has another length."""
+
+
 class RecordKind(enum.IntEnum):
     """First byte of a key."""
 
@@ -44,13 +49,15 @@ class RecordKind(enum.IntEnum):
     FENCE = 2  # begins the work of an owner
     TABLE_END = 3
     CHECKPOINT = 4  # the payload is a snapshot
+    TABLE_BEGIN = 5  # in a batch, like an entry; its sequence is 0
+    TABLE_DROPPED = 6  # ends the table, and its records may be deleted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionRecord:
-    """One record. table, sequence: 0 in records of the whole region. epoch, nonce: of the owner that appended it; a
-    TABLE_END may come from another process. batch: its number under this nonce. position: in the batch, 0-based; count:
-    records of the batch. In version 0 the fields from epoch to count have their defaults."""
+    """One record. table, sequence: 0 in records of the whole region. epoch, nonce: of the owner that appended it; those
+    that end or drop a table may come from another process. batch: its number under this nonce. position: in the
+    batch, 0-based; count: records of the batch. In version 0 the fields from epoch to count have their defaults."""
 
     kind: RecordKind
     region: int
@@ -67,13 +74,16 @@ class RegionRecord:
 
 @dataclass(frozen=True, slots=True)
 class TableSnapshot:
-    """A table in a snapshot. mapping: pairs of a sequence and the offset of its record, ascending."""
+    """A table in a snapshot. mapping: pairs of a sequence and the offset of its record, ascending. payload_bytes: of
+    all its entries that ever counted. begin: the offset of the record that began it, 0 if none did."""
 
     table: int
     next_seq_num: int
     latest_marked_deleted: int
     current_high_watermark: int
     mapping: tuple[tuple[int, int], ...] = ()
+    payload_bytes: int = 0
+    begin: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +120,11 @@ def encode_record(record: RegionRecord) -> tuple[bytes, bytes]:
 def encode_batch(
     region: int, epoch: int, nonce: bytes, batch: int, entries: Sequence[tuple[int, int, Buffer]]
 ) -> list[tuple[bytes, bytes]]:
-    """Encode the records of a batch, in version 1. entries: table, sequence and payload of each. Raises ValueError for
-    a number out of range."""
-    kind, count = RecordKind.ENTRY, len(entries)
+    """Encode the records of a batch, in version 1. entries: table, sequence and payload of each; a sequence of 0 begins
+    the table. Raises ValueError for a number out of range."""
+    entry, begin, count = RecordKind.ENTRY, RecordKind.TABLE_BEGIN, len(entries)
     return [
-        _encode(kind, region, table, sequence, epoch, nonce, batch, position, count, payload)
+        _encode(entry if sequence else begin, region, table, sequence, epoch, nonce, batch, position, count, payload)
         for position, (table, sequence, payload) in enumerate(entries)
     ]
 
@@ -142,8 +152,10 @@ def _encode(
 
 
 def decode_record(key: Buffer, value: Buffer) -> RegionRecord:
-    """Decode a record. Raises DamagedError, UnsupportedVersionError."""
-    if len(key) != KEY.size or not value:
+    """Decode a record. Raises ForeignRecordError, DamagedError, UnsupportedVersionError."""
+    if len(key) != KEY.size:
+        raise ForeignRecordError(f"not a record of a region: key_bytes={len(key)} value_bytes={len(value)}")
+    if not value:
         raise DamagedError(f"not a record of a region: key_bytes={len(key)} value_bytes={len(value)}")
     number, region, table, sequence, version = KEY.unpack(key)
     if version > 1 or value[0] > 1:
@@ -201,6 +213,8 @@ def encode_snapshot(snapshot: RegionSnapshot) -> bytes:
             t.latest_marked_deleted,
             t.current_high_watermark,
             [n for at in t.mapping for n in at],
+            t.payload_bytes,
+            t.begin,
         )
         for t in snapshot.tables
     ]
@@ -234,12 +248,20 @@ def decode_snapshot(data: Buffer) -> RegionSnapshot:
 
 
 def _table(value: Any) -> TableSnapshot:
-    table, next_seq_num, deleted, watermark, flat = value
+    table, next_seq_num, deleted, watermark, flat, payload_bytes, begin = value
     numbers = tuple(map(_u64, flat))
     mapping = tuple(zip(numbers[::2], numbers[1::2], strict=True))
     if any(one[0] >= other[0] or one[1] > other[1] for one, other in pairwise(mapping)):
         raise ValueError("a mapping is not in order")
-    made = TableSnapshot(_u64(table), _u64(next_seq_num), _u64(deleted), _u64(watermark), mapping)
+    made = TableSnapshot(
+        _u64(table),
+        _u64(next_seq_num),
+        _u64(deleted),
+        _u64(watermark),
+        mapping,
+        payload_bytes=_u64(payload_bytes),
+        begin=_u64(begin),
+    )
     if made.next_seq_num == 0 or made.latest_marked_deleted > made.next_seq_num:
         raise ValueError("a table's numbers contradict each other")
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlog.region.counting import Batch, Checkpoint, Entry, Item, RegionFence
 from dlog.region.items import records_of
-from dlog.region.loading import RegionLoader
+from dlog.region.loading import UNUSABLE, RegionLoader
 from dlog.region.messages import (
     AppendRecords,
     AskOffsets,
@@ -89,7 +89,7 @@ def loaded(data: TopicList, meta: TopicList | None = None, *, skips: bool = Fals
     """A loader that is done. Raises DamagedError, UnsupportedVersionError."""
     topics = {Topic.DATA: data, Topic.META: meta or TopicList()}
     numbers = iter(range(1, 1000))
-    loader = RegionLoader(REGION, lambda: next(numbers), map_every=1, skips=skips)
+    loader = RegionLoader(REGION, lambda: next(numbers), map_every=1, skipped=UNUSABLE if skips else ())
     asking = loader.begin()
     while True:
         topic, question = asking
