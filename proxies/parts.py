@@ -51,6 +51,7 @@ def tuned(config_path: str | None) -> BackendLimits:
     stores = load_stores(config_path)
     serving.tell(configured("cold", stores.cold, config_path))
     serving.tell(configured("file", stores.file, config_path))
+    serving.tell(configured("kafka", stores.kafka, config_path))
     return replace(TUNING, stores=stores)
 
 

@@ -60,8 +60,8 @@ class ServingOptions:
     http_port: int = option(0, "port of /metrics, /live, /ready and /haproxy; 0: none")
     stores: tuple[str, ...] = option(
         (),
-        "stores of segments, the first for streams that name none: ledger, file; "
-        "empty: ledger, and file if [file] has a directory",
+        "stores of segments, the first for streams that name none: ledger, file, kafka; "
+        "empty: ledger, file if [file] has a directory, and kafka if [kafka] has topics",
     )
     proxy_protocol: str = option(
         "off", "whether a header of the PROXY protocol begins a connection: off, optional or required"

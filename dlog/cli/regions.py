@@ -25,7 +25,7 @@ from dlog.cli.output import (
 from dlog.client.regions import Regions, RegionView
 from dlog.errors import DamagedError, DLogError, UnavailableError
 from dlog.events import Event, RegionRecordIgnored, TablePinsRegion
-from dlog.io.kafka_settings import KafkaTopicsOptions
+from dlog.io.kafka_settings import KafkaOptions
 from dlog.io.settings import load
 from dlog.region.messages import LostEntries
 from dlog.region.owner import RegionFencedError
@@ -245,7 +245,7 @@ def _run(name: str, address: str | None, work: Callable[[Regions, str], Awaitabl
             "no topics are named", "add --topics file:///path or kafka://host:port, or set DLOG_KAFKA_TOPICS"
         )
 
-    kafka = load(KafkaTopicsOptions, "kafka", None, {})
+    kafka = load(KafkaOptions, "kafka", None, {})
 
     async def run() -> T:
         async with Regions(address, namespace, kafka=kafka, clean_every_s=None, on_event=_note_event) as regions:

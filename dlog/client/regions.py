@@ -14,7 +14,7 @@ Source: HoraeDB's write-ahead log on Kafka.
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import itertools
 import random
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
@@ -24,44 +24,32 @@ from types import TracebackType
 from typing import Any
 
 from dlog.errors import (
-    ConfigError,
     DLogError,
     InvalidRequestError,
     TruncatedError,
     UnavailableError,
 )
-from dlog.events import Event, RegionFailed
+from dlog.events import Event
 from dlog.io.driver import Driver
-from dlog.io.file_topics import DirectoryTopics, FileTopics
 from dlog.io.kafka_settings import KafkaTopicsOptions
 from dlog.io.kafka_topics import KafkaTopics
-from dlog.machine import Received
-from dlog.options import MiB
+from dlog.io.region_topics import READ_BYTES, RegionTopics, region_driver, tell_failure
+from dlog.io.topics import open_topics
 from dlog.region.loading import UNUSABLE, RegionLoader
 from dlog.region.messages import (
-    AppendRecords,
-    AskOffsets,
     AwaitWrites,
-    BeforeDeleted,
     CleanRegion,
-    DeleteBefore,
     DropTable,
     FindStart,
     LostEntries,
     MarkDeleted,
-    OffsetsTold,
     OpenRegion,
-    Question,
     ReadingStart,
-    ReadRecords,
-    RecordsAppended,
-    RecordsRead,
-    Reply,
     SaveSnapshot,
     Topic,
-    TopicFailed,
     WriteEntries,
 )
+from dlog.region.names import region_number, topic_names
 from dlog.region.options import RegionOptions
 from dlog.region.owner import RegionOwner
 from dlog.region.reading import EntryScan, RegionEntry, TailScan, find_start
@@ -70,32 +58,12 @@ from dlog.region.tables import TableMeta
 from dlog.region.topics import OffsetOutOfRangeError, Stored, TopicExistsError, TopicNotFoundError, Topics
 from dlog.wire.region import NONCE_BYTES
 
-READ_BYTES = 1 * MiB  # of a topic, at once
 FOLLOW_S, FOLLOW_MAX_S = 0.005, 0.2  # how often a reader looks for new records
 CLOSE_S = 5.0  # how long closing waits for what is under way
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,100}\Z")
 _U64_END = 1 << 64
 
 OnLost = Callable[[LostEntries], None]
-
-
-def region_number(name: str) -> int:
-    """The number of a region in the keys of its records: a decimal name itself, else the first 8 bytes of the name's
-    SHA-256."""
-    if name.isascii() and name.isdigit() and int(name) < _U64_END:
-        return int(name)
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
-
-
-def open_topics(address: str, *, kafka: KafkaTopicsOptions | None = None) -> Topics:
-    """The topics at `file:///path`, or at `kafka://host:port,host:port`. Raises ConfigError, MisconfiguredError."""
-    if address.startswith("kafka://"):
-        return KafkaTopics(address, kafka)
-    if address.startswith("file:///"):
-        return FileTopics(DirectoryTopics(address.removeprefix("file://")))
-    raise ConfigError(
-        f"not an address of topics, use file:///path or kafka://host:port,host:port: address={address[:80]!r}"
-    )
 
 
 class Regions:
@@ -180,10 +148,10 @@ class Regions:
         await self._check(name, paths)
         topics = RegionTopics(self.topics, paths)
         number = region_number(name)
+        next_number = itertools.count().__next__
+        skipped = UNUSABLE if skip_damaged else ()
         for _ in range(self._options.open_attempts):
-            loader = RegionLoader(
-                number, topics.number, map_every=self._options.map_every, skipped=UNUSABLE if skip_damaged else ()
-            )
+            loader = RegionLoader(number, next_number, map_every=self._options.map_every, skipped=skipped)
             try:
                 state = await _load(loader, topics)
             except OffsetOutOfRangeError:
@@ -204,7 +172,7 @@ class Regions:
 
     def _paths(self, name: str) -> dict[Topic, str]:
         _check_name("region", name)
-        return {topic: f"{self.namespace}.{topic}.{name}" for topic in Topic}
+        return topic_names(self.namespace, name)
 
     async def _check(self, name: str, paths: Mapping[Topic, str]) -> None:
         """Raise TopicNotFoundError or UnsafeTopicError unless the topics are there and keep what they have."""
@@ -215,34 +183,6 @@ class Regions:
                 raise TopicNotFoundError(
                     f"there is no such region, create it first: region={self.namespace}/{name} topic={path}"
                 ) from None
-
-
-class RegionTopics:
-    """The two topics of one region. paths: their names."""
-
-    def __init__(self, topics: Topics, paths: Mapping[Topic, str]) -> None:
-        self.topics = topics
-        self.paths = paths
-        self._number = 0
-
-    def number(self) -> int:
-        """A number for a question."""
-        self._number += 1
-        return self._number
-
-    async def ask(self, topic: Topic, question: Question) -> Reply:
-        """Perform a question. Raises what the topics raise."""
-        topics, path, number = self.topics, self.paths[topic], question.number
-        match question:
-            case AppendRecords(_, records):
-                return RecordsAppended(number, await topics.append(path, records))
-            case ReadRecords(_, offset):
-                return RecordsRead(number, tuple(await topics.read(path, offset, READ_BYTES)))
-            case AskOffsets():
-                return OffsetsTold(number, *await topics.offsets(path))
-            case DeleteBefore(_, offset):
-                await topics.delete_before(path, offset)
-                return BeforeDeleted(number)
 
 
 async def _load(loader: RegionLoader, topics: RegionTopics) -> RegionState:
@@ -312,7 +252,7 @@ class Region:
         self._topics = topics
         self._on_event = on_event
         self._owner = RegionOwner(self._number, lambda: rng.randbytes(NONCE_BYTES), options, skips=skip_damaged)
-        self._driver = Driver(self._owner, name=f"region {name}", send=self._send, on_event=on_event)
+        self._driver = region_driver(self._owner, f"region {name}", topics, on_event)
 
     async def begin(self) -> None:
         """Open it. Called once."""
@@ -320,8 +260,7 @@ class Region:
         await self._driver.ask(OpenRegion())
 
     def _driver_ended(self, driver: Driver, error: Exception | None) -> None:
-        if error is not None:
-            self._on_event(RegionFailed(self._number, "\n".join([repr(error), *getattr(error, "__notes__", ())])))
+        tell_failure(self._on_event, self._number, error)
 
     def begin_cleaning(self, every_s: float) -> None:
         """Clean it from time to time, until it ends. Called at most once."""
@@ -415,16 +354,6 @@ class Region:
                     pass  # the next opening scans more
             self._driver.stop()
             await self._driver.wait_ended()
-
-    def _send(self, peer: Any, message: Any) -> None:
-        self._driver.start(self._perform(peer, message), name=f"region {self.name} {type(message).__name__}")
-
-    async def _perform(self, topic: Topic, question: Question) -> None:
-        try:
-            reply = await self._topics.ask(topic, question)
-        except DLogError as error:
-            reply = TopicFailed(question.number, error)
-        self._driver.post(Received(topic, reply))
 
 
 async def _read(

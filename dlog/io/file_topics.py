@@ -38,6 +38,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import pairwise
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from dlog.errors import DamagedError, InvalidRequestError, UnavailableError, UnsupportedVersionError
 from dlog.io.disk import Disk, File, RealDisk, read_file, replace_file
@@ -130,6 +131,13 @@ class DirectoryTopics:
     def exists(self, topic: str) -> bool:
         with self._errors(topic):
             return self._disk.exists(f"{self._directory(topic)}/settings")
+
+    def names(self, prefix: str) -> list[str]:
+        with self._errors(prefix):
+            if not self._disk.exists(self._root):
+                return []
+            found = [unquote(name) for name in self._disk.names(self._root)]
+        return sorted(name for name in found if name.startswith(prefix) and self.exists(name))
 
     def check(self, topic: str) -> None:
         with self._errors(topic):
@@ -368,6 +376,9 @@ class FileTopics:
 
     async def exists(self, topic: str) -> bool:
         return await asyncio.to_thread(self._topics.exists, topic)
+
+    async def names(self, prefix: str) -> list[str]:
+        return await asyncio.to_thread(self._topics.names, prefix)
 
     async def check(self, topic: str) -> None:
         await asyncio.to_thread(self._topics.check, topic)

@@ -168,6 +168,23 @@ class Brokers:
             raise failed or BrokerFailedError("no broker is known")
         return None
 
+    async def topics(self) -> set[str]:
+        """The names of all topics that a broker knows which answers."""
+        found: set[str] = set()
+        failed: BrokerFailedError | None = None
+        is_answered = False
+        for address in self._addresses():
+            try:
+                answer = await self._ask(address, MetadataRequest(None, allow_auto_topic_creation=False))
+            except BrokerFailedError as error:
+                failed = error
+                continue
+            is_answered = True
+            found.update(name for _, name, _, _ in answer.topics)
+        if not is_answered:
+            raise failed or BrokerFailedError("no broker is known")
+        return found
+
     async def is_known_everywhere(self, topic: str) -> bool:
         """Whether every broker that answers knows the topic and a leader of it."""
         return all(layout is not None and layout.leader >= 0 for layout in await self._described(topic))

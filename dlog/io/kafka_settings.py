@@ -11,6 +11,7 @@ from dlog.errors import ConfigError, InvalidRequestError
 from dlog.hostport import join_host_port, split_host_port
 from dlog.options import MiB, check_positive, option
 from dlog.region.topics import UnsafeTopicError
+from dlog.stores.kafka.options import KafkaStoreOptions
 
 _SCHEME = "kafka://"
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
@@ -19,7 +20,7 @@ _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 BATCH_OVERHEAD_BYTES = 61
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class KafkaTopicsOptions:
     """Settings of the topics, and bounds of the client.
 
@@ -46,6 +47,17 @@ class KafkaTopicsOptions:
                 f"min_insync_replicas must not exceed replication_factor: "
                 f"{self.min_insync_replicas} > {self.replication_factor}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KafkaOptions(KafkaTopicsOptions, KafkaStoreOptions):
+    """Regions and streams in topics: where those are, their settings, and bounds of what is kept in memory."""
+
+    topics: str = option("", "kafka://host:port,host:port, or file:///path; empty: no streams in topics")
+
+    def __post_init__(self) -> None:
+        KafkaTopicsOptions.__post_init__(self)
+        KafkaStoreOptions.__post_init__(self)
 
 
 def parse_kafka_address(text: str) -> tuple[str, ...]:

@@ -121,6 +121,12 @@ class KafkaTopics:
 
         return await self._until_done("look for a topic", topic, describe)
 
+    async def names(self, prefix: str) -> list[str]:
+        async def names() -> list[str]:
+            return sorted(name for name in await self._brokers.topics() if name.startswith(prefix))
+
+        return await self._until_done("list topics", prefix, names)
+
     async def check(self, topic: str) -> None:
         async def check() -> None:
             layout = await self._brokers.describe(topic)

@@ -24,7 +24,7 @@ from dlog.options import build
 T = TypeVar("T")
 
 #: sections of a configuration file: one for each role, read by its process only; cold and file: by all segment readers;
-#: kafka: by commands that use regions
+#: kafka: by all segment readers, and by commands that use regions
 SECTIONS = frozenset({"bookie", "write", "read", "up", "cold", "file", "kafka"})
 
 #: former names of options
@@ -35,7 +35,7 @@ _SECRETS = ("password", "secret", "token")
 #: our environment variables that are not options
 _OTHERS = frozenset(
     {
-        *("DLOG_CONNECT", "DLOG_DIR", "DLOG_HELD", "DLOG_KAFKA_TOPICS", "DLOG_NAMESPACE", "DLOG_ZOOKEEPER"),
+        *("DLOG_CONNECT", "DLOG_DIR", "DLOG_HELD", "DLOG_NAMESPACE", "DLOG_ZOOKEEPER"),
         "DLOG_ZOOKEEPER_JARS",
     }
 )

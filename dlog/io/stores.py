@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
@@ -24,6 +25,8 @@ from dlog.errors import ConfigError
 from dlog.events import Event
 from dlog.io.disk import RealDisk
 from dlog.io.file_errors import describe_error, named_errors, remedy_for
+from dlog.io.kafka_settings import KafkaOptions
+from dlog.io.kafka_store import open_kafka_store
 from dlog.io.ledgers import Ledgers
 from dlog.io.objects import Objects
 from dlog.io.reserve import SpaceReserve
@@ -34,6 +37,7 @@ from dlog.stores.cold.store import ColdStore
 from dlog.stores.contract import SegmentStore
 from dlog.stores.file.options import FileStoreOptions
 from dlog.stores.file.store import FileStore
+from dlog.stores.kafka.store import KafkaStore
 from dlog.stores.kinds import SCHEMAS
 from dlog.stores.ledger import LedgerStore
 
@@ -58,6 +62,13 @@ class StoresOptions:
 
     cold: ColdOptions = field(default_factory=ColdOptions)
     file: FileStoreOptions = field(default_factory=FileStoreOptions)
+    kafka: KafkaOptions = field(default_factory=KafkaOptions)
+
+    def default_stores(self) -> tuple[str, ...]:
+        """The stores that segments can be created on if nothing else is configured: ledgers, and those that have a
+        place."""
+        placed = {FileStore.name: bool(self.file.directory), KafkaStore.name: bool(self.kafka.topics)}
+        return tuple(name for name in WRITABLE if placed.get(name, True))
 
 
 def load_stores(config_path: str | Path | None, given: Mapping[str, str] = MappingProxyType({})) -> StoresOptions:
@@ -69,6 +80,7 @@ def load_stores(config_path: str | Path | None, given: Mapping[str, str] = Mappi
     return StoresOptions(
         cold=load(ColdOptions, "cold", config_path, flags("cold")),
         file=load(FileStoreOptions, "file", config_path, flags("file")),
+        kafka=load(KafkaOptions, "kafka", config_path, flags("kafka")),
     )
 
 
@@ -85,11 +97,12 @@ async def open_stores(
 ) -> AsyncIterator[Mapping[str, SegmentStore]]:
     """Stores by name, open in the scope.
 
-    writable: those that streams may be created on, the default first; none: ledger, and file if it has a directory.
-    Cold storage follows them. creates: create the directory of the file store if there never was one, as proxies do; to
-    others it would show a wrong directory as one whose segments are gone. Raises ConfigError, MetadataUnavailableError.
+    writable: those that streams may be created on, the default first; none: see StoresOptions.default_stores. Cold
+    storage follows them. creates: create the directory of the file store, or the namespace of topics, if there never was
+    one, as proxies do; to others it would show a wrong place as one whose segments are gone. Raises ConfigError,
+    MetadataUnavailableError.
     """
-    names = tuple(writable) or (WRITABLE if options.file.directory else WRITABLE[:1])
+    names = tuple(writable) or options.default_stores()
     unknown = [name for name in names if name not in WRITABLE]
     if unknown:
         raise ConfigError(f"no such segment store, choose from {', '.join(WRITABLE)}: stores={','.join(names)}")
@@ -109,6 +122,16 @@ async def open_stores(
                         f"or correct the path: directory={options.file.directory} recorded={recorded} "
                         f"found={store.identity[:40] or 'none'}"
                     )
+            elif name == KafkaStore.name:
+                opening_topics = open_kafka_store(
+                    options.kafka,
+                    partial(identities.read_store_identity, name),
+                    partial(identities.record_store_identity, name),
+                    rng,
+                    creates=creates,
+                    tell=tell,
+                )
+                stores[name] = await stack.enter_async_context(opening_topics)
             else:
                 stores[name] = LedgerStore(ledgers)
                 stack.push_async_callback(stores[name].close)

@@ -63,6 +63,10 @@ class Topics(Protocol):
 
     async def exists(self, topic: str) -> bool: ...
 
+    async def names(self, prefix: str) -> list[str]:
+        """The topics whose names begin so, sorted."""
+        ...
+
     async def check(self, topic: str) -> None:
         """Read the topic's settings, at every open. Raises TopicNotFoundError, and UnsafeTopicError if what was
         appended could be lost."""

@@ -7,10 +7,13 @@ from typing import Any
 
 from dlog.model.segment import StoreSettings
 from dlog.stores.file.options import FILE_SETTINGS
+from dlog.stores.kafka.options import KAFKA_SETTINGS
 from dlog.stores.ledger import LEDGER_SETTINGS
 from dlog.stores.settings import SettingsSchema
 
-SCHEMAS: Mapping[str, SettingsSchema] = {schema.store: schema for schema in (LEDGER_SETTINGS, FILE_SETTINGS)}
+SCHEMAS: Mapping[str, SettingsSchema] = {
+    schema.store: schema for schema in (LEDGER_SETTINGS, FILE_SETTINGS, KAFKA_SETTINGS)
+}
 
 
 def stored_settings(store: str, stored: Mapping[str, Any]) -> StoreSettings:

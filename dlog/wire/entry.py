@@ -44,6 +44,7 @@ CONTROL_PAYLOAD = b"control"
 END_OF_STREAM_PAYLOAD = b"endOfStream"
 
 _ENVELOPE = struct.Struct(">biii")
+ENVELOPE_BYTES = _ENVELOPE.size  # of an entry, in front of its records
 _RECORD = struct.Struct(">qqi")
 _SET = struct.Struct(">iiii")
 _I32 = struct.Struct(">i")

@@ -30,7 +30,7 @@ SECTIONS = {
     "up": ("dlog.cli.plan", "UpOptions"),
     "cold": ("dlog.stores.cold.options", "ColdOptions"),
     "file": ("dlog.stores.file.options", "FileStoreOptions"),
-    "kafka": ("dlog.io.kafka_settings", "KafkaTopicsOptions"),
+    "kafka": ("dlog.io.kafka_settings", "KafkaOptions"),
 }
 _UNITS = {
     "_bytes": "bytes",

@@ -88,6 +88,9 @@ class WatchedTopics:
         found: bool = await self._call("exists", topic, self._topics.exists(topic))
         return found
 
+    async def names(self, prefix: str) -> list[str]:
+        return await self._topics.names(prefix)
+
     async def check(self, topic: str) -> None:
         await self._call("check", topic, self._topics.check(topic))
 

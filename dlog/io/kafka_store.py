@@ -1,0 +1,116 @@
+"""Opens the segment store on regions.
+
+The names of its topics begin with a namespace that the cluster's metadata records as the identity of the store. So two
+clusters can share a Kafka; and a wrong address, where the topic that marks the namespace does not exist, is never taken
+for one whose segments were deleted.
+
+Invariants:
+- The marker topic exists before the namespace is recorded.
+- A recorded namespace is never replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from random import Random
+
+from dlog.errors import ConfigError
+from dlog.events import Event
+from dlog.io.kafka_settings import KafkaOptions
+from dlog.io.kafka_topics import KafkaTopics
+from dlog.io.region_topics import RegionTopics, region_driver, tell_failure
+from dlog.io.topics import open_topics
+from dlog.machine import Machine
+from dlog.options import KiB
+from dlog.region.items import RECORD_OVERHEAD_BYTES
+from dlog.region.names import region_number, topic_names
+from dlog.region.topics import TopicExistsError, Topics
+from dlog.stores.kafka.options import NAME
+from dlog.stores.kafka.ports import FindNamespace, RegionActor, StartActor
+from dlog.stores.kafka.store import KafkaStore, marker_topic
+from dlog.wire.entry import ENTRY_BYTES_MAX, ENVELOPE_BYTES
+
+BATCH_SPARE_BYTES = 1 * KiB  # of a batch, for Kafka's own fields
+REQUESTS_MAX = 1_000_000  # pending appends of a region; their bytes are bounded where they are admitted
+
+
+@asynccontextmanager
+async def open_kafka_store(
+    options: KafkaOptions,
+    read_namespace: Callable[[], Awaitable[str | None]],
+    record_namespace: Callable[[str], Awaitable[None]],
+    rng: Random,
+    *,
+    creates: bool = False,
+    tell: Callable[[Event], None] = lambda _: None,
+) -> AsyncIterator[KafkaStore]:
+    """The store, open in the scope; nothing is asked of the topics before its first use. creates: record a namespace if
+    there is none, and delete regions without segments from time to time. Raises ConfigError."""
+    if not options.topics:
+        raise ConfigError("the store needs an address: set `topics` in [kafka], or DLOG_KAFKA_TOPICS")
+    batch_bytes_max = options.batch_bytes_max - BATCH_SPARE_BYTES
+    needed = ENTRY_BYTES_MAX + ENVELOPE_BYTES + RECORD_OVERHEAD_BYTES
+    if batch_bytes_max < needed:
+        raise ConfigError(
+            f"a batch must have room for the largest entry of a stream: section=[kafka] "
+            f"batch_bytes_max={options.batch_bytes_max} at_least={needed + BATCH_SPARE_BYTES}"
+        )
+    topics = open_topics(options.topics, kafka=options)
+    try:
+        store = KafkaStore(
+            topics,
+            _finder(topics, options.topics, read_namespace, record_namespace, rng, creates=creates),
+            _starter(topics, tell),
+            options,
+            rng,
+            batch_bytes_max=batch_bytes_max,
+            sweeps=creates,
+        )
+        async with store:
+            yield store
+    finally:
+        if isinstance(topics, KafkaTopics):
+            await topics.close()
+
+
+def _starter(topics: Topics, tell: Callable[[Event], None]) -> StartActor:
+    def start(namespace: str, region: str, machine: Machine) -> RegionActor:
+        region_topics = RegionTopics(topics, topic_names(namespace, region))
+        driver = region_driver(machine, f"region {region}", region_topics, tell, requests_max=REQUESTS_MAX)
+        driver.begin(lambda _, error: tell_failure(tell, region_number(region), error))
+        return driver
+
+    return start
+
+
+def _finder(
+    topics: Topics,
+    address: str,
+    read: Callable[[], Awaitable[str | None]],
+    record: Callable[[str], Awaitable[None]],
+    rng: Random,
+    *,
+    creates: bool,
+) -> FindNamespace:
+    async def find() -> str:
+        recorded = await read()
+        if recorded is None:
+            if not creates:
+                raise ConfigError(f"this cluster has no segments in topics yet: store={NAME}")
+            made = f"dlog-{rng.getrandbits(64):016x}"
+            with suppress(TopicExistsError):
+                await topics.create(marker_topic(made))
+            await record(made)
+            recorded = await read()
+            if recorded != made:  # another process was faster
+                await topics.delete(marker_topic(made))
+            assert recorded is not None, "it was recorded"
+        if not await topics.exists(marker_topic(recorded)):
+            raise ConfigError(
+                f"the topics with this cluster's segments are not at this address, correct `topics` in [kafka]: "
+                f"topics={address} missing={marker_topic(recorded)}"
+            )
+        return recorded
+
+    return find

@@ -1,0 +1,82 @@
+"""The two topics of a region as peers of its state machines (dlog/region), and the driver that runs one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dlog.errors import DLogError
+from dlog.events import Event, RegionFailed
+from dlog.io.driver import Driver
+from dlog.machine import Machine, Received
+from dlog.options import MiB
+from dlog.region.messages import (
+    AppendRecords,
+    AskOffsets,
+    BeforeDeleted,
+    DeleteBefore,
+    OffsetsTold,
+    Question,
+    ReadRecords,
+    RecordsAppended,
+    RecordsRead,
+    Reply,
+    Topic,
+    TopicFailed,
+)
+from dlog.region.topics import Topics
+
+READ_BYTES = 1 * MiB  # of a topic, at once
+REQUESTS_MAX = 10_000  # pending requests of one machine
+
+
+class RegionTopics:
+    """The two topics of one region. paths: their names."""
+
+    def __init__(self, topics: Topics, paths: Mapping[Topic, str]) -> None:
+        self.topics = topics
+        self.paths = paths
+
+    async def ask(self, topic: Topic, question: Question) -> Reply:
+        """Perform a question. Raises what the topics raise."""
+        topics, path, number = self.topics, self.paths[topic], question.number
+        match question:
+            case AppendRecords(_, records):
+                return RecordsAppended(number, await topics.append(path, records))
+            case ReadRecords(_, offset):
+                return RecordsRead(number, tuple(await topics.read(path, offset, READ_BYTES)))
+            case AskOffsets():
+                return OffsetsTold(number, *await topics.offsets(path))
+            case DeleteBefore(_, offset):
+                await topics.delete_before(path, offset)
+                return BeforeDeleted(number)
+
+
+def region_driver(
+    machine: Machine,
+    name: str,
+    topics: RegionTopics,
+    on_event: Callable[[Event], None],
+    *,
+    requests_max: int = REQUESTS_MAX,
+) -> Driver:
+    """A driver for one machine of a region. The caller calls `begin` and `stop`."""
+
+    async def perform(topic: Topic, question: Question) -> None:
+        try:
+            reply = await topics.ask(topic, question)
+        except DLogError as error:
+            reply = TopicFailed(question.number, error)
+        driver.post(Received(topic, reply))
+
+    def send(peer: Any, message: Any) -> None:
+        driver.start(perform(peer, message), name=f"{name} {type(message).__name__}")
+
+    driver = Driver(machine, name=name, send=send, on_event=on_event, requests_max=requests_max)
+    return driver
+
+
+def tell_failure(on_event: Callable[[Event], None], region: int, error: Exception | None) -> None:
+    """Report that a machine of a region ended with an error."""
+    if error is not None:
+        on_event(RegionFailed(region, "\n".join([repr(error), *getattr(error, "__notes__", ())])))

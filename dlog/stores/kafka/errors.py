@@ -1,0 +1,47 @@
+"""Turns errors of topics and regions into those of the store contract."""
+
+from __future__ import annotations
+
+from dlog.errors import ConfigError, DamagedError, DLogError, UnauthorizedError, UnsupportedVersionError
+from dlog.region.follower import TableNotFoundError
+from dlog.region.owner import RegionFencedError, TableEndedError
+from dlog.region.topics import OffsetOutOfRangeError, TopicNotFoundError, UnsafeTopicError
+from dlog.stores.contract import (
+    MisconfiguredError,
+    SegmentCorruptError,
+    SegmentFencedError,
+    SegmentNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+)
+
+
+def store_error(error: DLogError, location: str) -> StoreError:
+    """The store's error for one of a call. location: of the segment that was asked for."""
+    told = f"{error.message}: store=kafka location={location or 'none'}"
+    match error:
+        case StoreError():
+            return error
+        case TopicNotFoundError() | TableNotFoundError():
+            return SegmentNotFoundError(told)
+        case DamagedError() | UnsupportedVersionError() | OffsetOutOfRangeError():
+            return SegmentCorruptError(told)
+        case ConfigError() | UnauthorizedError() | UnsafeTopicError():
+            return MisconfiguredError(told)
+    return StoreUnavailableError(told, outcome_unknown=error.outcome_unknown)
+
+
+def writer_error(error: DLogError, location: str) -> StoreError:
+    """The store's error for one that ends a writer: appends without an answer may be in the segment."""
+    told = f"{error.message}: store=kafka location={location}"
+    if isinstance(error, RegionFencedError | TableEndedError | TopicNotFoundError):
+        return SegmentFencedError(told)
+    if isinstance(error, UnauthorizedError | UnsafeTopicError):
+        return MisconfiguredError(told, outcome_unknown=True)
+    return StoreUnavailableError(told, outcome_unknown=True)
+
+
+def copy_error(error: StoreError, *, outcome_unknown: bool | None = None) -> StoreError:
+    """The same error for another caller."""
+    unknown = error.outcome_unknown if outcome_unknown is None else outcome_unknown
+    return type(error)(error.message, outcome_unknown=unknown)

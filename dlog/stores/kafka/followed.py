@@ -1,0 +1,163 @@
+"""The regions that this process reads: one follower each, which all readers of the region share.
+
+Invariants:
+- One read of a region's tail is under way at a time; whoever waits for news joins it.
+- A follower that failed is not used again; the next caller gets another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+from dlog.region.follower import RegionFollower
+from dlog.region.messages import CatchUp, ReadingStart, ReadOn, Topic
+from dlog.region.names import region_number, topic_names
+from dlog.region.options import FollowerOptions
+from dlog.region.reading import EntryScan
+from dlog.region.state import RegionState
+from dlog.region.tables import TableMeta
+from dlog.stores.kafka.options import KafkaStoreOptions
+from dlog.stores.kafka.ports import RegionActor, StartActor
+from dlog.wire.region import NONCE_BYTES
+
+
+class FollowedRegion:
+    """One region. users: readers and calls that use it now."""
+
+    def __init__(self, name: str, data_topic: str, follower: RegionFollower, actor: RegionActor) -> None:
+        self.name = name
+        self.number = region_number(name)
+        self.data_topic = data_topic
+        self.actor = actor
+        self.users = 0
+        self._follower = follower
+        self._turn: asyncio.Future[bool] | None = None  # the read under way, or the last one
+        self._turn_at_s = 0.0
+        self._news = asyncio.Event()  # replaced each time it is set
+
+    def __enter__(self) -> FollowedRegion:
+        self.users += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.users -= 1
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether anything is known."""
+        return self._follower.state is not None
+
+    @property
+    def state(self) -> RegionState:
+        """What is known. Call `ask` before."""
+        assert self._follower.state is not None, "a request was answered before"
+        return self._follower.state
+
+    def table(self, table: int) -> TableMeta | None:
+        """What is known of a table; None: it was not begun, or is dropped."""
+        return self.state.meta.tables.get(table)
+
+    def has_ended(self, table: int) -> bool:
+        return table in self.state.rule.ended
+
+    def recent(self, table: int, first: int, last: int, bytes_max: int) -> list[bytes]:
+        """See RecentEntries.find."""
+        return self._follower.recent.find(table, first, last, bytes_max)
+
+    def scan(self, table: int, first: int) -> EntryScan:
+        """A scan of one table's entries, from a sequence on up to those that are known now. The first one must be
+        known."""
+        state = self.state
+        meta = state.meta.known(table)
+        ends = {table: (first, meta.next_seq_num, meta.current_high_watermark)}
+        start = ReadingStart(meta.floor(first), state.offset, ends, (), state.rule)
+        return EntryScan(self.number, start, skips=True)
+
+    async def ask(self, request: Any) -> Any:
+        """Ask the follower. Raises what the topics raise, DamagedError, UnsupportedVersionError, ClosedError."""
+        return await self.actor.ask(request)
+
+    async def catch_up(self) -> None:
+        """Know everything that the topic has now."""
+        await self.ask(CatchUp())
+        self.wake()
+
+    async def read_on(self, age_s: float) -> None:
+        """Read what follows, unless somebody did that less than age_s ago."""
+        turn, now_s = self._turn, asyncio.get_running_loop().time()
+        if turn is None or (turn.done() and now_s - self._turn_at_s >= age_s):
+            turn = self._turn = self.actor.ask(ReadOn())
+            self._turn_at_s = now_s
+            turn.add_done_callback(self._turn_done)
+        if not turn.done():
+            await asyncio.wait((turn,))  # cancelling one who waits ends no read
+            turn.result()
+
+    def _turn_done(self, turn: asyncio.Future[bool]) -> None:
+        if not turn.cancelled() and (turn.exception() is not None or turn.result()):
+            self.wake()
+
+    def wake(self) -> None:
+        """Let everybody look who waits for news."""
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def news(self) -> asyncio.Event:
+        """Set at the next news."""
+        return self._news
+
+
+async def wait_set(event: asyncio.Event, timeout_s: float) -> None:
+    """Wait until the event is set, for some time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+
+
+class FollowedRegions:
+    """The followers of one process. The state of regions without users is kept for the last few."""
+
+    def __init__(self, start: StartActor, options: KafkaStoreOptions, rng: Random) -> None:
+        self._start = start
+        self._options = options
+        self._rng = rng
+        self._regions: dict[str, FollowedRegion] = {}  # the one used last is the last
+        self._stopping: list[RegionActor] = []
+
+    def get(self, namespace: str, name: str) -> FollowedRegion:
+        """The follower of a region. Use it as a context manager, or count yourself in `users`."""
+        found = self._regions.pop(name, None)
+        if found is None or found.actor.ended:
+            options = FollowerOptions(recent_bytes=self._options.recent_bytes)
+            nonce: Callable[[], bytes] = lambda: self._rng.randbytes(NONCE_BYTES)  # noqa: E731
+            machine = RegionFollower(region_number(name), nonce, options)
+            actor = self._start(namespace, name, machine)
+            found = FollowedRegion(name, topic_names(namespace, name)[Topic.DATA], machine, actor)
+        self._regions[name] = found
+        idle = [one for one in self._regions.values() if not one.users and one is not found]
+        for one in idle[: max(0, len(idle) - self._options.regions_max)]:
+            self._forget(one)
+        return found
+
+    def forget(self, name: str) -> None:
+        """The region is deleted."""
+        found = self._regions.get(name)
+        if found is not None:
+            self._forget(found)
+
+    def _forget(self, region: FollowedRegion) -> None:
+        del self._regions[region.name]
+        region.actor.stop()
+        region.wake()
+        self._stopping = [actor for actor in self._stopping if not actor.ended]
+        self._stopping.append(region.actor)
+
+    async def close(self) -> None:
+        for region in tuple(self._regions.values()):
+            self._forget(region)
+        for actor in self._stopping:
+            await actor.wait_ended()

@@ -1,0 +1,158 @@
+"""The regions that this process writes. Each belongs to it for its whole life; no other process opens one as its owner.
+
+A region ends when it has many bytes or tables: the tables in it are written on, and the next segments begin in another.
+
+Invariants:
+- A table is named to its caller only after the record that begins it counts.
+- A number of a table is used once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from dlog.errors import ClosedError, DLogError
+from dlog.region.messages import AwaitWrites, BeginTable, OpenRegion, SaveSnapshot, Topic
+from dlog.region.names import region_number, topic_names
+from dlog.region.options import RegionOptions
+from dlog.region.owner import RegionFencedError, RegionOwner
+from dlog.region.topics import TopicNotFoundError, Topics
+from dlog.stores.kafka.locations import TableLocation
+from dlog.stores.kafka.options import KafkaStoreOptions
+from dlog.stores.kafka.ports import RegionActor, StartActor
+from dlog.wire.region import NONCE_BYTES
+
+ATTEMPTS = 3  # to begin a table, each in a new region: another process may take an empty one for left over
+CLOSE_S = 5.0  # how long closing waits for what is under way
+QUEUE_BYTES_MAX = 1 << 50  # appends are bounded where they are admitted
+
+
+class OwnedRegion:
+    """One region. tables: those that a writer writes now. is_closing: no more begin."""
+
+    def __init__(self, name: str, owner: RegionOwner, actor: RegionActor) -> None:
+        self.name = name
+        self.actor = actor
+        self.tables = 0
+        self.bytes = 0
+        self.begun = 0
+        self.is_closing = False
+        self._owner = owner
+
+    @property
+    def has_ended(self) -> bool:
+        return self.actor.ended or self._owner.is_deposed
+
+    def submit(self, request: Any, size: int, sink: Callable[[Any], None]) -> None:
+        """Ask the owner, with a request that has some bytes. Raises ClosedError."""
+        self.bytes += size
+        self.actor.submit(request, sink)
+
+
+class OwnedRegions:
+    """The regions of one process. on_closed: called with the name of each region that is closed."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        start: StartActor,
+        options: KafkaStoreOptions,
+        rng: Random,
+        *,
+        batch_bytes_max: int,
+        spawn: Callable[[Any], None],
+        on_closed: Callable[[str], None],
+    ) -> None:
+        self._topics = topics
+        self._start = start
+        self._options = options
+        self._rng = rng
+        self._region_options = RegionOptions(batch_bytes_max=batch_bytes_max, queue_bytes_max=QUEUE_BYTES_MAX)
+        self._spawn = spawn
+        self._opening = asyncio.Lock()
+        self._current: OwnedRegion | None = None
+        self._regions: dict[str, OwnedRegion] = {}
+        self._on_closed = on_closed
+
+    def is_owned(self, name: str) -> bool:
+        """Whether this process writes a region, or may begin tables there."""
+        found = self._regions.get(name)
+        return found is not None and not found.has_ended
+
+    async def begin_table(self, namespace: str, payload: bytes) -> tuple[OwnedRegion, TableLocation]:
+        """Begin a table; the caller calls `table_ended` once. Raises what the topics raise, RegionFencedError."""
+        attempt = 1
+        while True:
+            async with self._opening:
+                region = await self._open(namespace)
+            region.begun += 1
+            region.tables += 1
+            table = region.begun
+            try:
+                offset: int = await region.actor.ask(BeginTable(table, payload))
+            except (RegionFencedError, TopicNotFoundError, ClosedError):
+                self.table_ended(region)
+                if attempt == ATTEMPTS:
+                    raise
+                attempt += 1
+                continue
+            except BaseException:
+                self.table_ended(region)
+                raise
+            return region, TableLocation(region.name, table, offset)
+
+    def table_ended(self, region: OwnedRegion) -> None:
+        """Nobody writes this table any more."""
+        region.tables -= 1
+        self._may_close(region)
+
+    async def _open(self, namespace: str) -> OwnedRegion:
+        """The region in which tables begin now."""
+        current, options = self._current, self._options
+        if current is not None:
+            is_full = current.bytes >= options.region_bytes or current.begun >= options.region_tables
+            if not is_full and not current.has_ended:
+                return current
+            self._current, current.is_closing = None, True
+            self._may_close(current)
+        name = f"{self._rng.getrandbits(64):016x}"
+        for topic in (Topic.META, Topic.DATA):  # a region has a data topic, so that is made last
+            path = topic_names(namespace, name)[topic]
+            await self._topics.create(path)
+            await self._topics.check(path)
+        owner = RegionOwner(region_number(name), lambda: self._rng.randbytes(NONCE_BYTES), self._region_options)
+        region = OwnedRegion(name, owner, self._start(namespace, name, owner))
+        try:
+            await region.actor.ask(OpenRegion())
+        except BaseException:
+            region.actor.stop()
+            raise
+        self._regions[name] = self._current = region
+        return region
+
+    def _may_close(self, region: OwnedRegion) -> None:
+        if region.is_closing and not region.tables and self._regions.get(region.name) is region:
+            self._spawn(self._close(region))
+
+    async def _close(self, region: OwnedRegion) -> None:
+        """End a region in this process, with a snapshot so that its readers have little to scan."""
+        if not region.has_ended:
+            try:
+                async with asyncio.timeout(CLOSE_S):
+                    await region.actor.ask(AwaitWrites())
+                    await region.actor.ask(SaveSnapshot())
+            except (DLogError, TimeoutError):
+                pass  # they scan more
+        region.actor.stop()
+        await region.actor.wait_ended()
+        if self._regions.pop(region.name, None) is not None:
+            self._on_closed(region.name)
+
+    async def close(self) -> None:
+        """End all regions in this process."""
+        self._current = None
+        for region in tuple(self._regions.values()):
+            await self._close(region)

@@ -1,0 +1,39 @@
+"""What the store on regions needs of a process: machines that run, topics, and the namespace of its topics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from dlog.machine import Machine
+
+
+class RegionActor(Protocol):
+    """A machine of dlog/region that runs on the topics of its region (dlog/io/region_topics.py)."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended: requests raise ClosedError."""
+        ...
+
+    def submit(self, request: Any, sink: Callable[[Any], None]) -> None:
+        """Ask the machine; `sink` gets the result or a DLogError, in a later turn. Raises ClosedError."""
+        ...
+
+    def ask(self, request: Any) -> asyncio.Future[Any]:
+        """`submit` with a future. Cancelling it stops the wait only. Raises ClosedError."""
+        ...
+
+    def stop(self) -> None:
+        """Refuse further requests, and end."""
+        ...
+
+    async def wait_ended(self) -> None: ...
+
+
+StartActor = Callable[[str, str, Machine], RegionActor]  # namespace, region, machine
+
+FindNamespace = Callable[[], Awaitable[str]]
+"""The namespace of the topics with this cluster's segments. Raises ConfigError, UnavailableError, and
+MetadataUnavailableError."""
