@@ -34,7 +34,7 @@ def ask(connect_to: str | None, directory: str | None, work: Callable[[Client], 
 
 def _store_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     where = "Where segments lie: on bookies, or in files of the machine that all processes of the cluster run on."
-    return click.option("--store", type=click.Choice(["ledger", "file"]), help=f"{where} {default}")
+    return click.option("--store", type=click.Choice(["ledger", "file", "kafka"]), help=f"{where} {default}")
 
 
 def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
