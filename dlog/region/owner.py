@@ -133,18 +133,20 @@ class _End:
 
 @dataclass(frozen=True, slots=True)
 class _Append:
-    """The append under way. writes: those in a batch, in order, each with the sequences of its entries. end: of the
-    table, if the item ends one. drops: tickets that wait for this check-point."""
+    """The append under way: a batch, a check-point, or the ends of tables.
 
-    item: Item
+    writes: those in a batch, in order, each with the sequences of its entries. ends: as many as items. drops: tickets
+    that wait for this check-point.
+    """
+
+    items: tuple[Item, ...]
     writes: tuple[tuple[_Write, tuple[int, ...]], ...] = ()
-    end: _End | None = None
+    ends: tuple[_End, ...] = ()
     drops: tuple[int, ...] = ()
 
     @property
     def tickets(self) -> list[int]:
-        ends = [] if self.end is None else [self.end.ticket]
-        return [*(write.ticket for write, _ in self.writes), *ends, *self.drops]
+        return [*(write.ticket for write, _ in self.writes), *(end.ticket for end in self.ends), *self.drops]
 
 
 class RegionOwner:
@@ -371,7 +373,7 @@ class RegionOwner:
     def _apply_scanned(self, placed: Placed) -> None:
         counting = self.state.apply(placed)
         append = self._append
-        if append is not None and placed[1] == append.item and isinstance(append.item, Batch) and counting:
+        if append is not None and isinstance(placed[1], Batch) and placed[1] in append.items and counting:
             self._is_found, self._found = True, counting
 
     def _fence_read(self) -> None:
@@ -402,7 +404,7 @@ class RegionOwner:
         else:
             again: list[_Write | _End] = [
                 *(write for write, _ in append.writes),
-                *([] if append.end is None else [append.end]),
+                *append.ends,
             ]
             self._queue.extendleft(reversed(again))
             self._queue_bytes += sum(one.size for one in again)
@@ -483,15 +485,22 @@ class RegionOwner:
             self._out.answer(idle, None)
         if self._maintenance.wants_checkpoint:
             item, drops = self._maintenance.checkpoint(self.state)
-            self._send_append(_Append(item, drops=drops))
+            self._send_append(_Append((item,), drops=drops))
         elif self._queue:
-            first = self._queue[0]
-            if isinstance(first, _End):
-                self._queue.popleft()
-                self._queue_bytes -= first.size
-                self._send_append(_Append(TableEnd(first.table), end=first))
-            else:
-                self._send_append(self._next_batch())
+            self._send_append(self._next_ends() or self._next_batch())
+
+    def _next_ends(self) -> _Append | None:
+        """Take the ends of tables that wait in front of all writes."""
+        ends: list[_End] = []
+        size = 0
+        while self._queue and isinstance(first := self._queue[0], _End):
+            if ends and size + first.size > self._options.batch_bytes_max:
+                break
+            self._queue.popleft()
+            size += first.size
+            ends.append(first)
+        self._queue_bytes -= size
+        return _Append(tuple(TableEnd(end.table) for end in ends), ends=tuple(ends)) if ends else None
 
     def _next_batch(self) -> _Append:
         """Take as many writes as fit into one batch."""
@@ -513,7 +522,7 @@ class RegionOwner:
                 entries.append(Entry(table, sequence, payload))
             writes.append((write, tuple(sequences)))
         self._queue_bytes -= size
-        return _Append(self._writer.batch(tuple(entries)), tuple(writes))
+        return _Append((self._writer.batch(tuple(entries)),), tuple(writes))
 
     @property
     def _writer(self) -> RegionWriter:
@@ -522,7 +531,8 @@ class RegionOwner:
     def _send_append(self, append: _Append) -> None:
         self._append, self._is_found, self._found = append, False, ()
         try:
-            records = tuple(records_of(self._region, self.state.rule.epoch, self._nonce, append.item))
+            epoch = self.state.rule.epoch
+            records = tuple(one for item in append.items for one in records_of(self._region, epoch, self._nonce, item))
         except ValueError as error:
             self._append_failed(InvalidRequestError(str(error)))
             return
@@ -535,7 +545,7 @@ class RegionOwner:
         assert append is not None, "an append is under way"
         if error.remedy is Remedy.FIX and not error.outcome_unknown:  # refused, so it never will be there
             self._append = None
-            if isinstance(append.item, Checkpoint):
+            if isinstance(append.items[0], Checkpoint):
                 self._maintenance.checkpoint_refused(append.drops, error)
             else:
                 self._out.answer(append.tickets, error)
@@ -561,22 +571,24 @@ class RegionOwner:
 
     def _take_offset(self, append: _Append, offset: int, others: list[Placed]) -> None:
         """The append lies at an offset, and everything in front of it is known."""
-        had_ended = self.state.rule.ended
-        writer, own, counting = self._writer.appended(append.item, offset, others)
-        self.state.rule, self.state.offset = writer.rule, writer.expected
-        self.state.add(counting)
+        ended = {item.table for _, item in others if isinstance(item, TableEnd | TableDropped)}
+        ended |= self.state.rule.ended
+        own: tuple[PlacedEntry, ...] = ()
+        for number, item in enumerate(append.items):
+            writer, own, counting = self._writer.appended(item, offset + number, () if number else others)
+            self.state.rule, self.state.offset = writer.rule, writer.expected
+            self.state.add(counting)
         for _, item in others:
             self.state.note(item)
-            if isinstance(item, TableEnd | TableDropped):
-                had_ended |= {item.table}
-        if writer.is_deposed:
+        if self._writer.is_deposed:
             self._is_found, self._found = bool(own), own
             self._depose(is_known=True)
             return
         self._append = None
         self._finish(append, own)
-        if append.end is not None:
-            self._ended(append.end, append.end.table in had_ended)
+        for end in append.ends:
+            self._ended(end, end.table in ended)
+            ended.add(end.table)
 
     def _ended(self, end: _End, had_ended: bool) -> None:
         """A table has ended by this owner's record, or before it."""
@@ -601,5 +613,5 @@ class RegionOwner:
                 self._out.answer([write.ticket], counted[write.entries[0][0], 0])
             else:
                 self._out.answer([write.ticket], sequences)
-        if isinstance(append.item, Checkpoint):
+        if isinstance(append.items[0], Checkpoint):
             self._maintenance.checkpoint_appended(append.drops)
