@@ -141,6 +141,7 @@ class RegionFollower:
         self.state: RegionState | None = None
         self.recent = RecentEntries(options.recent_bytes)
         self.first = 0  # of the data topic, as far as is known
+        self.read_bytes = 0  # of records
         self._region = region
         self._make_nonce = nonce
         self._options = options
@@ -154,6 +155,7 @@ class RegionFollower:
         self._read_ons: list[int] = []  # tickets
         self._wishes: list[_Wish] = []
         self._sent: list[_Wish] = []  # those of the append under way
+        self._sent_at = 0  # what was applied when it was sent
 
     def handle(self, fact: Fact) -> list[Effect]:
         match fact:
@@ -316,6 +318,7 @@ class RegionFollower:
             self._out.tell(RegionRecordIgnored(self._region, problem))
         self._loader = None
         self._loads = 0
+        self.read_bytes += loader.scanned_bytes
         self.state, self.first = loader.state, loader.first
         self.recent.clear()
         self._reader = ItemReader(self._region, self.state.offset)
@@ -349,6 +352,7 @@ class RegionFollower:
 
     def _read(self, reply: RecordsRead) -> None:
         self._is_reading = False
+        self.read_bytes += sum(len(stored.key) + len(stored.value) for stored in reply.records)
         try:
             for stored in reply.records:
                 self._apply(stored)
@@ -395,6 +399,7 @@ class RegionFollower:
     def _append(self) -> None:
         """Append what all callers want, together."""
         self._sent, self._wishes = self._wishes, []
+        self._sent_at = self._state.offset
         epoch = self._state.rule.epoch
         records = [one for wish in self._sent for one in records_of(self._region, epoch, _NO_NONCE, wish.item)]
         question = AppendRecords(self._out.number(), tuple(records))
@@ -402,7 +407,7 @@ class RegionFollower:
 
     def _appended(self, reply: RecordsAppended) -> None:
         sent, self._sent = self._sent, []
-        if self.phase is Phase.FOLLOWING and reply.offset < self._state.offset:
+        if reply.offset < self._sent_at:
             error = UnavailableError(f"the topic answered an offset in the past: offset={reply.offset}")
             self._out.answer([wish.ticket for wish in sent], error)
             return

@@ -77,6 +77,9 @@ class OwnedRegions:
         self._regions: dict[str, OwnedRegion] = {}
         self._on_closed = on_closed
 
+    def __len__(self) -> int:
+        return len(self._regions)
+
     def is_owned(self, name: str) -> bool:
         """Whether this process writes a region, or may begin tables there."""
         found = self._regions.get(name)

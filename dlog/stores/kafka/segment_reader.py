@@ -32,7 +32,7 @@ SCANS_MAX = 8  # of one reader; a read that goes on where one ended uses its sca
 class TableScan:
     """Entries of one table, in order, from a sequence on up to those that were known when it was made.
 
-    next: the sequence that `take` returns next; all below `end` can be taken. fetched_bytes: read from the topic.
+    next: the sequence that `take` returns next; all below `end` can be taken.
     """
 
     def __init__(self, region: FollowedRegion, topics: Topics, table: int, first: int) -> None:
@@ -40,7 +40,6 @@ class TableScan:
         assert meta is not None and first < meta.next_seq_num, "only known entries are scanned"
         self.next = first
         self.end = meta.next_seq_num
-        self.fetched_bytes = 0
         self._region = region
         self._topics = topics
         self._scan: EntryScan = region.scan(table, first)
@@ -66,7 +65,7 @@ class TableScan:
                     f"entries are lost: table={self._lost.table} sequence={self._lost.first}: {why}"
                 )
             records = await self._topics.read(self._region.data_topic, self._scan.offset, FETCH_BYTES)
-            self.fetched_bytes += sum(len(one.key) + len(one.value) for one in records)
+            self._region.counts.fetched += sum(len(one.key) + len(one.value) for one in records)
             for one in self._scan.feed(records):
                 if isinstance(one, LostEntries):
                     self._lost = one
@@ -123,6 +122,7 @@ class KafkaSegmentReader:
             found.extend(await self._read(first + 1, last + 1, max_bytes))
 
         await self._run(self.location, read())
+        self._region.counts.delivered += sum(map(len, found))
         return found
 
     async def read_views(self, first: EntryId, last: EntryId, max_bytes: int) -> Sequence[Buffer]:

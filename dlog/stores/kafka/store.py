@@ -39,7 +39,7 @@ from dlog.stores.contract import (
     Verification,
 )
 from dlog.stores.kafka.errors import store_error
-from dlog.stores.kafka.followed import FollowedRegion, FollowedRegions
+from dlog.stores.kafka.followed import FollowedRegion, FollowedRegions, ReadBytes
 from dlog.stores.kafka.locations import TableLocation, parse_location
 from dlog.stores.kafka.options import KAFKA_SETTINGS, NAME, KafkaStoreOptions
 from dlog.stores.kafka.owned import OwnedRegions
@@ -115,6 +115,16 @@ class KafkaStore:
             await self.close()
         finally:
             await self._tasks.__aexit__(kind, error, trace)
+
+    @property
+    def read_bytes(self) -> ReadBytes:
+        """What this process read of topics, and what readers got of it. Both grow only."""
+        return self._followed.counts
+
+    @property
+    def regions(self) -> tuple[int, int]:
+        """How many regions this process writes, and how many it follows."""
+        return len(self._owned), len(self._followed)
 
     def check_capacity(self, settings: StoreSettings) -> None:
         """Does nothing: a segment needs no members."""
