@@ -87,7 +87,7 @@ class KafkaStore:
         self._namespace = ""  # not asked yet
         self._sweeps = sweeps
         self._tasks = asyncio.TaskGroup()
-        self._sweeping: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[None]] = set()
         self._open = False
         self._writers: set[KafkaSegmentWriter] = set()
         self._readers: dict[str, set[KafkaSegmentReader]] = {}
@@ -107,14 +107,16 @@ class KafkaStore:
         await self._tasks.__aenter__()
         self._open = True
         if self._sweeps:
-            self._sweeping = self._tasks.create_task(self._sweep_from_time_to_time(), name="sweep regions")
+            self._spawn(self._sweep_from_time_to_time())
         return self
 
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
         try:
             await self.close()
         finally:
-            await self._tasks.__aexit__(kind, error, trace)
+            for task in tuple(self._background):
+                task.cancel()  # a later process does what it did
+            await self._tasks.__aexit__(None, None, None)  # an error of the caller stays what it is
 
     @property
     def read_bytes(self) -> ReadBytes:
@@ -238,8 +240,6 @@ class KafkaStore:
         """Abandon every writer, close every reader and region; what is confirmed remains."""
         if not self._open:
             return
-        if self._sweeping is not None:
-            self._sweeping.cancel()
         for writer in tuple(self._writers):
             await writer.abandon()
         for readers in tuple(self._readers.values()):
@@ -388,7 +388,9 @@ class KafkaStore:
             with suppress(DLogError):
                 await work
 
-        self._tasks.create_task(quietly(), name="regions")
+        task = self._tasks.create_task(quietly(), name="regions without segments")
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     def _region_closed(self, name: str) -> None:
         if self._open:
