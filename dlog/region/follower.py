@@ -80,7 +80,7 @@ TRANSITIONS = {
 @dataclass(frozen=True, slots=True)
 class _Wish:
     """An item that a caller wants in the topic. ticket: gets the error. then: called once everything up to it is
-    applied."""
+    applied, or more: the topic may be read faster than the answer of the append comes."""
 
     ticket: int
     item: Item
@@ -150,6 +150,7 @@ class RegionFollower:
         self._waiting: list[tuple[int, Any]] = []  # requests that wait for the state
         self._reader = ItemReader(region, 0)
         self._is_reading = False
+        self._read_upto = 0  # of the read under way: the topic had these offsets before it was asked
         self._goals: list[_Goal] = []
         self._read_ons: list[int] = []  # tickets
         self._wishes: list[_Wish] = []
@@ -183,6 +184,7 @@ class RegionFollower:
             self._append()
         if not self._is_reading and (self._goals or self._read_ons):
             self._is_reading = True
+            self._read_upto = min((goal.upto for goal in self._goals), default=0)
             question = ReadRecords(self._out.number(), self._reader.offset)
             self._out.ask(Topic.DATA, question, self._read, self._read_failed)
 
@@ -234,7 +236,9 @@ class RegionFollower:
 
     def _answer_end(self, ticket: int, table: int) -> None:
         found = self._state.meta.tables.get(table)
-        if found is None:
+        if found is not None and table not in self._state.rule.ended:
+            self._out.answer([ticket], self._vanished_error(table))
+        elif found is None:
             error = TableNotFoundError(f"no such table, it was never begun or was dropped: table={table}")
             self._out.answer([ticket], error)
         else:
@@ -244,7 +248,15 @@ class RegionFollower:
         if table not in self._state.meta.tables:
             self._out.answer([ticket], None)
         else:
-            self._wishes.append(_Wish(ticket, TableDropped(table), lambda: self._out.answer([ticket], None)))
+            self._wishes.append(_Wish(ticket, TableDropped(table), lambda: self._answer_removed(ticket, table)))
+
+    def _answer_removed(self, ticket: int, table: int) -> None:
+        is_there = table in self._state.meta.tables
+        self._out.answer([ticket], self._vanished_error(table) if is_there else None)
+
+    def _vanished_error(self, table: int) -> UnavailableError:
+        """The topic answered that a record of the table was appended, and everything up to there is read without it."""
+        return UnavailableError(f"a record that was appended is not in the topic: region={self._region} table={table}")
 
     def _retire(self, ticket: int) -> None:
         nonce = self._make_nonce()
@@ -356,8 +368,8 @@ class RegionFollower:
             self._enter(Phase.CLOSED)  # what was applied of this read is not whole
             self._fail(error)
             return
-        if not reply.records and self._goals:  # what is left are offsets without records
-            self._reader.offset = max(self._reader.offset, min(goal.upto for goal in self._goals))
+        if not reply.records:  # what is left of them are offsets without records
+            self._reader.offset = max(self._reader.offset, self._read_upto)
         tickets, self._read_ons = self._read_ons, []
         self._out.answer(tickets, bool(reply.records))
         self._check_goals()
@@ -402,10 +414,6 @@ class RegionFollower:
 
     def _appended(self, reply: RecordsAppended) -> None:
         sent, self._sent = self._sent, []
-        if self.phase is Phase.FOLLOWING and reply.offset < self._state.offset:
-            error = UnavailableError(f"the topic answered an offset in the past: offset={reply.offset}")
-            self._out.answer([wish.ticket for wish in sent], error)
-            return
         for number, wish in enumerate(sent, 1):
             self._goals.append(_Goal(wish.ticket, reply.offset + number, wish.then))
         self._check_goals()

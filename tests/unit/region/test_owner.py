@@ -10,7 +10,6 @@ import pytest
 
 from dlog.errors import (
     DamagedError,
-    DLogError,
     InvalidRequestError,
     OverCapacityError,
     RecordTooLargeError,
@@ -18,7 +17,6 @@ from dlog.errors import (
     UnsupportedVersionError,
 )
 from dlog.events import (
-    Event,
     RegionAppendInDoubt,
     RegionCleaned,
     RegionFenced,
@@ -27,31 +25,26 @@ from dlog.events import (
     RegionSnapshotFailed,
     TablePinsRegion,
 )
-from dlog.machine import Answer, Asked, Effect, Fact, PeerLost, Received, Send, SetTimer, Tell, TimerFired
+from dlog.machine import PeerLost, Received
 from dlog.region.counting import Checkpoint, RegionFence, TableEnd
 from dlog.region.items import RECORD_OVERHEAD_BYTES
 from dlog.region.messages import (
-    AppendRecords,
     AwaitWrites,
     CleanRegion,
-    DeleteBefore,
     DropTable,
     FindStart,
     MarkDeleted,
     OpenRegion,
-    Question,
     ReadingStart,
-    ReadRecords,
     RecordsAppended,
     SaveSnapshot,
     Topic,
-    TopicFailed,
     WriteEntries,
 )
 from dlog.region.options import RegionOptions
 from dlog.region.owner import Phase, RegionFencedError, RegionOwner, TableEndedError
 from dlog.region.reading import EntryScan, RegionEntry, find_start
-from dlog.wire.region import RecordKind
+from tests.unit.region.stories import TopicStory
 from tests.unit.region.topic_lists import OTHER, REGION, TopicList, batch, checkpoint, encoded, fence, loaded
 
 T, U = 7, 8
@@ -59,91 +52,19 @@ NONCES = itertools.count()
 TIMED_OUT = UnavailableError("no answer")
 
 
-class Story:
-    """An owner and its two topics. asked: its questions that are not answered, in order. lines: what it asked for."""
+class Story(TopicStory):
+    """An owner and its two topics."""
 
     def __init__(self, data: TopicList | None = None, meta: TopicList | None = None, **options: Any) -> None:
-        self.topics = {Topic.DATA: data or TopicList(), Topic.META: meta or TopicList()}
         self.owner = RegionOwner(REGION, lambda: b"%016d" % next(NONCES), RegionOptions(**options))
-        self.asked: list[tuple[Topic, Question]] = []
-        self.results: dict[int, Any] = {}
-        self.events: list[Event] = []
-        self.timers: list[Any] = []
-        self.lines: list[str] = []
-        self._ticket = 0
-
-    @property
-    def data(self) -> TopicList:
-        return self.topics[Topic.DATA]
-
-    def fact(self, fact: Fact) -> None:
-        effects: list[Effect] = self.owner.handle(fact)
-        for effect in effects:
-            match effect:
-                case Send(Topic() as topic, question):
-                    self.asked.append((topic, question))
-                    self.lines.append(_line(topic, question))
-                case Answer(ticket, result):
-                    assert ticket not in self.results, "answered once"
-                    self.results[ticket] = result
-                case Tell(event):
-                    self.events.append(event)
-                case SetTimer(key):
-                    self.timers.append(key)
-                case _:
-                    raise AssertionError(f"not an effect of an owner: {effect}")
-
-    def ask(self, request: Any) -> int:
-        self._ticket += 1
-        self.fact(Asked(self._ticket, request))
-        return self._ticket
-
-    def answer(self, *, is_made: bool = True, is_answered: bool = True, error: DLogError | None = None) -> Question:
-        """Take the oldest question. is_made: the topic does it. is_answered: the owner learns of it; with an error: it
-        learns of that instead."""
-        topic, question = self.asked.pop(0)
-        reply = self.topics[topic].answer(question) if is_made else None
-        if error is not None:
-            self.fact(Received(topic, TopicFailed(question.number, error)))
-        elif reply is not None and is_answered:
-            self.fact(Received(topic, reply))
-        return question
-
-    def answer_all(self) -> None:
-        while self.asked:
-            self.answer()
-
-    def do(self, request: Any) -> Any:
-        """Ask, with topics that answer everything."""
-        ticket = self.ask(request)
-        self.answer_all()
-        return self.results[ticket]
+        super().__init__(self.owner, data, meta)
 
     def write(self, *entries: tuple[int, bytes]) -> int:
         return self.ask(WriteEntries(entries))
 
-    def retry(self) -> None:
-        assert self.timers.pop(0) == "retry"
-        self.fact(TimerFired("retry", 0.0))
-
-    def told(self, kind: type[Event]) -> list[Event]:
-        return [event for event in self.events if isinstance(event, kind)]
-
     def entries(self) -> list[tuple[int, int, bytes]]:
         """What a reader of the data topic finds: each entry that counts."""
         return [(entry.table, entry.sequence, entry.payload) for entry in _counting(self.data)]
-
-
-def _line(topic: Topic, question: Question) -> str:
-    match question:
-        case AppendRecords(_, records):
-            kinds = [RecordKind(key[0]).name.lower() for key, _ in records]
-            return f"{topic}: append {' '.join(kinds)}"
-        case ReadRecords(_, offset):
-            return f"{topic}: read {offset}"
-        case DeleteBefore(_, offset):
-            return f"{topic}: delete below {offset}"
-    return f"{topic}: offsets"
 
 
 def _counting(data: TopicList) -> Iterator[RegionEntry]:

@@ -1,0 +1,95 @@
+"""Transcripts of a region's follower: each of its requests, failures, and loading again."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from dlog.errors import UnavailableError
+from dlog.machine import Received
+from dlog.region.counting import Batch, Entry, TableEnd
+from dlog.region.follower import RegionFollower
+from dlog.region.messages import CatchUp, ReadOn, RecordsAppended, RecoverTable, RemoveTable, TableFound
+from dlog.region.options import FollowerOptions
+from tests.unit.region.stories import TopicStory
+from tests.unit.region.topic_lists import NONCE, REGION, TopicList, fence
+
+T, U = 7, 8
+NONCES = itertools.count()
+
+
+class Story(TopicStory):
+    """A follower and its two topics."""
+
+    def __init__(self, data: TopicList | None = None, meta: TopicList | None = None, **options: Any) -> None:
+        self.follower = RegionFollower(REGION, lambda: b"f%015d" % next(NONCES), FollowerOptions(**options))
+        super().__init__(self.follower, data, meta)
+
+
+def begun(number: int, table: int, *payloads: bytes) -> Batch:
+    """A batch that begins a table and writes its first entries."""
+    entries = [Entry(table, sequence, payload) for sequence, payload in enumerate((b"about it", *payloads))]
+    return Batch(NONCE, number, tuple(entries))
+
+
+def following(*items: Any, **options: Any) -> Story:
+    """A follower that knows a topic of a fence and these items."""
+    story = Story(TopicList(fence(), *items), **options)
+    assert story.do(CatchUp()) is None
+    story.lines.clear()
+    return story
+
+
+# ---- the end of a table ----------------------------------------------------------------------------------------------
+
+
+def test_an_end_is_answered_once_the_own_record_is_read() -> None:
+    story = following(begun(0, T, b"a"))
+    ticket = story.ask(RecoverTable(T))
+    story.data.add(Batch(NONCE, 1, (Entry(T, 2, b"bc"),)))  # of the owner, in front of the end
+    story.answer()
+    story.data.add(Batch(NONCE, 2, (Entry(T, 3, b"d"),)))  # behind it
+    assert ticket not in story.results
+    story.answer_all()
+    assert story.results[ticket] == TableFound(2, 3)
+    assert story.lines == ["data: append table_end", "data: read 3"]
+
+
+def test_an_empty_read_says_nothing_of_what_was_appended_after_it_was_asked() -> None:
+    story = following(begun(0, T, b"a"))
+    tail = story.ask(ReadOn())
+    topic, question = story.asked.pop(0)
+    empty = story.topics[topic].answer(question)
+    ticket = story.ask(RecoverTable(T))
+    story.data.add(Batch(NONCE, 1, (Entry(T, 2, b"b"),)))
+    story.answer()
+    story.fact(Received(topic, empty))
+    assert story.results[tail] is False
+    assert ticket not in story.results
+    story.answer_all()
+    assert story.results[ticket] == TableFound(2, 2)
+
+
+@pytest.mark.parametrize(("request_", "result"), [(RecoverTable(T), TableFound(1, 1)), (RemoveTable(T), None)])
+def test_a_topic_may_be_read_faster_than_the_answer_of_an_append_comes(request_: Any, result: Any) -> None:
+    story = following(begun(0, T, b"a"))
+    ticket = story.ask(request_)
+    topic, question = story.asked.pop(0)
+    reply = story.topics[topic].answer(question)
+    assert story.do(ReadOn()) is True
+    story.fact(Received(topic, reply))
+    assert story.results[ticket] == result
+
+
+def test_an_append_that_is_not_in_the_topic_is_an_error() -> None:
+    """A broker that lost its end answers an offset that was read with other contents."""
+    story = following(begun(0, T, b"a"))
+    for request in (RecoverTable(T), RemoveTable(T)):
+        ticket = story.ask(request)
+        topic, question = story.asked.pop(0)
+        story.fact(Received(topic, RecordsAppended(question.number, 1)))
+        assert isinstance(story.results[ticket], UnavailableError)
+    story.data.add(TableEnd(T))
+    assert story.do(RecoverTable(T)) == TableFound(1, 1)
