@@ -5,7 +5,7 @@ deletes what no table needs, also beside a living owner: all of that are records
 
 Invariants:
 - What is answered of a table's end was read from the topic up to a record that ends the table. So all who ask get the
-  same answer, and nothing that is acknowledged lies behind it.
+  same answer, and nothing that is acknowledged lies behind it. A table that was not found is never begun.
 - The front of the data topic is deleted only behind a durable snapshot and a check-point, and only what no table needed
   when they were made.
 - A region may be deleted only once a fence of this machine is in force and no table is left: no owner can begin one any
@@ -57,7 +57,7 @@ _NO_NONCE = bytes(NONCE_BYTES)
 
 
 class TableNotFoundError(InvalidRequestError):
-    """There is no such table in the region: it was never begun, or it was dropped."""
+    """There is no such table in the region: it was dropped, or it was never begun and cannot be begun any more."""
 
     code = 565
 
@@ -202,22 +202,15 @@ class RegionFollower:
             case ReadOn():
                 self._read_ons.append(ticket)
             case RecoverTable(table):
-                self._when_known(ticket, table, lambda: self._recover(ticket, table))
+                self._recover(ticket, table)
             case RemoveTable(table):
-                self._when_known(ticket, table, lambda: self._remove(ticket, table))
+                self._remove(ticket, table)
             case RetireRegion():
                 self._retire(ticket)
             case TrimRegion():
                 self._trim(ticket)
             case _:
                 raise AssertionError(f"not a request to a follower: {request}")
-
-    def _when_known(self, ticket: int, table: int, then: Callable[[], None]) -> None:
-        """Call `then` once the table is known, if it was begun before this call."""
-        if table in self._state.meta.tables:
-            then()
-        else:
-            self._catch_up(ticket, then)
 
     def _catch_up(self, ticket: int, then: Callable[[], None]) -> None:
         """Call `then` once everything is applied that the topic has now."""
@@ -229,14 +222,14 @@ class RegionFollower:
         self._out.ask(Topic.DATA, AskOffsets(self._out.number()), told, lambda error: self._out.answer([ticket], error))
 
     def _recover(self, ticket: int, table: int) -> None:
-        if table not in self._state.meta.tables or table in self._state.rule.ended:
+        if table in self._state.rule.ended:
             self._answer_end(ticket, table)
-        else:
+        else:  # also if it was never begun: its owner may be about to
             self._wishes.append(_Wish(ticket, TableEnd(table), lambda: self._answer_end(ticket, table)))
 
     def _answer_end(self, ticket: int, table: int) -> None:
         found = self._state.meta.tables.get(table)
-        if found is not None and table not in self._state.rule.ended:
+        if table not in self._state.rule.ended:
             self._out.answer([ticket], self._vanished_error(table))
         elif found is None:
             error = TableNotFoundError(f"no such table, it was never begun or was dropped: table={table}")
@@ -244,15 +237,17 @@ class RegionFollower:
         else:
             self._out.answer([ticket], TableFound(found.next_seq_num - 1, found.payload_bytes))
 
+    def _is_removed(self, table: int) -> bool:
+        return table in self._state.rule.ended and table not in self._state.meta.tables
+
     def _remove(self, ticket: int, table: int) -> None:
-        if table not in self._state.meta.tables:
+        if self._is_removed(table):
             self._out.answer([ticket], None)
-        else:
+        else:  # also if it was never begun
             self._wishes.append(_Wish(ticket, TableDropped(table), lambda: self._answer_removed(ticket, table)))
 
     def _answer_removed(self, ticket: int, table: int) -> None:
-        is_there = table in self._state.meta.tables
-        self._out.answer([ticket], self._vanished_error(table) if is_there else None)
+        self._out.answer([ticket], None if self._is_removed(table) else self._vanished_error(table))
 
     def _vanished_error(self, table: int) -> UnavailableError:
         """The topic answered that a record of the table was appended, and everything up to there is read without it."""

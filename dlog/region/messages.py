@@ -110,7 +110,7 @@ class OpenRegion:
 @value
 class WriteEntries:
     """Append entries of one or several tables together, all or none: pairs of a table and a payload. Answered with
-    their sequences. Raises RegionFencedError, OverCapacityError, RecordTooLargeError."""
+    their sequences. Raises RegionFencedError, TableEndedError, OverCapacityError, RecordTooLargeError."""
 
     entries: tuple[tuple[int, bytes], ...]
 
@@ -187,14 +187,15 @@ class ReadOn:
 @value
 class RecoverTable:
     """End a table for good, whoever writes it, and find its end. Answered with a TableFound. Raises
-    TableNotFoundError."""
+    TableNotFoundError: it was dropped, or never begun, and then it cannot be begun any more."""
 
     table: int
 
 
 @value
 class RemoveTable:
-    """End a table, and say that nobody needs its entries. Answered once that is durable, also if there is none."""
+    """End a table, and say that nobody needs its entries. Answered once that is durable. A table that was never begun
+    cannot be begun any more."""
 
     table: int
 

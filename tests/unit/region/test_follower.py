@@ -10,7 +10,7 @@ import pytest
 from dlog.errors import UnavailableError
 from dlog.machine import Received
 from dlog.region.counting import Batch, Entry, TableEnd
-from dlog.region.follower import RegionFollower
+from dlog.region.follower import RegionFollower, TableNotFoundError
 from dlog.region.messages import CatchUp, ReadOn, RecordsAppended, RecoverTable, RemoveTable, TableFound
 from dlog.region.options import FollowerOptions
 from tests.unit.region.stories import TopicStory
@@ -93,3 +93,21 @@ def test_an_append_that_is_not_in_the_topic_is_an_error() -> None:
         assert isinstance(story.results[ticket], UnavailableError)
     story.data.add(TableEnd(T))
     assert story.do(RecoverTable(T)) == TableFound(1, 1)
+
+
+def test_a_table_that_is_not_found_or_removed_is_never_begun() -> None:
+    """Its owner may have sent the record that begins it, and that may land at any later moment."""
+    story = following()
+    assert isinstance(story.do(RecoverTable(T)), TableNotFoundError)
+    assert story.do(RemoveTable(U)) is None
+    assert "data: append table_end" in story.lines
+    assert "data: append table_dropped" in story.lines
+    story.data.add(begun(0, T, b"late"))
+    story.data.add(begun(1, U, b"late"))
+    story.lines.clear()
+    assert isinstance(story.do(RecoverTable(T)), TableNotFoundError)
+    assert story.do(RemoveTable(U)) is None
+    assert story.lines == [], "both are known"
+    assert story.do(CatchUp()) is None
+    assert story.follower.state is not None
+    assert story.follower.state.meta.tables == {}
