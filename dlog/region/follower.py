@@ -8,8 +8,8 @@ Invariants:
   same answer, and nothing that is acknowledged lies behind it. A table that was not found is never begun.
 - The front of the data topic is deleted only behind a durable snapshot and a check-point, and only what no table needed
   when they were made.
-- A region may be deleted only once a fence of this machine is in force and no table is left: no owner can begin one any
-  more.
+- A region may be deleted only once a fence with FINAL_EPOCH is in force and no table is left: no owner can begin one
+  any more, not even one that opens the region later.
 - Records of other programs are passed over; a record of a region that does not decode ends all reading, as the end of
   a table could lie in front of entries that were acknowledged.
 """
@@ -25,7 +25,7 @@ from typing import Any
 from dlog.errors import DamagedError, DLogError, InvalidRequestError, UnavailableError, UnsupportedVersionError
 from dlog.events import RegionCleaned, RegionRecordIgnored
 from dlog.machine import Asked, Effect, Fact, PeerLost, Received
-from dlog.region.counting import Checkpoint, Item, PlacedEntry, RegionFence, TableDropped, TableEnd
+from dlog.region.counting import FINAL_EPOCH, Checkpoint, Item, PlacedEntry, RegionFence, TableDropped, TableEnd
 from dlog.region.items import ItemReader, records_of
 from dlog.region.loading import Asking, RegionLoader
 from dlog.region.messages import (
@@ -230,7 +230,7 @@ class RegionFollower:
     def _answer_end(self, ticket: int, table: int) -> None:
         found = self._state.meta.tables.get(table)
         if table not in self._state.rule.ended:
-            self._out.answer([ticket], self._vanished_error(table))
+            self._out.answer([ticket], self._vanished_error())
         elif found is None:
             error = TableNotFoundError(f"no such table, it was never begun or was dropped: table={table}")
             self._out.answer([ticket], error)
@@ -247,24 +247,25 @@ class RegionFollower:
             self._wishes.append(_Wish(ticket, TableDropped(table), lambda: self._answer_removed(ticket, table)))
 
     def _answer_removed(self, ticket: int, table: int) -> None:
-        self._out.answer([ticket], None if self._is_removed(table) else self._vanished_error(table))
+        self._out.answer([ticket], None if self._is_removed(table) else self._vanished_error())
 
-    def _vanished_error(self, table: int) -> UnavailableError:
-        """The topic answered that a record of the table was appended, and everything up to there is read without it."""
-        return UnavailableError(f"a record that was appended is not in the topic: region={self._region} table={table}")
+    def _vanished_error(self) -> UnavailableError:
+        """The topic answered that a record was appended, and everything up to there is read without it."""
+        return UnavailableError(f"a record that was appended is not in the topic: region={self._region}")
 
     def _retire(self, ticket: int) -> None:
-        nonce = self._make_nonce()
-
         def fence() -> None:
             if self._state.meta.tables:
                 self._out.answer([ticket], False)
+            elif self._state.rule.epoch == FINAL_EPOCH:
+                self._out.answer([ticket], True)
             else:
-                self._wishes.append(_Wish(ticket, RegionFence(nonce, self._state.rule.epoch + 1), fenced))
+                self._wishes.append(_Wish(ticket, RegionFence(self._make_nonce(), FINAL_EPOCH), fenced))
 
         def fenced() -> None:
             state = self._state
-            self._out.answer([ticket], state.rule.nonce == nonce and not state.meta.tables)
+            is_final = state.rule.epoch == FINAL_EPOCH
+            self._out.answer([ticket], not state.meta.tables if is_final else self._vanished_error())
 
         self._catch_up(ticket, fence)
 

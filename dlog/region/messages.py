@@ -202,7 +202,8 @@ class RemoveTable:
 
 @value
 class RetireRegion:
-    """End the region's owner, to delete the topics. Answered with whether no table is left: only then."""
+    """End the region for all owners, to delete the topics. Answered with whether no table is left: only then may they
+    be deleted. If tables are left when this is asked, nothing is ended."""
 
 
 @value

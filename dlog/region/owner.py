@@ -39,6 +39,7 @@ from dlog.events import (
 )
 from dlog.machine import Asked, Effect, Fact, PeerLost, Received, SetTimer, TimerFired
 from dlog.region.counting import (
+    FINAL_EPOCH,
     Batch,
     Checkpoint,
     Entry,
@@ -79,8 +80,8 @@ from dlog.region.topics import OffsetOutOfRangeError
 
 
 class RegionFencedError(FencedError):
-    """This process no longer owns the region: another owner opened it, or its topic is lost. The message says
-    which. A write that gets this error is not in the region, unless `outcome_unknown`."""
+    """This process no longer owns the region: another owner opened it, it was retired, or its topic is lost. The
+    message says which. A write that gets this error is not in the region, unless `outcome_unknown`."""
 
     code = 563
     outcome_unknown = False
@@ -335,7 +336,13 @@ class RegionOwner:
     # ---- fencing -----------------------------------------------------------------------------------------------------
 
     def _fence(self) -> None:
-        """Append a fence under a new nonce, and read the topic up to it."""
+        """Append a fence under a new nonce, and read the topic up to it. Behind a final fence it would be void."""
+        if self.state.rule.epoch == FINAL_EPOCH:
+            if self._opening:
+                self._opening_failed(self._fenced_error())
+            else:
+                self._depose(is_known=True)
+            return
         self._nonce = self._make_nonce()
         self._nonces.add(self._nonce)
         epoch = self.state.rule.epoch + 1
@@ -409,7 +416,7 @@ class RegionOwner:
             self._maintenance.checkpoint_undone(append.drops)
 
     def _depose(self, *, is_known: bool) -> None:
-        """End this owner. is_known: the topic was read up to the fence in force, so what was appended is known."""
+        """End this owner. is_known: the topic was read up to another's fence, so what was appended is known."""
         self._enter(Phase.DEPOSED)
         self._out.tell(RegionFenced(self._region, self.state.rule.epoch))
         append, self._append = self._append, None
@@ -426,10 +433,8 @@ class RegionOwner:
         self._maintenance.end(self._fenced_error())
 
     def _fenced_error(self, *, outcome_unknown: bool = False) -> RegionFencedError:
-        return RegionFencedError(
-            f"{self._why_ended}: region={self._region}",
-            outcome_unknown=outcome_unknown,
-        )
+        why = "the region was retired, use another one" if self.state.rule.epoch == FINAL_EPOCH else self._why_ended
+        return RegionFencedError(f"{why}: region={self._region}", outcome_unknown=outcome_unknown)
 
     # ---- reading the data topic --------------------------------------------------------------------------------------
 

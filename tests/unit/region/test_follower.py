@@ -11,10 +11,10 @@ from dlog.errors import UnavailableError
 from dlog.machine import Received
 from dlog.region.counting import Batch, Entry, TableEnd
 from dlog.region.follower import RegionFollower, TableNotFoundError
-from dlog.region.messages import CatchUp, ReadOn, RecordsAppended, RecoverTable, RemoveTable, TableFound
+from dlog.region.messages import CatchUp, ReadOn, RecordsAppended, RecoverTable, RemoveTable, RetireRegion, TableFound
 from dlog.region.options import FollowerOptions
 from tests.unit.region.stories import TopicStory
-from tests.unit.region.topic_lists import NONCE, REGION, TopicList, fence
+from tests.unit.region.topic_lists import NONCE, OTHER, REGION, TopicList, fence
 
 T, U = 7, 8
 NONCES = itertools.count()
@@ -111,3 +111,45 @@ def test_a_table_that_is_not_found_or_removed_is_never_begun() -> None:
     assert story.do(CatchUp()) is None
     assert story.follower.state is not None
     assert story.follower.state.meta.tables == {}
+
+
+# ---- retiring --------------------------------------------------------------------------------------------------------
+
+
+def test_a_region_is_retired_once_no_table_is_left_and_no_owner_opens_it_any_more() -> None:
+    story = following(begun(0, T, b"a"))
+    assert story.do(RetireRegion()) is False
+    assert "data: append fence" not in story.lines
+    assert story.do(RemoveTable(T)) is None
+    assert story.do(RetireRegion()) is True
+    assert story.lines.count("data: append fence") == 1
+    assert story.do(RetireRegion()) is True
+    assert Story(story.data).do(RetireRegion()) is True
+    assert story.lines.count("data: append fence") == 1, "the fence is final"
+    story.data.add(fence(5, OTHER))
+    story.data.add(Batch(OTHER, 0, (Entry(U, 0, b"about it"),)))
+    assert story.do(CatchUp()) is None
+    assert story.follower.state is not None
+    assert story.follower.state.meta.tables == {}
+
+
+def test_a_region_is_not_retired_if_a_table_is_begun_in_front_of_the_fence() -> None:
+    story = following()
+    ticket = story.ask(RetireRegion())
+    while story.lines[-1] != "data: append fence":
+        story.answer()
+    story.data.add(begun(0, T))
+    story.answer_all()
+    assert story.results[ticket] is False
+    assert story.do(RecoverTable(T)) == TableFound(0, 0)
+    assert story.do(RemoveTable(T)) is None
+    assert story.do(RetireRegion()) is True
+
+
+def test_a_fence_that_is_not_in_the_topic_retires_nothing() -> None:
+    story = following()
+    ticket = story.ask(RetireRegion())
+    story.answer()
+    topic, question = story.asked.pop(0)
+    story.fact(Received(topic, RecordsAppended(question.number, 0)))
+    assert isinstance(story.results[ticket], UnavailableError)

@@ -26,7 +26,7 @@ from dlog.events import (
     TablePinsRegion,
 )
 from dlog.machine import PeerLost, Received
-from dlog.region.counting import Checkpoint, RegionFence, TableEnd
+from dlog.region.counting import FINAL_EPOCH, Checkpoint, RegionFence, TableEnd
 from dlog.region.items import RECORD_OVERHEAD_BYTES
 from dlog.region.messages import (
     AwaitWrites,
@@ -445,6 +445,52 @@ def test_another_owner_opens_while_this_one_does() -> None:
     assert isinstance(story.results[ticket], RegionFencedError)
     assert story.owner.phase is Phase.CLOSED
     assert story.do(OpenRegion()) is None, "it may try again"
+
+
+@pytest.mark.parametrize("is_read_at_once", [False, True])
+def test_a_retired_region_is_not_opened(is_read_at_once: bool) -> None:
+    story = Story()
+    if is_read_at_once:
+        story.data.add(fence(FINAL_EPOCH, OTHER))
+    ticket = story.ask(OpenRegion())
+    while story.asked:
+        if story.lines[-1] == "data: append fence" and not is_read_at_once:
+            story.data.add(fence(FINAL_EPOCH, OTHER))
+        story.answer()
+    error = story.results[ticket]
+    assert isinstance(error, RegionFencedError)
+    assert "retired" in error.message
+    assert story.lines.count("data: append fence") == (not is_read_at_once)
+    assert story.owner.phase is Phase.CLOSED
+
+
+def test_an_owner_ends_when_its_region_is_retired() -> None:
+    story = opened()
+    story.data.add(fence(FINAL_EPOCH, OTHER))
+    waiting = [story.write((T, b"a")), story.ask(AwaitWrites())]
+    story.answer_all()
+    for ticket in waiting:
+        error = story.results[ticket]
+        assert isinstance(error, RegionFencedError)
+        assert "retired" in error.message
+        assert not error.outcome_unknown
+
+
+def test_an_owner_in_doubt_that_has_read_a_final_fence_ends_without_another_one() -> None:
+    story = opened()
+    made, queued = story.write((T, b"a")), story.write((T, b"b"))
+    story.answer(error=TIMED_OUT)
+    story.data.add(fence(FINAL_EPOCH, OTHER))
+    story.answer()  # its own fence lands behind, and is void
+    story.data.add(fence(7, OTHER))
+    story.answer()  # both records of others in front are read
+    story.answer(is_made=False, error=TIMED_OUT)
+    story.retry()
+    story.answer_all()
+    assert story.owner.is_deposed
+    assert story.results[made] == (1,)
+    assert isinstance(story.results[queued], RegionFencedError)
+    assert story.lines.count("data: append fence") == 1
 
 
 # ---- marks, snapshots, cleaning -------------------------------------------------------------------------------------
