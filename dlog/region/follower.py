@@ -215,7 +215,12 @@ class RegionFollower:
     def _catch_up(self, ticket: int, then: Callable[[], None]) -> None:
         """Call `then` once everything is applied that the topic has now."""
 
+        known = self._reader.offset
+
         def told(reply: OffsetsTold) -> None:
+            if reply.next < known:
+                self._out.answer([ticket], self._lost_end_error(reply.next, known))
+                return
             self._goals.append(_Goal(ticket, reply.next, then))
             self._check_goals()
 
@@ -275,7 +280,11 @@ class RegionFollower:
         if safe <= self.first:
             self._out.answer([ticket], None)
             return
-        made = encode_snapshot(state.snapshot())
+        try:
+            made = encode_snapshot(state.snapshot())
+        except ValueError as error:
+            self._out.answer([ticket], InvalidRequestError(str(error)))
+            return
         record = RegionRecord(kind=RecordKind.CHECKPOINT, region=self._region, payload=made, nonce=_NO_NONCE)
 
         def failed(error: DLogError) -> None:
@@ -389,14 +398,16 @@ class RegionFollower:
         if isinstance(error, OffsetOutOfRangeError):
             self._enter(Phase.CLOSED)
             if error.next < self._reader.offset:
-                self._fail(
-                    DamagedError(
-                        f"the data topic ends before what was read of it, as if it was deleted and created again: "
-                        f"end={error.next} read={self._reader.offset}"
-                    )
-                )  # else the front was deleted before this machine read it: load again
+                self._fail(self._lost_end_error(error.next, self._reader.offset))
+            # else the front was deleted before this machine read it: load again
         else:
             self._fail(error)
+
+    def _lost_end_error(self, end: int, known: int) -> DamagedError:
+        return DamagedError(
+            f"the data topic ends before what was read of it, as if it was deleted and created again: "
+            f"region={self._region} end={end} read={known}"
+        )
 
     # ---- appending ---------------------------------------------------------------------------------------------------
 

@@ -7,11 +7,20 @@ from typing import Any
 
 import pytest
 
-from dlog.errors import UnavailableError
+from dlog.errors import DamagedError, UnavailableError
 from dlog.machine import Received
 from dlog.region.counting import Batch, Entry, TableEnd
 from dlog.region.follower import RegionFollower, TableNotFoundError
-from dlog.region.messages import CatchUp, ReadOn, RecordsAppended, RecoverTable, RemoveTable, RetireRegion, TableFound
+from dlog.region.messages import (
+    CatchUp,
+    ReadOn,
+    RecordsAppended,
+    RecoverTable,
+    RemoveTable,
+    RetireRegion,
+    TableFound,
+    Topic,
+)
 from dlog.region.options import FollowerOptions
 from tests.unit.region.stories import TopicStory
 from tests.unit.region.topic_lists import NONCE, OTHER, REGION, TopicList, fence
@@ -153,3 +162,18 @@ def test_a_fence_that_is_not_in_the_topic_retires_nothing() -> None:
     topic, question = story.asked.pop(0)
     story.fact(Received(topic, RecordsAppended(question.number, 0)))
     assert isinstance(story.results[ticket], UnavailableError)
+
+
+# ---- topics that are not what they were ------------------------------------------------------------------------------
+
+
+def test_a_topic_that_was_deleted_and_created_again_is_an_error() -> None:
+    story = following(begun(0, T, b"a"))
+    story.topics[Topic.DATA] = TopicList(fence())
+    for request in (CatchUp(), RetireRegion(), ReadOn()):
+        error = story.do(request)
+        assert isinstance(error, DamagedError)
+        assert error.message.endswith("region=9 end=1 read=3")
+    assert story.do(CatchUp()) is None, "it is loaded again, and there is no snapshot of what was"
+    assert story.follower.state is not None
+    assert story.follower.state.meta.tables == {}
