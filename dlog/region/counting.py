@@ -58,9 +58,11 @@ class RegionFence:
 
 @dataclass(frozen=True, slots=True)
 class TableEnd:
-    """Ends a table for good, appended by its writer or by a recovery."""
+    """Ends a table for good, appended by its writer or by a recovery. nonce: of its writer's fence; zeros: a recovery.
+    The rule is the same for both."""
 
     table: int
+    nonce: bytes = bytes(16)
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ class BeginTable:
 @value
 class EndTable:
     """End a table for good, behind the writes before. Answered with the sequence of its last entry, 0 if it has none.
-    Raises TableEndedError if it has ended already, RegionFencedError."""
+    Raises TableEndedError if it has ended already, not by this request, RegionFencedError: it may have ended."""
 
     table: int
 

@@ -376,10 +376,17 @@ class RegionOwner:
             self._out.add(SetTimer("retry", self._options.retry_s))
 
     def _apply_scanned(self, placed: Placed) -> None:
+        append, item = self._append, placed[1]
+        if append is not None and append.end is not None and self._is_own_end(item, append.end.table):
+            self._is_found = True
         counting = self.state.apply(placed)
-        append = self._append
-        if append is not None and placed[1] == append.item and isinstance(append.item, Batch) and counting:
+        if append is not None and item == append.item and isinstance(item, Batch) and counting:
             self._is_found, self._found = True, counting
+
+    def _is_own_end(self, item: Item, table: int) -> bool:
+        """Whether an item behind the state is this owner's record that ends a table, not another one before."""
+        is_own = isinstance(item, TableEnd) and item.table == table and item.nonce in self._nonces
+        return is_own and table not in self.state.rule.ended
 
     def _fence_read(self) -> None:
         """The topic is read up to the fence."""
@@ -494,7 +501,7 @@ class RegionOwner:
             if isinstance(first, _End):
                 self._queue.popleft()
                 self._queue_bytes -= first.size
-                self._send_append(_Append(TableEnd(first.table), end=first))
+                self._send_append(_Append(TableEnd(first.table, self._nonce), end=first))
             else:
                 self._send_append(self._next_batch())
 
@@ -566,33 +573,25 @@ class RegionOwner:
 
     def _take_offset(self, append: _Append, offset: int, others: list[Placed]) -> None:
         """The append lies at an offset, and everything in front of it is known."""
-        had_ended = self.state.rule.ended
+        had_ended = append.end is not None and self._had_ended(append.end.table, others)
         writer, own, counting = self._writer.appended(append.item, offset, others)
         self.state.rule, self.state.offset = writer.rule, writer.expected
         self.state.add(counting)
         for _, item in others:
             self.state.note(item)
-            if isinstance(item, TableEnd | TableDropped):
-                had_ended |= {item.table}
+        if not writer.is_deposed or own or append.end is not None:
+            self._append = None
+            self._finish(append, own, had_ended=had_ended)
         if writer.is_deposed:
-            self._is_found, self._found = bool(own), own
             self._depose(is_known=True)
-            return
-        self._append = None
-        self._finish(append, own)
-        if append.end is not None:
-            self._ended(append.end, append.end.table in had_ended)
 
-    def _ended(self, end: _End, had_ended: bool) -> None:
-        """A table has ended by this owner's record, or before it."""
-        found = self.state.meta.tables.get(end.table)
-        if had_ended or found is None:
-            self._out.answer([end.ticket], TableEndedError(f"the table has ended: table={end.table}"))
-        else:
-            self._out.answer([end.ticket], found.next_seq_num - 1)
+    def _had_ended(self, table: int, others: list[Placed]) -> bool:
+        """Whether a table had ended in front of an append that ends it, but not by an earlier copy of it."""
+        ends = [item for _, item in others if isinstance(item, TableEnd | TableDropped) and item.table == table]
+        return table in self.state.rule.ended or (bool(ends) and not self._is_own_end(ends[0], table))
 
-    def _finish(self, append: _Append, counting: tuple[PlacedEntry, ...]) -> None:
-        """Answer the writes of an append whose fate is known."""
+    def _finish(self, append: _Append, counting: tuple[PlacedEntry, ...], *, had_ended: bool = False) -> None:
+        """Answer an append whose fate is known. had_ended: the table that it ends had ended before."""
         counted = {(entry.table, entry.sequence): offset for offset, entry in counting}
         for write, sequences in append.writes:
             missing = [
@@ -608,3 +607,10 @@ class RegionOwner:
                 self._out.answer([write.ticket], sequences)
         if isinstance(append.item, Checkpoint):
             self._maintenance.checkpoint_appended(append.drops)
+        if append.end is not None:
+            found = self.state.meta.tables.get(append.end.table)
+            if had_ended or found is None:
+                ended = TableEndedError(f"the table has ended: table={append.end.table}")
+                self._out.answer([append.end.ticket], ended)
+            else:
+                self._out.answer([append.end.ticket], found.next_seq_num - 1)

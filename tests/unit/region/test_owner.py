@@ -26,12 +26,14 @@ from dlog.events import (
     TablePinsRegion,
 )
 from dlog.machine import PeerLost, Received
-from dlog.region.counting import FINAL_EPOCH, Checkpoint, RegionFence, TableEnd
+from dlog.region.counting import FINAL_EPOCH, Checkpoint, RegionFence, TableDropped, TableEnd
 from dlog.region.items import RECORD_OVERHEAD_BYTES
 from dlog.region.messages import (
     AwaitWrites,
+    BeginTable,
     CleanRegion,
     DropTable,
+    EndTable,
     FindStart,
     MarkDeleted,
     OpenRegion,
@@ -257,6 +259,144 @@ def test_a_table_that_has_ended_refuses_its_entries_only() -> None:
     assert "table=7" in story.results[both].message
     assert story.results[other] == (2,)
     assert story.entries() == [(T, 1, b"a"), (U, 1, b"c"), (U, 2, b"d")]
+
+
+# ---- tables with a begin and an end ----------------------------------------------------------------------------------
+
+
+def test_a_table_is_begun_written_and_ended_in_the_order_of_the_requests() -> None:
+    story = opened()
+    first = story.write((U, b"x"))
+    begin = story.ask(BeginTable(T, b"about it"))
+    writes = [story.write((T, b"a"), (T, b"bc")), story.write((U, b"y"))]
+    end, behind, other = story.ask(EndTable(T)), story.write((T, b"d")), story.write((U, b"z"))
+    story.answer_all()
+    assert story.lines == [
+        "data: append entry",
+        "data: append table_begin entry entry entry",
+        "data: append table_end",
+        "data: append entry entry",
+    ]
+    assert [story.results[ticket] for ticket in (first, begin, *writes, end, other)] == [(1,), 2, (1, 2), (2,), 2, (3,)]
+    assert isinstance(story.results[behind], TableEndedError)
+    table = story.owner.state.meta.tables[T]
+    assert (table.begin, table.next_seq_num, table.payload_bytes) == (2, 3, 3)
+
+
+def test_a_table_without_entries_ends_with_none() -> None:
+    story = opened()
+    assert story.do(BeginTable(T, b"")) == 1
+    assert story.do(EndTable(T)) == 0
+    assert isinstance(story.do(EndTable(T)), TableEndedError)
+    assert isinstance(story.do(EndTable(99)), TableEndedError)
+
+
+def test_a_begin_is_answered_with_its_offset_behind_records_of_others() -> None:
+    story = opened()
+    ticket = story.ask(BeginTable(T, b""))
+    story.data.add(TableEnd(U))
+    story.data.add(TableDropped(99))
+    story.answer_all()
+    assert story.results[ticket] == 3
+    assert story.owner.state.meta.tables[T].begin == 3
+
+
+def test_a_number_that_was_ended_before_its_table_was_begun_is_refused() -> None:
+    """Another process looked for the table, or dropped it, before the begin was there."""
+    story = opened()
+    tickets = [story.ask(BeginTable(T, b"")), story.ask(BeginTable(U, b""))]
+    story.data.add(TableEnd(T))
+    story.data.add(TableDropped(U))
+    story.answer_all()
+    for ticket in tickets:
+        assert isinstance(story.results[ticket], TableEndedError)
+    assert story.owner.state.meta.tables == {}
+    assert story.do(BeginTable(9, b"")) == len(story.data.log) - 1
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_begin_of_unknown_outcome_is_found_or_sent_again(is_made: bool) -> None:
+    story = opened()
+    begin, write = story.ask(BeginTable(T, b"")), story.write((T, b"a"))
+    topic, late = story.asked[0]
+    story.answer(is_made=is_made, error=TIMED_OUT)
+    story.answer_all()
+    offset = 1 if is_made else 2
+    assert (story.results[begin], story.results[write]) == (offset, (1,))
+    story.topics[topic].answer(late)  # a copy behind the fence does not count
+    assert story.do(WriteEntries(((T, b"b"),))) == (2,)
+    state = loaded(story.data).state
+    assert state is not None
+    assert state.meta.tables[T].begin == offset
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_an_end_of_unknown_outcome_is_found_or_sent_again(is_made: bool) -> None:
+    story = opened()
+    story.do(WriteEntries(((T, b"a"),)))
+    end, write = story.ask(EndTable(T)), story.write((T, b"b"))
+    story.answer(is_made=is_made, error=TIMED_OUT)
+    story.answer_all()
+    assert story.results[end] == 1
+    assert isinstance(story.results[write], TableEndedError)
+    assert story.lines.count("data: append table_end") == (1 if is_made else 2)
+
+
+def test_an_end_whose_first_copy_comes_late_is_no_end_by_another_process() -> None:
+    story = opened()
+    story.do(WriteEntries(((T, b"a"),)))
+    ticket = story.ask(EndTable(T))
+    topic, late = story.asked[0]
+    story.answer(is_made=False, error=TIMED_OUT)
+    while story.lines.count("data: append table_end") < 2:
+        story.answer()
+    story.topics[topic].answer(late)
+    story.answer_all()
+    assert story.results[ticket] == 1
+
+
+@pytest.mark.parametrize("item", [TableEnd(T), TableDropped(T)])
+def test_a_table_that_another_process_ended_first(item: TableEnd | TableDropped) -> None:
+    story = opened()
+    story.do(WriteEntries(((T, b"a"),)))
+    ticket, write = story.ask(EndTable(T)), story.write((U, b"b"))
+    story.data.add(item)
+    story.answer_all()
+    assert isinstance(story.results[ticket], TableEndedError)
+    assert story.results[write] == (1,)
+    assert (T in story.owner.state.meta.tables) is isinstance(item, TableEnd)
+
+
+def test_an_end_counts_behind_the_fence_of_another_owner() -> None:
+    story = opened()
+    story.do(WriteEntries(((T, b"a"),)))
+    ticket = story.ask(EndTable(T))
+    story.data.add(fence(5, OTHER))
+    story.data.add(batch(0, (T, 2), nonce=OTHER))
+    story.answer_all()
+    assert story.owner.is_deposed
+    assert story.results[ticket] == 2
+
+
+def test_a_waiting_end_fails_when_the_region_is_lost() -> None:
+    story = opened()
+    write, end = story.write((T, b"a")), story.ask(EndTable(T))
+    story.data.add(fence(5, OTHER))
+    story.answer_all()
+    for ticket in (write, end):
+        assert isinstance(story.results[ticket], RegionFencedError)
+
+
+def test_a_table_that_another_process_dropped_is_forgotten() -> None:
+    story = opened(map_every=1)
+    story.do(BeginTable(T, b""))
+    story.do(WriteEntries(((T, b"a"),)))
+    story.data.add(TableDropped(T))
+    assert isinstance(story.do(WriteEntries(((T, b"b"),))), TableEndedError)
+    assert story.do(BeginTable(U, b"")) == 5
+    assert story.owner.state.meta.tables.keys() == {U}
+    assert story.do(CleanRegion()) == 5
+    assert opened(story.data).owner.state.meta.tables.keys() == {U}
 
 
 # ---- unknown outcomes -----------------------------------------------------------------------------------------------
