@@ -204,7 +204,6 @@ class Maintenance:
     def _report_pinning(self, state: RegionState) -> None:
         """Tell of each table that keeps much of the topic from being deleted."""
         for table, meta in state.meta.tables.items():
-            if not meta.is_all_deleted:
-                kept = state.offset - meta.floor(max(1, meta.latest_marked_deleted))
-                if kept > self._options.pinned_records:
-                    self._out.tell(TablePinsRegion(self._region, table, kept))
+            first = meta.first_needed
+            if first is not None and state.offset - first > self._options.pinned_records:
+                self._out.tell(TablePinsRegion(self._region, table, state.offset - first))

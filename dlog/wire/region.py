@@ -203,7 +203,8 @@ def decode_record(key: Buffer, value: Buffer) -> RegionRecord:
 def encode_snapshot(snapshot: RegionSnapshot) -> bytes:
     """Encode a snapshot. Raises ValueError for what `decode_snapshot` would not accept: a number out of range, a nonce
     of another length, or more than SNAPSHOT_ARRAY_MAX elements."""
-    largest = max([len(snapshot.tables), *(2 * len(table.mapping) for table in snapshot.tables)])
+    mappings = (2 * len(table.mapping) for table in snapshot.tables)
+    largest = max([len(snapshot.tables), len(snapshot.ended), *mappings])
     if largest > SNAPSHOT_ARRAY_MAX or len(snapshot.nonce) not in (0, NONCE_BYTES):
         raise ValueError(f"no such snapshot: elements={largest} nonce={snapshot.nonce.hex()}")
     tables = [

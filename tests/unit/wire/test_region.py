@@ -150,6 +150,7 @@ def test_snapshots_read_back() -> None:
     for refused in (
         RegionSnapshot(1, nonce=b"short"),
         RegionSnapshot(1, tables=(TableSnapshot(7, len(many), 0, 0, many),)),
+        RegionSnapshot(1, ended=tuple(range(SNAPSHOT_ARRAY_MAX + 1))),
     ):
         with pytest.raises(ValueError, match="no such snapshot"):
             encode_snapshot(refused)
