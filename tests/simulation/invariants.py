@@ -49,7 +49,12 @@ INVARIANTS = {
     "S6": Invariant("a segment is written once those before are closed", STREAM, "StreamChecks.appended"),
     "S7": Invariant("txids never fall, also across owners", STREAM, "StreamChecks._master, changed"),
     "S8": Invariant("no reader sees control records or beyond the LAC", STREAM, "StreamChecks.delivered"),
-    "S9": Invariant("the truncation point only moves forward", STREAM, "StreamChecks.changed, Reader.told"),
+    "S9": Invariant(
+        "the truncation point only moves forward",
+        STREAM,
+        "StreamChecks.changed, Reader.told, _truncated, Removals.explains",
+        "A completed segment that its store removed by itself counts as truncated for its readers, and no other does.",
+    ),
     "S10": Invariant("metadata of a completed segment is what it holds", STREAM, "StreamChecks._check_completed"),
     "S11": Invariant("a seek finds the first record that it should", STREAM, "StreamChecks._check_seek"),
     "S12": Invariant(

@@ -13,7 +13,7 @@ MODULES = [
     importlib.import_module(f"tests.simulation.{name}")
     for name in (
         *("ledger_checks", "stream_checks", "stream_world", "stream_parts", "stream_follower", "stream_sinks"),
-        *("stream_retention", "stream_offload", "stream_imports"),
+        *("stream_retention", "stream_offload", "stream_imports", "stream_removal"),
         *("cache_checks", "cache_world", "lives_world", "file_world", "region_checks", "region_world"),
     )
 ]
