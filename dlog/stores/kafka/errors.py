@@ -5,7 +5,7 @@ from __future__ import annotations
 from dlog.errors import ConfigError, DamagedError, DLogError, UnauthorizedError, UnsupportedVersionError
 from dlog.region.follower import TableNotFoundError
 from dlog.region.owner import RegionFencedError, TableEndedError
-from dlog.region.topics import OffsetOutOfRangeError, TopicNotFoundError, UnsafeTopicError
+from dlog.region.topics import TopicNotFoundError, UnsafeTopicError
 from dlog.stores.contract import (
     MisconfiguredError,
     SegmentCorruptError,
@@ -24,7 +24,7 @@ def store_error(error: DLogError, location: str) -> StoreError:
             return error
         case TopicNotFoundError() | TableNotFoundError():
             return SegmentNotFoundError(told)
-        case DamagedError() | UnsupportedVersionError() | OffsetOutOfRangeError():
+        case DamagedError() | UnsupportedVersionError():
             return SegmentCorruptError(told)
         case ConfigError() | UnauthorizedError() | UnsafeTopicError():
             return MisconfiguredError(told)

@@ -10,12 +10,14 @@ from typing import TypeVar
 from dlog.model.ids import NO_ENTRY, EntryId
 from dlog.region.messages import LostEntries
 from dlog.region.reading import EntryScan
-from dlog.region.topics import Topics
+from dlog.region.topics import OffsetOutOfRangeError, Topics
 from dlog.stores.contract import (
     Buffer,
     ReaderClosedError,
     SegmentCorruptError,
     SegmentNotFoundError,
+    SegmentTruncatedError,
+    StoreError,
     StoreUnavailableError,
 )
 from dlog.stores.kafka.followed import FollowedRegion, wait_set
@@ -38,6 +40,7 @@ class TableScan:
     def __init__(self, region: FollowedRegion, topics: Topics, table: int, first: int) -> None:
         meta = region.table(table)
         assert meta is not None and first < meta.next_seq_num, "only known entries are scanned"
+        self._table = table
         self.next = first
         self.end = meta.next_seq_num
         self._region = region
@@ -54,7 +57,8 @@ class TableScan:
     async def take(self, last: int, bytes_max: int) -> list[bytes]:
         """Entries up to `last`: at most bytes_max bytes of them, but at least one.
 
-        Raises SegmentCorruptError if the next one is not there, and what the topics raise.
+        Raises SegmentCorruptError if the next one is not there, SegmentTruncatedError if it was removed by another
+        program, SegmentNotFoundError if the segment was deleted, and what the topics raise.
         """
         assert self.next < self.end, "there is nothing to take"
         ahead = self._ahead
@@ -64,7 +68,10 @@ class TableScan:
                 raise SegmentCorruptError(
                     f"entries are lost: table={self._lost.table} sequence={self._lost.first}: {why}"
                 )
-            records = await self._topics.read(self._region.data_topic, self._scan.offset, FETCH_BYTES)
+            try:
+                records = await self._topics.read(self._region.data_topic, self._scan.offset, FETCH_BYTES)
+            except OffsetOutOfRangeError as error:
+                raise await self._out_of_range(error) from None
             self._region.counts.fetched += sum(len(one.key) + len(one.value) for one in records)
             for one in self._scan.feed(records):
                 if isinstance(one, LostEntries):
@@ -77,6 +84,16 @@ class TableScan:
             found.append(ahead.popleft())
             self.next += 1
         return found
+
+    async def _out_of_range(self, error: OffsetOutOfRangeError) -> StoreError:
+        """Why the records are not in the topic. The store deletes only those of tables that were dropped."""
+        await self._region.catch_up()
+        told = f"store=kafka region={self._region.name} table={self._table}"
+        if self._region.table(self._table) is None:
+            return SegmentNotFoundError(f"the segment was deleted: {told}")
+        return SegmentTruncatedError(
+            f"Kafka's retention, or another program, removed records of the segment: {told} first_offset={error.first}"
+        )
 
 
 class KafkaSegmentReader:

@@ -8,6 +8,8 @@ Invariants:
 - What Kafka does not have is told as not found only if the topics at this address are those with this cluster's
   segments: the namespace of their names is recorded in the cluster's metadata, and a topic of that name exists.
 - Topics of a region are deleted only once no table is left in it and no owner can begin one.
+- A segment counts as truncated only if the topic begins behind records of it that no process of this store deleted: it
+  deletes those of dropped tables only.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ import msgpack
 from dlog.errors import DLogError, InvalidRequestError
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.segment import StoreSettings
-from dlog.region.items import RECORD_OVERHEAD_BYTES
+from dlog.region.counting import TableDropped, TableEnd
+from dlog.region.items import RECORD_OVERHEAD_BYTES, records_of
+from dlog.region.loading import RegionFrontLostError
 from dlog.region.messages import RecoverTable, RemoveTable, RetireRegion, TableFound, Topic, TrimRegion
-from dlog.region.names import topic_names
+from dlog.region.names import region_number, topic_names
 from dlog.region.topics import Topics
 from dlog.stores.contract import (
     STAGE,
@@ -35,6 +39,7 @@ from dlog.stores.contract import (
     SegmentNotFoundError,
     SegmentRef,
     SegmentStat,
+    SegmentTruncatedError,
     StoreUnavailableError,
     Verification,
 )
@@ -46,9 +51,11 @@ from dlog.stores.kafka.owned import OwnedRegions
 from dlog.stores.kafka.ports import FindNamespace, StartActor
 from dlog.stores.kafka.segment_reader import KafkaSegmentReader, TableScan
 from dlog.stores.kafka.segment_writer import KafkaSegmentWriter
+from dlog.wire.region import NONCE_BYTES
 
 T = TypeVar("T")
 
+VERIFY_BYTES = 1024 * 1024  # at once
 LAST_PAYLOADS = 3  # that a recovery returns, if they are at hand
 
 
@@ -152,7 +159,11 @@ class KafkaStore:
     async def recover(self, ref: SegmentRef) -> RecoveredSegment:
         location = parse_location(ref.name)
         with await self._follow(location) as region:
-            found = await self.run(ref.name, region.ask(RecoverTable(location.table)))
+            try:
+                found = await self.run(ref.name, region.ask(RecoverTable(location.table)))
+            except SegmentTruncatedError:
+                await self.run(ref.name, self._append(location, TableEnd(location.table)))
+                raise
             last: list[bytes] = []
             for sequence in range(found.entries, max(0, found.entries - LAST_PAYLOADS), -1):
                 if not (payloads := region.recent(location.table, sequence, sequence, 0)):
@@ -197,8 +208,12 @@ class KafkaStore:
         try:
             location = parse_location(ref.name)
             with await self._follow(location) as region:
-                if not region.is_loaded:
-                    await self.run(ref.name, region.catch_up())
+                try:
+                    if not region.is_loaded:
+                        await self.run(ref.name, region.catch_up())
+                except SegmentTruncatedError:
+                    await self.run(ref.name, self._append(location, TableDropped(location.table)))
+                    return
                 known = region.table(location.table)
                 await self.run(ref.name, region.ask(RemoveTable(location.table)))
                 dropped = self._dropped_bytes.get(region.name, 0) + (0 if known is None else known.payload_bytes)
@@ -226,15 +241,14 @@ class KafkaStore:
         with await self._caught_up(ref.name, location) as region:
             meta = region.table(location.table)
             assert meta is not None, "it was looked for"
-            entries = 0
-            if meta.next_seq_num > 1:
-                scan = TableScan(region, self._topics, location.table, 1)
-                try:
-                    while scan.next < scan.end:
-                        entries += len(await self.run(ref.name, scan.take(scan.end - 1, 1 << 20)))
-                except SegmentCorruptError as error:
-                    return Verification(entries, ((EntryId(scan.next - 1), error.message),))
-            return Verification(entries)
+            scan = TableScan(region, self._topics, location.table, 1) if meta.next_seq_num > 1 else None
+            try:
+                while scan is not None and scan.next < scan.end:
+                    await self.run(ref.name, scan.take(scan.end - 1, VERIFY_BYTES))
+            except SegmentCorruptError as error:
+                assert scan is not None, "it was read"
+                return Verification(scan.next - 1, ((EntryId(scan.next - 1), error.message),))
+            return Verification(meta.next_seq_num - 1)
 
     async def close(self) -> None:
         """Abandon every writer, close every reader and region; what is confirmed remains."""
@@ -255,6 +269,10 @@ class KafkaStore:
         """Await a call to regions or topics; its errors become those of the contract."""
         try:
             return await work
+        except RegionFrontLostError as error:
+            if location and parse_location(location).offset < error.first:
+                raise SegmentTruncatedError(f"{error.message}: store=kafka location={location}") from None
+            raise store_error(error, location) from None
         except DLogError as error:
             told = store_error(error, location)
             if isinstance(told, SegmentNotFoundError):
@@ -272,6 +290,12 @@ class KafkaStore:
             f"the topics with this cluster's segments are not at this address, correct `topics` in [kafka]: "
             f"missing={marker_topic(self._namespace)}"
         )
+
+    async def _append(self, location: TableLocation, item: TableEnd | TableDropped) -> None:
+        """Append an item to a region of which nothing is known."""
+        paths = topic_names(await self._ready(), location.region)
+        nonce = bytes(NONCE_BYTES)
+        await self._topics.append(paths[Topic.DATA], records_of(region_number(location.region), 0, nonce, item))
 
     async def _begin(self, described: bytes) -> Any:
         return await self._owned.begin_table(await self._ready(), described)

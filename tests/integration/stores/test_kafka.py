@@ -16,18 +16,21 @@ from dlog.io.file_topics import DirectoryTopics
 from dlog.io.kafka_settings import KafkaOptions
 from dlog.io.kafka_store import open_kafka_store
 from dlog.model.ids import EntryId, Epoch, SegmentNumber
-from dlog.region.messages import RemoveTable
+from dlog.region.messages import RemoveTable, SaveSnapshot
 from dlog.stores.contract import (
     MisconfiguredError,
     SegmentCorruptError,
+    SegmentFencedError,
     SegmentNotFoundError,
     SegmentRef,
     SegmentStore,
+    SegmentTruncatedError,
     StoreUnavailableError,
     Verification,
 )
+from dlog.stores.kafka.locations import parse_location
 from dlog.stores.kafka.store import KafkaStore
-from tests.integration.stores.contract import STREAM, OpenStore, StoreContract
+from tests.integration.stores.contract import STREAM, OpenStore, RemovalContract
 
 
 class Identity:
@@ -43,7 +46,7 @@ class Identity:
         self.recorded = self.recorded or namespace
 
 
-class TestDirectory(StoreContract):
+class TestDirectory(RemovalContract):
     @pytest.fixture
     async def stores(self, tmp_path: Path) -> AsyncIterator[OpenStore]:
         identity = Identity()
@@ -56,6 +59,18 @@ class TestDirectory(StoreContract):
                 return await stack.enter_async_context(opening)
 
             yield open_store
+
+    async def remove(self, store: SegmentStore, ref: SegmentRef) -> None:
+        """Another program deletes the front of the topic up to the segment's last record. A snapshot is left."""
+        assert isinstance(store, KafkaStore)
+        region, _, _ = ref.name.partition("/")
+        owned = store._owned._regions.get(region)
+        if owned is not None:
+            await owned.actor.ask(SaveSnapshot())
+        followed = await store._caught_up(ref.name, parse_location(ref.name))
+        meta = followed.table(parse_location(ref.name).table)
+        assert meta is not None
+        await store._topics.delete_before(followed.data_topic, meta.end)
 
 
 # ---- regions --------------------------------------------------------------------------------------------------------
@@ -281,3 +296,38 @@ async def test_batches_too_small_for_an_entry_of_a_stream_are_refused(cluster: C
     with pytest.raises(ConfigError, match="DLOG_KAFKA_TOPICS"):
         async with open_kafka_store(KafkaOptions(), cluster.identity.read, cluster.identity.record, random.Random()):
             pass
+
+
+# ---- what another program deletes -----------------------------------------------------------------------------------
+
+
+async def test_without_a_snapshot_the_segments_that_began_below_the_front_are_truncated(cluster: Cluster) -> None:
+    """Their ends are not known any more, but their writers are fenced, and they can be deleted."""
+    store, other = await cluster.store(), await cluster.store()
+    writer = await store.create(STREAM, SegmentNumber(1), Epoch(1), ())
+    ref = SegmentRef(STREAM, SegmentNumber(1), writer.name)
+    await writer.append(EntryId(0), (b"lost",))
+    topic = f"{cluster.identity.recorded}.data.{region_of(ref)}"
+    cluster.topics.delete_before(topic, cluster.topics.offsets(topic)[1])
+    later = await store.create(STREAM, SegmentNumber(2), Epoch(1), ())
+    for call in (other.recover, other.find_tail, other.stat, other.open_reader, other.verify):
+        with pytest.raises(SegmentTruncatedError, match="the front of the data topic was deleted"):
+            await call(ref)
+    with pytest.raises(SegmentFencedError):
+        await writer.append(EntryId(1), (b"late",))
+    with pytest.raises(SegmentCorruptError):
+        await other.recover(SegmentRef(STREAM, SegmentNumber(2), later.name))
+    await other.delete(ref)
+
+
+async def test_a_reader_that_is_cut_off_is_told_of_truncation_and_of_no_damage(cluster: Cluster) -> None:
+    store, other = await cluster.store(), await cluster.store(recent_bytes=1)
+    ref = await written(store, 1, [1000] * 400)
+    reader = await other.open_reader(ref)
+    assert len(await reader.read(EntryId(0), EntryId(9), 10_000)) == 10
+    topic = f"{cluster.identity.recorded}.data.{region_of(ref)}"
+    cluster.topics.delete_before(topic, 150)
+    with pytest.raises(SegmentTruncatedError, match="Kafka's retention, or another program"):
+        await reader.read(EntryId(100), EntryId(110), 10_000)
+    assert len(await reader.read(EntryId(390), EntryId(399), 100_000)) == 10, "what is left can be read"
+    await reader.close()
