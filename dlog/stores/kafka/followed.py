@@ -45,6 +45,7 @@ class FollowedRegion:
         self.data_topic = data_topic
         self.actor = actor
         self.users = 0
+        self.left_at_s = 0.0  # when the last user left
         self.counts = counts
         self._counted_bytes = 0  # of what the follower read
         self._follower = follower
@@ -57,7 +58,14 @@ class FollowedRegion:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """One user less. The newest entries are kept for users only."""
         self.users -= 1
+        self.left_at_s = asyncio.get_running_loop().time()
+        if not self.users:
+            self._follower.recent.clear()
 
     @property
     def is_loaded(self) -> bool:
@@ -154,7 +162,13 @@ class FollowedRegions:
         return len(self._regions)
 
     def get(self, namespace: str, name: str) -> FollowedRegion:
-        """The follower of a region. Use it as a context manager, or count yourself in `users`."""
+        """The follower of a region. Use it as a context manager, or count yourself in `users`. One that nobody has used
+        for a while is replaced: a snapshot is read sooner than all that was appended since."""
+        found = self._regions.get(name)
+        if found is not None and not found.users:
+            is_old = asyncio.get_running_loop().time() - found.left_at_s > self._options.reload_after_s
+            if is_old and found.is_loaded:
+                self._forget(found)
         found = self._regions.pop(name, None)
         if found is None or found.actor.ended:
             options = FollowerOptions(recent_bytes=self._options.recent_bytes)

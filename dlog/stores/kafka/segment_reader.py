@@ -171,7 +171,7 @@ class KafkaSegmentReader:
         if not self._closed:
             self._closed = True
             self._scans.clear()
-            self._region.users -= 1
+            self._region.leave()
             self._on_closed(self)
             self._region.wake()
 
@@ -197,8 +197,11 @@ class KafkaSegmentReader:
             return found
         meta = region.table(self._table)
         if meta is None or meta.next_seq_num <= last:  # the owner told more than this process has read
-            await region.catch_up()
+            await region.read_on(0.0)
             meta = region.table(self._table)
+            if meta is None or meta.next_seq_num <= first:
+                await region.catch_up()
+                meta = region.table(self._table)
             if meta is None:
                 raise SegmentNotFoundError(f"the segment was deleted: store=kafka location={self.location}")
             if meta.next_seq_num <= first:
