@@ -522,6 +522,16 @@ class RegionCleaned(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class TopicsOutOfReach(Event):
+    """The topics in which this proxy creates segments cannot be used: Kafka does not answer, or they are not those of
+    this cluster. Streams on Kafka wait; nothing is lost."""
+
+    name: ClassVar[str] = "topics.out_of_reach"
+    level: ClassVar[str] = "warning"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TablePinsRegion(Event):
     """A table keeps many records of its region from being deleted: flush it and mark it, or drop it. records: of all
     tables, from its first live one on."""

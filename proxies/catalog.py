@@ -17,6 +17,7 @@ from dlog.io.metadata import StreamMetadataStore
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import TXID_END_OF_STREAM, StreamName
 from dlog.model.segment import Segment, StreamMetadata
+from dlog.stores.contract import SegmentStore
 from dlog.wire.stream_metadata import settings_to_map
 
 NAMES_MAX = 10_000  # in one reply to List
@@ -119,6 +120,14 @@ def describe_segment(segment: Segment) -> dict[str, Any]:
         "completed_unix_ms": segment.completed_unix_ms,
         "truncation": segment.truncation.name.lower(),
     }
+
+
+def with_durability(told: dict[str, Any], store: SegmentStore | None) -> dict[str, Any]:
+    """Add where acknowledged records are, if that is a matter of this process's configuration. store: of the stream's
+    settings; None: this process does not have it."""
+    if store is not None and store.capabilities.durability:
+        told["durability"] = store.capabilities.durability
+    return told
 
 
 def with_tail(told: dict[str, Any], segment: int, lac: int, last: DLSN | None) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Readiness of a proxy, and its HTTP server (dlog/io/http_server.py) for load balancers and orchestrators.
 
-    GET /ready     200 while it serves; 503 while it starts, drains, or has lacked ZooKeeper or bookies for long
+    GET /ready     200 while it serves; 503 while it starts, drains, or has lacked for long ZooKeeper, or what it writes
+                   to: bookies, or the topics of its default store
     GET /haproxy   as /ready, but 404 while it drains: HAProxy (`http-check disable-on-404`) then sends no new
                    connections and keeps the open ones
 
@@ -77,6 +78,10 @@ class Health:
         self._clock = clock
         self._server: HttpServer | None = None
         self._unsubscribe = (metadata.on_state(lambda _: self._look()), metadata.on_members(self._look))
+
+    def note(self, trouble: str, there: bool) -> None:
+        """Record that this trouble exists now, or that it is over."""
+        self.readiness.note(trouble, there, self._clock.monotonic_s())
 
     async def listen(self, host: str, port: int) -> None:
         """Start serving; port 0: do not listen. Raises ConfigError if the port is taken."""

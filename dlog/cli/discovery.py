@@ -47,7 +47,8 @@ class RunningPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningCluster:
-    """The content of a run file. Addresses are host:port. file_directory: of the file store."""
+    """The content of a run file. Addresses are host:port. file_directory: of the file store. kafka_topics: address of
+    the topics with streams on Kafka, or empty."""
 
     directory: str
     pid: int
@@ -55,6 +56,7 @@ class RunningCluster:
     namespace: str
     parts: list[RunningPart] = field(default_factory=list)
     file_directory: str = ""
+    kafka_topics: str = ""
 
     @property
     def connect(self) -> str:
@@ -85,6 +87,7 @@ def read_run_file(directory: Path) -> RunningCluster | None:
             namespace=told["namespace"],
             parts=parts,
             file_directory=str(told.get("file_directory", "")),
+            kafka_topics=str(told.get("kafka_topics", "")),
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -123,20 +126,22 @@ def find_running(directory: str | None) -> RunningCluster | None:
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """The selected cluster. connect and zookeeper are empty if they are not named and the command does not need
-    them; file_directory is known of a running `dlog up`."""
+    them; file_directory and kafka_topics are known of a running `dlog up`."""
 
     connect: str
     zookeeper: str
     namespace: str
     file_directory: str = ""
+    kafka_topics: str = ""
 
     def stores(self) -> StoresOptions:
-        """How its segments are reached: from the environment, and from what is known of a running `dlog up`. Raises
-        ConfigError."""
+        """How its segments are reached: from the environment, and from what is known of a running `dlog up`, whose
+        topics are those that it names, whatever the environment has for regions. Raises ConfigError."""
         from dlog.io.stores import load_stores
 
         directory = os.environ.get("DLOG_FILE_DIRECTORY") or self.file_directory
-        return load_stores(None, {"file.directory": directory})
+        topics = {"kafka.topics": self.kafka_topics} if self.kafka_topics else {}
+        return load_stores(None, {"file.directory": directory, **topics})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +203,17 @@ def find_cluster(
         known = flags.namespace or variables.namespace
         return _named(source, known, need_proxies=need_proxies, need_zookeeper=need_zookeeper)
     said = flags.namespace or (variables.namespace if source is not flags else "")
-    return Cluster(running.connect, running.zookeeper, said or running.namespace, running.file_directory)
+    return _cluster_of(running, said)
+
+
+def _cluster_of(running: RunningCluster, namespace: str, connect: str = "") -> Cluster:
+    return Cluster(
+        connect or running.connect,
+        running.zookeeper,
+        namespace or running.namespace,
+        running.file_directory,
+        running.kafka_topics,
+    )
 
 
 def target(connect: str | None, directory: str | None) -> str:
@@ -237,9 +252,7 @@ def _named(source: _Source, namespace: str, *, need_proxies: bool, need_zookeepe
     if (need_proxies and not connect) or (need_zookeeper and not hosts):
         running = find_running(None)
         if running is not None and _serves(running, connect) and _same_hosts(running.zookeeper, hosts):
-            return Cluster(
-                connect or running.connect, running.zookeeper, namespace or running.namespace, running.file_directory
-            )
+            return _cluster_of(running, namespace, connect)
         missing = source.names[0] if not connect else source.names[1]
         raise CommandError(
             f"{source.said} is given and {missing} is not, and the command needs both: "

@@ -1,4 +1,4 @@
-"""`dlog explain`: shows where a record is stored, from its DLSN down to the bookies or the file."""
+"""`dlog explain`: shows where a record is stored, from its DLSN down to the bookies, the file or the topic."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def explain(
     directory: str | None,
     as_json: bool,
 ) -> None:
-    """Show where the record of STREAM at DLSN is stored: segment, ledger and bookies, or file, entry, and its batch."""
+    """Show where the record of STREAM at DLSN is stored: segment, ledger and bookies, file, or topic of Kafka, entry,
+    and its batch."""
     stream_name(stream)
     at = dlsns.parse(dlsn)
     cluster = find_cluster(
@@ -78,6 +79,8 @@ async def _explain(stream: str, at: DLSN, cluster: Cluster) -> dict[str, Any]:
     }
     if segment.store == "file":
         return told | await _in_file(stream, at, segment.location, cluster)
+    if segment.store == "kafka":
+        return told | await _in_topic(stream, at, segment.location, cluster)
     if segment.store != "ledger":
         return told
     async with ledgers_of(cluster.zookeeper, cluster.namespace, None) as ledgers:
@@ -122,6 +125,48 @@ async def _in_file(stream: str, at: DLSN, location: str, cluster: Cluster) -> di
             offset = await reader.offset_of(EntryId(at.entry))
             if offset is not None:
                 told["offset"] = f"{offset}, its payload from {offset + ENTRY_HEAD.size}"
+            [payload] = await reader.read(EntryId(at.entry), EntryId(at.entry), 1)
+            told |= describe_entry(payload, at.slot)
+        except DLogError as error:
+            told["entry"] = f"cannot be read: {error.message}"
+    return told
+
+
+async def _in_topic(stream: str, at: DLSN, location: str, cluster: Cluster) -> dict[str, Any]:
+    """The segment's region, table and topic, and where the entry is in it."""
+    from dlog.io.kafka_store import open_kafka_store
+    from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+    from dlog.stores.kafka.locations import parse_location
+
+    options = cluster.stores().kafka
+    if not options.topics:
+        return {"entry": "not read: set DLOG_KAFKA_TOPICS to the address of the topics"}
+    table = parse_location(location)
+    told: dict[str, Any] = {"region": table.region, "table": str(table.table)}
+    name, rng = SegmentRef(stream_name(stream), SegmentNumber(at.segment), location), random.Random(os.urandom(8))
+    async with (
+        await ZooKeeperMetadata.connect(cluster.zookeeper, cluster.namespace, rng=rng) as metadata,
+        open_kafka_store(
+            options,
+            lambda: metadata.read_store_identity("kafka"),
+            lambda identity: metadata.record_store_identity("kafka", identity),
+            rng,
+        ) as store,
+    ):
+        try:
+            found = await store.describe(location)
+            state = "ended" if found.has_ended else "being written"
+            told["table"] = f"{table.table} ({state}, {found.entries} entries, {found.payload_bytes:,} bytes)"
+            told["topic"] = f"{found.topic} at {options.topics}"
+            if not 0 <= at.entry < found.entries:
+                told["entry"] = f"{at.entry} is not confirmed; the last confirmed entry is {found.entries - 1}"
+                return told
+            told["sequence"] = at.entry + 1
+            offset = await store.find_offset(location, EntryId(at.entry))
+            if offset is not None:
+                told["offset"] = offset
+            reader = await store.open_reader(name)
+            reader.learn_lac(EntryId(found.entries - 1))
             [payload] = await reader.read(EntryId(at.entry), EntryId(at.entry), 1)
             told |= describe_entry(payload, at.slot)
         except DLogError as error:

@@ -17,6 +17,7 @@ from dlog.cli.output import CommandError
 from dlog.hostport import bare_host, join_host_port
 from dlog.io.embedded_zookeeper import HEAP_USABLE_MIN_MIB
 from dlog.io.file_errors import named_errors
+from dlog.io.kafka_settings import parse_topics_address
 from dlog.io.listening import check_free, is_free
 from dlog.io.zookeeper_layout import StreamPaths
 from dlog.options import option
@@ -30,7 +31,13 @@ _PORTS = range(20000, 32000)  # below the kernel's ephemeral ports
 class UpOptions:
     """Section [up] of a configuration file; the flags of `dlog up` override it."""
 
-    bookies: int = option(-1, "bookies; 0: none, streams lie in files; -1: as many as there were, 3 at the first start")
+    bookies: int = option(
+        -1, "bookies; 0: none, streams lie in Kafka or in files; -1: as many as there were, 3 at the first start"
+    )
+    kafka: str = option(
+        "",
+        "Kafka's brokers for streams, host:port,host:port, or file:///path for topics in a directory; empty: as before",
+    )
     write_proxies: int = option(0, "write proxies; 0: as many as there were, 2 at the first start")
     read_proxies: int = option(0, "read proxies; 0: as many as there were, 2 at the first start")
     port: int = option(0, "port of the first write proxy, the others follow it; 0: free ones")
@@ -58,7 +65,8 @@ class UpOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Host and ports of a cluster. zookeeper: hosts of an external ZooKeeper, or empty."""
+    """Host and ports of a cluster. zookeeper: hosts of an external ZooKeeper, or empty. kafka: address of the topics
+    with streams, or empty."""
 
     host: str
     namespace: str
@@ -67,6 +75,7 @@ class Plan:
     bookies: list[int] = field(default_factory=list)
     write: list[int] = field(default_factory=list)
     read: list[int] = field(default_factory=list)
+    kafka: str = ""
     version: int = 1
 
     @property
@@ -84,7 +93,7 @@ def make_plan(directory: Path, options: UpOptions, rng: random.Random) -> Plan:
     """The plan of this directory with the changes in `options`, or a new plan. Writes nothing.
 
     Raises CommandError for a change that is not possible, a host that cannot be listened on, or a plan file that cannot
-    be read; ConfigError for an invalid namespace.
+    be read; ConfigError for an invalid namespace, or an address of topics that is none.
     """
     old = read_plan(directory)
     plan = old or Plan(
@@ -106,6 +115,8 @@ def make_plan(directory: Path, options: UpOptions, rng: random.Random) -> Plan:
     plan = replace(plan, write=wanted.grow(plan.write, counts["write"]))
     plan = replace(plan, read=wanted.grow(plan.read, counts["read"]))
     plan = replace(plan, bookies=wanted.grow(plan.bookies, counts["bookies"]))
+    if options.kafka:
+        plan = replace(plan, kafka=parse_topics_address(options.kafka))
     if not plan.zookeeper and not plan.zookeeper_port:
         plan = replace(plan, zookeeper_port=wanted.grow([], 1)[0])
     return plan
@@ -129,8 +140,8 @@ def read_plan(directory: Path) -> Plan | None:
 
 def _check_types(plan: Plan) -> None:
     """Raise ValueError if a value has the wrong type."""
-    if not all(type(text) is str for text in (plan.host, plan.namespace, plan.zookeeper)):
-        raise ValueError("host, namespace and zookeeper must be strings")
+    if not all(type(text) is str for text in (plan.host, plan.namespace, plan.zookeeper, plan.kafka)):
+        raise ValueError("host, namespace, zookeeper and kafka must be strings")
     for ports in (plan.bookies, plan.write, plan.read, [plan.zookeeper_port]):
         if type(ports) is not list or not all(type(port) is int and 0 <= port < 65536 for port in ports):
             raise ValueError("ports must be numbers below 65536")
@@ -139,9 +150,12 @@ def _check_types(plan: Plan) -> None:
 def write_plan(directory: Path, plan: Plan) -> None:
     """Write the plan into its directory, atomically."""
     path = directory / PLAN_FILE
+    told = asdict(plan)
+    if not plan.kafka:
+        del told["kafka"]  # unknown to versions without streams on Kafka
     fresh = path.with_suffix(".new")
     with named_errors(fresh):
-        fresh.write_text(json.dumps(asdict(plan), indent=1) + "\n")
+        fresh.write_text(json.dumps(told, indent=1) + "\n")
     fresh.replace(path)
 
 

@@ -17,6 +17,7 @@ from dlog.client.stream_info import SegmentInfo, SettingsChanges, StreamInfo, St
 from dlog.model import dlsn as dlsns
 from dlog.model.ids import stream_name
 from dlog.options import parse_bytes, parse_duration_s
+from dlog.stores.kinds import SCHEMAS
 
 T = TypeVar("T")
 
@@ -33,8 +34,11 @@ def ask(connect_to: str | None, directory: str | None, work: Callable[[Client], 
 
 
 def _store_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    where = "Where segments lie: on bookies, or in files of the machine that all processes of the cluster run on."
-    return click.option("--store", type=click.Choice(["ledger", "file", "kafka"]), help=f"{where} {default}")
+    where = (
+        "Where segments lie: on bookies (ledger), in files of the machine that all processes of the cluster run on "
+        "(file), or in topics of Kafka (kafka)."
+    )
+    return click.option("--store", type=click.Choice(list(SCHEMAS)), help=f"{where} {default}")
 
 
 def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,7 +90,7 @@ def _settings(given: Mapping[str, Any]) -> SettingsChanges:
     when_unknown="whether the stream was created is unknown: `dlog ls` shows it; creating it again is harmless",
 )
 @click.argument("stream")
-@_store_option("Default: the cluster's, mostly ledger.")
+@_store_option("Default: the first that the cluster's proxies have, mostly ledger.")
 @settings_options
 @click.option(
     "--exist-ok", is_flag=True, help="Succeed if the stream exists already and has the settings that are given here."
@@ -165,7 +169,7 @@ def show(stream: str, connect: str | None, directory: str | None, as_json: bool)
         return
     say(f"stream     {told.name}{'  (sealed)' if told.is_sealed else ''}")
     say(f"records    {dlsn_text(told.first_dlsn)} .. {dlsn_text(told.last_dlsn)}")
-    _say_settings(told.settings)
+    _say_settings(told.settings, told.durability)
     owner = told.owner
     if owner is not None:
         released = " (released)" if owner.is_released else ""
@@ -274,13 +278,19 @@ def truncation_text(segment: SegmentInfo) -> str:
     return "partial" if segment.is_cut else "active"
 
 
-def _say_settings(settings: StreamSettings) -> None:
+def _say_settings(settings: StreamSettings, durability: str | None = None) -> None:
     of_store = "".join(f", {name.replace('_', ' ')} {value}" for name, value in settings.store_settings.items())
-    say(f"store      {settings.store}{of_store}")
+    say(f"store      {settings.store}{of_store}{f', {_DURABILITY.get(durability, durability)}' if durability else ''}")
     say(
         f"segments   end at {size_text(settings.segment_bytes)} or {_duration(settings.segment_age_s)}, "
         f"{retention_text(settings.retention_s)}"
     )
+
+
+_DURABILITY = {
+    "synced": "records are synced to disks before they are acknowledged",
+    "page caches": "records are acknowledged from page caches, and synced later",
+}
 
 
 def _stream_json(stream: StreamInfo) -> dict[str, Any]:
@@ -305,6 +315,8 @@ def _stream_json(stream: StreamInfo) -> dict[str, Any]:
         "segments_left_out": stream.segments_left_out,
         "segments_to_delete": stream.segments_to_delete,
     }
+    if stream.durability is not None:
+        told["durability"] = stream.durability
     if owner is not None and owner.state is not None:
         told |= {"state": owner.state, "producers": stream.producers}
     return told

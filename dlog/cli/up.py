@@ -36,12 +36,14 @@ from dlog.cli.output import (
 from dlog.cli.parts import ProcessPart, SupervisedProcess, ZooKeeperPart, last_words
 from dlog.cli.plan import Plan, UpOptions, check_ports, make_plan, write_plan
 from dlog.cli.screen import Screen, open_screen
+from dlog.cli.topics import check_topics
 from dlog.errors import DLogError
 from dlog.hostport import is_any_host, join_host_port
 from dlog.io.bookie_dirs import VERSION
 from dlog.io.children import die_with_parent, module_environment, on_signals, python_module
 from dlog.io.embedded_zookeeper import HEAP_USABLE_MIN_MIB
 from dlog.io.file_errors import is_misuse, named_errors, names_file
+from dlog.io.kafka_settings import KafkaOptions, parse_topics_address
 from dlog.io.settings import load
 from dlog.stores.file.options import FileStoreOptions
 from dlog.wire.bookie_info import decode_cookie
@@ -63,7 +65,13 @@ STOP_OTHERS_S = 20.0
 @click.option(
     "--bookies",
     type=click.IntRange(0, 64),
-    help="Number of bookies; 0: none, all streams lie in files. Default: as before, 3 at first.",
+    help="Number of bookies; 0: none, streams lie in Kafka (see --kafka) or in files. Default: as before, 3 at first.",
+)
+@click.option(
+    "--kafka",
+    metavar="HOST:PORT[,...]",
+    help="Brokers of Kafka, for streams on Kafka; with --bookies 0 new streams lie there. Or file:///path, for topics "
+    "in a directory. Default: as before.",
 )
 @click.option("--write-proxies", type=click.IntRange(1, 64), help="Number. Default: as before, 2 at first.")
 @click.option("--read-proxies", type=click.IntRange(1, 64), help="Number. Default: as before, 2 at first.")
@@ -89,6 +97,7 @@ def up(directory: str, config: str | None, as_json: bool, **flags: object) -> in
     """
     options = load(UpOptions, "up", config, flags)
     files = load(FileStoreOptions, "file", config, {})
+    kafka = load(KafkaOptions, "kafka", config, {})
     root = Path(directory)
     if "," in str(root.absolute()) or not str(root.absolute()).isprintable():
         raise CommandError(
@@ -107,9 +116,11 @@ def up(directory: str, config: str | None, as_json: bool, **flags: object) -> in
         (root / RUN_FILE).unlink(missing_ok=True)  # left by a killed `dlog up`; its processes are gone
         plan = make_plan(root, options, random.Random(os.urandom(8)))
         check_ports(plan)
+        topics = plan.kafka or (parse_topics_address(kafka.topics) if kafka.topics else "")
+        check_topics(topics, is_given=bool(options.kafka))
         write_plan(root, plan)
         file_directory = str(Path(files.directory or root / "segments").absolute())
-        cluster = _Cluster(root, plan, options, config, file_directory, as_json)
+        cluster = _Cluster(root, plan, options, config, file_directory, topics, as_json)
         return asyncio.run(cluster.run())
 
 
@@ -117,10 +128,18 @@ class _Cluster:
     """Runs the parts of a plan, from start to end."""
 
     def __init__(
-        self, directory: Path, plan: Plan, options: UpOptions, config: str | None, file_directory: str, as_json: bool
+        self,
+        directory: Path,
+        plan: Plan,
+        options: UpOptions,
+        config: str | None,
+        file_directory: str,
+        kafka_topics: str,
+        as_json: bool,
     ) -> None:
         self._directory = directory.absolute()
         self._file_directory = file_directory
+        self._kafka_topics = kafka_topics
         self._plan = plan
         self._config = str(Path(config).absolute()) if config else None
         self._as_json = as_json
@@ -272,9 +291,14 @@ class _Cluster:
     def _proxy(self, role: str, number: int, port: int) -> ProcessPart:
         name = f"{role}-{number}"
         flags = [*self._flags(port), "--id", name]
+        environment = {"DLOG_FILE_DIRECTORY": self._file_directory}
+        stores = ["file"]
+        if self._kafka_topics:
+            environment["DLOG_KAFKA_TOPICS"] = self._kafka_topics
+            stores.insert(0 if self._plan.kafka else 1, "kafka")  # what is only configured does not become the default
         if not self._plan.bookies:
-            flags += ["--stores", "file"]
-        return self._process(role, name, port, f"proxies.{role}", flags, DLOG_FILE_DIRECTORY=self._file_directory)
+            flags += ["--stores", ",".join(stores)]
+        return self._process(role, name, port, f"proxies.{role}", flags, **environment)
 
     def _process(
         self, role: str, name: str, port: int, module: str, flags: list[str], **environment: str
@@ -303,6 +327,7 @@ class _Cluster:
             namespace=self._plan.namespace,
             parts=[RunningPart(p.role, p.id, p.address, p.pid or 0) for p in self.parts],
             file_directory=self._file_directory,
+            kafka_topics=self._kafka_topics,
         )
         running.write()
         return running

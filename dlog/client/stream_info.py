@@ -100,6 +100,8 @@ class StreamInfo:
     segments_left_out: int = 0  # older ones that are not in `segments`
     segments_to_delete: int = 0  # truncated ones whose data are not deleted yet
     producers: int | None = None  # that the owner remembers
+    #: where acknowledged records are, "synced" or "page caches"; None: the store always syncs them, or it was not told
+    durability: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +186,7 @@ def _stream(told: Mapping[str, Any]) -> StreamInfo:
         segments_left_out=told["segments_left_out"],
         segments_to_delete=told["segments_to_delete"],
         producers=told.get("producers"),
+        durability=told.get("durability"),
     )
 
 

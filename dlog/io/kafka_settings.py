@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from dlog.options import MiB, check_positive, option
 from dlog.region.topics import UnsafeTopicError
 from dlog.stores.kafka.options import KafkaStoreOptions
 
-_SCHEME = "kafka://"
+_SCHEME, _FILE_SCHEME = "kafka://", "file://"
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 
 #: bytes of a batch that are not records: its header
@@ -71,6 +72,20 @@ def parse_kafka_address(text: str) -> tuple[str, ...]:
         except ValueError as error:
             raise ConfigError(f"not an address of Kafka, use kafka://host:port,host:port: {error}") from None
     return tuple(dict.fromkeys(found))
+
+
+def parse_topics_address(text: str) -> str:
+    """An address of topics in its full form, `kafka://host:port,host:port` or `file:///path`. `host:port,host:port` is
+    Kafka's. Raises ConfigError."""
+    text = text.strip()
+    if text.startswith(f"{_FILE_SCHEME}/") and text.isprintable():
+        return f"{_FILE_SCHEME}{posixpath.normpath(text.removeprefix(_FILE_SCHEME)).replace('//', '/')}"
+    if "://" in text and not text.startswith(_SCHEME):
+        raise ConfigError(
+            f"not an address of topics, use host:port,host:port of Kafka's brokers, or file:///path: "
+            f"address={text[:80]!r}"
+        )
+    return _SCHEME + ",".join(parse_kafka_address(_SCHEME + text.removeprefix(_SCHEME)))
 
 
 def check_topic_name(topic: str) -> None:

@@ -27,7 +27,7 @@ from dlog.region.items import RECORD_OVERHEAD_BYTES
 from dlog.region.names import region_number, topic_names
 from dlog.region.topics import TopicExistsError, Topics
 from dlog.stores.kafka.options import NAME
-from dlog.stores.kafka.ports import FindNamespace, RegionActor, StartActor
+from dlog.stores.kafka.ports import FindNamespace, NoSegmentsYetError, RegionActor, StartActor
 from dlog.stores.kafka.store import KafkaStore, marker_topic
 from dlog.wire.entry import ENTRY_BYTES_MAX, ENVELOPE_BYTES
 
@@ -65,6 +65,7 @@ async def open_kafka_store(
             options,
             rng,
             batch_bytes_max=batch_bytes_max,
+            is_synced=options.flush or not isinstance(topics, KafkaTopics),  # a directory is always synced
             sweeps=creates,
         )
         async with store:
@@ -97,7 +98,7 @@ def _finder(
         recorded = await read()
         if recorded is None:
             if not creates:
-                raise ConfigError(f"this cluster has no segments in topics yet: store={NAME}")
+                raise NoSegmentsYetError(f"this cluster has no segments in topics yet: store={NAME}")
             made = f"dlog-{rng.getrandbits(64):016x}"
             with suppress(TopicExistsError):
                 await topics.create(marker_topic(made))

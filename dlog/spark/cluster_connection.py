@@ -24,13 +24,14 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import uvloop
 
 from dlog.client.check import check_thread
-from dlog.errors import DLogError, Remedy
+from dlog.errors import DLogError, InvalidRequestError, Remedy
 from dlog.io.bookie_client import BookieClient
 from dlog.io.ledgers import Ledgers, resolver
 from dlog.io.stores import StoresOptions, load_stores, open_stores
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.stores.contract import MisconfiguredError, SegmentStore
 from dlog.stores.file.store import FileStore
+from dlog.stores.kafka.store import KafkaStore
 
 IDLE_S = 10.0
 AHEAD = 2  # items that are produced before the first is consumed
@@ -39,6 +40,12 @@ END_S = 2.0
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+#: what to do if a store is not configured here
+_HINTS = {
+    FileStore.name: "set file.directory (or DLOG_FILE_DIRECTORY)",
+    KafkaStore.name: "set kafka.topics (or DLOG_KAFKA_TOPICS)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +60,29 @@ class Cluster:
         """The store of a segment. Raises MisconfiguredError if it is not configured here."""
         found = self.stores.get(name)
         if found is None:
-            hint = "set file.directory (or DLOG_FILE_DIRECTORY)" if name == FileStore.name else "use `dlog read`"
+            hint = _HINTS.get(name, "use `dlog read`")
             raise MisconfiguredError(f"segments in this store cannot be read here, {hint}: store={name}")
         return found
 
     def store_for_stages(self, name: str) -> SegmentStore:
-        """The store for stages of a stream that writes to store `name`: that one, else the first that takes stages.
-        Raises MisconfiguredError."""
+        """The store for stages of a stream that writes to store `name`: that one, else the first that takes stages and
+        has room for a segment with its default settings. Raises MisconfiguredError."""
         own = self.store(name)
-        for store in (own, *self.stores.values()):
-            if store.capabilities.takes_stages:
-                return store
+        if own.capabilities.takes_stages:
+            return own
+        why = ""
+        for store in self.stores.values():
+            if store.capabilities.takes_stages and store.capabilities.is_written:
+                try:
+                    store.check_capacity(())
+                except InvalidRequestError as error:
+                    why = why or f" ({error.message})"
+                else:
+                    return store
         known = ", ".join(self.stores)
         raise MisconfiguredError(
-            f"a sink cannot write here, none of the stores takes stages, configure another one: stores={known}"
+            f"a sink cannot write here, none of the stores takes stages, {_HINTS[FileStore.name]} or start bookies: "
+            f"stores={known}{why}"
         )
 
 

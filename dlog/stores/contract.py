@@ -122,6 +122,7 @@ class Capabilities:
     segments can be created here; False where they only arrive by being moved. has_foreign_writers: programs other than
     dlog write here. A fenced one may complete its segment in the list at a wrong end, so a new owner asks the store.
     takes_stages: a program may write a segment under the number STAGE here, for a stream that imports it later.
+    durability: where a confirmed entry is, SYNCED or PAGE_CACHES, if configuration decides it; empty: always synced.
     """
 
     visible_is_final: bool
@@ -129,7 +130,10 @@ class Capabilities:
     is_written: bool = True
     has_foreign_writers: bool = False
     takes_stages: bool = True
+    durability: str = ""
 
+
+SYNCED, PAGE_CACHES = "synced", "page caches"
 
 #: of a store that this process does not know
 UNKNOWN_STORE = Capabilities(

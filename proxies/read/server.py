@@ -174,7 +174,7 @@ class ReadProxy:
         """What this proxy knows of a stream. Raises StreamNotFoundError, MetadataUnavailableError."""
         name = stream_name(stream)
         seen = await read_stream(self._metadata, name)
-        told = await catalog.describe(seen.value)
+        told = catalog.with_durability(await catalog.describe(seen.value), self._stores.get(seen.value.settings.store))
         tailer = self._tailers.living(name)
         for segment in seen.value.in_progress if tailer is not None else ():
             assert tailer is not None

@@ -265,7 +265,7 @@ class Admin:
         """What this proxy knows of a stream. Raises StreamNotFoundError, MetadataUnavailableError."""
         stream = stream_name(name)
         seen = await read_stream(self._metadata, stream)
-        told = await catalog.describe(seen.value)
+        told = catalog.with_durability(await catalog.describe(seen.value), self._stores.get(seen.value.settings.store))
         holding = self._owned_streams.find(stream)
         if holding is None or holding.owner is None or not holding.serving:
             return told

@@ -9,6 +9,7 @@ import asyncio
 import os
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from actors.runtime import TaskScope
@@ -23,6 +24,7 @@ from dlog.io.shared_timers import ProcessTimers, SharedTimers
 from dlog.model.ids import NO_ENTRY, ProxyId, StreamName, stream_name
 from dlog.ownership.claim import Claimant
 from dlog.stores.contract import SegmentStore
+from dlog.stores.kafka.store import KafkaStore
 from dlog.wire.proxy import Hello
 from proxies import serving
 from proxies.admission import Admission
@@ -42,6 +44,7 @@ from proxies.write.owned_streams import OwnedStreams
 from proxies.write.ownership_advisor import OwnershipAdvisor
 from proxies.write.session import WriteSession
 from proxies.write.takeover_queue import TakeoverQueue
+from proxies.write.topics_check import TROUBLE, check_topics
 from proxies.write.upkeep import Upkeep
 
 RELEASES_AT_ONCE = 32
@@ -110,6 +113,10 @@ class WriteProxy:
                 self.tasks.start(self._detector.run(), name="detector")
                 self.tasks.start(self.fitness.run(), name="fitness")
                 self.tasks.start(self.owned_streams.run(), name="holdings")
+                default = next(iter(self._stores.values()))
+                if isinstance(default, KafkaStore):
+                    checking = check_topics(default, partial(self.health.note, TROUBLE), self._tell)
+                    self.tasks.start(checking, name="check topics")
                 if options.upkeep_s:
                     self.tasks.start(self._upkeep.run(), name="upkeep")
                 await self.listener.serve()

@@ -29,13 +29,18 @@ from dlog.spark.options import SourceOptions, parse
 from dlog.spark.planning import partitions
 from dlog.spark.plans import check_named
 from dlog.stores.file.store import FileStore
+from dlog.stores.kafka.store import KafkaStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STREAMS_A_LOOK = 256  # streams read in one request to the event loop
 LOOK_TIMEOUT_S = 600.0
-_KIND_OF_GONE = {LEDGER: Kind.LEDGER_GONE, FileStore.name: Kind.FILE_GONE}
+_KIND_OF_GONE = {
+    LEDGER: Kind.LEDGER_GONE,
+    FileStore.name: Kind.FILE_GONE,
+    KafkaStore.name: Kind.TABLE_GONE,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +74,7 @@ class AuditOptions:
 def audit(
     spark: SparkSession, selection: Selection, options: AuditOptions, *, progress: Progress | None = None
 ) -> Report:
-    """Verify the streams of `selection`; for a whole namespace, also look for orphan ledgers and files.
+    """Verify the streams of `selection`; for a whole namespace, also look for orphan ledgers, files and tables.
 
     items: a row for each segment, with what was read of it. findings: a row for each problem (`Finding.row`), ordered
     by stream, segment and entry. Raises StreamNotFoundError for a named stream that does not exist, ConfigError for a
@@ -235,7 +240,7 @@ def _gone(of_cluster: ClusterConnection, facts: StreamFacts, gone: set[int], opt
 def _orphans(
     report: Report, of_cluster: ClusterConnection, chosen: SourceOptions, options: AuditOptions, progress: Progress
 ) -> list[Finding]:
-    """Findings for ledgers and files that nothing names."""
+    """Findings for ledgers, files and tables that nothing names."""
     progress.step("orphans", 0, 1)
     work = partial(find_orphans, zookeeper=chosen.zookeeper, namespace=chosen.namespace, age_s=options.orphan_age_s)
     try:
@@ -246,5 +251,6 @@ def _orphans(
         return []
     progress.step("orphans", 1, 1)
     report.counts |= {"ledgers": orphans.ledgers, "foreign_ledgers": orphans.foreign, "files": orphans.files}
+    report.counts |= {"tables": orphans.tables}
     report.failures += orphans.failures
     return orphans.findings

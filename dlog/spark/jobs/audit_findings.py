@@ -58,9 +58,12 @@ class Kind(StrEnum):
     LEDGER_METADATA = "ledger_metadata"  # it cannot be read
     FILE_GONE = "file_gone"  # a segment names it
     FILE_OPEN = "file_open"  # its segment is completed, and it has no end
+    TABLE_GONE = "table_gone"  # in a topic: a segment names it
+    TABLE_OPEN = "table_open"  # its segment is completed, and it has no end
     OBJECT_GONE = "object_gone"  # of a segment in cold storage
     ORPHAN_LEDGER = "orphan_ledger"  # nothing names it
     ORPHAN_FILE = "orphan_file"  # nothing names it
+    ORPHAN_TABLE = "orphan_table"  # nothing names it
 
     MORE = "more"  # number of further findings in the same range
 

@@ -1,11 +1,13 @@
-"""Finds orphans: ledgers and segments in files that nothing names.
+"""Finds orphans: ledgers, and segments in files and in topics, that nothing names.
 
 One is named by the segment list of a stream, as allocated to it, as a sink's stage (dlog/spark/stages.py) and, for a
 while, as the old copy of a segment that was moved to cold storage (dlog/spark/jobs/offload_records.py).
 
 Invariants:
-- names are read after ledgers and files were listed, in every namespace of the cluster, and an orphan must be old
-  enough for its name to have been written;
+- names are read after ledgers, files and tables were listed, in every namespace of the cluster, and an orphan must be
+  old enough for its name to have been written;
+- a table in a topic has no time of its own: it is older than the end of a segment whose table was begun later in the
+  same region, and is not reported without one;
 - names move from stages to lists, and from lists to old copies, and are read in that order;
 - ledgers of other applications are ignored; nothing is deleted.
 """
@@ -31,8 +33,10 @@ from dlog.model.ledger import LedgerMetadata
 from dlog.model.segment import StreamKey, StreamMetadata
 from dlog.spark.cluster_connection import Cluster
 from dlog.spark.jobs.audit_findings import Finding, Kind
-from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError
+from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError, StoreError
 from dlog.stores.file.store import FileStore
+from dlog.stores.kafka.locations import parse_location
+from dlog.stores.kafka.store import KafkaStore
 from dlog.wire.stream_metadata import decode_binding
 
 DEPTH_MAX = 3  # of a namespace's znode
@@ -43,11 +47,12 @@ _STREAM, _SEGMENT, _APPLICATION = "dlog.stream", "dlog.segment", "application"  
 
 @dataclass(slots=True)
 class Orphans:
-    """Result. ledgers, files: number of all of them. foreign: number of ledgers of other applications."""
+    """Result. ledgers, files, tables: number of all of them. foreign: number of ledgers of other applications."""
 
     ledgers: int = 0
     foreign: int = 0
     files: int = 0
+    tables: int = 0
     findings: list[Finding] = field(default_factory=list)
     failures: list[dict[str, object]] = field(default_factory=list)
 
@@ -55,10 +60,11 @@ class Orphans:
 @dataclass(slots=True)
 class _Named:
     """Locations that are named, which no two stores share; streams with unreadable metadata, whose segments are
-    unknown."""
+    unknown. completed_unix_ms: of completed segments in topics, by location."""
 
     names: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
+    completed_unix_ms: dict[str, int] = field(default_factory=dict)
 
 
 async def find_orphans(cluster: Cluster, zookeeper: str, namespace: str, *, age_s: float) -> Orphans:
@@ -68,6 +74,9 @@ async def find_orphans(cluster: Cluster, zookeeper: str, namespace: str, *, age_
     store = cluster.stores.get(FileStore.name)
     files = [name async for name in store.list()] if isinstance(store, FileStore) else []
     orphans.files = len(files)
+    topics = cluster.stores.get(KafkaStore.name)
+    tables = await _tables(topics, orphans) if isinstance(topics, KafkaStore) else []
+    orphans.tables = len(tables)
     there = [int(ledger) async for ledger in cluster.ledgers.list()]
     orphans.ledgers = len(there)
     named = _Named()
@@ -83,7 +92,21 @@ async def find_orphans(cluster: Cluster, zookeeper: str, namespace: str, *, age_
         if name not in named.names:
             assert isinstance(store, FileStore)
             await _judge_file(store, name, named, age_s, orphans)
+    for name in tables:
+        if name not in named.names:
+            assert isinstance(topics, KafkaStore)
+            await _judge_table(topics, name, named, age_s, orphans)
     return orphans
+
+
+async def _tables(store: KafkaStore, orphans: Orphans) -> list[str]:
+    """All segments in topics; none, and a failure, if the topics do not answer."""
+    try:
+        return [name async for name in store.list()]
+    except StoreError as error:
+        failure = f"segments in topics cannot be listed: {error.message}; run the audit again"
+        orphans.failures.append({"stream": None, "segment": None, "entries": None, "bookie": None, "error": failure})
+        return []
 
 
 async def _judge(cluster: Cluster, ledger: LedgerId, named: _Named, age_s: float, orphans: Orphans) -> None:
@@ -141,6 +164,33 @@ async def _judge_file(store: FileStore, name: str, named: _Named, age_s: float, 
     )
 
 
+async def _judge_table(store: KafkaStore, name: str, named: _Named, age_s: float, orphans: Orphans) -> None:
+    location = parse_location(name)
+    later = [
+        completed_unix_ms
+        for other, completed_unix_ms in named.completed_unix_ms.items()
+        if (at := parse_location(other)).region == location.region and at.table > location.table
+    ]
+    since_s = (SYSTEM_CLOCK.unix_ms() - min(later)) / 1000 if later else 0.0
+    if since_s < age_s:
+        return
+    try:
+        table = await store.describe(name)
+    except SegmentNotFoundError:
+        return  # deleted meanwhile
+    if named.unknown and (not table.stream or table.stream in named.unknown):
+        return
+    orphans.findings.append(
+        Finding(
+            kind=Kind.ORPHAN_TABLE,
+            stream=table.stream,
+            segment=table.number or None,
+            expected="a stream that names it",
+            found=f"table {name} of topic {table.topic}, {table.entries} entries",
+        )
+    )
+
+
 async def _collect(metadata: ZooKeeperMetadata, namespace: str, named: _Named) -> None:
     await _collect_beside(metadata, f"{namespace}/.sinks", "stage-", named)
     for name in await metadata.streams():
@@ -154,6 +204,11 @@ async def _collect(metadata: ZooKeeperMetadata, namespace: str, named: _Named) -
             names = [segment.location for segment in value.listed]
             names += [allocated_location(value.allocated)] if value.allocated else []
             named.names |= {name for _, name in names}
+            named.completed_unix_ms |= {
+                segment.name: segment.completed_unix_ms
+                for segment in value.listed
+                if segment.store == KafkaStore.name and segment.completed and segment.completed_unix_ms
+            }
         elif not isinstance(outcome, Missing):
             named.unknown.add(name)
     await _collect_beside(metadata, f"{namespace}/.offloaded", "", named)

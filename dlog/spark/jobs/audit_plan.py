@@ -26,8 +26,9 @@ from dlog.spark.jobs.audit_findings import Finding, Kind
 from dlog.spark.jobs.audit_replicas import LEDGER, entry_length
 from dlog.spark.planning import Range
 from dlog.stores.cold.locations import payload_bytes
-from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError, SegmentRef
+from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError, SegmentRef, SegmentStore
 from dlog.stores.file.store import FileStore
+from dlog.stores.kafka.store import KafkaStore
 
 LOOK_AGAIN_S = 0.25  # interval between reads of what may be in progress
 STREAMS_AT_ONCE, LEDGERS_AT_ONCE = 16, 32
@@ -37,7 +38,7 @@ _ENTRY_BYTES = 64 * KiB  # assumed, for a ledger without a bookie that knows its
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFacts:
     """A segment of the list. is_there: it can be read, as far as is known without reading it. ledger: its metadata, if
-    the segment is in an existing ledger. end: its last entry, if it is in files and has an end.
+    the segment is in an existing ledger. end: its last entry, if it is in files or topics and has an end.
 
     last: the last entry to read, -1 if there is none. length: bytes up to there; an estimate if it is open or not a
     ledger.
@@ -209,7 +210,7 @@ async def _segment(
     if segment.store == COLD:
         return _in_object(cluster, facts, segment)
     if segment.store != LEDGER:
-        return await _in_files(cluster, facts, segment, suspect, how)
+        return await _in_store(cluster, facts, segment, suspect, how)
     try:
         ledger = await cluster.ledgers.metadata_of(LedgerId(int(segment.name)))
     except LedgerNotFoundError:
@@ -244,7 +245,32 @@ async def _segment(
     return SegmentFacts(listed=segment, ledger=ledger, last=last, length=guess if length is None else length)
 
 
-async def _in_files(
+@dataclass(frozen=True, slots=True)
+class _StoreKinds:
+    """How a store's segments are named in findings."""
+
+    what: str
+    gone: Kind
+    open: Kind
+
+
+_KINDS = {
+    FileStore.name: _StoreKinds("file", Kind.FILE_GONE, Kind.FILE_OPEN),
+    KafkaStore.name: _StoreKinds("table", Kind.TABLE_GONE, Kind.TABLE_OPEN),
+}
+
+
+async def _size(store: SegmentStore, name: str) -> int:
+    """Bytes that a segment takes, as far as its store tells. Raises StoreError."""
+    match store:
+        case FileStore():
+            return (await store.describe(name)).bytes
+        case KafkaStore():
+            return (await store.describe(name)).payload_bytes
+    return 0
+
+
+async def _in_store(
     cluster: Cluster,
     facts: StreamFacts,
     segment: Segment,
@@ -252,23 +278,23 @@ async def _in_files(
     how: _PlanParameters,
 ) -> SegmentFacts:
     nothing = SegmentFacts(listed=segment, is_there=False)
+    kinds = _KINDS.get(segment.store, _StoreKinds("segment", Kind.FILE_GONE, Kind.FILE_OPEN))
     ref = SegmentRef(StreamName(facts.name), segment.number, segment.name)
     try:
         store = cluster.store(segment.store)
-        assert isinstance(store, FileStore), "no other store is known to this process"
-        size = (await store.describe(segment.name)).bytes
+        size = await _size(store, segment.name)
         reader = await store.open_reader(ref)
         try:
             end = last = reader.end
             if last is None and segment.completed:
-                suspect(Kind.FILE_OPEN, segment, f"an end of {segment.name}", "none")
+                suspect(kinds.open, segment, f"an end of {segment.name}", "none")
                 last = segment.last_entry
             elif last is None:
                 last = await (reader.wait_lac(NO_ENTRY, 0.0) if how.dry_run else store.find_tail(ref))
         finally:
             await reader.close()
     except SegmentNotFoundError:
-        suspect(Kind.FILE_GONE, segment, f"file {segment.name}", "nothing")
+        suspect(kinds.gone, segment, f"{kinds.what} {segment.name}", "nothing")
         return nothing
     except SegmentCorruptError as error:
         facts.findings.append(
@@ -276,7 +302,7 @@ async def _in_files(
                 kind=Kind.DIGEST,
                 stream=facts.name,
                 segment=segment.number,
-                expected="a file that verifies",
+                expected=f"a {kinds.what} that verifies",
                 found=error.message,
                 bookie=segment.store,
             )

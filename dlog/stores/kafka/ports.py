@@ -6,7 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from dlog.errors import ConfigError
 from dlog.machine import Machine
+
+
+class NoSegmentsYetError(ConfigError):
+    """No process of this cluster has created a segment in topics yet."""
 
 
 class RegionActor(Protocol):
@@ -35,5 +40,5 @@ class RegionActor(Protocol):
 StartActor = Callable[[str, str, Machine], RegionActor]  # namespace, region, machine
 
 FindNamespace = Callable[[], Awaitable[str]]
-"""The namespace of the topics with this cluster's segments. Raises ConfigError, UnavailableError, and
+"""The namespace of the topics with this cluster's segments. Raises ConfigError, NoSegmentsYetError, UnavailableError,
 MetadataUnavailableError."""

@@ -17,22 +17,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
 
 import msgpack
 
-from dlog.errors import DLogError, InvalidRequestError
+from dlog.errors import DamagedError, DLogError, InvalidRequestError, UnsupportedVersionError
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.segment import StoreSettings
+from dlog.options import MiB
 from dlog.region.counting import TableDropped, TableEnd
-from dlog.region.items import RECORD_OVERHEAD_BYTES, records_of
+from dlog.region.items import RECORD_OVERHEAD_BYTES, decode_stored, records_of
 from dlog.region.loading import RegionFrontLostError
 from dlog.region.messages import RecoverTable, RemoveTable, RetireRegion, TableFound, Topic, TrimRegion
 from dlog.region.names import region_number, topic_names
-from dlog.region.topics import Topics
+from dlog.region.reading import RegionEntry
+from dlog.region.topics import OffsetOutOfRangeError, Topics
 from dlog.stores.contract import (
+    PAGE_CACHES,
     STAGE,
+    SYNCED,
     Capabilities,
     RecoveredSegment,
     SegmentCorruptError,
@@ -40,6 +45,7 @@ from dlog.stores.contract import (
     SegmentRef,
     SegmentStat,
     SegmentTruncatedError,
+    StoreError,
     StoreUnavailableError,
     Verification,
 )
@@ -48,15 +54,29 @@ from dlog.stores.kafka.followed import FollowedRegion, FollowedRegions, ReadByte
 from dlog.stores.kafka.locations import TableLocation, parse_location
 from dlog.stores.kafka.options import KAFKA_SETTINGS, NAME, KafkaStoreOptions
 from dlog.stores.kafka.owned import OwnedRegions
-from dlog.stores.kafka.ports import FindNamespace, StartActor
-from dlog.stores.kafka.segment_reader import KafkaSegmentReader, TableScan
+from dlog.stores.kafka.ports import FindNamespace, NoSegmentsYetError, StartActor
+from dlog.stores.kafka.segment_reader import FETCH_BYTES, KafkaSegmentReader, TableScan
 from dlog.stores.kafka.segment_writer import KafkaSegmentWriter
-from dlog.wire.region import NONCE_BYTES
+from dlog.wire.region import NONCE_BYTES, RecordKind
 
 T = TypeVar("T")
 
 VERIFY_BYTES = 1024 * 1024  # at once
 LAST_PAYLOADS = 3  # that a recovery returns, if they are at hand
+FIND_BYTES_MAX = 8 * MiB  # read to find the offset of an entry
+
+
+@dataclass(frozen=True, slots=True)
+class TableDescription:
+    """A segment as its region has it. stream, number: that it was created for; "" and 0: the record that says so is
+    deleted. topic: the region's data topic. payload_bytes: of all entries so far."""
+
+    stream: str
+    number: int
+    topic: str
+    entries: int
+    payload_bytes: int
+    has_ended: bool
 
 
 def marker_topic(namespace: str) -> str:
@@ -68,7 +88,8 @@ class KafkaStore:
     """A SegmentStore: `async with KafkaStore(...) as store`. The caller closes the topics.
 
     batch_bytes_max: of the records of one append, as the topics take them. find_namespace: asked at the first use.
-    sweeps: look for regions without segments from time to time, and delete them.
+    is_synced: the topics sync an append before they confirm it. sweeps: look for regions without segments from time to
+    time, and delete them.
     """
 
     name = NAME
@@ -83,10 +104,14 @@ class KafkaStore:
         rng: Random,
         *,
         batch_bytes_max: int,
+        is_synced: bool = True,
         sweeps: bool = False,
     ) -> None:
         self.capabilities = Capabilities(
-            visible_is_final=True, entry_bytes_max=batch_bytes_max - RECORD_OVERHEAD_BYTES, takes_stages=False
+            visible_is_final=True,
+            entry_bytes_max=batch_bytes_max - RECORD_OVERHEAD_BYTES,
+            takes_stages=False,
+            durability=SYNCED if is_synced else PAGE_CACHES,
         )
         self.options = options
         self._topics = topics
@@ -134,6 +159,11 @@ class KafkaStore:
     def regions(self) -> tuple[int, int]:
         """How many regions this process writes, and how many it follows."""
         return len(self._owned), len(self._followed)
+
+    async def check_topics(self) -> None:
+        """Check that the topics answer, and that they are those with this cluster's segments. Raises StoreError."""
+        await self.run("", self._ready())
+        await self._check_address()
 
     def check_capacity(self, settings: StoreSettings) -> None:
         """Does nothing: a segment needs no members."""
@@ -225,7 +255,13 @@ class KafkaStore:
             self._spawn(self._tidy(location.region))
 
     async def list(self) -> AsyncIterator[str]:
-        for region in await self.run("", self._regions()):
+        try:
+            regions = await self._regions()
+        except NoSegmentsYetError:
+            return
+        except DLogError as error:
+            raise store_error(error, "") from None
+        for region in regions:
             try:
                 with await self._follow(TableLocation(region, 0, 0)) as followed:
                     await self.run(region, followed.catch_up())
@@ -250,6 +286,44 @@ class KafkaStore:
                 return Verification(scan.next - 1, ((EntryId(scan.next - 1), error.message),))
             return Verification(meta.next_seq_num - 1)
 
+    async def describe(self, name: str) -> TableDescription:
+        """What is known of a segment now. name: of its location. Raises StoreError."""
+        location = parse_location(name)
+        with await self._caught_up(name, location) as region:
+            meta = region.table(location.table)
+            assert meta is not None, "it was looked for"
+            entries, has_ended = meta.next_seq_num - 1, region.has_ended(location.table)
+            stream, number = await self.run(name, self._created_for(region, location))
+            return TableDescription(stream, number, region.data_topic, entries, meta.payload_bytes, has_ended)
+
+    async def _created_for(self, region: FollowedRegion, location: TableLocation) -> tuple[str, int]:
+        """What the record that began a table says."""
+        try:
+            [stored, *_] = await self._topics.read(region.data_topic, location.offset, 1)
+            record = decode_stored(region.number, stored)
+            if (record.kind, record.table) == (RecordKind.TABLE_BEGIN, location.table):
+                stream, number, _ = msgpack.unpackb(record.payload)
+                return str(stream), int(number)
+        except (OffsetOutOfRangeError, DamagedError, UnsupportedVersionError, ValueError, TypeError):
+            pass  # the front of the topic is deleted, or its record is damaged
+        return "", 0
+
+    async def find_offset(self, name: str, entry: EntryId) -> int | None:
+        """The offset of a segment's entry in the data topic; None: there is no such entry, or finding it would take
+        much reading. Raises StoreError."""
+        location, sequence = parse_location(name), entry + 1
+        with await self._caught_up(name, location) as region:
+            meta = region.table(location.table)
+            if meta is None or not 1 <= sequence < meta.next_seq_num:
+                return None
+            scan, left_bytes = region.scan(location.table, sequence), FIND_BYTES_MAX
+            while not scan.is_done and left_bytes > 0:
+                records = await self.run(name, self._topics.read(region.data_topic, scan.offset, FETCH_BYTES))
+                left_bytes -= sum(len(one.key) + len(one.value) for one in records)
+                for one in scan.feed(records):
+                    return one.offset if isinstance(one, RegionEntry) and one.sequence == sequence else None
+            return None
+
     async def close(self) -> None:
         """Abandon every writer, close every reader and region; what is confirmed remains."""
         if not self._open:
@@ -270,7 +344,7 @@ class KafkaStore:
         try:
             return await work
         except RegionFrontLostError as error:
-            if location and parse_location(location).offset < error.first:
+            if "@" in location and parse_location(location).offset < error.first:  # else the name of a region
                 raise SegmentTruncatedError(f"{error.message}: store=kafka location={location}") from None
             raise store_error(error, location) from None
         except DLogError as error:
@@ -377,8 +451,8 @@ class KafkaStore:
             with region:
                 try:
                     await self.run(name, region.catch_up())
-                except SegmentNotFoundError:
-                    continue
+                except StoreError:
+                    continue  # deleted meanwhile, or damaged
                 if region.state.meta.tables:
                     continue
             if name not in before:

@@ -9,6 +9,7 @@ from dlog.cli.discovery import (
     RUN_FILE,
     RunningCluster,
     RunningPart,
+    find_cluster,
     find_running,
     read_run_file,
     target,
@@ -23,7 +24,9 @@ def running(directory: Path) -> RunningCluster:
         RunningPart("bookie", "b1", "h:1", 10),
         RunningPart("write", "w1", "h:2", 11),
     ]
-    return RunningCluster(directory=str(directory), pid=1, zookeeper="h:9", namespace="/dlog", parts=parts)
+    return RunningCluster(
+        directory=str(directory), pid=1, zookeeper="h:9", namespace="/dlog", parts=parts, kafka_topics="kafka://k:1"
+    )
 
 
 def test_a_run_file_counts_while_its_lock_is_held(tmp_path: Path) -> None:
@@ -52,6 +55,8 @@ def test_what_runs_here_is_found(place: str, tmp_path: Path, monkeypatch: pytest
         assert target(None, None) == "dlog://h:2,h:3"
         assert zookeeper(None, None, None) == ("h:9", "/dlog")
         assert target("dlog://x:1", None) == "dlog://x:1"
+        monkeypatch.setenv("DLOG_KAFKA_TOPICS", "file:///regions/of/something/else")
+        assert find_cluster(need_zookeeper=True).stores().kafka.topics == "kafka://k:1"
 
 
 def test_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

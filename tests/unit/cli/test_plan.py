@@ -65,6 +65,19 @@ def test_a_cluster_without_bookies_stays_so_until_it_is_given_some(tmp_path: Pat
     assert "--bookies 3" in caught.value.next_step
 
 
+def test_the_address_of_the_topics_is_kept_and_may_change(tmp_path: Path) -> None:
+    write_plan(tmp_path, plan_of(tmp_path, bookies=0))
+    assert "kafka" not in (tmp_path / "cluster.json").read_text(), "a version without streams on Kafka reads it"
+    for given, kept in (("k1:9092,k2:9092", "kafka://k1:9092,k2:9092"), ("", "kafka://k1:9092,k2:9092")):
+        plan = plan_of(tmp_path, kafka=given)
+        assert plan.kafka == kept
+        write_plan(tmp_path, plan)
+    assert plan_of(tmp_path, kafka="file:///topics/").kafka == "file:///topics"
+    for wrong in ("k1", "k1:port", "file://topics", "s3://bucket/topics", "file:///a\nb"):
+        with pytest.raises(ConfigError, match="not an address of"):
+            plan_of(tmp_path, kafka=wrong)
+
+
 def test_numbers_of_processes_have_bounds() -> None:
     for name, least in (("bookies", -1), ("write_proxies", 0), ("read_proxies", 0)):
         for value in (least, 64):

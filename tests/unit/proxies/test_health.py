@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
+from random import Random
 from typing import cast
 
+from dlog.events import Event, TopicsOutOfReach
+from dlog.io.kafka_settings import KafkaOptions
+from dlog.io.kafka_store import open_kafka_store
 from dlog.io.metadata import BookieInfo
 from dlog.model.ids import BookieId
 from proxies.health import Health, Readiness
 from proxies.write.options import WriteOptions
 from proxies.write.server import WriteProxy
+from proxies.write.topics_check import check_topics
 from tests.memory_metadata import MemoryMetadata
 from tests.memory_store import MemoryStore, MemoryStoreState
 from tests.ports import free_port
@@ -82,6 +88,36 @@ async def test_a_write_proxy_looks_for_bookies_if_its_stores_need_them() -> None
         status, told = proxy.health.answer()
         assert (status, list(cast(dict[str, float], told["troubles"]))) == (200, troubles), store
         proxy.health.close()
+
+
+class Identity:
+    """The identity of the topics, as metadata records it."""
+
+    recorded: str | None = None
+
+    async def read(self) -> str | None:
+        return self.recorded
+
+    async def record(self, namespace: str) -> None:
+        self.recorded = self.recorded or namespace
+
+
+async def test_a_write_proxy_looks_for_the_topics_of_its_default_store(tmp_path: Path) -> None:
+    identity, events, looks = Identity(), list[Event](), asyncio.Queue[bool]()
+    options = KafkaOptions(topics=f"file://{tmp_path}/topics")
+    async with open_kafka_store(options, identity.read, identity.record, Random(1), creates=True) as store:
+        checking = asyncio.create_task(check_topics(store, looks.put_nowait, events.append, every_s=0.0))
+        while await looks.get():
+            raise AssertionError("the topics are there")
+        (tmp_path / "topics").rename(tmp_path / "unmounted")
+        while not await looks.get():
+            pass
+        (tmp_path / "unmounted").rename(tmp_path / "topics")
+        while await looks.get():
+            pass
+        checking.cancel()
+    (event,) = events
+    assert isinstance(event, TopicsOutOfReach) and "not at this address, correct `topics`" in event.reason
 
 
 async def test_each_path_says_what_its_client_needs() -> None:

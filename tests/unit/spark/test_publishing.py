@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from dlog.errors import ProducerUnknownError
+from dlog.errors import InvalidRequestError, ProducerUnknownError
 from dlog.log.staging import StagedSet, StagePacker
 from dlog.machine import Versioned
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName, Txid
-from dlog.model.segment import Segment, StreamKey, StreamMetadata, StreamSettings
+from dlog.model.segment import Segment, StoreSettings, StreamKey, StreamMetadata, StreamSettings
 from dlog.model.sink import SinkBatch, SinkRecord
 from dlog.spark.cluster_connection import Cluster
 from dlog.spark.publishing import _Publishing
@@ -94,6 +94,25 @@ class Registry:
 
     async def create(self, path: str, data: bytes, *, parents: bool) -> None:
         self.registered[path] = json.loads(data)
+
+
+class _Full(MemoryStore):
+    """A store without room for another segment."""
+
+    def check_capacity(self, settings: StoreSettings) -> None:
+        raise InvalidRequestError("not enough bookies")
+
+
+async def test_a_stage_is_not_put_where_there_is_no_room() -> None:
+    first, second, third = MemoryStore(), _Full(), MemoryStore()
+    first.capabilities = replace(first.capabilities, takes_stages=False)
+    cluster = Cluster(cast(Any, None), cast(Any, None), {"first": first, "second": second, "third": third})
+    assert cluster.store_for_stages("first") is third
+    del cast(dict[str, Any], cluster.stores)["third"]
+    with pytest.raises(MisconfiguredError, match=r"none of the stores takes stages.*\(not enough bookies\)"):
+        cluster.store_for_stages("first")
+    with pytest.raises(MisconfiguredError, match="DLOG_KAFKA_TOPICS"):
+        cluster.store_for_stages("kafka")
 
 
 async def _stage(*takes_stages: bool) -> tuple[Staged, Registry, list[MemoryStore]]:
