@@ -42,7 +42,7 @@ class TableMeta:
     @property
     def first_needed(self) -> int | None:
         """The first offset that must be kept for it; None: it needs none."""
-        if self.begin and self.latest_marked_deleted <= 1 and self.latest_marked_deleted < self.next_seq_num:
+        if self.begin and self.latest_marked_deleted <= 1:
             return self.begin
         return None if self.is_all_deleted else self.floor(max(1, self.latest_marked_deleted))
 
