@@ -279,8 +279,8 @@ MUTANTS = (
             RegionOwner,
             (
                 "_take_offset",
-                "(append.item, offset, others)",
-                "(append.item, offset, [o for o in others if not isinstance(o[1], TableEnd | TableDropped)])",
+                "() if number else others)",
+                "() if number else [o for o in others if not isinstance(o[1], TableEnd | TableDropped)])",
             ),
         ),
     ),
