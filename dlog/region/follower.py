@@ -28,6 +28,7 @@ from dlog.machine import Asked, Effect, Fact, PeerLost, Received
 from dlog.region.counting import FINAL_EPOCH, Checkpoint, Item, PlacedEntry, RegionFence, TableDropped, TableEnd
 from dlog.region.items import ItemReader, records_of
 from dlog.region.loading import Asking, RegionLoader
+from dlog.region.maintenance import tables_that_pin
 from dlog.region.messages import (
     AppendRecords,
     AskOffsets,
@@ -277,6 +278,8 @@ class RegionFollower:
 
     def _trim(self, ticket: int) -> None:
         state = self._state
+        for pinning in tables_that_pin(self._region, state, self._options.pinned_records):
+            self._out.tell(pinning)
         safe = state.meta.safe_offset
         if safe <= self.first:
             self._out.answer([ticket], None)
