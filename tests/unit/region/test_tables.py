@@ -138,3 +138,15 @@ def test_nothing_of_a_dropped_table_is_kept() -> None:
     region.drop(8)
     assert region.tables == {}
     assert region.safe_offset == 10, "behind the last record of all"
+
+
+def test_the_begin_and_the_bytes_of_a_table_are_in_a_snapshot() -> None:
+    region = RegionMeta()
+    region.add(TABLE, 0, 5, 10)
+    region.add(TABLE, 1, 6, 20)
+    region.add(TABLE, 2, 7, 30)
+    region.tables[TABLE].mark_deleted(2)
+    kept = decode_snapshot(encode_snapshot(RegionSnapshot(8, tables=region.table_snapshots())))
+    again = RegionMeta.restored(kept).tables[TABLE]
+    assert (again.begin, again.payload_bytes, again.next_seq_num) == (5, 50, 3), "also of deleted entries"
+    assert again.end == 8
