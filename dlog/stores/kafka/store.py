@@ -40,6 +40,7 @@ from dlog.stores.contract import (
     SegmentNotFoundError,
     SegmentRef,
     SegmentStat,
+    StoreOutOfReachError,
     StoreUnavailableError,
     Verification,
 )
@@ -75,6 +76,14 @@ class TableDescription:
 def marker_topic(namespace: str) -> str:
     """The topic whose existence shows that the topics of a namespace are at this address."""
     return f"{namespace}.store"
+
+
+def wrong_topics(namespace: str) -> str:
+    """The message for topics that do not have the marker of a namespace."""
+    return (
+        "the topics with this cluster's segments are not at this address, correct --kafka of `dlog up`, or `topics` in "
+        f"[kafka]: missing={marker_topic(namespace)}"
+    )
 
 
 class KafkaStore:
@@ -332,10 +341,7 @@ class KafkaStore:
                 return
         except DLogError as error:
             raise store_error(error, "") from None
-        raise StoreUnavailableError(
-            f"the topics with this cluster's segments are not at this address, correct `topics` in [kafka]: "
-            f"missing={marker_topic(self._namespace)}"
-        )
+        raise StoreOutOfReachError(wrong_topics(self._namespace))
 
     async def _begin(self, described: bytes) -> Any:
         return await self._owned.begin_table(await self._ready(), described)
