@@ -37,7 +37,8 @@ def _check_directory(directory: Path) -> None:
     there = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
     if not there.is_dir():
         raise CommandError(
-            f"the topics cannot be in this directory: {there} is a file", "name another one with --kafka"
+            f"the topics cannot be in this directory, a file is in the way: file={there}",
+            "name another directory with --kafka",
         )
     if not os.access(there, os.W_OK | os.X_OK):
         raise CommandError(

@@ -11,11 +11,12 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from random import Random
 
-from dlog.errors import ConfigError
+from dlog.errors import ConfigError, DLogError
 from dlog.events import Event
 from dlog.io.kafka_settings import KafkaOptions
 from dlog.io.kafka_topics import KafkaTopics
@@ -27,11 +28,13 @@ from dlog.region.items import RECORD_OVERHEAD_BYTES
 from dlog.region.names import region_number, topic_names
 from dlog.region.topics import TopicExistsError, Topics
 from dlog.stores.kafka.options import NAME
-from dlog.stores.kafka.ports import FindNamespace, NoSegmentsYetError, RegionActor, StartActor
-from dlog.stores.kafka.store import KafkaStore, marker_topic
+from dlog.stores.kafka.ports import FindNamespace, NoSegmentsYetError, RegionActor, StartActor, WrongTopicsError
+from dlog.stores.kafka.store import KafkaStore, marker_topic, wrong_topics
 from dlog.wire.entry import ENTRY_BYTES_MAX, ENVELOPE_BYTES
 
 BATCH_SPARE_BYTES = 1 * KiB  # of a batch, for Kafka's own fields
+START_TIMEOUT_S = 3.0  # for topics to answer when the store is opened
+START_ATTEMPTS, START_RETRY_S = 3, 0.5
 REQUESTS_MAX = 1_000_000  # pending appends of a region; their bytes are bounded where they are admitted
 
 
@@ -45,8 +48,9 @@ async def open_kafka_store(
     creates: bool = False,
     tell: Callable[[Event], None] = lambda _: None,
 ) -> AsyncIterator[KafkaStore]:
-    """The store, open in the scope; nothing is asked of the topics before its first use. creates: record a namespace if
-    there is none, and delete regions without segments from time to time. Raises ConfigError."""
+    """The store, open in the scope. creates: record a namespace if there is none, at the first use, and delete regions
+    without segments from time to time. Raises ConfigError, with `creates` also if the topics answer and are not those
+    with this cluster's segments; those that do not answer now may do later."""
     if not options.topics:
         raise ConfigError("the store needs an address: set `topics` in [kafka], or DLOG_KAFKA_TOPICS")
     batch_bytes_max = options.batch_bytes_max - BATCH_SPARE_BYTES
@@ -58,6 +62,8 @@ async def open_kafka_store(
         )
     topics = open_topics(options.topics, kafka=options)
     try:
+        if creates:
+            await _check_at_start(topics, options.topics, read_namespace)
         store = KafkaStore(
             topics,
             _finder(topics, options.topics, read_namespace, record_namespace, rng, creates=creates),
@@ -73,6 +79,23 @@ async def open_kafka_store(
     finally:
         if isinstance(topics, KafkaTopics):
             await topics.close()
+
+
+async def _check_at_start(topics: Topics, address: str, read: Callable[[], Awaitable[str | None]]) -> None:
+    """Raise WrongTopicsError for a wrong address. A broker that has just started may not know every topic at once, so
+    it is asked again."""
+    recorded = await read()
+    if recorded is None:
+        return
+    for _ in range(START_ATTEMPTS):
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                if await topics.exists(marker_topic(recorded)):
+                    return
+        except (DLogError, TimeoutError):
+            return
+        await asyncio.sleep(START_RETRY_S)
+    raise WrongTopicsError(f"{wrong_topics(recorded)} topics={address}")
 
 
 def _starter(topics: Topics, tell: Callable[[Event], None]) -> StartActor:
@@ -108,10 +131,7 @@ def _finder(
                 await topics.delete(marker_topic(made))
             assert recorded is not None, "it was recorded"
         if not await topics.exists(marker_topic(recorded)):
-            raise ConfigError(
-                f"the topics with this cluster's segments are not at this address, correct `topics` in [kafka]: "
-                f"topics={address} missing={marker_topic(recorded)}"
-            )
+            raise WrongTopicsError(f"{wrong_topics(recorded)} topics={address}")
         return recorded
 
     return find

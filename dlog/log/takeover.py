@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from dlog.errors import ClaimLostError, DLogError, NotEnoughBookiesError
+from dlog.errors import ClaimLostError, DLogError, NotEnoughBookiesError, UnavailableError
 from dlog.events import LacMoved, SegmentRemoved, StreamReady, StreamStalled
 from dlog.log.changes import CompleteSegment, DropEmptySegment, Refresh, StartSegment, allocated_name
 from dlog.log.messages import EntriesRead, SegmentRecovered, StoreFailed, WriteBatch
@@ -22,6 +22,7 @@ from dlog.log.recovery import StreamRecovery
 from dlog.machine import Answer, SetTimer, Tell, Ticket
 from dlog.model.ids import NO_ENTRY, TXID_END_OF_STREAM
 from dlog.model.segment import Segment
+from dlog.stores.contract import StoreTooSmallError
 
 RECHECK_TIMER = ("mend",)
 
@@ -72,7 +73,7 @@ class Takeover:
         self.table_known = False
         self.early: list[tuple[Ticket, WriteBatch]] = []  # batches that wait for the producer table
         self.early_bytes = 0
-        self.obstacle: NotEnoughBookiesError | None = None  # why there is no segment, if an operator must act
+        self.obstacle: UnavailableError | None = None  # why there is no segment, if an operator must act
         self._context = context
         self._writer: Writer = writer
         self._recovery: StreamRecovery | None = None
@@ -118,13 +119,16 @@ class Takeover:
             self._context.out += self._recovery.retry()
 
     def stall(self, error: DLogError) -> None:
-        """The store has too few bookies for recovery or for a new segment. Refuse waiting batches, which may be sent
-        again, and keep trying. While serving, do nothing: the current segment grows beyond its size."""
+        """The store has too few bookies for recovery or for a new segment, or is out of reach. Refuse waiting batches,
+        which may be sent again, and keep trying. While serving, do nothing: the current segment grows beyond its
+        size."""
         t = self._context
         if t.phase is not Phase.RECOVERING:
             return
-        t.out.append(Tell(StreamStalled(t.stream, error.message)))
-        self.obstacle = NotEnoughBookiesError(f"not written, no segment to write to: {error.message}")
+        needs_bookies = isinstance(error, StoreTooSmallError)
+        t.out.append(Tell(StreamStalled(t.stream, error.message, needs_bookies)))
+        kind = NotEnoughBookiesError if needs_bookies else UnavailableError
+        self.obstacle = kind(f"not written, no segment to write to: {error.message}")
         t.writing.refuse_waiting(self.obstacle, t.out)
         t.out.extend(Answer(ticket, self.obstacle) for ticket, _ in self.early)
         self.early.clear()

@@ -91,6 +91,11 @@ class StoreTooSmallError(StoreUnavailableError):
     """The store has fewer members than a segment needs; retrying fails until there are more."""
 
 
+class StoreOutOfReachError(StoreUnavailableError):
+    """The store does not answer, or what answers at its address does not have this cluster's segments; retrying fails
+    until that is mended."""
+
+
 class EntryTooLargeError(StoreError):
     """The entry exceeds `capabilities.entry_bytes_max`."""
 

@@ -28,7 +28,9 @@ from dlog.errors import (
     OwnedElsewhereError,
     RequestTimeoutError,
     StreamUnavailableError,
+    UnavailableError,
 )
+from dlog.events import StreamStalled
 from dlog.io.driver import Sink
 from dlog.log.messages import DeleteStream, StreamAcquired
 from dlog.model.ids import Epoch, StreamName, stream_name
@@ -72,7 +74,7 @@ class OwnedStream:
         self.owner: StreamOwnerActor | None = None
         self.serving = False
         self.used_s = 0.0  # event loop time of the last request
-        self.obstacle = ""  # why it cannot be taken over for now
+        self.obstacle: UnavailableError | None = None  # why it cannot be taken over for now
         self.moves = 0  # how often the owner made progress
         self.still: tuple[int, float] | None = None  # `moves`, and since when it is the same while requests are pending
         self.state = "claiming"  # then serving, draining; or deleting
@@ -149,7 +151,8 @@ class OwnedStreams:
 
         sink: called once with the result. request None: only take the stream over; the result is the Holding. doubted:
         an address that failed the client. Raises, without calling `sink`, OverCapacityError, StreamUnavailableError,
-        InvalidStreamNameError, NotEnoughBookiesError, OwnedElsewhereError (this proxy drains or is unfit).
+        InvalidStreamNameError, NotEnoughBookiesError, UnavailableError (see `stalled`), OwnedElsewhereError (this proxy
+        drains or is unfit).
         """
         holding = self._holdings.get(stream)
         if holding is None:
@@ -157,8 +160,8 @@ class OwnedStreams:
         if holding.serving:
             self._hand(holding, request, sink)
             return
-        if holding.obstacle:
-            raise NotEnoughBookiesError(holding.obstacle)
+        if holding.obstacle is not None:
+            raise type(holding.obstacle)(holding.obstacle.message)
         if doubted is not None:
             holding.doubted |= {doubted}
         if len(holding.waiting) >= self._waiting_max:
@@ -337,15 +340,17 @@ class OwnedStreams:
             holding.still = (holding.moves, now_s)
         return now_s - holding.still[1]
 
-    def stalled(self, stream: str, owner: StreamOwnerActor, reason: str) -> None:
+    def stalled(self, owner: StreamOwnerActor, event: StreamStalled) -> None:
         """The owner cannot begin to serve for now: fail the waiting requests and those that come meanwhile."""
+        stream = event.stream
         holding = self._holdings.get(stream)
         if holding is None or holding.owner is not owner or holding.serving:
             return
-        holding.obstacle = f"not written, no segment to write to: {reason}"
+        kind = NotEnoughBookiesError if event.needs_bookies else UnavailableError
+        holding.obstacle = kind(f"not written, no segment to write to: {event.reason}")
         waiting, holding.waiting = holding.waiting, []
         for _, sink in waiting:
-            sink(NotEnoughBookiesError(holding.obstacle))
+            sink(kind(holding.obstacle.message))
         self.takes.let_go(stream)
 
     def elsewhere(self, stream: str) -> OwnedElsewhereError:
@@ -389,7 +394,7 @@ class OwnedStreams:
             return  # it was deleted meanwhile
         holding.epoch = taken.epoch
         holding.serving = True
-        holding.obstacle = ""
+        holding.obstacle = None
         holding.state = "serving"
         holding.used_s = self._now_s()
         if len(self._holdings) > self._streams_max:

@@ -290,7 +290,7 @@ class WriteProxy:
         if isinstance(event, ClaimLost):
             self.owned_streams.lost(owner.stream, owner)
         elif isinstance(event, StreamStalled):
-            self.owned_streams.stalled(owner.stream, owner, event.reason)
+            self.owned_streams.stalled(owner, event)
         elif isinstance(event, StreamReady):
             self._moved(LacMoved(event.stream, event.segment, NO_ENTRY))
 

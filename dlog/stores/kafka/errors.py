@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from dlog.errors import ConfigError, DamagedError, DLogError, UnauthorizedError, UnsupportedVersionError
+from dlog.errors import (
+    ConfigError,
+    DamagedError,
+    DLogError,
+    UnauthorizedError,
+    UnavailableError,
+    UnsupportedVersionError,
+)
 from dlog.region.follower import TableNotFoundError
 from dlog.region.owner import RegionFencedError, TableEndedError
 from dlog.region.topics import TopicNotFoundError, UnsafeTopicError
@@ -12,8 +19,10 @@ from dlog.stores.contract import (
     SegmentFencedError,
     SegmentNotFoundError,
     StoreError,
+    StoreOutOfReachError,
     StoreUnavailableError,
 )
+from dlog.stores.kafka.ports import WrongTopicsError
 
 
 def store_error(error: DLogError, location: str) -> StoreError:
@@ -22,12 +31,16 @@ def store_error(error: DLogError, location: str) -> StoreError:
     match error:
         case StoreError():
             return error
+        case WrongTopicsError():  # never a finding about segments: it may be mended
+            return StoreOutOfReachError(told)
         case TopicNotFoundError() | TableNotFoundError():
             return SegmentNotFoundError(told)
         case DamagedError() | UnsupportedVersionError():
             return SegmentCorruptError(told)
         case ConfigError() | UnauthorizedError() | UnsafeTopicError():
             return MisconfiguredError(told)
+        case UnavailableError():
+            return StoreOutOfReachError(told, outcome_unknown=error.outcome_unknown)
     return StoreUnavailableError(told, outcome_unknown=error.outcome_unknown)
 
 

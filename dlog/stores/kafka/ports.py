@@ -39,6 +39,11 @@ class RegionActor(Protocol):
 
 StartActor = Callable[[str, str, Machine], RegionActor]  # namespace, region, machine
 
+
+class WrongTopicsError(ConfigError):
+    """The topics at this address are not those with this cluster's segments."""
+
+
 FindNamespace = Callable[[], Awaitable[str]]
-"""The namespace of the topics with this cluster's segments. Raises ConfigError, NoSegmentsYetError, UnavailableError,
-MetadataUnavailableError."""
+"""The namespace of the topics with this cluster's segments. Raises WrongTopicsError, NoSegmentsYetError,
+UnavailableError, MetadataUnavailableError."""

@@ -46,6 +46,7 @@ from dlog.stores.contract import (
     SegmentStat,
     SegmentTruncatedError,
     StoreError,
+    StoreOutOfReachError,
     StoreUnavailableError,
     Verification,
 )
@@ -82,6 +83,14 @@ class TableDescription:
 def marker_topic(namespace: str) -> str:
     """The topic whose existence shows that the topics of a namespace are at this address."""
     return f"{namespace}.store"
+
+
+def wrong_topics(namespace: str) -> str:
+    """The message for topics that do not have the marker of a namespace."""
+    return (
+        "the topics with this cluster's segments are not at this address, correct --kafka of `dlog up`, or `topics` in "
+        f"[kafka]: missing={marker_topic(namespace)}"
+    )
 
 
 class KafkaStore:
@@ -360,10 +369,7 @@ class KafkaStore:
                 return
         except DLogError as error:
             raise store_error(error, "") from None
-        raise StoreUnavailableError(
-            f"the topics with this cluster's segments are not at this address, correct `topics` in [kafka]: "
-            f"missing={marker_topic(self._namespace)}"
-        )
+        raise StoreOutOfReachError(wrong_topics(self._namespace))
 
     async def _append(self, location: TableLocation, item: TableEnd | TableDropped) -> None:
         """Append an item to a region of which nothing is known."""

@@ -18,6 +18,7 @@ from dlog.errors import (
     OwnedElsewhereError,
     ProducerUnknownError,
     Remedy,
+    UnavailableError,
 )
 from dlog.events import LacMoved, SegmentRemoved, SegmentStarted, StreamReady, StreamStalled
 from dlog.log.messages import (
@@ -43,7 +44,12 @@ from dlog.machine import CompareAndSet, MetadataSeen, OutcomeUnknown, PeerLost, 
 from dlog.model.dlsn import of
 from dlog.model.ids import NO_ENTRY, TXID_END_OF_STREAM, EntryId, SegmentNumber
 from dlog.model.segment import Location
-from dlog.stores.contract import SegmentFencedError, SegmentTruncatedError, StoreUnavailableError
+from dlog.stores.contract import (
+    SegmentFencedError,
+    SegmentTruncatedError,
+    StoreOutOfReachError,
+    StoreUnavailableError,
+)
 from dlog.wire.entry import RECORD_SET, Record, build_record_set, encode_entry
 from tests.unit.log.stage import ALICE, BOB, STORES, Stage, batch, notes, numbers
 
@@ -493,6 +499,26 @@ def test_while_the_store_is_too_small_for_a_segment_who_waits_hears_so_and_may_c
     assert [e for e in owner.events if isinstance(e, StreamStalled)] == [StreamStalled("s", "two bookies of three")]
     stage.too_small = False
     owner.fire("allocation")
+    assert 1 in owner.answers, "it serves now"
+    assert isinstance(owner.ask(batch(1, txid=20)), BatchWritten)
+
+
+def test_while_the_store_is_out_of_reach_who_waits_hears_so_and_may_come_again() -> None:
+    stage = Stage()
+    stage.taken("p1").ask(batch(0, txid=10))
+    stage.cannot_end = StoreOutOfReachError("no broker answers")
+    owner = stage.owner("p2")
+    stage.hold(RecoverSegment)
+    assert owner.take() is None
+    assert owner.ask(batch(1, txid=20)) is None, "it waits for the recovery"
+    stage.release()
+    refused = owner.answers[2]
+    assert (type(refused), refused.remedy, refused.outcome_unknown) == (UnavailableError, Remedy.RETRY, False)
+    assert refused.message == "not written, no segment to write to: no broker answers"
+    [stalled] = {e for e in owner.events if isinstance(e, StreamStalled)}
+    assert stalled == StreamStalled("s", "no broker answers", needs_bookies=False)
+    stage.cannot_end = None
+    owner.fire("recovery")
     assert 1 in owner.answers, "it serves now"
     assert isinstance(owner.ask(batch(1, txid=20)), BatchWritten)
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from dlog.errors import ConfigError, Remedy
 from dlog.io.kafka_settings import KafkaOptions
 from dlog.io.kafka_store import open_kafka_store
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
 from dlog.region.messages import Topic
 from dlog.region.names import topic_names
-from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreUnavailableError
+from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreOutOfReachError
 from dlog.stores.kafka.locations import parse_location
 from dlog.stores.kafka.segment_writer import KafkaSegmentWriter
 from dlog.stores.kafka.store import KafkaStore, TableDescription
@@ -79,11 +80,14 @@ async def test_a_wrong_address_is_never_taken_for_deleted_segments(cluster: Clus
         name = (await written(store)).name
         await store.check_topics()
     right, cluster.directory = cluster.directory, tmp_path / "elsewhere"
-    for creates in (False, True):
-        async with cluster.open(creates=creates) as store:
-            for work in (store.check_topics(), store.describe(name), written(store)):
-                with pytest.raises((MisconfiguredError, StoreUnavailableError), match="not at this address"):
-                    await work
+    async with cluster.open() as store:
+        for work in (store.check_topics(), store.describe(name), written(store)):
+            with pytest.raises(StoreOutOfReachError, match="not at this address") as caught:
+                await work
+            assert caught.value.remedy is Remedy.RETRY, "no reader takes it for damage, and no owner gives up its claim"
+    with pytest.raises(ConfigError, match="not at this address"):
+        async with cluster.open(creates=True):
+            pass
     assert not cluster.directory.exists(), "nothing is created at a wrong address"
     cluster.directory = right
     async with cluster.open(creates=True) as store:
