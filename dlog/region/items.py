@@ -58,6 +58,11 @@ class ItemReader:
         self._batch: list[RegionRecord] = []
         self._at = 0  # offset of the first record of the batch
 
+    @property
+    def is_within_batch(self) -> bool:
+        """Whether a batch has begun and is not complete."""
+        return bool(self._batch)
+
     def feed(self, stored: Stored) -> tuple[Placed | None, RegionRecord]:
         """Add the next record. Returns the item that it completes, if any, and the record itself.
 
