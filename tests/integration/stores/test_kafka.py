@@ -222,11 +222,11 @@ async def test_a_sweep_deletes_what_a_dead_process_left(cluster: Cluster) -> Non
 async def test_at_a_wrong_address_nothing_counts_as_deleted(cluster: Cluster, tmp_path: Path) -> None:
     store = await cluster.store()
     ref = await written(store, 1)
-    with pytest.raises(ConfigError, match="are not at this address, correct .*`topics`"):
+    with pytest.raises(ConfigError, match=r"are not at this address, correct .*`topics`"):
         await cluster.store(address=f"file://{tmp_path}/elsewhere")
     lost = await cluster.store(address=f"file://{tmp_path}/elsewhere", creates=False)
     for call in (lost.recover, lost.open_reader, lost.stat, lost.find_tail, lost.delete):
-        with pytest.raises(StoreOutOfReachError, match="are not at this address, correct .*`topics`"):
+        with pytest.raises(StoreOutOfReachError, match=r"are not at this address, correct .*`topics`"):
             await call(ref)
     with pytest.raises(StoreOutOfReachError):
         await lost.create(STREAM, SegmentNumber(2), Epoch(1), ())
