@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from loadtest import kafka_demo
+from loadtest.systems.java import KAFKA
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -17,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_without_maven_a_line_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(kafka_demo, "KAFKA", replace(kafka_demo.KAFKA, directory=tmp_path / "lib"))
+    monkeypatch.setattr(kafka_demo, "KAFKA", replace(KAFKA, directory=tmp_path / "lib"))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert kafka_demo.main([]) == 1
     (line,) = capsys.readouterr().err.splitlines()
