@@ -229,6 +229,18 @@ class SegmentCompleted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentRemoved(Event):
+    """A take-over found that a segment's store has removed it by its own retention, though the stream lists it. Readers
+    are told that it is truncated; producers that wrote in it may be answered with an unknown outcome."""
+
+    name: ClassVar[str] = "segment.removed"
+    level: ClassVar[str] = "warning"
+    stream: str
+    segment: int
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentDeleted(Event):
     """A truncated or expired segment was deleted from its store and from metadata."""
 

@@ -74,7 +74,7 @@ class Bench:
         self.readers: list[tuple[Generator, list[Path]]] = []
         self._unjudged: list[Generator] = []  # readers whose histories the judge does not check
         self._room = room
-        self._options = dict(options)
+        self.options = {**options, **({"tables": str(shape.tables)} if shape.tables != 1 else {})}
         self._seed = seed
         self._histories: list[Path] = []
         self._stack = AsyncExitStack()
@@ -132,7 +132,7 @@ class Bench:
         return {
             "kind": kind,
             "address": self.system.address(),
-            "options": self._options,
+            "options": self.options,
             "logs": self.logs,
             "record_bytes": shape.record_bytes,
             "seconds": shape.seconds,

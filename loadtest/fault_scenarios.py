@@ -139,6 +139,8 @@ async def _answered(bench: Bench, producer: Generator, since_ns: int) -> None:
 
 async def _target(bench: Bench) -> str:
     system, log = bench.system, bench.logs[0]
+    if bench.shape.target == "leader":
+        return await system.leader(log)
     owner = await system.owner(log) if system.owner_role or bench.shape.target == "owner" else ""
     if bench.shape.target == "owner":
         return owner

@@ -36,6 +36,8 @@ SCRIPTS = {
     "roll": fault_scenarios.roll,
     "kill-all": fault_scenarios.kill_all,
     "soak": scripts.soak,
+    "scan": scripts.scan,
+    "reopen": scripts.reopen,
 }
 LOOK_S = 1.5  # measuring host conditions before a turn
 _FAILURES = (CannotRunError, DLogError, OSError, TimeoutError, ValueError, AssertionError, LookupError)
@@ -115,9 +117,13 @@ class Runner:
     async def run(self) -> Run:
         """Run everything. Failures are recorded in the run. Raises PlanError for an invalid option of a system."""
         plan = self._plan
-        for workload in plan.workloads:
-            self._run.workloads[workload.id] = told_of(workload)
-            await self._workload(workload)
+        try:
+            for workload in plan.workloads:
+                self._run.workloads[workload.id] = told_of(workload)
+                await self._workload(workload)
+        finally:
+            for name, variant in plan.systems.items():
+                await variant.make(name).end_run()
         return self._run
 
     async def _workload(self, workload: Workload) -> None:

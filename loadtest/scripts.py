@@ -10,9 +10,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from loadtest.bench import STOP_S, Bench, Outcome, cost_figures, latencies, produced_figures, until_ns
+from loadtest.bench import READ_BACK_S, STOP_S, Bench, Outcome, cost_figures, latencies, produced_figures, until_ns
 from loadtest.histogram import joined
 from loadtest.soaking import Load
+from loadtest.spec import Shape
 from loadtest.systems.base import CannotRunError
 
 LOGS_TO_WEIGH = 100  # with fewer, memory per log is lost in what the first log allocates
@@ -58,8 +59,7 @@ async def catch_up(bench: Bench) -> Outcome:
     """
     shape = bench.shape
     await bench.make_logs(1)
-    whole = shape.backlog_mb * 1_000_000 // shape.record_bytes
-    await write_backlog(bench, 0, whole)
+    await write_backlog(bench, 0, backlog_records(shape))
     alone = await bench.producer(1)
     start_ns = bench.go([alone])
     await bench.measure(start_ns)
@@ -125,6 +125,55 @@ async def idle(bench: Bench) -> Outcome:
     return outcome
 
 
+async def scan(bench: Bench) -> Outcome:
+    """Write a backlog; measure a reader alone that reads it from the start to the end, opening included."""
+    shape = bench.shape
+    await bench.make_logs(1)
+    await write_backlog(bench, 0, backlog_records(shape))
+    reader = await bench.reader("scan", judged=False)
+    begin_ns = time.monotonic_ns()
+    async with bench.watching():
+        reader.go(begin_ns)
+        read = await reader.result(READ_BACK_S)
+    if not read["ended"]:
+        raise CannotRunError(f"the reader did not reach the end: {read['errors']}")
+    verdict, _, _ = await bench.finish()
+    took_s = (read["last_ns"] - begin_ns) / 1e9
+    return Outcome(
+        verdict,
+        figures={
+            "scan_mb_per_s": round(read["measured_bytes"] / took_s / 1e6, 2),
+            "scan_records_per_s": round(read["measured"] / took_s, 1),
+            "scan_s": round(took_s, 3),
+            "generator_cpu_s": round(read["cpu_s"], 3),
+        },
+        usage=bench.watch.used(),
+        generators=[_generator(read)],
+    )
+
+
+async def reopen(bench: Bench) -> Outcome:
+    """Write a log, save a snapshot, write some more, crash; measure opening it with the snapshot and without one."""
+    shape = bench.shape
+    await bench.make_logs(1)
+    whole = backlog_records(shape)
+    rest = max(1, int(whole * shape.unsaved))
+    await write_backlog(bench, 0, whole - rest)
+    await write_backlog(bench, 1, rest, crash=True)
+    saved = await bench.system.reopen(bench.logs[0], with_snapshot=True)
+    scanned = await bench.system.reopen(bench.logs[0], with_snapshot=False)
+    verdict, _, _ = await bench.finish()
+    if saved.state != scanned.state:
+        raise CannotRunError(f"the snapshot gave another state than a scan: {saved.state} {scanned.state}")
+    figures = {
+        "open_s": round(saved.seconds, 4),
+        "open_without_snapshot_s": round(scanned.seconds, 4),
+        "open_ratio": round(saved.seconds / scanned.seconds, 4),
+        "records": whole,
+    }
+    return Outcome(verdict, figures=figures)
+
+
 async def soak(bench: Bench) -> Outcome:
     """Run loadtest/soaking.py: disk and memory under a steady load with retention."""
     shape = bench.shape
@@ -144,13 +193,20 @@ async def soak(bench: Bench) -> Outcome:
     return Outcome(soaked.verdict, figures=figures | {"rss_ratios": ratios}, usage=bench.watch.used())
 
 
-async def write_backlog(bench: Bench, number: int, records: int) -> None:
-    """Append `records` records at full speed, in application batches if the system supports them."""
+def backlog_records(shape: Shape) -> int:
+    return shape.backlog_mb * 1_000_000 // shape.record_bytes
+
+
+async def write_backlog(bench: Bench, number: int, records: int, *, crash: bool = False) -> None:
+    """Append `records` records at full speed, in application batches if the system supports them. crash: the producer
+    ends without closing its logs."""
     shape = bench.shape
     if records < 1:
         return
     batch = 1 if bench.system.lacks("batch") else max(1, 64 * 1024 // shape.record_bytes)
     changes: dict[str, Any] = {"mode": "window", "batch_records": batch, "window": max(64 * batch, 2048)}
+    if crash:
+        changes["options"] = {**bench.options, "crash": "true"}
     producer = await bench.producer(number, seconds=3600.0, warmup_s=0.0, records=records, **changes)
     bench.go([producer])
     await producer.result(3600.0)

@@ -22,13 +22,14 @@ from loadtest.systems.base import FEATURES
 
 WORKLOADS = Path(__file__).parent / "workloads"
 Scale = Literal["quick", "full"]
-SCRIPTS = ("load", "catch-up", "fault", "roll", "kill-all", "hand-over", "idle", "soak")
+SCRIPTS = ("load", "catch-up", "fault", "roll", "kill-all", "hand-over", "idle", "soak", "scan", "reopen")
 SCALES: Mapping[str, Mapping[str, float]] = {
     "quick": {"seconds": 5.0, "warmup_s": 2.0},
     "full": {"seconds": 60.0, "warmup_s": 10.0},
 }
 CELL_S = 3.0  # estimated overhead per cell: starting generators, reading records back, checking them
 LOG_S = 0.005  # estimated time to create, open and read back one log
+REGION_RECORD_S = 2e-5  # estimated time to write and to read one record of a region
 JUDGE_S = 0.7  # estimated time to read back and check one second of a maximum-throughput load
 
 
@@ -47,13 +48,15 @@ class Shape:
     logs: int = 1
     zipf: float = 0.0
     producers: int = 1  # processes
+    tables: int = 1  # of a region: records go to them in turns; other systems have none
     readers: int = 0  # tail readers while the load runs
     reader_processes: int = 1  # processes that share the readers
     backlog_mb: int = 0  # MB written beforehand: for catch-up to read, for kill-all to recover
     faults: int = 10  # number of faults, of passes (script "roll") or of hand-overs
     calm_s: float = 1.0  # pause between two faults
     fault: str = ""  # "kill" or "freeze", for script "fault"
-    target: str = "owner"  # or "storage"
+    target: str = "owner"  # or "storage", "leader"
+    unsaved: float = 0.01  # share of a backlog that is behind the last snapshot, for script "reopen"
     frozen_s: float = 5.0
     idle_s: float = 10.0
     retention_s: float = 10.0  # of the streams of a soak
@@ -65,7 +68,7 @@ class Shape:
         _one_of("script", self.script, SCRIPTS)
         _one_of("flavour", self.flavour, ("fast", "user"))
         _one_of("mode", self.mode, ("window", "await", "open"))
-        _one_of("target", self.target, ("owner", "storage"))
+        _one_of("target", self.target, ("owner", "storage", "leader"))
         if self.script == "fault":
             _one_of("fault", self.fault, ("kill", "freeze"))
         if self.record_bytes < PAYLOAD_BYTES_MIN:
@@ -74,12 +77,14 @@ class Shape:
             raise ValueError(f"record_bytes must be at most {MiB}: record_bytes={self.record_bytes}")
         if self.batch_bytes and self.batch_bytes < self.record_bytes:
             raise ValueError(f"batch_bytes must be 0 or at least record_bytes: batch_bytes={self.batch_bytes}")
-        for name in ("window", "tasks", "rate", "logs", "producers", "reader_processes", "faults"):
+        for name in ("window", "tasks", "rate", "logs", "tables", "producers", "reader_processes", "faults"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1: {name}={getattr(self, name)}")
         for name in ("readers", "backlog_mb", "calm_s", "frozen_s", "idle_s", "warmup_s", "zipf"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative: {name}={getattr(self, name)}")
+        if not 0 < self.unsaved < 1:
+            raise ValueError(f"unsaved must be in (0, 1): unsaved={self.unsaved}")
         if self.retention_s < 1:
             raise ValueError(f"retention_s must be at least 1: retention_s={self.retention_s}")
         if not 0 < self.seconds <= 86_400 or self.patience_s <= 0:
@@ -119,6 +124,8 @@ class Shape:
         backlog = self.backlog_mb / 100
         if self.script == "kill-all":
             return CELL_S + backlog + 20
+        if self.script in ("scan", "reopen"):
+            return CELL_S + backlog * 4 + self.backlog_mb * 1e6 / self.record_bytes * REGION_RECORD_S
         if self.script == "soak":
             return CELL_S + self.seconds * 1.05
         if self.script == "idle":
@@ -242,7 +249,7 @@ def _said(name: str, value: Any) -> str:
             return _size(value) + (" batches" if name == "batch_bytes" else "")
         case "rate":
             return f"{value:,}/s"
-        case "logs" | "readers":
+        case "logs" | "readers" | "tables":
             return f"{value:,} {name if value != 1 else name[:-1]}"
     return f"{name} {value}"
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dlog.io import metrics
+from dlog.stores.contract import SegmentStore
+from dlog.stores.kafka.store import KafkaStore
 
 Read = Callable[[], float]
 
@@ -34,3 +36,16 @@ class Meters:
     def expose(self) -> None:
         """Register for scrapes until the process ends; call it once per process."""
         metrics.expose(self)
+
+
+def add_stores(meters: Meters, stores: Iterable[SegmentStore]) -> None:
+    """Add what stores count."""
+    store = next((one for one in stores if isinstance(one, KafkaStore)), None)
+    if store is not None:
+        reading = store.read_bytes
+        meters.gauge("regions_owned", "Regions that this process writes", lambda: store.regions[0])
+        meters.gauge("regions_followed", "Regions of which this process keeps the state", lambda: store.regions[1])
+        meters.counter("regions_fetched_bytes", "Bytes of records read from topics", lambda: reading.fetched)
+        meters.counter(
+            "regions_delivered_bytes", "Bytes of entries from topics that readers got", lambda: reading.delivered
+        )

@@ -2,6 +2,7 @@
 
 Invariants:
 - a `MemoryStoreState` is the "disk": several stores may share one, and it decides fencing, sealing and recovery;
+- `MemoryStoreState.remove` plays the retention of a store that removes entries by itself;
 - an entry is stored one event loop iteration after it was appended and confirmed one iteration later, so that
   "submitted", "stored" and "confirmed" are different moments here too.
 """
@@ -30,6 +31,7 @@ from dlog.stores.contract import (
     SegmentRef,
     SegmentSealedError,
     SegmentStat,
+    SegmentTruncatedError,
     StoreError,
     StoreUnavailableError,
     Verification,
@@ -49,6 +51,7 @@ class _Segment:
         self.lac = NO_ENTRY
         self.end: EntryId | None = None
         self.fenced = False  # by a recovery or deletion: the writer must stop
+        self.is_removed = False  # by the store itself: no entry can be read
         self.moved = asyncio.Event()  # replaced each time it is set
 
     def store(self, payload: bytes) -> None:
@@ -73,12 +76,20 @@ class MemoryStoreState:
         self._created += 1
         return f"region/{self._created}-é %;:@+7."
 
-    def find(self, name: str) -> _Segment:
-        """Return the segment at a location. Raises SegmentNotFoundError."""
+    def find(self, name: str, *, or_removed: bool = False) -> _Segment:
+        """Return the segment at a location. Raises SegmentNotFoundError; SegmentTruncatedError, unless `or_removed`."""
         segment = self.segments.get(name)
         if segment is None:
             raise SegmentNotFoundError(f"no such segment: store=memory location={name}")
+        if segment.is_removed and not or_removed:
+            raise SegmentTruncatedError(f"the store has removed the segment by itself: store=memory location={name}")
         return segment
+
+    def remove(self, name: str) -> None:
+        """Remove a segment's entries as retention does: without its stream, and without fencing its writer."""
+        segment = self.find(name)
+        segment.is_removed = True
+        segment.tell()
 
 
 class MemoryStore:
@@ -110,9 +121,10 @@ class MemoryStore:
     async def recover(self, ref: SegmentRef) -> RecoveredSegment:
         """See SegmentStore.recover. Keeps all stored entries, confirmed or not."""
         self._check_open()
-        segment = self.state.find(ref.name)
+        segment = self.state.find(ref.name, or_removed=True)
         segment.fenced = True
         await asyncio.sleep(0)  # as on any store, the end is decided after fencing
+        self.state.find(ref.name)
         if segment.end is None:
             segment.end = segment.lac = EntryId(len(segment.entries) - 1)
             segment.tell()
@@ -131,7 +143,7 @@ class MemoryStore:
 
     async def stage_of(self, name: str) -> StreamName | None:
         self._check_open()
-        return self.state.find(name).stage_of
+        return self.state.find(name, or_removed=True).stage_of
 
     async def find_tail(self, ref: SegmentRef) -> EntryId:
         self._check_open()

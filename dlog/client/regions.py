@@ -84,7 +84,7 @@ class Regions:
         clean_every_s: float | None = 600.0,
         on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
-        _check_name("namespace", namespace)
+        check_name("namespace", namespace)
         self.topics = open_topics(topics, kafka=kafka) if isinstance(topics, str) else topics
         self.namespace = namespace
         self.on_event = on_event
@@ -171,7 +171,7 @@ class Regions:
             await self.topics.delete(paths[topic])
 
     def _paths(self, name: str) -> dict[Topic, str]:
-        _check_name("region", name)
+        check_name("region", name)
         return topic_names(self.namespace, name)
 
     async def _check(self, name: str, paths: Mapping[Topic, str]) -> None:
@@ -216,6 +216,11 @@ class RegionView:
         self._topics = topics
         self._state = state
         self._skip_damaged = skip_damaged
+
+    @property
+    def state(self) -> RegionState:
+        """The state that was found. Read only."""
+        return self._state
 
     @property
     def tables(self) -> Mapping[int, TableMeta]:
@@ -419,6 +424,7 @@ def _truncated(lost: LostEntries) -> TruncatedError:
     )
 
 
-def _check_name(what: str, name: str) -> None:
+def check_name(what: str, name: str) -> None:
+    """Raises InvalidRequestError for a name that no namespace or region (`what`) can have."""
     if not _NAME.match(name):
         raise InvalidRequestError(f"a {what} has 1 to 100 of a-z A-Z 0-9 _ -: {what}={name[:120]!r}")

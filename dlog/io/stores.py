@@ -98,8 +98,8 @@ async def open_stores(
     """Stores by name, open in the scope.
 
     writable: those that streams may be created on, the default first; none: see StoresOptions.default_stores. Cold
-    storage follows them. creates: create the directory of the file store, or the namespace of topics, if there never was
-    one, as proxies do; to others it would show a wrong place as one whose segments are gone. Raises ConfigError,
+    storage follows them. creates: create the directory of the file store, or the namespace of topics, if there never
+    was one, as proxies do; to others it would show a wrong place as one whose segments are gone. Raises ConfigError,
     MetadataUnavailableError.
     """
     names = tuple(writable) or options.default_stores()

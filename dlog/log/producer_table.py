@@ -255,6 +255,11 @@ class ProducerTable:
             producer.last = noted.positions[-1][2:4] if noted.positions else at
             self._remember(producer)
 
+    def forget_all(self, horizon: EntryPosition) -> None:
+        """What is written up to `horizon` is not known: every producer that may have written there is unknown."""
+        self._producers.clear()
+        self.horizon = horizon
+
     def replay(self, noted: TrailerBatch, segment: int, entry: int, txid: int) -> None:
         """Add a batch found in the log."""
         producer = self._producers.get(noted.producer[:NAME_BYTES])

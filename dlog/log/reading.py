@@ -10,7 +10,10 @@ Invariants:
   silently;
 - that the stream is another incarnation than the position's, or ends before the position, is reported only from a list
   and a LAC that were read after the reader was opened;
-- damage is reported only if a list that was read after the store's error still has the segment at that location.
+- damage is reported only if a list that was read after the store's error still has the segment at that location;
+- a segment that its store has removed by itself (SegmentTruncatedError) is reported as truncated, with the start of the
+  next segment as the first position, and only once the list has it as completed: from then on no record is written
+  before that position. A reader that starts at the tail goes on there.
 
 Facts: Received(READER, proxy.Read | Credit | Cancel), Received(SOURCE, ...) (dlog/log/source_messages.py),
 PeerLost(SOURCE), TimerFired. Sends requests to SOURCE, proxy.Entries and ReaderEvent to READER. Once `has_ended`, it
@@ -48,6 +51,7 @@ from dlog.model.dlsn import of
 from dlog.model.ids import EntryId, SegmentNumber
 from dlog.model.segment import Segment, StreamMetadata
 from dlog.options import KiB, option
+from dlog.stores.contract import SegmentTruncatedError
 from dlog.wire.proxy import Cancel, Credit, Read, ReaderEventKind, Start
 
 RETRY_TIMER = ("retry",)
@@ -187,12 +191,25 @@ class StreamReaderMachine:
         elif known is not None and known.segment.location == listed.location:
             known.update(listed)
             lost = known.damage(self._lists)
-            if lost is not None:
+            if isinstance(lost, SegmentTruncatedError):
+                self._note_removed(stream, listed)
+            elif lost is not None:
                 self._end_damaged(lost)
         elif known is not None and known.has_taken and not listed.is_move_of(known.segment):
             self._end_damaged(DamagedError(f"segment {listed.number} was replaced by another while it was read"))
         else:
             self._cursor = SegmentCursor(listed, has_taken=known is not None and known.has_taken)
+
+    def _note_removed(self, stream: StreamMetadata, listed: Segment) -> None:
+        """The store has removed the current segment. One in progress is waited for: its owner, or the next, ends it."""
+        if not listed.completed:
+            return
+        if self._start is None or not self._start.is_of_tail:
+            self._end(ReaderEventKind.TRUNCATED, first=list(of(listed.number + 1, 0, 0)))
+            return
+        self._start.is_after_lac = False
+        self._next_segment()
+        self._follow_segment(stream)
 
     def _note_unlisted(self, stream: StreamMetadata) -> None:
         """The current segment is not in the list: it may be truncated, it may have been empty, or it is still to come.

@@ -16,6 +16,14 @@ A segment with entries but no dedup trailer in its last few was written by anoth
 in the table, so the table is looked for one segment further back. If `recover_segments_max` segments have none, the
 table starts empty, with its horizon above all that is written. Imported segments (dlog/log/segment_import.py) are
 marked in their trailers and do not count.
+
+Segments that their store has removed by itself (SegmentTruncatedError):
+- the search for the table ends at such a segment, because an older table lacks the batches that were written in it: the
+  table starts empty, with its horizon above all that is written, and repeated batches have an unknown outcome;
+- one in progress ends at the last entry that its store names, at entry 0 if it names none. It is never taken for an
+  empty one: the number of an empty segment is reused, and readers may have seen entries of this one;
+- a completed one stays as it is listed;
+- with entries of ours in flight it ends the claim: their outcome is unknown, so they are not written again.
 """
 
 from __future__ import annotations
@@ -23,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from dlog.errors import DamagedError, DLogError, Remedy
+from dlog.errors import ClaimLostError, DamagedError, DLogError, Remedy
 from dlog.log.changes import SegmentEnd
 from dlog.log.contents import EntryContents, read_contents
 from dlog.log.dedup_trailer import DedupTrailer
@@ -41,7 +49,7 @@ from dlog.log.producer_table import ProducerTable
 from dlog.machine import Effect, Send, SetTimer
 from dlog.model.ids import NO_ENTRY, EntryId, SegmentNumber, Txid
 from dlog.model.segment import Location, Segment, StreamMetadata
-from dlog.stores.contract import UNKNOWN_STORE, Capabilities
+from dlog.stores.contract import UNKNOWN_STORE, Capabilities, SegmentTruncatedError
 
 TIMER = ("recovery",)
 _ANY_ENTRY = 2**63 - 1  # above every entry of its segment
@@ -52,7 +60,7 @@ _LOOK_BACK = 6  # entries without a trailer that may follow the last one with it
 class _Ending:
     """A segment whose end is requested from its store. last_entry: None until the store has answered. payloads: of its
     entries from `first` on, as far as they are read. Once `end` is known the last entry is among them, or the list had
-    the same end and none was needed.
+    the same end and none was needed, or the store has removed the segment.
     """
 
     segment: Segment
@@ -88,7 +96,8 @@ class StreamRecovery:
     owner.
 
     `is_done`: `ends` has the end of each segment in progress and of the completed ones asked about (None: empty), and
-    `table`, if given, is as in the log. `error`: why it cannot be done.
+    `table`, if given, is as in the log, or refuses all that it does not know. `removed`: the segments asked about that
+    their stores have removed. `error`: why it cannot be done.
     """
 
     def __init__(
@@ -101,12 +110,14 @@ class StreamRecovery:
     ) -> None:
         self.is_done = False
         self.error: DLogError | None = None
+        self.removed: dict[SegmentNumber, Segment] = {}  # by number
         self.unix_ms = 0  # the latest time found in trailers
         self._options = options
         self._stores = stores
         self._table = table
         self._retry_after_s = options.retry_after_s
-        self._endings: dict[int, _Ending] = {s.number: _Ending(s) for s in self._to_recover(value, under_way or {})}
+        self._under_way = under_way or {}
+        self._endings: dict[int, _Ending] = {s.number: _Ending(s) for s in self._to_recover(value)}
         self._value = value
         self._failed: list[StoreQuestion] = []
         self._search: Iterator[Segment] = iter(())  # segments to search for the table, newest first
@@ -168,12 +179,12 @@ class StreamRecovery:
         failed, self._failed = self._failed, []
         return [Send(STORE, question) for question in failed]
 
-    def _to_recover(self, value: StreamMetadata, under_way: Mapping[int, Location]) -> list[Segment]:
+    def _to_recover(self, value: StreamMetadata) -> list[Segment]:
         found: dict[int, Segment] = {s.number: s for s in value.in_progress}
         last = value.last_completed
         if last is not None and self._stores.get(last.store, UNKNOWN_STORE).has_foreign_writers:
             found[last.number] = last
-        for number, location in under_way.items():
+        for number, location in self._under_way.items():
             segment = value.segment(number)
             if segment is not None and segment.location == location:
                 found[number] = segment
@@ -191,7 +202,7 @@ class StreamRecovery:
         if ending.is_empty:
             pass
         elif ending.is_as_listed:
-            ending.end = SegmentEnd(found.last_entry, segment.last_slot, segment.last_txid, segment.record_count)
+            ending.end = _listed_end(segment)
         elif ending.payloads:
             self._ended(ending)
         else:
@@ -236,7 +247,7 @@ class StreamRecovery:
         ending = self._endings.get(segment.number)
         if ending is None:
             return segment if segment.last_entry != NO_ENTRY else None
-        if ending.is_empty:
+        if ending.is_empty and segment.number not in self.removed:
             return None
         assert ending.last_entry is not None
         return replace(segment, last_entry=ending.last_entry)
@@ -248,11 +259,11 @@ class StreamRecovery:
     def _look_into_next(self) -> list[Effect]:
         assert self._table is not None
         segment = self._candidate
-        if segment is None or not self._budget:
-            if segment is not None or not self._sees_all:  # else no producer has written
-                self._table.horizon = (self.next_number - 1, _ANY_ENTRY)
+        if segment is None and self._sees_all:  # no producer has written
             self.is_done = True
             return []
+        if segment is None or not self._budget or segment.number in self.removed:
+            return self._end_without_table()
         self._replaying, self._candidate = segment, next(self._search, None)
         self._budget -= 1
         self._replay_from, self._newest_note = -1, None
@@ -260,6 +271,13 @@ class StreamRecovery:
         if ending is not None and ending.has_trailer:
             return self._read_on(segment, ending.first)
         return self._read_on(segment, max(0, segment.last_entry - _LOOK_BACK))
+
+    def _end_without_table(self) -> list[Effect]:
+        """The table cannot be read back: refuse every producer that may have written."""
+        assert self._table is not None
+        self._table.forget_all((self.next_number - 1, _ANY_ENTRY))
+        self.is_done = True
+        return []
 
     def _read_on(self, segment: Segment, first: int) -> list[Effect]:
         """Pass the entries from `first` on to `_replay`: read, unless they were read with the segment's end."""
@@ -326,6 +344,8 @@ class StreamRecovery:
     def _store_failed(self, question: StoreQuestion, error: DLogError) -> list[Effect]:
         if not isinstance(question, RecoverSegment | ReadEntries):
             return []
+        if isinstance(error, SegmentTruncatedError):
+            return self._removed(question.segment)
         if error.remedy in (Remedy.RETRY, Remedy.REOPEN):
             self._failed.append(question)
             delay = self._retry_after_s
@@ -333,6 +353,30 @@ class StreamRecovery:
             return [SetTimer(TIMER, delay)] if len(self._failed) == 1 else []
         self.error = error
         return []
+
+    def _removed(self, segment: Segment) -> list[Effect]:
+        """The store has removed this segment: end it, or do without the table that was looked for in it."""
+        ending, replaying = self._endings.get(segment.number), self._replaying
+        if replaying is not None:
+            if self.is_done or replaying.location != segment.location:
+                return []
+            self.removed[segment.number] = segment
+            return self._end_without_table()
+        if ending is None or ending.segment.location != segment.location or ending.end is not None or ending.is_empty:
+            return []  # no request waits for it
+        self.removed[segment.number] = segment
+        if self._under_way.get(segment.number) == segment.location:
+            what = f"its store removed the segment while entries were in flight: segment={segment.number}"
+            self.error = ClaimLostError(what)
+            return []
+        last_entry = EntryId(0) if ending.last_entry is None else ending.last_entry
+        ending.end = _listed_end(segment) if segment.completed else SegmentEnd(last_entry, 0, segment.first_txid, 0)
+        ending.last_entry = ending.end.last_entry
+        return self._learn()
+
+
+def _listed_end(segment: Segment) -> SegmentEnd:
+    return SegmentEnd(segment.last_entry, segment.last_slot, segment.last_txid, segment.record_count)
 
 
 def _contents(segment: Segment, payload: bytes) -> EntryContents:

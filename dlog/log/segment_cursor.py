@@ -129,7 +129,8 @@ class SegmentCursor:
             self._denial = Denial(error, lists.sent, count if error.remedy is Remedy.STOP else _GONE_MAX)
 
     def damage(self, lists: ListRequests) -> DLogError | None:
-        """Why entries are lost, if they are: the newest list, which has the segment here, is newer than the error."""
+        """Why entries are lost, if they are: the newest list, which has the segment here, is newer than the error.
+        SegmentTruncatedError: they are not damaged, their store has removed them."""
         denial = self._denial
         if denial is None or denial.count < _GONE_MAX or lists.newest <= denial.lists_sent:
             return None

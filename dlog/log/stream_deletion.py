@@ -170,7 +170,7 @@ class StreamDeletion:
     def _failed_to_end(self, segment: Segment, error: DLogError) -> None:
         if self._asked.pop(segment.location, None) is None:
             return
-        if error.remedy is Remedy.STOP:  # the segment does not exist any more
+        if error.remedy is Remedy.STOP:  # the segment does not exist any more, or its store has fenced and removed it
             self._ended.add(segment.location)
             self._mark_if_ended()
             return

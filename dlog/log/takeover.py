@@ -4,7 +4,9 @@ Invariants:
 - nothing is served before every segment in progress is fenced and ended, the last txid and the producer table are
   known, and one compare-and-set has completed these segments and listed the next one;
 - after a failure, entries in flight that recovery found are answered as written; the other batches are appended again
-  in their old order.
+  in their old order;
+- of a segment that its store has removed nothing is said to followers: what they know of it may be more than this
+  owner knows.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from dlog.errors import ClaimLostError, DLogError, NotEnoughBookiesError, UnavailableError
-from dlog.events import LacMoved, StreamReady, StreamStalled
+from dlog.events import LacMoved, SegmentRemoved, StreamReady, StreamStalled
 from dlog.log.changes import CompleteSegment, DropEmptySegment, Refresh, StartSegment, allocated_name
 from dlog.log.messages import EntriesRead, SegmentRecovered, StoreFailed, WriteBatch
 from dlog.log.owner_context import OwnerContext, Phase
@@ -197,8 +199,9 @@ class Takeover:
         t = self._context
         self.table_known = True
         for number, end in recovery.ends.items():
-            if end is not None:
+            if end is not None and number not in recovery.removed:
                 t.out.append(Tell(LacMoved(t.stream, number, end.last_entry, True)))
+        t.out.extend(Tell(SegmentRemoved(t.stream, s.number, str(s.location))) for s in recovery.removed.values())
         t.writing.packer.saw_time(recovery.unix_ms)
         t.writing.resolve(recovery.ends, recovery.locations(), t.out)
         t.writing.next_entry_floor = (recovery.next_number, 0)

@@ -13,7 +13,7 @@ Invariants:
   old fence would revive its writer.
 - After an unknown outcome a writer begins again with a new fence and a new nonce. What it appended before and does not
   lie in front of that fence never counts, so its sequence numbers can be given out again.
-- A table that has ended or was dropped is never used again.
+- A table that has ended or was dropped is never used again, nor is a region behind a fence with FINAL_EPOCH.
 
 tests/simulation/region_fencing.py explores every order of events of a small region: two owners, two recoveries, lost
 answers, and batches that land late or twice.
@@ -24,6 +24,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+FINAL_EPOCH = (1 << 64) - 1  # of a fence that retires the region: none is higher, so no owner begins behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,11 @@ class RegionFence:
 
 @dataclass(frozen=True, slots=True)
 class TableEnd:
-    """Ends a table for good, appended by its writer or by a recovery."""
+    """Ends a table for good, appended by its writer or by a recovery. nonce: of its writer's fence; zeros: a recovery.
+    The rule is the same for both."""
 
     table: int
+    nonce: bytes = bytes(16)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ deletes what no table needs, also beside a living owner: all of that are records
 
 Invariants:
 - What is answered of a table's end was read from the topic up to a record that ends the table. So all who ask get the
-  same answer, and nothing that is acknowledged lies behind it.
+  same answer, and nothing that is acknowledged lies behind it. A table that was not found is never begun.
 - The front of the data topic is deleted only behind a durable snapshot and a check-point, and only what no table needed
   when they were made.
-- A region may be deleted only once a fence of this machine is in force and no table is left: no owner can begin one any
-  more.
+- A region may be deleted only once a fence with FINAL_EPOCH is in force and no table is left: no owner can begin one
+  any more, not even one that opens the region later.
 - Records of other programs are passed over; a record of a region that does not decode ends all reading, as the end of
   a table could lie in front of entries that were acknowledged.
 """
@@ -25,9 +25,10 @@ from typing import Any
 from dlog.errors import DamagedError, DLogError, InvalidRequestError, UnavailableError, UnsupportedVersionError
 from dlog.events import RegionCleaned, RegionRecordIgnored
 from dlog.machine import Asked, Effect, Fact, PeerLost, Received
-from dlog.region.counting import Checkpoint, Item, PlacedEntry, RegionFence, TableDropped, TableEnd
+from dlog.region.counting import FINAL_EPOCH, Checkpoint, Item, PlacedEntry, RegionFence, TableDropped, TableEnd
 from dlog.region.items import ItemReader, records_of
 from dlog.region.loading import Asking, RegionLoader
+from dlog.region.maintenance import tables_that_pin
 from dlog.region.messages import (
     AppendRecords,
     AskOffsets,
@@ -57,7 +58,7 @@ _NO_NONCE = bytes(NONCE_BYTES)
 
 
 class TableNotFoundError(InvalidRequestError):
-    """There is no such table in the region: it was never begun, or it was dropped."""
+    """There is no such table in the region: it was dropped, or it was never begun and cannot be begun any more."""
 
     code = 565
 
@@ -80,7 +81,7 @@ TRANSITIONS = {
 @dataclass(frozen=True, slots=True)
 class _Wish:
     """An item that a caller wants in the topic. ticket: gets the error. then: called once everything up to it is
-    applied."""
+    applied, or more: the topic may be read faster than the answer of the append comes."""
 
     ticket: int
     item: Item
@@ -141,6 +142,7 @@ class RegionFollower:
         self.state: RegionState | None = None
         self.recent = RecentEntries(options.recent_bytes)
         self.first = 0  # of the data topic, as far as is known
+        self.read_bytes = 0  # of records
         self._region = region
         self._make_nonce = nonce
         self._options = options
@@ -150,6 +152,7 @@ class RegionFollower:
         self._waiting: list[tuple[int, Any]] = []  # requests that wait for the state
         self._reader = ItemReader(region, 0)
         self._is_reading = False
+        self._read_upto = 0  # of the read under way: the topic had these offsets before it was asked
         self._goals: list[_Goal] = []
         self._read_ons: list[int] = []  # tickets
         self._wishes: list[_Wish] = []
@@ -183,6 +186,7 @@ class RegionFollower:
             self._append()
         if not self._is_reading and (self._goals or self._read_ons):
             self._is_reading = True
+            self._read_upto = min((goal.upto for goal in self._goals), default=0)
             question = ReadRecords(self._out.number(), self._reader.offset)
             self._out.ask(Topic.DATA, question, self._read, self._read_failed)
 
@@ -200,9 +204,9 @@ class RegionFollower:
             case ReadOn():
                 self._read_ons.append(ticket)
             case RecoverTable(table):
-                self._when_known(ticket, table, lambda: self._recover(ticket, table))
+                self._recover(ticket, table)
             case RemoveTable(table):
-                self._when_known(ticket, table, lambda: self._remove(ticket, table))
+                self._remove(ticket, table)
             case RetireRegion():
                 self._retire(ticket)
             case TrimRegion():
@@ -210,64 +214,81 @@ class RegionFollower:
             case _:
                 raise AssertionError(f"not a request to a follower: {request}")
 
-    def _when_known(self, ticket: int, table: int, then: Callable[[], None]) -> None:
-        """Call `then` once the table is known, if it was begun before this call."""
-        if table in self._state.meta.tables:
-            then()
-        else:
-            self._catch_up(ticket, then)
-
     def _catch_up(self, ticket: int, then: Callable[[], None]) -> None:
         """Call `then` once everything is applied that the topic has now."""
 
+        known = self._reader.offset
+
         def told(reply: OffsetsTold) -> None:
+            if reply.next < known:
+                self._out.answer([ticket], self._lost_end_error(reply.next, known))
+                return
             self._goals.append(_Goal(ticket, reply.next, then))
             self._check_goals()
 
         self._out.ask(Topic.DATA, AskOffsets(self._out.number()), told, lambda error: self._out.answer([ticket], error))
 
     def _recover(self, ticket: int, table: int) -> None:
-        if table not in self._state.meta.tables or table in self._state.rule.ended:
+        if table in self._state.rule.ended:
             self._answer_end(ticket, table)
-        else:
+        else:  # also if it was never begun: its owner may be about to
             self._wishes.append(_Wish(ticket, TableEnd(table), lambda: self._answer_end(ticket, table)))
 
     def _answer_end(self, ticket: int, table: int) -> None:
         found = self._state.meta.tables.get(table)
-        if found is None:
+        if table not in self._state.rule.ended:
+            self._out.answer([ticket], self._vanished_error())
+        elif found is None:
             error = TableNotFoundError(f"no such table, it was never begun or was dropped: table={table}")
             self._out.answer([ticket], error)
         else:
             self._out.answer([ticket], TableFound(found.next_seq_num - 1, found.payload_bytes))
 
+    def _is_removed(self, table: int) -> bool:
+        return table in self._state.rule.ended and table not in self._state.meta.tables
+
     def _remove(self, ticket: int, table: int) -> None:
-        if table not in self._state.meta.tables:
+        if self._is_removed(table):
             self._out.answer([ticket], None)
-        else:
-            self._wishes.append(_Wish(ticket, TableDropped(table), lambda: self._out.answer([ticket], None)))
+        else:  # also if it was never begun
+            self._wishes.append(_Wish(ticket, TableDropped(table), lambda: self._answer_removed(ticket, table)))
+
+    def _answer_removed(self, ticket: int, table: int) -> None:
+        self._out.answer([ticket], None if self._is_removed(table) else self._vanished_error())
+
+    def _vanished_error(self) -> UnavailableError:
+        """The topic answered that a record was appended, and everything up to there is read without it."""
+        return UnavailableError(f"a record that was appended is not in the topic: region={self._region}")
 
     def _retire(self, ticket: int) -> None:
-        nonce = self._make_nonce()
-
         def fence() -> None:
             if self._state.meta.tables:
                 self._out.answer([ticket], False)
+            elif self._state.rule.epoch == FINAL_EPOCH:
+                self._out.answer([ticket], True)
             else:
-                self._wishes.append(_Wish(ticket, RegionFence(nonce, self._state.rule.epoch + 1), fenced))
+                self._wishes.append(_Wish(ticket, RegionFence(self._make_nonce(), FINAL_EPOCH), fenced))
 
         def fenced() -> None:
             state = self._state
-            self._out.answer([ticket], state.rule.nonce == nonce and not state.meta.tables)
+            is_final = state.rule.epoch == FINAL_EPOCH
+            self._out.answer([ticket], not state.meta.tables if is_final else self._vanished_error())
 
         self._catch_up(ticket, fence)
 
     def _trim(self, ticket: int) -> None:
         state = self._state
+        for pinning in tables_that_pin(self._region, state, self._options.pinned_records):
+            self._out.tell(pinning)
         safe = state.meta.safe_offset
         if safe <= self.first:
             self._out.answer([ticket], None)
             return
-        made = encode_snapshot(state.snapshot())
+        try:
+            made = encode_snapshot(state.snapshot())
+        except ValueError as error:
+            self._out.answer([ticket], InvalidRequestError(str(error)))
+            return
         record = RegionRecord(kind=RecordKind.CHECKPOINT, region=self._region, payload=made, nonce=_NO_NONCE)
 
         def failed(error: DLogError) -> None:
@@ -316,6 +337,7 @@ class RegionFollower:
             self._out.tell(RegionRecordIgnored(self._region, problem))
         self._loader = None
         self._loads = 0
+        self.read_bytes += loader.scanned_bytes
         self.state, self.first = loader.state, loader.first
         self.recent.clear()
         self._reader = ItemReader(self._region, self.state.offset)
@@ -349,6 +371,7 @@ class RegionFollower:
 
     def _read(self, reply: RecordsRead) -> None:
         self._is_reading = False
+        self.read_bytes += sum(len(stored.key) + len(stored.value) for stored in reply.records)
         try:
             for stored in reply.records:
                 self._apply(stored)
@@ -356,8 +379,8 @@ class RegionFollower:
             self._enter(Phase.CLOSED)  # what was applied of this read is not whole
             self._fail(error)
             return
-        if not reply.records and self._goals:  # what is left are offsets without records
-            self._reader.offset = max(self._reader.offset, min(goal.upto for goal in self._goals))
+        if not reply.records:  # what is left of them are offsets without records
+            self._reader.offset = max(self._reader.offset, self._read_upto)
         tickets, self._read_ons = self._read_ons, []
         self._out.answer(tickets, bool(reply.records))
         self._check_goals()
@@ -381,14 +404,16 @@ class RegionFollower:
         if isinstance(error, OffsetOutOfRangeError):
             self._enter(Phase.CLOSED)
             if error.next < self._reader.offset:
-                self._fail(
-                    DamagedError(
-                        f"the data topic ends before what was read of it, as if it was deleted and created again: "
-                        f"end={error.next} read={self._reader.offset}"
-                    )
-                )  # else the front was deleted before this machine read it: load again
+                self._fail(self._lost_end_error(error.next, self._reader.offset))
+            # else the front was deleted before this machine read it: load again
         else:
             self._fail(error)
+
+    def _lost_end_error(self, end: int, known: int) -> DamagedError:
+        return DamagedError(
+            f"the data topic ends before what was read of it, as if it was deleted and created again: "
+            f"region={self._region} end={end} read={known}"
+        )
 
     # ---- appending ---------------------------------------------------------------------------------------------------
 
@@ -402,10 +427,6 @@ class RegionFollower:
 
     def _appended(self, reply: RecordsAppended) -> None:
         sent, self._sent = self._sent, []
-        if self.phase is Phase.FOLLOWING and reply.offset < self._state.offset:
-            error = UnavailableError(f"the topic answered an offset in the past: offset={reply.offset}")
-            self._out.answer([wish.ticket for wish in sent], error)
-            return
         for number, wish in enumerate(sent, 1):
             self._goals.append(_Goal(wish.ticket, reply.offset + number, wish.then))
         self._check_goals()

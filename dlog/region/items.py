@@ -18,7 +18,8 @@ RECORD_OVERHEAD_BYTES = 26 + 45 + 21
 
 
 def records_of(region: int, epoch: int, nonce: bytes, item: Item) -> list[RecordBytes]:
-    """Encode an item. epoch, nonce: of the owner that appends it. Raises ValueError for a number out of range."""
+    """Encode an item. epoch, nonce: of the owner that appends it; fences and ends of tables have nonces of their own.
+    Raises ValueError for a number out of range."""
     match item:
         case Batch(_, number, entries):
             rows = [(entry.table, entry.sequence, entry.payload) for entry in entries]
@@ -26,7 +27,7 @@ def records_of(region: int, epoch: int, nonce: bytes, item: Item) -> list[Record
         case RegionFence():
             record = RegionRecord(kind=RecordKind.FENCE, region=region, epoch=item.epoch, nonce=item.nonce)
         case TableEnd(table):
-            record = RegionRecord(kind=RecordKind.TABLE_END, region=region, table=table, epoch=epoch, nonce=nonce)
+            record = RegionRecord(kind=RecordKind.TABLE_END, region=region, table=table, epoch=epoch, nonce=item.nonce)
         case TableDropped(table):
             record = RegionRecord(kind=RecordKind.TABLE_DROPPED, region=region, table=table, epoch=epoch, nonce=nonce)
         case Checkpoint(snapshot):
@@ -56,6 +57,11 @@ class ItemReader:
         self._is_first = True  # nothing was fed: the front of a batch may be missing
         self._batch: list[RegionRecord] = []
         self._at = 0  # offset of the first record of the batch
+
+    @property
+    def is_within_batch(self) -> bool:
+        """Whether a batch has begun and is not complete."""
+        return bool(self._batch)
 
     def feed(self, stored: Stored) -> tuple[Placed | None, RegionRecord]:
         """Add the next record. Returns the item that it completes, if any, and the record itself.
@@ -98,7 +104,7 @@ def _single(record: RegionRecord) -> Item:
         case RecordKind.FENCE:
             return RegionFence(record.nonce, record.epoch)
         case RecordKind.TABLE_END:
-            return TableEnd(record.table)
+            return TableEnd(record.table, record.nonce)
         case RecordKind.TABLE_DROPPED:
             return TableDropped(record.table)
         case RecordKind.CHECKPOINT:

@@ -27,6 +27,15 @@ Errors = tuple[type[DLogError], ...]
 UNUSABLE: Errors = (DamagedError, UnsupportedVersionError)  # all records that cannot be decoded
 
 
+class RegionFrontLostError(DamagedError):
+    """Another program deleted the front of the data topic, and no snapshot tells what was there. first: the first
+    offset that is left."""
+
+    def __init__(self, message: str, first: int = 0) -> None:
+        super().__init__(message)
+        self.first = first
+
+
 class RegionLoader:
     """Asks one question after another. After the last one, `state` is the region's state as of `next`.
 
@@ -118,9 +127,10 @@ class RegionLoader:
         if offset < self.next:
             return Topic.DATA, ReadRecords(self._number(), offset)
         if self.state is None:
-            raise DamagedError(
+            raise RegionFrontLostError(
                 f"the front of the data topic was deleted by another program, and no snapshot is left, so the numbers "
-                f"of the tables are not known: first={self.first} next={self.next}"
+                f"of the tables are not known: first={self.first} next={self.next}",
+                self.first,
             )
         self.state.offset = max(self.state.offset, offset)
         return None

@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,14 @@ from dlog.region.options import RegionOptions
 from dlog.region.outbox import Outbox
 from dlog.region.state import RegionState
 from dlog.wire.region import RecordKind, RegionRecord, encode_record, encode_snapshot
+
+
+def tables_that_pin(region: int, state: RegionState, records_max: int) -> Iterator[TablePinsRegion]:
+    """The tables that keep more records than that of the topic from being deleted."""
+    for table, meta in state.meta.tables.items():
+        first = meta.first_needed
+        if first is not None and state.offset - first > records_max:
+            yield TablePinsRegion(region, table, state.offset - first)
 
 
 @dataclass(slots=True)
@@ -88,7 +97,8 @@ class Maintenance:
         if self._cleaning is not None:
             self._cleaning.tickets.append(ticket)
             return
-        self._report_pinning(state)
+        for pinning in tables_that_pin(self._region, state, self._options.pinned_records):
+            self._out.tell(pinning)
         if state.meta.safe_offset <= self.first:
             self._out.answer([ticket], None)
             return
@@ -200,11 +210,3 @@ class Maintenance:
         cleaning, self._cleaning = self._cleaning, None
         if cleaning is not None:
             self._out.answer(cleaning.tickets, result)
-
-    def _report_pinning(self, state: RegionState) -> None:
-        """Tell of each table that keeps much of the topic from being deleted."""
-        for table, meta in state.meta.tables.items():
-            if not meta.is_all_deleted:
-                kept = state.offset - meta.floor(max(1, meta.latest_marked_deleted))
-                if kept > self._options.pinned_records:
-                    self._out.tell(TablePinsRegion(self._region, table, kept))

@@ -110,7 +110,7 @@ class OpenRegion:
 @value
 class WriteEntries:
     """Append entries of one or several tables together, all or none: pairs of a table and a payload. Answered with
-    their sequences. Raises RegionFencedError, OverCapacityError, RecordTooLargeError."""
+    their sequences. Raises RegionFencedError, TableEndedError, OverCapacityError, RecordTooLargeError."""
 
     entries: tuple[tuple[int, bytes], ...]
 
@@ -127,7 +127,7 @@ class BeginTable:
 @value
 class EndTable:
     """End a table for good, behind the writes before. Answered with the sequence of its last entry, 0 if it has none.
-    Raises TableEndedError if it has ended already, RegionFencedError."""
+    Raises TableEndedError if it has ended already, not by this request, RegionFencedError: it may have ended."""
 
     table: int
 
@@ -187,21 +187,23 @@ class ReadOn:
 @value
 class RecoverTable:
     """End a table for good, whoever writes it, and find its end. Answered with a TableFound. Raises
-    TableNotFoundError."""
+    TableNotFoundError: it was dropped, or never begun, and then it cannot be begun any more."""
 
     table: int
 
 
 @value
 class RemoveTable:
-    """End a table, and say that nobody needs its entries. Answered once that is durable, also if there is none."""
+    """End a table, and say that nobody needs its entries. Answered once that is durable. A table that was never begun
+    cannot be begun any more."""
 
     table: int
 
 
 @value
 class RetireRegion:
-    """End the region's owner, to delete the topics. Answered with whether no table is left: only then."""
+    """End the region for all owners, to delete the topics. Answered with whether no table is left: only then may they
+    be deleted. If tables are left when this is asked, nothing is ended."""
 
 
 @value

@@ -29,4 +29,5 @@ class FollowerOptions:
 
     map_every: int = option(MAP_EVERY, sim=(1, 5))
     recent_bytes: int = option(8 * MiB, sim=(100, 4 * KiB))  # of entries that are kept for readers at the tail
+    pinned_records: int = option(1_000_000, sim=(1, 100))  # a table that keeps more of them is reported at a trim
     load_attempts: int = option(5, sim=(2, 5))  # while the front of the data topic is deleted again and again

@@ -39,6 +39,7 @@ from dlog.events import (
 )
 from dlog.machine import Asked, Effect, Fact, PeerLost, Received, SetTimer, TimerFired
 from dlog.region.counting import (
+    FINAL_EPOCH,
     Batch,
     Checkpoint,
     Entry,
@@ -79,8 +80,8 @@ from dlog.region.topics import OffsetOutOfRangeError
 
 
 class RegionFencedError(FencedError):
-    """This process no longer owns the region: another owner opened it, or its topic is lost. The message says
-    which. A write that gets this error is not in the region, unless `outcome_unknown`."""
+    """This process no longer owns the region: another owner opened it, it was retired, or its topic is lost. The
+    message says which. A write that gets this error is not in the region, unless `outcome_unknown`."""
 
     code = 563
     outcome_unknown = False
@@ -133,18 +134,20 @@ class _End:
 
 @dataclass(frozen=True, slots=True)
 class _Append:
-    """The append under way. writes: those in a batch, in order, each with the sequences of its entries. end: of the
-    table, if the item ends one. drops: tickets that wait for this check-point."""
+    """The append under way: a batch, a check-point, or the ends of tables.
 
-    item: Item
+    writes: those in a batch, in order, each with the sequences of its entries. ends: as many as items. drops: tickets
+    that wait for this check-point.
+    """
+
+    items: tuple[Item, ...]
     writes: tuple[tuple[_Write, tuple[int, ...]], ...] = ()
-    end: _End | None = None
+    ends: tuple[_End, ...] = ()
     drops: tuple[int, ...] = ()
 
     @property
     def tickets(self) -> list[int]:
-        ends = [] if self.end is None else [self.end.ticket]
-        return [*(write.ticket for write, _ in self.writes), *ends, *self.drops]
+        return [*(write.ticket for write, _ in self.writes), *(end.ticket for end in self.ends), *self.drops]
 
 
 class RegionOwner:
@@ -171,6 +174,7 @@ class RegionOwner:
         self._append: _Append | None = None
         self._is_found = False  # the append under way was found while the topic was read up to a new fence
         self._found: tuple[PlacedEntry, ...] = ()
+        self._found_ends: set[int] = set()  # tables that this owner's records ended, found likewise
         self._idle_tickets: list[int] = []  # that wait until no write is waiting or under way
 
     @property
@@ -335,7 +339,13 @@ class RegionOwner:
     # ---- fencing -----------------------------------------------------------------------------------------------------
 
     def _fence(self) -> None:
-        """Append a fence under a new nonce, and read the topic up to it."""
+        """Append a fence under a new nonce, and read the topic up to it. Behind a final fence it would be void."""
+        if self.state.rule.epoch == FINAL_EPOCH:
+            if self._opening:
+                self._opening_failed(self._fenced_error())
+            else:
+                self._depose(is_known=True)
+            return
         self._nonce = self._make_nonce()
         self._nonces.add(self._nonce)
         epoch = self.state.rule.epoch + 1
@@ -369,10 +379,17 @@ class RegionOwner:
             self._out.add(SetTimer("retry", self._options.retry_s))
 
     def _apply_scanned(self, placed: Placed) -> None:
+        append, item = self._append, placed[1]
+        if isinstance(item, TableEnd) and self._is_own_end(item, item.table):
+            self._found_ends.add(item.table)
         counting = self.state.apply(placed)
-        append = self._append
-        if append is not None and placed[1] == append.item and isinstance(append.item, Batch) and counting:
+        if append is not None and isinstance(item, Batch) and item in append.items and counting:
             self._is_found, self._found = True, counting
+
+    def _is_own_end(self, item: Item, table: int) -> bool:
+        """Whether an item behind the state is this owner's record that ends a table, not another one before."""
+        is_own = isinstance(item, TableEnd) and item.table == table and item.nonce in self._nonces
+        return is_own and table not in self.state.rule.ended
 
     def _fence_read(self) -> None:
         """The topic is read up to the fence."""
@@ -399,17 +416,25 @@ class RegionOwner:
             return
         if self._is_found:
             self._finish(append, self._found)
-        else:
-            again: list[_Write | _End] = [
-                *(write for write, _ in append.writes),
-                *([] if append.end is None else [append.end]),
-            ]
-            self._queue.extendleft(reversed(again))
-            self._queue_bytes += sum(one.size for one in again)
-            self._maintenance.checkpoint_undone(append.drops)
+            return
+        ends = self._finish_found_ends(append)
+        again: list[_Write | _End] = [*(write for write, _ in append.writes), *ends]
+        self._queue.extendleft(reversed(again))
+        self._queue_bytes += sum(one.size for one in again)
+        self._maintenance.checkpoint_undone(append.drops)
+
+    def _finish_found_ends(self, append: _Append) -> list[_End]:
+        """Answer the ends that were found while the topic was read up to a new fence; returns the others."""
+        others: list[_End] = []
+        for end in append.ends:
+            if end.table in self._found_ends:
+                self._finish_end(end)
+            else:
+                others.append(end)
+        return others
 
     def _depose(self, *, is_known: bool) -> None:
-        """End this owner. is_known: the topic was read up to the fence in force, so what was appended is known."""
+        """End this owner. is_known: the topic was read up to another's fence, so what was appended is known."""
         self._enter(Phase.DEPOSED)
         self._out.tell(RegionFenced(self._region, self.state.rule.epoch))
         append, self._append = self._append, None
@@ -417,7 +442,9 @@ class RegionOwner:
             self._finish(append, self._found)
         elif append is not None:
             error = self._fenced_error() if is_known else self._fenced_error(outcome_unknown=True)
-            self._out.answer(append.tickets, error)
+            ends = self._finish_found_ends(append)
+            tickets = [*(write.ticket for write, _ in append.writes), *(end.ticket for end in ends), *append.drops]
+            self._out.answer(tickets, error)
         queued, self._queue = self._queue, deque()
         self._queue_bytes = 0
         tickets = [write.ticket for write in queued] + self._idle_tickets
@@ -426,10 +453,8 @@ class RegionOwner:
         self._maintenance.end(self._fenced_error())
 
     def _fenced_error(self, *, outcome_unknown: bool = False) -> RegionFencedError:
-        return RegionFencedError(
-            f"{self._why_ended}: region={self._region}",
-            outcome_unknown=outcome_unknown,
-        )
+        why = "the region was retired, use another one" if self.state.rule.epoch == FINAL_EPOCH else self._why_ended
+        return RegionFencedError(f"{why}: region={self._region}", outcome_unknown=outcome_unknown)
 
     # ---- reading the data topic --------------------------------------------------------------------------------------
 
@@ -483,15 +508,22 @@ class RegionOwner:
             self._out.answer(idle, None)
         if self._maintenance.wants_checkpoint:
             item, drops = self._maintenance.checkpoint(self.state)
-            self._send_append(_Append(item, drops=drops))
+            self._send_append(_Append((item,), drops=drops))
         elif self._queue:
-            first = self._queue[0]
-            if isinstance(first, _End):
-                self._queue.popleft()
-                self._queue_bytes -= first.size
-                self._send_append(_Append(TableEnd(first.table), end=first))
-            else:
-                self._send_append(self._next_batch())
+            self._send_append(self._next_ends() or self._next_batch())
+
+    def _next_ends(self) -> _Append | None:
+        """Take the ends of tables that wait in front of all writes."""
+        ends: list[_End] = []
+        size = 0
+        while self._queue and isinstance(first := self._queue[0], _End):
+            if ends and size + first.size > self._options.batch_bytes_max:
+                break
+            self._queue.popleft()
+            size += first.size
+            ends.append(first)
+        self._queue_bytes -= size
+        return _Append(tuple(TableEnd(end.table, self._nonce) for end in ends), ends=tuple(ends)) if ends else None
 
     def _next_batch(self) -> _Append:
         """Take as many writes as fit into one batch."""
@@ -513,16 +545,17 @@ class RegionOwner:
                 entries.append(Entry(table, sequence, payload))
             writes.append((write, tuple(sequences)))
         self._queue_bytes -= size
-        return _Append(self._writer.batch(tuple(entries)), tuple(writes))
+        return _Append((self._writer.batch(tuple(entries)),), tuple(writes))
 
     @property
     def _writer(self) -> RegionWriter:
         return RegionWriter(self._nonce, self.state.rule, self.state.offset)
 
     def _send_append(self, append: _Append) -> None:
-        self._append, self._is_found, self._found = append, False, ()
+        self._append, self._is_found, self._found, self._found_ends = append, False, (), set()
         try:
-            records = tuple(records_of(self._region, self.state.rule.epoch, self._nonce, append.item))
+            epoch = self.state.rule.epoch
+            records = tuple(one for item in append.items for one in records_of(self._region, epoch, self._nonce, item))
         except ValueError as error:
             self._append_failed(InvalidRequestError(str(error)))
             return
@@ -535,7 +568,7 @@ class RegionOwner:
         assert append is not None, "an append is under way"
         if error.remedy is Remedy.FIX and not error.outcome_unknown:  # refused, so it never will be there
             self._append = None
-            if isinstance(append.item, Checkpoint):
+            if isinstance(append.items[0], Checkpoint):
                 self._maintenance.checkpoint_refused(append.drops, error)
             else:
                 self._out.answer(append.tickets, error)
@@ -561,33 +594,31 @@ class RegionOwner:
 
     def _take_offset(self, append: _Append, offset: int, others: list[Placed]) -> None:
         """The append lies at an offset, and everything in front of it is known."""
-        had_ended = self.state.rule.ended
-        writer, own, counting = self._writer.appended(append.item, offset, others)
-        self.state.rule, self.state.offset = writer.rule, writer.expected
-        self.state.add(counting)
+        self._found_ends = set()
+        for end in append.ends:
+            if end.table not in self._found_ends and not self._had_ended(end.table, others):
+                self._found_ends.add(end.table)
+        own: tuple[PlacedEntry, ...] = ()
+        for number, item in enumerate(append.items):
+            writer, own, counting = self._writer.appended(item, offset + number, () if number else others)
+            self.state.rule, self.state.offset = writer.rule, writer.expected
+            self.state.add(counting)
         for _, item in others:
             self.state.note(item)
-            if isinstance(item, TableEnd | TableDropped):
-                had_ended |= {item.table}
-        if writer.is_deposed:
-            self._is_found, self._found = bool(own), own
+        is_deposed = self._writer.is_deposed
+        if not is_deposed or own or append.ends:
+            self._append = None
+            self._finish(append, own)
+        if is_deposed:
             self._depose(is_known=True)
-            return
-        self._append = None
-        self._finish(append, own)
-        if append.end is not None:
-            self._ended(append.end, append.end.table in had_ended)
 
-    def _ended(self, end: _End, had_ended: bool) -> None:
-        """A table has ended by this owner's record, or before it."""
-        found = self.state.meta.tables.get(end.table)
-        if had_ended or found is None:
-            self._out.answer([end.ticket], TableEndedError(f"the table has ended: table={end.table}"))
-        else:
-            self._out.answer([end.ticket], found.next_seq_num - 1)
+    def _had_ended(self, table: int, others: list[Placed]) -> bool:
+        """Whether a table had ended in front of an append that ends it, but not by an earlier copy of it."""
+        ends = [item for _, item in others if isinstance(item, TableEnd | TableDropped) and item.table == table]
+        return table in self.state.rule.ended or (bool(ends) and not self._is_own_end(ends[0], table))
 
     def _finish(self, append: _Append, counting: tuple[PlacedEntry, ...]) -> None:
-        """Answer the writes of an append whose fate is known."""
+        """Answer an append whose fate is known."""
         counted = {(entry.table, entry.sequence): offset for offset, entry in counting}
         for write, sequences in append.writes:
             missing = [
@@ -601,5 +632,16 @@ class RegionOwner:
                 self._out.answer([write.ticket], counted[write.entries[0][0], 0])
             else:
                 self._out.answer([write.ticket], sequences)
-        if isinstance(append.item, Checkpoint):
+        if isinstance(append.items[0], Checkpoint):
             self._maintenance.checkpoint_appended(append.drops)
+        for end in append.ends:
+            self._finish_end(end)
+
+    def _finish_end(self, end: _End) -> None:
+        """Answer the end of a table: the first caller, if this owner's record ended it."""
+        found = self.state.meta.tables.get(end.table)
+        if found is None or end.table not in self._found_ends:
+            self._out.answer([end.ticket], TableEndedError(f"the table has ended: table={end.table}"))
+        else:
+            self._found_ends.discard(end.table)
+            self._out.answer([end.ticket], found.next_seq_num - 1)

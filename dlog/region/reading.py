@@ -156,5 +156,5 @@ class TailScan:
                 continue
             self._rule, counting = self._rule.after_placed(placed)
             for offset, entry in counting:
-                if self._tables is None or entry.table in self._tables:
+                if entry.sequence and (self._tables is None or entry.table in self._tables):
                     yield RegionEntry(entry.table, entry.sequence, entry.payload, offset)

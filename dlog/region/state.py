@@ -57,7 +57,7 @@ class RegionState:
             case Checkpoint(snapshot):
                 self._take_marks(decode_snapshot(snapshot))
             case TableDropped(table):
-                self.meta.tables.pop(table, None)
+                self.meta.drop(table)
 
     def _take_marks(self, snapshot: RegionSnapshot) -> None:
         """Take over the marks of a check-point: a snapshot that is older than it, or none, does not have them."""

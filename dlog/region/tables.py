@@ -3,7 +3,8 @@
 Invariants:
 - sequences of a table are dense, from 1 on;
 - a mapping is a floor: the record of a sequence lies at the offset that `floor` returns or behind it;
-- no record at or above the mark of its table lies below `safe_offset`.
+- no record at or above the mark of its table lies below `safe_offset`, nor does the record that began it, as long as
+  nothing of the table is deleted: who reads it from its first entry on begins there.
 """
 
 from __future__ import annotations
@@ -37,6 +38,18 @@ class TableMeta:
     def is_all_deleted(self) -> bool:
         """Whether every record is marked as deleted, or there never was one."""
         return self.latest_marked_deleted == self.next_seq_num or self.next_seq_num == 1
+
+    @property
+    def first_needed(self) -> int | None:
+        """The first offset that must be kept for it; None: it needs none."""
+        if self.begin and self.latest_marked_deleted <= 1:
+            return self.begin
+        return None if self.is_all_deleted else self.floor(max(1, self.latest_marked_deleted))
+
+    @property
+    def end(self) -> int:
+        """The offset behind all its records."""
+        return max(self.current_high_watermark, self.begin + 1 if self.begin else 0)
 
     def floor(self, sequence: int) -> int:
         """An offset at or before the record of this sequence, which must not be below the mark; 0 if none is known."""
@@ -79,10 +92,12 @@ class TableMeta:
 
 
 class RegionMeta:
-    """The tables of one region, by id."""
+    """The tables of one region, by id. dropped_end: the offset behind all records of tables that were dropped since
+    this was made; a snapshot does not have it."""
 
     def __init__(self, *, map_every: int = MAP_EVERY) -> None:
         self.tables: dict[int, TableMeta] = {}
+        self.dropped_end = 0
         self._map_every = map_every
 
     def add(self, table: int, sequence: int, offset: int, size: int) -> None:
@@ -94,6 +109,12 @@ class RegionMeta:
             found.begin = offset
             return
         found.add(sequence, offset, size, map_every=self._map_every)
+
+    def drop(self, table: int) -> None:
+        """Forget a table that nobody needs."""
+        dropped = self.tables.pop(table, None)
+        if dropped is not None:
+            self.dropped_end = max(self.dropped_end, dropped.end)
 
     def known(self, table: int) -> TableMeta:
         """A table that has or had records. Raises InvalidRequestError."""
@@ -109,10 +130,10 @@ class RegionMeta:
 
     @property
     def safe_offset(self) -> int:
-        """Everything below this offset may be deleted: the least first live offset of all tables; with no live record
-        the offset behind the last one."""
-        live = [t.floor(max(1, t.latest_marked_deleted)) for t in self.tables.values() if not t.is_all_deleted]
-        return min(live) if live else max((t.current_high_watermark for t in self.tables.values()), default=0)
+        """Everything below this offset may be deleted: the least first offset that some table needs; if none needs any,
+        the offset behind the last record of all tables."""
+        needed = [offset for t in self.tables.values() if (offset := t.first_needed) is not None]
+        return min(needed) if needed else max([self.dropped_end, *(t.end for t in self.tables.values())])
 
     def table_snapshots(self) -> tuple[TableSnapshot, ...]:
         """The tables as a snapshot has them."""

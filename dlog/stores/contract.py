@@ -10,6 +10,9 @@ Invariants:
   recoveries return the same end; what it keeps is a prefix of the submitted entries that includes all confirmed ones.
   Which owner may recover is decided before, by the claim in the stream's metadata;
 - a reader returns contiguous entries up to the LAC, and never one that a recovery drops;
+- a store that removes entries by itself (retention of a Kafka topic) raises SegmentTruncatedError for them, for this
+  segment only, and only for entries that it certainly removed itself. Entries that are missing for another reason
+  (damage, a wrong directory) are SegmentNotFoundError or SegmentCorruptError;
 - the tail that `find_tail` returns covers every append confirmed before, and nothing that a recovery drops.
 """
 
@@ -56,6 +59,13 @@ class SegmentNotFoundError(StoreError):
     """There is no such segment: it was never created, or it was deleted."""
 
     code = 543
+    remedy = Remedy.STOP
+
+
+class SegmentTruncatedError(StoreError):
+    """The store itself has removed entries of this segment, by its own retention; the stream still lists it."""
+
+    code = 544
     remedy = Remedy.STOP
 
 
@@ -239,8 +249,8 @@ class SegmentReader(Protocol):
     async def read(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
         """Return payloads of entries first..min(last, LAC), contiguous from `first`; perhaps fewer, but at least one.
 
-        Raises SegmentCorruptError, SegmentNotFoundError, StoreUnavailableError, ReaderClosedError. `first` above the
-        LAC is an AssertionError: wait for the LAC first.
+        Raises SegmentCorruptError, SegmentNotFoundError, SegmentTruncatedError (`first` was removed),
+        StoreUnavailableError, ReaderClosedError. `first` above the LAC is an AssertionError: wait for the LAC first.
         """
         ...
 
@@ -288,7 +298,8 @@ class SegmentStore(Protocol):
 
     async def recover(self, ref: SegmentRef) -> RecoveredSegment:
         """Fence the writer, decide the end, seal. Repeatable. Raises SegmentNotFoundError, SegmentCorruptError,
-        StoreUnavailableError.
+        StoreUnavailableError; SegmentTruncatedError if the end is not known any more, and only after the writer is
+        fenced: no append is confirmed from then on. A store that knows the end of a removed segment returns it.
         """
         ...
 
@@ -297,14 +308,15 @@ class SegmentStore(Protocol):
 
         With it, `end` is known at once. If the store has decided another end, that one counts: a fenced Java writer
         completes its segment in the list from its own state. If the store has not decided yet, this recovers the
-        segment.
+        segment. Raises SegmentNotFoundError, SegmentTruncatedError, SegmentCorruptError, StoreUnavailableError; a store
+        may open a removed segment, and raise SegmentTruncatedError at the first read.
         """
         ...
 
     async def stat(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> SegmentStat:
         """Return the segment's end and size. Disturbs no writer. sealed_at: see `open_reader`.
 
-        Raises SegmentNotFoundError, SegmentCorruptError, StoreUnavailableError.
+        Raises SegmentNotFoundError, SegmentTruncatedError, SegmentCorruptError, StoreUnavailableError.
         """
         ...
 
@@ -319,7 +331,7 @@ class SegmentStore(Protocol):
         """Return the current tail, also without a writer: it covers every append confirmed before the call, and every
         recovery keeps all of it. Fences nothing. Expensive: for opening a reader only.
 
-        Raises StoreUnavailableError if it cannot be determined, SegmentNotFoundError.
+        Raises StoreUnavailableError if it cannot be determined, SegmentNotFoundError, SegmentTruncatedError.
         """
         ...
 
@@ -332,7 +344,8 @@ class SegmentStore(Protocol):
         ...
 
     async def verify(self, ref: SegmentRef) -> Verification:
-        """Read every entry from every replica and check it."""
+        """Read every entry from every replica and check it. Raises SegmentNotFoundError, SegmentTruncatedError,
+        StoreUnavailableError."""
         ...
 
     async def close(self) -> None: ...

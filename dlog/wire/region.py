@@ -8,8 +8,9 @@
                               [[table, next, deleted below, high watermark, [sequence, offset, ...], bytes, begin],
                               ...]]
 
-Big-endian. The checksum covers the key and the value but itself; that of a snapshot all behind it. Version 0 is
-HoraeDB's format, of entries only: without a nonce, a deposed writer's records cannot be told from others.
+Big-endian. The checksum covers the key and the value but itself; that of a snapshot all behind it. Sequences and
+offsets of a mapping are differences from those before. Version 0 is HoraeDB's format, of entries only: without a nonce,
+a deposed writer's records cannot be told from others.
 Source of version 0: HoraeDB, `wal/src/kv_encoder.rs`.
 """
 
@@ -17,9 +18,9 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate
 from typing import Any
 
 import msgpack
@@ -203,7 +204,8 @@ def decode_record(key: Buffer, value: Buffer) -> RegionRecord:
 def encode_snapshot(snapshot: RegionSnapshot) -> bytes:
     """Encode a snapshot. Raises ValueError for what `decode_snapshot` would not accept: a number out of range, a nonce
     of another length, or more than SNAPSHOT_ARRAY_MAX elements."""
-    largest = max([len(snapshot.tables), *(2 * len(table.mapping) for table in snapshot.tables)])
+    mappings = (2 * len(table.mapping) for table in snapshot.tables)
+    largest = max([len(snapshot.tables), len(snapshot.ended), *mappings])
     if largest > SNAPSHOT_ARRAY_MAX or len(snapshot.nonce) not in (0, NONCE_BYTES):
         raise ValueError(f"no such snapshot: elements={largest} nonce={snapshot.nonce.hex()}")
     tables = [
@@ -212,7 +214,7 @@ def encode_snapshot(snapshot: RegionSnapshot) -> bytes:
             t.next_seq_num,
             t.latest_marked_deleted,
             t.current_high_watermark,
-            [n for at in t.mapping for n in at],
+            list(_differences(t.mapping)),
             t.payload_bytes,
             t.begin,
         )
@@ -247,12 +249,22 @@ def decode_snapshot(data: Buffer) -> RegionSnapshot:
         raise DamagedError(f"the snapshot is not valid: {error}") from None
 
 
+def _differences(mapping: Sequence[tuple[int, int]]) -> Iterator[int]:
+    """Of each pair, how far it is from the one before: small numbers, so that a snapshot fits into one record."""
+    sequence = offset = 0
+    for next_sequence, next_offset in mapping:
+        yield next_sequence - sequence
+        yield next_offset - offset
+        sequence, offset = next_sequence, next_offset
+
+
 def _table(value: Any) -> TableSnapshot:
     table, next_seq_num, deleted, watermark, flat, payload_bytes, begin = value
     numbers = tuple(map(_u64, flat))
-    mapping = tuple(zip(numbers[::2], numbers[1::2], strict=True))
-    if any(one[0] >= other[0] or one[1] > other[1] for one, other in pairwise(mapping)):
+    if not all(numbers[::2]):
         raise ValueError("a mapping is not in order")
+    sequences, offsets = (map(_u64, accumulate(part)) for part in (numbers[::2], numbers[1::2]))
+    mapping = tuple(zip(sequences, offsets, strict=True))
     made = TableSnapshot(
         _u64(table),
         _u64(next_seq_num),

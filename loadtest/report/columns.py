@@ -92,6 +92,21 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("rss_ratio", "RSS end over start", decides=True),
         Column("read_only", "read-only bookies"),
     ),
+    "W23": (Column("mb_per_s", "MB/s", more_is_better=True, decides=True), *_MAX[2:4], _CPU, _RSS, _GEN),
+    "W24": (
+        Column("scan_mb_per_s", "read MB/s", more_is_better=True, decides=True),
+        Column("scan_records_per_s", "records/s", more_is_better=True),
+        Column("scan_s", "s"),
+        _GEN,
+    ),
+    "W25": (
+        Column("open_s", "open s", decides=True),
+        Column("open_without_snapshot_s", "open without a snapshot s"),
+        Column("open_ratio", "ratio"),
+        Column("records", "records"),
+    ),
+    "W26": (Column("response_ms.p50", "p50 ms", decides=True), Column("response_ms.p99", "p99 ms"), _MB, _GEN),
+    "W27": _HURT,
 }
 
 

@@ -3,7 +3,7 @@
 Source of the goals: the performance notes, section 6.
 
 Invariants:
-- a goal that the run did not measure is reported as not measured;
+- a goal that the run did not measure is reported as not measured, but for a set of goals of which no system ran;
 - a ratio is of two figures of the same run.
 """
 
@@ -25,13 +25,14 @@ _Where = tuple[str, str, Mapping[str, Any]]  # workload, figure, and values of t
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """at_least: the bounds are minima, else maxima. peer: the bounds are for dlog's value divided by the peer's."""
+    """at_least: the bounds are minima, else maxima. peer: the bounds are for the value of `system` divided by the
+    peer's."""
 
     id: str
     says: str
     workload: str
     base: float
-    moonshot: float
+    moonshot: float | None = None
     figure: str = ""
     cell: Mapping[str, Any] = field(default_factory=dict)
     unit: str = ""
@@ -39,6 +40,7 @@ class Goal:
     never: str = ""  # why no workload measures it
     scale: float = 1.0
     peer: str = ""
+    system: str = OURS
     compute: Callable[[Figures], float | None] | None = None
 
 
@@ -68,14 +70,17 @@ class Judged:
 
 
 def judged(figures: Figures) -> list[Judged]:
-    """Every goal, in order."""
-    return [_judge(figures, goal) for goal in GOALS]
+    """Every goal, in order; those on Kafka only if one of their systems ran, and only those if no other did."""
+    on_kafka = not KAFKA_SYSTEMS.isdisjoint(figures.run.systems)
+    has_others = OURS in figures.run.systems or not on_kafka
+    chosen = (*(GOALS if has_others else ()), *(KAFKA_GOALS if on_kafka else ()))
+    return [_judge(figures, goal) for goal in chosen]
 
 
 def _judge(figures: Figures, goal: Goal) -> Judged:
     if goal.never:
         return Judged(goal, None, None, None, None, False, goal.never)
-    ours, why = _figure(figures, goal, OURS)
+    ours, why = _figure(figures, goal, goal.system)
     if ours is None:
         return Judged(goal, None, None, None, None, False, why)
     if not goal.peer:
@@ -86,18 +91,20 @@ def _judge(figures: Figures, goal: Goal) -> Judged:
         if theirs is None or not theirs:
             return Judged(goal, ours, None, None, None, False, why)
         value = ratio = ours / theirs
-    met, far = (
-        (value >= goal.base, value >= goal.moonshot) if goal.at_least else (value <= goal.base, value <= goal.moonshot)
-    )
+    met, far = (_reaches(goal, value, bound) for bound in (goal.base, goal.moonshot))
     return Judged(goal, ours, theirs, ratio, met, met and far)
 
 
+def _reaches(goal: Goal, value: float, bound: float | None) -> bool:
+    return bound is not None and (value >= bound if goal.at_least else value <= bound)
+
+
 def _figure(figures: Figures, goal: Goal, system: str) -> tuple[float | None, str]:
-    if goal.compute is not None and system == OURS:
+    if goal.compute is not None and system == goal.system:
         value = goal.compute(figures)
         return (
             None if value is None else value * goal.scale
-        ), f"{goal.workload or 'no workload'} of {OURS} was not run"
+        ), f"{goal.workload or 'no workload'} of {system} was not run"
     result = figures.where(goal.workload, system, **goal.cell)
     if result is None:
         return None, f"{goal.workload} of {system} was not run"
@@ -158,6 +165,13 @@ def _parts(result: Result | None, figure: str) -> float | None:
     values = [result.value(f"usage.{role}.{figure}") for role in BOOKIES_AND_PROXIES]
     found = [value for value in values if value is not None]
     return sum(found) if len(found) == len(values) else None
+
+
+def _append_beyond(figures: Figures) -> float | None:
+    """p50 of one append in flight to a stream on Kafka, beyond 1.3 times that of a bare producer, in ms."""
+    found = [figures.where("W1", name, **_B100) for name in ("dlog-kafka", BARE)]
+    ours, theirs = (None if one is None else one.value("response_ms.p50") for one in found)
+    return None if ours is None or theirs is None else ours - 1.3 * theirs
 
 
 def _up(goal: str, says: str, where: _Where, base: float, moonshot: float, unit: str = "", peer: str = "") -> Goal:
@@ -231,4 +245,88 @@ GOALS: tuple[Goal, ...] = (
     _down("G20", "CPU-seconds per GB in batches of 100 KiB, all processes", _CPU, 7, 4, "s/GB"),
     Goal("G21", "records lost, repeated, reordered, misplaced, early or invented", "", 0, 0, compute=_wrong),
     Goal("G21", "processes killed under load in the same run", "", 1, 100, at_least=True, compute=_kills),
+)
+
+
+# ---- regions, and streams on Kafka -----------------------------------------------------------------------------------
+
+BARE = "kafka-aiokafka"
+KAFKA_SYSTEMS = frozenset({"dlog-region", "dlog-directory", "dlog-kafka"})
+
+
+def _on_kafka(goal: str, says: str, system: str, where: _Where, base: float, *, peer: str = BARE, up: bool) -> Goal:
+    workload, figure, cell = where
+    return Goal(goal, says, workload, base, figure=figure, cell=cell, peer=peer, system=system, at_least=up)
+
+
+def _kill_goal(says: str, figure: str, most_ms: float) -> Goal:
+    return Goal("K6", says, "W10", most_ms, figure=figure, unit="ms", system="dlog-kafka")
+
+
+KAFKA_GOALS: tuple[Goal, ...] = (
+    *(
+        _on_kafka(
+            "K1",
+            f"region write, 1 KiB records in batches of 256 KiB, {tables} table{'s' if tables > 1 else ''}, against a "
+            "bare producer",
+            "dlog-region",
+            ("W23", "mb_per_s", {"tables": tables}),
+            least,
+            up=True,
+        )
+        for tables, least in ((1, 0.85), (100, 0.8))
+    ),
+    _on_kafka(
+        "K2",
+        "region scan, 1 KiB records, against a bare consumer",
+        "dlog-region",
+        ("W24", "scan_mb_per_s", {}),
+        0.6,
+        up=True,
+    ),
+    Goal(
+        "K3",
+        "region of 2,000,000 records opened after a crash, snapshot over none",
+        "W25",
+        1 / 8,
+        figure="open_ratio",
+        system="dlog-region",
+        unit="x",
+    ),
+    _on_kafka(
+        "K4",
+        "topics in a directory, one batch of 256 KiB in flight, p50, against write and fdatasync",
+        "dlog-directory",
+        ("W26", "response_ms.p50", {}),
+        1.5,
+        peer="file",
+        up=False,
+    ),
+    _on_kafka(
+        "K5",
+        "stream on Kafka, 1 KiB records handed over one by one, against a bare producer",
+        "dlog-kafka",
+        ("W3", "mb_per_s", {"record_bytes": 1024}),
+        0.8,
+        up=True,
+    ),
+    Goal(
+        "K5",
+        "stream on Kafka, one append in flight, p50 beyond 1.3 times that of a bare send_and_wait",
+        "W1",
+        1.0,
+        unit="ms",
+        system="dlog-kafka",
+        compute=_append_beyond,
+    ),
+    _kill_goal("stream on Kafka, owner killed: ack gap, p50", "gap_p50_ms", 600),
+    _kill_goal("stream on Kafka, owner killed: ack gap, greatest", "gap_max_ms", 2000),
+    _on_kafka(
+        "K7",
+        "leader broker killed: ack gap, p50, against a bare producer",
+        "dlog-kafka",
+        ("W27", "gap_p50_ms", {}),
+        1.25,
+        up=False,
+    ),
 )

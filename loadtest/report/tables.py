@@ -37,6 +37,8 @@ _TOLD = {
     "roll": _FAULTS[:-1],
     "kill-all": ("rate", "record_bytes", "backlog_mb"),
     "soak": ("rate", "record_bytes", "logs", "retention_s", "seconds"),
+    "scan": ("record_bytes", "backlog_mb"),
+    "reopen": ("record_bytes", "backlog_mb", "unsaved"),
 }
 
 
@@ -170,7 +172,7 @@ def goal_table(figures: Figures) -> Table:
         ours = "" if one.ours is None else f"{number(one.ours)} {one.goal.unit}".strip()
         theirs = "" if one.theirs is None else f"{number(one.theirs)} ({one.goal.peer})"
         ratio = "" if one.ratio is None else f"{number(one.ratio)}x"
-        bounds = (one.bound(one.goal.base), one.bound(one.goal.moonshot))
+        bounds = (one.bound(one.goal.base), one.bound(one.goal.moonshot) if one.goal.moonshot is not None else "")
         rows.append((one.goal.id, one.goal.says, ours, theirs, ratio, *bounds, one.outcome))
     return Table(("", "goal", "dlog", "other system", "ratio", "base", "moonshot", "outcome"), rows)
 

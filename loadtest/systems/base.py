@@ -29,7 +29,7 @@ Job, of both kinds: `kind` ("produce" or "read"), `client` ("module:Class", Pyth
 Of producers: `producer` (its number, which its records carry), `mode`, `window` (pending records at most), `rate`
 (records per second in all), `batch_records` (records in a batch that the application makes; 1: none), `records` (stop
 after so many; absent or 0: no limit), `tasks`, `zipf` (exponent of the distribution of records over logs; 0: even),
-`seed`. Modes:
+`seed`. `options` has `tables` (of a region, to which records go in turns) where that is not 1. Modes:
     "window"  closed loop: keeps up to `window` records pending, handed over one by one (or in batches)
     "await"   closed loop: `tasks` tasks, each of which awaits each of its appends
     "open"    open loop: every millisecond, hands over all records that are due, whatever is pending; the latency of
@@ -106,6 +106,14 @@ class Durability:
     sentence: str
 
 
+@dataclass(frozen=True, slots=True)
+class Reopened:
+    """A log that was opened after a crash. state: a digest of everything known of it."""
+
+    seconds: float
+    state: str
+
+
 class System(ABC):
     """A system on this machine, loopback only. One runs at a time; `stop` ends all its processes.
 
@@ -133,6 +141,9 @@ class System(ABC):
     @abstractmethod
     async def stop(self) -> None:
         """End all processes, also after a failed start. Idempotent. The runner deletes the directory."""
+
+    async def end_run(self) -> None:  # noqa: B027 - most systems share nothing
+        """End what turns of one run share; called once after the last turn. Idempotent."""
 
     @abstractmethod
     def processes(self) -> Mapping[str, Sequence[int]]:
@@ -184,6 +195,10 @@ class System(ABC):
         """Name of the node that now acknowledges appends to this log."""
         raise NotApplicable("its logs have no owner")
 
+    async def leader(self, log: str) -> str:
+        """Name of the storage node through which all appends to this log go (killed in W27)."""
+        raise NotApplicable("no storage node leads its logs")
+
     async def kill(self, node: str) -> None:
         """SIGKILL."""
         raise NotApplicable("faults are not supported")
@@ -219,6 +234,11 @@ class System(ABC):
     async def hand_over(self, log: str) -> None:
         """A planned change of owner (G10). Feature "handover"."""
         raise NotApplicable("no planned hand-over")
+
+    async def reopen(self, log: str, *, with_snapshot: bool) -> Reopened:
+        """Take over a log whose owner crashed, in a process of its own, which then ends without closing it (W25).
+        with_snapshot: else delete the snapshots before."""
+        raise NotApplicable("its logs have no snapshots")
 
     async def soak(self, load: Load) -> Soaked:
         """A load with retention while streams and readers come and go (W22)."""

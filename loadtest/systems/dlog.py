@@ -69,6 +69,7 @@ class Dlog(System):
         self._up: asyncio.subprocess.Process | None = None
         self._flags: list[str] = []
         self._options: dict[str, str] = {}
+        self.environment: dict[str, str] = {}  # added to that of the cluster's processes
         self._client: dlog.Client | None = None
 
     async def start(self, room: Path, options: Mapping[str, str]) -> None:
@@ -98,7 +99,7 @@ class Dlog(System):
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=die_with_parent(),
-                env=environment,
+                env={**environment, **self.environment},
             )
 
     async def _whole_up(self) -> None:
@@ -407,8 +408,35 @@ class DlogWriter(Writer):
         self._all_told.set()
 
 
+def _on_kafka(variant: str) -> System:
+    from loadtest.systems.dlog_kafka import DlogKafka  # it imports this module
+
+    return DlogKafka(variant)
+
+
+def _of_regions(variant: str) -> System:
+    from loadtest.systems import dlog_regions, kafka  # the first imports Kafka's module, which dlog alone does not need
+
+    if variant == "dlog-region":
+        system = dlog_regions.KafkaRegions(variant)
+        system._choose(kafka.VARIANTS["kafka-aiokafka"].preset)
+        return system
+    return (
+        dlog_regions.TopicsInDirectory(variant)
+        if variant == "dlog-directory"
+        else dlog_regions.DirectoryRegions(variant)
+    )
+
+
 VARIANTS: Mapping[str, Variant] = {
     "dlog": Variant(Dlog, {}, "dlog with 3 bookies, 2 write and 2 read proxies"),
     "dlog-small-disk": Variant(Dlog, {"config": "small-disk"}, "dlog with bookies configured for small disks"),
+    "dlog-kafka": Variant(_on_kafka, {}, "dlog with 2 write and 2 read proxies, its streams in topics of 3 brokers"),
+    "dlog-kafka-default": Variant(_on_kafka, {}, "dlog-kafka with topics whose records are not synced"),
+    "dlog-region": Variant(
+        _of_regions, {"shared": "true", "aiokafka": "true"}, "dlog's client of regions alone, in topics of 3 brokers"
+    ),
+    "dlog-directory-region": Variant(_of_regions, {}, "dlog's client of regions alone, in topics of a directory"),
+    "dlog-directory": Variant(_of_regions, {}, "dlog's topics in a directory, without regions"),
     "dlog-spare": Variant(Dlog, {"bookies": "4"}, "dlog with a fourth bookie to replace a lost one"),
 }

@@ -3,6 +3,10 @@
 With `flush`, every broker syncs each batch before it answers (class F, as dlog); without, as is Kafka's default,
 records are acknowledged from page caches (class P). Broker sessions are short, for Kafka's fastest failover. A log is a
 topic of one partition.
+
+With `shared`, the brokers of the first turn serve every later turn of the run (`end_run` kills them), so that systems
+with the same options are compared on the same brokers. With `aiokafka`, every load uses the Python client, on topics
+with the settings of dlog's regions.
 Source: the dependencies notes, section 3, and Kafka's configuration reference.
 """
 
@@ -11,6 +15,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
+import shutil
+import tempfile
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
@@ -20,7 +26,9 @@ from typing import Any, ClassVar
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, NoError, TopicAlreadyExistsError, for_code
+from aiokafka.producer.message_accumulator import BatchBuilder
 
+from dlog.io.kafka_settings import BATCH_OVERHEAD_BYTES, KafkaTopicsOptions, topic_configs
 from loadtest.systems.base import (
     Acked,
     CannotRunError,
@@ -66,7 +74,30 @@ OPTIONS = {
     "request_timeout_ms": "5000",
     "linger_ms": "",
     "batch_size": "",
+    "shared": "false",
+    "aiokafka": "false",
 }
+_BOOLEANS = ("flush", "shared", "aiokafka")
+RECORD_MAX_BYTES = 21  # what Kafka adds to a record, at most
+
+
+class _SharedBrokers:
+    """Running brokers that no turn uses now, and the directory that their data is in. A run has one such set."""
+
+    def __init__(self, options: Mapping[str, str], room: Path, servers: list[Server], ports: Ports) -> None:
+        self.options = options
+        self.room = room
+        self.servers = servers
+        self.ports = ports
+
+    def end(self) -> None:
+        for server in self.servers:
+            server.kill()
+        self.ports.close()
+        shutil.rmtree(self.room, ignore_errors=True)
+
+
+_shared: list[_SharedBrokers] = []  # at most one
 
 
 class KafkaSystem(ServerSystem):
@@ -85,13 +116,17 @@ class KafkaSystem(ServerSystem):
         self._topics: list[str] = []
         self._admin: AIOKafkaAdminClient | None = None
         self._asking = asyncio.Lock()
+        self._own_room: Path | None = None  # of shared brokers
 
     # ---- starting ----------------------------------------------------------------------------------------------------
 
     def _choose(self, options: Mapping[str, str]) -> None:
         known_options(self.name, options, OPTIONS)
         self._options = {**OPTIONS, **options}
-        self._numbers = {k: option_int(self._options, k, 0, 0) for k, v in self._options.items() if v and k != "flush"}
+        self._numbers = {
+            k: option_int(self._options, k, 0, 0) for k, v in self._options.items() if v and k not in _BOOLEANS
+        }
+        self._is_shared, self._is_aiokafka = (option_bool(self._options, key, False) for key in _BOOLEANS[1:])
         self._flush = option_bool(self._options, "flush", True)
         numbers = self._numbers
         if not 1 <= numbers["in_sync"] <= numbers["replicas"] <= numbers["brokers"]:
@@ -102,6 +137,55 @@ class KafkaSystem(ServerSystem):
             if self._flush
             else Durability("P", f"in the page cache of {replicas} before the acknowledgement")
         )
+
+    async def start(self, room: Path, options: Mapping[str, str]) -> None:
+        self._choose(options)
+        if not self._is_shared:
+            await super().start(room, options)
+            return
+        if _shared:
+            found = _shared.pop()
+            if found.options == self._broker_options:
+                self._own_room, self._servers, self._ports = found.room, found.servers, found.ports
+                await super().whole()
+                return
+            found.end()
+        self._own_room = Path(tempfile.mkdtemp(prefix="loadtest-brokers-"))
+        await super().start(self._own_room, options)
+
+    async def stop(self) -> None:
+        if self._own_room is None or self._ports is None or not self._servers:
+            await super().stop()
+            if self._own_room is not None:
+                shutil.rmtree(self._own_room, ignore_errors=True)
+            return
+        await self._delete_topics()
+        await self._close_admin()
+        _shared.append(_SharedBrokers(self._broker_options, self._own_room, self._servers, self._ports))
+        self._servers, self._ports, self._own_room = [], None, None
+
+    async def end_run(self) -> None:
+        while _shared:
+            _shared.pop().end()
+
+    @property
+    def _broker_options(self) -> dict[str, str]:
+        """The options that brokers depend on: those of topics and clients may differ between turns."""
+        return {key: self._options[key] for key in ("brokers", "replicas", "in_sync", "heap_mib")}
+
+    async def topics(self) -> list[str]:
+        """The names of all topics but Kafka's own, as a broker tells them."""
+        admin = await self._ask()
+        return [name for name in await admin.list_topics() if not name.startswith("__")]
+
+    async def _delete_topics(self) -> None:
+        """Delete all topics but Kafka's own, as far as brokers answer."""
+        try:
+            names = await self.topics()
+            if names:
+                await (await self._ask()).delete_topics(names, timeout_ms=ASK_MANY_MS)
+        except (KafkaError, OSError):
+            await self._close_admin()
 
     async def _plan(self, room: Path, ports: Ports) -> list[Server]:
         KAFKA.need()
@@ -134,11 +218,11 @@ class KafkaSystem(ServerSystem):
         )
         name = f"broker-{number}"
 
-        async def serves() -> bool:
-            server = self._server(name)
+        async def serves() -> bool:  # does not use this system: with `shared`, others have the server later
             return server.has_logged("Kafka Server started", server.log_begin) and await listens(port)
 
-        return Server(name, "broker", f"{HOST}:{port}", command, home, serves)
+        server = Server(name, "broker", f"{HOST}:{port}", command, home, serves)
+        return server
 
     async def _first_start(self) -> None:
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode().replace("-", "a")
@@ -173,6 +257,7 @@ class KafkaSystem(ServerSystem):
     def configuration(self) -> Mapping[str, Any]:
         return {
             **self._numbers,
+            **({"client": "aiokafka", "topics": "with the settings of regions"} if self._is_aiokafka else {}),
             "flush.messages": 1 if self._flush else "default (never)",
             "acks": "all",
             "enable.idempotence": True,
@@ -195,7 +280,7 @@ class KafkaSystem(ServerSystem):
         return told | {key: self._options[key] for key in ("linger_ms", "batch_size") if self._options[key]}
 
     def generator(self, job: Mapping[str, Any], flavour: Flavour) -> tuple[Sequence[str], Mapping[str, Any]]:
-        if flavour == "user":
+        if flavour == "user" or self._is_aiokafka:
             return super().generator(job, flavour)
         classes = classes_of(KAFKA, [f"{name}.java" for name in GENERATOR])
         return jvm(*(KAFKA, "Generator", "KafkaPeer"), heap_mib=self._numbers["client_heap_mib"], first=(classes,)), {}
@@ -239,8 +324,19 @@ class KafkaSystem(ServerSystem):
             name=log,
             num_partitions=1,
             replication_factor=self._numbers["replicas"],
-            topic_configs={"flush.messages": "1"} if self._flush else {},
+            topic_configs=self._topic_configs(),
         )
+
+    def _topic_configs(self) -> dict[str, str]:
+        if self._is_aiokafka:
+            return topic_configs(
+                KafkaTopicsOptions(
+                    replication_factor=self._numbers["replicas"],
+                    min_insync_replicas=self._numbers["in_sync"],
+                    flush=self._flush,
+                )
+            )
+        return {"flush.messages": "1"} if self._flush else {}
 
     async def owner(self, log: str) -> str:
         async with asyncio.timeout(READY_S):
@@ -250,6 +346,9 @@ class KafkaSystem(ServerSystem):
                     if leader > 0:
                         return f"broker-{leader}"
                 await asyncio.sleep(STEP_S)
+
+    async def leader(self, log: str) -> str:
+        return await self.owner(log)
 
     async def whole(self) -> None:
         await super().whole()
@@ -266,6 +365,10 @@ class KafkaSystem(ServerSystem):
     async def kill_all(self) -> None:
         await self._close_admin()
         await super().kill_all()
+
+    async def replicated(self, topics: Sequence[str]) -> None:
+        """Wait until every replica of these topics is in sync. Raises CannotRunError."""
+        await self._replicated(topics, READY_S)
 
     async def _replicated(self, topics: Sequence[str], within_s: float) -> None:
         """Wait until every replica of these topics is in sync."""
@@ -451,10 +554,23 @@ class KafkaWriter(Writer):
             except Exception as error:  # noqa: BLE001 - any error fails the record
                 self._told(Refused(index, 1, repr(error), True))
                 continue
-            answer.add_done_callback(partial(self._answered, index))
+            answer.add_done_callback(partial(self._answered, index, 1))
 
     async def hand_over_batch(self, records: Sequence[bytes]) -> None:
-        await self.hand_over(records)  # the producer makes its own batches
+        """Send them as one batch that this client makes, as a region does."""
+        index, self._next = self._next, self._next + len(records)
+        self._under_way += len(records)
+        self._idle.clear()
+        batch = BatchBuilder(sum(map(len, records)) + len(records) * RECORD_MAX_BYTES + BATCH_OVERHEAD_BYTES, 0)
+        for record in records:
+            assert batch.append(timestamp=None, key=None, value=record) is not None, "it was made large enough"
+        batch.close()
+        try:
+            answer = await self._producer.send_batch(batch, self._log, partition=0)
+        except Exception as error:  # noqa: BLE001 - any error fails the batch
+            self._told(Refused(index, len(records), repr(error), True))
+            return
+        answer.add_done_callback(partial(self._answered, index, len(records)))
 
     async def append(self, record: bytes) -> Position | None:
         told = await self._producer.send_and_wait(self._log, record, partition=0)
@@ -468,15 +584,15 @@ class KafkaWriter(Writer):
     async def close(self) -> None:
         """Does nothing: the client closes the producer."""
 
-    def _answered(self, index: int, answer: asyncio.Future[Any]) -> None:
+    def _answered(self, index: int, count: int, answer: asyncio.Future[Any]) -> None:
         error = answer.exception() if not answer.cancelled() else asyncio.CancelledError()
         if error is None:
-            self._told(Acked(index, 1, (0, answer.result().offset)))
+            self._told(Acked(index, count, (0, answer.result().offset)))
         else:
-            self._told(Refused(index, 1, repr(error), True))
+            self._told(Refused(index, count, repr(error), True))
 
     def _told(self, answer: Acked | Refused) -> None:
-        self._under_way -= 1
+        self._under_way -= answer.count
         self._tell(answer)
         if not self._under_way:
             self._idle.set()
@@ -491,6 +607,11 @@ def _make(variant: str) -> System:
 VARIANTS: Mapping[str, Variant] = {
     "kafka": Variant(
         _make, {}, "three KRaft brokers, RF 3, min ISR 2, acks=all, every batch synced (flush.messages=1)"
+    ),
+    "kafka-aiokafka": Variant(
+        _make,
+        {"shared": "true", "aiokafka": "true"},
+        "aiokafka's producer and consumer alone, on topics with the settings of dlog's regions",
     ),
     "kafka-default": Variant(_make, {"flush": "false"}, "kafka with its default, acknowledging from page caches"),
 }

@@ -30,7 +30,7 @@ from proxies.connection import Connection, Session
 from proxies.dialling import Dialler
 from proxies.forwarding import ForwardingPool
 from proxies.health import Health
-from proxies.meters import Meters
+from proxies.meters import Meters, add_stores
 from proxies.preference import Preference
 from proxies.read.contact import MetadataContact
 from proxies.read.options import ReadOptions
@@ -195,6 +195,7 @@ class ReadProxy:
         meters.gauge("read_cache_bytes", "Bytes of entries cached", lambda: cache.bytes)
         meters.counter("read_cache_hits", "Entries found in the cache", lambda: cache.hits)
         self.forwarding.add_to(meters)
+        add_stores(meters, self._stores.values())
         meters.counter("read_cache_misses", "Requests whose first entry was not in the cache", lambda: cache.misses)
         return meters
 

@@ -33,7 +33,7 @@ from proxies.detector import Detector
 from proxies.dialling import Dialler
 from proxies.forwarding import ForwardingPool
 from proxies.health import Health
-from proxies.meters import Meters
+from proxies.meters import Meters, add_stores
 from proxies.preference import Preference
 from proxies.streams import ProxyMetadata
 from proxies.write.admin import Admin
@@ -194,6 +194,7 @@ class WriteProxy:
             "write_retired", "Streams released because they were not used", lambda: self.owned_streams.retired
         )
         self.forwarding.add_to(meters)
+        add_stores(meters, self._stores.values())
         meters.gauge("write_tails", "Subscriptions to the LAC of a stream", lambda: len(self.tails))
         return meters
 

@@ -49,7 +49,12 @@ INVARIANTS = {
     "S6": Invariant("a segment is written once those before are closed", STREAM, "StreamChecks.appended"),
     "S7": Invariant("txids never fall, also across owners", STREAM, "StreamChecks._master, changed"),
     "S8": Invariant("no reader sees control records or beyond the LAC", STREAM, "StreamChecks.delivered"),
-    "S9": Invariant("the truncation point only moves forward", STREAM, "StreamChecks.changed, Reader.told"),
+    "S9": Invariant(
+        "the truncation point only moves forward",
+        STREAM,
+        "StreamChecks.changed, Reader.told, _truncated, Removals.explains",
+        "A completed segment that its store removed by itself counts as truncated for its readers, and no other does.",
+    ),
     "S10": Invariant("metadata of a completed segment is what it holds", STREAM, "StreamChecks._check_completed"),
     "S11": Invariant("a seek finds the first record that it should", STREAM, "StreamChecks._check_seek"),
     "S12": Invariant(
@@ -159,7 +164,8 @@ INVARIANTS = {
         "check-point on.",
     ),
     "K2": Invariant(
-        "records are deleted only below the marks of all tables, with a snapshot and a check-point that have them",
+        "records are deleted only below the marks of all tables that are not dropped, with a snapshot and a "
+        "check-point that have them, and the record that began a table only once something of it is marked",
         REGION,
         "RegionChecks.deleted",
     ),
@@ -174,6 +180,34 @@ INVARIANTS = {
     "K5": Invariant(
         "what is acknowledged counts: nothing is, once another owner's fence is in force",
         REGION,
-        "RegionChecks.acknowledged",
+        "RegionChecks.acknowledged, begun",
+    ),
+    "K7": Invariant(
+        "all who ask for a table's end get the same one, nothing behind it counts, and a table that was not found is "
+        "never begun",
+        REGION,
+        "RegionChecks.ended, not_found, refused_as_ended, Truth.appended",
+        "K6 of the specification is a test of Kafka's settings.",
+    ),
+    "K8": Invariant(
+        "what a follower knows is what the whole data topic says, and its newest entries count",
+        REGION,
+        "RegionChecks.state_is, caught_up, recent, Followers.check",
+    ),
+    "K9": Invariant(
+        "a table whose removal is acknowledged is dropped, and a dropped table never comes back",
+        REGION,
+        "RegionChecks.removed, snapshot_appended, state_is, Truth.appended",
+    ),
+    "K10": Invariant(
+        "a region is retired only if each of its tables is dropped, and nothing counts afterwards",
+        REGION,
+        "RegionChecks.retired, Truth.appended",
+    ),
+    "K11": Invariant(
+        "in quiet times a follower catches up, finds the end of each table that is not dropped, drops it, and retires "
+        "the region",
+        REGION,
+        "Followers.finish",
     ),
 }

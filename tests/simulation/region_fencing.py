@@ -1,10 +1,11 @@
 """Explores every order of events of a small region: does what a writer acknowledges count for all, and for ever?
 
 Two owners, of which the second deposes the first; each may lose an answer and begin again under another nonce. Two
-recoveries end table 1. Each request to append may land never, once, or a second time, at any later moment, and its
-answer may be lost. The rule and the writer are those of dlog/region/counting.py; a planted defect replaces a part.
+recoveries end table 1, or drop it. Each request to append may land never, once, or a second time, at any later moment,
+and its answer may be lost. The rule and the writer are those of dlog/region/counting.py; a planted defect replaces a
+part.
 
-    python -m tests.simulation.region_fencing [--items N] [--owners ab] [--recoveries rs]
+    python -m tests.simulation.region_fencing [--items N] [--owners ab] [--recoveries rd]
 
 prints the number of states, and a violation if there is one.
 
@@ -30,6 +31,7 @@ from dlog.region.counting import (
     Placed,
     RegionFence,
     RegionWriter,
+    TableDropped,
     TableEnd,
     record_count,
 )
@@ -138,7 +140,7 @@ class Explorer:
         for name, owner in start.owners:
             start = self._begin_again(start, name, owner)
         for name, _ in start.recoveries:
-            start = self._send(start, name, 1, TableEnd(1))
+            start = self._send(start, name, 1, TableDropped(1) if name == "d" else TableEnd(1))
         seen = {start}
         waiting = deque([start])
         while waiting:
@@ -293,7 +295,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.region_fencing", description=__doc__)
     parser.add_argument("--items", type=int, default=4, help="at most so many items in the topic")
     parser.add_argument("--owners", default="ab", help="a, b or ab")
-    parser.add_argument("--recoveries", default="rs", help="r, rs or nothing")
+    parser.add_argument("--recoveries", default="rs", help="r, rs or nothing; d drops the table")
     arguments = parser.parse_args(argv)
     explorer = Explorer(arguments.items, owners=arguments.owners, recoveries=arguments.recoveries)
     violation = explorer.run()

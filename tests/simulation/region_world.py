@@ -1,14 +1,17 @@
-"""The simulation `region`: owners that open, write, mark, clean and lose one region, on a model of its two topics.
+"""The simulation `region`: owners that open, write, mark, clean and lose one region, and followers of it, on a model of
+its two topics.
 
 Styles of plan:
 - "swarm": two processes that may own the region, and any faults;
 - "takeover": they take it from each other often, also while the other is frozen;
 - "late": appends arrive late, twice, or after their sender gave them up;
 - "clean": much is marked and cleaned, and owners die while they clean;
+- "tables": tables are begun, ended, recovered and dropped, by owners and followers (region_followers.py);
 - "outside": another program deletes the front of the data topic, or empties the meta topic;
 - "calm": no faults.
 
-After the run every fault ends, and a process opens the region, writes, and reads all of it.
+After the run every fault ends, and a process opens the region, writes, and reads all of it. Then followers end every
+table.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Any
 from dlog.errors import DamagedError, DLogError
 from dlog.events import RegionAppendInDoubt, RegionCleaned, RegionFenced
 from dlog.options import draw
+from dlog.region.follower import RegionFollower
 from dlog.region.messages import (
     AppendRecords,
     CleanRegion,
@@ -33,21 +37,24 @@ from dlog.region.messages import (
     WriteEntries,
 )
 from dlog.region.options import RegionOptions
-from dlog.region.owner import Phase, RegionOwner
+from dlog.region.owner import Phase, RegionFencedError, RegionOwner, TableEndedError
 from dlog.region.reading import EntryScan, RegionEntry, TailScan, find_start
 from dlog.wire.region import RecordKind
+from tests.simulation import region_followers
 from tests.simulation.kernel import Simulation, Violation, judged
 from tests.simulation.mutants import planting
 from tests.simulation.network import Node
 from tests.simulation.plan import EVERY_KIND, Fault, FaultKind, Plan, draw_faults
 from tests.simulation.region_checks import RegionChecks
+from tests.simulation.region_followers import Followers, TableCallers
 from tests.simulation.region_topics import TopicModel, TopicTransport
 from tests.simulation.worlds import Outcome, Room
 
-STYLES = ("swarm", "takeover", "late", "clean", "outside", "calm")
+STYLES = ("swarm", "takeover", "late", "clean", "outside", "calm", "tables")
 MUST_REACH = (
     *("ack", "opened", "deposed", "in_doubt", "found_behind_a_fence", "cleaned", "saved", "read", "dropped"),
     *("foreign_between", "lost_told", "opened_without_snapshots", "refused_as_cut", "followed"),
+    *region_followers.MUST_REACH,
 )
 PROGRESS = {"acks": ("ack",), "take-overs": ("opened",), "entries read": ("read",)}
 REGION = 7
@@ -55,6 +62,14 @@ BROKER = "broker"
 OWNERS = ("o1", "o2")
 TABLES_MAX = 4
 KINDS = tuple(kind for kind in EVERY_KIND if not kind.value.startswith("meta") and kind is not FaultKind.CLOCK)
+MARKS = ("opened", "cleaning", "in_doubt", "checkpoint")
+TABLE_MARKS = ("ending", "dropping", "retiring", "loaded_again")
+REACHED_BY = {  # by a machine and the first record that it appends
+    (RegionOwner, RecordKind.CHECKPOINT): "checkpoint",
+    (RegionFollower, RecordKind.TABLE_END): "ending",
+    (RegionFollower, RecordKind.TABLE_DROPPED): "dropping",
+    (RegionFollower, RecordKind.FENCE): "retiring",
+}
 SETTLE_S = 30.0
 TAILS_MAX = 3
 
@@ -76,6 +91,7 @@ def draw_plan(seed: int, style: str) -> Plan:
         "timeout_s": rng.choice((0.05, 0.3)),
         "sync_s": rng.choice((0.0002, 0.002)),
     }
+    config |= region_followers.draw_config(random.Random(f"region/{style}/{seed}/followers"), style)
     kinds = KINDS
     if style == "late":
         kinds = (FaultKind.HOLD_KTH, FaultKind.DROP_KTH, FaultKind.DUPLICATE, FaultKind.CUT, FaultKind.SLOW)
@@ -84,10 +100,10 @@ def draw_plan(seed: int, style: str) -> Plan:
         faults = draw_faults(
             rng,
             servers=(BROKER,),
-            clients=OWNERS,
+            clients=(*OWNERS, *region_followers.FOLLOWERS[: config["followers"]]) if style == "tables" else OWNERS,
             duration_s=duration,
             kinds=kinds,
-            marks=("opened", "cleaning", "in_doubt", "checkpoint"),
+            marks=MARKS + TABLE_MARKS if style == "tables" else MARKS,
             messages=("AppendRecords", "RecordsAppended", "DeleteBefore", "RecordsRead"),
         )
     if style == "outside":
@@ -127,15 +143,19 @@ class RegionWorld:
         self.tails: list[tuple[int, TailScan, list[RegionEntry]]] = []  # followers: where they began, what they saw
         self._checked: dict[str, tuple[int, int]] = {}  # by owner: what was compared with the truth last
         self.was_cut = False  # another program deleted records or snapshots
+        self.region = REGION
+        self.owners = OWNERS[: config.get("owners", len(OWNERS))]
+        self.tables = TableCallers(self) if config["style"] == "tables" else None
         self.sim.node(BROKER, self._start_broker)
         for name in OWNERS:
             self.sim.node(name, self._start_owner)
+        self.followers = Followers(self)
         self.sim.on_environment = self._environment
         self.sim.on_effect = self._see_effect
-        self.sim.every_event = self._check_owners
-        for name in OWNERS:
+        self.sim.every_event = self._check
+        for name in self.owners:
             self._tick_later(name)
-        self._ask(OWNERS[0], OpenRegion())
+        self.ask(OWNERS[0], OpenRegion())
 
     # ---- nodes -------------------------------------------------------------------------------------------------------
 
@@ -191,13 +211,15 @@ class RegionWorld:
         if name == "DeleteBefore" and effect.peer == Topic.DATA:
             self.sim.reach("cleaning")
         machine = host.machine
-        if isinstance(machine, RegionOwner):
-            if isinstance(message, AppendRecords) and message.records[0][0][0] == RecordKind.CHECKPOINT:
-                self.sim.reach("checkpoint")
-            if name == "ReadRecords" and machine.phase is Phase.SERVING:
-                self.sim.reach("foreign_between")
+        if isinstance(message, AppendRecords):
+            mark = REACHED_BY.get((type(machine), RecordKind(message.records[0][0][0])))
+            if mark is not None:
+                self.sim.reach(mark)
+        if isinstance(machine, RegionOwner) and name == "ReadRecords" and machine.phase is Phase.SERVING:
+            self.sim.reach("foreign_between")
 
-    def _check_owners(self) -> None:
+    def _check(self) -> None:
+        self.followers.check()
         for name in OWNERS:
             machine = self._owner(name)
             if machine is None or machine.phase not in (Phase.SERVING, Phase.DEPOSED):
@@ -220,12 +242,16 @@ class RegionWorld:
 
     # ---- callers -----------------------------------------------------------------------------------------------------
 
-    def _ask(self, name: str, request: Any) -> None:
+    def ask(self, name: str, request: Any) -> None:
+        """Ask an owner, if it is up."""
         machine = self._owner(name)
+        if isinstance(request, WriteEntries):
+            self.checks.writes.update((payload, request.entries) for _, payload in request.entries)
         if machine is not None:
             tables = machine.state.meta.tables
             next = tables[request.table].next_seq_num if isinstance(request, DropTable) else 0
-            self.sim.ask(name, request, lambda result: self._answered(machine, request, result, next))
+            fences = len(machine._nonces)
+            self.sim.ask(name, request, lambda result: self._answered(machine, request, result, next, fences))
 
     def _tick_later(self, name: str) -> None:
         self.sim.call_in(self.rng.expovariate(1.0) * self.config["pace_s"], self._tick, name)
@@ -241,29 +267,32 @@ class RegionWorld:
         if machine.phase is Phase.DEPOSED:
             if rng.random() < config["takeover"] or self._nobody_serves():
                 self._start_owner(self.sim.nodes[name])
-                self._ask(name, OpenRegion())
+                self.ask(name, OpenRegion())
             else:
-                self._ask(name, SaveSnapshot())
+                self.ask(name, SaveSnapshot())
             return
         if machine.phase is Phase.CLOSED:
             if rng.random() < config["takeover"] or self._nobody_serves():
-                self._ask(name, OpenRegion())
+                self.ask(name, OpenRegion())
             return
-        self._write(name)
+        if self.tables is not None:
+            self.tables.tick(name, machine)
+        else:
+            self._write(name)
         tables = list(machine.state.meta.tables.items())
         if tables and rng.random() < config["marks"]:
             table, meta = rng.choice(tables)
             below = min(meta.next_seq_num, meta.latest_marked_deleted + rng.randint(1, 5))
             self.checks.marks[table] = max(self.checks.marks.get(table, 0), below)
-            self._ask(name, MarkDeleted(table, below))
-        if tables and rng.random() < config["drops"]:
+            self.ask(name, MarkDeleted(table, below))
+        if tables and self.tables is None and rng.random() < config["drops"]:
             table, meta = rng.choice(tables)
             self.checks.marks[table] = 1 << 62  # up to its end, whatever that will be
-            self._ask(name, DropTable(table))
+            self.ask(name, DropTable(table))
         if rng.random() < config["cleans"]:
-            self._ask(name, CleanRegion())
+            self.ask(name, CleanRegion())
         if rng.random() < config["saves"]:
-            self._ask(name, SaveSnapshot())
+            self.ask(name, SaveSnapshot())
         if rng.random() < 0.05:
             self._read(machine)
         if rng.random() < 0.1:
@@ -276,17 +305,25 @@ class RegionWorld:
     def _write(self, name: str) -> None:
         entries = []
         for _ in range(self.rng.choice((1, 1, 2, 4))):
-            self.written += 1
-            entries.append((self.rng.randrange(self.config["tables"]), b"%d" % self.written))
-        write = tuple(entries)
-        for _, payload in write:
-            self.checks.writes[payload] = write
-        self._ask(name, WriteEntries(write))
+            payload = self.new_payload()
+            entries.append((self.rng.randrange(self.config["tables"]), payload))
+        self.ask(name, WriteEntries(tuple(entries)))
 
-    def _answered(self, machine: RegionOwner, request: Any, result: Any, next: int) -> None:
+    def new_payload(self) -> bytes:
+        """One that was never used."""
+        self.written += 1
+        return b"%d" % self.written
+
+    def _answered(self, machine: RegionOwner, request: Any, result: Any, next: int, fences: int) -> None:
+        """next: of the table, when it was asked. fences: of the owner, when it was asked."""
         reach, checks = self.sim.reach, self.checks
+        if self.tables is not None:
+            self.tables.answered(request, result, was_in_doubt=len(machine._nonces) > fences)
         if isinstance(result, DLogError):
-            if isinstance(request, WriteEntries) and not result.outcome_unknown:
+            if isinstance(request, WriteEntries) and isinstance(result, TableEndedError):
+                reach("write_refused_as_ended")
+                checks.refused_in_part.append(request.entries)
+            elif isinstance(request, WriteEntries) and not result.outcome_unknown:
                 checks.refused.update(payload for _, payload in request.entries)
             if isinstance(request, OpenRegion) and isinstance(result, DamagedError):
                 if not self.was_cut:
@@ -361,6 +398,10 @@ class RegionWorld:
         sim.ask("o1", OpenRegion(), results.append)
         if not sim.run(until_s=sim.now_s + SETTLE_S, until=lambda: bool(results)):
             raise Violation("K1", "the region does not open in quiet times")
+        if isinstance(results[0], RegionFencedError) and self.followers.is_retired:
+            self.followers.finish()
+            self.checks.finish()
+            return
         if isinstance(results[0], DLogError):
             if not (self.was_cut and isinstance(results[0], DamagedError)):
                 raise Violation("K1", f"the region does not open in quiet times: {results[0]}")
@@ -368,11 +409,16 @@ class RegionWorld:
             self.checks.finish()
             return
         self.checks.state_is(last.state, is_new=not self.was_cut)
-        self._write("o1")
+        if self.tables is None:
+            self._write("o1")
+        else:
+            self.tables.used += 1  # nobody has asked for this one
+            self.tables.begin("o1", with_entries=True)
         sim.run(until_s=sim.now_s + SETTLE_S, until=lambda: bool(self.checks.acked) and not last._queue)
         sim.run(until_s=sim.now_s + 1.0)
         self._read(last)
         self._follow()
+        self.followers.finish()
         self.checks.finish()
         newest = b"%d" % self.written
         if newest not in self.checks.acked.values() and newest not in self.checks.refused:

@@ -5,6 +5,8 @@ Invariants:
 - A recovery decides the end of a segment once and for all: all that was confirmed, and a random prefix of the rest.
   Entries above the end are gone, even if a reader saw them.
 - A decision is durable before it is answered.
+- A segment that the store has removed by itself (`is_removed`) keeps its entries here, for the checks: they are not
+  read any more. Its writer goes on until a recovery fences it.
 - A writer belongs to the connection that created its segment, and ends with it.
 - A store may answer late, in order: what is durable is so before its writer hears of it.
 - A message that the network delivers twice is handled once. Segment numbers are used again, so a late copy would
@@ -45,6 +47,7 @@ from dlog.stores.contract import (
     Capabilities,
     SegmentFencedError,
     SegmentNotFoundError,
+    SegmentTruncatedError,
     StoreTooSmallError,
     StoreUnavailableError,
 )
@@ -104,6 +107,8 @@ class StoredSegment:
     end: int | None = None
     is_final: bool = False  # the end is durable
     writer: str = ""  # connection of its writer, "" once that has ended
+    is_removed: bool = False  # by the store itself
+    knows_end: bool = True  # the store can say where a removed segment ended
 
 
 class StoreModel:
@@ -237,7 +242,10 @@ class StoreModel:
         end = EntryId(segment.end if segment.end is not None else -1)
         known = self._rng.choice((0, 0, 1, 3, 7))  # of the last entries
         last = tuple(segment.payloads[max(0, end + 1 - known) : end + 1]) if known else ()
-        reply = SegmentRecovered(message.segment.number, segment.location, end, last)
+        reply: StoreReply = SegmentRecovered(message.segment.number, segment.location, end, last)
+        if segment.is_removed:
+            reply = SegmentRecovered(message.segment.number, segment.location, end)
+            reply = reply if segment.knows_end else StoreFailed(message, SegmentTruncatedError("removed"))
         return self._persist(("end", segment.location, end), lambda: self._ended(peer, segment, reply))
 
     def _examine(self, peer: str, message: ExamineStage) -> list[Effect]:
@@ -272,6 +280,8 @@ class StoreModel:
         segment = self.segments.get(message.segment.location)
         if segment is None:
             return [Send(peer, StoreFailed(message, SegmentNotFoundError("no such place")))]
+        if segment.is_removed:
+            return self._reply(segment.location, peer, StoreFailed(message, SegmentTruncatedError("removed")))
         last = min(message.last, message.first + self._rng.choice((0, 1, 100)))
         payloads = tuple(segment.payloads[message.first : last + 1])
         if not payloads:

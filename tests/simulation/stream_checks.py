@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,6 +66,8 @@ class StreamChecks:
         self.misstated: set[Location] = set()  # segments whose end in the list may differ from the store's
         self._mute = mute
         self._txids: dict[DLSN, int] = {}  # of all records read back
+        self._removed_open: Collection[Location] = ()
+        self._removed_numbers: set[int] = set()  # of those
 
     def fail(self, invariant: str, text: str) -> None:
         if invariant not in self._mute:
@@ -222,8 +224,11 @@ class StreamChecks:
         value: StreamMetadata,
         store: StoreModel,
         check_sinks: Callable[[list[bytes], bool], set[bytes]],
+        removed_open: Collection[Location] = (),
     ) -> None:
-        """Read everything back and compare, when everything is settled."""
+        """Read everything back and compare, when everything is settled. removed_open: segments that their store removed
+        while they were in progress: no owner knows what they hold."""
+        self._removed_open = removed_open
         master = self._master(value, store)
         kept = [s for s in value.segments if s.truncation is Truncation.ACTIVE]
         has_lost = not kept or kept[0].number > 1
@@ -247,7 +252,8 @@ class StreamChecks:
                     self.fail("S9", f"segment {segment.number} is in the list and not in the store")
                 continue
             is_misstated = segment.location in self.misstated and segment.last_entry != held.end
-            end = segment.last_entry if segment.completed and not is_misstated else held.confirmed
+            is_unknown = is_misstated or segment.location in self._removed_open
+            end = segment.last_entry if segment.completed and not is_unknown else held.confirmed
             records: list[Record] = []
             for entry in range(end + 1):
                 if entry >= len(held.payloads):
@@ -261,7 +267,10 @@ class StreamChecks:
                         if record.txid < last_txid:
                             self.fail("S7", f"txid {record.txid} after {last_txid} at {segment.number}:{entry}")
                         last_txid = max(last_txid, record.txid)
-            if segment.completed and segment.location not in self.misstated:
+            if segment.location in self._removed_open:
+                last_txid = -1  # those that it held are not known to the next owner
+                self._removed_numbers.add(segment.number)
+            elif segment.completed and segment.location not in self.misstated:
                 self._check_completed(segment, records, held)
         return master
 
@@ -372,6 +381,8 @@ class StreamChecks:
 
     def _check_seek(self, order: list[DLSN], txid: int, seen: DLSN, first: DLSN) -> None:
         for dlsn in order:
+            if dlsn.segment in self._removed_numbers:
+                continue
             if first <= dlsn < seen and self._txids[dlsn] >= txid:
                 self.fail("S11", f"asked for txid {txid}, saw {seen} first, but {dlsn} has {self._txids[dlsn]}")
         if self._txids.get(seen, txid) < txid:

@@ -101,6 +101,8 @@ class Follower:
             world.checks.fail("T6", f"LAC {lac} is believed of {segment.name}, confirmed is {confirmed}")
         if ended and held is not None and held.end is None:
             world.checks.fail("T6", f"{segment.name} is believed to have ended at {lac}, and goes on")
+        if ended and held is not None and held.end is not None and lac < held.end:
+            world.checks.fail("T6", f"{segment.name} is believed to have ended at {lac}, its end is {held.end}")
         self.lacs[segment.location] = max(lac, self.lacs.get(segment.location, -1))
 
     def on_entries(self, segment: Segment, first: int, payloads: Sequence[bytes]) -> None:

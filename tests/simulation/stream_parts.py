@@ -23,6 +23,7 @@ from dlog.events import (
     ClaimLost,
     LacMoved,
     SegmentDeleted,
+    SegmentRemoved,
     SegmentStarted,
     StreamOwned,
     StreamReady,
@@ -51,7 +52,7 @@ from dlog.model.segment import StreamMetadata
 from dlog.options import draw
 from dlog.ownership.claim import Claimant
 from dlog.ownership.evidence import Advice, Probe, judge
-from dlog.stores.contract import SegmentNotFoundError, StoreUnavailableError
+from dlog.stores.contract import SegmentNotFoundError, SegmentTruncatedError, StoreUnavailableError
 from dlog.wire.entry import build_record_set
 from dlog.wire.proxy import Credit, Entries, Read, ReaderEvent, ReaderEventKind, Start
 from proxies.write.lac_subscriptions import LacSubscriptions
@@ -197,6 +198,8 @@ class Proxy:
                 sim.reach("lease_lost")
             case SegmentDeleted():
                 sim.reach("segment_deleted")
+            case SegmentRemoved():
+                sim.reach("taken_over_removed")
             case StreamStalled():
                 sim.reach("stalled")
             case _:
@@ -537,6 +540,8 @@ class ReaderHost:
         held = self.world.store.segments.get(question.segment.location)
         if held is None:
             return SourceFailed(question, SegmentNotFoundError("no such place"))
+        if held.is_removed and not self.world.removals.is_cached():
+            return SourceFailed(question, SegmentTruncatedError("removed"))
         payloads = tuple(held.payloads[question.first : question.last + 1])
         if not payloads or self.world.sim.rng.random() < 0.02:
             return SourceFailed(question, StoreUnavailableError("not now"))
@@ -551,10 +556,22 @@ class ReaderHost:
             self._told = self.world.value
             self._post(StreamSeen(self._told, fresh=False))
         watch = self._watch
+        if watch is not None and self._is_removed(watch):
+            self._watch = None
+            self._post(SourceFailed(watch, SegmentTruncatedError("removed")))
+            return
         lac = self._lac(watch) if watch is not None else None
         if watch is not None and lac is not None and (lac[0] > watch.known or lac[1]):
             self._watch = None
             self._post(SegmentLacSeen(watch.segment.number, watch.segment.location, EntryId(lac[0]), lac[1]))
+
+    def _is_removed(self, watch: WatchLac) -> bool:
+        """Whether the store, asked for the LAC, has removed the segment. Owners report LACs of one in progress."""
+        held = self.world.store.segments.get(watch.segment.location)
+        if held is None or not held.is_removed:
+            return False
+        is_told = watch.segment.location in self.world.hints and not watch.segment.completed
+        return not is_told and not self.world.removals.is_cached()
 
     def _lac(self, watch: WatchLac) -> tuple[int, bool] | None:
         hinted = self.world.hints.get(watch.segment.location)
@@ -620,6 +637,19 @@ class Reader:
         world.sim.reach("delivered")
         return Credit(self.number, at)
 
+    def _truncated(self, first: DLSN) -> None:
+        """Begin again at the first position that is left."""
+        world = self.world
+        kept = first_readable(world.value) or of(world.value.max_segment + 1, 0, 0)
+        self.next, self.start, self.value = None, Start.START, None
+        if first > kept:
+            if not world.removals.explains(first):
+                world.checks.fail("S9", f"told that {first} is the first, and that is {kept}")
+            world.sim.reach("reader_of_removed")
+            self.start, self.value = Start.DLSN, tuple(first)
+        self.delivered = Delivered(None, [])
+        world.checks.readers.append(self.delivered)
+
     def told(self, kind: ReaderEventKind, detail: dict[str, Any]) -> None:
         world = self.world
         world.sim.reach(f"reader_{kind.name.lower()}")
@@ -628,12 +658,7 @@ class Reader:
                 if self.next is None:
                     self.delivered.start = of(*detail["dlsn"])
             case ReaderEventKind.TRUNCATED:
-                first = first_readable(world.value) or of(world.value.max_segment + 1, 0, 0)
-                if of(*detail["first"]) > first:
-                    world.checks.fail("S9", f"told that {detail} is the first, and that is {first}")
-                self.delivered = Delivered(None, [])
-                world.checks.readers.append(self.delivered)
-                self.next, self.start, self.value = None, Start.START, None
+                self._truncated(of(*detail["first"]))
                 world.sim.call_in(0.001, self.open, node="r")
             case ReaderEventKind.END_OF_STREAM:
                 self.ended = "end of stream"

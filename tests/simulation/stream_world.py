@@ -15,6 +15,7 @@ Styles of plan:
   and another in which it is not; segments of both are moved to cold storage and back (stream_offload.py), and stages
   in both are imported without a number, again and again (stream_imports.py);
 - "lives": streams of one name that are deleted and created again (lives_world.py);
+- "removed": the store removes segments by itself, completed ones and those in progress (stream_removal.py);
 - "calm": no faults except conflicts between clients: every batch must be acknowledged, hand-overs, truncation, seal.
 
 After the faults the world heals; then every client must have its answers, every reader must have reached the tail, and
@@ -54,6 +55,7 @@ from tests.simulation.stream_follower import Follower
 from tests.simulation.stream_imports import ImportProgram
 from tests.simulation.stream_offload import RUN_NODE, OffloadChecks
 from tests.simulation.stream_parts import Client, Proxy, Reader
+from tests.simulation.stream_removal import Removals, draw_removals
 from tests.simulation.stream_retention import EPOCH_MS, RetentionChecks, draw_jumps
 from tests.simulation.stream_sinks import SINK_NODE, SinkChecks, SinkProgram, SinkWritten
 from tests.simulation.stream_stranger import STRANGER, Stranger
@@ -77,6 +79,7 @@ STYLES = (
     "lives",
     "offload",
     "stores",
+    "removed",
 )
 MUST_REACH = (
     "ack",
@@ -130,6 +133,10 @@ MUST_REACH = (
     "offload_take_back",
     "offload_drop",
     "store_altered",
+    "removed",
+    "removed_open",
+    "taken_over_removed",
+    "reader_of_removed",
 )
 PROGRESS = {
     "acks": ("ack",),
@@ -212,6 +219,10 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         config |= {"offloads": sorted(rng.uniform(0, duration * 1.3) for _ in range(rng.choice((0, 8, 20))))}
         config |= {"imports": sorted(rng.uniform(0, duration) for _ in range(rng.choice((0, 4, 8))))}
         config["slow_s"] = rng.choice((0.0, 0.0, 0.1, 0.3))  # latency of the store FILE
+    if style == "removed":
+        config |= {"segment_bytes": rng.choice((100, 300)), "client_loss": rng.choice((0.02, 0.1)), "batches": 30}
+        config["steal"] = rng.choice((0.0, 0.05, 0.5))
+        faults += draw_removals(rng, duration)
     if style == "clocks":
         config["strangers"] = [rng.uniform(0, duration)] if rng.random() < 0.3 else []
     if style == "sink":
@@ -243,6 +254,7 @@ class StreamWorld:
         self.sink_checks = SinkChecks(self)
         self.retention = RetentionChecks(self)
         self.offload = OffloadChecks(self)
+        self.removals = Removals(self)
         options = random.Random(f"{plan.seed}/options")
         drawn = draw(OwnerOptions, options)
         self.owner_options = replace(
@@ -267,6 +279,7 @@ class StreamWorld:
             segment_age_s=config["segment_age_s"],
             retention_s=config["retention_s"],
         )
+        sim.on_environment = self.removals.happen
         sim.metadata.on_change = self._changed
         sim.metadata.stamp = self._stamp
         sim.metadata.refusal = self._refusal
@@ -321,6 +334,7 @@ class StreamWorld:
         self.store.on_append = self._appended
         self.store.on_delete = self._deleted
         self.offload.store_started()
+        self.removals.store_started()
         self.sim.place("store", "store", self.store, listens=True)
 
     def _start_readers(self, node: Node) -> None:
@@ -434,26 +448,26 @@ class StreamWorld:
         if self.sim.is_up(READ_NODE):
             reader.open()
 
-    def _owner_address(self) -> str | None:
+    def owner_address(self) -> str | None:
         proxy = self.proxies.get(self.value.owner.proxy)
         owner = proxy.owner if proxy is not None else None
         return proxy.address if proxy is not None and owner is not None and not owner.has_ended else None
 
     def _release(self) -> None:
-        address = self._owner_address()
+        address = self.owner_address()
         if address is not None:
             self.sim.ask(address, HandOverStream(), lambda r: self._done("released", r))
 
     def _alter_store(self) -> None:
         """Put the next segments into the other store."""
-        address, settings = self._owner_address(), self.value.settings
+        address, settings = self.owner_address(), self.value.settings
         if address is not None:
             store = FILE if settings.store == LEDGER else LEDGER
             altered = replace(settings, store=store, version=settings.version + 1)
             self.sim.ask(address, AlterStream(altered), lambda r: self._done("altered", r))
 
     def _truncate(self) -> None:
-        address = self._owner_address()
+        address = self.owner_address()
         acked = [b.result.dlsn for b in self.checks.batches if b.result is not None and b.result.dlsn.segment > 0]
         if address is None or not acked:
             return
@@ -483,7 +497,7 @@ class StreamWorld:
         """Seal through the present owner, again and again until the stream is sealed."""
         if self.value.is_sealed:
             return
-        address = self._owner_address()
+        address = self.owner_address()
         if address is not None:
             self.sim.ask(address, SealStream(), lambda r: self._done("sealed", r))
         else:
@@ -497,6 +511,7 @@ class StreamWorld:
         carer = named if named and self.sim.is_up(named) else "p1"
         if self.value.owner.epoch and self.sim.is_up(carer):
             self.proxies[carer].receive(StatStream(), True, lambda _result, _epoch: None)
+        self.removals.care()
         self.sim.call_in(1.0, self._care)
 
     def _done(self, mark: str, result: Any) -> None:
@@ -516,7 +531,7 @@ class StreamWorld:
         self._care()
         if not sim.run(until_s=sim.now_s + SETTLE_S, until=lambda: self._is_settled() and self.follower.is_at_tail):
             self.checks.fail("T6" if self._is_settled() else "T5", self._unsettled())
-        self.checks.final(self.value, self.store, self._check_staged)
+        self.checks.final(self.value, self.store, self._check_staged, self.removals.open)
 
     def _check_staged(self, order: list[bytes], has_lost: bool) -> set[bytes]:
         there = Counter(order)

@@ -12,7 +12,7 @@ from tests.simulation.region_fencing import Explorer, Parts, main
 
 
 @pytest.mark.parametrize(
-    ("items", "owners", "recoveries"), [(3, "ab", "rs"), (5, "ab", ""), (4, "a", "rs"), (4, "ab", "r")]
+    ("items", "owners", "recoveries"), [(3, "ab", "rs"), (5, "ab", ""), (4, "a", "rs"), (4, "a", "rd"), (4, "ab", "r")]
 )
 def test_what_is_acknowledged_counts_in_every_order_of_events(items: int, owners: str, recoveries: str) -> None:
     explorer = Explorer(items, owners=owners, recoveries=recoveries)
@@ -29,6 +29,11 @@ DEFECTS: dict[str, tuple[str, dict[str, Any], int]] = {
     "batches count under any nonce": ("N1 N2", _rule(("after", "nonce == self.nonce and ", "")), 5),
     "a second copy of a batch counts": ("N2", _rule(("after", " and number == self.number", "")), 4),
     "a table goes on behind its end": ("N3", _rule(("after", "self.ended | {table}", "self.ended")), 4),
+    "a table goes on after it was dropped": (
+        "N3",
+        _rule(("after", "TableEnd(table) | TableDropped(table)", "TableEnd(table)")),
+        4,
+    ),
     "what lies before a batch is not read": ("N1", {"reads_others": False}, 4),
     "all that was appended is acknowledged": (
         "N1",
@@ -48,7 +53,7 @@ DEFECTS: dict[str, tuple[str, dict[str, Any], int]] = {
 def test_a_planted_defect_is_found(name: str) -> None:
     invariants, parts, items = DEFECTS[name]
     found = ""
-    for owners, recoveries in (("ab", ""), ("a", "rs"), ("ab", "r")):
+    for owners, recoveries in (("ab", ""), ("a", "rs"), ("a", "rd"), ("ab", "r")):
         found = found or Explorer(items, Parts(**parts), owners=owners, recoveries=recoveries).run()
     assert found[:2] in invariants.split(), found
 

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dlog.cli.discovery import Cluster
 from dlog.cli.output import size_text
 from dlog.cli.pipeline import job_options, run
-from dlog.errors import ConfigError
+from dlog.errors import ConfigError, DamagedError, DLogError, UnavailableError
+from dlog.io.kafka_settings import KafkaOptions
+from dlog.io.settings import load
 from dlog.options import parse_bytes
+from dlog.region.topics import TopicNotFoundError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dlog.spark.jobs.frame import Report, Selection
+    from dlog.spark.jobs.wal import Wal
 
 
 @click.command()
 @job_options
+@click.option(
+    "--region",
+    default="",
+    metavar="ADDRESS/NAMESPACE/NAME",
+    help="A region in topics instead of streams: kafka://host:port,host:port/app/orders or file:///path/app/orders.",
+)
 @click.option("--marks", type=click.Path(dir_okay=False), help='JSON {"TABLE": SEQUENCE, ...}: flushed up to it.')
 @click.option("--to", default="", metavar="DIR", help="Write files to DIR, in a directory for each table.")
 @click.option("--format", "file_format", default="parquet", show_default=True, help="File format: parquet or arrow.")
@@ -32,6 +44,7 @@ if TYPE_CHECKING:
 @click.option("--run-bytes", default="32MiB", show_default=True, help="Records that a task holds in memory.")
 @click.option("--part-bytes", default="128MiB", show_default=True, help="Part of a table that one task writes.")
 def replay(
+    region: str,
     marks: str | None,
     to: str,
     file_format: str,
@@ -45,10 +58,11 @@ def replay(
     part_bytes: str,
     **given: Any,
 ) -> int:
-    """Split the given streams, regions of a write-ahead log, by table.
+    """Split the given streams, regions of a write-ahead log, by table; or a region in topics (`dlog region`).
 
-    A record is DLW1, table u64, sequence u64 (little-endian), payload. Flushed records are left out. A table whose
-    sequence has a gap or goes back fails alone. After a kill, run it again: it continues. All workers must reach DIR.
+    A record of such a stream is DLW1, table u64, sequence u64 (little-endian), payload. Flushed records are left out. A
+    table whose sequence has a gap or goes back fails alone. After a kill, run it again: it continues. All workers must
+    reach DIR.
     """
     from dlog.spark.jobs.flushed_sequences import Marks, read_marks
     from dlog.spark.jobs.replay import ReplayOptions
@@ -69,10 +83,38 @@ def replay(
         dry_run=given["dry_run"],
     )
 
+    wal = _region(region, options.source, given) if region else None
+    if wal is not None:
+        given["cluster"] = Cluster(connect="", zookeeper="", namespace="")  # none is needed
+
     def begin(spark: SparkSession, selection: Selection, progress: Any) -> Report:
-        return job(spark, selection, options, progress=progress)
+        try:
+            return job(spark, selection, options, progress=progress, wal=wal)
+        except DLogError as error:
+            if wal is not None:
+                error.next_step = next((step for kind, step in _NEXT.items() if isinstance(error, kind)), None)
+            raise
 
     return run("replay", begin, lines=_lines, **given)
+
+
+#: next step by class of an error, of a region in topics
+_NEXT: dict[type[DLogError], str] = {
+    TopicNotFoundError: "name a region that exists, as --region ADDRESS/NAMESPACE/NAME",
+    DamagedError: "`dlog region verify` names what is damaged, --source onCorruption=skip-entry leaves it out",
+    UnavailableError: "see that the topics can be reached, and run it again",
+}
+
+
+def _region(address: str, source: Mapping[str, str], given: Mapping[str, Any]) -> Wal:
+    """The region of --region. Raises UsageError for options of streams."""
+    from dlog.spark.jobs.wal_region import RegionWal
+
+    flags = {"--stream": "streams", "--pattern": "pattern", "--zookeeper": "hosts", "--namespace": "namespace"}
+    for flag, name in {**flags, "--dir": "directory"}.items():
+        if given.get(name):
+            raise click.UsageError(f"{flag} is for streams, remove it or --region: --region names all that is needed")
+    return RegionWal(address, source, kafka=load(KafkaOptions, "kafka", None, {}))
 
 
 def _pairs(texts: tuple[str, ...]) -> dict[str, str]:

@@ -23,9 +23,9 @@ from dlog.spark.jobs.flushed_sequences import Marks
 from dlog.spark.jobs.frame import Progress, Report, Selection, reporting, scatter
 from dlog.spark.jobs.replay_merge import FORMATS, Merge, function_of
 from dlog.spark.jobs.replay_runs import Split, Splitter, write_split
-from dlog.spark.jobs.replay_tables import Part, TableRuns, broken, packed, parts_of, tables_of
+from dlog.spark.jobs.replay_tables import Part, TableRuns, broken, missing, packed, parts_of, tables_of
 from dlog.spark.jobs.replay_work import Work
-from dlog.spark.jobs.wal import NUMBER_MAX, RegionPiece, StreamWal, Wal
+from dlog.spark.jobs.wal import NUMBER_MAX, KnownTable, RegionPiece, StreamWal, Wal, WalPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,13 +86,14 @@ class ReplayOptions:
 
 def replay(
     spark: SparkSession,
-    selection: Selection,
+    selection: Selection | None,
     options: ReplayOptions,
     *,
     progress: Progress | None = None,
     wal: Wal | None = None,
 ) -> Report:
-    """Replay the regions that `selection` names, or those of `wal`. Items of the report: a manifest for each table.
+    """Replay the streams that `selection` names, or the regions of `wal`. Items of the report: a manifest for each
+    table.
 
     Failures: tables with a gap or a regression in their sequence, with files that cannot be written or a function that
     fails; and regions that cannot be read. The next run continues with those. A function is called again for a part if
@@ -100,7 +101,10 @@ def replay(
     Raises ConfigError, and DLogError if nothing could be planned.
     """
     with reporting("replay", dry_run=options.dry_run) as report:
-        wal = wal if wal is not None else StreamWal(selection, options.source)
+        if wal is None:
+            if selection is None:
+                raise ConfigError("name the streams that are regions (selection), or another write-ahead log (wal)")
+            wal = StreamWal(selection, options.source)
         if options.dry_run:
             _look(_Job(spark, options, report, progress), wal)
             return report
@@ -126,19 +130,24 @@ class _Job:
 
 def _look(job: _Job, wal: Wal) -> None:
     """Dry run: report the tables, without files."""
-    pieces = wal.pieces(job.options.piece_bytes)
-    done = job.scatter(pieces, partial(_split, wal=wal, options=job.options, directory=None), "count")
-    for table in _tables(job, pieces, done):
+    plan = _planned(job, wal)
+    work = partial(_split, wal=wal, known=plan.tables, options=job.options, directory=None)
+    for table in _tables(job, plan, job.scatter(plan.pieces, work, "count")):
         parts = parts_of(table, job.options.part_bytes)
         job.report.items.append({**table.as_map(), "parts": len(parts)})
         job.report.add("parts", len(parts))
         job.report.add("bytes", table.bytes)
 
 
+def _planned(job: _Job, wal: Wal) -> WalPlan:
+    return wal.plan(job.options.piece_bytes, job.options.marks, job.options.tables)
+
+
 def _replay(job: _Job, wal: Wal, work: Work) -> None:
     token = uuid4().hex[:12]
     identity = {"wal": wal.identity(), **job.options.identity()}
-    pieces = work.plan(identity, lambda: wal.pieces(job.options.piece_bytes), token)
+    plan = work.plan(identity, partial(_planned, job, wal), token)
+    pieces = plan.pieces
     over = work.report()
     if over is not None:
         job.report.counts, job.report.items = over["counts"], over["items"]
@@ -147,10 +156,11 @@ def _replay(job: _Job, wal: Wal, work: Work) -> None:
     known = {(piece.region, piece.number): work.split_of(piece) for piece in pieces}
     todo = [piece for piece in pieces if known[piece.region, piece.number] is None]
     job.report.add("pieces_kept", len(pieces) - len(todo))
-    done = job.scatter(todo, partial(_split_in, wal=wal, options=job.options, work=work.runs), "split")
+    split = partial(_split_in, wal=wal, known=plan.tables, options=job.options, work=work.runs)
+    done = job.scatter(todo, split, "split")
     told = dict(zip(((piece.region, piece.number) for piece in todo), done, strict=True))
     splits = [_found(work, piece, told.get((piece.region, piece.number), "")) for piece in pieces]
-    _merge(job, work, _tables(job, pieces, splits), token)
+    _merge(job, work, _tables(job, plan, splits), token)
     if not job.report.failures:
         work.finish(job.report.as_map(), token)
 
@@ -158,7 +168,9 @@ def _replay(job: _Job, wal: Wal, work: Work) -> None:
 # ---- pieces into runs -----------------------------------------------------------------------------------------------
 
 
-def _split(piece: RegionPiece, *, wal: Wal, options: ReplayOptions, directory: Path | None) -> Split | str:
+def _split(
+    piece: RegionPiece, *, wal: Wal, known: Sequence[KnownTable], options: ReplayOptions, directory: Path | None
+) -> Split | str:
     """In a task: the runs of a piece, or an error message."""
     into = Split(piece.region, piece.number)
 
@@ -170,7 +182,7 @@ def _split(piece: RegionPiece, *, wal: Wal, options: ReplayOptions, directory: P
         return Splitter(into, file, marks=options.marks, tables=options.tables, run_bytes=options.run_bytes)
 
     try:
-        batches = wal.read(piece, tell)
+        batches = wal.read(piece, known, tell)
         if directory is not None:
             return write_split(into, directory, uuid4().hex[:12], batches, splitter)
         work = splitter(into, None)
@@ -183,9 +195,9 @@ def _split(piece: RegionPiece, *, wal: Wal, options: ReplayOptions, directory: P
         return f"{type(error).__name__}: {error}"
 
 
-def _split_in(piece: RegionPiece, *, wal: Wal, options: ReplayOptions, work: Path) -> str:
+def _split_in(piece: RegionPiece, *, wal: Wal, known: Sequence[KnownTable], options: ReplayOptions, work: Path) -> str:
     """In a task: write the runs of a piece, for the driver to read; returns an error message, or ""."""
-    done = _split(piece, wal=wal, options=options, directory=work)
+    done = _split(piece, wal=wal, known=known, options=options, directory=work)
     return done if isinstance(done, str) else ""
 
 
@@ -199,12 +211,13 @@ def _found(work: Work, piece: RegionPiece, why: str) -> Split | str:
 # ---- runs into tables -----------------------------------------------------------------------------------------------
 
 
-def _tables(job: _Job, pieces: Sequence[RegionPiece], done: Sequence[Split | str]) -> list[TableRuns]:
+def _tables(job: _Job, plan: WalPlan, done: Sequence[Split | str]) -> list[TableRuns]:
     """Complete tables of readable regions; the others are reported."""
-    report = job.report
+    report, pieces = job.report, plan.pieces
     report.counts |= dict.fromkeys(("records", "flushed", "others", "tables", "parts", "bytes"), 0)
     report.add("pieces", len(pieces))
-    by_region: dict[str, list[Split]] = {piece.region: [] for piece in pieces}
+    regions = dict.fromkeys([*(piece.region for piece in pieces), *(table.region for table in plan.tables)])
+    by_region: dict[str, list[Split]] = {region: [] for region in regions}
     unread: set[str] = set()
     for piece, split in zip(pieces, done, strict=True):
         if isinstance(split, str):
@@ -216,15 +229,20 @@ def _tables(job: _Job, pieces: Sequence[RegionPiece], done: Sequence[Split | str
             report.add(name, getattr(split, name))
         report.findings += [{"region": piece.region, "kind": "left out", "text": text} for text in split.left_out]
     report.add("regions", len(by_region))
+    known = {(table.region, table.table): table for table in plan.tables}
     whole = []
     for region, splits in by_region.items():
         for table in tables_of(region, splits) if region not in unread else ():
-            failure = broken(table, job.options.marks)
+            failure = broken(table, job.options.marks, known.pop((region, table.table), None))
             report.add("tables")
             if failure is None:
                 whole.append(table)
             else:
                 report.failures.append(failure)
+    for left in known.values():
+        if left.region not in unread and (failure := missing(left)) is not None:
+            report.add("tables")
+            report.failures.append(failure)
     return whole
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from dlog.spark.jobs.flushed_sequences import Marks
 from dlog.spark.jobs.replay_runs import ROW, RUN, Split, Structured
+from dlog.spark.jobs.wal import KnownTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,29 +88,48 @@ def tables_of(region: str, splits: Sequence[Split]) -> Iterator[TableRuns]:
         yield TableRuns(region, int(runs["table"][begin]), names, runs[begin:end])
 
 
-def broken(of: TableRuns, marks: Marks) -> dict[str, Any] | None:
-    """The first break in the sequence of a table; None if there is none."""
+def broken(of: TableRuns, marks: Marks, known: KnownTable | None = None) -> dict[str, Any] | None:
+    """The first break in the sequence of a table; None if there is none. known: by its store."""
     runs = of.runs
     mark = marks.of_table(of.table)
     expected = np.empty(len(runs), np.int64)
-    expected[0] = runs["first_sequence"][0] if mark is None else mark + 1
+    expected[0] = known.first if known is not None else runs["first_sequence"][0] if mark is None else mark + 1
     expected[1:] = runs["last_sequence"][:-1] + 1
     before = runs["first_sequence"] != expected
     inside = runs["break_segment"] >= 0
     if not (before | inside).any():
-        return None
+        last = int(runs["last_sequence"][-1])
+        if known is None or last + 1 == known.next:
+            return None
+        return _break(known, dlsn_text(runs[-1], "last"), last + 1, known.next, _ADVICE["gap"])
     at = int(np.argmax(before | inside))
     run = runs[at]
     wanted, found = (expected[at], run["first_sequence"]) if before[at] else (run["break_expected"], run["break_found"])
-    what = "gap" if found > wanted else "regression"
+    advice = _ADVICE["gap" if found > wanted else "regression"]
+    if known is None and not at and before[at]:
+        advice = f"{advice}, or the mark belongs to another table"
+    return _break(of, dlsn_text(run, "first" if before[at] else "break"), int(wanted), int(found), advice)
+
+
+def missing(known: KnownTable) -> dict[str, Any] | None:
+    """Why a table of which nothing was found fails; None if it has no record behind its mark."""
+    if known.first == known.next:
+        return None
+    advice = _ADVICE["gap"]
+    if known.first > known.next:
+        advice = "the mark is beyond the last record: it belongs to another table, or the region has lost records"
+    return _break(known, "", known.first, known.next, advice)
+
+
+def _break(of: TableRuns | KnownTable, dlsn: str, expected: int, found: int, advice: str) -> dict[str, Any]:
     return {
         "region": of.region,
         "table": of.table,
-        "error": f"sequence {what}",
-        "dlsn": dlsn_text(run, "first" if before[at] else "break"),
-        "expected": int(wanted),
-        "found": int(found),
-        "advice": _ADVICE[what] if at or not before[at] else f"{_ADVICE[what]}, or the mark belongs to another table",
+        "error": f"sequence {'gap' if found > expected else 'regression'}",
+        "dlsn": dlsn,
+        "expected": expected,
+        "found": found,
+        "advice": advice,
     }
 
 

@@ -1,6 +1,6 @@
 """Stores the state of a replay on disk, so that a killed one can continue: plan, runs, and published tables.
 
-    WORK/plan.json               what is replayed and how, and every piece; written once, by the first run
+    WORK/plan.json               what is replayed and how, every piece, and known tables; written once, by the first run
     WORK/lock                    held by a running replay
     WORK/runs/                   run files and their indexes, one of each a piece
     WORK/notes/                  a note for each part that is done
@@ -30,9 +30,9 @@ from typing import IO, Any, cast
 from dlog.errors import ConfigError, DamagedError
 from dlog.spark.jobs.replay_merge import empty_table
 from dlog.spark.jobs.replay_runs import Split, publish
-from dlog.spark.jobs.wal import RegionPiece
+from dlog.spark.jobs.wal import KnownTable, RegionPiece, WalPlan
 
-_VERSION = 2
+_VERSION = 3
 _MANIFEST = "_manifest.json"
 _NO_REGION = "~none"  # not a valid name of a stream
 _POLYNOMIAL = 0x82F63B78  # of CRC32C, reflected
@@ -72,18 +72,25 @@ class Work:
         if self._lock is not None:
             self._lock.close()
 
-    def plan(
-        self, identity: Mapping[str, Any], pieces: Callable[[], list[RegionPiece]], token: str
-    ) -> list[RegionPiece]:
-        """The pieces, as planned by the first run. Raises ConfigError if that was another replay."""
+    def plan(self, identity: Mapping[str, Any], make: Callable[[], WalPlan], token: str) -> WalPlan:
+        """The plan that the first run made. Raises ConfigError if that was another replay."""
         path = self._root / "plan.json"
         if not path.exists():
-            told = {"version": _VERSION, "identity": identity, "pieces": [asdict(piece) for piece in pieces()]}
+            made = make()
+            told = {
+                "version": _VERSION,
+                "identity": identity,
+                "pieces": [asdict(piece) for piece in made.pieces],
+                "tables": [asdict(table) for table in made.tables],
+            }
             publish(path, json.dumps(told, sort_keys=True).encode(), token)
         data = path.read_bytes()
         try:
             kept = json.loads(data)
-            found = [RegionPiece(**{**piece, "told": tuple(piece["told"])}) for piece in kept["pieces"]]
+            found = WalPlan(
+                tuple(RegionPiece(**{**piece, "told": tuple(piece["told"])}) for piece in kept["pieces"]),
+                tuple(KnownTable(**table) for table in kept["tables"]),
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedError(f"the plan of a replay cannot be read; remove it to start over: file={path}") from error
         for name in sorted({*identity, *kept["identity"]}):

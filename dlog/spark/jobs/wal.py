@@ -11,10 +11,10 @@ Invariants:
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,9 @@ from dlog.spark.planning import Range, partitions
 from dlog.spark.plans import ask, plan_batch
 from dlog.spark.pruning import Pruning
 from dlog.spark.reading import batches
+
+if TYPE_CHECKING:
+    from dlog.spark.jobs.flushed_sequences import Marks
 
 MAGIC = b"DLW1"
 NUMBER_MAX = 2**63 - 1
@@ -97,6 +100,29 @@ class RegionPiece:
     told: tuple[Mapping[str, Any], ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownTable:
+    """A selected table, as its store knew it when the replay was planned. first: the sequence behind its mark; without
+    a mark, the first one that is kept. kept: the store has its records from this sequence on. next: the sequence of its
+    next record. end: offset behind its last record."""
+
+    region: str
+    table: int
+    first: int
+    kept: int
+    next: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class WalPlan:
+    """What is replayed. pieces: region after region, each in its order. tables: what is known of them; empty in stores
+    that know nothing of tables, so that a table is whatever the pieces have of it."""
+
+    pieces: tuple[RegionPiece, ...]
+    tables: tuple[KnownTable, ...] = ()
+
+
 class Wal(Protocol):
     """Regions that can be read. Pickled for tasks."""
 
@@ -104,15 +130,17 @@ class Wal(Protocol):
         """What is read, as JSON: equal for two that read the same."""
         ...
 
-    def pieces(self, piece_bytes: int) -> list[RegionPiece]:
-        """All there is now, in pieces of about `piece_bytes`, region after region. Called on the driver.
+    def plan(self, piece_bytes: int, marks: Marks, tables: Sequence[int]) -> WalPlan:
+        """All there is now, in pieces of about `piece_bytes`. marks, tables: what is wanted (no tables: all); a store
+        may leave other records out. Called on the driver.
 
         Raises DLogError.
         """
         ...
 
-    def read(self, piece: RegionPiece, tell: Tell) -> Iterator[pa.RecordBatch]:
-        """Batches of `SCHEMA`. Called in a task. tell: called with what was left out, where that is allowed.
+    def read(self, piece: RegionPiece, tables: Sequence[KnownTable], tell: Tell) -> Iterator[pa.RecordBatch]:
+        """Batches of `SCHEMA`. tables: those of the plan. tell: called with what was left out, where that is allowed.
+        Called in a task.
 
         Raises DamagedError with the position of a value that is not a record of a region; what the store raises.
         """
@@ -135,26 +163,30 @@ class StreamWal:
     def identity(self) -> dict[str, Any]:
         return dict(self._identity)
 
-    def pieces(self, piece_bytes: int) -> list[RegionPiece]:
+    def plan(self, piece_bytes: int, marks: Marks, tables: Sequence[int]) -> WalPlan:
         options = self._options
         by_region: dict[str, list[Range]] = {}
         for of in ask(options, partial(plan_batch, options=options, pruning=Pruning())):
             by_region.setdefault(of.stream, []).append(of)
-        return [
-            RegionPiece(
-                region=region,
-                number=number,
-                bytes=sum(of.bytes for of in packed),
-                records=sum(of.records for of in packed),
-                told=tuple(asdict(of) for of in packed),
+        return WalPlan(
+            tuple(
+                RegionPiece(
+                    region=region,
+                    number=number,
+                    bytes=sum(of.bytes for of in packed),
+                    records=sum(of.records for of in packed),
+                    told=tuple(asdict(of) for of in packed),
+                )
+                for region, ranges in by_region.items()
+                for number, packed in enumerate(
+                    partitions(
+                        ranges, split_bytes=piece_bytes, open_cost_bytes=min(piece_bytes, options.open_cost_bytes)
+                    )
+                )
             )
-            for region, ranges in by_region.items()
-            for number, packed in enumerate(
-                partitions(ranges, split_bytes=piece_bytes, open_cost_bytes=min(piece_bytes, options.open_cost_bytes))
-            )
-        ]
+        )
 
-    def read(self, piece: RegionPiece, tell: Tell) -> Iterator[pa.RecordBatch]:
+    def read(self, piece: RegionPiece, tables: Sequence[KnownTable], tell: Tell) -> Iterator[pa.RecordBatch]:
         ranges = [Range(**told) for told in piece.told]
         for batch in batches(ranges, self._options, _READ, tell=tell):
             opened = self._opened(piece.region, batch, tell)

@@ -12,7 +12,7 @@ from dlog.errors import (
 )
 from dlog.region.follower import TableNotFoundError
 from dlog.region.owner import RegionFencedError, TableEndedError
-from dlog.region.topics import OffsetOutOfRangeError, TopicNotFoundError, UnsafeTopicError
+from dlog.region.topics import TopicNotFoundError, UnsafeTopicError
 from dlog.stores.contract import (
     MisconfiguredError,
     SegmentCorruptError,
@@ -35,7 +35,7 @@ def store_error(error: DLogError, location: str) -> StoreError:
             return StoreOutOfReachError(told)
         case TopicNotFoundError() | TableNotFoundError():
             return SegmentNotFoundError(told)
-        case DamagedError() | UnsupportedVersionError() | OffsetOutOfRangeError():
+        case DamagedError() | UnsupportedVersionError():
             return SegmentCorruptError(told)
         case ConfigError() | UnauthorizedError() | UnsafeTopicError():
             return MisconfiguredError(told)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -25,15 +26,28 @@ from dlog.stores.kafka.ports import RegionActor, StartActor
 from dlog.wire.region import NONCE_BYTES
 
 
-class FollowedRegion:
-    """One region. users: readers and calls that use it now."""
+@dataclass(slots=True)
+class ReadBytes:
+    """fetched: bytes of records that were read from topics. delivered: bytes of entries that readers got."""
 
-    def __init__(self, name: str, data_topic: str, follower: RegionFollower, actor: RegionActor) -> None:
+    fetched: int = 0
+    delivered: int = 0
+
+
+class FollowedRegion:
+    """One region. users: readers and calls that use it now. counts: those of the process."""
+
+    def __init__(
+        self, name: str, data_topic: str, follower: RegionFollower, actor: RegionActor, counts: ReadBytes
+    ) -> None:
         self.name = name
         self.number = region_number(name)
         self.data_topic = data_topic
         self.actor = actor
         self.users = 0
+        self.left_at_s = 0.0  # when the last user left
+        self.counts = counts
+        self._counted_bytes = 0  # of what the follower read
         self._follower = follower
         self._turn: asyncio.Future[bool] | None = None  # the read under way, or the last one
         self._turn_at_s = 0.0
@@ -44,7 +58,14 @@ class FollowedRegion:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """One user less. The newest entries are kept for users only."""
         self.users -= 1
+        self.left_at_s = asyncio.get_running_loop().time()
+        if not self.users:
+            self._follower.recent.clear()
 
     @property
     def is_loaded(self) -> bool:
@@ -79,7 +100,14 @@ class FollowedRegion:
 
     async def ask(self, request: Any) -> Any:
         """Ask the follower. Raises what the topics raise, DamagedError, UnsupportedVersionError, ClosedError."""
-        return await self.actor.ask(request)
+        try:
+            return await self.actor.ask(request)
+        finally:
+            self._count()
+
+    def _count(self) -> None:
+        self.counts.fetched += self._follower.read_bytes - self._counted_bytes
+        self._counted_bytes = self._follower.read_bytes
 
     async def catch_up(self) -> None:
         """Know everything that the topic has now."""
@@ -98,6 +126,7 @@ class FollowedRegion:
             turn.result()
 
     def _turn_done(self, turn: asyncio.Future[bool]) -> None:
+        self._count()
         if not turn.cancelled() and (turn.exception() is not None or turn.result()):
             self.wake()
 
@@ -127,16 +156,27 @@ class FollowedRegions:
         self._rng = rng
         self._regions: dict[str, FollowedRegion] = {}  # the one used last is the last
         self._stopping: list[RegionActor] = []
+        self.counts = ReadBytes()
+
+    def __len__(self) -> int:
+        return len(self._regions)
 
     def get(self, namespace: str, name: str) -> FollowedRegion:
-        """The follower of a region. Use it as a context manager, or count yourself in `users`."""
+        """The follower of a region. Use it as a context manager, or count yourself in `users`. One that nobody has used
+        for a while is replaced: a snapshot is read sooner than all that was appended since."""
+        found = self._regions.get(name)
+        if found is not None and not found.users:
+            is_old = asyncio.get_running_loop().time() - found.left_at_s > self._options.reload_after_s
+            if is_old and found.is_loaded:
+                self._forget(found)
         found = self._regions.pop(name, None)
         if found is None or found.actor.ended:
             options = FollowerOptions(recent_bytes=self._options.recent_bytes)
             nonce: Callable[[], bytes] = lambda: self._rng.randbytes(NONCE_BYTES)  # noqa: E731
             machine = RegionFollower(region_number(name), nonce, options)
             actor = self._start(namespace, name, machine)
-            found = FollowedRegion(name, topic_names(namespace, name)[Topic.DATA], machine, actor)
+            data_topic = topic_names(namespace, name)[Topic.DATA]
+            found = FollowedRegion(name, data_topic, machine, actor, self.counts)
         self._regions[name] = found
         idle = [one for one in self._regions.values() if not one.users and one is not found]
         for one in idle[: max(0, len(idle) - self._options.regions_max)]:

@@ -77,6 +77,9 @@ class OwnedRegions:
         self._regions: dict[str, OwnedRegion] = {}
         self._on_closed = on_closed
 
+    def __len__(self) -> int:
+        return len(self._regions)
+
     def is_owned(self, name: str) -> bool:
         """Whether this process writes a region, or may begin tables there."""
         found = self._regions.get(name)
@@ -94,6 +97,7 @@ class OwnedRegions:
             try:
                 offset: int = await region.actor.ask(BeginTable(table, payload))
             except (RegionFencedError, TopicNotFoundError, ClosedError):
+                self._leave(region)
                 self.table_ended(region)
                 if attempt == ATTEMPTS:
                     raise
@@ -116,7 +120,7 @@ class OwnedRegions:
             is_full = current.bytes >= options.region_bytes or current.begun >= options.region_tables
             if not is_full and not current.has_ended:
                 return current
-            self._current, current.is_closing = None, True
+            self._leave(current)
             self._may_close(current)
         name = f"{self._rng.getrandbits(64):016x}"
         for topic in (Topic.META, Topic.DATA):  # a region has a data topic, so that is made last
@@ -132,6 +136,12 @@ class OwnedRegions:
             raise
         self._regions[name] = self._current = region
         return region
+
+    def _leave(self, region: OwnedRegion) -> None:
+        """Begin no more tables in a region."""
+        region.is_closing = True
+        if self._current is region:
+            self._current = None
 
     def _may_close(self, region: OwnedRegion) -> None:
         if region.is_closing and not region.tables and self._regions.get(region.name) is region:

@@ -10,12 +10,14 @@ from typing import TypeVar
 from dlog.model.ids import NO_ENTRY, EntryId
 from dlog.region.messages import LostEntries
 from dlog.region.reading import EntryScan
-from dlog.region.topics import Topics
+from dlog.region.topics import OffsetOutOfRangeError, Topics
 from dlog.stores.contract import (
     Buffer,
     ReaderClosedError,
     SegmentCorruptError,
     SegmentNotFoundError,
+    SegmentTruncatedError,
+    StoreError,
     StoreUnavailableError,
 )
 from dlog.stores.kafka.followed import FollowedRegion, wait_set
@@ -32,15 +34,15 @@ SCANS_MAX = 8  # of one reader; a read that goes on where one ended uses its sca
 class TableScan:
     """Entries of one table, in order, from a sequence on up to those that were known when it was made.
 
-    next: the sequence that `take` returns next; all below `end` can be taken. fetched_bytes: read from the topic.
+    next: the sequence that `take` returns next; all below `end` can be taken.
     """
 
     def __init__(self, region: FollowedRegion, topics: Topics, table: int, first: int) -> None:
         meta = region.table(table)
         assert meta is not None and first < meta.next_seq_num, "only known entries are scanned"
+        self._table = table
         self.next = first
         self.end = meta.next_seq_num
-        self.fetched_bytes = 0
         self._region = region
         self._topics = topics
         self._scan: EntryScan = region.scan(table, first)
@@ -55,7 +57,8 @@ class TableScan:
     async def take(self, last: int, bytes_max: int) -> list[bytes]:
         """Entries up to `last`: at most bytes_max bytes of them, but at least one.
 
-        Raises SegmentCorruptError if the next one is not there, and what the topics raise.
+        Raises SegmentCorruptError if the next one is not there, SegmentTruncatedError if it was removed by another
+        program, SegmentNotFoundError if the segment was deleted, and what the topics raise.
         """
         assert self.next < self.end, "there is nothing to take"
         ahead = self._ahead
@@ -65,8 +68,11 @@ class TableScan:
                 raise SegmentCorruptError(
                     f"entries are lost: table={self._lost.table} sequence={self._lost.first}: {why}"
                 )
-            records = await self._topics.read(self._region.data_topic, self._scan.offset, FETCH_BYTES)
-            self.fetched_bytes += sum(len(one.key) + len(one.value) for one in records)
+            try:
+                records = await self._topics.read(self._region.data_topic, self._scan.offset, FETCH_BYTES)
+            except OffsetOutOfRangeError as error:
+                raise await self._out_of_range(error) from None
+            self._region.counts.fetched += sum(len(one.key) + len(one.value) for one in records)
             for one in self._scan.feed(records):
                 if isinstance(one, LostEntries):
                     self._lost = one
@@ -78,6 +84,16 @@ class TableScan:
             found.append(ahead.popleft())
             self.next += 1
         return found
+
+    async def _out_of_range(self, error: OffsetOutOfRangeError) -> StoreError:
+        """Why the records are not in the topic. The store deletes only those of tables that were dropped."""
+        await self._region.catch_up()
+        told = f"store=kafka region={self._region.name} table={self._table}"
+        if self._region.table(self._table) is None:
+            return SegmentNotFoundError(f"the segment was deleted: {told}")
+        return SegmentTruncatedError(
+            f"Kafka's retention, or another program, removed records of the segment: {told} first_offset={error.first}"
+        )
 
 
 class KafkaSegmentReader:
@@ -123,6 +139,7 @@ class KafkaSegmentReader:
             found.extend(await self._read(first + 1, last + 1, max_bytes))
 
         await self._run(self.location, read())
+        self._region.counts.delivered += sum(map(len, found))
         return found
 
     async def read_views(self, first: EntryId, last: EntryId, max_bytes: int) -> Sequence[Buffer]:
@@ -154,7 +171,7 @@ class KafkaSegmentReader:
         if not self._closed:
             self._closed = True
             self._scans.clear()
-            self._region.users -= 1
+            self._region.leave()
             self._on_closed(self)
             self._region.wake()
 
@@ -180,8 +197,11 @@ class KafkaSegmentReader:
             return found
         meta = region.table(self._table)
         if meta is None or meta.next_seq_num <= last:  # the owner told more than this process has read
-            await region.catch_up()
+            await region.read_on(0.0)
             meta = region.table(self._table)
+            if meta is None or meta.next_seq_num <= first:
+                await region.catch_up()
+                meta = region.table(self._table)
             if meta is None:
                 raise SegmentNotFoundError(f"the segment was deleted: store=kafka location={self.location}")
             if meta.next_seq_num <= first:

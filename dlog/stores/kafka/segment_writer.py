@@ -10,6 +10,7 @@ from typing import Any
 
 from dlog.errors import DLogError
 from dlog.model.ids import NO_ENTRY, EntryId
+from dlog.region.items import RECORD_OVERHEAD_BYTES
 from dlog.region.messages import EndTable, WriteEntries
 from dlog.stores.contract import (
     AppendSink,
@@ -74,7 +75,8 @@ class KafkaSegmentWriter:
             assert entry_id == self._next, f"entry ids are dense: expected={self._next} got={entry_id}"
             self._next += 1
             self._sinks.append(sink)
-            self._ask(WriteEntries(((self._table, b"".join(payload)),)), size, self._appended)
+            request = WriteEntries(((self._table, b"".join(payload)),))
+            self._ask(request, RECORD_OVERHEAD_BYTES + size, self._appended)
 
     async def seal(self) -> EntryId:
         """See SegmentWriter.seal. Cancelling stops the wait only."""

@@ -8,6 +8,8 @@ Invariants:
 - What Kafka does not have is told as not found only if the topics at this address are those with this cluster's
   segments: the namespace of their names is recorded in the cluster's metadata, and a topic of that name exists.
 - Topics of a region are deleted only once no table is left in it and no owner can begin one.
+- A segment counts as truncated only if the topic begins behind records of it that no process of this store deleted: it
+  deletes those of dropped tables only.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ from dlog.errors import DamagedError, DLogError, InvalidRequestError, Unsupporte
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.segment import StoreSettings
 from dlog.options import MiB
-from dlog.region.items import RECORD_OVERHEAD_BYTES, decode_stored
+from dlog.region.counting import TableDropped, TableEnd
+from dlog.region.items import RECORD_OVERHEAD_BYTES, decode_stored, records_of
+from dlog.region.loading import RegionFrontLostError
 from dlog.region.messages import RecoverTable, RemoveTable, RetireRegion, TableFound, Topic, TrimRegion
-from dlog.region.names import topic_names
+from dlog.region.names import region_number, topic_names
 from dlog.region.reading import RegionEntry
 from dlog.region.topics import OffsetOutOfRangeError, Topics
 from dlog.stores.contract import (
@@ -40,22 +44,25 @@ from dlog.stores.contract import (
     SegmentNotFoundError,
     SegmentRef,
     SegmentStat,
+    SegmentTruncatedError,
+    StoreError,
     StoreOutOfReachError,
     StoreUnavailableError,
     Verification,
 )
 from dlog.stores.kafka.errors import store_error
-from dlog.stores.kafka.followed import FollowedRegion, FollowedRegions
+from dlog.stores.kafka.followed import FollowedRegion, FollowedRegions, ReadBytes
 from dlog.stores.kafka.locations import TableLocation, parse_location
 from dlog.stores.kafka.options import KAFKA_SETTINGS, NAME, KafkaStoreOptions
 from dlog.stores.kafka.owned import OwnedRegions
 from dlog.stores.kafka.ports import FindNamespace, NoSegmentsYetError, StartActor
 from dlog.stores.kafka.segment_reader import FETCH_BYTES, KafkaSegmentReader, TableScan
 from dlog.stores.kafka.segment_writer import KafkaSegmentWriter
-from dlog.wire.region import RecordKind
+from dlog.wire.region import NONCE_BYTES, RecordKind
 
 T = TypeVar("T")
 
+VERIFY_BYTES = 1024 * 1024  # at once
 LAST_PAYLOADS = 3  # that a recovery returns, if they are at hand
 FIND_BYTES_MAX = 8 * MiB  # read to find the offset of an entry
 
@@ -121,7 +128,7 @@ class KafkaStore:
         self._namespace = ""  # not asked yet
         self._sweeps = sweeps
         self._tasks = asyncio.TaskGroup()
-        self._sweeping: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[None]] = set()
         self._open = False
         self._writers: set[KafkaSegmentWriter] = set()
         self._readers: dict[str, set[KafkaSegmentReader]] = {}
@@ -141,14 +148,26 @@ class KafkaStore:
         await self._tasks.__aenter__()
         self._open = True
         if self._sweeps:
-            self._sweeping = self._tasks.create_task(self._sweep_from_time_to_time(), name="sweep regions")
+            self._spawn(self._sweep_from_time_to_time())
         return self
 
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
         try:
             await self.close()
         finally:
-            await self._tasks.__aexit__(kind, error, trace)
+            for task in tuple(self._background):
+                task.cancel()  # a later process does what it did
+            await self._tasks.__aexit__(None, None, None)  # an error of the caller stays what it is
+
+    @property
+    def read_bytes(self) -> ReadBytes:
+        """What this process read of topics, and what readers got of it. Both grow only."""
+        return self._followed.counts
+
+    @property
+    def regions(self) -> tuple[int, int]:
+        """How many regions this process writes, and how many it follows."""
+        return len(self._owned), len(self._followed)
 
     async def check_topics(self) -> None:
         """Check that the topics answer, and that they are those with this cluster's segments. Raises StoreError."""
@@ -179,7 +198,11 @@ class KafkaStore:
     async def recover(self, ref: SegmentRef) -> RecoveredSegment:
         location = parse_location(ref.name)
         with await self._follow(location) as region:
-            found = await self.run(ref.name, region.ask(RecoverTable(location.table)))
+            try:
+                found = await self.run(ref.name, region.ask(RecoverTable(location.table)))
+            except SegmentTruncatedError:
+                await self.run(ref.name, self._append(location, TableEnd(location.table)))
+                raise
             last: list[bytes] = []
             for sequence in range(found.entries, max(0, found.entries - LAST_PAYLOADS), -1):
                 if not (payloads := region.recent(location.table, sequence, sequence, 0)):
@@ -224,8 +247,12 @@ class KafkaStore:
         try:
             location = parse_location(ref.name)
             with await self._follow(location) as region:
-                if not region.is_loaded:
-                    await self.run(ref.name, region.catch_up())
+                try:
+                    if not region.is_loaded:
+                        await self.run(ref.name, region.catch_up())
+                except SegmentTruncatedError:
+                    await self.run(ref.name, self._append(location, TableDropped(location.table)))
+                    return
                 known = region.table(location.table)
                 await self.run(ref.name, region.ask(RemoveTable(location.table)))
                 dropped = self._dropped_bytes.get(region.name, 0) + (0 if known is None else known.payload_bytes)
@@ -259,15 +286,14 @@ class KafkaStore:
         with await self._caught_up(ref.name, location) as region:
             meta = region.table(location.table)
             assert meta is not None, "it was looked for"
-            entries = 0
-            if meta.next_seq_num > 1:
-                scan = TableScan(region, self._topics, location.table, 1)
-                try:
-                    while scan.next < scan.end:
-                        entries += len(await self.run(ref.name, scan.take(scan.end - 1, 1 << 20)))
-                except SegmentCorruptError as error:
-                    return Verification(entries, ((EntryId(scan.next - 1), error.message),))
-            return Verification(entries)
+            scan = TableScan(region, self._topics, location.table, 1) if meta.next_seq_num > 1 else None
+            try:
+                while scan is not None and scan.next < scan.end:
+                    await self.run(ref.name, scan.take(scan.end - 1, VERIFY_BYTES))
+            except SegmentCorruptError as error:
+                assert scan is not None, "it was read"
+                return Verification(scan.next - 1, ((EntryId(scan.next - 1), error.message),))
+            return Verification(meta.next_seq_num - 1)
 
     async def describe(self, name: str) -> TableDescription:
         """What is known of a segment now. name: of its location. Raises StoreError."""
@@ -311,8 +337,6 @@ class KafkaStore:
         """Abandon every writer, close every reader and region; what is confirmed remains."""
         if not self._open:
             return
-        if self._sweeping is not None:
-            self._sweeping.cancel()
         for writer in tuple(self._writers):
             await writer.abandon()
         for readers in tuple(self._readers.values()):
@@ -328,6 +352,10 @@ class KafkaStore:
         """Await a call to regions or topics; its errors become those of the contract."""
         try:
             return await work
+        except RegionFrontLostError as error:
+            if "@" in location and parse_location(location).offset < error.first:  # else the name of a region
+                raise SegmentTruncatedError(f"{error.message}: store=kafka location={location}") from None
+            raise store_error(error, location) from None
         except DLogError as error:
             told = store_error(error, location)
             if isinstance(told, SegmentNotFoundError):
@@ -342,6 +370,12 @@ class KafkaStore:
         except DLogError as error:
             raise store_error(error, "") from None
         raise StoreOutOfReachError(wrong_topics(self._namespace))
+
+    async def _append(self, location: TableLocation, item: TableEnd | TableDropped) -> None:
+        """Append an item to a region of which nothing is known."""
+        paths = topic_names(await self._ready(), location.region)
+        nonce = bytes(NONCE_BYTES)
+        await self._topics.append(paths[Topic.DATA], records_of(region_number(location.region), 0, nonce, item))
 
     async def _begin(self, described: bytes) -> Any:
         return await self._owned.begin_table(await self._ready(), described)
@@ -423,8 +457,8 @@ class KafkaStore:
             with region:
                 try:
                     await self.run(name, region.catch_up())
-                except SegmentNotFoundError:
-                    continue
+                except StoreError:
+                    continue  # deleted meanwhile, or damaged
                 if region.state.meta.tables:
                     continue
             if name not in before:
@@ -458,7 +492,9 @@ class KafkaStore:
             with suppress(DLogError):
                 await work
 
-        self._tasks.create_task(quietly(), name="regions")
+        task = self._tasks.create_task(quietly(), name="regions without segments")
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     def _region_closed(self, name: str) -> None:
         if self._open:

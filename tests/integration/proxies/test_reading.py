@@ -25,6 +25,7 @@ from dlog.wire.proxy import (
     Start,
     Stat,
     Truncate,
+    Written,
 )
 from dlog.wire.proxy import ReaderEventKind as Kind
 from proxies.write.lac_subscriptions import ENTRIES_BYTES_MAX
@@ -369,6 +370,45 @@ async def test_a_damaged_entry_is_named_and_those_before_it_are_delivered(local:
         while (await after.event()).kind is not Kind.CAUGHT_UP:
             pass
         assert after.records == numbers(20, 30)
+
+
+async def test_a_segment_that_its_store_removed_is_told_as_truncated_and_the_rest_is_read(local: LocalProxies) -> None:
+    writer, reader = await local.write_proxy(), await local.read_proxy()
+    async with Raw(writer.address) as raw, Raw(reader.address) as rr:
+        producer = await filled(local, raw)
+        local.state.remove(list(local.state.segments)[1])
+        for start, value, before in ((Start.START, None, 10), (Start.DLSN, (1, 8, 0), 2), (Start.TXID, 1012, 0)):
+            read = Reading(rr, "orders", start, value)
+            while (event := await read.event()).kind is Kind.STARTED:
+                pass
+            assert (event.kind, event.detail) == (Kind.TRUNCATED, {"first": [3, 0, 0]})
+            assert read.records == numbers(10 - before, 10)
+        rest = Reading(rr, "orders", Start.DLSN, (3, 0, 0))
+        while (await rest.event()).kind is not Kind.CAUGHT_UP:
+            pass
+        assert rest.records == numbers(20, 30)
+
+        # the segment in progress, with the producer table: the next owner ends it, and goes on
+        local.state.remove(list(local.state.segments)[2])
+        await writer.kill()
+        heir = await local.write_proxy()
+        async with Raw(heir.address) as again:
+            producer.raw, producer.sequence = again, 29
+            refused = await producer.write([b"29"], retry=True)
+            assert isinstance(refused, Failed)
+            assert (refused.code, refused.outcome_unknown) == (535, True)
+            assert isinstance(await RawProducer(again, "orders").write([b"first"]), Failed), "it may have been written"
+            fresh = RawProducer(again, "orders")
+            fresh.since = (4, 0, 0)
+            assert isinstance(await fresh.write([b"next"]), Written)
+            last = Reading(rr, "orders", Start.DLSN, (3, 0, 0))
+            while (event := await last.event()).kind is Kind.STARTED:
+                pass
+            assert (event.kind, event.detail) == (Kind.TRUNCATED, {"first": [4, 0, 0]})
+            rest = Reading(rr, "orders", Start.DLSN, (4, 0, 0))
+            while (await rest.event()).kind is not Kind.CAUGHT_UP:
+                pass
+            assert rest.records == [b"next"]
 
 
 async def test_a_stream_is_served_by_one_proxy_unless_its_reader_insists(local: LocalProxies) -> None:

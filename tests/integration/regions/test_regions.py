@@ -17,12 +17,13 @@ from pathlib import Path
 import pytest
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from dlog.client.regions import Region, Regions, RegionView, region_number
+from dlog.client.regions import Region, Regions, RegionView
 from dlog.errors import ClosedError, DamagedError, DLogError, InvalidRequestError, TruncatedError, UnavailableError
 from dlog.events import Event, RegionAppendInDoubt, RegionFenced
 from dlog.io.kafka_settings import KafkaTopicsOptions, topic_configs
 from dlog.io.kafka_topics import KafkaTopics
 from dlog.region.messages import LostEntries
+from dlog.region.names import region_number
 from dlog.region.owner import RegionFencedError
 from dlog.region.topics import RecordBytes, UnsafeTopicError
 from dlog.wire.region import RecordKind, decode_record

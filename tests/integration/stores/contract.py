@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import pytest
@@ -27,6 +27,7 @@ from dlog.stores.contract import (
     SegmentSealedError,
     SegmentStat,
     SegmentStore,
+    SegmentTruncatedError,
     SegmentWriter,
     StoreError,
 )
@@ -570,3 +571,69 @@ class StoreContract:
             await run.writer.append(EntryId(1), (b"late",))
         assert not isinstance(caught.value, SegmentSealedError)
         assert await run.recover(store) == 0
+
+
+class RemovalContract(StoreContract):
+    """Tests of a store that removes segments by itself, beside those of every store."""
+
+    async def remove(self, store: SegmentStore, ref: SegmentRef) -> None:
+        """Have the store remove all entries of a segment, as its retention does."""
+        raise NotImplementedError("a store's test module says how its retention is made to act")
+
+    async def test_what_the_store_removed_is_truncated_for_every_process_and_that_segment_only(
+        self, stores: OpenStore
+    ) -> None:
+        store, others = await stores(), await stores()
+        removed, kept = await self._run(store), await self._run(store)
+        for run in (removed, kept):
+            for _ in range(3):
+                run.append()
+            await run.writer.seal()
+        reader = await store.open_reader(removed.ref)
+        await self.remove(store, removed.ref)
+        with pytest.raises(SegmentTruncatedError):
+            await reader.read(EntryId(0), EntryId(2), 1 << 20)
+        await reader.close()
+        for one in (store, others):
+            with pytest.raises(SegmentTruncatedError):
+                again = await one.open_reader(removed.ref, sealed_at=EntryId(2))
+                await again.read(EntryId(0), EntryId(2), 1 << 20)
+            with pytest.raises(SegmentTruncatedError):
+                await one.verify(removed.ref)
+            assert await _end_if_known(one, removed.ref) in (None, 2), "it is not empty"
+            with suppress(SegmentTruncatedError):
+                assert await one.find_tail(removed.ref) == 2
+            with suppress(SegmentTruncatedError):
+                assert (await one.stat(removed.ref)).end == 2
+        await kept.conclude(others)
+
+    async def test_a_recovery_of_a_removed_segment_has_fenced_its_writer(self, stores: OpenStore) -> None:
+        store, others = await stores(), await stores()
+        run = await self._run(store)
+        for _ in range(3):
+            await run.append()
+        await self.remove(others, run.ref)
+        assert await _end_if_known(others, run.ref) in (None, 2), "it is not empty"
+        run.fenced = True
+        run.append()
+        await run.settled()
+        assert run.history.acked_after_fence == []
+        assert [type(error) for error in run.errors] == [SegmentFencedError]
+
+    async def test_a_removed_segment_can_be_deleted_and_is_not_found_then(self, stores: OpenStore) -> None:
+        store = await stores()
+        run = await self._run(store)
+        await run.append()
+        await run.writer.seal()
+        await self.remove(store, run.ref)
+        await store.delete(run.ref)
+        with pytest.raises(SegmentNotFoundError):
+            await store.recover(run.ref)
+
+
+async def _end_if_known(store: SegmentStore, ref: SegmentRef) -> EntryId | None:
+    """Recover a removed segment; returns its end, None if the store does not know it any more."""
+    try:
+        return (await store.recover(ref)).end
+    except SegmentTruncatedError:
+        return None

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dlog.model.ids import EntryId
-from dlog.stores.contract import SegmentCorruptError, SegmentStore, StoreUnavailableError
-from tests.integration.stores.contract import OpenStore, StoreContract
+from dlog.stores.contract import SegmentCorruptError, SegmentRef, SegmentStore, StoreUnavailableError
+from tests.integration.stores.contract import OpenStore, RemovalContract
 from tests.memory_store import MemoryStore, MemoryStoreState
 
 
-class TestMemoryStore(StoreContract):
+class TestMemoryStore(RemovalContract):
     @pytest.fixture
     async def stores(self) -> AsyncIterator[OpenStore]:
         state = MemoryStoreState()
@@ -25,6 +25,10 @@ class TestMemoryStore(StoreContract):
         yield open_store
         for store in opened:
             await store.close()
+
+    async def remove(self, store: SegmentStore, ref: SegmentRef) -> None:
+        assert isinstance(store, MemoryStore)
+        store.state.remove(ref.name)
 
     async def test_damage_is_an_error_and_never_bytes(self, stores: OpenStore) -> None:
         store = await stores()

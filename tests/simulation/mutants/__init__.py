@@ -22,6 +22,7 @@ def edited(cls: type, *edits: tuple[str, str, str]) -> type:
     namespace: dict[str, Any] = {}
     for method in dict.fromkeys(name for name, _, _ in edits):
         function = getattr(cls, method)
+        function = getattr(function, "fget", function)  # of a property
         source = textwrap.dedent(inspect.getsource(function))
         for name, old, new in edits:
             if name == method:

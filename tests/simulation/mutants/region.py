@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from dlog.region.counting import CountingRule, RegionWriter
+from dlog.region.follower import RecentEntries, RegionFollower
 from dlog.region.items import ItemReader
 from dlog.region.loading import RegionLoader
 from dlog.region.maintenance import Maintenance
 from dlog.region.owner import RegionOwner
 from dlog.region.reading import EntryScan, TailScan
 from dlog.region.state import RegionState
-from dlog.region.tables import TableMeta
+from dlog.region.tables import RegionMeta, TableMeta
 from tests.simulation.mutants import edited
 from tests.simulation.worlds import Mutant
 
@@ -210,5 +211,283 @@ MUTANTS = (
         invariants=("K4", "K1", "K3", "K5"),
         style="swarm",
         parts=planted(ItemReader, ("feed", "if record.position + 1 < record.count:", "if False:")),
+    ),
+    Mutant(
+        name="a follower takes an empty read for the topic up to an append that came later",
+        invariants=("K7", "K8"),
+        style="tables",
+        parts=planted(
+            RegionFollower,
+            ("_read", "self._read_upto)", "min((goal.upto for goal in self._goals), default=0))"),
+        ),
+    ),
+    Mutant(
+        name="a follower answers a table's end as soon as its own record is appended",
+        invariants=("K7",),
+        style="tables",
+        parts=planted(
+            RegionFollower,
+            ("_appended", "self._goals.append(_Goal(wish.ticket, reply.offset + number, wish.then))", "wish.then()"),
+            ("_answer_end", "if table not in self._state.rule.ended:", "if False:"),
+        ),
+    ),
+    Mutant(
+        name="a follower takes a table's end from what it knows",
+        invariants=("K7",),
+        style="tables",
+        parts=planted(
+            RegionFollower,
+            ("_recover", "if table in self._state.rule.ended:", "if table in self._state.meta.tables:"),
+            ("_answer_end", "if table not in self._state.rule.ended:", "if False:"),
+        ),
+    ),
+    Mutant(
+        name="a table that was not found may be begun later",
+        invariants=("K7",),
+        style="tables",
+        parts=planted(
+            RegionFollower,
+            (
+                "_recover",
+                "in self._state.rule.ended:",
+                "not in (self._state.meta.tables.keys() - self._state.rule.ended):",
+            ),
+            ("_answer_end", "if table not in self._state.rule.ended:", "if False:"),
+        ),
+    ),
+    Mutant(
+        name="entries behind the end of their table count",
+        invariants=("K7", "K9"),
+        style="tables",
+        parts=planted(
+            CountingRule,
+            ("after", "if entry.table not in self.ended)", ")"),
+            ("after_placed", "if entry.table not in ended)", ")"),
+        ),
+    ),
+    Mutant(
+        name="a snapshot leaves out which tables have ended",
+        invariants=("K8", "K1", "K7", "K9"),
+        style="tables",
+        parts=planted(RegionState, ("snapshot", "tuple(sorted(rule.ended))", "()")),
+    ),
+    Mutant(
+        name="an owner passes over ends of tables by other processes",
+        invariants=("K5", "K7", "K1"),
+        style="tables",
+        parts=planted(
+            RegionOwner,
+            (
+                "_take_offset",
+                "() if number else others)",
+                "() if number else [o for o in others if not isinstance(o[1], TableEnd | TableDropped)])",
+            ),
+        ),
+    ),
+    Mutant(
+        name="an owner keeps a table that another process dropped",
+        invariants=("K9",),
+        style="tables",
+        parts=planted(RegionOwner, ("_take_offset", "self.state.note(item)", "pass")),
+    ),
+    Mutant(
+        name="the begin of a table is acknowledged though it does not count",
+        invariants=("K5",),
+        style="tables",
+        parts=planted(
+            RegionOwner,
+            ("_finish", "if missing:", "if missing and not write.begins:"),
+            ("_finish", "counted[write.entries[0][0], 0]", "counted.get((write.entries[0][0], 0), 0)"),
+        ),
+    ),
+    Mutant(
+        name="an owner answers a table's end from what it knows when it is asked",
+        invariants=("K7",),
+        style="tables",
+        parts=planted(
+            RegionOwner,
+            (
+                "_take",
+                "self._queue.append(_End(ticket, table))",
+                "self._queue.append(_End(0, table))\n"
+                "            self._out.answer([ticket], self.state.meta.next_seq_num(table) - 1)",
+            ),
+        ),
+    ),
+    Mutant(
+        name="a follower has caught up as soon as it knows the end of the topic",
+        invariants=("K8",),
+        style="tables",
+        parts=planted(RegionFollower, ("_catch_up", "reply.next, then))", "known, then))")),
+    ),
+    Mutant(
+        name="the bytes of a table are counted from the newest snapshot on",
+        invariants=("K8", "K1", "K7"),
+        style="tables",
+        parts=planted(RegionMeta, ("restored", "t.payload_bytes,", "0,")),
+    ),
+    Mutant(
+        name="the begin of a table is not in a snapshot",
+        invariants=("K8", "K1"),
+        style="tables",
+        parts=planted(RegionMeta, ("table_snapshots", "meta.begin,", "0,")),
+    ),
+    Mutant(
+        name="a follower keeps recent entries that do not count",
+        invariants=("K8",),
+        style="tables",
+        parts=planted(
+            RegionFollower,
+            (
+                "_apply",
+                "self._keep(self._state.apply(placed))",
+                "self._state.apply(placed); self._keep(tuple(enumerate(getattr(placed[1], 'entries', ()))))",
+            ),
+            (
+                "_keep",
+                "if entry.sequence:",
+                "if entry.sequence and (entry.table, entry.sequence) not in self.recent._order:",
+            ),
+        ),
+    ),
+    Mutant(
+        name="recent entries are found one sequence too late",
+        invariants=("K8",),
+        style="tables",
+        parts=planted(RecentEntries, ("find", "get((table, first))", "get((table, first + 1))")),
+    ),
+    Mutant(
+        name="a follower goes on behind records that were deleted before it read them",
+        invariants=("K8",),
+        style="tables",
+        parts=planted(
+            RegionFollower,
+            (
+                "_read_failed",
+                "self._enter(Phase.CLOSED)",
+                "self._reader.offset = max(self._reader.offset, error.first)\n        return",
+            ),
+        ),
+    ),
+    Mutant(
+        name="a drop is acknowledged before it is in the topic",
+        invariants=("K9",),
+        style="tables",
+        parts=planted(
+            RegionFollower,
+            (
+                "_remove",
+                "lambda: self._answer_removed(ticket, table)))",
+                "lambda: None))\n        self._out.answer([ticket], None)",
+            ),
+        ),
+    ),
+    Mutant(
+        name="a table is ended instead of dropped",
+        invariants=("K9",),
+        style="tables",
+        parts=planted(
+            RegionFollower,
+            ("_remove", "TableDropped(table)", "TableEnd(table)"),
+            ("_answer_removed", "None if self._is_removed(table) else self._vanished_error()", "None"),
+        ),
+    ),
+    Mutant(
+        name="what is written to a dropped table counts",
+        invariants=("K9",),
+        style="tables",
+        parts=planted(CountingRule, ("after", "TableEnd(table) | TableDropped(table)", "TableEnd(table)")),
+    ),
+    Mutant(
+        name="a state keeps tables that were dropped",
+        invariants=("K9",),
+        style="tables",
+        parts=planted(RegionState, ("note", "self.meta.drop(table)", "pass")),
+    ),
+    Mutant(
+        name="a follower deletes without a check-point",
+        invariants=("K2",),
+        style="tables",
+        parts=planted(
+            RegionFollower, ("_trim", "self._wishes.append(_Wish(ticket, Checkpoint(made), delete))", "delete()")
+        ),
+    ),
+    Mutant(
+        name="a follower deletes without a snapshot",
+        invariants=("K2",),
+        style="tables",
+        parts=planted(
+            RegionFollower,
+            (
+                "_trim",
+                "self._out.ask(Topic.META, AppendRecords(self._out.number(), (encode_record(record),)), saved, failed)",
+                "self._wishes.append(_Wish(ticket, Checkpoint(made), delete))",
+            ),
+        ),
+    ),
+    Mutant(
+        name="a follower deletes everything that it has read",
+        invariants=("K2",),
+        style="tables",
+        parts=planted(RegionFollower, ("_trim", "safe = state.meta.safe_offset", "safe = state.offset")),
+    ),
+    Mutant(
+        name="a follower deletes what is not needed by now, behind a snapshot made before",
+        invariants=("K2",),
+        style="tables",
+        parts=planted(
+            RegionFollower,
+            ("_trim", "(self._out.number(), safe)", "(self._out.number(), self._state.meta.safe_offset)"),
+        ),
+    ),
+    Mutant(
+        name="the record that begins a table is not kept",
+        invariants=("K2",),
+        style="tables",
+        parts=planted(TableMeta, ("first_needed", "if self.begin and", "if False and")),
+    ),
+    Mutant(
+        name="a region is retired though tables are left",
+        invariants=("K10",),
+        style="tables",
+        parts=planted(RegionFollower, ("_retire", "not state.meta.tables if is_final", "True if is_final")),
+    ),
+    Mutant(
+        name="a region is retired without a fence",
+        invariants=("K10",),
+        style="tables",
+        parts=planted(RegionFollower, ("_retire", "elif self._state.rule.epoch == FINAL_EPOCH:", "elif True:")),
+    ),
+    Mutant(
+        name="a region is retired by a fence that a later owner supersedes",
+        invariants=("K10",),
+        style="tables",
+        seeds=1000,
+        parts=planted(
+            RegionFollower,
+            ("_retire", "(self._make_nonce(), FINAL_EPOCH)", "(self._make_nonce(), self._state.rule.epoch + 1)"),
+            ("_retire", "is_final = state.rule.epoch == FINAL_EPOCH", "is_final = True"),
+        ),
+    ),
+    Mutant(
+        name="a follower whose next record was deleted does not load again",
+        invariants=("K11",),
+        style="tables",
+        parts=planted(
+            RegionFollower,
+            ("_read_failed", "if isinstance(error, OffsetOutOfRangeError):", "if False:"),
+        ),
+    ),
+    Mutant(
+        name="a follower whose read failed reads nothing more",
+        invariants=("K11",),
+        style="tables",
+        parts=planted(RegionFollower, ("_read_failed", "self._is_reading = False", "pass")),
+    ),
+    Mutant(
+        name="what failed to be appended keeps a follower from appending",
+        invariants=("K11",),
+        style="tables",
+        parts=planted(RegionFollower, ("_append_failed", "sent, self._sent = self._sent, []", "sent = self._sent")),
     ),
 )

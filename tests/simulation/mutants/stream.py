@@ -564,7 +564,7 @@ FOLLOWING = (
         invariants=("T6",),
         parts=planted(
             Takeover,
-            ("_learn", "if end is not None:", "if False:"),
+            ("_learn", "if end is not None and number not in recovery.removed:", "if False:"),
             (
                 "_complete",
                 "t.unix_ms))",
@@ -958,6 +958,73 @@ STORES = (
     ),
 )
 
+REMOVED = (
+    Mutant(
+        name="a removed producer table counts as an empty one",
+        invariants=("S2", "S14"),
+        style="removed",
+        parts=planted(ProducerTable, ("forget_all", "self.horizon = horizon", "pass")),
+    ),
+    Mutant(
+        name="the producer table of an older segment is taken for that of a removed one",
+        invariants=("S2", "S14"),
+        style="removed",
+        parts=planted(
+            StreamRecovery,
+            ("_removed", "return self._end_without_table()", "return self._look_into_next()"),
+            ("_look_into_next", " or segment.number in self.removed", ""),
+        ),
+    ),
+    Mutant(
+        name="a removed segment in progress is dropped as an empty one",
+        invariants=("S9", "S1"),
+        style="removed",
+        parts=planted(
+            StreamRecovery,
+            (
+                "_removed",
+                "return self._learn()",
+                "if not segment.completed:\n        ending.end, ending.last_entry = None, NO_ENTRY\n"
+                "    return self._learn()",
+            ),
+        ),
+    ),
+    Mutant(
+        name="entries in flight in a removed segment are written again",
+        invariants=("S2",),
+        style="removed",
+        parts=planted(StreamRecovery, ("_removed", "self._under_way.get(segment.number) == segment.location", "False")),
+    ),
+    Mutant(
+        name="followers are told an end of a removed segment that the owner does not know",
+        invariants=("T6",),
+        style="removed",
+        parts=planted(Takeover, ("_learn", " and number not in recovery.removed", "")),
+    ),
+    Mutant(
+        name="a removed segment is told as damaged",
+        invariants=("S9",),
+        style="removed",
+        parts=planted(StreamReaderMachine, ("_follow_segment", "isinstance(lost, SegmentTruncatedError)", "False")),
+    ),
+    Mutant(
+        name="a reader passes a removed segment and is not told",
+        invariants=("S4", "S12"),
+        style="removed",
+        parts=planted(
+            StreamReaderMachine,
+            ("_note_removed", "self._start is None or not self._start.is_of_tail", "False"),
+            ("_note_removed", "self._start.is_after_lac = False", "self._start = None"),
+        ),
+    ),
+    Mutant(
+        name="a removed segment is told as truncated while it is in progress",
+        invariants=("S9",),
+        style="removed",
+        parts=planted(StreamReaderMachine, ("_note_removed", "not listed.completed", "False")),
+    ),
+)
+
 MUTANTS = (
     *SAYING,
     *CLAIM,
@@ -973,4 +1040,5 @@ MUTANTS = (
     *ALTERING,
     *OFFLOADING,
     *STORES,
+    *REMOVED,
 )

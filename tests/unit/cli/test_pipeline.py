@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dlog.cli import pipeline
+from dlog.cli.main import main
 from dlog.cli.output import CommandError
 
 pytest.importorskip("pyspark")
@@ -52,3 +53,31 @@ def test_a_report_that_cannot_be_written_is_told_after_the_job(monkeypatch: pyte
     assert not raised.value.misused
     done = run(monkeypatch, lambda *_: Report(job="job", findings=[{}]), report_file=str(tmp_path / "report"))
     assert done[1] == 2 and '"verdict": "findings"' in (tmp_path / "report").read_text()
+
+
+WRONG_REGION = {
+    "--region app/orders": "use kafka://host:port,host:port/NAMESPACE/REGION",
+    "--region ftp://h/app/orders": "use file:///path or kafka://host:port,host:port",
+    "--region file:///x/app/orders --stream s": "--stream is for streams",
+    "--region file:///x/app/orders --pattern s": "--pattern is for streams",
+    "--region file:///x/app/orders --zookeeper h:1": "--zookeeper is for streams",
+    "--region file:///x/app/orders --namespace /n": "--namespace is for streams",
+    "--region file:///x/app/orders --dir d": "--dir is for streams",
+    "--region file:///x/app/orders --source startingTxid=7": "does not fit a region in topics",
+    "--region file:///nowhere/app/orders": "there is no such region",
+}
+
+
+@pytest.mark.parametrize("given", WRONG_REGION)
+def test_a_wrong_region_is_told(
+    given: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("DLOG_DIR", "DLOG_ZOOKEEPER", "DLOG_NAMESPACE", "DLOG_CONNECT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dlog.spark.session", lambda *_, **__: Session())
+    assert main(["pipeline", "replay", "--to", "to", *given.split()]) == 1
+    said = capsys.readouterr().err
+    assert WRONG_REGION[given] in said
+    if "nowhere" in given:
+        assert "next: name a region that exists" in said

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dlog.client.regions import Region, Regions, RegionView, open_topics, region_number
+from dlog.client.regions import Region, Regions, RegionView
 from dlog.errors import (
     ClosedError,
     ConfigError,
@@ -31,7 +31,9 @@ from dlog.events import (
     TablePinsRegion,
 )
 from dlog.io.file_topics import DirectoryTopics, FileTopics
+from dlog.io.topics import open_topics
 from dlog.region.messages import LostEntries
+from dlog.region.names import region_number
 from dlog.region.options import RegionOptions
 from dlog.region.owner import RegionFencedError
 from dlog.region.topics import OffsetOutOfRangeError, RecordBytes, Stored, TopicNotFoundError

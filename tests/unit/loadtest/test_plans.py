@@ -20,6 +20,7 @@ from tests.unit.loadtest.toy import VARIANTS
 FAST = ("--voids", "0", "--wait", "0", "--seconds", "0.3", "--set", "warmup_s=0.1")
 MAIN = Path(plans.__file__).parent / "plans" / "main.toml"
 NOTES = MAIN.with_name("main.notes.toml")
+KAFKA = MAIN.with_name("kafka.toml")
 
 
 def pieces(**runs: str) -> str:
@@ -198,6 +199,24 @@ def test_the_main_plan_measures_every_goal() -> None:
             shapes = measured[goal.workload, system]
             for wanted in cells[goal.workload] if goal.compute else [goal.cell]:
                 assert any(all(getattr(s, k) == v for k, v in wanted.items()) for s in shapes), (goal, system, wanted)
+
+
+def test_the_plan_on_kafka_measures_every_goal_of_regions_and_streams_on_kafka() -> None:
+    plan = [command._planned(piece, Run()) for piece in plans.read(KAFKA)]
+    command._check_together(plan)
+    measured: dict[tuple[str, str], list[spec.Shape]] = defaultdict(list)
+    for one in plan:
+        for workload, system in itertools.product(one.workloads, one.systems):
+            measured[workload.id, system] += [cell.shape for cell in workload.cells]
+    for goal in goals.KAFKA_GOALS:
+        systems_of = {goal.system, goal.peer, *((goals.BARE,) if goal.compute else ())} - {""}
+        for system in systems_of:
+            shapes = measured[goal.workload, system]
+            assert any(all(getattr(s, k) == v for k, v in goal.cell.items()) for s in shapes), (goal, system)
+    kills = next(one for one in plan if one.piece == "kill-owner")
+    assert sum(cell.shape.faults for cell in kills.workloads[0].cells) * kills.rounds == 20
+    assert sum(one.estimate_s() for one in plan) < 3600
+    assert compare.read_notes(KAFKA.with_name("kafka.notes.toml"))
 
 
 def test_the_main_plan_keeps_to_an_hour_and_a_quarter() -> None:

@@ -130,6 +130,43 @@ def test_every_goal_of_the_table_is_there_and_what_nothing_measures_says_so(book
     assert never.goal.id == "G12" and never.outcome.startswith("not measured: no workload: ")
 
 
+def on_kafka(book: Book) -> None:
+    """Results of regions and streams on Kafka, beside those of a bare client."""
+    for name in ("dlog-kafka", "dlog-region", "kafka-aiokafka"):
+        book.run.systems[name] = {"says": "", "durability": {"letter": "F", "sentence": ""}}
+    book.workload("W1", ("100 B", {"record_bytes": 100}))
+    book.workload("W23", ("1 table", {"tables": 1}), ("100 tables", {"tables": 100}))
+    book.result("W1", "100 B", "dlog-kafka", {"response_ms": {"p50": 5.0}})
+    book.result("W1", "100 B", "kafka-aiokafka", {"response_ms": {"p50": 3.0}})
+    book.result("W23", "1 table", "dlog-region", {"mb_per_s": 80.0})
+    book.result("W23", "1 table", "kafka-aiokafka", {"mb_per_s": 100.0})
+
+
+def test_goals_on_kafka_are_of_their_own_systems(book: Book) -> None:
+    on_kafka(book)
+    found = [one for one in goals.judged(book.collected()) if one.goal.id.startswith("K")]
+    assert [one.goal for one in found] == list(goals.KAFKA_GOALS)
+    written = [one for one in found if one.goal.id == "K1"]
+    assert [(one.ours, one.theirs, one.ratio, one.outcome) for one in written] == [
+        (80.0, 100.0, 0.8, "MISSED"),
+        (None, None, None, "not measured: W23 of dlog-region was not run"),
+    ]
+    beyond = next(one for one in found if one.goal.workload == "W1")
+    assert beyond.ours == pytest.approx(1.1) and beyond.outcome == "MISSED"
+    assert not any(one.is_moonshot for one in found), "these goals have none"
+    text = tables.goal_table(book.collected()).markdown()
+    assert "| 80.0 | 100 (kafka-aiokafka) | 0.80x | ≥ 0.85x |  | MISSED |" in text
+
+
+def test_goals_are_those_of_the_systems_that_ran(book: Book) -> None:
+    assert {one.goal.id[0] for one in goals.judged(book.collected())} == {"G"}
+    on_kafka(book)
+    assert {one.goal.id[0] for one in goals.judged(book.collected())} == {"G", "K"}
+    book.run.results = [one for one in book.run.results if one["system"] not in ("dlog", "bookkeeper")]
+    del book.run.systems["dlog"]
+    assert {one.goal.id[0] for one in goals.judged(book.collected())} == {"K"}
+
+
 def test_what_is_wrong_with_ours_counts_in_every_round(book: Book) -> None:
     def outcome() -> str:
         return next(one.outcome for one in goals.judged(book.collected()) if one.goal.id == "G21")

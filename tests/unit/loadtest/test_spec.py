@@ -10,7 +10,7 @@ from dlog.errors import ConfigError
 from loadtest import spec
 from loadtest.report import columns
 
-WANTED = [f"W{n}" for n in (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 19, 20, 21, 22)]
+WANTED = [f"W{n}" for n in (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 19, 20, 21, 22, 23, 24, 25, 26, 27)]
 HEAD = 'id = "X"\nname = "x"\nasks = "?"\n'
 
 

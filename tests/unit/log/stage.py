@@ -58,7 +58,13 @@ from dlog.machine import (
 from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Location, StreamKey, StreamMetadata, StreamSettings
 from dlog.ownership.claim import Claimant
-from dlog.stores.contract import Capabilities, SegmentFencedError, SegmentNotFoundError, StoreTooSmallError
+from dlog.stores.contract import (
+    Capabilities,
+    SegmentFencedError,
+    SegmentNotFoundError,
+    SegmentTruncatedError,
+    StoreTooSmallError,
+)
 from dlog.wire.entry import build_record_set
 
 KEY = StreamKey(StreamName("s"))
@@ -94,6 +100,8 @@ class StoredSegment:
         self.number = number
         self.payloads: list[bytes] = []
         self.end: int | None = None
+        self.is_removed = False  # the store itself has removed the entries
+        self.is_end_known = False  # the store knows the end of a removed segment
 
 
 class Stage:
@@ -216,11 +224,15 @@ class Stage:
             case RecoverSegment(segment):
                 place = self.stored[segment.name]
                 place.end = len(place.payloads) - 1 if place.end is None else place.end
+                if place.is_removed:
+                    return self._recovered_removed(question, place)
                 last = tuple(
                     place.payloads[max(0, place.end + 1 - self.returned) : place.end + 1] if self.returned else ()
                 )
                 return SegmentRecovered(segment.number, segment.location, EntryId(place.end), last)
             case ReadEntries(segment, first, last):
+                if self.stored[segment.name].is_removed:
+                    return StoreFailed(question, SegmentTruncatedError("removed"))
                 payloads = self.stored[segment.name].payloads[first : last + 1]
                 return EntriesRead(segment.number, segment.location, first, tuple(payloads))
             case ExamineStage(location):
@@ -235,6 +247,18 @@ class Stage:
                     return StoreFailed(question, SegmentNotFoundError("no such place"))
                 return SegmentDeleted(location)
         raise AssertionError(question)
+
+    def removed(self, name: str, *, is_end_known: bool = False) -> None:
+        """The store removes the entries of this segment."""
+        self.stored[name].is_removed = True
+        self.stored[name].is_end_known = is_end_known
+
+    def _recovered_removed(self, question: RecoverSegment, place: StoredSegment) -> SegmentRecovered | StoreFailed:
+        segment = question.segment
+        if not place.is_end_known:
+            return StoreFailed(question, SegmentTruncatedError("removed"))
+        assert place.end is not None
+        return SegmentRecovered(segment.number, segment.location, EntryId(place.end))
 
 
 class Actor:

@@ -8,18 +8,18 @@ import pytest
 
 from dlog.errors import EntryMissingError
 from dlog.log.changes import CompleteSegment, SegmentEnd, SetSegmentLocation
-from dlog.log.messages import AppendEntry, HandOverStream
+from dlog.log.messages import AppendEntry, HandOverStream, SealStream
 from dlog.log.segment_cursor import SegmentCursor
 from dlog.log.source_messages import READER, SOURCE, GetEntries, SegmentLacSeen
 from dlog.machine import Received, TimerFired
 from dlog.model.dlsn import of
 from dlog.model.ids import NO_ENTRY, EntryId, Txid
 from dlog.model.segment import Location
-from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreUnavailableError
+from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, SegmentTruncatedError, StoreUnavailableError
 from dlog.wire.proxy import Credit, ReaderEventKind, Start
 from tests.simulation.mutants import edited, planting
 from tests.unit.log.reader_desk import Desk, three_segments
-from tests.unit.log.stage import Stage, batch
+from tests.unit.log.stage import BOB, Stage, batch
 
 
 def test_nothing_above_the_lac_is_asked_for() -> None:
@@ -229,3 +229,100 @@ def test_a_segment_in_a_store_that_is_not_set_up_ends_the_reader_with_the_reason
     desk.post(TimerFired(("retry",), 0.0))
     assert desk.kinds == [ReaderEventKind.DAMAGED]
     assert desk.events[0].detail["message"] == "Unable to locate credentials"
+
+
+# ---- segments that their store has removed --------------------------------------------------------------------------
+
+
+def test_a_completed_segment_that_its_store_has_removed_is_told_as_truncated_up_to_the_next() -> None:
+    stage, _, dlsns = three_segments()
+    desk = Desk(stage, Start.START, credit=1)
+    desk.failing = SegmentTruncatedError("removed by retention")
+    desk.post(Received(READER, Credit(7, 10**6)))
+    for _ in range(3):
+        assert ReaderEventKind.TRUNCATED not in desk.kinds, "it may have been moved to another store"
+        desk.post(TimerFired(("retry",), 1.0))
+    assert desk.kinds[-1] is ReaderEventKind.TRUNCATED
+    assert desk.events[-1].detail == {"first": [2, 0, 0]}
+    assert desk.machine.has_ended
+    on = Desk(stage, Start.DLSN, (2, 0, 0))
+    assert on.seen == [dlsn for dlsn in dlsns if dlsn.segment > 1]
+
+
+@pytest.mark.parametrize("start", [Start.START, Start.DLSN, Start.TXID])
+def test_a_removed_segment_whose_end_is_asked_for_is_truncated_and_not_damaged(start: Start) -> None:
+    stage, _, dlsns = three_segments()
+    value = {Start.START: None, Start.DLSN: tuple(dlsns[0]), Start.TXID: 10}[start]
+    desk = Desk(stage, start, value, losing=SegmentTruncatedError("removed by retention"))
+    for _ in range(3):
+        assert desk.kinds == []
+        desk.post(TimerFired(("retry",), 0.0))
+    assert desk.kinds == [ReaderEventKind.TRUNCATED]
+    assert desk.events[-1].detail == {"first": [2, 0, 0]}
+
+
+def test_a_removed_segment_that_lies_in_another_store_by_now_is_read_there() -> None:
+    stage, _, dlsns = three_segments()
+    desk = Desk(stage, Start.START, credit=1)
+    desk.failing = SegmentTruncatedError("removed by retention")
+    desk.post(Received(READER, Credit(7, 10**6)))
+    moved(stage, 1, "object")
+    desk.refresh()
+    desk.failing = None
+    desk.post(TimerFired(("retry",), 1.0))
+    assert desk.seen == dlsns
+
+
+def test_a_reader_from_the_tail_goes_on_behind_a_removed_last_segment() -> None:
+    stage = Stage()
+    owner = stage.taken("p1")
+    owner.ask(batch(0))
+    owner.ask(HandOverStream())
+    desk = Desk(stage, Start.TAIL, losing=SegmentTruncatedError("removed by retention"))
+    for _ in range(3):
+        desk.post(TimerFired(("retry",), 0.0))
+    assert desk.kinds == [ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP]
+    assert desk.machine.position == of(2, 0, 0)
+    written = stage.taken("p2").ask(batch(1)).dlsn
+    desk.refresh()
+    desk.confirmed(written)
+    assert desk.seen == [of(2, 0, 0)]
+
+
+def test_a_sealed_stream_whose_last_segment_is_removed_ends_behind_it() -> None:
+    stage = Stage()
+    owner = stage.taken("p1")
+    owner.ask(batch(0))
+    owner.ask(SealStream())
+    removed = SegmentTruncatedError("removed by retention")
+    from_start, tail = Desk(stage, Start.START, losing=removed), Desk(stage, Start.TAIL, losing=removed)
+    for _ in range(3):
+        from_start.post(TimerFired(("retry",), 0.0))
+        tail.post(TimerFired(("retry",), 0.0))
+    assert tail.kinds == [ReaderEventKind.STARTED, ReaderEventKind.END_OF_STREAM]
+    assert from_start.events[-1].detail == {"first": [2, 0, 0]}
+    assert Desk(stage, Start.DLSN, (2, 0, 0)).kinds == [ReaderEventKind.STARTED, ReaderEventKind.END_OF_STREAM]
+
+
+def test_a_removed_segment_in_progress_is_waited_for_until_it_is_completed() -> None:
+    """Its number may not be told as passed before metadata says so, nor may another reader be told otherwise."""
+    stage = Stage()
+    owner = stage.taken("p1")
+    for sequence in range(3):
+        owner.ask(batch(sequence))
+    begun, fresh = Desk(stage, Start.START, credit=1), Desk(stage, Start.START, credit=0)
+    stage.removed("1a")
+    for desk in (begun, fresh):
+        desk.failing = desk.losing = SegmentTruncatedError("removed by retention")
+        desk.post(Received(READER, Credit(7, 10**6)))
+        for _ in range(9):
+            desk.post(TimerFired(("retry",), 0.0))
+        assert not desk.machine.has_ended
+    written = stage.taken("p2").ask(batch(0, producer=BOB, since=(2, 0))).dlsn
+    assert written == of(2, 0, 0)
+    for desk in (begun, fresh):
+        desk.refresh()
+        for _ in range(4):
+            desk.post(TimerFired(("retry",), 0.0))
+        assert desk.events[-1].kind is ReaderEventKind.TRUNCATED
+        assert desk.events[-1].detail == {"first": [2, 0, 0]}

@@ -20,7 +20,7 @@ from dlog.errors import (
     Remedy,
     UnavailableError,
 )
-from dlog.events import LacMoved, SegmentStarted, StreamReady, StreamStalled
+from dlog.events import LacMoved, SegmentRemoved, SegmentStarted, StreamReady, StreamStalled
 from dlog.log.messages import (
     HINTS,
     STORE,
@@ -44,7 +44,12 @@ from dlog.machine import CompareAndSet, MetadataSeen, OutcomeUnknown, PeerLost, 
 from dlog.model.dlsn import of
 from dlog.model.ids import NO_ENTRY, TXID_END_OF_STREAM, EntryId, SegmentNumber
 from dlog.model.segment import Location
-from dlog.stores.contract import SegmentFencedError, StoreOutOfReachError, StoreUnavailableError
+from dlog.stores.contract import (
+    SegmentFencedError,
+    SegmentTruncatedError,
+    StoreOutOfReachError,
+    StoreUnavailableError,
+)
 from dlog.wire.entry import RECORD_SET, Record, build_record_set, encode_entry
 from tests.unit.log.stage import ALICE, BOB, STORES, Stage, batch, notes, numbers
 
@@ -589,3 +594,135 @@ def test_an_answer_about_the_place_that_a_number_had_before_ends_nothing() -> No
         done.append(recovery.is_done)
     assert done == [False, True]
     assert recovery.ends == {segment.number: None}
+
+
+# ---- segments that their store has removed --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", ["ledger", "file"])  # the last completed segment of the first is asked for its end
+@pytest.mark.parametrize("is_end_known", [False, True])
+def test_a_takeover_goes_on_when_the_store_removed_the_segment_with_the_producer_table(
+    store: str, is_end_known: bool
+) -> None:
+    stage = Stage(segment_bytes=300, store=store)
+    first = stage.taken("p1")
+    for sequence in range(4):
+        first.ask(batch(sequence, size=300))
+    listed = [segment for segment in stage.value.segments if segment.completed]
+    last = listed[-1]
+    stage.removed(last.name, is_end_known=is_end_known)
+    second = stage.taken("p2")
+    assert second.machine.phase is Phase.SERVING
+    assert list(stage.value.segments[:-1]) == listed, "the list stays as it is, without the segment that was empty"
+    assert SegmentRemoved("s", last.number, str(last.location)) in second.events
+    repeated, late, stranger = (
+        second.ask(batch(3, retry=True)),
+        second.ask(batch(4, retry=True)),
+        second.ask(batch(0, producer=BOB, retry=True, since=(last.number, 7))),
+    )
+    for answer in (repeated, late, stranger):
+        assert isinstance(answer, ProducerUnknownError)
+        assert answer.outcome_unknown
+        assert answer.since == (last.number + 1, 0)
+    assert second.ask(batch(0, producer=BOB, since=repeated.since)).dlsn == of(last.number + 1, 0, 0)
+
+
+def test_an_older_table_is_not_taken_for_that_of_a_removed_segment() -> None:
+    """The batch in the removed segment would count as the producer's next one, and be written twice."""
+    stage = Stage(segment_bytes=300, store="file")
+    first = stage.taken("p1")
+    first.ask(batch(0, size=400))
+    first.ask(batch(1, size=400))
+    assert [s.record_count for s in stage.value.segments if s.completed] == [1, 1]
+    stage.removed(stage.value.segments[1].name)
+    assert isinstance(stage.taken("p2").ask(batch(1, retry=True)), ProducerUnknownError)
+
+
+def test_a_table_that_is_read_in_part_when_its_segment_is_removed_is_forgotten() -> None:
+    stage = Stage(store="file")
+    first = stage.taken("p1")
+    for sequence in range(20):
+        first.ask(batch(sequence))
+    first.ask(HandOverStream())
+    name = stage.value.segments[-1].name
+    stored, read = stage.store, []
+
+    def part(actor: Any, question: Any) -> Any:
+        if isinstance(question, ReadEntries):
+            read.append(question.first)
+            stage.stored[name].is_removed = len(read) == 3
+            question = replace(question, last=min(question.last, EntryId(question.first + 6)))
+        return stored(actor, question)
+
+    stage.store = part  # type: ignore[method-assign]
+    second = stage.taken("p2")
+    assert read == [13, 0, 7]
+    assert isinstance(second.ask(batch(7, retry=True)), ProducerUnknownError)
+
+
+@pytest.mark.parametrize(("is_end_known", "last_entry"), [(False, 0), (True, 2)])
+def test_a_removed_segment_in_progress_is_completed_and_its_number_is_not_used_again(
+    is_end_known: bool, last_entry: int
+) -> None:
+    stage = Stage(store="file")
+    first = stage.taken("p1")
+    for sequence in range(3):
+        first.ask(batch(sequence, txid=100 + sequence))
+    stage.removed("1a", is_end_known=is_end_known)
+    second = stage.taken("p2")
+    assert numbers(stage.value) == [(1, True), (2, False)]
+    ended = stage.value.segments[0]
+    assert (ended.last_entry, ended.record_count, ended.last_txid) == (last_entry, 0, ended.first_txid)
+    assert not [event for event in second.events if isinstance(event, LacMoved) and event.segment == 1]
+    assert isinstance(second.ask(batch(2, retry=True)), ProducerUnknownError)
+    third = stage.taken("p3")  # the table of the removed segment is unknown to every later owner, too
+    assert numbers(stage.value) == [(1, True), (2, False)]
+    assert isinstance(third.ask(batch(2, retry=True)), ProducerUnknownError)
+
+
+def test_entries_in_flight_in_a_removed_segment_have_an_unknown_outcome_and_are_not_written_again() -> None:
+    stage = Stage(store="file")
+    owner = stage.taken("p1", OwnerOptions(inflight_entries_max=1))
+    owner.ask(batch(0))
+    stage.hold(AppendEntry)
+    owner.ask(batch(1))
+    owner.ask(batch(2))
+    append = owner.sent[-1]
+    stage.removed("1a")
+    stage.held.clear()
+    stage.hold()
+    owner.post(Received(STORE, StoreFailed(append, StoreUnavailableError("the segment is gone"))))
+    assert owner.machine.phase is Phase.LOST
+    in_flight = owner.lost[0]
+    assert isinstance(in_flight, ClaimLostError)
+    assert in_flight.outcome_unknown
+    second = stage.taken("p2")
+    assert second.machine.phase is Phase.SERVING
+    assert isinstance(second.ask(batch(1, retry=True)), ProducerUnknownError)
+
+
+def test_an_owner_whose_idle_segment_is_removed_goes_on_with_its_table() -> None:
+    stage = Stage(store="file")
+    owner = stage.taken("p1")
+    written = owner.ask(batch(0))
+    stage.removed("1a")
+    owner.post(PeerLost(STORE))
+    assert owner.machine.phase is Phase.SERVING
+    assert owner.ask(batch(0, retry=True)) == BatchWritten(written.dlsn, 1, written.txid, True)
+    assert owner.ask(batch(1)).dlsn == of(2, 0, 0)
+
+
+def test_a_late_error_of_a_removed_segment_that_nothing_waits_for_changes_nothing() -> None:
+    stage = Stage(segment_bytes=300, store="file")
+    first = stage.taken("p1")
+    for sequence in range(3):
+        first.ask(batch(sequence, size=300))
+    recovery = StreamRecovery(stage.value, OwnerOptions(), STORES, None)
+    recovery.begin()
+    error = SegmentTruncatedError("removed")
+    for segment in stage.value.segments:
+        if segment.completed:
+            question = ReadEntries(segment, EntryId(0), EntryId(0))
+            assert recovery.handle(StoreFailed(question, error)) == []
+    assert recovery.removed == {}
+    assert not recovery.is_done

@@ -10,7 +10,6 @@ import pytest
 
 from dlog.errors import (
     DamagedError,
-    DLogError,
     InvalidRequestError,
     OverCapacityError,
     RecordTooLargeError,
@@ -18,7 +17,6 @@ from dlog.errors import (
     UnsupportedVersionError,
 )
 from dlog.events import (
-    Event,
     RegionAppendInDoubt,
     RegionCleaned,
     RegionFenced,
@@ -27,31 +25,28 @@ from dlog.events import (
     RegionSnapshotFailed,
     TablePinsRegion,
 )
-from dlog.machine import Answer, Asked, Effect, Fact, PeerLost, Received, Send, SetTimer, Tell, TimerFired
-from dlog.region.counting import Checkpoint, RegionFence, TableEnd
+from dlog.machine import PeerLost, Received
+from dlog.region.counting import FINAL_EPOCH, Checkpoint, RegionFence, TableDropped, TableEnd
 from dlog.region.items import RECORD_OVERHEAD_BYTES
 from dlog.region.messages import (
-    AppendRecords,
     AwaitWrites,
+    BeginTable,
     CleanRegion,
-    DeleteBefore,
     DropTable,
+    EndTable,
     FindStart,
     MarkDeleted,
     OpenRegion,
-    Question,
     ReadingStart,
-    ReadRecords,
     RecordsAppended,
     SaveSnapshot,
     Topic,
-    TopicFailed,
     WriteEntries,
 )
 from dlog.region.options import RegionOptions
 from dlog.region.owner import Phase, RegionFencedError, RegionOwner, TableEndedError
 from dlog.region.reading import EntryScan, RegionEntry, find_start
-from dlog.wire.region import RecordKind
+from tests.unit.region.stories import TopicStory
 from tests.unit.region.topic_lists import OTHER, REGION, TopicList, batch, checkpoint, encoded, fence, loaded
 
 T, U = 7, 8
@@ -59,91 +54,19 @@ NONCES = itertools.count()
 TIMED_OUT = UnavailableError("no answer")
 
 
-class Story:
-    """An owner and its two topics. asked: its questions that are not answered, in order. lines: what it asked for."""
+class Story(TopicStory):
+    """An owner and its two topics."""
 
     def __init__(self, data: TopicList | None = None, meta: TopicList | None = None, **options: Any) -> None:
-        self.topics = {Topic.DATA: data or TopicList(), Topic.META: meta or TopicList()}
         self.owner = RegionOwner(REGION, lambda: b"%016d" % next(NONCES), RegionOptions(**options))
-        self.asked: list[tuple[Topic, Question]] = []
-        self.results: dict[int, Any] = {}
-        self.events: list[Event] = []
-        self.timers: list[Any] = []
-        self.lines: list[str] = []
-        self._ticket = 0
-
-    @property
-    def data(self) -> TopicList:
-        return self.topics[Topic.DATA]
-
-    def fact(self, fact: Fact) -> None:
-        effects: list[Effect] = self.owner.handle(fact)
-        for effect in effects:
-            match effect:
-                case Send(Topic() as topic, question):
-                    self.asked.append((topic, question))
-                    self.lines.append(_line(topic, question))
-                case Answer(ticket, result):
-                    assert ticket not in self.results, "answered once"
-                    self.results[ticket] = result
-                case Tell(event):
-                    self.events.append(event)
-                case SetTimer(key):
-                    self.timers.append(key)
-                case _:
-                    raise AssertionError(f"not an effect of an owner: {effect}")
-
-    def ask(self, request: Any) -> int:
-        self._ticket += 1
-        self.fact(Asked(self._ticket, request))
-        return self._ticket
-
-    def answer(self, *, is_made: bool = True, is_answered: bool = True, error: DLogError | None = None) -> Question:
-        """Take the oldest question. is_made: the topic does it. is_answered: the owner learns of it; with an error: it
-        learns of that instead."""
-        topic, question = self.asked.pop(0)
-        reply = self.topics[topic].answer(question) if is_made else None
-        if error is not None:
-            self.fact(Received(topic, TopicFailed(question.number, error)))
-        elif reply is not None and is_answered:
-            self.fact(Received(topic, reply))
-        return question
-
-    def answer_all(self) -> None:
-        while self.asked:
-            self.answer()
-
-    def do(self, request: Any) -> Any:
-        """Ask, with topics that answer everything."""
-        ticket = self.ask(request)
-        self.answer_all()
-        return self.results[ticket]
+        super().__init__(self.owner, data, meta)
 
     def write(self, *entries: tuple[int, bytes]) -> int:
         return self.ask(WriteEntries(entries))
 
-    def retry(self) -> None:
-        assert self.timers.pop(0) == "retry"
-        self.fact(TimerFired("retry", 0.0))
-
-    def told(self, kind: type[Event]) -> list[Event]:
-        return [event for event in self.events if isinstance(event, kind)]
-
     def entries(self) -> list[tuple[int, int, bytes]]:
         """What a reader of the data topic finds: each entry that counts."""
         return [(entry.table, entry.sequence, entry.payload) for entry in _counting(self.data)]
-
-
-def _line(topic: Topic, question: Question) -> str:
-    match question:
-        case AppendRecords(_, records):
-            kinds = [RecordKind(key[0]).name.lower() for key, _ in records]
-            return f"{topic}: append {' '.join(kinds)}"
-        case ReadRecords(_, offset):
-            return f"{topic}: read {offset}"
-        case DeleteBefore(_, offset):
-            return f"{topic}: delete below {offset}"
-    return f"{topic}: offsets"
 
 
 def _counting(data: TopicList) -> Iterator[RegionEntry]:
@@ -338,6 +261,144 @@ def test_a_table_that_has_ended_refuses_its_entries_only() -> None:
     assert story.entries() == [(T, 1, b"a"), (U, 1, b"c"), (U, 2, b"d")]
 
 
+# ---- tables with a begin and an end ----------------------------------------------------------------------------------
+
+
+def test_a_table_is_begun_written_and_ended_in_the_order_of_the_requests() -> None:
+    story = opened()
+    first = story.write((U, b"x"))
+    begin = story.ask(BeginTable(T, b"about it"))
+    writes = [story.write((T, b"a"), (T, b"bc")), story.write((U, b"y"))]
+    end, behind, other = story.ask(EndTable(T)), story.write((T, b"d")), story.write((U, b"z"))
+    story.answer_all()
+    assert story.lines == [
+        "data: append entry",
+        "data: append table_begin entry entry entry",
+        "data: append table_end",
+        "data: append entry entry",
+    ]
+    assert [story.results[ticket] for ticket in (first, begin, *writes, end, other)] == [(1,), 2, (1, 2), (2,), 2, (3,)]
+    assert isinstance(story.results[behind], TableEndedError)
+    table = story.owner.state.meta.tables[T]
+    assert (table.begin, table.next_seq_num, table.payload_bytes) == (2, 3, 3)
+
+
+def test_a_table_without_entries_ends_with_none() -> None:
+    story = opened()
+    assert story.do(BeginTable(T, b"")) == 1
+    assert story.do(EndTable(T)) == 0
+    assert isinstance(story.do(EndTable(T)), TableEndedError)
+    assert isinstance(story.do(EndTable(99)), TableEndedError)
+
+
+def test_a_begin_is_answered_with_its_offset_behind_records_of_others() -> None:
+    story = opened()
+    ticket = story.ask(BeginTable(T, b""))
+    story.data.add(TableEnd(U))
+    story.data.add(TableDropped(99))
+    story.answer_all()
+    assert story.results[ticket] == 3
+    assert story.owner.state.meta.tables[T].begin == 3
+
+
+def test_a_number_that_was_ended_before_its_table_was_begun_is_refused() -> None:
+    """Another process looked for the table, or dropped it, before the begin was there."""
+    story = opened()
+    tickets = [story.ask(BeginTable(T, b"")), story.ask(BeginTable(U, b""))]
+    story.data.add(TableEnd(T))
+    story.data.add(TableDropped(U))
+    story.answer_all()
+    for ticket in tickets:
+        assert isinstance(story.results[ticket], TableEndedError)
+    assert story.owner.state.meta.tables == {}
+    assert story.do(BeginTable(9, b"")) == len(story.data.log) - 1
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_begin_of_unknown_outcome_is_found_or_sent_again(is_made: bool) -> None:
+    story = opened()
+    begin, write = story.ask(BeginTable(T, b"")), story.write((T, b"a"))
+    topic, late = story.asked[0]
+    story.answer(is_made=is_made, error=TIMED_OUT)
+    story.answer_all()
+    offset = 1 if is_made else 2
+    assert (story.results[begin], story.results[write]) == (offset, (1,))
+    story.topics[topic].answer(late)  # a copy behind the fence does not count
+    assert story.do(WriteEntries(((T, b"b"),))) == (2,)
+    state = loaded(story.data).state
+    assert state is not None
+    assert state.meta.tables[T].begin == offset
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_an_end_of_unknown_outcome_is_found_or_sent_again(is_made: bool) -> None:
+    story = opened()
+    story.do(WriteEntries(((T, b"a"),)))
+    end, write = story.ask(EndTable(T)), story.write((T, b"b"))
+    story.answer(is_made=is_made, error=TIMED_OUT)
+    story.answer_all()
+    assert story.results[end] == 1
+    assert isinstance(story.results[write], TableEndedError)
+    assert story.lines.count("data: append table_end") == (1 if is_made else 2)
+
+
+def test_an_end_whose_first_copy_comes_late_is_no_end_by_another_process() -> None:
+    story = opened()
+    story.do(WriteEntries(((T, b"a"),)))
+    ticket = story.ask(EndTable(T))
+    topic, late = story.asked[0]
+    story.answer(is_made=False, error=TIMED_OUT)
+    while story.lines.count("data: append table_end") < 2:
+        story.answer()
+    story.topics[topic].answer(late)
+    story.answer_all()
+    assert story.results[ticket] == 1
+
+
+@pytest.mark.parametrize("item", [TableEnd(T), TableDropped(T)])
+def test_a_table_that_another_process_ended_first(item: TableEnd | TableDropped) -> None:
+    story = opened()
+    story.do(WriteEntries(((T, b"a"),)))
+    ticket, write = story.ask(EndTable(T)), story.write((U, b"b"))
+    story.data.add(item)
+    story.answer_all()
+    assert isinstance(story.results[ticket], TableEndedError)
+    assert story.results[write] == (1,)
+    assert (T in story.owner.state.meta.tables) is isinstance(item, TableEnd)
+
+
+def test_an_end_counts_behind_the_fence_of_another_owner() -> None:
+    story = opened()
+    story.do(WriteEntries(((T, b"a"),)))
+    ticket = story.ask(EndTable(T))
+    story.data.add(fence(5, OTHER))
+    story.data.add(batch(0, (T, 2), nonce=OTHER))
+    story.answer_all()
+    assert story.owner.is_deposed
+    assert story.results[ticket] == 2
+
+
+def test_a_waiting_end_fails_when_the_region_is_lost() -> None:
+    story = opened()
+    write, end = story.write((T, b"a")), story.ask(EndTable(T))
+    story.data.add(fence(5, OTHER))
+    story.answer_all()
+    for ticket in (write, end):
+        assert isinstance(story.results[ticket], RegionFencedError)
+
+
+def test_a_table_that_another_process_dropped_is_forgotten() -> None:
+    story = opened(map_every=1)
+    story.do(BeginTable(T, b""))
+    story.do(WriteEntries(((T, b"a"),)))
+    story.data.add(TableDropped(T))
+    assert isinstance(story.do(WriteEntries(((T, b"b"),))), TableEndedError)
+    assert story.do(BeginTable(U, b"")) == 5
+    assert story.owner.state.meta.tables.keys() == {U}
+    assert story.do(CleanRegion()) == 5
+    assert opened(story.data).owner.state.meta.tables.keys() == {U}
+
+
 # ---- unknown outcomes -----------------------------------------------------------------------------------------------
 
 
@@ -524,6 +585,52 @@ def test_another_owner_opens_while_this_one_does() -> None:
     assert isinstance(story.results[ticket], RegionFencedError)
     assert story.owner.phase is Phase.CLOSED
     assert story.do(OpenRegion()) is None, "it may try again"
+
+
+@pytest.mark.parametrize("is_read_at_once", [False, True])
+def test_a_retired_region_is_not_opened(is_read_at_once: bool) -> None:
+    story = Story()
+    if is_read_at_once:
+        story.data.add(fence(FINAL_EPOCH, OTHER))
+    ticket = story.ask(OpenRegion())
+    while story.asked:
+        if story.lines[-1] == "data: append fence" and not is_read_at_once:
+            story.data.add(fence(FINAL_EPOCH, OTHER))
+        story.answer()
+    error = story.results[ticket]
+    assert isinstance(error, RegionFencedError)
+    assert "retired" in error.message
+    assert story.lines.count("data: append fence") == (not is_read_at_once)
+    assert story.owner.phase is Phase.CLOSED
+
+
+def test_an_owner_ends_when_its_region_is_retired() -> None:
+    story = opened()
+    story.data.add(fence(FINAL_EPOCH, OTHER))
+    waiting = [story.write((T, b"a")), story.ask(AwaitWrites())]
+    story.answer_all()
+    for ticket in waiting:
+        error = story.results[ticket]
+        assert isinstance(error, RegionFencedError)
+        assert "retired" in error.message
+        assert not error.outcome_unknown
+
+
+def test_an_owner_in_doubt_that_has_read_a_final_fence_ends_without_another_one() -> None:
+    story = opened()
+    made, queued = story.write((T, b"a")), story.write((T, b"b"))
+    story.answer(error=TIMED_OUT)
+    story.data.add(fence(FINAL_EPOCH, OTHER))
+    story.answer()  # its own fence lands behind, and is void
+    story.data.add(fence(7, OTHER))
+    story.answer()  # both records of others in front are read
+    story.answer(is_made=False, error=TIMED_OUT)
+    story.retry()
+    story.answer_all()
+    assert story.owner.is_deposed
+    assert story.results[made] == (1,)
+    assert isinstance(story.results[queued], RegionFencedError)
+    assert story.lines.count("data: append fence") == 1
 
 
 # ---- marks, snapshots, cleaning -------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dlog.errors import DamagedError, InvalidRequestError
-from dlog.region.counting import TableEnd
+from dlog.region.counting import CountingRule, TableEnd
 from dlog.region.messages import FindStart, LostEntries, ReadingStart
-from dlog.region.reading import EntryScan, RegionEntry, find_start
+from dlog.region.reading import EntryScan, RegionEntry, TailScan, find_start
 from dlog.region.state import RegionState
 from tests.unit.region.topic_lists import OTHER, REGION, TopicList, batch, encoded, fence, loaded
 
@@ -193,3 +193,13 @@ def test_a_record_that_is_left_out_is_named() -> None:
     found = list(scan.feed(data.stored(1)))
     assert found[-1] == LostEntries(T, 4, 5)
     assert scan.problems == ["data topic: a record of another region: region=5 offset=6"]
+
+
+def test_the_record_that_begins_a_table_is_not_an_entry() -> None:
+    data = TopicList(fence(), batch(0, (T, 0), (T, 1)), batch(1, (U, 0)))
+    state = _state(data)
+    start = find_start(state, 0, FindStart())
+    assert start.ends == {T: (1, 2, 3), U: (1, 1, 0)}
+    assert _read(data, start) == [(T, 1)]
+    tail = TailScan(REGION, ReadingStart(0, 0, {}, (), CountingRule()), None)
+    assert [(one.table, one.sequence) for one in tail.feed(data.stored(0))] == [(T, 1)]

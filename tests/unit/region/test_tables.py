@@ -108,3 +108,45 @@ def test_a_floor_is_never_behind_its_record_and_nothing_live_is_below_the_safe_o
                 assert meta.floor(sequence) <= places[number][sequence]
                 live.append(places[number][sequence])
         assert region.safe_offset <= min(live, default=offset + 1)
+
+
+def test_a_table_that_was_begun_is_kept_from_there_on_until_something_of_it_is_deleted() -> None:
+    """Who reads it from its first entry on begins at the record that began it."""
+    region = RegionMeta(map_every=1)
+    region.add(8, 1, 3, 1)
+    region.tables[8].mark_deleted(2)
+    region.add(TABLE, 0, 5, 10)
+    region.tables[TABLE].mark_deleted(1)
+    assert (region.safe_offset, region.tables[TABLE].payload_bytes) == (5, 0)
+    for sequence in (1, 2, 3):
+        region.add(TABLE, sequence, sequence + 10, 1)
+    assert region.safe_offset == 5
+    region.tables[TABLE].mark_deleted(2)
+    assert region.safe_offset == 12
+    region.tables[TABLE].mark_deleted(4)
+    assert region.safe_offset == 14, "behind the last record"
+
+
+def test_nothing_of_a_dropped_table_is_kept() -> None:
+    region = RegionMeta(map_every=1)
+    region.add(TABLE, 0, 5, 10)
+    region.add(TABLE, 1, 6, 1)
+    region.add(8, 0, 9, 10)
+    region.drop(TABLE)
+    assert region.safe_offset == 9
+    region.drop(8)
+    region.drop(8)
+    assert region.tables == {}
+    assert region.safe_offset == 10, "behind the last record of all"
+
+
+def test_the_begin_and_the_bytes_of_a_table_are_in_a_snapshot() -> None:
+    region = RegionMeta()
+    region.add(TABLE, 0, 5, 10)
+    region.add(TABLE, 1, 6, 20)
+    region.add(TABLE, 2, 7, 30)
+    region.tables[TABLE].mark_deleted(2)
+    kept = decode_snapshot(encode_snapshot(RegionSnapshot(8, tables=region.table_snapshots())))
+    again = RegionMeta.restored(kept).tables[TABLE]
+    assert (again.begin, again.payload_bytes, again.next_seq_num) == (5, 50, 3), "also of deleted entries"
+    assert again.end == 8

@@ -25,7 +25,7 @@ from dlog.spark.jobs.replay import ReplayOptions, replay
 from dlog.spark.jobs.replay_merge import Merge, TablePart
 from dlog.spark.jobs.replay_runs import OUTPUT
 from dlog.spark.jobs.replay_work import Work, joined_crc32c
-from dlog.spark.jobs.wal import SCHEMA, RegionPiece, Tell
+from dlog.spark.jobs.wal import SCHEMA, KnownTable, RegionPiece, Tell, WalPlan
 from dlog.wire.digest import crc32c
 
 Region = list[tuple[int, int, bytes]]  # table, sequence, payload
@@ -42,14 +42,15 @@ class Regions:
     def identity(self) -> dict[str, Any]:
         return {"regions": sorted(self.regions)}
 
-    def pieces(self, piece_bytes: int) -> list[RegionPiece]:
-        return [
+    def plan(self, piece_bytes: int, marks: Marks, tables: Sequence[int]) -> WalPlan:
+        pieces = (
             RegionPiece(region=name, number=number, bytes=1, records=self.per_piece, told=({"from": at},))
             for name, region in self.regions.items()
             for number, at in enumerate(range(0, len(region), self.per_piece))
-        ]
+        )
+        return WalPlan(tuple(pieces))
 
-    def read(self, piece: RegionPiece, tell: Tell) -> Iterator[pa.RecordBatch]:
+    def read(self, piece: RegionPiece, tables: Sequence[KnownTable], tell: Tell) -> Iterator[pa.RecordBatch]:
         begin = piece.told[0]["from"]
         rows = list(enumerate(self.regions[piece.region]))[begin : begin + self.per_piece]
         for at in range(0, len(rows), self.per_batch):

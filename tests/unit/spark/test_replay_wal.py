@@ -69,12 +69,12 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 def test_a_record_that_is_not_of_a_region_is_damage_with_its_place(stream: list[bytes]) -> None:
     with pytest.raises(DamagedError, match=r"not a record of a region.*stream=r segment=1 entry=1 slot=0"):
-        list(stream_wal().read(PIECE, print))
+        list(stream_wal().read(PIECE, (), print))
 
 
 def test_or_is_left_out_and_told_of_if_that_was_asked_for(stream: list[bytes]) -> None:
     told: list[str] = []
-    (batch,) = stream_wal(onCorruption="skip-entry").read(PIECE, told.append)
+    (batch,) = stream_wal(onCorruption="skip-entry").read(PIECE, (), told.append)
     assert batch.schema.equals(SCHEMA)
     rows = [(r["entry"], r["table"], r["sequence"], r["payload"]) for r in batch.to_pylist()]
     assert rows == [(0, 7, 1, b"a"), (2, 8, 1, b"")]

@@ -1,0 +1,297 @@
+"""Divides a region into pieces that are read independently of each other, in any order.
+
+The counting rule is a function of everything before an offset. So a piece begins with the item of a record that is
+known to count, one of a table's mapping: the item's own first record has the rule that is in force there. Which tables
+have ended is known from the state of the region: nothing of a table counts behind its high watermark.
+
+Invariants:
+- What the pieces have of the wanted tables, one piece after another, is what `EntryScan` has of them; each entry is in
+  one piece.
+- An item is in one piece, unless the front of the topic was deleted within it.
+- A piece is read only in the region that it was planned for: its first record has the nonce of an owner.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from dlog.errors import DamagedError, UnsupportedVersionError
+from dlog.region.counting import CountingRule
+from dlog.region.items import RECORD_OVERHEAD_BYTES, ItemReader, decode_stored
+from dlog.region.reading import RegionEntry
+from dlog.region.state import RegionState
+from dlog.region.tables import MAP_EVERY, MAP_EVERY_BYTES, TableMeta
+from dlog.region.topics import Stored
+from dlog.wire.region import RecordKind
+
+SEEK_TABLES_MAX = 16  # readers of more tables read all of a piece
+SEEK_BYTES = 1 << 20  # that a reader passes over at once, at least
+
+Seek = tuple[int, int, int]  # a table, a sequence, and the offset of its record
+
+
+@dataclass(frozen=True, slots=True)
+class WantedTable:
+    """first: the sequence that is wanted first. next: that of the table's next record. end: the offset behind its last
+    one."""
+
+    first: int
+    next: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class CutPoint:
+    """A record that counts, where a piece may begin. bytes: of the records up to the next point, about."""
+
+    offset: int
+    table: int
+    sequence: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Offsets `begin` <= offset < `end`. epoch, nonce, number: of the rule in force at `begin`. starts: tables whose
+    next sequence at `begin` is known. seeks: where a reader of few tables may go on, once it wants this sequence."""
+
+    begin: int
+    end: int
+    epoch: int
+    nonce: bytes
+    number: int
+    starts: tuple[tuple[int, int], ...] = ()
+    seeks: tuple[Seek, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The beginning of a piece: the item of a point, and the rule in force there."""
+
+    point: CutPoint
+    begin: int
+    epoch: int
+    nonce: bytes
+    number: int
+
+
+class PiecePlan:
+    """Finds where pieces of a region may begin. The caller reads the record of each point that it chooses.
+
+    wanted: by table, the sequence that is wanted first. first: the first offset that the data topic has. points: in
+    their order, none if nothing is wanted. end: behind the last record that is wanted.
+    """
+
+    def __init__(
+        self, region: int, state: RegionState, wanted: Mapping[int, int], first: int, *, seek_bytes: int = SEEK_BYTES
+    ) -> None:
+        self._region = region
+        self._first = first
+        self._seek_bytes = seek_bytes
+        self._tables = state.meta.tables
+        self._live = {
+            number: _LiveTable(self._tables[number], sequence)
+            for number, sequence in wanted.items()
+            if sequence < self._tables[number].next_seq_num
+        }
+        self._sizes = _Sizes(self._tables.values())
+        self.end = max((table.meta.current_high_watermark for table in self._live.values()), default=0)
+        self.points = self._find_points() if self._live else ()
+
+    def cut(self, point: CutPoint, stored: Stored) -> Cut:
+        """The beginning of a piece at a point. stored: the record of the point.
+
+        Raises DamagedError, UnsupportedVersionError: the record cannot be used, so no piece begins there.
+        """
+        record = decode_stored(self._region, stored)
+        found = (stored.offset, record.kind, record.table, record.sequence)
+        if found != (point.offset, RecordKind.ENTRY, point.table, point.sequence):
+            raise DamagedError(
+                f"the record is not the one that the region's state names: table={point.table} "
+                f"sequence={point.sequence} offset={point.offset}"
+            )
+        begin = max(self._first, point.offset - record.position)
+        return Cut(point, begin, record.epoch, record.nonce, record.batch)
+
+    def piece(self, cut: Cut, end: int) -> Piece:
+        """The piece from a cut on, up to the next one, or to the end."""
+        point = cut.point
+        few = self._live if len(self._live) <= SEEK_TABLES_MAX else {}
+        starts = {point.table: point.sequence} if point.table in few else {}
+        seeks: list[Seek] = []
+        for number, table in few.items():
+            if table.floor > point.offset:
+                starts[number] = table.floor_sequence
+                seeks.append((number, table.floor_sequence, table.floor))
+            seeks += (
+                (number, *there)
+                for here, there in table.steps(point.offset, end)
+                if self._sizes.between(max(point.offset, here), there[1]) >= self._seek_bytes
+            )
+        return Piece(
+            begin=cut.begin,
+            end=end,
+            epoch=cut.epoch,
+            nonce=cut.nonce,
+            number=cut.number,
+            starts=tuple(starts.items()),
+            seeks=tuple(dict.fromkeys(seeks)),
+        )
+
+    def _find_points(self) -> tuple[CutPoint, ...]:
+        begin = max(self._first, min(table.floor for table in self._live.values()))
+        known = _by_offset({number: self._tables[number] for number in self._live})
+        if begin not in known:  # the front was deleted by another program: begin at the first record that counts
+            known |= _by_offset(self._tables)
+            begin = min((at for at in known if at >= begin), default=self.end)
+        offsets = sorted(at for at in known if begin <= at < self.end)
+        return tuple(
+            CutPoint(at, *known[at], self._sizes.between(at, following))
+            for at, following in pairwise([*offsets, self.end])
+        )
+
+
+class _LiveTable:
+    """A table that is wanted from a sequence on. floor: offset of the last mapped record at or before that one;
+    floor_sequence: its sequence."""
+
+    def __init__(self, meta: TableMeta, first: int) -> None:
+        self.meta = meta
+        self._sequences = list(meta.seq_offset_mapping)
+        self._offsets = list(meta.seq_offset_mapping.values())
+        at = bisect_right(self._sequences, first) - 1
+        self.floor, self.floor_sequence = (self._offsets[at], self._sequences[at]) if at >= 0 else (0, 0)
+
+    def steps(self, begin: int, end: int) -> Iterable[tuple[int, tuple[int, int]]]:
+        """For each mapped record from the last one before `begin` up to `end`: its offset, and the sequence and offset
+        of the next one."""
+        low, high = bisect_right(self._offsets, begin) - 1, bisect_left(self._offsets, end)
+        for at in range(max(0, low), min(high, len(self._offsets) - 1)):
+            yield self._offsets[at], (self._sequences[at + 1], self._offsets[at + 1])
+
+
+def _by_offset(tables: Mapping[int, TableMeta]) -> dict[int, tuple[int, int]]:
+    """The mapped records of tables: a table and a sequence by offset."""
+    return {
+        at: (number, sequence) for number, meta in tables.items() for sequence, at in meta.seq_offset_mapping.items()
+    }
+
+
+class PieceScan:
+    """Picks the wanted entries out of the records of a piece, which are fed from `offset` on.
+
+    skips: leave out records that cannot be decoded, instead of raising. problems: what was left out, one line each.
+    """
+
+    def __init__(self, region: int, piece: Piece, wanted: Mapping[int, WantedTable], *, skips: bool = False) -> None:
+        self.problems: list[str] = []
+        self.is_done = False
+        self._region = region
+        self._piece = piece
+        self._wanted = wanted
+        self._skips = skips
+        self._reader = ItemReader(region, piece.begin)
+        self._rule = CountingRule(piece.epoch, piece.nonce, piece.number)
+        self._is_at_begin = True
+        self._is_behind_seek = False
+        self._next = dict(piece.starts)
+        self._seeks = {(table, sequence): at for table, sequence, at in piece.seeks}
+
+    @property
+    def offset(self) -> int:
+        """Of the record that is wanted next."""
+        return self._reader.offset
+
+    def feed(self, records: Sequence[Stored]) -> list[RegionEntry]:
+        """Take the next records, at least one. Raises DamagedError, UnsupportedVersionError."""
+        found: list[RegionEntry] = []
+        for stored in records:
+            if self._is_behind(stored.offset):
+                break
+            self._take(stored, found)
+        if self._is_behind(max(self.offset, records[-1].offset)):
+            self.is_done = True
+        else:
+            self._seek()
+        return found
+
+    def _is_behind(self, offset: int) -> bool:
+        """Whether the piece has ended before an offset: the last one may end within a batch."""
+        return offset >= self._piece.end and not self._reader.is_within_batch
+
+    def _take(self, stored: Stored, found: list[RegionEntry]) -> None:
+        try:
+            placed, record = self._reader.feed(stored)
+        except (DamagedError, UnsupportedVersionError) as error:
+            if not self._skips:
+                raise
+            self._is_at_begin = False
+            self.problems.append(f"data topic: {error.message}")
+            return
+        if self._is_at_begin:
+            self._is_at_begin = False
+            piece = self._piece
+            if (record.epoch, record.nonce, record.batch) != (piece.epoch, piece.nonce, piece.number):
+                raise DamagedError(
+                    f"another region has been created under this name, plan again: offset={stored.offset}"
+                )
+        if self._is_behind_seek:
+            self._is_behind_seek = False
+            self._rule = CountingRule(record.epoch, record.nonce, record.batch)
+        if placed is None:
+            return
+        self._rule, counting = self._rule.after_placed(placed)
+        for offset, entry in counting:
+            wanted = self._wanted.get(entry.table)
+            if wanted is None or offset >= wanted.end or not entry.sequence:
+                continue  # behind the end of its table, or dropped, or not wanted
+            self._next[entry.table] = max(self._next.get(entry.table, 0), entry.sequence + 1)
+            if entry.sequence >= wanted.first:
+                found.append(RegionEntry(entry.table, entry.sequence, entry.payload, offset))
+
+    def _seek(self) -> None:
+        """Go on behind records of which none is wanted, if the mapping tells."""
+        if self._skips or len(self._wanted) > SEEK_TABLES_MAX or self._reader.is_within_batch:
+            return  # a batch counts when it is complete
+        end = self._piece.end
+        lowest = min((self._lower_bound(table, wanted) for table, wanted in self._wanted.items()), default=end)
+        if lowest >= end:
+            self.is_done = True
+        elif lowest > self.offset:
+            self._reader = ItemReader(self._region, lowest)
+            self._is_behind_seek = True
+
+    def _lower_bound(self, table: int, wanted: WantedTable) -> int:
+        """An offset at or before the next record of a table that is wanted."""
+        following = self._next.get(table)
+        if wanted.end <= self.offset or (following is not None and following >= wanted.next):
+            return self._piece.end
+        return self.offset if following is None else self._seeks.get((table, following), self.offset)
+
+
+class _Sizes:
+    """Estimates the bytes of records between two offsets, from the mappings of all tables."""
+
+    def __init__(self, tables: Iterable[TableMeta]) -> None:
+        weights = sorted(weight for meta in tables for weight in _weights(meta))
+        self._offsets = [at for at, _ in weights]
+        self._sums = [0, *accumulate(size for _, size in weights)]
+
+    def between(self, begin: int, end: int) -> int:
+        low, high = bisect_left(self._offsets, begin), bisect_left(self._offsets, end)
+        return max(self._sums[high] - self._sums[low], (end - begin) * RECORD_OVERHEAD_BYTES)
+
+
+def _weights(meta: TableMeta) -> Iterable[tuple[int, int]]:
+    """Each mapped offset, and about how many bytes the table has from there to the next one."""
+    each = meta.payload_bytes // max(1, meta.next_seq_num - 1) + RECORD_OVERHEAD_BYTES
+    mapped = list(meta.seq_offset_mapping.items())
+    for (sequence, at), (following, _) in pairwise(mapped):
+        records = following - sequence
+        yield at, max(records * each, 0 if records >= MAP_EVERY else MAP_EVERY_BYTES)
+    if mapped:
+        sequence, at = mapped[-1]
+        yield at, (meta.next_seq_num - sequence) * each
