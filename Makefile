@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 HAPROXY := .cache/haproxy
 FILE ?=
+STORE ?=
 SEEDS ?= 1000
 FIRST ?= 0
 MINUTES ?= 2
@@ -17,6 +18,7 @@ MINUTES ?= 2
 
 help:
 	@echo "make demo [FILE=lines.txt]   a cluster on this machine; the file goes in while processes are killed, and comes back"
+	@echo "make demo STORE=kafka        the same with the stream on three brokers of Kafka, which are started, too"
 	@echo "make test                    every test but those of make test-slow; CI runs both"
 	@echo "make test-slow               what measures, and compares with other releases and systems"
 	@echo "make check                   the fast lane: lint, types, import contracts, unit, few simulation seeds"
@@ -37,7 +39,10 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	@touch $@
 
 demo: setup
-	@$(BIN)/python -m dlog.cli.demo $(FILE)
+	@case "$(STORE)" in \
+	"") $(BIN)/python -m dlog.cli.demo $(FILE);; \
+	kafka) $(BIN)/python -m loadtest.kafka_demo $(FILE);; \
+	*) echo "no such store for the demo: STORE=$(STORE); use STORE=kafka, or leave it out" >&2; exit 2;; esac
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,11 +1,13 @@
 """`make demo`: appends a file while processes are killed, reads it back, and compares.
 
     python -m dlog.cli.demo [FILE]
+    python -m dlog.cli.demo --kafka HOST:PORT[,...] --broker PID [FILE]    as loadtest/kafka_demo.py runs it
 
 Starts a cluster in a temporary directory with `dlog up` and appends the lines of FILE. Kills the stream's owner with
-SIGKILL when a third of the records is acknowledged, and a bookie at half of them. Then reads everything back from the
-first DLSN and from a txid in the middle and compares line by line; has Spark count the words and compares the counts.
-Exit 1 if a line or a count differs. All printed figures are measured in this run, without pacing.
+SIGKILL when a third of the records is acknowledged, and a bookie, or a broker of Kafka, at half of them. Then reads
+everything back from the first DLSN and from a txid in the middle and compares line by line; has Spark count the words
+and compares the counts. Exit 1 if a line or a count differs. All printed figures are measured in this run, without
+pacing.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import sys
 import sysconfig
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,16 +94,20 @@ class Compared:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("file", required=False)
 @click.option("--keep", is_flag=True, help="Keep the directory of the cluster.")
-def demo(file: str | None, keep: bool) -> int:
+@click.option("--kafka", metavar="HOST:PORT[,...]", help="Have no bookies, and the stream on these brokers.")
+@click.option("--broker", type=click.IntRange(1), metavar="PID", help="With --kafka: the process of a broker to kill.")
+def demo(file: str | None, keep: bool, kafka: str | None, broker: int | None) -> int:
     """Append the lines of FILE to a new cluster while processes are killed, read them back, compare.
 
     Without FILE: the source of Python's standard library, at most 300,000 lines.
     """
+    if (kafka is None) != (broker is None):
+        raise click.UsageError("--kafka and --broker go together")
     begun_s = monotonic_s()
     lines = _lines_of(Path(file)) if file else _library_lines()
     directory = Path(tempfile.mkdtemp(prefix="dlog-demo-"))
     try:
-        whole = asyncio.run(_demo(directory, lines))
+        whole = asyncio.run(_demo(directory, lines, kafka, broker))
     finally:
         if keep:
             _say(f"the cluster's directory is kept: {directory}; `dlog up --dir {directory}` starts it again")
@@ -111,16 +117,17 @@ def demo(file: str | None, keep: bool) -> int:
     return EXIT_OK if whole else EXIT_FAILED
 
 
-async def _demo(directory: Path, lines: list[bytes]) -> bool:
+async def _demo(directory: Path, lines: list[bytes], kafka: str | None, broker: int | None) -> bool:
     size = sum(map(len, lines)) + len(lines)
-    _say(f"{len(lines):,} lines, {size / 1e6:.1f} MB; starting ZooKeeper, 3 bookies, 2 write and 2 read proxies")
+    storage, flags = ("3 bookies, ", ()) if kafka is None else ("", ("--bookies", "0", "--kafka", kafka))
+    _say(f"{len(lines):,} lines, {size / 1e6:.1f} MB; starting ZooKeeper, {storage}2 write and 2 read proxies")
     begun_s = monotonic_s()
-    async with _cluster(directory) as running:
+    async with _cluster(directory, flags) as running:
         _say(f"the cluster is up after {monotonic_s() - begun_s:.1f} s: {running.connect}")
         async with connect(running.connect) as client:
             await client.create(STREAM)
             begun_s = monotonic_s()
-            appended = await _append(client, directory, lines)
+            appended = await _append(client, directory, lines, broker)
             seconds = monotonic_s() - begun_s
             _tell_append(appended, len(lines), size, seconds, begun_s)
             first = appended.batches[0].first
@@ -140,10 +147,10 @@ async def _demo(directory: Path, lines: list[bytes]) -> bool:
 
 
 @asynccontextmanager
-async def _cluster(directory: Path) -> AsyncIterator[RunningCluster]:
+async def _cluster(directory: Path, flags: Sequence[str]) -> AsyncIterator[RunningCluster]:
     """`dlog up` in its own process, which is stopped in any case."""
     process = await asyncio.create_subprocess_exec(
-        *python_module("dlog", "up", "--dir", str(directory), "--json"),
+        *python_module("dlog", "up", "--dir", str(directory), "--json", *flags),
         env=module_environment(),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -186,11 +193,20 @@ def _kill(directory: Path, role: str, matches: Callable[[str], bool]) -> str:
     return f"{role} {'proxy ' if role != 'bookie' else ''}{part.id} (pid {part.pid}, {part.address})"
 
 
+def _kill_broker(pid: int) -> str:
+    """SIGKILL a broker of Kafka; returns its description."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        raise CommandError(f"no broker has this process id: pid={pid}", "name one with --broker") from None
+    return f"a broker of Kafka (pid {pid})"
+
+
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 
-async def _append(client: Client, directory: Path, lines: list[bytes]) -> Appended:
-    """Append all lines; kill the owner when a third of them is acknowledged, and a bookie at half."""
+async def _append(client: Client, directory: Path, lines: list[bytes], broker: int | None) -> Appended:
+    """Append all lines; kill the owner when a third of them is acknowledged, and a bookie, or the broker, at half."""
     appended = Appended()
     owner = await client.owner(STREAM)  # looked up now, so that the kill itself is prompt
     with _bar(len(lines)) as advance:
@@ -202,12 +218,11 @@ async def _append(client: Client, directory: Path, lines: list[bytes]) -> Append
             advance(batch.count)
             done = appended.records / len(lines)
             if not appended.kills and done >= 1 / 3:
-                kill("write", lambda address: address == owner.location)
+                killed(_kill(directory, "write", lambda address: address == owner.location))
             elif len(appended.kills) == 1 and done >= 1 / 2:
-                kill("bookie", lambda _: True)
+                killed(_kill(directory, "bookie", lambda _: True) if broker is None else _kill_broker(broker))
 
-        def kill(role: str, matches: Callable[[str], bool]) -> None:
-            what = _kill(directory, role, matches)
+        def killed(what: str) -> None:
             appended.kills.append(Kill(what, monotonic_s(), appended.records))
 
         async with client.pipeline(STREAM, on_written) as pipeline:
@@ -270,7 +285,7 @@ async def _count_words(running: RunningCluster, lines: list[bytes]) -> bool:
     begun_s = monotonic_s()
     process = await asyncio.create_subprocess_exec(
         *python_module("dlog.cli.demo_words", running.zookeeper, running.namespace, STREAM),
-        env=module_environment(),
+        env=module_environment(**({"DLOG_KAFKA_TOPICS": running.kafka_topics} if running.kafka_topics else {})),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -283,9 +298,10 @@ async def _count_words(running: RunningCluster, lines: list[bytes]) -> bool:
     seconds = monotonic_s() - begun_s
     counts, expected = json.loads(told), count_words(lines)
     common = ", ".join(f"{word} {count:,}" for word, count in expected.most_common(3))
+    source = "Kafka" if running.kafka_topics else "the bookies"
     wrong = sum(1 for word in counts.keys() | expected.keys() if counts.get(word) != expected[word])
     _say(
-        f"Spark counted {sum(counts.values()):,} words, {len(counts):,} different ones, directly from the bookies in "
+        f"Spark counted {sum(counts.values()):,} words, {len(counts):,} different ones, directly from {source} in "
         f"{seconds:.1f} s, its start included ({common}, ...); wrong counts {wrong}"
     )
     return not wrong

@@ -1,5 +1,4 @@
-"""Runs the commands of README.md, docs/quickstart.md and docs/operations.md as a reader would: one `dlog up`, then each
-line.
+"""Runs the commands of README.md and of pages in docs as a reader would: one `dlog up`, then each line.
 
 A line `$ command` in a fenced `console` block behind a `<!-- tour -->` mark runs in a shell in the cluster's directory;
 it must exit 0 unless the line above says `# exits N`. Each Python block behind `<!-- tour-python -->` is a program.
@@ -14,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,14 +40,13 @@ def commands(block: str) -> list[tuple[str, int]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
-    where = tmp_path_factory.mktemp("tour")
-    (where / "README.md").write_text((ROOT / "README.md").read_text())
+@contextmanager
+def running(where: Path, *flags: str) -> Iterator[tuple[Path, dict[str, str]]]:
+    """A cluster in a directory, and the environment of commands there."""
     env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
     env.pop("DLOG_CONNECT", None)
     log = (where / "up.log").open("w")
-    up = subprocess.Popen(["dlog", "up", "--dir", "data"], cwd=where, env=env, stdout=log, stderr=log)
+    up = subprocess.Popen(["dlog", "up", "--dir", "data", *flags], cwd=where, env=env, stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + UP_DEADLINE_S
         while subprocess.run(["dlog", "ls"], cwd=where, env=env, capture_output=True, check=False).returncode != 0:
@@ -64,24 +63,38 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, di
             log.close()
 
 
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
+    where = tmp_path_factory.mktemp("tour")
+    (where / "README.md").write_text((ROOT / "README.md").read_text())
+    with running(where) as started:
+        yield started
+
+
+def run_commands(found: list[tuple[str, int]], where: Path, env: dict[str, str]) -> list[str]:
+    """Run commands one after the other; returns what they print."""
+    printed: list[str] = []
+    for command, status in found:
+        result = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", command],
+            cwd=where,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=180,
+        )
+        assert result.returncode == status, f"$ {command}\n{result.stdout}{result.stderr}"
+        printed += result.stdout.splitlines()
+    return printed
+
+
 @pytest.mark.parametrize("document", ["README.md", "docs/quickstart.md", "docs/operations.md"])
 def test_the_commands_of_the_document_run(cluster: tuple[Path, dict[str, str]], document: str) -> None:
     where, env = cluster
-    ran = 0
-    for block in blocks(ROOT / document, "tour"):
-        for command, status in commands(block):
-            result = subprocess.run(
-                ["bash", "-o", "pipefail", "-c", command],
-                cwd=where,
-                env=env,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=180,
-            )
-            assert result.returncode == status, f"$ {command}\n{result.stdout}{result.stderr}"
-            ran += 1
-    assert ran > 3
+    found = [each for block in blocks(ROOT / document, "tour") for each in commands(block)]
+    assert len(found) > 3
+    run_commands(found, where, env)
 
 
 def run_python(document: str, cluster: tuple[Path, dict[str, str]], directory: Path) -> list[str]:
@@ -110,6 +123,19 @@ def test_the_python_of_the_quick_start_runs(cluster: tuple[Path, dict[str, str]]
     payloads = [line.split()[-1] for line in lines]
     assert payloads[1:] == ["b'first'", *(f"{number}'" for number in range(5))]
     assert lines[-1].startswith("resumed at")
+
+
+def test_the_commands_of_the_page_on_streams_on_kafka_run(tmp_path: Path) -> None:
+    """On topics in a directory. `dlog up` on brokers is in tests/integration/regions/test_streams_on_kafka.py, the demo
+    in test_kafka_demo.py beside it."""
+    page = ROOT / "docs/streams-on-kafka.md"
+    (block,) = blocks(page, "streams-on-kafka")
+    address = f"file://{tmp_path}/topics"
+    assert "dlog up --bookies 0 --kafka file:///path/of/the/topics" in page.read_text()
+    with running(tmp_path, "--bookies", "0", "--kafka", address) as (where, env):
+        printed = run_commands(commands(block), where, env)
+    assert "created orders" in printed and f"at {address}" in "\n".join(printed)
+    assert any(line.startswith("store      kafka, records are synced") for line in printed)
 
 
 def test_the_commands_and_the_program_of_the_page_on_regions_run(tmp_path: Path) -> None:

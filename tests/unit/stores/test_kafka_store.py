@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dlog.errors import ConfigError, Remedy
+from dlog.io import kafka_store
 from dlog.io.kafka_settings import KafkaOptions
 from dlog.io.kafka_store import open_kafka_store
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
@@ -94,6 +95,16 @@ async def test_a_wrong_address_is_never_taken_for_deleted_segments(cluster: Clus
         assert (await store.describe(name)).entries == 3
         with pytest.raises(SegmentNotFoundError):
             await store.describe(name.replace("/1@", "/9@"))
+
+
+async def test_topics_that_do_not_answer_now_keep_no_process_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_store, "START_TIMEOUT_S", 0.1)
+    cluster = Cluster(Path("/"))
+    cluster.recorded = "dlog-1"
+    options = KafkaOptions(topics="kafka://127.0.0.1:1", timeout_s=0.2)
+    async with open_kafka_store(options, cluster.read, cluster.record, random.Random(1), creates=True) as store:
+        with pytest.raises(StoreOutOfReachError):
+            await store.check_topics()
 
 
 async def test_a_directory_is_always_synced(cluster: Cluster) -> None:
