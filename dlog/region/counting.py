@@ -25,8 +25,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from dlog.values import value
 
-@dataclass(frozen=True, slots=True)
+
+@value
 class Entry:
     """One entry of a table. sequence: its number in the table; the first is 1. 0: it begins the table, which has no
     entries yet, and its payload describes the table."""
@@ -103,7 +105,9 @@ class CountingRule:
             case TableEnd(table) | TableDropped(table):
                 return replace(self, ended=self.ended | {table}), ()
             case Batch(nonce, number, entries) if nonce == self.nonce and number == self.number:
-                counting = tuple(entry for entry in entries if entry.table not in self.ended)
+                counting = entries
+                if self.ended:
+                    counting = tuple(entry for entry in entries if entry.table not in self.ended)
                 return replace(self, number=number + 1), counting
         return self, ()
 
@@ -114,6 +118,8 @@ class CountingRule:
         if not counting:
             return rule, ()
         assert isinstance(item, Batch), "only batches have entries"
+        if len(counting) == len(item.entries):
+            return rule, tuple(enumerate(counting, offset))
         ended = self.ended
         return rule, tuple((offset + i, entry) for i, entry in enumerate(item.entries) if entry.table not in ended)
 
