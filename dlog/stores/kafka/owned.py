@@ -63,7 +63,7 @@ class OwnedRegions:
         rng: Random,
         *,
         batch_bytes_max: int,
-        spawn: Callable[[Any], None],
+        spawn: Callable[[Any], object],
         on_closed: Callable[[str], None],
     ) -> None:
         self._topics = topics
@@ -81,6 +81,11 @@ class OwnedRegions:
         """Whether this process writes a region, or may begin tables there."""
         found = self._regions.get(name)
         return found is not None and not found.has_ended
+
+    async def prepare(self, namespace: str) -> None:
+        """Open the region in which the next table begins, if none is open. Raises what the topics raise."""
+        async with self._opening:
+            await self._open(namespace)
 
     async def begin_table(self, namespace: str, payload: bytes) -> tuple[OwnedRegion, TableLocation]:
         """Begin a table; the caller calls `table_ended` once. Raises what the topics raise, RegionFencedError."""

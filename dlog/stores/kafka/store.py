@@ -61,7 +61,8 @@ class KafkaStore:
     """A SegmentStore: `async with KafkaStore(...) as store`. The caller closes the topics.
 
     batch_bytes_max: of the records of one append, as the topics take them. find_namespace: asked at the first use.
-    sweeps: look for regions without segments from time to time, and delete them.
+    sweeps: this process writes segments: look for regions without segments from time to time, and delete them; open a
+    region for the next segment while one is recovered.
     """
 
     name = NAME
@@ -88,6 +89,7 @@ class KafkaStore:
         self._sweeps = sweeps
         self._tasks = asyncio.TaskGroup()
         self._sweeping: asyncio.Task[None] | None = None
+        self._preparing: asyncio.Task[None] | None = None
         self._open = False
         self._writers: set[KafkaSegmentWriter] = set()
         self._readers: dict[str, set[KafkaSegmentReader]] = {}
@@ -140,6 +142,8 @@ class KafkaStore:
     async def recover(self, ref: SegmentRef) -> RecoveredSegment:
         location = parse_location(ref.name)
         with await self._follow(location) as region:
+            if self._sweeps:  # the stream's next segment follows: a new region takes longer to open than this
+                self._preparing = self._spawn(self._owned.prepare(self._namespace))
             found = await self.run(ref.name, region.ask(RecoverTable(location.table)))
             last: list[bytes] = []
             for sequence in range(found.entries, max(0, found.entries - LAST_PAYLOADS), -1):
@@ -228,8 +232,9 @@ class KafkaStore:
         """Abandon every writer, close every reader and region; what is confirmed remains."""
         if not self._open:
             return
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        for task in (self._sweeping, self._preparing):
+            if task is not None:
+                task.cancel()
         for writer in tuple(self._writers):
             await writer.abandon()
         for readers in tuple(self._readers.values()):
@@ -371,14 +376,14 @@ class KafkaStore:
 
     # ---- told by parts -----------------------------------------------------------------------------------------------
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run work that may fail: a later call does it again."""
 
         async def quietly() -> None:
             with suppress(DLogError):
                 await work
 
-        self._tasks.create_task(quietly(), name="regions")
+        return self._tasks.create_task(quietly(), name="regions")
 
     def _region_closed(self, name: str) -> None:
         if self._open:
