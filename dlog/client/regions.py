@@ -302,7 +302,11 @@ class Region:
         Raises RegionFencedError (not written), OverCapacityError (not written), RecordTooLargeError, ClosedError
         (outcome unknown), TypeError for a payload that is not bytes. Cancelling stops the wait only.
         """
-        given = tuple((table, bytes(memoryview(payload))) for table, payload in entries)  # bytes(7) would be zeros
+        given = tuple(
+            [  # bytes(7) would be zeros
+                (table, payload if type(payload) is bytes else bytes(memoryview(payload))) for table, payload in entries
+            ]
+        )
         for table, _ in given:
             if not 0 <= table < _U64_END:
                 raise InvalidRequestError(f"a table is an unsigned 64-bit number: table={table}")

@@ -81,7 +81,8 @@ class TopicProducer:
             # that follows no topic asks for all there are
             while client.cluster.partitions_for_topic(self.topic) is None:
                 await client.force_metadata_update()
-                await asyncio.sleep(_METADATA_STEP_S)
+                if client.cluster.partitions_for_topic(self.topic) is None:
+                    await asyncio.sleep(_METADATA_STEP_S)
         except (KafkaError, OSError, TimeoutError) as error:
             raise NotQueuedError(_error_text(error)) from error
 

@@ -25,10 +25,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from dlog.values import value
+
 FINAL_EPOCH = (1 << 64) - 1  # of a fence that retires the region: none is higher, so no owner begins behind it
 
 
-@dataclass(frozen=True, slots=True)
+
+@value
 class Entry:
     """One entry of a table. sequence: its number in the table; the first is 1. 0: it begins the table, which has no
     entries yet, and its payload describes the table."""
@@ -107,7 +110,9 @@ class CountingRule:
             case TableEnd(table) | TableDropped(table):
                 return replace(self, ended=self.ended | {table}), ()
             case Batch(nonce, number, entries) if nonce == self.nonce and number == self.number:
-                counting = tuple(entry for entry in entries if entry.table not in self.ended)
+                counting = entries
+                if self.ended:
+                    counting = tuple(entry for entry in entries if entry.table not in self.ended)
                 return replace(self, number=number + 1), counting
         return self, ()
 
@@ -118,6 +123,8 @@ class CountingRule:
         if not counting:
             return rule, ()
         assert isinstance(item, Batch), "only batches have entries"
+        if len(counting) == len(item.entries):
+            return rule, tuple(enumerate(counting, offset))
         ended = self.ended
         return rule, tuple((offset + i, entry) for i, entry in enumerate(item.entries) if entry.table not in ended)
 

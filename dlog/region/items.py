@@ -89,14 +89,18 @@ class ItemReader:
         if record.position + 1 < record.count:
             return None, record
         self._batch = []
-        entries = tuple(Entry(one.table, one.sequence, bytes(one.payload)) for one in batch)
+        entries = tuple([Entry(one.table, one.sequence, bytes(one.payload)) for one in batch])
         return (self._at, Batch(record.nonce, record.batch, entries)), record
 
 
 def _follows(record: RegionRecord, before: RegionRecord) -> bool:
     """Whether a record is the next one of the same batch."""
-    same = (record.nonce, record.batch, record.count) == (before.nonce, before.batch, before.count)
-    return same and record.position == before.position + 1
+    return (
+        record.position == before.position + 1
+        and record.nonce == before.nonce
+        and record.batch == before.batch
+        and record.count == before.count
+    )
 
 
 def _single(record: RegionRecord) -> Item:

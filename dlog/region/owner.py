@@ -15,7 +15,7 @@ Source: HoraeDB's write-ahead log on Kafka; the fences are our own (docs/decisio
 from __future__ import annotations
 
 import enum
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -144,6 +144,11 @@ class _Append:
     writes: tuple[tuple[_Write, tuple[int, ...]], ...] = ()
     ends: tuple[_End, ...] = ()
     drops: tuple[int, ...] = ()
+
+    @property
+    def has_beginning(self) -> bool:
+        """Whether one of the writes begins its table."""
+        return any(write.begins for write, _ in self.writes)
 
     @property
     def tickets(self) -> list[int]:
@@ -527,7 +532,8 @@ class RegionOwner:
 
     def _next_batch(self) -> _Append:
         """Take as many writes as fit into one batch."""
-        ahead: Counter[int] = Counter()
+        following: dict[int, int] = {}  # by table, the sequence of its next entry
+        next_seq_num = self.state.meta.next_seq_num
         entries: list[Entry] = []
         writes: list[tuple[_Write, tuple[int, ...]]] = []
         size = 0
@@ -539,8 +545,9 @@ class RegionOwner:
             size += write.size
             sequences: list[int] = []
             for table, payload in write.entries:
-                sequence = 0 if write.begins else self.state.meta.next_seq_num(table) + ahead[table]
-                ahead[table] += not write.begins
+                sequence = 0 if write.begins else following.get(table) or next_seq_num(table)
+                if sequence:
+                    following[table] = sequence + 1
                 sequences.append(sequence)
                 entries.append(Entry(table, sequence, payload))
             writes.append((write, tuple(sequences)))
@@ -619,6 +626,11 @@ class RegionOwner:
 
     def _finish(self, append: _Append, counting: tuple[PlacedEntry, ...]) -> None:
         """Answer an append whose fate is known."""
+        item = append.items[0]
+        if isinstance(item, Batch) and len(counting) == len(item.entries) and not append.has_beginning:
+            for write, sequences in append.writes:
+                self._out.answer([write.ticket], sequences)
+            return
         counted = {(entry.table, entry.sequence): offset for offset, entry in counting}
         for write, sequences in append.writes:
             missing = [

@@ -11,17 +11,17 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from dlog.errors import DamagedError, InvalidRequestError, UnsupportedVersionError
-from dlog.region.counting import CountingRule
+from dlog.region.counting import CountingRule, Placed
 from dlog.region.items import ItemReader
 from dlog.region.messages import FindStart, LostEntries, ReadingStart
 from dlog.region.state import RegionState
 from dlog.region.topics import Stored
+from dlog.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RegionEntry:
     """An entry of a table. offset: in the data topic."""
 
@@ -94,14 +94,17 @@ class EntryScan:
             if stored.offset >= self._start.end:
                 self._reader.offset = self._start.end
                 break
-            yield from self._take(stored)
+            placed = self._place(stored)
+            if placed is not None:
+                yield from self._take(placed)
         if self.is_done:
             for table, (_, end, _) in self._start.ends.items():
                 if self.next[table] < end:
                     yield LostEntries(table, self.next[table], end)
                     self.next[table] = end
 
-    def _take(self, stored: Stored) -> Iterator[RegionEntry | LostEntries]:
+    def _place(self, stored: Stored) -> Placed | None:
+        """Take the next record; the item that it completes."""
         try:
             placed, record = self._reader.feed(stored)
         except (DamagedError, UnsupportedVersionError) as error:
@@ -109,21 +112,28 @@ class EntryScan:
                 raise
             self.problems.append(f"data topic: {error.message}")
             self._rule = self._rule or CountingRule()  # without the record that counts, none does up to the next fence
-            return
+            return None
         if self._rule is None:
             self._rule = CountingRule(record.epoch, record.nonce, record.batch)
-        if placed is None:
-            return
+        return placed
+
+    def _take(self, placed: Placed) -> Iterator[RegionEntry | LostEntries]:
+        """The wanted entries of an item."""
+        assert self._rule is not None, "a record was taken"
         self._rule, counting = self._rule.after_placed(placed)
+        ends, following = self._start.ends, self.next
         for offset, entry in counting:
-            _, end, watermark = self._start.ends.get(entry.table, (0, 0, 0))
-            expected = self.next.get(entry.table, 0)
+            table = entry.table
+            if table not in ends:
+                continue
+            _, end, watermark = ends[table]
+            expected = following[table]
             if offset >= watermark or not expected <= entry.sequence < end:
                 continue  # behind the end of its table, or not wanted
             if entry.sequence > expected:
-                yield LostEntries(entry.table, expected, entry.sequence)
-            self.next[entry.table] = entry.sequence + 1
-            yield RegionEntry(entry.table, entry.sequence, entry.payload, offset)
+                yield LostEntries(table, expected, entry.sequence)
+            following[table] = entry.sequence + 1
+            yield RegionEntry(table, entry.sequence, entry.payload, offset)
 
 
 class TailScan:

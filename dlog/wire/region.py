@@ -26,6 +26,7 @@ from typing import Any
 import msgpack
 
 from dlog.errors import DamagedError, UnsupportedVersionError
+from dlog.values import value
 from dlog.wire.digest import crc32c
 
 Buffer = bytes | bytearray | memoryview
@@ -35,6 +36,7 @@ SNAPSHOT_ARRAY_MAX = 1_000_000  # tables of a snapshot, or numbers in the mappin
 KEY = struct.Struct(">BQQQB")
 _HEAD = struct.Struct(f">BQ{NONCE_BYTES}sQII")
 _CRC = struct.Struct(">I")
+_START = struct.Struct(_HEAD.format + "I")  # of a value: head and checksum
 _SNAPSHOT_HEAD = struct.Struct(">BI")
 _U64_END = 1 << 64
 
@@ -54,7 +56,10 @@ class RecordKind(enum.IntEnum):
     TABLE_DROPPED = 6  # ends the table, and its records may be deleted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+_KINDS = {int(kind): kind for kind in RecordKind}
+
+
+@value
 class RegionRecord:
     """One record. table, sequence: 0 in records of the whole region. epoch, nonce: of the owner that appended it; those
     that end or drop a table may come from another process. batch: its number under this nonce. position: in the
@@ -123,11 +128,18 @@ def encode_batch(
 ) -> list[tuple[bytes, bytes]]:
     """Encode the records of a batch, in version 1. entries: table, sequence and payload of each; a sequence of 0 begins
     the table. Raises ValueError for a number out of range."""
-    entry, begin, count = RecordKind.ENTRY, RecordKind.TABLE_BEGIN, len(entries)
-    return [
-        _encode(entry if sequence else begin, region, table, sequence, epoch, nonce, batch, position, count, payload)
-        for position, (table, sequence, payload) in enumerate(entries)
-    ]
+    entry, begin, count = int(RecordKind.ENTRY), int(RecordKind.TABLE_BEGIN), len(entries)
+    _check_nonce(nonce)
+    pack_key, pack_head, pack_crc, join = KEY.pack, _HEAD.pack, _CRC.pack, b"".join
+    found: list[tuple[bytes, bytes]] = []
+    try:
+        for position, (table, sequence, payload) in enumerate(entries):
+            key = pack_key(entry if sequence else begin, region, table, sequence, 1)
+            head = pack_head(1, epoch, nonce, batch, position, count)
+            found.append((key, join((head, pack_crc(crc32c(payload, crc32c(key + head))), payload))))
+    except struct.error as error:
+        raise _not_fitting(error) from None
+    return found
 
 
 def _encode(
@@ -142,14 +154,22 @@ def _encode(
     count: int,
     payload: Buffer,
 ) -> tuple[bytes, bytes]:
-    if len(nonce) != NONCE_BYTES:
-        raise ValueError(f"no such record, a nonce has {NONCE_BYTES} bytes: nonce={nonce.hex()}")
+    _check_nonce(nonce)
     try:
         key = KEY.pack(kind, region, table, sequence, 1)
         head = _HEAD.pack(1, epoch, nonce, batch, position, count)
     except struct.error as error:
-        raise ValueError(f"a number does not fit into its field: {error}") from None
+        raise _not_fitting(error) from None
     return key, b"".join((head, _CRC.pack(crc32c(payload, crc32c(key + head))), payload))
+
+
+def _check_nonce(nonce: bytes) -> None:
+    if len(nonce) != NONCE_BYTES:
+        raise ValueError(f"no such record, a nonce has {NONCE_BYTES} bytes: nonce={nonce.hex()}")
+
+
+def _not_fitting(error: struct.error) -> ValueError:
+    return ValueError(f"a number does not fit into its field: {error}")
 
 
 def decode_record(key: Buffer, value: Buffer) -> RegionRecord:
@@ -163,39 +183,24 @@ def decode_record(key: Buffer, value: Buffer) -> RegionRecord:
         raise UnsupportedVersionError(
             f"the record's format is newer than this release: version={max(version, value[0])}"
         )
-    try:
-        kind = RecordKind(number)
-    except ValueError:
-        raise DamagedError(f"not a kind of record: kind={number}") from None
+    kind = _KINDS.get(number)
+    if kind is None:
+        raise DamagedError(f"not a kind of record: kind={number}")
     if version != value[0] or (version == 0 and kind is not RecordKind.ENTRY):
         raise DamagedError(f"key and value do not fit: kind={number} version={version} value_version={value[0]}")
-    view = memoryview(value)
+    if type(value) is not bytes:
+        value = bytes(value)
     if version == 0:
-        return RegionRecord(
-            kind=kind, region=region, table=table, sequence=sequence, payload=bytes(view[1:]), version=0
-        )
-    start = _HEAD.size + _CRC.size
-    if len(value) < start:
+        return RegionRecord(kind=kind, region=region, table=table, sequence=sequence, payload=value[1:], version=0)
+    if len(value) < _START.size:
         raise DamagedError(f"the record's value is cut short: bytes={len(value)}")
-    (crc,) = _CRC.unpack_from(view, _HEAD.size)
-    payload = view[start:]
-    if crc32c(payload, crc32c(view[: _HEAD.size], crc32c(key))) != crc:
+    _, epoch, nonce, batch, position, count, crc = _START.unpack_from(value)
+    payload = value[_START.size :]
+    if crc32c(payload, crc32c(bytes(key) + value[: _HEAD.size])) != crc:
         raise DamagedError(f"the record's checksum does not match: table={table} sequence={sequence}")
-    _, epoch, nonce, batch, position, count = _HEAD.unpack_from(view)
     if position >= count:
         raise DamagedError(f"the record is not in its batch: position={position} count={count}")
-    return RegionRecord(
-        kind=kind,
-        region=region,
-        table=table,
-        sequence=sequence,
-        payload=bytes(payload),
-        epoch=epoch,
-        nonce=nonce,
-        batch=batch,
-        position=position,
-        count=count,
-    )
+    return RegionRecord(kind, region, table, sequence, payload, epoch, nonce, batch, position, count)
 
 
 # ---- snapshots ------------------------------------------------------------------------------------------------------

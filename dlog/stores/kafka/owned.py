@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
@@ -53,7 +53,8 @@ class OwnedRegion:
 
 
 class OwnedRegions:
-    """The regions of one process. on_closed: called with the name of each region that is closed."""
+    """The regions of one process. check_address: raises if new topics would not lie where the others are. on_closed:
+    called with the name of each region that is closed."""
 
     def __init__(
         self,
@@ -63,7 +64,8 @@ class OwnedRegions:
         rng: Random,
         *,
         batch_bytes_max: int,
-        spawn: Callable[[Any], None],
+        check_address: Callable[[], Awaitable[None]],
+        spawn: Callable[[Any], object],
         on_closed: Callable[[str], None],
     ) -> None:
         self._topics = topics
@@ -71,6 +73,7 @@ class OwnedRegions:
         self._options = options
         self._rng = rng
         self._region_options = RegionOptions(batch_bytes_max=batch_bytes_max, queue_bytes_max=QUEUE_BYTES_MAX)
+        self._check_address = check_address
         self._spawn = spawn
         self._opening = asyncio.Lock()
         self._current: OwnedRegion | None = None
@@ -84,6 +87,11 @@ class OwnedRegions:
         """Whether this process writes a region, or may begin tables there."""
         found = self._regions.get(name)
         return found is not None and not found.has_ended
+
+    async def prepare(self, namespace: str) -> None:
+        """Open the region in which the next table begins, if none is open. Raises what the topics raise."""
+        async with self._opening:
+            await self._open(namespace)
 
     async def begin_table(self, namespace: str, payload: bytes) -> tuple[OwnedRegion, TableLocation]:
         """Begin a table; the caller calls `table_ended` once. Raises what the topics raise, RegionFencedError."""
@@ -122,6 +130,7 @@ class OwnedRegions:
                 return current
             self._leave(current)
             self._may_close(current)
+        await self._check_address()  # the disk of a directory may be unmounted by now
         name = f"{self._rng.getrandbits(64):016x}"
         for topic in (Topic.META, Topic.DATA):  # a region has a data topic, so that is made last
             path = topic_names(namespace, name)[topic]

@@ -97,8 +97,8 @@ class KafkaStore:
     """A SegmentStore: `async with KafkaStore(...) as store`. The caller closes the topics.
 
     batch_bytes_max: of the records of one append, as the topics take them. find_namespace: asked at the first use.
-    is_synced: the topics sync an append before they confirm it. sweeps: look for regions without segments from time to
-    time, and delete them.
+    is_synced: the topics sync an append before they confirm it. sweeps: this process writes segments: look for regions
+    without segments from time to time, and delete them; open a region for the next segment while one is recovered.
     """
 
     name = NAME
@@ -139,6 +139,7 @@ class KafkaStore:
             options,
             rng,
             batch_bytes_max=batch_bytes_max,
+            check_address=self._check_address,
             spawn=self._spawn,
             on_closed=self._region_closed,
         )
@@ -155,8 +156,6 @@ class KafkaStore:
         try:
             await self.close()
         finally:
-            for task in tuple(self._background):
-                task.cancel()  # a later process does what it did
             await self._tasks.__aexit__(None, None, None)  # an error of the caller stays what it is
 
     @property
@@ -198,6 +197,8 @@ class KafkaStore:
     async def recover(self, ref: SegmentRef) -> RecoveredSegment:
         location = parse_location(ref.name)
         with await self._follow(location) as region:
+            if self._sweeps:  # the stream's next segment follows: a new region takes longer to open than this
+                self._spawn(self._owned.prepare(self._namespace))
             try:
                 found = await self.run(ref.name, region.ask(RecoverTable(location.table)))
             except SegmentTruncatedError:
@@ -337,6 +338,11 @@ class KafkaStore:
         """Abandon every writer, close every reader and region; what is confirmed remains."""
         if not self._open:
             return
+        background = tuple(self._background)
+        for task in background:
+            task.cancel()  # a later process does what it did
+        if background:
+            await asyncio.wait(background)
         for writer in tuple(self._writers):
             await writer.abandon()
         for readers in tuple(self._readers.values()):
@@ -492,7 +498,7 @@ class KafkaStore:
             with suppress(DLogError):
                 await work
 
-        task = self._tasks.create_task(quietly(), name="regions without segments")
+        task = self._tasks.create_task(quietly(), name="regions")
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 

@@ -197,6 +197,24 @@ def test_writes_get_dense_sequences_and_those_that_wait_go_into_one_batch() -> N
     assert "read" not in " ".join(story.lines), "nothing came between, so nothing is read"
 
 
+def test_a_batch_may_begin_tables_between_writes() -> None:
+    story = opened()
+    under_way = story.write((T, b"a"))
+    asked = [
+        story.write((T, b"b")),
+        story.ask(BeginTable(U, b"described")),
+        story.write((U, b"c"), (T, b"d"), (U, b"e")),
+        story.ask(BeginTable(9, b"another")),
+    ]
+    story.answer()
+    assert story.lines[1:] == ["data: append entry table_begin entry entry entry table_begin"]
+    story.answer()
+    assert story.results[under_way] == (1,)
+    at = story.owner.state.meta.tables[U].begin
+    assert [story.results[ticket] for ticket in asked] == [(2,), at, (1, 3, 2), at + 4]
+    assert story.entries() == [(T, 1, b"a"), (T, 2, b"b"), (U, 1, b"c"), (T, 3, b"d"), (U, 2, b"e")]
+
+
 def test_a_batch_takes_no_more_than_its_limit() -> None:
     story = opened(batch_bytes_max=2 * (RECORD_OVERHEAD_BYTES + 10))
     tickets = [story.write((T, bytes(10))) for _ in range(4)]

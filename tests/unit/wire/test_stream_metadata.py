@@ -248,7 +248,7 @@ def test_a_store_has_its_own_settings_only_and_does_not_read_those_of_another() 
 
 
 def test_settings_of_a_store_that_is_not_known_here_are_kept() -> None:
-    data = b'{"store":"kafka","partitions":7,"segment_bytes":1,"segment_age_s":1.0,"retention_s":0.0}'
+    data = b'{"store":"tape","partitions":7,"segment_bytes":1,"segment_age_s":1.0,"retention_s":0.0}'
     assert encode_settings(stored(data)) == data
 
 
