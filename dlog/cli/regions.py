@@ -28,6 +28,7 @@ from dlog.events import Event, RegionRecordIgnored, TablePinsRegion
 from dlog.io.kafka_settings import KafkaOptions
 from dlog.io.settings import load
 from dlog.region.messages import LostEntries
+from dlog.region.options import RegionOptions
 from dlog.region.owner import RegionFencedError
 from dlog.region.topics import TopicNotFoundError
 
@@ -84,8 +85,15 @@ def create(name: str, address: str | None, as_json: bool) -> None:
 )
 @region_options
 @click.option("--table", type=click.IntRange(0, 2**64 - 1), required=True, help="Number of the table.")
+@click.option(
+    "--format",
+    "version",
+    type=click.IntRange(0, 1),
+    help="Version of the records (default: that of the region). 0: HoraeDB's, without fences: you see to it that one "
+    "process writes. 1: for good.",
+)
 @click.argument("file", required=False, default="-")
-def write(name: str, address: str | None, table: int, file: str, as_json: bool) -> None:
+def write(name: str, address: str | None, table: int, version: int | None, file: str, as_json: bool) -> None:
     """Write each line of FILE (default: standard input) as a record of a table."""
 
     async def work(regions: Regions, short: str) -> tuple[int, int, int]:
@@ -101,7 +109,7 @@ def write(name: str, address: str | None, table: int, file: str, as_json: bool) 
             raise
         return first, last, count
 
-    first, last, count = _run(name, address, work)
+    first, last, count = _run(name, address, work, RegionOptions(format=version))
     told = f"{count} records, sequences {first} to {last}" if count else "no records"
     _say_done(name, as_json, f"{name} table {table}: {told}", {"first": first, "last": last, "records": count})
 
@@ -124,9 +132,12 @@ def show(name: str, address: str | None, as_json: bool) -> None:
     head = ("table", "next_seq_num", "latest_marked_deleted", "current_high_watermark", "mapped")
     if as_json:
         tables = [dict(zip(head, row, strict=True)) for row in rows]
-        say_json({"region": name, "first": view.first, "next": view.next, "tables": tables})
+        version = 0 if view.state.is_plain else 1
+        say_json({"region": name, "first": view.first, "next": view.next, "format": version, "tables": tables})
     else:
         say(f"{name}: offsets {view.first} to {view.next}")
+        if view.state.is_plain:
+            say("records of version 0: no fence keeps a second writer out, see that only one process writes")
         say_table(head, rows)
 
 
@@ -235,7 +246,12 @@ def verify(name: str, address: str | None, as_json: bool) -> int:
     return EXIT_FAILED if problems else EXIT_OK
 
 
-def _run(name: str, address: str | None, work: Callable[[Regions, str], Awaitable[T]]) -> T:
+def _run(
+    name: str,
+    address: str | None,
+    work: Callable[[Regions, str], Awaitable[T]],
+    options: RegionOptions | None = None,
+) -> T:
     """Run a coroutine with the regions of the namespace in NAMESPACE/NAME."""
     namespace, slash, short = name.partition("/")
     if not slash:
@@ -248,7 +264,9 @@ def _run(name: str, address: str | None, work: Callable[[Regions, str], Awaitabl
     kafka = load(KafkaOptions, "kafka", None, {})
 
     async def run() -> T:
-        async with Regions(address, namespace, kafka=kafka, clean_every_s=None, on_event=_note_event) as regions:
+        async with Regions(
+            address, namespace, options=options, kafka=kafka, clean_every_s=None, on_event=_note_event
+        ) as regions:
             return await work(regions, short)
 
     try:

@@ -7,7 +7,9 @@
             print(entry.table, entry.sequence, entry.payload)
         await region.mark_deleted(7, sequences[-1])  # everything below is flushed
 
-One process owns a region: the last one that opened it. `view` reads a region without owning it.
+One process owns a region: the last one that opened it. `view` reads a region without owning it. With
+`RegionOptions(format=0)` records are written in HoraeDB's format, and no fence ends the owner before: the caller must
+ensure that there is one.
 Source: HoraeDB's write-ahead log on Kafka.
 """
 

@@ -5,6 +5,9 @@ like all others. So the order of the topic decides. An owner begins with a fence
 fence's nonce count, each once and in the order in which they were made. Ending a table (by its writer, or by a
 recovery) makes everything of that table behind it void.
 
+Entries in version 0 (HoraeDB's format) have no nonce, so they count only in front of the first fence. There an entry
+counts if its sequence is the next one of its table; another copy of it, or a sequence beyond, is passed over.
+
 Invariants:
 - The rule depends on the topic's contents alone: all who read to the same offset agree.
 - A writer acknowledges an entry only after it has applied the rule to every offset up to its batch. It knows the offset
@@ -14,6 +17,8 @@ Invariants:
 - After an unknown outcome a writer begins again with a new fence and a new nonce. What it appended before and does not
   lie in front of that fence never counts, so its sequence numbers can be given out again.
 - A table that has ended or was dropped is never used again, nor is a region behind a fence with FINAL_EPOCH.
+- No entry in version 0 counts behind a fence, so nothing that is said here of fences depends on them. Of several
+  writers in version 0 the rule recognises none: their callers must see to it that there is one at a time.
 
 tests/simulation/region_fencing.py explores every order of events of a small region: two owners, two recoveries, lost
 answers, and batches that land late or twice.
@@ -21,14 +26,13 @@ answers, and batches that land late or twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dlog.values import value
 
 FINAL_EPOCH = (1 << 64) - 1  # of a fence that retires the region: none is higher, so no owner begins behind it
-
 
 
 @value
@@ -49,6 +53,13 @@ class Batch:
     nonce: bytes
     number: int
     entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlainEntry:
+    """An entry in version 0, without a nonce. Those of one write are appended together, each is an item."""
+
+    entry: Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +93,7 @@ class Checkpoint:
     snapshot: bytes
 
 
-Item = Batch | RegionFence | TableEnd | TableDropped | Checkpoint
+Item = Batch | PlainEntry | RegionFence | TableEnd | TableDropped | Checkpoint
 Placed = tuple[int, Item]  # the offset of its first record, and the item
 PlacedEntry = tuple[int, Entry]
 
@@ -102,8 +113,11 @@ class CountingRule:
     number: int = 0
     ended: frozenset[int] = frozenset()
 
-    def after(self, item: Item) -> tuple[CountingRule, tuple[Entry, ...]]:
-        """Apply the rule to the next item of the topic; returns the rule behind it, and which of its entries count."""
+    def after(
+        self, item: Item, following: Callable[[int], int] | None = None
+    ) -> tuple[CountingRule, tuple[Entry, ...]]:
+        """Apply the rule to the next item of the topic; returns the rule behind it, and which of its entries count.
+        following: the next sequence of a table; without it no entry in version 0 counts."""
         match item:
             case RegionFence(nonce, epoch) if epoch > self.epoch:
                 return replace(self, epoch=epoch, nonce=nonce, number=0), ()
@@ -114,14 +128,20 @@ class CountingRule:
                 if self.ended:
                     counting = tuple(entry for entry in entries if entry.table not in self.ended)
                 return replace(self, number=number + 1), counting
+            case PlainEntry(entry) if not self.nonce and entry.table not in self.ended and following is not None:
+                return self, (entry,) if entry.sequence == following(entry.table) else ()
         return self, ()
 
-    def after_placed(self, placed: Placed) -> tuple[CountingRule, tuple[PlacedEntry, ...]]:
+    def after_placed(
+        self, placed: Placed, following: Callable[[int], int] | None = None
+    ) -> tuple[CountingRule, tuple[PlacedEntry, ...]]:
         """`after`, with the offset of each entry."""
         offset, item = placed
-        rule, counting = self.after(item)
+        rule, counting = self.after(item, following)
         if not counting:
             return rule, ()
+        if isinstance(item, PlainEntry):
+            return rule, ((offset, item.entry),)
         assert isinstance(item, Batch), "only batches have entries"
         if len(counting) == len(item.entries):
             return rule, tuple(enumerate(counting, offset))

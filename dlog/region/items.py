@@ -9,7 +9,18 @@ Invariants:
 from __future__ import annotations
 
 from dlog.errors import DamagedError, UnsupportedVersionError
-from dlog.region.counting import Batch, Checkpoint, Entry, Item, Placed, RegionFence, TableDropped, TableEnd
+from dlog.region.counting import (
+    Batch,
+    Checkpoint,
+    CountingRule,
+    Entry,
+    Item,
+    Placed,
+    PlainEntry,
+    RegionFence,
+    TableDropped,
+    TableEnd,
+)
 from dlog.region.topics import RecordBytes, Stored
 from dlog.wire.region import RecordKind, RegionRecord, decode_record, encode_batch, encode_record
 
@@ -24,6 +35,10 @@ def records_of(region: int, epoch: int, nonce: bytes, item: Item) -> list[Record
         case Batch(_, number, entries):
             rows = [(entry.table, entry.sequence, entry.payload) for entry in entries]
             return encode_batch(region, epoch, nonce, number, rows)
+        case PlainEntry(Entry(table, sequence, payload)):
+            record = RegionRecord(
+                kind=RecordKind.ENTRY, region=region, table=table, sequence=sequence, payload=payload, version=0
+            )
         case RegionFence():
             record = RegionRecord(kind=RecordKind.FENCE, region=region, epoch=item.epoch, nonce=item.nonce)
         case TableEnd(table):
@@ -46,6 +61,24 @@ def decode_stored(region: int, stored: Stored) -> RegionRecord:
     if record.region != region:
         raise DamagedError(f"a record of another region: region={record.region} offset={stored.offset}")
     return record
+
+
+def rule_at(record: RegionRecord) -> CountingRule:
+    """The rule in force in front of a record that is known to count, but for the tables that have ended."""
+    if record.version == 0:
+        return CountingRule()  # no fence lies before it
+    return CountingRule(record.epoch, record.nonce, record.batch)
+
+
+def describe_passed_over(placed: Placed, rule: CountingRule, following: int) -> str | None:
+    """What is told of an item that does not count, if it is an entry in version 0. following: the next sequence of its
+    table; rule: both in front of it."""
+    offset, item = placed
+    if not isinstance(item, PlainEntry) or item.entry.table in rule.ended:
+        return None
+    entry = item.entry
+    why = "it lies behind a fence" if rule.nonce else f"it is not the next one: expected={following}"
+    return f"a record of version 0 does not count, {why}: table={entry.table} sequence={entry.sequence} offset={offset}"
 
 
 class ItemReader:
@@ -76,7 +109,8 @@ class ItemReader:
         if record.kind not in (RecordKind.ENTRY, RecordKind.TABLE_BEGIN):
             return (stored.offset, _single(record)), record
         if record.version == 0:
-            raise DamagedError(f"a record without a nonce, written by HoraeDB: offset={stored.offset}")
+            entry = Entry(record.table, record.sequence, bytes(record.payload))
+            return (stored.offset, PlainEntry(entry)), record
         batch = self._batch
         if not (batch and is_next and _follows(record, batch[-1])):
             if batch or not (record.position == 0 or is_first):

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dlog.errors import DamagedError, DLogError, UnsupportedVersionError
-from dlog.region.counting import Checkpoint, Placed
-from dlog.region.items import ItemReader, decode_stored
+from dlog.region.counting import Checkpoint, Placed, PlainEntry
+from dlog.region.items import ItemReader, decode_stored, describe_passed_over
 from dlog.region.messages import AskOffsets, OffsetsTold, Question, ReadRecords, RecordsRead, Reply, Topic
 from dlog.region.state import RegionState
 from dlog.region.topics import Stored
@@ -148,11 +148,17 @@ class RegionLoader:
             if placed is None:
                 continue
             if self.state is not None:
-                self.state.apply(placed)
+                self._apply(self.state, placed)
             elif (found := self._checkpoint(placed)) is not None:
                 self.state = RegionState.restored(found, map_every=self._map_every)
                 return self._scan_from(found.offset)
         return self._go_on(min(records[-1].offset + 1, self.next) if records else self.next)
+
+    def _apply(self, state: RegionState, placed: Placed) -> None:
+        item, rule = placed[1], state.rule
+        following = state.meta.next_seq_num(item.entry.table) if isinstance(item, PlainEntry) else 0
+        if not state.apply(placed) and (told := describe_passed_over(placed, rule, following)) is not None:
+            self.problems.append(f"data topic: {told}")
 
     def _checkpoint(self, placed: Placed) -> RegionSnapshot | None:
         """The snapshot of a check-point, if everything from its offset on is still there."""

@@ -233,10 +233,14 @@ class LostEntries:
 class ReadingStart:
     """Where a reader begins and ends: offsets `begin` <= offset < `end`; the record at `begin` counts. ends: by table,
     the first sequence wanted, the next one that will be given out, and the offset behind the last record that counts.
-    lost: what was wanted and is deleted. rule: in force at `end`, for a reader that goes on there."""
+    lost: what was wanted and is deleted. rule: in force at `end`, for a reader that goes on there. floors: of wanted
+    tables, a record that counts: table, offset, sequence. following: if there is no fence, the next sequence of each
+    table at `end`."""
 
     begin: int
     end: int
     ends: dict[int, tuple[int, int, int]]
     lost: tuple[LostEntries, ...]
     rule: CountingRule
+    floors: tuple[tuple[int, int, int], ...] = ()
+    following: tuple[tuple[int, int], ...] = ()

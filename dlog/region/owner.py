@@ -8,6 +8,9 @@ Invariants:
   everything sent before; the topic up to that fence tells whether the append is in it. If not, it is sent again with
   the same sequences.
 - Once another owner's fence is in force, nothing more is acknowledged.
+- With format 0 there is no fence of this owner: in its place the topic is read to its end. An append that is not found
+  there is sent again with the same sequences; of two copies the first one counts. If another writer's record has one of
+  these sequences, this owner ends.
 
 Source: HoraeDB's write-ahead log on Kafka; the fences are our own (docs/decisions/0037).
 """
@@ -46,6 +49,7 @@ from dlog.region.counting import (
     Item,
     Placed,
     PlacedEntry,
+    PlainEntry,
     RegionFence,
     RegionWriter,
     TableDropped,
@@ -56,6 +60,7 @@ from dlog.region.loading import UNUSABLE, Asking, RegionLoader
 from dlog.region.maintenance import Maintenance
 from dlog.region.messages import (
     AppendRecords,
+    AskOffsets,
     AwaitWrites,
     BeginTable,
     CleanRegion,
@@ -63,6 +68,7 @@ from dlog.region.messages import (
     EndTable,
     FindStart,
     MarkDeleted,
+    OffsetsTold,
     OpenRegion,
     ReadRecords,
     RecordsAppended,
@@ -77,6 +83,7 @@ from dlog.region.outbox import Outbox
 from dlog.region.reading import find_start
 from dlog.region.state import RegionState
 from dlog.region.topics import OffsetOutOfRangeError
+from dlog.wire.region import NONCE_BYTES
 
 
 class RegionFencedError(FencedError):
@@ -172,6 +179,7 @@ class RegionOwner:
         self._opening: list[int] = []  # tickets
         self._attempts = 0
         self._loader: RegionLoader | None = None
+        self._is_plain = False  # writes entries in version 0
         self._nonce = b""
         self._nonces: set[bytes] = set()  # of all fences of this owner
         self._queue: deque[_Write | _End] = deque()
@@ -216,6 +224,9 @@ class RegionOwner:
                 self._out.answer([ticket], UnavailableError(f"the region is not open: region={self._region}"))
             case WriteEntries(entries):
                 self._take_write(ticket, entries)
+            case BeginTable() | EndTable() if self._is_plain:
+                why = "tables are begun and ended by records of version 1, open the region with format 1"
+                self._out.answer([ticket], InvalidRequestError(f"{why}: region={self._region}"))
             case BeginTable(table, payload):
                 assert table not in self.state.meta.tables, f"a table is begun once: table={table}"
                 self._take_write(ticket, ((table, payload),), begins=True)
@@ -323,6 +334,8 @@ class RegionOwner:
         for problem in loader.problems:
             self._out.tell(RegionRecordIgnored(self._region, problem))
         self._loader = None
+        format_ = self._options.format
+        self._is_plain = self.state.is_plain if format_ is None else format_ == 0
         self._enter(Phase.FENCING)
         self._fence()
 
@@ -351,6 +364,10 @@ class RegionOwner:
             else:
                 self._depose(is_known=True)
             return
+        if self._is_plain:
+            self._nonce = bytes(NONCE_BYTES)  # of check-points and snapshots
+            self._out.ask(Topic.DATA, AskOffsets(self._out.number()), self._end_told, self._fencing_failed)
+            return
         self._nonce = self._make_nonce()
         self._nonces.add(self._nonce)
         epoch = self.state.rule.epoch + 1
@@ -358,17 +375,27 @@ class RegionOwner:
         records = tuple(records_of(self._region, epoch, self._nonce, fence))
 
         def appended(reply: RecordsAppended) -> None:
-            if reply.offset < self.state.offset:
-                self._fencing_failed(
-                    DamagedError(
-                        f"the data topic ends before what was read of it, as if it was deleted and created again: "
-                        f"end={reply.offset} read={self.state.offset}"
-                    )
-                )
-                return
-            self._scan(reply.offset + 1, self._apply_scanned, self._fence_read)
+            if self._reaches_state(reply.offset):
+                self._scan(reply.offset + 1, self._apply_scanned, self._fence_read)
 
         self._out.ask(Topic.DATA, AppendRecords(self._out.number(), records), appended, self._fencing_failed)
+
+    def _end_told(self, reply: OffsetsTold) -> None:
+        """With format 0, in place of a fence: read the topic to its end."""
+        if self._reaches_state(reply.next):
+            self._scan(reply.next, self._apply_scanned, self._fence_read)
+
+    def _reaches_state(self, end: int) -> bool:
+        """Whether the data topic ends at or behind what was read of it; else the opening or fencing fails."""
+        if end >= self.state.offset:
+            return True
+        self._fencing_failed(
+            DamagedError(
+                f"the data topic ends before what was read of it, as if it was deleted and created again: "
+                f"end={end} read={self.state.offset}"
+            )
+        )
+        return False
 
     def _fencing_failed(self, error: DLogError) -> None:
         if self._opening:
@@ -390,6 +417,9 @@ class RegionOwner:
         counting = self.state.apply(placed)
         if append is not None and isinstance(item, Batch) and item in append.items and counting:
             self._is_found, self._found = True, counting
+        elif append is not None and isinstance(item, PlainEntry) and item in append.items:
+            self._found += counting
+            self._is_found = len(self._found) == len(append.items)
 
     def _is_own_end(self, item: Item, table: int) -> bool:
         """Whether an item behind the state is this owner's record that ends a table, not another one before."""
@@ -397,8 +427,10 @@ class RegionOwner:
         return is_own and table not in self.state.rule.ended
 
     def _fence_read(self) -> None:
-        """The topic is read up to the fence."""
-        if self.state.rule.nonce == self._nonce:
+        """The topic is read up to the fence, or to its end."""
+        if self._is_plain:
+            self._plain_read()
+        elif self.state.rule.nonce == self._nonce:
             self._serve()
         elif self._opening and self._attempts < self._options.open_attempts:
             self._attempts += 1  # another owner opens at the same time
@@ -407,6 +439,17 @@ class RegionOwner:
             self._fence()  # an earlier attempt of this owner came first
         elif self._opening:
             self._opening_failed(self._fenced_error())
+        else:
+            self._depose(is_known=True)
+
+    def _plain_read(self) -> None:
+        if self._append is not None and not self._is_found and self._found:
+            self._end_plain()
+        elif not self.state.rule.nonce:
+            self._serve()
+        elif self._opening:
+            why = "a fence is in the region, so no record of version 0 counts any more, open it with format 1"
+            self._opening_failed(InvalidRequestError(f"{why}: region={self._region}"))
         else:
             self._depose(is_known=True)
 
@@ -552,6 +595,8 @@ class RegionOwner:
                 entries.append(Entry(table, sequence, payload))
             writes.append((write, tuple(sequences)))
         self._queue_bytes -= size
+        if self._is_plain:
+            return _Append(tuple(map(PlainEntry, entries)), tuple(writes))
         return _Append((self._writer.batch(tuple(entries)),), tuple(writes))
 
     @property
@@ -601,6 +646,9 @@ class RegionOwner:
 
     def _take_offset(self, append: _Append, offset: int, others: list[Placed]) -> None:
         """The append lies at an offset, and everything in front of it is known."""
+        if self._is_plain:
+            self._take_plain(append, offset, others)
+            return
         self._found_ends = set()
         for end in append.ends:
             if end.table not in self._found_ends and not self._had_ended(end.table, others):
@@ -618,6 +666,32 @@ class RegionOwner:
             self._finish(append, own)
         if is_deposed:
             self._depose(is_known=True)
+
+    def _take_plain(self, append: _Append, offset: int, others: list[Placed]) -> None:
+        """`_take_offset` with format 0. A first copy of the append may lie among the others."""
+        for placed in (*others, *((offset + number, item) for number, item in enumerate(append.items))):
+            self._apply_scanned(placed)
+        is_fenced, expected = bool(self.state.rule.nonce), self._expected(append)
+        if len(self._found) < expected:
+            self._end_plain()
+            return
+        if expected or not is_fenced:
+            self._append = None
+            self._finish(append, self._found)
+        if is_fenced:
+            self._depose(is_known=True)
+
+    def _expected(self, append: _Append) -> int:
+        """How many entries of an append in version 0 count if there is no other writer."""
+        ended = self.state.rule.ended
+        return sum(isinstance(item, PlainEntry) and item.entry.table not in ended for item in append.items)
+
+    def _end_plain(self) -> None:
+        """Not all entries of an append in version 0 count: end."""
+        self._is_found = False
+        if not self.state.rule.nonce:
+            self._why_ended = "another process writes the region in version 0, see that only one does"
+        self._depose(is_known=not self._found)
 
     def _had_ended(self, table: int, others: list[Placed]) -> bool:
         """Whether a table had ended in front of an append that ends it, but not by an earlier copy of it."""

@@ -4,6 +4,8 @@ The counting rule is a function of everything before an offset. So a piece begin
 known to count, one of a table's mapping: the item's own first record has the rule that is in force there. Which tables
 have ended is known from the state of the region: nothing of a table counts behind its high watermark.
 
+Entries in version 0 count by the sequences before them, so all of them are in one piece.
+
 Invariants:
 - What the pieces have of the wanted tables, one piece after another, is what `EntryScan` has of them; each entry is in
   one piece.
@@ -20,8 +22,8 @@ from itertools import accumulate, pairwise
 
 from dlog.errors import DamagedError, UnsupportedVersionError
 from dlog.region.counting import CountingRule
-from dlog.region.items import RECORD_OVERHEAD_BYTES, ItemReader, decode_stored
-from dlog.region.reading import RegionEntry
+from dlog.region.items import RECORD_OVERHEAD_BYTES, ItemReader, decode_stored, rule_at
+from dlog.region.reading import PlainSequences, RegionEntry
 from dlog.region.state import RegionState
 from dlog.region.tables import MAP_EVERY, MAP_EVERY_BYTES, TableMeta
 from dlog.region.topics import Stored
@@ -56,7 +58,8 @@ class CutPoint:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """Offsets `begin` <= offset < `end`. epoch, nonce, number: of the rule in force at `begin`. starts: tables whose
-    next sequence at `begin` is known. seeks: where a reader of few tables may go on, once it wants this sequence."""
+    next sequence at `begin` is known. seeks: where a reader of few tables may go on, once it wants this sequence.
+    floors: of wanted tables, a record that counts: table, offset, sequence; only where entries in version 0 count."""
 
     begin: int
     end: int
@@ -65,6 +68,7 @@ class Piece:
     number: int
     starts: tuple[tuple[int, int], ...] = ()
     seeks: tuple[Seek, ...] = ()
+    floors: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,10 @@ class Cut:
     epoch: int
     nonce: bytes
     number: int
+
+    def may_follow(self, other: Cut) -> bool:
+        """Whether a piece may begin here, behind one that begins at the other cut."""
+        return self.begin > other.begin and bool(self.nonce)
 
 
 class PiecePlan:
@@ -114,7 +122,8 @@ class PiecePlan:
                 f"sequence={point.sequence} offset={point.offset}"
             )
         begin = max(self._first, point.offset - record.position)
-        return Cut(point, begin, record.epoch, record.nonce, record.batch)
+        rule = rule_at(record)
+        return Cut(point, begin, rule.epoch, rule.nonce, rule.number)
 
     def piece(self, cut: Cut, end: int) -> Piece:
         """The piece from a cut on, up to the next one, or to the end."""
@@ -139,7 +148,12 @@ class PiecePlan:
             number=cut.number,
             starts=tuple(starts.items()),
             seeks=tuple(dict.fromkeys(seeks)),
+            floors=() if cut.nonce else self._floors(cut.begin),
         )
+
+    def _floors(self, begin: int) -> tuple[tuple[int, int, int], ...]:
+        found = {number: table.meta.floor_entry(table.first, begin) for number, table in self._live.items()}
+        return tuple((number, entry[1], entry[0]) for number, entry in found.items() if entry is not None)
 
     def _find_points(self) -> tuple[CutPoint, ...]:
         begin = max(self._first, min(table.floor for table in self._live.values()))
@@ -155,11 +169,12 @@ class PiecePlan:
 
 
 class _LiveTable:
-    """A table that is wanted from a sequence on. floor: offset of the last mapped record at or before that one;
-    floor_sequence: its sequence."""
+    """A table that is wanted from the sequence `first` on. floor: offset of the last mapped record at or before that
+    one; floor_sequence: its sequence."""
 
     def __init__(self, meta: TableMeta, first: int) -> None:
         self.meta = meta
+        self.first = first
         self._sequences = list(meta.seq_offset_mapping)
         self._offsets = list(meta.seq_offset_mapping.values())
         at = bisect_right(self._sequences, first) - 1
@@ -195,6 +210,7 @@ class PieceScan:
         self._skips = skips
         self._reader = ItemReader(region, piece.begin)
         self._rule = CountingRule(piece.epoch, piece.nonce, piece.number)
+        self._plain = PlainSequences(piece.floors)
         self._is_at_begin = True
         self._is_behind_seek = False
         self._next = dict(piece.starts)
@@ -233,17 +249,19 @@ class PieceScan:
             return
         if self._is_at_begin:
             self._is_at_begin = False
-            piece = self._piece
-            if (record.epoch, record.nonce, record.batch) != (piece.epoch, piece.nonce, piece.number):
+            if rule_at(record) != self._rule:
                 raise DamagedError(
                     f"another region has been created under this name, plan again: offset={stored.offset}"
                 )
         if self._is_behind_seek:
             self._is_behind_seek = False
-            self._rule = CountingRule(record.epoch, record.nonce, record.batch)
+            self._rule = rule_at(record)
         if placed is None:
             return
-        self._rule, counting = self._rule.after_placed(placed)
+        self._plain.at(placed)
+        self._rule, counting = self._rule.after_placed(placed, self._plain.following)
+        if counting:
+            self._plain.counted(placed)
         for offset, entry in counting:
             wanted = self._wanted.get(entry.table)
             if wanted is None or offset >= wanted.end or not entry.sequence:

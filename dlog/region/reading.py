@@ -10,11 +10,11 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from dlog.errors import DamagedError, InvalidRequestError, UnsupportedVersionError
-from dlog.region.counting import CountingRule, Placed
-from dlog.region.items import ItemReader
+from dlog.region.counting import CountingRule, Placed, PlainEntry
+from dlog.region.items import ItemReader, describe_passed_over, rule_at
 from dlog.region.messages import FindStart, LostEntries, ReadingStart
 from dlog.region.state import RegionState
 from dlog.region.topics import Stored
@@ -54,7 +54,47 @@ def find_start(state: RegionState, first: int, request: FindStart) -> ReadingSta
     if begin < first:  # the front was deleted by another program: begin at the first record behind it that counts
         known = [at for table in tables.values() for at in table.seq_offset_mapping.values() if at >= first]
         begin = min(known, default=end)
-    return ReadingStart(begin, end, ends, tuple(lost), state.rule)
+    found = {number: tables[number].floor_entry(wanted, begin) for number, (wanted, _, _) in ends.items()}
+    return ReadingStart(
+        begin,
+        end,
+        ends,
+        tuple(lost),
+        state.rule,
+        tuple((number, entry[1], entry[0]) for number, entry in found.items() if entry is not None),
+        () if state.rule.nonce else tuple((number, table.next_seq_num) for number, table in tables.items()),
+    )
+
+
+class PlainSequences:
+    """The next sequence of each table, for entries in version 0, as far as a reader can know them. floors: by table,
+    the offset and the sequence of a record that counts. known: at the reader's begin."""
+
+    def __init__(
+        self, floors: Iterable[tuple[int, int, int]] = (), known: Iterable[tuple[int, int]] = (), *, others: int = -1
+    ) -> None:
+        self._floors = {table: (offset, sequence) for table, offset, sequence in floors}
+        self._next = dict(known)
+        self._others = others
+
+    def following(self, table: int) -> int:
+        """The next sequence; `others` if it is not known. No entry has the sequence -1."""
+        return self._next.get(table, self._others)
+
+    def at(self, placed: Placed) -> None:
+        """The reader comes to an item."""
+        offset, item = placed
+        floor = self._floors.get(item.entry.table) if isinstance(item, PlainEntry) else None
+        if floor is not None and offset >= floor[0]:
+            assert isinstance(item, PlainEntry)
+            del self._floors[item.entry.table]
+            self._next[item.entry.table] = floor[1]
+
+    def counted(self, placed: Placed) -> None:
+        """The item counts."""
+        if isinstance(placed[1], PlainEntry):
+            entry = placed[1].entry
+            self._next[entry.table] = entry.sequence + 1
 
 
 class EntryScan:
@@ -72,6 +112,7 @@ class EntryScan:
         self._skips = skips
         self._reader = ItemReader(region, start.begin)
         self._rule: CountingRule | None = None
+        self._plain = PlainSequences(start.floors)
         self.next = {table: wanted for table, (wanted, _, _) in start.ends.items()}
 
     @property
@@ -114,13 +155,17 @@ class EntryScan:
             self._rule = self._rule or CountingRule()  # without the record that counts, none does up to the next fence
             return None
         if self._rule is None:
-            self._rule = CountingRule(record.epoch, record.nonce, record.batch)
+            self._rule = rule_at(record)
         return placed
 
     def _take(self, placed: Placed) -> Iterator[RegionEntry | LostEntries]:
         """The wanted entries of an item."""
-        assert self._rule is not None, "a record was taken"
-        self._rule, counting = self._rule.after_placed(placed)
+        rule = self._rule
+        assert rule is not None, "a record was taken"
+        self._plain.at(placed)
+        self._rule, counting = rule.after_placed(placed, self._plain.following)
+        if isinstance(placed[1], PlainEntry):
+            self._take_plain(placed, rule, is_counting=bool(counting))
         ends, following = self._start.ends, self.next
         for offset, entry in counting:
             table = entry.table
@@ -135,6 +180,15 @@ class EntryScan:
             following[table] = entry.sequence + 1
             yield RegionEntry(table, entry.sequence, entry.payload, offset)
 
+    def _take_plain(self, placed: Placed, rule: CountingRule, *, is_counting: bool) -> None:
+        """Note an entry in version 0, or why it is passed over."""
+        assert isinstance(placed[1], PlainEntry), "the caller looked"
+        following = self._plain.following(placed[1].entry.table)
+        if is_counting:
+            self._plain.counted(placed)
+        elif (following >= 0 or rule.nonce) and (told := describe_passed_over(placed, rule, following)) is not None:
+            self.problems.append(f"data topic: {told}")
+
 
 class TailScan:
     """Picks out the entries that begin to count at or behind `start.end`. An entry that is visible is final.
@@ -145,6 +199,7 @@ class TailScan:
     def __init__(self, region: int, start: ReadingStart, tables: frozenset[int] | None, *, skips: bool = False) -> None:
         self._tables = tables
         self._rule = start.rule
+        self._plain = PlainSequences(known=start.following, others=1)
         self._reader = ItemReader(region, start.end)
         self._skips = skips
 
@@ -164,7 +219,9 @@ class TailScan:
                 continue
             if placed is None:
                 continue
-            self._rule, counting = self._rule.after_placed(placed)
+            self._rule, counting = self._rule.after_placed(placed, self._plain.following)
+            if counting:
+                self._plain.counted(placed)
             for offset, entry in counting:
                 if entry.sequence and (self._tables is None or entry.table in self._tables):
                     yield RegionEntry(entry.table, entry.sequence, entry.payload, offset)

@@ -28,6 +28,11 @@ class RegionState:
         rule = CountingRule(snapshot.epoch, snapshot.nonce, snapshot.number, frozenset(snapshot.ended))
         return cls(snapshot.offset, rule, RegionMeta.restored(snapshot, map_every=map_every), map_every=map_every)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the region has entries in version 0 and no fence, so that more of them count."""
+        return not self.rule.nonce and bool(self.meta.tables)
+
     def snapshot(self) -> RegionSnapshot:
         """The state as a snapshot."""
         rule = self.rule
@@ -38,7 +43,7 @@ class RegionState:
     def apply(self, placed: Placed) -> tuple[PlacedEntry, ...]:
         """Apply the next item of the topic; returns the entries that count. Raises DamagedError if they do not follow
         those before."""
-        rule, counting = self.rule.after_placed(placed)
+        rule, counting = self.rule.after_placed(placed, self.meta.next_seq_num)
         self.add(counting)
         offset, item = placed
         self.note(item)

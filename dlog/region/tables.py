@@ -53,9 +53,17 @@ class TableMeta:
 
     def floor(self, sequence: int) -> int:
         """An offset at or before the record of this sequence, which must not be below the mark; 0 if none is known."""
+        found = self.floor_entry(sequence)
+        return 0 if found is None else found[1]
+
+    def floor_entry(self, sequence: int, first: int = 0) -> tuple[int, int] | None:
+        """The last mapped sequence at or below this one, and its offset; or the next mapped one that lies at `first` or
+        behind it. None if there is none."""
         sequences = list(self.seq_offset_mapping)
-        index = bisect_right(sequences, sequence)
-        return self.seq_offset_mapping[sequences[index - 1]] if index else 0
+        index = max(0, bisect_right(sequences, sequence) - 1)
+        if not first and (not sequences or sequences[0] > sequence):
+            return None
+        return next(((one, at) for one in sequences[index:] if (at := self.seq_offset_mapping[one]) >= first), None)
 
     def add(self, sequence: int, offset: int, size: int, *, map_every: int = MAP_EVERY) -> None:
         """Note a record of `size` bytes that counts. Raises DamagedError if it is not the next one."""

@@ -135,9 +135,9 @@ class RegionWal:
                     if not cuts:
                         problems.append(f"data topic: {error.message}")
                 else:
-                    if not cuts or cut.begin > cuts[-1][0].begin:
+                    if not cuts or cut.may_follow(cuts[-1][0]):
                         cuts.append((cut, 0))
-                        size = 0
+                    size = 0
             size += point.bytes
             if cuts:
                 cuts[-1] = (cuts[-1][0], cuts[-1][1] + point.bytes)
@@ -272,6 +272,7 @@ def _piece_of(told: Mapping[str, Any]) -> Piece:
             "nonce": bytes.fromhex(told["nonce"]),
             "starts": tuple((table, sequence) for table, sequence in told["starts"]),
             "seeks": tuple((table, sequence, offset) for table, sequence, offset in told["seeks"]),
+            "floors": tuple((table, offset, sequence) for table, offset, sequence in told["floors"]),
         }
     )
 

@@ -69,3 +69,34 @@ def test_a_wrong_setting_of_kafka_is_refused(
     monkeypatch.setenv(variable, value)
     assert main(["region", "show", "app/orders"]) == 2
     assert variable.removeprefix("DLOG_KAFKA_").lower() in capsys.readouterr().err.lower()
+
+
+def test_version_0_is_written_on_request_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DLOG_KAFKA_TOPICS", f"file://{tmp_path}/topics")
+    lines = tmp_path / "lines"
+    lines.write_text("one\ntwo\n")
+    topics = DirectoryTopics(str(tmp_path / "topics"))
+    for kind in ("meta", "data"):
+        topics.create(f"app.{kind}.5")
+    for given in (["--format", "0"], []):
+        assert main(["region", "write", "app/5", "--table", "7", *given, str(lines)]) == 0
+    assert main(["region", "mark", "app/5", "--table", "7", "--below", "2"]) == 0
+    records = topics.read("app.data.5", 0, 1 << 20)
+    assert [key.hex() for _, key, _ in records] == [f"01{5:016x}{7:016x}{sequence:016x}00" for sequence in (1, 2, 3, 4)]
+    assert [value for _, _, value in records] == [b"\0one", b"\0two"] * 2
+    capsys.readouterr()
+    assert main(["region", "show", "app/5"]) == 0
+    assert "records of version 0: no fence keeps a second writer out" in capsys.readouterr().out
+    topics.append("app.data.5", [records[0][1:]])
+    assert main(["region", "verify", "app/5"]) == 1
+    assert "does not count, it is not the next one: expected=5: table=7 sequence=1 offset=4" in capsys.readouterr().out
+    assert main(["region", "write", "app/5", "--table", "7", "--format", "1", str(lines)]) == 0
+    capsys.readouterr()
+    assert main(["region", "write", "app/5", "--table", "7", "--format", "0", str(lines)]) == 2
+    assert "no record of version 0 counts any more, open it with format 1" in capsys.readouterr().err
+    assert main(["region", "read", "app/5", "--table", "7"]) == 1
+    assert capsys.readouterr().out.splitlines() == ["two", *["one", "two"] * 2]
+    assert main(["region", "show", "app/5"]) == 0
+    assert "version 0" not in capsys.readouterr().out

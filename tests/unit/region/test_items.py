@@ -11,6 +11,7 @@ from dlog.region.counting import (
     Entry,
     Item,
     Placed,
+    PlainEntry,
     RegionFence,
     TableDropped,
     TableEnd,
@@ -18,7 +19,7 @@ from dlog.region.counting import (
 )
 from dlog.region.items import RECORD_OVERHEAD_BYTES, ItemReader, records_of
 from dlog.region.topics import Stored
-from dlog.wire.region import KEY, RecordKind, RegionRecord, RegionSnapshot, encode_record, encode_snapshot
+from dlog.wire.region import KEY, RegionSnapshot, encode_snapshot
 from tests.unit.region.topic_lists import NONCE, OTHER, REGION, TopicList, batch, encoded, fence
 
 U64_MAX = (1 << 64) - 1
@@ -32,6 +33,8 @@ ITEMS: list[Item] = [
     TableEnd(U64_MAX),
     TableDropped(7),
     Checkpoint(encode_snapshot(RegionSnapshot(5, 1, NONCE))),
+    PlainEntry(Entry(7, 1, b"")),
+    PlainEntry(Entry(U64_MAX, U64_MAX, b"\0\1")),
 ]
 
 
@@ -50,8 +53,8 @@ def test_an_item_comes_back_from_its_records(item: Item) -> None:
 
 def test_a_record_bears_the_epoch_and_the_nonce_of_its_owner() -> None:
     for item in ITEMS[2:]:
-        if item == TableEnd(U64_MAX):
-            continue  # of a process that owns nothing
+        if item == TableEnd(U64_MAX) or isinstance(item, PlainEntry):
+            continue  # of a process that owns nothing, or in version 0
         key, value = records_of(REGION, 3, NONCE, item)[0]
         _, record = ItemReader(REGION, 0).feed(Stored(0, key, value))
         assert (record.epoch, record.nonce) == (3, NONCE)
@@ -81,11 +84,6 @@ UNUSABLE = {
     "no value": ((ENTRY[0], b""), DamagedError, "not a record of a region"),
     "bit flipped": ((ENTRY[0], ENTRY[1][:-1] + b"\xff"), DamagedError, "checksum"),
     "no such kind": ((b"\x63" + ENTRY[0][1:], ENTRY[1]), DamagedError, "not a kind of record"),
-    "version 0": (
-        encode_record(RegionRecord(kind=RecordKind.ENTRY, region=REGION, table=7, sequence=1, version=0)),
-        DamagedError,
-        "without a nonce, written by HoraeDB",
-    ),
     "newer version": (_version_2(), UnsupportedVersionError, "newer than this release: version=2"),
 }
 

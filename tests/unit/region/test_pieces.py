@@ -52,9 +52,9 @@ def _pieces(
     for point in plan.points:
         if size >= piece_bytes:
             cut = plan.cut(point, data.stored(point.offset)[0])
-            if not cuts or cut.begin > cuts[-1].begin:
+            if not cuts or cut.may_follow(cuts[-1]):
                 cuts.append(cut)
-                size = 0
+            size = 0
         size += point.bytes
     ends = [*(cut.begin for cut in cuts[1:]), plan.end][: len(cuts)]
     return [plan.piece(cut, end) for cut, end in zip(cuts, ends, strict=True)]

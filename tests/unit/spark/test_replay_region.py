@@ -43,17 +43,17 @@ class Place:
         self.address = f"{self.topics}/app/orders"
         self.directory = directory / "topics"
 
-    def with_region(self, work: Callable[[Region], Any]) -> Any:
-        """Run a coroutine with the region, of a new owner."""
+    def with_region(self, work: Callable[[Region], Any], version: int | None = None) -> Any:
+        """Run a coroutine with the region, of a new owner. version: of the records."""
 
         async def run() -> Any:
-            options = RegionOptions(map_every=4)
+            options = RegionOptions(map_every=4, format=version)
             async with Regions(self.topics, "app", options=options, clean_every_s=None) as regions:
                 return await work(await regions.open("orders", create=True))
 
         return asyncio.run(run())
 
-    def write(self, rng: random.Random, batches: int) -> None:
+    def write(self, rng: random.Random, batches: int, version: int | None = None) -> None:
         async def work(region: Region) -> None:
             for _ in range(batches):
                 tables = [HOT if rng.random() < 0.7 else rng.randrange(1, 6) for _ in range(rng.choice((1, 1, 3)))]
@@ -61,7 +61,7 @@ class Place:
                     (table, b"%d|" % table + rng.randbytes(rng.choice((0, 200)))) for table in tables
                 )
 
-        self.with_region(work)
+        self.with_region(work, version)
 
     def read(self, starts: Mapping[int, int] | None = None) -> dict[int, Rows]:
         """What a reader of the region finds, without what is lost."""
@@ -307,6 +307,20 @@ def test_what_is_wrong_is_told_before_anything_is_done(place: Place, tmp_path: P
     with pytest.raises(ConfigError, match="name the streams"):
         replay(None, None, ReplayOptions(to=str(tmp_path)))  # type: ignore[arg-type]
     assert RegionAddress.parse("kafka://h:1,i:2/app/orders") == ("kafka://h:1,i:2", "app", "orders")
+
+
+def test_records_of_version_0_are_one_piece_in_front_of_the_others(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    rng = random.Random(8)
+    for version in (0, None, 1, None):
+        place.write(rng, 60, version)
+    report = run(place, to=str(tmp_path / "to"))
+    assert report.verdict == 0
+    assert rows_of(tmp_path / "to") == place.read()
+    assert report.counts["pieces"] > 3
+    first = json.loads((tmp_path / "to" / "_replay" / "plan.json").read_bytes())["pieces"][0]
+    assert first["records"] > 100
+    assert rows_of(tmp_path / "to")[HOT][0][0] < 5
 
 
 def test_a_table_that_no_row_can_hold_is_refused(tmp_path: Path) -> None:
