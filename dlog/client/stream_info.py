@@ -35,8 +35,8 @@ class StreamSettings:
     """Settings of a stream.
 
     Those not given to `create` have defaults: 3 bookies, 3 copies of which 2 acknowledge, segments of 256 MiB and at
-    most 2 hours, kept for ever, in the store that the proxy names first (`ledger`, or `file` without bookies).
-    store_settings: those that only this store has, by name (see SettingsChanges); empty for a stream in files.
+    most 2 hours, kept for ever, in the store that the proxy names first (`ledger`; without bookies `kafka` or `file`).
+    store_settings: those that only this store has, by name (see SettingsChanges); empty for one in files or on Kafka.
     """
 
     store: str  # where segments are created

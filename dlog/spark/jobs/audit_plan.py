@@ -26,7 +26,13 @@ from dlog.spark.jobs.audit_findings import Finding, Kind
 from dlog.spark.jobs.audit_replicas import LEDGER, entry_length
 from dlog.spark.planning import Range
 from dlog.stores.cold.locations import payload_bytes
-from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError, SegmentRef, SegmentStore
+from dlog.stores.contract import (
+    SegmentCorruptError,
+    SegmentNotFoundError,
+    SegmentRef,
+    SegmentStore,
+    SegmentTruncatedError,
+)
 from dlog.stores.file.store import FileStore
 from dlog.stores.kafka.store import KafkaStore
 
@@ -295,6 +301,9 @@ async def _in_store(
             await reader.close()
     except SegmentNotFoundError:
         suspect(kinds.gone, segment, f"{kinds.what} {segment.name}", "nothing")
+        return nothing
+    except SegmentTruncatedError as error:
+        suspect(kinds.gone, segment, f"{kinds.what} {segment.name}", error.message)
         return nothing
     except SegmentCorruptError as error:
         facts.findings.append(
