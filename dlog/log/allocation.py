@@ -54,7 +54,7 @@ class SegmentAllocator:
         """Create segment `number`, unless a segment exists or is being created."""
         self._wanted = number
         if self._asked is not None or self._waiting or self._ahead is not None:
-            return []  # a segment with another number is discarded first, see `discard_other`
+            return []  # one with another number or store is discarded first, see `discard_other`
         self._asked = CreateSegment(SegmentNumber(number), epoch, settings.store, settings.store_settings)
         return [Send(STORE, self._asked)]
 
@@ -83,9 +83,11 @@ class SegmentAllocator:
         self._asked = None
         return self._discard()
 
-    def discard_other(self, number: int) -> PendingDeletion | None:
-        """Drop the created segment unless it is `number`. Returns the segment to delete."""
-        return self._discard() if self._ahead is not None and self._ahead.number != number else None
+    def discard_other(self, number: int, store: str) -> PendingDeletion | None:
+        """Drop the created segment unless it is `number`, in this store. Returns the segment to delete."""
+        ahead = self._ahead
+        fits = ahead is None or (ahead.number == number and ahead.location.store == store)
+        return None if fits else self._discard()
 
     def _discard(self) -> PendingDeletion | None:
         ahead, self._ahead = self._ahead, None

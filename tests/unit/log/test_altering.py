@@ -74,6 +74,20 @@ def test_the_settings_of_the_store_are_those_of_the_next_segment_that_is_created
     assert [m.settings for m in owner.sent if isinstance(m, CreateSegment)] == [(), (("ensemble", 5),)]
 
 
+def test_a_segment_that_was_created_ahead_in_another_store_is_deleted() -> None:
+    """The next segment lies in the store that the settings name, however soon it is needed."""
+    stage = Stage(segment_bytes=1000)
+    owner = stage.taken("p1")
+    owner.ask(batch(0, size=500))
+    assert stage.value.allocated == "2b"
+    alter(owner, stage, store="memory")
+    for sequence in range(1, 4):
+        owner.ask(batch(sequence, size=300))
+    assert "2b" in stage.deleted
+    assert [(s.number, s.location.store) for s in stage.value.segments[:2]] == [(1, "ledger"), (2, "memory")]
+    assert stage.value.allocated != "2b"
+
+
 def test_a_shorter_retention_acts_at_once_and_a_longer_one_keeps_what_is_there() -> None:
     clocks = Clocks()
     owner = clocks.owner()
