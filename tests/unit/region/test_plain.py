@@ -102,6 +102,16 @@ def test_behind_a_fence_none_counts_and_an_owner_goes_on_with_the_numbers() -> N
     assert ["behind a fence" in problem for problem in loader.problems] == [True] * 4
 
 
+def test_behind_a_record_that_cannot_be_used_none_counts_as_a_fence_may_lie_before() -> None:
+    topic = TopicList(plain(T, 1), fence(), batch(0, (T, 2)), batch(1, (T, 3)))
+    start = find_start(state_of(topic), 0, FindStart(((T, 2),)))
+    key, value = topic.log[2]
+    topic.log[2] = key, value[:-1] + b"?"
+    topic.log[3] = encoded(plain(T, 2))[0]
+    scan = EntryScan(REGION, start, skips=True)
+    assert list(scan.feed(topic.stored(scan.offset))) == [LostEntries(T, 2, 4)]
+
+
 def test_a_table_that_has_ended_has_no_more() -> None:
     topic = TopicList(plain(T, 1), TableEnd(T), plain(T, 2), plain(U, 1))
     assert entries(topic, state_of(topic)) == [(T, 1, 0), (U, 1, 3)]
