@@ -15,6 +15,7 @@ from dlog.region.counting import Entry, PlainEntry, TableEnd
 from dlog.region.messages import (
     BeginTable,
     CleanRegion,
+    DropTable,
     EndTable,
     FindStart,
     LostEntries,
@@ -317,6 +318,22 @@ def test_an_append_in_doubt_that_is_not_found_is_sent_again_and_counts_once(land
     assert story.write((T, b"d")) == (3,)
     state = state_of(story.data)
     assert [(table, sequence) for table, sequence, _ in entries(story.data, state)] == [(T, 1), (T, 2), (U, 1), (T, 3)]
+
+
+def test_nothing_is_appended_before_an_append_in_doubt_is_settled() -> None:
+    """A check-point would pass its first copy, which would then count beside the second one."""
+    story = Owner(format=0)
+    story.open()
+    story.write((U, b"a"))
+    write = story.ask(WriteEntries(((T, b"b"),)))
+    drop = story.ask(DropTable(U))
+    _, question = story.asked[0]
+    story.answer(is_made=False, error=UnavailableError("no answer", outcome_unknown=True))
+    story.answer()  # the end of the topic
+    story.data.append(list(question.records))  # type: ignore[union-attr]
+    story.answer_all()
+    assert story.results[write] == (1,) and story.results[drop] is None
+    assert [(table, sequence) for table, sequence, _ in entries(story.data, state_of(story.data))] == [(T, 1)]
 
 
 def test_another_writer_with_the_same_sequences_ends_it() -> None:
