@@ -9,8 +9,8 @@ Styles of plan:
 - "tables": tables are begun, ended, recovered and dropped, by owners and followers (region_followers.py);
 - "outside": another program deletes the front of the data topic, or empties the meta topic;
 - "calm": no faults;
-- "version0": entries without a nonce, of one owner after the other: the next one begins when the one before has died or
-  has ended.
+- "version0": entries without a nonce; the next owner begins when the one before has died or has ended, or in some plans
+  beside it.
 
 After the run every fault ends, and a process opens the region, writes, and reads all of it. Then followers end every
 table.
@@ -95,7 +95,7 @@ def draw_plan(seed: int, style: str) -> Plan:
         "sync_s": rng.choice((0.0002, 0.002)),
     }
     if style == "version0":
-        config["takeover"] = 0.0
+        config["takeover"] = 0.0 if rng.random() < 0.6 else 0.1
     config |= region_followers.draw_config(random.Random(f"region/{style}/{seed}/followers"), style)
     kinds = KINDS
     if style == "late":

@@ -19,16 +19,21 @@ PLAIN_MUTANTS = (
         name="an owner with format 0 acknowledges what does not count",
         invariants=("K5",),
         style="version0",
-        parts=planted(RegionOwner, ("_take_plain", "if len(self._found) < expected:", "if False:")),
-    ),
-    Mutant(
-        name="an append in version 0 is found before all of it was read",
-        invariants=("K1", "K5"),
-        style="version0",
         parts=planted(
             RegionOwner,
-            ("_apply_scanned", "self._is_found = len(self._found) == len(append.items)", "self._is_found = True"),
+            ("_take_plain", "if len(self._found) < expected:", "if False:"),
+            (
+                "_take_plain",
+                "self._finish(append, self._found)",
+                "self._finish(append, tuple((0, i.entry) for i in append.items if isinstance(i, PlainEntry)))",
+            ),
         ),
+    ),
+    Mutant(
+        name="an append in version 0 that is in doubt waits in the queue",
+        invariants=("K4",),
+        style="version0",
+        parts=planted(RegionOwner, ("_serve", "if self._is_plain and append.writes:", "if False:")),
     ),
     Mutant(
         name="a reader takes entries in version 0 in front of the record where it knows the sequence",
