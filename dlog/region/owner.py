@@ -465,6 +465,9 @@ class RegionOwner:
         if self._is_found:
             self._finish(append, self._found)
             return
+        if self._is_plain and append.writes:
+            self._send_append(append)  # before all others, as no fence keeps the first copy from counting
+            return
         ends = self._finish_found_ends(append)
         again: list[_Write | _End] = [*(write for write, _ in append.writes), *ends]
         self._queue.extendleft(reversed(again))

@@ -20,6 +20,8 @@ from dlog.region.state import RegionState
 from dlog.region.topics import Stored
 from dlog.values import value
 
+NOTHING_COUNTS = CountingRule(nonce=b"unknown")  # up to the next fence: no batch has this nonce
+
 
 @value
 class RegionEntry:
@@ -152,7 +154,7 @@ class EntryScan:
             if not self._skips:
                 raise
             self.problems.append(f"data topic: {error.message}")
-            self._rule = self._rule or CountingRule()  # without the record that counts, none does up to the next fence
+            self._rule = self._rule or NOTHING_COUNTS  # without the record that counts
             return None
         if self._rule is None:
             self._rule = rule_at(record)

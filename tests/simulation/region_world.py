@@ -8,7 +8,9 @@ Styles of plan:
 - "clean": much is marked and cleaned, and owners die while they clean;
 - "tables": tables are begun, ended, recovered and dropped, by owners and followers (region_followers.py);
 - "outside": another program deletes the front of the data topic, or empties the meta topic;
-- "calm": no faults.
+- "calm": no faults;
+- "version0": entries without a nonce; the next owner begins when the one before has died or has ended, or in some plans
+  beside it.
 
 After the run every fault ends, and a process opens the region, writes, and reads all of it. Then followers end every
 table.
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from dlog.errors import DamagedError, DLogError
@@ -50,7 +53,7 @@ from tests.simulation.region_followers import Followers, TableCallers
 from tests.simulation.region_topics import TopicModel, TopicTransport
 from tests.simulation.worlds import Outcome, Room
 
-STYLES = ("swarm", "takeover", "late", "clean", "outside", "calm", "tables")
+STYLES = ("swarm", "takeover", "late", "clean", "outside", "calm", "tables", "version0")
 MUST_REACH = (
     *("ack", "opened", "deposed", "in_doubt", "found_behind_a_fence", "cleaned", "saved", "read", "dropped"),
     *("foreign_between", "lost_told", "opened_without_snapshots", "refused_as_cut", "followed"),
@@ -91,6 +94,8 @@ def draw_plan(seed: int, style: str) -> Plan:
         "timeout_s": rng.choice((0.05, 0.3)),
         "sync_s": rng.choice((0.0002, 0.002)),
     }
+    if style == "version0":
+        config["takeover"] = 0.0 if rng.random() < 0.6 else 0.1
     config |= region_followers.draw_config(random.Random(f"region/{style}/{seed}/followers"), style)
     kinds = KINDS
     if style == "late":
@@ -128,6 +133,8 @@ class RegionWorld:
         self.config = config
         self.rng = random.Random(f"{plan.seed}/callers")
         self.options = draw(RegionOptions, random.Random(f"{plan.seed}/options"))
+        if config["style"] == "version0":
+            self.options = replace(self.options, format=0)
         self.sim = Simulation(
             plan,
             transport=TopicTransport(),
@@ -136,7 +143,7 @@ class RegionWorld:
             sync_s=config["sync_s"],
             fifo=False,
         )
-        self.checks = RegionChecks(REGION, self.options.map_every)
+        self.checks = RegionChecks(REGION, self.options.map_every, is_plain=self.options.format == 0)
         self.models: dict[str, TopicModel] = {}
         self.written = 0
         self.is_over = False
@@ -446,6 +453,7 @@ def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, trace: bool = F
 def room() -> Room:
     """The simulation `region` of `python -m tests.simulation`."""
     from tests.simulation.mutants.region import MUTANTS
+    from tests.simulation.mutants.region_plain import PLAIN_MUTANTS
 
     return Room(
         name="region",
@@ -453,6 +461,6 @@ def room() -> Room:
         draw=draw_plan,
         run=run_plan,
         must_reach=MUST_REACH,
-        mutants=MUTANTS,
+        mutants=(*MUTANTS, *PLAIN_MUTANTS),
         progress=PROGRESS,
     )

@@ -15,6 +15,7 @@ from dlog.region.counting import Entry, PlainEntry, TableEnd
 from dlog.region.messages import (
     BeginTable,
     CleanRegion,
+    DropTable,
     EndTable,
     FindStart,
     LostEntries,
@@ -100,6 +101,16 @@ def test_behind_a_fence_none_counts_and_an_owner_goes_on_with_the_numbers() -> N
     assert loader.state is not None and not loader.state.is_plain
     assert entries(topic, loader.state) == [(T, 1, 0), (T, 2, 1), (T, 3, 4), (U, 1, 5), (T, 4, 10)]
     assert ["behind a fence" in problem for problem in loader.problems] == [True] * 4
+
+
+def test_behind_a_record_that_cannot_be_used_none_counts_as_a_fence_may_lie_before() -> None:
+    topic = TopicList(plain(T, 1), fence(), batch(0, (T, 2)), batch(1, (T, 3)))
+    start = find_start(state_of(topic), 0, FindStart(((T, 2),)))
+    key, value = topic.log[2]
+    topic.log[2] = key, value[:-1] + b"?"
+    topic.log[3] = encoded(plain(T, 2))[0]
+    scan = EntryScan(REGION, start, skips=True)
+    assert list(scan.feed(topic.stored(scan.offset))) == [LostEntries(T, 2, 4)]
 
 
 def test_a_table_that_has_ended_has_no_more() -> None:
@@ -307,6 +318,22 @@ def test_an_append_in_doubt_that_is_not_found_is_sent_again_and_counts_once(land
     assert story.write((T, b"d")) == (3,)
     state = state_of(story.data)
     assert [(table, sequence) for table, sequence, _ in entries(story.data, state)] == [(T, 1), (T, 2), (U, 1), (T, 3)]
+
+
+def test_nothing_is_appended_before_an_append_in_doubt_is_settled() -> None:
+    """A check-point would pass its first copy, which would then count beside the second one."""
+    story = Owner(format=0)
+    story.open()
+    story.write((U, b"a"))
+    write = story.ask(WriteEntries(((T, b"b"),)))
+    drop = story.ask(DropTable(U))
+    _, question = story.asked[0]
+    story.answer(is_made=False, error=UnavailableError("no answer", outcome_unknown=True))
+    story.answer()  # the end of the topic
+    story.data.append(list(question.records))  # type: ignore[union-attr]
+    story.answer_all()
+    assert story.results[write] == (1,) and story.results[drop] is None
+    assert [(table, sequence) for table, sequence, _ in entries(story.data, state_of(story.data))] == [(T, 1)]
 
 
 def test_another_writer_with_the_same_sequences_ends_it() -> None:
