@@ -329,7 +329,8 @@ class Client:
 
         They are checked as those of `create`; with another store, its settings that are not given have their defaults.
         The retention applies at once, the others from the next segment on (a segment that is created in advance keeps
-        that store's settings; in another store, it is deleted). Retries inside this call never undo what another client altered meanwhile.
+        that store's settings; in another store, it is deleted). Retries inside this call never undo what another client
+        altered meanwhile.
         Raises StreamNotFoundError, InvalidRequestError (a setting, or none given); RequestTimeoutError (they may be
         altered). After a cancellation they may be altered.
         """
