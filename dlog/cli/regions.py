@@ -132,11 +132,10 @@ def show(name: str, address: str | None, as_json: bool) -> None:
     head = ("table", "next_seq_num", "latest_marked_deleted", "current_high_watermark", "mapped")
     if as_json:
         tables = [dict(zip(head, row, strict=True)) for row in rows]
-        version = 0 if view.state.is_plain else 1
-        say_json({"region": name, "first": view.first, "next": view.next, "format": version, "tables": tables})
+        say_json({"region": name, "first": view.first, "next": view.next, "format": view.format, "tables": tables})
     else:
         say(f"{name}: offsets {view.first} to {view.next}")
-        if view.state.is_plain:
+        if view.format == 0:
             say("records of version 0: no fence keeps a second writer out, see that only one process writes")
         say_table(head, rows)
 

@@ -220,9 +220,9 @@ class RegionView:
         self._skip_damaged = skip_damaged
 
     @property
-    def state(self) -> RegionState:
-        """The state that was found. Read only."""
-        return self._state
+    def format(self) -> int:
+        """Version of the records that the region has, and takes unless another one is asked for. 0: without fences."""
+        return 0 if self._state.is_plain else 1
 
     @property
     def tables(self) -> Mapping[int, TableMeta]:
@@ -420,6 +420,11 @@ async def _read(
                 continue
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, FOLLOW_MAX_S)
+
+
+def state_of(view: RegionView) -> RegionState:
+    """The state that a view found. Read only."""
+    return view._state
 
 
 def _truncated(lost: LostEntries) -> TruncatedError:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from dlog.client.regions import Regions, RegionView, check_name
+from dlog.client.regions import Regions, RegionView, check_name, state_of
 from dlog.errors import (
     ConfigError,
     DamagedError,
@@ -119,7 +119,7 @@ class RegionWal:
         self, topics: Topics, view: RegionView, known: Sequence[KnownTable], piece_bytes: int
     ) -> tuple[RegionPiece, ...]:
         wanted = {table.table: max(table.first, table.kept) for table in known}
-        plan = PiecePlan(region_number(self._address.region), view.state, wanted, view.first)
+        plan = PiecePlan(region_number(self._address.region), state_of(view), wanted, view.first)
         path = self._path
         cuts: list[tuple[Cut, int]] = []  # with the bytes behind it
         problems = list(view.problems)
