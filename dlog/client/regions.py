@@ -367,6 +367,54 @@ class Region:
             await self._driver.wait_ended()
 
 
+class ReadAhead:
+    """Reads records of a topic in order, and asks for the next ones while the caller looks at the last ones.
+
+    end: nothing is asked for from there on. Call `close` in the end.
+    """
+
+    def __init__(self, topics: Topics, path: str, end: int) -> None:
+        self._topics = topics
+        self._path = path
+        self._end = end
+        self._at = -1  # where the request under way begins
+        self._asked: asyncio.Task[list[Stored]] | None = None
+
+    async def read(self, offset: int) -> list[Stored]:
+        """See Topics.read."""
+        asked, self._asked = self._asked, None
+        if asked is None or self._at != offset:
+            await _give_up(asked)
+            asked = self._ask(offset)
+        try:
+            records = await asked
+        finally:
+            await _give_up(asked)  # if this call was cancelled
+        if records and records[-1].offset + 1 < self._end:
+            self._at = records[-1].offset + 1
+            self._asked = self._ask(self._at)
+        return records
+
+    async def close(self) -> None:
+        """Give up the request under way. Idempotent."""
+        asked, self._asked = self._asked, None
+        await _give_up(asked)
+
+    def _ask(self, offset: int) -> asyncio.Task[list[Stored]]:
+        read = self._topics.read(self._path, offset, READ_BYTES)
+        return asyncio.get_running_loop().create_task(read, name=f"read {self._path}")
+
+
+async def _give_up(task: asyncio.Task[list[Stored]] | None) -> None:
+    """Cancel a task, unless it has ended, and wait for its end; its error is of no interest."""
+    if task is None:
+        return
+    task.cancel()
+    await asyncio.wait((task,))
+    if not task.cancelled():
+        task.exception()
+
+
 async def _read(
     number: int,
     topics: RegionTopics,
@@ -382,13 +430,14 @@ async def _read(
     wanted, end = start.ends, start.end
     while True:
         scan = EntryScan(number, start, skips=skip_damaged)
+        reading = ReadAhead(topics.topics, topics.paths[Topic.DATA], start.end)
         try:
             is_done = False
             while not is_done:
                 is_done = scan.is_done
                 records: Sequence[Stored] = ()
                 if not is_done:
-                    records = await topics.topics.read(topics.paths[Topic.DATA], scan.offset, READ_BYTES)
+                    records = await reading.read(scan.offset)
                 for one in scan.feed(records):
                     if isinstance(one, RegionEntry):
                         yield one
@@ -408,6 +457,8 @@ async def _read(
                 ) from None
             ends = {table: (max(at, found.ends[table][0]), *wanted[table][1:]) for table, at in left}
             start = replace(found, end=end, ends=ends, rule=start.rule)
+        finally:
+            await reading.close()
     if follow:
         tail = TailScan(number, start, None if starts is None else frozenset(starts), skips=skip_damaged)
         wait_s = FOLLOW_S

@@ -22,13 +22,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page (needs plots)")
     parser.add_argument("--png", type=Path, metavar="DIR", help="write plots into this directory (needs plots)")
     parser.add_argument("--notes", type=Path, metavar="FILE", help="TOML file of explanations to print with figures")
+    parser.add_argument("--section", default="", metavar="TITLE", help="write a section of another report in Markdown")
     given = parser.parse_args(arguments)
     try:
         run = runfile.read(given.run)
         notes = compare.read_notes(given.notes) if given.notes else []
         collected = figures.collect(run)
         if given.markdown:
-            given.markdown.write_text(tables.markdown(collected, notes))
+            given.markdown.write_text(tables.markdown(collected, notes, section=given.section))
         if given.html:
             from loadtest.report import page  # needs the group `plots`, as charts does
 
@@ -43,5 +44,5 @@ def main(arguments: Sequence[str]) -> int:
         print(f"loadtest report: {error}", file=sys.stderr)
         return 2
     if not (given.markdown or given.html or given.png):
-        print(tables.markdown(collected, notes))
+        print(tables.markdown(collected, notes, section=given.section))
     return 0

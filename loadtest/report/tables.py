@@ -56,8 +56,8 @@ class Table(NamedTuple):
         return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def markdown(figures: Figures, notes: Sequence[compare.Note] = ()) -> str:
-    """The whole report."""
+def markdown(figures: Figures, notes: Sequence[compare.Note] = (), *, section: str = "") -> str:
+    """The whole report. section: title of a section of another report that it is, without the introduction."""
     parts = [
         "# Performance",
         ABOUT,
@@ -84,6 +84,9 @@ def markdown(figures: Figures, notes: Sequence[compare.Note] = ()) -> str:
         about = figures.run.workloads[workload]
         table = workload_table(figures, workload).markdown()
         parts += [f"### {workload} {about.get('name', '')}", _asked(about), table]
+    if section:
+        parts = [f"# {section}", *parts[2:]]
+        parts = [f"#{part}" if part.startswith("#") else part for part in parts]
     return wrapped("\n\n".join(part for part in parts if part)) + "\n"
 
 

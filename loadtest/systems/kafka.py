@@ -78,6 +78,7 @@ OPTIONS = {
     "aiokafka": "false",
 }
 _BOOLEANS = ("flush", "shared", "aiokafka")
+APPEND_BYTES = 1_000_000
 RECORD_MAX_BYTES = 21  # what Kafka adds to a record, at most
 
 
@@ -264,7 +265,8 @@ class KafkaSystem(ServerSystem):
             "broker.session.timeout.ms": 3000,
             "broker.heartbeat.interval.ms": 500,
             "linger.ms": self._options["linger_ms"] or "5 for maximum throughput, else 0",
-            "batch.size": self._options["batch_size"] or "131072, or the size of the application's batch",
+            "batch.size": self._options["batch_size"]
+            or ("1000000" if self._is_aiokafka else "131072, or the size of the application's batch"),
         }
 
     def lacks(self, feature: str) -> str | None:
@@ -277,6 +279,8 @@ class KafkaSystem(ServerSystem):
             "bootstrap": ",".join(server.address for server in self._servers),
             "request_timeout_ms": self._numbers["request_timeout_ms"],
         }
+        if self._is_aiokafka:
+            told["batch_size"] = APPEND_BYTES  # as large as a region's, where the producer makes the batches
         return told | {key: self._options[key] for key in ("linger_ms", "batch_size") if self._options[key]}
 
     def generator(self, job: Mapping[str, Any], flavour: Flavour) -> tuple[Sequence[str], Mapping[str, Any]]:

@@ -158,6 +158,14 @@ def test_goals_on_kafka_are_of_their_own_systems(book: Book) -> None:
     assert "| 80.0 | 100 (kafka-aiokafka) | 0.80x | ≥ 0.85x |  | MISSED |" in text
 
 
+def test_a_report_can_be_a_section_of_another(book: Book) -> None:
+    whole, part = tables.markdown(book.collected()), tables.markdown(book.collected(), section="On Kafka")
+    assert part.startswith("## On Kafka\n\n") and "Made by" not in part
+    assert [line for line in part.splitlines() if line.startswith("#")][1:] == [
+        f"#{line}" for line in whole.splitlines() if line.startswith("##")
+    ]
+
+
 def test_goals_are_those_of_the_systems_that_ran(book: Book) -> None:
     assert {one.goal.id[0] for one in goals.judged(book.collected())} == {"G"}
     on_kafka(book)
