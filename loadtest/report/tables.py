@@ -130,7 +130,7 @@ def _again(figures: Figures) -> list[str]:
     whole = list(dict.fromkeys(str(part["plan"]) for part in parts if part.get("plan")))
     alone = [plain(str(part.get("command"))) for part in parts if not part.get("plan")]
     commands = [*whole, *dict.fromkeys(alone), "python -m loadtest report RUN.json --markdown FILE"]
-    peers = sorted({name.partition("-")[0] for name in figures.peers})
+    peers = sorted({name.partition("-")[0] for name in figures.peers} - {"file"})  # a file needs no installation
     installs = [f"python -m loadtest peers install {name}" for name in peers]
     rows = [
         (str(part.get("piece") or ""), plain(str(part.get("command"))), str(part.get("began")), str(part.get("rounds")))
