@@ -110,9 +110,14 @@ class OpenRegion:
 @value
 class WriteEntries:
     """Append entries of one or several tables together, all or none: pairs of a table and a payload. Answered with
-    their sequences. Raises RegionFencedError, TableEndedError, OverCapacityError, RecordTooLargeError."""
+    their sequences. Raises RegionFencedError, TableEndedError, OverCapacityError, RecordTooLargeError.
+
+    sequence: that the one entry must get; None: the next one. Else EntryOutOfOrderError is raised: an entry of the
+    table that was submitted before it was refused.
+    """
 
     entries: tuple[tuple[int, bytes], ...]
+    sequence: int | None = None
 
 
 @value

@@ -100,6 +100,12 @@ class TableEndedError(InvalidRequestError):
     code = 564
 
 
+class EntryOutOfOrderError(InvalidRequestError):
+    """An entry that was submitted before this one was refused, so this one would get its sequence. Not written."""
+
+    code = 566
+
+
 class Phase(enum.Enum):
     """CLOSED: not opened, or the opening failed. FENCING: the owner appends its fence and reads up to it, when it opens
     the region and after an append of unknown outcome. DEPOSED: final."""
@@ -122,12 +128,17 @@ TRANSITIONS = {
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """A caller's write that is not answered. size: of its records. begins: it begins its one table."""
+    """A caller's write that is not answered. size: of its records. sequence: of its one entry, 0 if it begins its
+    table; None: the next ones."""
 
     ticket: int
     entries: tuple[tuple[int, bytes], ...]
     size: int
-    begins: bool = False
+    sequence: int | None = None
+
+    @property
+    def begins(self) -> bool:
+        return self.sequence == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,14 +233,15 @@ class RegionOwner:
                 self._out.answer([ticket], self._fenced_error())
             case _ if self.phase in (Phase.CLOSED, Phase.LOADING) or self._opening:
                 self._out.answer([ticket], UnavailableError(f"the region is not open: region={self._region}"))
-            case WriteEntries(entries):
-                self._take_write(ticket, entries)
+            case WriteEntries(entries, sequence):
+                assert sequence is None or (sequence > 0 and len(entries) == 1), "a sequence is of one entry"
+                self._take_write(ticket, entries, sequence)
             case BeginTable() | EndTable() if self._is_plain:
                 why = "tables are begun and ended by records of version 1, open the region with format 1"
                 self._out.answer([ticket], InvalidRequestError(f"{why}: region={self._region}"))
             case BeginTable(table, payload):
                 assert table not in self.state.meta.tables, f"a table is begun once: table={table}"
-                self._take_write(ticket, ((table, payload),), begins=True)
+                self._take_write(ticket, ((table, payload),), 0)
             case EndTable(table):
                 self._queue.append(_End(ticket, table))
                 self._queue_bytes += RECORD_OVERHEAD_BYTES
@@ -260,7 +272,7 @@ class RegionOwner:
         else:
             self._out.answer([ticket], None)
 
-    def _take_write(self, ticket: int, entries: tuple[tuple[int, bytes], ...], *, begins: bool = False) -> None:
+    def _take_write(self, ticket: int, entries: tuple[tuple[int, bytes], ...], sequence: int | None) -> None:
         size = sum(RECORD_OVERHEAD_BYTES + len(payload) for _, payload in entries)
         if not entries or size > self._options.batch_bytes_max:
             self._out.answer(
@@ -276,7 +288,7 @@ class RegionOwner:
                 OverCapacityError(f"too many writes wait, try again later: bytes_max={self._options.queue_bytes_max}"),
             )
         else:
-            self._queue.append(_Write(ticket, entries, size, begins))
+            self._queue.append(_Write(ticket, entries, size, sequence))
             self._queue_bytes += size
 
     def _mark(self, ticket: int, table: int, below: int) -> None:
@@ -560,8 +572,10 @@ class RegionOwner:
         if self._maintenance.wants_checkpoint:
             item, drops = self._maintenance.checkpoint(self.state)
             self._send_append(_Append((item,), drops=drops))
-        elif self._queue:
-            self._send_append(self._next_ends() or self._next_batch())
+        while self._append is None and self._queue:
+            append = self._next_ends() or self._next_batch()
+            if append is not None:
+                self._send_append(append)
 
     def _next_ends(self) -> _Append | None:
         """Take the ends of tables that wait in front of all writes."""
@@ -576,8 +590,8 @@ class RegionOwner:
         self._queue_bytes -= size
         return _Append(tuple(TableEnd(end.table, self._nonce) for end in ends), ends=tuple(ends)) if ends else None
 
-    def _next_batch(self) -> _Append:
-        """Take as many writes as fit into one batch."""
+    def _next_batch(self) -> _Append | None:
+        """Take as many writes as fit into one batch. None: those that waited were refused."""
         following: dict[int, int] = {}  # by table, the sequence of its next entry
         next_seq_num = self.state.meta.next_seq_num
         entries: list[Entry] = []
@@ -588,6 +602,12 @@ class RegionOwner:
             if isinstance(write, _End):
                 break
             self._queue.popleft()
+            self._queue_bytes -= write.size
+            table = write.entries[0][0]
+            expected = following.get(table) or next_seq_num(table)
+            if write.sequence and write.sequence != expected:
+                self._out.answer([write.ticket], self._out_of_order_error(table, write.sequence, expected))
+                continue
             size += write.size
             sequences: list[int] = []
             for table, payload in write.entries:
@@ -597,10 +617,19 @@ class RegionOwner:
                 sequences.append(sequence)
                 entries.append(Entry(table, sequence, payload))
             writes.append((write, tuple(sequences)))
-        self._queue_bytes -= size
+        if not writes:
+            return None
         if self._is_plain:
             return _Append(tuple(map(PlainEntry, entries)), tuple(writes))
         return _Append((self._writer.batch(tuple(entries)),), tuple(writes))
+
+    def _out_of_order_error(self, table: int, sequence: int, expected: int) -> DLogError:
+        if table in self.state.rule.ended:
+            return TableEndedError(f"the table has ended: table={table}")
+        return EntryOutOfOrderError(
+            f"an entry in front of it was refused, so it was not written: table={table} sequence={sequence} "
+            f"expected={expected}"
+        )
 
     @property
     def _writer(self) -> RegionWriter:

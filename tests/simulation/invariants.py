@@ -210,4 +210,10 @@ INVARIANTS = {
         REGION,
         "Followers.finish",
     ),
+    "K12": Invariant(
+        "the entries of a table whose writer submits each with its sequence are a prefix of what was submitted, also "
+        "if the topic refuses some",
+        REGION,
+        "RegionChecks.finish",
+    ),
 }

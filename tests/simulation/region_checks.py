@@ -135,6 +135,7 @@ class RegionChecks:
         self.marks: dict[int, int] = {}  # the highest that a caller asked for
         self.safe_marks: dict[int, int] = {}  # the highest that must outlive every crash
         self.acked: dict[tuple[int, int], bytes] = {}
+        self.submitted: dict[int, list[bytes]] = {}  # by table of one writer: payloads in the order of their sequences
         self.refused: set[bytes] = set()  # payloads of writes that were answered as not written
         self.writes: dict[bytes, tuple[tuple[int, bytes], ...]] = {}  # by each payload: the entries of its write
         self.refused_in_part: list[tuple[tuple[int, bytes], ...]] = []  # writes answered with TableEndedError
@@ -333,6 +334,10 @@ class RegionChecks:
 
     def finish(self) -> None:
         """Judge the whole history."""
+        for table, submitted in self.submitted.items():
+            counting = [one.payload for one in self.truth.tables.get(table, ())]
+            if counting != submitted[: len(counting)]:
+                raise Violation("K12", f"table {table} has {counting}, of {submitted} in this order")
         count: dict[bytes, int] = {}
         for written in self.truth.tables.values():
             for one in written:

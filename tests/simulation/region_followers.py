@@ -28,7 +28,7 @@ from dlog.region.messages import (
     WriteEntries,
 )
 from dlog.region.options import FollowerOptions
-from dlog.region.owner import RegionOwner, TableEndedError
+from dlog.region.owner import EntryOutOfOrderError, RegionOwner, TableEndedError
 from tests.simulation.kernel import Violation
 from tests.simulation.network import Node
 
@@ -42,7 +42,7 @@ ATTEMPTS = 3  # in quiet times
 MUST_REACH = (
     *("begun", "table_ended", "ended_by_another", "table_ended_in_doubt", "begin_refused", "caught_up", "read_on"),
     *("recovered", "recovered_again", "not_found", "removed", "trimmed", "retired", "not_retired", "loaded_again"),
-    *("recent_found", "retired_in_quiet_times", "write_refused_as_ended"),
+    *("recent_found", "retired_in_quiet_times", "write_refused_as_ended", "out_of_order"),
 )
 
 
@@ -65,6 +65,7 @@ def draw_config(rng: random.Random, style: str) -> dict[str, Any]:
         "closes_at": rng.choice(
             (0.3, 0.7, 9.0)
         ),  # from this part of the time on, tables are removed, and few are begun
+        "refusals": rng.choice((0.0, 0.0, 0.05)),
     }
 
 
@@ -74,6 +75,7 @@ class TableCallers:
     def __init__(self, world: RegionWorld) -> None:
         self.world = world
         self.used = FIRST_TABLE  # the number of the next table
+        self.writers: dict[int, RegionOwner] = {}  # of tables whose entries are submitted with their sequences
 
     @property
     def is_closing(self) -> bool:
@@ -86,26 +88,39 @@ class TableCallers:
         left = self.open_tables(machine)
         begins = config["begins"] if left else 0.5
         if len(left) < 4 and rng.random() < (begins * 0.2 if self.is_closing else begins):
-            left.append(self.begin(name, with_entries=rng.random() < 0.3))
-        if left:
-            self.write(name, [rng.choice(left) for _ in range(rng.choice((1, 1, 2, 4)))])
+            left.append(self.begin(name, machine, with_entries=rng.random() < 0.3))
+        shared = [table for table in left if table not in self.world.checks.submitted]
+        if shared:
+            self.write(name, [rng.choice(shared) for _ in range(rng.choice((1, 1, 2, 4)))])
+        for table in [table for table, writer in self.writers.items() if writer is machine]:
+            for _ in range(rng.choice((0, 1, 3))):
+                self.write_next(name, table)
         if left and rng.random() < config["ends"]:
             table = rng.choice(left)
             self.world.ask(name, EndTable(table))
-            if rng.random() < 0.3:
+            if rng.random() < 0.3 and table in shared:
                 self.write(name, [table])
 
     def open_tables(self, machine: RegionOwner) -> list[int]:
         """Tables that the owner may write, as far as it knows."""
         return [table for table in machine.state.meta.tables if table not in machine.state.rule.ended]
 
-    def begin(self, name: str, *, with_entries: bool) -> int:
+    def begin(self, name: str, machine: RegionOwner, *, with_entries: bool) -> int:
         """Begin a new table; with_entries: write to it without waiting for that. Returns its number."""
         table, self.used = self.used, self.used + 1
         self.world.ask(name, BeginTable(table, b"about %d" % table))
-        if with_entries:
+        if self.world.rng.random() < 0.4:
+            self.writers[table] = machine
+            self.world.checks.submitted[table] = []
+        elif with_entries:
             self.write(name, [table])
         return table
+
+    def write_next(self, name: str, table: int) -> None:
+        """Submit the next entry of a table with its sequence, as the writer of a segment does."""
+        submitted = self.world.checks.submitted[table]
+        submitted.append(self.world.new_payload())
+        self.world.ask(name, WriteEntries(((table, submitted[-1]),), len(submitted)))
 
     def write(self, name: str, tables: list[int]) -> None:
         """Write one entry to each of these."""
@@ -115,6 +130,10 @@ class TableCallers:
         """Judge an answer of an owner. was_in_doubt: it appended a fence since it was asked."""
         reach, checks = self.world.sim.reach, self.world.checks
         match request, result:
+            case WriteEntries(((table, _),), int()), DLogError():
+                self.writers.pop(table, None)  # a writer ends with its first error
+                if isinstance(result, EntryOutOfOrderError):
+                    reach("out_of_order")
             case EndTable(table), TableEndedError():
                 reach("ended_by_another")
                 checks.refused_as_ended(table)

@@ -1,9 +1,9 @@
-"""A model of a topic: appends are durable before they are visible and answered; nothing is refused.
+"""A model of a topic: appends are durable before they are visible and answered.
 
 Invariants:
 - Records become visible in the order of their offsets, once they are durable. A power cut loses what is not durable,
   and its offsets are given out again.
-- A request that the network delivers twice is performed twice.
+- A request that the network delivers twice is performed twice, or refused twice.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from dlog.errors import RecordTooLargeError
 from dlog.machine import Effect, Fact, PeerLost, Persist, Persisted, Received, Send
 from dlog.region.messages import (
     AppendRecords,
@@ -25,6 +26,7 @@ from dlog.region.messages import (
     TopicFailed,
 )
 from dlog.region.topics import OffsetOutOfRangeError, RecordBytes, Stored
+from dlog.wire.region import RecordKind
 
 QUESTIONS = (AppendRecords, AskOffsets, DeleteBefore, ReadRecords)
 ANSWERS = (BeforeDeleted, OffsetsTold, RecordsAppended, RecordsRead, TopicFailed)
@@ -50,12 +52,15 @@ class TopicModel:
         *,
         on_append: Callable[[int, tuple[RecordBytes, ...]], None] = lambda offset, records: None,
         on_delete: Callable[[int], None] = lambda offset: None,
+        refusals: float = 0.0,
     ) -> None:
+        """refusals: the part of the batches that are refused, as too large ones are."""
         self.log: list[RecordBytes] = []  # visible
         self.first = 0
         self._rng = rng
         self._on_append = on_append
         self._on_delete = on_delete
+        self._refusals = refusals
         self._given = 0  # offsets given out
         self._token = 0
         self._done = 0
@@ -97,6 +102,8 @@ class TopicModel:
     def _hear(self, peer: Any, message: Any) -> list[Effect]:
         number = message.number
         match message:
+            case AppendRecords(_, records) if self._is_refused(peer, message):
+                return [Send(peer, TopicFailed(number, RecordTooLargeError("a batch is too large for the topic")))]
             case AppendRecords(_, records):
                 offset = self._given
                 self._given += len(records)
@@ -115,6 +122,12 @@ class TopicModel:
                     return [Send(peer, TopicFailed(number, refusal))]
                 return self._persist(("delete", offset), lambda: [Send(peer, BeforeDeleted(number))])
         raise AssertionError(f"not a question to a topic: {message}")
+
+    def _is_refused(self, peer: Any, append: AppendRecords) -> bool:
+        kind = append.records[0][0][0]
+        if not self._refusals or kind not in (RecordKind.ENTRY, RecordKind.TABLE_BEGIN):
+            return False
+        return random.Random(f"{peer}/{append.number}").random() < self._refusals
 
     def _persist(self, data: Any, then: Callable[[], list[Effect]]) -> list[Effect]:
         self._token += 1

@@ -173,6 +173,7 @@ class RegionWorld:
             self.sim.disk(Topic.DATA).durable,
             on_append=checks.truth.appended,
             on_delete=self._front_deleted,
+            refusals=self.config.get("refusals", 0.0),
         )
         meta = TopicModel(
             random.Random(self.sim.rng.random()),

@@ -75,7 +75,7 @@ class KafkaSegmentWriter:
             assert entry_id == self._next, f"entry ids are dense: expected={self._next} got={entry_id}"
             self._next += 1
             self._sinks.append(sink)
-            request = WriteEntries(((self._table, b"".join(payload)),))
+            request = WriteEntries(((self._table, b"".join(payload)),), self._next)
             self._ask(request, RECORD_OVERHEAD_BYTES + size, self._appended)
 
     async def seal(self) -> EntryId:

@@ -301,6 +301,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        name="an entry gets the sequence of one that was refused",
+        invariants=("K12",),
+        style="tables",
+        parts=planted(RegionOwner, ("_next_batch", "if write.sequence and write.sequence != expected:", "if False:")),
+    ),
+    Mutant(
         name="an owner answers a table's end from what it knows when it is asked",
         invariants=("K7",),
         style="tables",
