@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 FOLLOWERS = ("f1", "f2", "f3")
 FIRST_TABLE = 100  # those below are written without a begin
-SETTLE_S = 30.0
+SETTLE_S = 300.0  # a slow node may have many requests in its mailbox
 ATTEMPTS = 3  # in quiet times
 MUST_REACH = (
     *("begun", "table_ended", "ended_by_another", "table_ended_in_doubt", "begin_refused", "caught_up", "read_on"),
@@ -92,8 +92,10 @@ class TableCallers:
         shared = [table for table in left if table not in self.world.checks.submitted]
         if shared:
             self.write(name, [rng.choice(shared) for _ in range(rng.choice((1, 1, 2, 4)))])
-        for table in [table for table, writer in self.writers.items() if writer is machine]:
-            for _ in range(rng.choice((0, 1, 3))):
+        own = [table for table, writer in self.writers.items() if writer is machine]
+        if own:
+            table = rng.choice(own)
+            for _ in range(rng.choice((1, 1, 3))):
                 self.write_next(name, table)
         if left and rng.random() < config["ends"]:
             table = rng.choice(left)
@@ -105,12 +107,13 @@ class TableCallers:
         """Tables that the owner may write, as far as it knows."""
         return [table for table in machine.state.meta.tables if table not in machine.state.rule.ended]
 
-    def begin(self, name: str, machine: RegionOwner, *, with_entries: bool) -> int:
-        """Begin a new table; with_entries: write to it without waiting for that. Returns its number."""
+    def begin(self, name: str, writer: RegionOwner | None, *, with_entries: bool) -> int:
+        """Begin a new table. writer: it may become the one that submits entries with their sequences. with_entries:
+        write to it without waiting for the begin. Returns the table's number."""
         table, self.used = self.used, self.used + 1
         self.world.ask(name, BeginTable(table, b"about %d" % table))
-        if self.world.rng.random() < 0.4:
-            self.writers[table] = machine
+        if writer is not None and self.world.rng.random() < 0.4:
+            self.writers[table] = writer
             self.world.checks.submitted[table] = []
         elif with_entries:
             self.write(name, [table])

@@ -73,7 +73,7 @@ REACHED_BY = {  # by a machine and the first record that it appends
     (RegionFollower, RecordKind.TABLE_DROPPED): "dropping",
     (RegionFollower, RecordKind.FENCE): "retiring",
 }
-SETTLE_S = 30.0
+SETTLE_S = 300.0  # a slow node may have many requests in its mailbox
 TAILS_MAX = 3
 
 
@@ -421,7 +421,7 @@ class RegionWorld:
             self._write("o1")
         else:
             self.tables.used += 1  # nobody has asked for this one
-            self.tables.begin("o1", with_entries=True)
+            self.tables.begin("o1", None, with_entries=True)
         sim.run(until_s=sim.now_s + SETTLE_S, until=lambda: bool(self.checks.acked) and not last._queue)
         sim.run(until_s=sim.now_s + 1.0)
         self._read(last)
