@@ -351,7 +351,7 @@ class RegionFollower:
             self._fail(error)  # else the front was deleted meanwhile: a newer snapshot has the state
 
     def _fail(self, error: DLogError) -> None:
-        """Answer everybody who waits with an error. What they wanted appended may be in the topic."""
+        """Answer all waiting requests with an error. The records that they wanted to append may be in the topic."""
         self._loads = 0
         tickets = [ticket for ticket, _ in self._waiting]
         tickets += [goal.ticket for goal in self._goals] + self._read_ons + [wish.ticket for wish in self._wishes]

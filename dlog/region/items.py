@@ -71,8 +71,10 @@ def rule_at(record: RegionRecord) -> CountingRule:
 
 
 def describe_passed_over(placed: Placed, rule: CountingRule, following: int) -> str | None:
-    """What is told of an item that does not count, if it is an entry in version 0. following: the next sequence of its
-    table; rule: both in front of it."""
+    """Why an entry in version 0 does not count, as one line; None for another item, or if its table has ended.
+
+    rule, following: the rule and the table's next sequence in front of the entry.
+    """
     offset, item = placed
     if not isinstance(item, PlainEntry) or item.entry.table in rule.ended:
         return None

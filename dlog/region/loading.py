@@ -28,8 +28,8 @@ UNUSABLE: Errors = (DamagedError, UnsupportedVersionError)  # all records that c
 
 
 class RegionFrontLostError(DamagedError):
-    """Another program deleted the front of the data topic, and no snapshot tells what was there. first: the first
-    offset that is left."""
+    """Another program deleted the front of the data topic, and no snapshot holds the state of the tables at the first
+    offset that is left, `first`."""
 
     def __init__(self, message: str, first: int = 0) -> None:
         super().__init__(message)

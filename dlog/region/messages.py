@@ -191,8 +191,8 @@ class ReadOn:
 
 @value
 class RecoverTable:
-    """End a table for good, whoever writes it, and find its end. Answered with a TableFound. Raises
-    TableNotFoundError: it was dropped, or never begun, and then it cannot be begun any more."""
+    """End a table for good, also one that another process writes, and find its last entry. Answered with a
+    TableFound. Raises TableNotFoundError: it was dropped, or never begun, and then it cannot be begun any more."""
 
     table: int
 

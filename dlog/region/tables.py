@@ -4,7 +4,7 @@ Invariants:
 - sequences of a table are dense, from 1 on;
 - a mapping is a floor: the record of a sequence lies at the offset that `floor` returns or behind it;
 - no record at or above the mark of its table lies below `safe_offset`, nor does the record that began it, as long as
-  nothing of the table is deleted: who reads it from its first entry on begins there.
+  nothing of the table is deleted: a reader of its first entry starts at that record.
 """
 
 from __future__ import annotations

@@ -199,6 +199,27 @@ def settle(future: asyncio.Future[None], error: StoreError | None) -> None:
         future.exception()
 
 
+def copy_error(error: StoreError, *, outcome_unknown: bool | None = None) -> StoreError:
+    """The same error for another caller, perhaps with another outcome."""
+    unknown = error.outcome_unknown if outcome_unknown is None else outcome_unknown
+    return type(error)(error.message, outcome_unknown=unknown)
+
+
+def append_refusal(
+    location: str, payload_bytes: int, bytes_max: int, error: StoreError | None, *, is_sealed: bool
+) -> StoreError | None:
+    """Why a writer does not take an entry; None: it does. error: that ended the writer."""
+    if error is not None:
+        return copy_error(error, outcome_unknown=False)
+    if is_sealed:
+        return SegmentSealedError(f"the segment is sealed: location={location}")
+    if payload_bytes > bytes_max:
+        return EntryTooLargeError(
+            f"the entry is too large, write smaller batches: bytes={payload_bytes} max={bytes_max}"
+        )
+    return None
+
+
 # ---- ports ----------------------------------------------------------------------------------------------------------
 
 

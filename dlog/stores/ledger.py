@@ -50,6 +50,7 @@ from dlog.stores.contract import (
     StoreTooSmallError,
     StoreUnavailableError,
     Verification,
+    append_refusal,
     settle,
 )
 from dlog.stores.settings import SettingsSchema, WholeNumber
@@ -292,12 +293,11 @@ class LedgerSegmentWriter:
 
     def submit(self, entry_id: EntryId, payload: Sequence[Buffer], sink: AppendSink) -> None:
         size = sum(map(len, payload))
-        if size > self._entry_bytes_max:
-            sink(
-                EntryTooLargeError(
-                    f"the entry is too large, write smaller batches: bytes={size} max={self._entry_bytes_max}"
-                )
-            )
+        refusal = append_refusal(
+            self.name, size, self._entry_bytes_max, None, is_sealed=False
+        )  # the ledger tells of the rest
+        if refusal is not None:
+            sink(refusal)
             return
         if self._abandoned:
             sink(StoreUnavailableError(f"the writer was abandoned, reopen the segment: location={self.name}"))

@@ -322,7 +322,7 @@ class Followers:
         for _ in range(ATTEMPTS):
             results: list[Any] = []
             self.ask(name, request, results)
-            if not sim.run(until_s=sim.now_s + SETTLE_S, until=lambda: bool(results)):  # noqa: B023
+            if not sim.run(until_s=sim.now_s + SETTLE_S, until=lambda: bool(results)):  # noqa: B023 - called in this turn of the loop only
                 raise Violation("K11", f"no answer in quiet times: {request}")
             if not isinstance(results[0], DLogError) or isinstance(results[0], TableNotFoundError):
                 return results[0]

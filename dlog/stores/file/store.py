@@ -29,7 +29,6 @@ from dlog.stores.contract import (
     AppendSink,
     Buffer,
     Capabilities,
-    EntryTooLargeError,
     ReaderClosedError,
     RecoveredSegment,
     SegmentCorruptError,
@@ -40,6 +39,8 @@ from dlog.stores.contract import (
     StoreError,
     StoreUnavailableError,
     Verification,
+    append_refusal,
+    copy_error,
     settle,
 )
 from dlog.stores.file.format import ENTRY_BYTES_MAX, NONCE_BYTES, End, Header, encode_entry_head
@@ -273,12 +274,9 @@ class FileSegmentWriter:
     def submit(self, entry_id: EntryId, payload: Sequence[Buffer], sink: AppendSink) -> None:
         size = sum(map(len, payload))
         limit = self._store.capabilities.entry_bytes_max
-        if self._error is not None:
-            sink(_copy(self._error, outcome_unknown=False))
-        elif self._seal is not None:
-            sink(SegmentSealedError(f"the segment is sealed: location={self.name}"))
-        elif size > limit:
-            sink(EntryTooLargeError(f"the entry is too large, write smaller batches: bytes={size} max={limit}"))
+        refusal = append_refusal(self.name, size, limit, self._error, is_sealed=self._seal is not None)
+        if refusal is not None:
+            sink(refusal)
         else:
             assert entry_id == self._next, f"entry ids are dense: expected={self._next} got={entry_id}"
             head = encode_entry_head(self._nonce, self._next, payload)
@@ -290,7 +288,7 @@ class FileSegmentWriter:
         """See SegmentWriter.seal. Cancelling stops the wait only."""
         if self._seal is None:
             if self._error is not None:
-                raise _copy(self._error)
+                raise copy_error(self._error)
             self._seal = asyncio.get_running_loop().create_future()
             self._work()
         await asyncio.wait((self._seal,))
@@ -373,9 +371,9 @@ class FileSegmentWriter:
         self._in_flight.clear()
         self._waiting.clear()
         for sink in sinks:
-            sink(_copy(error))
+            sink(copy_error(error))
         if self._seal is not None and not self._seal.done():
-            self._seal.set_exception(_copy(error))
+            self._seal.set_exception(copy_error(error))
             self._seal.exception()
         if not self._busy:
             self._file.close()
@@ -585,11 +583,6 @@ def _read_end(files: SegmentFiles, sealed_at: EntryId | None) -> End | None:
     file, _, end = _open(files, sealed_at)
     file.close()
     return end
-
-
-def _copy(error: StoreError, *, outcome_unknown: bool | None = None) -> StoreError:
-    unknown = error.outcome_unknown if outcome_unknown is None else outcome_unknown
-    return type(error)(error.message, outcome_unknown=unknown)
 
 
 def _report(error: BaseException) -> None:

@@ -52,9 +52,3 @@ def writer_error(error: DLogError, location: str) -> StoreError:
     if isinstance(error, UnauthorizedError | UnsafeTopicError):
         return MisconfiguredError(told, outcome_unknown=True)
     return StoreUnavailableError(told, outcome_unknown=True)
-
-
-def copy_error(error: StoreError, *, outcome_unknown: bool | None = None) -> StoreError:
-    """The same error for another caller."""
-    unknown = error.outcome_unknown if outcome_unknown is None else outcome_unknown
-    return type(error)(error.message, outcome_unknown=unknown)

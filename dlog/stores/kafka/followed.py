@@ -1,16 +1,16 @@
 """The regions that this process reads: one follower each, which all readers of the region share.
 
 Invariants:
-- One read of a region's tail is under way at a time; whoever waits for news joins it.
+- One read of a region's tail is under way at a time; all readers that wait for new entries share it.
 - A follower that failed is not used again; the next caller gets another one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -122,7 +122,7 @@ class FollowedRegion:
             self._turn_at_s = now_s
             turn.add_done_callback(self._turn_done)
         if not turn.done():
-            await asyncio.wait((turn,))  # cancelling one who waits ends no read
+            await asyncio.wait((turn,))  # cancelling one reader does not cancel the read of the others
             turn.result()
 
     def _turn_done(self, turn: asyncio.Future[bool]) -> None:
@@ -131,12 +131,12 @@ class FollowedRegion:
             self.wake()
 
     def wake(self) -> None:
-        """Let everybody look who waits for news."""
+        """Wake all readers that wait for new entries."""
         news, self._news = self._news, asyncio.Event()
         news.set()
 
     def news(self) -> asyncio.Event:
-        """Set at the next news."""
+        """An event that is set at the next new entries."""
         return self._news
 
 
@@ -172,8 +172,7 @@ class FollowedRegions:
         found = self._regions.pop(name, None)
         if found is None or found.actor.ended:
             options = FollowerOptions(recent_bytes=self._options.recent_bytes)
-            nonce: Callable[[], bytes] = lambda: self._rng.randbytes(NONCE_BYTES)  # noqa: E731
-            machine = RegionFollower(region_number(name), nonce, options)
+            machine = RegionFollower(region_number(name), partial(self._rng.randbytes, NONCE_BYTES), options)
             actor = self._start(namespace, name, machine)
             data_topic = topic_names(namespace, name)[Topic.DATA]
             found = FollowedRegion(name, data_topic, machine, actor, self.counts)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -111,7 +112,7 @@ class OwnedRegions:
                     raise
                 attempt += 1
                 continue
-            except BaseException:
+            except BaseException:  # also a cancellation: the table may have begun, and an audit finds it
                 self.table_ended(region)
                 raise
             return region, TableLocation(region.name, table, offset)
@@ -136,11 +137,11 @@ class OwnedRegions:
             path = topic_names(namespace, name)[topic]
             await self._topics.create(path)
             await self._topics.check(path)
-        owner = RegionOwner(region_number(name), lambda: self._rng.randbytes(NONCE_BYTES), self._region_options)
+        owner = RegionOwner(region_number(name), partial(self._rng.randbytes, NONCE_BYTES), self._region_options)
         region = OwnedRegion(name, owner, self._start(namespace, name, owner))
         try:
             await region.actor.ask(OpenRegion())
-        except BaseException:
+        except BaseException:  # also a cancellation: the next sweep deletes the topics
             region.actor.stop()
             raise
         self._regions[name] = self._current = region

@@ -15,13 +15,14 @@ from dlog.region.messages import EndTable, WriteEntries
 from dlog.stores.contract import (
     AppendSink,
     Buffer,
-    EntryTooLargeError,
     SegmentSealedError,
     StoreError,
     StoreUnavailableError,
+    append_refusal,
+    copy_error,
     settle,
 )
-from dlog.stores.kafka.errors import copy_error, writer_error
+from dlog.stores.kafka.errors import writer_error
 from dlog.stores.kafka.locations import TableLocation
 from dlog.stores.kafka.owned import OwnedRegion
 
@@ -61,16 +62,10 @@ class KafkaSegmentWriter:
 
     def submit(self, entry_id: EntryId, payload: Sequence[Buffer], sink: AppendSink) -> None:
         size = sum(map(len, payload))
-        if self._error is not None:
-            sink(copy_error(self._error, outcome_unknown=False))
-        elif self._seal is not None:
-            sink(SegmentSealedError(f"the segment is sealed: location={self.name}"))
-        elif size > self._entry_bytes_max:
-            sink(
-                EntryTooLargeError(
-                    f"the entry is too large, write smaller batches: bytes={size} max={self._entry_bytes_max}"
-                )
-            )
+        is_sealed = self._seal is not None
+        refusal = append_refusal(self.name, size, self._entry_bytes_max, self._error, is_sealed=is_sealed)
+        if refusal is not None:
+            sink(refusal)
         else:
             assert entry_id == self._next, f"entry ids are dense: expected={self._next} got={entry_id}"
             self._next += 1

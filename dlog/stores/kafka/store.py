@@ -430,7 +430,9 @@ class KafkaStore:
         """If the list says that the segment is completed, no writer may append: see that it has ended."""
         if sealed_at is None or region.has_ended(location.table):
             return
-        await self.run(name, region.ask(RecoverTable(location.table)))
+        await self.run(name, region.catch_up())  # else a reader whose state is old would append a record
+        if not region.has_ended(location.table):
+            await self.run(name, region.ask(RecoverTable(location.table)))
 
     # ---- regions without segments ------------------------------------------------------------------------------------
 
@@ -492,7 +494,10 @@ class KafkaStore:
     # ---- told by parts -----------------------------------------------------------------------------------------------
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run work that may fail: a later call does it again."""
+        """Run work that may fail: a later call does it again. A store that is closed runs nothing more."""
+        if not self._open:
+            work.close()
+            return
 
         async def quietly() -> None:
             with suppress(DLogError):
@@ -503,8 +508,7 @@ class KafkaStore:
         task.add_done_callback(self._background.discard)
 
     def _region_closed(self, name: str) -> None:
-        if self._open:
-            self._spawn(self._tidy(name))
+        self._spawn(self._tidy(name))
 
     def _confirmed(self, location: str, lac: EntryId) -> None:
         for reader in self._readers.get(location, ()):

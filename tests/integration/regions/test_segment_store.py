@@ -140,7 +140,7 @@ async def test_topics_that_could_lose_records_take_no_segments(brokers: KafkaClu
                 *("--add-config", "retention.ms=1000"),
             )
 
-        store._topics.create = create_and_shorten  # type: ignore[method-assign]
+        store._topics.create = create_and_shorten  # type: ignore[method-assign]  # a fault in between
         store._owned._current = None  # as if the region was full
         with pytest.raises(MisconfiguredError, match=r"retention\.ms is 1000, must be -1, run: kafka-configs"):
             await store.create(STREAM, SegmentNumber(2), Epoch(1), ())

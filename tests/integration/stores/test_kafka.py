@@ -87,7 +87,7 @@ class Cluster:
         self._stack = stack
 
     async def store(self, *, creates: bool = True, address: str = "", **options: float) -> KafkaStore:
-        chosen = KafkaOptions(topics=address or self._address, **options)  # type: ignore[arg-type]
+        chosen = KafkaOptions(topics=address or self._address, **options)  # type: ignore[arg-type]  # numbers of any option
         rng = random.Random(os.urandom(8))
         opening = open_kafka_store(chosen, self.identity.read, self.identity.record, rng, creates=creates)
         return await self._stack.enter_async_context(opening)

@@ -21,7 +21,6 @@ from dlog.log.changes import (
 )
 from dlog.log.metadata_updater import StreamMetadataUpdater
 from dlog.log.owner import StreamOwnerMachine
-from dlog.log.owner_context import OwnerContext
 from dlog.log.producer_table import Producer, ProducerTable
 from dlog.log.reading import StreamReaderMachine
 from dlog.log.recovery import StreamRecovery
@@ -939,7 +938,14 @@ STORES = (
         name="a segment is listed in the store that the settings name by now",
         invariants=("T5", "S9"),
         style="stores",
-        parts=planted(OwnerContext, ("in_progress", "store=location.store", "store=self.value.settings.store")),
+        parts=planted(
+            StartSegment,
+            (
+                "apply",
+                "value.with_segment(self.segment)",
+                "value.with_segment(replace(self.segment, store=value.settings.store))",
+            ),
+        ),
     ),
     Mutant(
         name="of where a moved segment was written only a ledger is remembered",
