@@ -84,10 +84,11 @@ if TYPE_CHECKING:
     from dlog.model.sink import SinkBatch
     from dlog.region.messages import LostEntries
     from dlog.region.options import RegionOptions
-    from dlog.region.owner import RegionFencedError, TableEndedError
+    from dlog.region.owner import RegionFencedError
     from dlog.region.reading import RegionEntry
     from dlog.region.tables import TableMeta
     from dlog.region.topics import OffsetOutOfRangeError, TopicExistsError, TopicNotFoundError, UnsafeTopicError
+    from dlog.region.waiting import TableEndedError
     from dlog.wire.proxy import Start
 
 __all__ = [
@@ -235,10 +236,8 @@ _HOMES = {
     ),
     "dlog.region.messages": ("LostEntries",),
     "dlog.region.options": ("RegionOptions",),
-    "dlog.region.owner": (
-        "RegionFencedError",
-        "TableEndedError",
-    ),
+    "dlog.region.owner": ("RegionFencedError",),
+    "dlog.region.waiting": ("TableEndedError",),
     "dlog.region.reading": ("RegionEntry",),
     "dlog.region.tables": ("TableMeta",),
     "dlog.region.topics": (

@@ -18,9 +18,7 @@ Source: HoraeDB's write-ahead log on Kafka; the fences are our own (docs/decisio
 from __future__ import annotations
 
 import enum
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from dlog.errors import (
@@ -28,8 +26,6 @@ from dlog.errors import (
     DLogError,
     FencedError,
     InvalidRequestError,
-    OverCapacityError,
-    RecordTooLargeError,
     Remedy,
     UnavailableError,
     UnsupportedVersionError,
@@ -45,7 +41,6 @@ from dlog.region.counting import (
     FINAL_EPOCH,
     Batch,
     Checkpoint,
-    Entry,
     Item,
     Placed,
     PlacedEntry,
@@ -55,7 +50,7 @@ from dlog.region.counting import (
     TableDropped,
     TableEnd,
 )
-from dlog.region.items import RECORD_OVERHEAD_BYTES, ItemReader, records_of
+from dlog.region.items import ItemReader, records_of
 from dlog.region.loading import UNUSABLE, Asking, RegionLoader
 from dlog.region.maintenance import Maintenance
 from dlog.region.messages import (
@@ -83,6 +78,7 @@ from dlog.region.outbox import Outbox
 from dlog.region.reading import find_start
 from dlog.region.state import RegionState
 from dlog.region.topics import OffsetOutOfRangeError
+from dlog.region.waiting import Append, End, TableEndedError, WaitingAppends
 from dlog.wire.region import NONCE_BYTES
 
 
@@ -92,18 +88,6 @@ class RegionFencedError(FencedError):
 
     code = 563
     outcome_unknown = False
-
-
-class TableEndedError(InvalidRequestError):
-    """A table of the write has ended; the entries of its other tables are in the region."""
-
-    code = 564
-
-
-class EntryOutOfOrderError(InvalidRequestError):
-    """An entry that was submitted before this one was refused, so this one would get its sequence. Not written."""
-
-    code = 566
 
 
 class Phase(enum.Enum):
@@ -126,53 +110,6 @@ TRANSITIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Write:
-    """A caller's write that is not answered. size: of its records. sequence: of its one entry, 0 if it begins its
-    table; None: the next ones."""
-
-    ticket: int
-    entries: tuple[tuple[int, bytes], ...]
-    size: int
-    sequence: int | None = None
-
-    @property
-    def begins(self) -> bool:
-        return self.sequence == 0
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """A caller's wish to end a table, behind the writes before."""
-
-    ticket: int
-    table: int
-    size: int = RECORD_OVERHEAD_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class _Append:
-    """The append under way: a batch, a check-point, or the ends of tables.
-
-    writes: those in a batch, in order, each with the sequences of its entries. ends: as many as items. drops: tickets
-    that wait for this check-point.
-    """
-
-    items: tuple[Item, ...]
-    writes: tuple[tuple[_Write, tuple[int, ...]], ...] = ()
-    ends: tuple[_End, ...] = ()
-    drops: tuple[int, ...] = ()
-
-    @property
-    def has_beginning(self) -> bool:
-        """Whether one of the writes begins its table."""
-        return any(write.begins for write, _ in self.writes)
-
-    @property
-    def tickets(self) -> list[int]:
-        return [*(write.ticket for write, _ in self.writes), *(end.ticket for end in self.ends), *self.drops]
-
-
 class RegionOwner:
     """See the module's docstring. region: its number, part of every key. nonce: makes a nonce that was never used.
     skips: open the region though records cannot be decoded, and leave them out."""
@@ -193,9 +130,8 @@ class RegionOwner:
         self._is_plain = False  # writes entries in version 0
         self._nonce = b""
         self._nonces: set[bytes] = set()  # of all fences of this owner
-        self._queue: deque[_Write | _End] = deque()
-        self._queue_bytes = 0
-        self._append: _Append | None = None
+        self._waiting = WaitingAppends(options, self._out)
+        self._append: Append | None = None
         self._is_found = False  # the append under way was found while the topic was read up to a new fence
         self._found: tuple[PlacedEntry, ...] = ()
         self._found_ends: set[int] = set()  # tables that this owner's records ended, found likewise
@@ -235,16 +171,15 @@ class RegionOwner:
                 self._out.answer([ticket], UnavailableError(f"the region is not open: region={self._region}"))
             case WriteEntries(entries, sequence):
                 assert sequence is None or (sequence > 0 and len(entries) == 1), "a sequence is of one entry"
-                self._take_write(ticket, entries, sequence)
+                self._waiting.add_write(ticket, entries, sequence)
             case BeginTable() | EndTable() if self._is_plain:
                 why = "tables are begun and ended by records of version 1, open the region with format 1"
                 self._out.answer([ticket], InvalidRequestError(f"{why}: region={self._region}"))
             case BeginTable(table, payload):
                 assert table not in self.state.meta.tables, f"a table is begun once: table={table}"
-                self._take_write(ticket, ((table, payload),), 0)
+                self._waiting.add_write(ticket, ((table, payload),), 0)
             case EndTable(table):
-                self._queue.append(_End(ticket, table))
-                self._queue_bytes += RECORD_OVERHEAD_BYTES
+                self._waiting.add_end(ticket, table)
             case AwaitWrites():
                 self._idle_tickets.append(ticket)
             case MarkDeleted(table, below):
@@ -271,25 +206,6 @@ class RegionOwner:
             self._opening.append(ticket)
         else:
             self._out.answer([ticket], None)
-
-    def _take_write(self, ticket: int, entries: tuple[tuple[int, bytes], ...], sequence: int | None) -> None:
-        size = sum(RECORD_OVERHEAD_BYTES + len(payload) for _, payload in entries)
-        if not entries or size > self._options.batch_bytes_max:
-            self._out.answer(
-                [ticket],
-                RecordTooLargeError(
-                    f"a write has at least one record and fits into one batch: records={len(entries)} bytes={size} "
-                    f"bytes_max={self._options.batch_bytes_max}"
-                ),
-            )
-        elif self._queue_bytes + size > self._options.queue_bytes_max and self._queue:
-            self._out.answer(
-                [ticket],
-                OverCapacityError(f"too many writes wait, try again later: bytes_max={self._options.queue_bytes_max}"),
-            )
-        else:
-            self._queue.append(_Write(ticket, entries, size, sequence))
-            self._queue_bytes += size
 
     def _mark(self, ticket: int, table: int, below: int) -> None:
         try:
@@ -481,14 +397,12 @@ class RegionOwner:
             self._send_append(append)  # before all others, as no fence keeps the first copy from counting
             return
         ends = self._finish_found_ends(append)
-        again: list[_Write | _End] = [*(write for write, _ in append.writes), *ends]
-        self._queue.extendleft(reversed(again))
-        self._queue_bytes += sum(one.size for one in again)
+        self._waiting.put_back([*(write for write, _ in append.writes), *ends])
         self._maintenance.checkpoint_undone(append.drops)
 
-    def _finish_found_ends(self, append: _Append) -> list[_End]:
+    def _finish_found_ends(self, append: Append) -> list[End]:
         """Answer the ends that were found while the topic was read up to a new fence; returns the others."""
-        others: list[_End] = []
+        others: list[End] = []
         for end in append.ends:
             if end.table in self._found_ends:
                 self._finish_end(end)
@@ -508,9 +422,7 @@ class RegionOwner:
             ends = self._finish_found_ends(append)
             tickets = [*(write.ticket for write, _ in append.writes), *(end.ticket for end in ends), *append.drops]
             self._out.answer(tickets, error)
-        queued, self._queue = self._queue, deque()
-        self._queue_bytes = 0
-        tickets = [write.ticket for write in queued] + self._idle_tickets
+        tickets = self._waiting.take_all() + self._idle_tickets
         self._idle_tickets = []
         self._out.answer(tickets, self._fenced_error())
         self._maintenance.end(self._fenced_error())
@@ -566,76 +478,22 @@ class RegionOwner:
         self._maintenance.settle(self.state, self._nonce)
         if self._append is not None:
             return
-        if not self._queue:
-            idle, self._idle_tickets = self._idle_tickets, []
-            self._out.answer(idle, None)
         if self._maintenance.wants_checkpoint:
             item, drops = self._maintenance.checkpoint(self.state)
-            self._send_append(_Append((item,), drops=drops))
-        while self._append is None and self._queue:
-            append = self._next_ends() or self._next_batch()
+            self._send_append(Append((item,), drops=drops))
+        while self._append is None and self._waiting:
+            append = self._waiting.next_append(self.state, self._writer, is_plain=self._is_plain)
             if append is not None:
                 self._send_append(append)
-
-    def _next_ends(self) -> _Append | None:
-        """Take the ends of tables that wait in front of all writes."""
-        ends: list[_End] = []
-        size = 0
-        while self._queue and isinstance(first := self._queue[0], _End):
-            if ends and size + first.size > self._options.batch_bytes_max:
-                break
-            self._queue.popleft()
-            size += first.size
-            ends.append(first)
-        self._queue_bytes -= size
-        return _Append(tuple(TableEnd(end.table, self._nonce) for end in ends), ends=tuple(ends)) if ends else None
-
-    def _next_batch(self) -> _Append | None:
-        """Take as many writes as fit into one batch. None: those that waited were refused."""
-        following: dict[int, int] = {}  # by table, the sequence of its next entry
-        next_seq_num = self.state.meta.next_seq_num
-        entries: list[Entry] = []
-        writes: list[tuple[_Write, tuple[int, ...]]] = []
-        size = 0
-        while self._queue and (not writes or size + self._queue[0].size <= self._options.batch_bytes_max):
-            write = self._queue[0]
-            if isinstance(write, _End):
-                break
-            self._queue.popleft()
-            self._queue_bytes -= write.size
-            table = write.entries[0][0]
-            expected = following.get(table) or next_seq_num(table)
-            if write.sequence and write.sequence != expected:
-                self._out.answer([write.ticket], self._out_of_order_error(table, write.sequence, expected))
-                continue
-            size += write.size
-            sequences: list[int] = []
-            for table, payload in write.entries:
-                sequence = 0 if write.begins else following.get(table) or next_seq_num(table)
-                if sequence:
-                    following[table] = sequence + 1
-                sequences.append(sequence)
-                entries.append(Entry(table, sequence, payload))
-            writes.append((write, tuple(sequences)))
-        if not writes:
-            return None
-        if self._is_plain:
-            return _Append(tuple(map(PlainEntry, entries)), tuple(writes))
-        return _Append((self._writer.batch(tuple(entries)),), tuple(writes))
-
-    def _out_of_order_error(self, table: int, sequence: int, expected: int) -> DLogError:
-        if table in self.state.rule.ended:
-            return TableEndedError(f"the table has ended: table={table}")
-        return EntryOutOfOrderError(
-            f"an entry in front of it was refused, so it was not written: table={table} sequence={sequence} "
-            f"expected={expected}"
-        )
+        if self._append is None:
+            idle, self._idle_tickets = self._idle_tickets, []
+            self._out.answer(idle, None)
 
     @property
     def _writer(self) -> RegionWriter:
         return RegionWriter(self._nonce, self.state.rule, self.state.offset)
 
-    def _send_append(self, append: _Append) -> None:
+    def _send_append(self, append: Append) -> None:
         self._append, self._is_found, self._found, self._found_ends = append, False, (), set()
         try:
             epoch = self.state.rule.epoch
@@ -676,7 +534,7 @@ class RegionOwner:
         else:
             self._scan(reply.offset, others.append, lambda: self._take_offset(append, reply.offset, others))
 
-    def _take_offset(self, append: _Append, offset: int, others: list[Placed]) -> None:
+    def _take_offset(self, append: Append, offset: int, others: list[Placed]) -> None:
         """The append lies at an offset, and everything in front of it is known."""
         if self._is_plain:
             self._take_plain(append, offset, others)
@@ -699,7 +557,7 @@ class RegionOwner:
         if is_deposed:
             self._depose(is_known=True)
 
-    def _take_plain(self, append: _Append, offset: int, others: list[Placed]) -> None:
+    def _take_plain(self, append: Append, offset: int, others: list[Placed]) -> None:
         """`_take_offset` with format 0. A first copy of the append may lie among the others."""
         for placed in (*others, *((offset + number, item) for number, item in enumerate(append.items))):
             self._apply_scanned(placed)
@@ -713,7 +571,7 @@ class RegionOwner:
         if is_fenced:
             self._depose(is_known=True)
 
-    def _expected(self, append: _Append) -> int:
+    def _expected(self, append: Append) -> int:
         """How many entries of an append in version 0 count if there is no other writer."""
         ended = self.state.rule.ended
         return sum(isinstance(item, PlainEntry) and item.entry.table not in ended for item in append.items)
@@ -730,7 +588,7 @@ class RegionOwner:
         ends = [item for _, item in others if isinstance(item, TableEnd | TableDropped) and item.table == table]
         return table in self.state.rule.ended or (bool(ends) and not self._is_own_end(ends[0], table))
 
-    def _finish(self, append: _Append, counting: tuple[PlacedEntry, ...]) -> None:
+    def _finish(self, append: Append, counting: tuple[PlacedEntry, ...]) -> None:
         """Answer an append whose fate is known."""
         item = append.items[0]
         if isinstance(item, Batch) and len(counting) == len(item.entries) and not append.has_beginning:
@@ -755,7 +613,7 @@ class RegionOwner:
         for end in append.ends:
             self._finish_end(end)
 
-    def _finish_end(self, end: _End) -> None:
+    def _finish_end(self, end: End) -> None:
         """Answer the end of a table: the first caller, if this owner's record ended it."""
         found = self.state.meta.tables.get(end.table)
         if found is None or end.table not in self._found_ends:

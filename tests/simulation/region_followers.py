@@ -28,7 +28,8 @@ from dlog.region.messages import (
     WriteEntries,
 )
 from dlog.region.options import FollowerOptions
-from dlog.region.owner import EntryOutOfOrderError, RegionOwner, TableEndedError
+from dlog.region.owner import RegionOwner
+from dlog.region.waiting import EntryOutOfOrderError, TableEndedError
 from tests.simulation.kernel import Violation
 from tests.simulation.network import Node
 

@@ -40,8 +40,9 @@ from dlog.region.messages import (
     WriteEntries,
 )
 from dlog.region.options import RegionOptions
-from dlog.region.owner import Phase, RegionFencedError, RegionOwner, TableEndedError
+from dlog.region.owner import Phase, RegionFencedError, RegionOwner
 from dlog.region.reading import EntryScan, RegionEntry, TailScan, find_start
+from dlog.region.waiting import TableEndedError
 from dlog.wire.region import RecordKind
 from tests.simulation import region_followers
 from tests.simulation.kernel import Simulation, Violation, judged
@@ -422,7 +423,7 @@ class RegionWorld:
         else:
             self.tables.used += 1  # nobody has asked for this one
             self.tables.begin("o1", None, with_entries=True)
-        sim.run(until_s=sim.now_s + SETTLE_S, until=lambda: bool(self.checks.acked) and not last._queue)
+        sim.run(until_s=sim.now_s + SETTLE_S, until=lambda: bool(self.checks.acked) and not last._waiting)
         sim.run(until_s=sim.now_s + 1.0)
         self._read(last)
         self._follow()

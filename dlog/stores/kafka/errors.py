@@ -11,8 +11,9 @@ from dlog.errors import (
     UnsupportedVersionError,
 )
 from dlog.region.follower import TableNotFoundError
-from dlog.region.owner import RegionFencedError, TableEndedError
+from dlog.region.owner import RegionFencedError
 from dlog.region.topics import TopicNotFoundError, UnsafeTopicError
+from dlog.region.waiting import TableEndedError
 from dlog.stores.contract import (
     MisconfiguredError,
     SegmentCorruptError,

@@ -13,6 +13,7 @@ from dlog.region.owner import RegionOwner
 from dlog.region.reading import EntryScan, TailScan
 from dlog.region.state import RegionState
 from dlog.region.tables import RegionMeta, TableMeta
+from dlog.region.waiting import WaitingAppends
 from tests.simulation.mutants import edited
 from tests.simulation.worlds import Mutant
 
@@ -304,7 +305,9 @@ MUTANTS = (
         name="an entry gets the sequence of one that was refused",
         invariants=("K12",),
         style="tables",
-        parts=planted(RegionOwner, ("_next_batch", "if write.sequence and write.sequence != expected:", "if False:")),
+        parts=planted(
+            WaitingAppends, ("_next_batch", "if write.sequence and write.sequence != expected:", "if False:")
+        ),
     ),
     Mutant(
         name="an owner answers a table's end from what it knows when it is asked",
@@ -314,8 +317,8 @@ MUTANTS = (
             RegionOwner,
             (
                 "_take",
-                "self._queue.append(_End(ticket, table))",
-                "self._queue.append(_End(0, table))\n"
+                "self._waiting.add_end(ticket, table)",
+                "self._waiting.add_end(0, table)\n"
                 "            self._out.answer([ticket], self.state.meta.next_seq_num(table) - 1)",
             ),
         ),

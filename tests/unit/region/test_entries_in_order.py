@@ -9,7 +9,8 @@ from dlog.region.counting import TableDropped, TableEnd
 from dlog.region.items import records_of
 from dlog.region.messages import BeginTable, EndTable, OpenRegion, WriteEntries
 from dlog.region.options import RegionOptions
-from dlog.region.owner import EntryOutOfOrderError, RegionOwner, TableEndedError
+from dlog.region.owner import RegionOwner
+from dlog.region.waiting import EntryOutOfOrderError, TableEndedError
 from tests.unit.region.stories import TopicStory
 from tests.unit.region.topic_lists import REGION
 

@@ -45,8 +45,9 @@ from dlog.region.messages import (
     WriteEntries,
 )
 from dlog.region.options import RegionOptions
-from dlog.region.owner import Phase, RegionFencedError, RegionOwner, TableEndedError
+from dlog.region.owner import Phase, RegionFencedError, RegionOwner
 from dlog.region.reading import EntryScan, RegionEntry, find_start
+from dlog.region.waiting import TableEndedError
 from tests.unit.region.stories import TopicStory
 from tests.unit.region.topic_lists import OTHER, REGION, TopicList, batch, checkpoint, encoded, fence, loaded
 
