@@ -3,7 +3,8 @@
 Invariants:
 - one fetch serves all readers that want some of its entries; each gets no more than it asked for, and equal requests
   share one reply;
-- two blocks ahead of a sequential reader are prefetched: one is fetched while the one before goes to the reader;
+- blocks ahead of a sequential reader are prefetched, as many as the store asks for (Capabilities.reads_ahead): they are
+  fetched while those before go to the reader;
 - an error goes to the readers that waited for the fetch and is not cached.
 """
 
@@ -25,7 +26,6 @@ from dlog.model.ids import EntryId
 from dlog.model.segment import Segment
 from dlog.stores.contract import ReaderClosedError
 
-AHEAD = 2  # blocks fetched, or here and unread, ahead of a sequential reader
 _UNREAD_MAX = 64  # prefetched unread blocks remembered per segment; forgetting one only stops prefetching there
 
 
@@ -91,8 +91,8 @@ class BlockFetcher:
             self._find_flight(segment, key, first, first)
 
     def _read_blocks_ahead(self, segment: Segment, key: str, first: int) -> None:
-        """Make sure that AHEAD blocks from `first` on are being fetched or unread, as far as block ends are known."""
-        for _ in range(AHEAD):
+        """Make sure that the blocks from `first` on are being fetched or unread, as far as block ends are known."""
+        for _ in range(self._readers.reads_ahead(segment)):
             way = self._ways.get(key)
             end = way.end_of_block_at(first) if way is not None else None
             if end is None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dlog.model.ids import EntryId, StreamName
 from dlog.model.segment import Segment
 from dlog.stores.contract import (
+    UNKNOWN_STORE,
     MisconfiguredError,
     SegmentReader,
     SegmentRef,
@@ -58,6 +59,11 @@ class SegmentReaders:
             oldest, _ = next(iter(self._open.items()))
             self.drop(oldest)
         return reader
+
+    def reads_ahead(self, segment: Segment) -> int:
+        """How many blocks of this segment to fetch before a sequential reader asks for them."""
+        store = self._stores.get(segment.store)
+        return UNKNOWN_STORE.reads_ahead if store is None else store.capabilities.reads_ahead
 
     async def find_end(self, segment: Segment) -> EntryId:
         """The last entry of a completed segment, according to its store. Raises the store's errors."""

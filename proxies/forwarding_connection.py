@@ -18,6 +18,7 @@ from dlog.errors import ConnectionLostError, DLogError, ProtocolError, Unavailab
 from dlog.log.messages import BatchWritten
 from dlog.model.dlsn import DLSN_INVALID, of
 from dlog.model.ids import Txid
+from dlog.model.window import WINDOW_MIN
 from dlog.options import MiB
 from dlog.wire.proxy import Failed, GoAway, Message, Question, Write, Written
 from dlog.wire.proxy_codec import encode
@@ -139,13 +140,13 @@ class ForwardingConnection(ProxyConnection):
     def _on_written(self, message: Written) -> None:
         if not 0 <= message.last - message.first < len(self._batches):
             raise ProtocolError(f"reply to more batches than were sent: first={message.first} last={message.last}")
-        dlsn = of(*message.dlsn)
+        dlsn, window = of(*message.dlsn), message.window or WINDOW_MIN
         for request in range(message.first, message.last + 1):
             found = self._batches.pop(request, None)
             if found is None:
                 raise ProtocolError(f"reply to a batch that was not sent: request={request}")
             count, answer = found
-            answer(BatchWritten(dlsn, count, Txid(message.txid), message.duplicate))
+            answer(BatchWritten(dlsn, count, Txid(message.txid), message.duplicate, window))
             if dlsn != DLSN_INVALID:
                 dlsn = dlsn.next_slot(count)
 

@@ -141,11 +141,12 @@ class BatchQueue:
 
     def next_to_send(self, in_flight_max: int) -> Batch | None:
         """Close the next batch, count it as in flight and return it; None if there is none, or `in_flight_max` batches
-        are in flight. The open batch is sent only while few are; otherwise it waits for more records."""
+        are in flight. The open batch is sent only while fewer than half as many are; otherwise it waits for more
+        records."""
         while (under_way := len(self.in_flight)) < in_flight_max:
             if self.ready:
                 batch = self.ready.popleft()
-            elif self.open is not None and under_way < self._options.inflight_partial_max:
+            elif self.open is not None and under_way < max(1, in_flight_max // 2):
                 if self._borrower is not None:
                     self.end_loan()
                 batch, self.open = self.open, None

@@ -34,6 +34,7 @@ from dlog.errors import (
 from dlog.io import local_transport
 from dlog.io.receive_buffers import buffer_for, received
 from dlog.model.dlsn import DLSN, of
+from dlog.model.window import WINDOW_MIN
 from dlog.wire import proxy
 from dlog.wire.proxy_codec import FrameDecoder, encode
 
@@ -49,8 +50,8 @@ class WriterPort(Protocol[B]):
 
     stream: str
 
-    def on_written(self, batch: B, dlsn: DLSN, txid: int, duplicate: bool) -> None:
-        """The batch is durable; `dlsn` is its first."""
+    def on_written(self, batch: B, dlsn: DLSN, txid: int, duplicate: bool, window: int) -> None:
+        """The batch is durable; `dlsn` is its first. window: most batches that may be unanswered from now on."""
         ...
 
     def on_refused(self, connection: Connection, batch: B, error: DLogError) -> None:
@@ -329,13 +330,14 @@ class Connection(asyncio.BufferedProtocol):
         if not 0 <= message.last - message.first < len(self._written):
             raise ProtocolError(f"reply to more batches than were sent: first={message.first} last={message.last}")
         segment, entry, slot = message.dlsn
+        window = message.window or WINDOW_MIN
         for request in range(message.first, message.last + 1):
             found = self._written.pop(request, None)
             if found is None:
                 raise ProtocolError(f"reply to a batch that was not sent: request={request}")
             writer, batch, count = found
             self._left.discard(request)
-            writer.on_written(batch, of(segment, entry, slot), message.txid, message.duplicate)
+            writer.on_written(batch, of(segment, entry, slot), message.txid, message.duplicate, window)
             slot += count
 
     def _on_failed(self, message: proxy.Failed) -> None:

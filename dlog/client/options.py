@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dlog.model.window import WINDOW_MAX
 from dlog.options import KiB, MiB, option
 
 #: largest payload of a record. DistributedLog's limit for one record is 1 MiB - 8 KiB, its 20-byte header included;
@@ -18,11 +19,9 @@ class ClientOptions:
     #: largest batch. A batch is closed when the next record would exceed this; batches made by the application that
     #: wait behind others are joined up to this size. A server may require less
     batch_bytes_max: int = option(512 * KiB, sim=(64, 4 * KiB))
-    #: most unanswered batches per stream. The log remembers the DLSNs of as many batches of a producer
-    #: (OwnerOptions.places_max), and returns them when a batch is sent again
-    inflight_batches_max: int = option(5, sim=(1, 5))
-    #: while this many batches are unanswered, a batch that is not full waits for more records
-    inflight_partial_max: int = option(2, sim=(1, 3))
+    #: most unanswered batches per stream. The stream's owner allows 5 to 64 of them, more where an append takes longer;
+    #: this may be less. While half of them are unanswered, a batch that is not full waits for more records
+    inflight_batches_max: int = option(WINDOW_MAX, sim=(1, 5))
     #: bytes of unacknowledged records per stream; beyond it an append waits before it is accepted
     buffer_bytes_max: int = option(16 * MiB, sim=(4 * KiB, MiB))
     #: time from accepting an append into the buffer until it fails with RequestTimeoutError, whose `outcome_unknown`
@@ -69,7 +68,6 @@ class ClientOptions:
         for name in (
             "batch_bytes_max",
             "inflight_batches_max",
-            "inflight_partial_max",
             "buffer_bytes_max",
             "read_credit_bytes",
         ):

@@ -56,7 +56,7 @@ class _OwnerSession:
     - 1 after connecting and after a pause, until a batch is written: an owner that does not know this producer takes
       the first sequence that it sees for its beginning; if it refused that batch for lack of room and accepted the next
       one, their order would change;
-    - then the option's;
+    - then the window that the owner told last, at most the option's;
     - 0 once a batch was refused or the server drains, until all batches in flight are answered and a pause is over.
     """
 
@@ -232,7 +232,7 @@ class Producer:
 
     # ---- called by the connection (WriterPort) --------------------------------------------------------------------
 
-    def on_written(self, batch: Batch, dlsn: DLSN, txid: int, duplicate: bool) -> None:
+    def on_written(self, batch: Batch, dlsn: DLSN, txid: int, duplicate: bool, window: int) -> None:
         """Also valid from a connection that was left meanwhile: the batch is durable."""
         if batch.done:
             return
@@ -240,7 +240,7 @@ class Producer:
         self._identity.on_acknowledged(batch, dlsn)
         session = self._session
         if session is not None and session.in_flight_max > 0:
-            session.in_flight_max = self._options.inflight_batches_max
+            session.in_flight_max = min(window, self._options.inflight_batches_max)
         self._backoff.reset()
         self.obstacle = None
         self.queue.room.held -= batch.size

@@ -13,6 +13,7 @@ from dlog.model.dlsn import DLSN
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, Txid
 from dlog.model.segment import Location, Segment, StoreSettings, StreamSettings
 from dlog.model.sink import SinkBatch
+from dlog.model.window import WINDOW_MIN
 from dlog.values import value
 
 Buffer = bytes | bytearray | memoryview
@@ -67,12 +68,13 @@ class WriteBatch:
 
 @value
 class BatchWritten:
-    """Answer to WriteBatch: the batch is durable; dlsn: of its first record."""
+    """Answer to WriteBatch: the batch is durable; dlsn: of its first record; window: see dlog/model/window.py."""
 
     dlsn: DLSN
     count: int
     txid: Txid
     duplicate: bool = False  # written before, at `dlsn`; DLSN_INVALID if the producer table has forgotten where
+    window: int = WINDOW_MIN
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dlog.model.window import WINDOW_MIN
 from dlog.options import KiB, MiB, option
 
 PRODUCERS_MAX = 10_000  # per stream: that many fit into half an entry, without the DLSNs of their batches
@@ -13,18 +14,17 @@ PRODUCERS_MAX = 10_000  # per stream: that many fit into half an entry, without 
 class OwnerOptions:
     """Options of one stream's owner.
 
-    There is no linger: an entry is packed when fewer than `inflight_entries_max` entries are in flight, or when
-    `cut_bytes` wait.
+    There is no linger: an entry is packed when fewer entries are in flight than the segment's store can use
+    (Capabilities.entries_in_flight), or when `cut_bytes` wait.
     """
 
-    inflight_entries_max: int = option(3, sim=(1, 4))
     cut_bytes: int = option(256 * KiB, sim=(64, 2 * KiB))  # an entry's target size; a single batch may exceed it
     pending_bytes_max: int = option(16 * MiB, sim=(1 * KiB, 16 * KiB))  # of all unanswered batches
     control_after_ms: float = option(10.0, sim=(0.0, 50.0))  # how long the LAC waits for a later entry to carry it
     snapshot_bytes: int = option(512 * KiB, sim=(128, 4 * KiB))  # of log between two snapshots of the producer table
     snapshot_ratio: int = option(32, sim=(0, 4))  # ... but at least this many times the size of the last snapshot
     producers_max: int = option(4000, sim=(4, 16))  # in the producer table; others pay a second round trip
-    positions_max: int = option(5, sim=(1, 5))  # DLSNs kept per producer to answer duplicates with
+    window_min: int = option(WINDOW_MIN, sim=(1, 5))  # unanswered batches allowed to a producer, whatever the store
     recover_segments_max: int = option(4, sim=(2, 4))  # segments in which recovery looks for the producer table
     allocate_ahead: float = option(0.5, sim=(0.0, 1.0))  # fraction of a segment's size or age: create the next one then
     retry_after_s: float = option(0.1, sim=(0.001, 0.2))  # after a store failure; doubles up to retry_after_max_s

@@ -22,6 +22,7 @@ from dlog.log.writing import EntryWriter
 from dlog.machine import Effect, Send, Tell
 from dlog.model.ids import NO_ENTRY, SegmentNumber, Txid
 from dlog.model.segment import Location, Segment, StreamKey, StreamMetadata
+from dlog.model.window import window_for
 from dlog.ownership.claim import Claim, Claimant, ClaimOptions
 from dlog.stores.contract import UNKNOWN_STORE, Capabilities
 
@@ -89,7 +90,7 @@ class OwnerContext:
         self.stores = stores
         self.phase = Phase.IDLE
         self.claim = Claim(key, claimant, _claim_options(options.answer_timeout_s, options.retry_after_s))
-        self.table = ProducerTable(options.producers_max, options.positions_max)
+        self.table = ProducerTable(options.producers_max, options.window_min)
         self.writing = EntryWriter(self.stream, self.table, options)
         self.allocation = SegmentAllocator(options)
         self.disposal = SegmentDeleter(options)
@@ -124,7 +125,14 @@ class OwnerContext:
     def hold(self) -> None:
         """The claim succeeded: keep the stream's metadata, and recover the stream."""
         self.register = StreamMetadataUpdater(self.claim, self.options)
+        for segment in self.value.segments[-self.options.recover_segments_max :]:
+            self._set_window(segment.store)  # which earlier owners told
         self.enter(Phase.RECOVERING)
+
+    def _set_window(self, store: str) -> Capabilities:
+        capabilities = self.stores.get(store, UNKNOWN_STORE)
+        self.table.set_window(window_for(capabilities.bytes_in_flight, self.options.window_min))
+        return capabilities
 
     # ---- time (labels only) -----------------------------------------------------------------------------------------
 
@@ -152,10 +160,10 @@ class OwnerContext:
 
     def open(self, segment: Segment, txid: int) -> None:
         """Append to this segment from now on."""
-        final = self.stores.get(segment.store, UNKNOWN_STORE).visible_is_final
+        store = self._set_window(segment.store)
         self._opened = segment
         self.out.append(Tell(SegmentStarted(self.stream, segment.number, segment.name)))
-        opened = OpenSegment(segment.number, segment.location, txid, final)
+        opened = OpenSegment(segment.number, segment.location, txid, store.visible_is_final, store.entries_in_flight)
         self.writing.begin_segment(opened, self.out)
 
     def tell_dropped(self) -> None:

@@ -42,6 +42,7 @@ class OpenSegment:
     location: Location
     txid: int  # last user txid, of this segment or an earlier one
     visible_is_final: bool
+    entries_in_flight: int  # see Capabilities
     next_entry: int = 0
     lac: int = -1
     carried: int = -1  # the highest LAC that an appended entry carries
@@ -167,11 +168,12 @@ class Packer:
         if segment.next_entry > 0 and segment.since_snapshot < due:
             return None
         snapshot = self.table.snapshot()
-        for positions_max in (options.positions_max, 1):
+        packed = pack_snapshot(snapshot)
+        positions_max = max((len(p.positions) for p in snapshot.producers), default=0)
+        while len(packed) > _SNAPSHOT_BYTES_MAX and positions_max:
+            positions_max //= 2
             packed = pack_snapshot(_thinned(snapshot, positions_max))
-            if len(packed) <= _SNAPSHOT_BYTES_MAX:
-                return packed
-        return pack_snapshot(_thinned(snapshot, 0))
+        return packed
 
     def _fits(self, size: int, snapshot: bytes | None) -> bool:
         """Whether a batch larger than `cut_bytes` fits into one entry with the snapshot; if not, the snapshot gets an

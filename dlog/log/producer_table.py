@@ -9,7 +9,8 @@ Invariants:
   are not in the log never will be.
 
 Each producer numbers its records; a batch carries the sequence of its first one. Per producer the table keeps `next`
-(the expected sequence), `floor` (nothing is known below it) and the DLSNs of its last few batches. The table is
+(the expected sequence), `floor` (nothing is known below it) and the DLSNs of as many batches as it may have unanswered,
+the window (dlog/model/window.py). The table is
 bounded: the least recently used producer without a pending batch is forgotten first, and `horizon` (segment and entry)
 rises to its last batch. So every producer that wrote above the horizon is in the table. Each batch carries `since`: the
 producer has written nothing below that segment and entry. A producer that is not in the table is new if `since` is
@@ -75,16 +76,17 @@ class Producer:
 
 
 class ProducerTable:
-    """Producers of one stream, least recently used first. horizon: (segment, entry); all that wrote above are here."""
+    """Producers of one stream, least recently used first. horizon: (segment, entry); all that wrote above are here.
+    window: batches that a producer may have unanswered now."""
 
-    __slots__ = ("_new", "_positions_max", "_producers", "_producers_max", "horizon")
+    __slots__ = ("_new", "_producers", "_producers_max", "_window_max", "horizon", "window")
 
-    def __init__(self, producers_max: int, positions_max: int, horizon: EntryPosition = NOTHING_FORGOTTEN) -> None:
+    def __init__(self, producers_max: int, window: int, horizon: EntryPosition = NOTHING_FORGOTTEN) -> None:
         self.horizon = horizon
+        self.window = self._window_max = window
         self._producers: dict[bytes, Producer] = {}  # by name; those with a batch in an entry
         self._new: dict[bytes, Producer] = {}  # by name; those with admitted batches only, none in an entry yet
         self._producers_max = producers_max
-        self._positions_max = positions_max
 
     def __len__(self) -> int:
         return len(self._producers.keys() | self._new.keys())
@@ -100,6 +102,12 @@ class ProducerTable:
         """The newest generation of the producer that this id names."""
         name = id[:NAME_BYTES]
         return self._new.get(name) or self._producers.get(name)
+
+    def set_window(self, window: int) -> None:
+        """Producers may have so many batches unanswered from now on. Those that were allowed more before still have
+        them, so the table never remembers fewer again."""
+        self.window = window
+        self._window_max = max(self._window_max, window)
 
     # ---- admission --------------------------------------------------------------------------------------------------
 
@@ -197,8 +205,8 @@ class ProducerTable:
         for position in producer.positions:
             if position.sequence <= sequence and after <= position.sequence + position.records:
                 dlsn = of(position.segment, position.entry, position.slot + sequence - position.sequence)
-                return BatchWritten(dlsn, request.count, Txid(position.txid), True)
-        return BatchWritten(DLSN_INVALID, request.count, NO_TXID, True)
+                return BatchWritten(dlsn, request.count, Txid(position.txid), True, self.window)
+        return BatchWritten(DLSN_INVALID, request.count, NO_TXID, True, self.window)
 
     # ---- into entries, and confirmed --------------------------------------------------------------------------------
 
@@ -251,7 +259,7 @@ class ProducerTable:
         for noted in snapshot.producers:
             producer = Producer(noted.producer, noted.floor)
             producer.next = producer.logged = noted.next
-            producer.positions = list(noted.positions[-self._positions_max :])
+            producer.positions = list(noted.positions)
             producer.last = noted.positions[-1][2:4] if noted.positions else at
             self._remember(producer)
 
@@ -274,8 +282,8 @@ class ProducerTable:
     def _keep_position(self, producer: Producer, position: BatchPosition) -> None:
         positions = producer.positions
         positions.append(position)
-        if len(positions) > self._positions_max:
-            del positions[0]
+        if len(positions) > self._window_max:
+            del positions[: -self._window_max]
 
     def _positions_in_log(self, producer: Producer) -> tuple[BatchPosition, ...]:
         positions = list(producer.positions)
@@ -285,7 +293,7 @@ class ProducerTable:
                 positions.append(
                     BatchPosition(request.sequence, request.count, batch.segment, batch.entry, batch.slot, batch.txid)
                 )
-        return tuple(positions[-self._positions_max :])
+        return tuple(positions[-max(self._window_max, len(producer.positions)) :])
 
     # ---- bounds -----------------------------------------------------------------------------------------------------
 

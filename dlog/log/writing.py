@@ -5,7 +5,7 @@ Invariants:
   the segment's final end;
 - admitted batches keep their order: a batch whose entry did not survive is packed again before any later batch.
 
-There is no linger: an entry is packed when fewer than `inflight_entries_max` are in flight, or `cut_bytes` wait.
+There is no linger: an entry is packed when fewer are in flight than the store can use, or `cut_bytes` wait.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class EntryWriter:
         options, segment = self._options, self.current
         assert segment is not None
         while self._waiting and (
-            len(self._inflight) < options.inflight_entries_max or self._waiting_bytes >= options.cut_bytes
+            len(self._inflight) < segment.entries_in_flight or self._waiting_bytes >= options.cut_bytes
         ):
             pending = self.packer.cut(self._waiting, segment)
             self._waiting_bytes -= sum(len(batch.request.body) for batch in pending.batches)
@@ -212,7 +212,7 @@ class EntryWriter:
 
     def _written(self, pending: PendingEntry, out: list[Effect]) -> None:
         """Answer the batches of an entry that is durable for good."""
-        table, number, entry = self.table, pending.segment, pending.entry
+        table, number, entry, window = self.table, pending.segment, pending.entry, self.table.window
         for batch in pending.batches:
             table.confirm(batch)
             count, size = batch.request.count, len(batch.request.body)
@@ -221,9 +221,9 @@ class EntryWriter:
             self.written_records += count
             dlsn, txid = of(number, entry, batch.slot), Txid(batch.txid)
             tickets = batch.tickets
-            out.append(Answer(tickets[0], BatchWritten(dlsn, count, txid)))
+            out.append(Answer(tickets[0], BatchWritten(dlsn, count, txid, False, window)))
             if len(tickets) > 1:
-                repeated = BatchWritten(dlsn, count, txid, True)
+                repeated = BatchWritten(dlsn, count, txid, True, window)
                 out.extend(Answer(ticket, repeated) for ticket in tickets[1:])
 
     def _watch_lac(self, segment: OpenSegment, out: list[Effect]) -> None:

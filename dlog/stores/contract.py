@@ -26,6 +26,7 @@ from typing import Protocol
 from dlog.errors import DLogError, Remedy
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.segment import StoreSettings
+from dlog.options import KiB
 from dlog.stores.settings import SettingsSchema
 
 Buffer = bytes | bytearray | memoryview
@@ -128,6 +129,10 @@ class Capabilities:
     dlog write here. A fenced one may complete its segment in the list at a wrong end, so a new owner asks the store.
     takes_stages: a program may write a segment under the number STAGE here, for a stream that imports it later.
     durability: where a confirmed entry is, SYNCED or PAGE_CACHES, if configuration decides it; empty: always synced.
+
+    How much keeps the store busy, which grows with its latency. entries_in_flight: appends to one segment that are not
+    confirmed; while fewer are, an entry is appended without waiting for more records. bytes_in_flight: of such appends.
+    reads_ahead: blocks that are fetched before a sequential reader asks for them.
     """
 
     visible_is_final: bool
@@ -136,6 +141,9 @@ class Capabilities:
     has_foreign_writers: bool = False
     takes_stages: bool = True
     durability: str = ""
+    entries_in_flight: int = 3
+    bytes_in_flight: int = 2560 * KiB
+    reads_ahead: int = 2
 
 
 SYNCED, PAGE_CACHES = "synced", "page caches"

@@ -350,7 +350,9 @@ class Welcome:
 class Written:
     """Batches `first`..`last` (request ids) are durable, contiguous in one entry from `dlsn` on.
 
-    The second batch's first slot is dlsn.slot + count of the first, and so on. txid: of the first batch.
+    The second batch's first slot is dlsn.slot + count of the first, and so on. txid: of the first batch. window: most
+    batches that the producer may have unanswered from now on, as many as the log remembers; None: WINDOW_MIN of
+    dlog/model/window.py.
     """
 
     first: int
@@ -358,6 +360,7 @@ class Written:
     dlsn: tuple[int, int, int]
     txid: int
     duplicate: bool = False
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

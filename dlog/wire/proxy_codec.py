@@ -25,6 +25,7 @@ import msgpack
 
 from dlog.errors import InvalidRequestError, ProtocolError
 from dlog.model.ids import LOCATION_BYTES_MAX, is_location_name
+from dlog.model.window import WINDOW_MAX
 from dlog.wire import proxy
 from dlog.wire.framing import Buffer, Decoder
 from dlog.wire.proxy import Message, Op, ReaderEventKind, Start
@@ -149,6 +150,7 @@ I64 = _integer("i64", _I64_MIN, _I64_MAX)
 U32 = _integer("u32", 0, 2**32 - 1)
 U16 = _integer("u16", 0, 2**16 - 1)
 COUNT = _integer("count", 1, 2**31 - 1)
+WINDOW = _integer("window", 1, WINDOW_MAX)
 BOOL = Kind("bool", _flag)
 TEXT = Kind("str", _text)
 LOCATION_NAME = Kind("location", _location_name)
@@ -268,7 +270,14 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
     ),
     Op.WRITTEN: (
         proxy.Written,
-        (("first", U63), ("last", U63), ("dlsn", DLSN), ("txid", I64), ("duplicate", BOOL)),
+        (
+            ("first", U63),
+            ("last", U63),
+            ("dlsn", DLSN),
+            ("txid", I64),
+            ("duplicate", BOOL),
+            ("window", _or_nil(WINDOW)),
+        ),
     ),
     Op.FAILED: (
         proxy.Failed,
@@ -292,7 +301,7 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
 }
 
 #: operations whose last field is left out if it is nil, since it was added to the protocol later
-_LAST_IS_LEFT_OUT = frozenset({Op.IMPORT_SEGMENTS})
+_LAST_IS_LEFT_OUT = frozenset({Op.IMPORT_SEGMENTS, Op.WRITTEN})
 
 
 # ---- encoding -------------------------------------------------------------------------------------------------------

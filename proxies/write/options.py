@@ -43,7 +43,6 @@ class WriteOptions(ServingOptions):
     ping_timeout_s: float = option(
         0.3, "least time without an answer, after which a proxy is suspected", sim=(0.05, 1.0)
     )
-    inflight_entries_max: int = option(3, "entries of a stream sent to the store and not confirmed", sim=(1, 4))
     cut_bytes: int = option(
         256 * KiB, "bytes of waiting batches that make an entry, even while others are in flight", sim=(64, 2 * KiB)
     )
@@ -61,7 +60,7 @@ class WriteOptions(ServingOptions):
             self, "connection_bytes_max", "stream_bytes_max", "process_bytes_max", "requests_max", "takes_max"
         )
         check_positive(self, "takes_at_once", "take_slow_s", "idle_s", "streams_max")
-        check_positive(self, "ping_every_s", "ping_timeout_s", "inflight_entries_max", "cut_bytes", "producers_max")
+        check_positive(self, "ping_every_s", "ping_timeout_s", "cut_bytes", "producers_max")
         check_positive(self, "control_records_per_s")
         if self.producers_max > PRODUCERS_MAX:
             raise ValueError(f"producers_max is at most {PRODUCERS_MAX}: {self.producers_max}")
@@ -73,7 +72,6 @@ class WriteOptions(ServingOptions):
     @property
     def owner(self) -> OwnerOptions:
         return OwnerOptions(
-            inflight_entries_max=self.inflight_entries_max,
             cut_bytes=self.cut_bytes,
             control_after_ms=self.control_after_ms,
             pending_bytes_max=self.stream_bytes_max,

@@ -88,6 +88,9 @@ INVARIANTS = {
         STREAM,
         "ImportProgram.check",
     ),
+    "S17": Invariant(
+        "a producer that keeps to its window learns where each repeated batch was written", STREAM, "Client._answered"
+    ),
     "E2": Invariant(
         "metadata names no copy of a segment that was deleted",
         STREAM,

@@ -46,7 +46,7 @@ from dlog.log.source_messages import (
     WatchLac,
 )
 from dlog.machine import Effect, Fact, Received, Send, SetTimer, TimerFired
-from dlog.model.dlsn import DLSN, of
+from dlog.model.dlsn import DLSN, DLSN_INVALID, of
 from dlog.model.ids import NO_ENTRY, EntryId, ProxyId, Txid
 from dlog.model.segment import StreamMetadata
 from dlog.options import draw
@@ -218,7 +218,8 @@ class Proxy:
 
 
 class Client:
-    """Writes batches in order, `window` at a time, and repeats those with an unknown outcome, for `patience_s` at most.
+    """Writes batches in order, as many at a time as the owner allows, at most the plan's window. Repeats those with an
+    unknown outcome, for `patience_s` at most.
 
     A batch that it gives up is not carried over into its producer's next generation; one that an owner refused is. An
     owner's answer that it waits for an earlier batch means that the later one is not in the log
@@ -230,6 +231,7 @@ class Client:
         self.name = name
         self.rng = random.Random(f"{world.plan.seed}/{name}")
         self.left = batches
+        self.window = world.owner_options.window_min  # until an owner tells another one
         self.made = 0
         self.generation = -1
         self.producer = b""
@@ -266,9 +268,15 @@ class Client:
             attempt.begin_again(self)
             self.sequence += len(attempt.written.payloads)
 
+    @property
+    def _has_room(self) -> bool:
+        """Whether the next batch is less than a window behind the first unanswered one."""
+        window = min(self.window, self.world.config["window"])
+        return not self.queue or self.made + 1 - self.queue[0].made < window
+
     def _fill(self) -> None:
         """Create new batches while the window is not full."""
-        while self.left and len(self.queue) < self.world.config["window"] and not (self.ended or self.is_settling):
+        while self.left and self._has_room and not (self.ended or self.is_settling):
             self.left -= 1
             count = self.rng.choice((1, 1, 2, 5))
             self.made += 1
@@ -278,7 +286,7 @@ class Client:
             txid = self.world.next_txid(self.rng)
             written = Written(self.producer, self.sequence, payloads, self.world.sim.now, txid)
             self.world.checks.batches.append(written)
-            attempt = _Attempt(written, build_record_set(payloads), self.since, self.replaces)
+            attempt = _Attempt(self.made, written, build_record_set(payloads), self.since, self.replaces)
             self.sequence += count
             self.queue.append(attempt)
             self._send(attempt)
@@ -348,6 +356,9 @@ class Client:
         match result:
             case BatchWritten():
                 self.queue.remove(attempt)
+                self.window = result.window
+                if result.dlsn == DLSN_INVALID:
+                    world.checks.fail("S17", f"epoch {epoch} does not know where {attempt.written} was written")
                 attempt.written.result = result
                 attempt.written.acked_at = world.sim.now
                 attempt.written.epoch = epoch
@@ -448,12 +459,14 @@ class Client:
 
 
 class _Attempt:
-    """A batch on its way. unknown: the outcome of some attempt is. number: of the attempt whose answer counts."""
+    """The client's batch `made`, on its way. unknown: the outcome of some attempt is. number: of the attempt whose
+    answer counts."""
 
     __slots__ = (
         "body",
         "carried",
         "connection",
+        "made",
         "number",
         "refused",
         "replaces",
@@ -463,7 +476,10 @@ class _Attempt:
         "written",
     )
 
-    def __init__(self, written: Written, body: bytes, since: tuple[int, int] | None, replaces: int | None) -> None:
+    def __init__(
+        self, made: int, written: Written, body: bytes, since: tuple[int, int] | None, replaces: int | None
+    ) -> None:
+        self.made = made
         self.written = written
         self.body = body
         self.carried = False  # from an older generation

@@ -162,7 +162,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         "final": style == "final" or rng.random() < 0.1,
         "clients": rng.choice((1, 2, 3)) if style != "forget" else rng.choice((4, 6)),
         "batches": rng.choice((5, 15, 30)) if style != "forget" else 6,
-        "window": rng.choice((1, 2, 4)),
+        "window": rng.choice((1, 2, 8)),
         "client_timeout_s": rng.choice((0.05, 0.3)) if not calm else 5.0,
         "client_loss": 0.0 if calm else rng.choice((0.0, 0.02, 0.1)),
         "txids": rng.choice(("assigned", "assigned", "given")),
@@ -309,11 +309,22 @@ class StreamWorld:
 
     @property
     def stores(self) -> Mapping[str, Capabilities]:
-        """What owners know of the stores. Strangers write to ledgers."""
+        """What owners know of the stores. Strangers write to ledgers. The other store allows a producer more."""
+        rng = random.Random(f"{self.plan.seed}/stores")
         ledger = Capabilities(
-            visible_is_final=self.config["final"], entry_bytes_max=ENTRY_BYTES_MAX, has_foreign_writers=True
+            visible_is_final=self.config["final"],
+            entry_bytes_max=ENTRY_BYTES_MAX,
+            has_foreign_writers=True,
+            entries_in_flight=rng.randint(1, 4),
+            bytes_in_flight=0,
         )
-        return {LEDGER: ledger, FILE: Capabilities(visible_is_final=True, entry_bytes_max=ENTRY_BYTES_MAX)}
+        other = Capabilities(
+            visible_is_final=True,
+            entry_bytes_max=ENTRY_BYTES_MAX,
+            entries_in_flight=rng.randint(1, 4),
+            bytes_in_flight=rng.choice((0, 4 << 20)),
+        )
+        return {LEDGER: ledger, FILE: other}
 
     @property
     def value(self) -> StreamMetadata:

@@ -75,7 +75,11 @@ class ColdStore:
 
     def __init__(self, objects: Objects, options: ColdOptions | None = None) -> None:
         self.capabilities = Capabilities(
-            visible_is_final=True, entry_bytes_max=ENTRY_BYTES_MAX, is_written=False, takes_stages=False
+            visible_is_final=True,
+            entry_bytes_max=ENTRY_BYTES_MAX,
+            is_written=False,
+            takes_stages=False,
+            reads_ahead=4,  # an object store answers after 30 ms
         )
         self.objects = objects
         self.options = options or ColdOptions()

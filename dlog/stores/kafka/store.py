@@ -121,6 +121,8 @@ class KafkaStore:
             entry_bytes_max=batch_bytes_max - RECORD_OVERHEAD_BYTES,
             takes_stages=False,
             durability=SYNCED if is_synced else PAGE_CACHES,
+            entries_in_flight=8,  # a region appends in batches of up to 1 MiB, one after the other
+            bytes_in_flight=8 * MiB,
         )
         self.options = options
         self._topics = topics

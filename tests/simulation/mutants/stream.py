@@ -21,6 +21,7 @@ from dlog.log.changes import (
 )
 from dlog.log.metadata_updater import StreamMetadataUpdater
 from dlog.log.owner import StreamOwnerMachine
+from dlog.log.owner_context import OwnerContext
 from dlog.log.producer_table import Producer, ProducerTable
 from dlog.log.reading import StreamReaderMachine
 from dlog.log.recovery import StreamRecovery
@@ -1031,7 +1032,29 @@ REMOVED = (
     ),
 )
 
+WINDOWS = (
+    Mutant(
+        name="an owner remembers fewer batches than the window that it tells",
+        invariants=("S17",),
+        style="stores",
+        parts=planted(ProducerTable, ("set_window", "max(self._window_max, window)", "self._window_max")),
+    ),
+    Mutant(
+        name="batches in flight are forgotten when the stream moves to a store with a smaller window",
+        invariants=("S17",),
+        style="stores",
+        parts=planted(ProducerTable, ("set_window", "max(self._window_max, window)", "window")),
+    ),
+    Mutant(
+        name="a new owner remembers as many batches as its own segment's store needs",
+        invariants=("S17",),
+        style="stores",
+        parts=planted(OwnerContext, ("hold", "self._set_window(segment.store)", "segment.store")),
+    ),
+)
+
 MUTANTS = (
+    *WINDOWS,
     *SAYING,
     *CLAIM,
     *TAKING,

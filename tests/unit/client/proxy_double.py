@@ -55,6 +55,7 @@ class Log:
     complete: bool = True
     settings: dict[str, Any] = field(default_factory=lambda: settings_to_map(SETTINGS))
     settings_version: int = 0
+    window: int | None = None  # told with each reply
 
     def write(self, message: proxy.Write) -> proxy.Written | proxy.Failed:
         producer, sequence = message.producer, message.sequence
@@ -86,7 +87,7 @@ class Log:
         self.nexts[producer] = sequence + message.count
         self.newest[producer[:12]] = producer
         self.places[producer, sequence] = place
-        return proxy.Written(message.request, message.request, place, 1)
+        return proxy.Written(message.request, message.request, place, 1, False, self.window)
 
     def alter(self, message: proxy.Alter) -> proxy.Done | proxy.Failed:
         wanted = self.settings | message.settings

@@ -16,7 +16,7 @@ class Sender:
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
-        self.queue = BatchQueue(ClientOptions(inflight_partial_max=2, buffer_bytes_max=1000), loop)
+        self.queue = BatchQueue(ClientOptions(buffer_bytes_max=1000), loop)
         self.singles = SingleAppends(self.queue, self.queue, loop)  # type: ignore[arg-type]  # only `append_and_lend`
         self.identity = ProducerIdentity(bytes(12))
 

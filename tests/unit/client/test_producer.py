@@ -82,6 +82,25 @@ async def test_sequences_count_records() -> None:
     assert len({w.producer for w in double.writes}) == 1
 
 
+@pytest.mark.parametrize(("window", "option", "in_flight"), [(None, 64, 5), (2, 64, 2), (16, 64, 16), (16, 7, 7)])
+async def test_as_many_batches_are_in_flight_as_the_owner_told_last(
+    window: int | None, option: int, in_flight: int
+) -> None:
+    holding = Holding()
+    async with Double() as double, dlog.connect(double.target, inflight_batches_max=option) as client:
+        double.log.window = window
+        await client.append("s", b"the owner is found")
+        double.script = holding
+        async with asyncio.TaskGroup() as group:
+            for n in range(20):
+                group.create_task(client.append_batch("s", [b"x"], txid=n))  # other txids: they are not joined
+            await double.wait(lambda: len(double.writes) >= 1 + in_flight)
+            await client.incarnation("s")  # the answer to a later request
+            assert len(double.writes) == 1 + in_flight
+            holding.let_go()
+    assert len(double.log.payloads) == 21
+
+
 async def test_batches_that_wait_behind_others_travel_together_and_each_hears_its_own_place() -> None:
     holding = Holding()
     async with (

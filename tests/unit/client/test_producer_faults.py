@@ -243,7 +243,7 @@ class ForgetsWhatWasSent(Producer):
 
     def _detach(self) -> None:
         for batch in tuple(self.queue.in_flight):
-            self.on_written(batch, dlog.DLSN(1, 0, 0), 1, False)  # type: ignore[arg-type]
+            self.on_written(batch, dlog.DLSN(1, 0, 0), 1, False, 5)  # type: ignore[arg-type]
         super()._detach()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from dlog.errors import DLogError
@@ -73,6 +74,13 @@ STORES = {
     "ledger": Capabilities(visible_is_final=False, entry_bytes_max=1 << 20, has_foreign_writers=True),
     "file": Capabilities(visible_is_final=True, entry_bytes_max=1 << 20),
 }
+
+
+def stores(**capabilities: Any) -> dict[str, Capabilities]:
+    """The stores, with other values for some of their capabilities."""
+    return {name: replace(known, **capabilities) for name, known in STORES.items()}
+
+
 ALICE = b"alice".ljust(16, b".")
 STAGER = b"stager".ljust(16, b".")
 BOB = b"bob".ljust(16, b".")

@@ -12,7 +12,8 @@ from dlog.log.changes import AlterSettings
 from dlog.log.messages import AlterStream, AppendEntry, BatchWritten, CreateSegment, SealStream
 from dlog.machine import CompareAndSet, MetadataSeen, OutcomeUnknown, ReadMetadata, Versioned
 from dlog.model.segment import StreamSettings, Truncation
-from tests.unit.log.stage import INCARNATION, Actor, Stage, batch
+from dlog.model.window import WINDOW_MAX, WINDOW_MIN
+from tests.unit.log.stage import INCARNATION, STORES, Actor, Stage, batch, stores
 from tests.unit.log.test_retention import RETENTION_S, Clocks, kept
 
 
@@ -53,6 +54,19 @@ def test_the_open_segment_keeps_its_size_and_the_next_one_has_the_new_one() -> N
     owner.ask(batch(5, size=300))
     owner.ask(batch(6, size=300))
     assert len(stage.value.segments) == segments + 2, "each record fills a segment now"
+
+
+def test_producers_are_told_how_many_batches_keep_the_store_of_the_open_segment_busy() -> None:
+    stage = Stage(segment_bytes=200)
+    known = stores() | {"file": replace(STORES["file"], bytes_in_flight=1 << 30)}
+    owner = stage.taken("p1", stores=known)
+    assert owner.ask(batch(0)).window == WINDOW_MIN
+    alter(owner, stage, store="file")
+    owner.ask(batch(1, size=300))
+    assert owner.ask(batch(2, size=300)).window == WINDOW_MAX
+    alter(owner, stage, store="ledger")
+    owner.ask(batch(3, size=300))
+    assert owner.ask(batch(4, size=300)).window == WINDOW_MIN
 
 
 def test_the_open_segment_keeps_its_age_and_the_next_one_has_the_new_one() -> None:

@@ -16,7 +16,6 @@ from dlog.log.messages import (
     AppendEntry,
     StoreFailed,
 )
-from dlog.log.options import OwnerOptions
 from dlog.log.owner_context import Phase
 from dlog.machine import Received
 from dlog.model.dlsn import of
@@ -24,7 +23,7 @@ from dlog.model.ids import EntryId, SegmentNumber, Txid
 from dlog.model.segment import Segment
 from dlog.stores.contract import SegmentFencedError
 from dlog.wire.entry import Record, encode_entry
-from tests.unit.log.stage import Actor, Stage, StoredSegment, batch, notes
+from tests.unit.log.stage import Actor, Stage, StoredSegment, batch, notes, stores
 
 
 def test_a_segment_of_another_with_the_number_of_ours_says_nothing_of_what_we_had_under_way() -> None:
@@ -50,7 +49,7 @@ def test_what_survived_in_a_segment_that_java_recovered_and_completed_is_answere
     """Java fences the owner, keeps the first of three entries in flight, and goes on in a segment of its own. Nothing
     is written twice: the list has the owner's segment as completed, and the store knows its end."""
     stage = Stage()
-    owner = stage.taken("p1", OwnerOptions(inflight_entries_max=3))
+    owner = stage.taken("p1", stores=stores(entries_in_flight=3))
     appends = _three_under_way(stage, owner)
     _land(owner, appends[0])
     _java_takes_over(stage, EntryId(0))
@@ -65,7 +64,7 @@ def test_what_survived_in_a_segment_that_java_recovered_and_completed_is_answere
 def test_the_end_that_counts_is_the_stores_where_the_list_says_another() -> None:
     """The writer that completed the segment in the list knew of the first entry only: two have survived."""
     stage = Stage()
-    owner = stage.taken("p1", OwnerOptions(inflight_entries_max=3))
+    owner = stage.taken("p1", stores=stores(entries_in_flight=3))
     appends = _three_under_way(stage, owner)
     _land(owner, appends[0])
     _land(owner, appends[1])
@@ -78,7 +77,7 @@ def test_the_end_that_counts_is_the_stores_where_the_list_says_another() -> None
 def test_nothing_is_said_of_what_was_on_its_way_to_a_segment_that_was_truncated_meanwhile() -> None:
     """Frozen for long: Java recovered the segment, went on, and truncated it with all segments before it."""
     stage = Stage()
-    owner = stage.taken("p1", OwnerOptions(inflight_entries_max=1))
+    owner = stage.taken("p1", stores=stores(entries_in_flight=1))
     stage.hold(AppendEntry)
     owner.ask(batch(0))
     owner.ask(batch(1))

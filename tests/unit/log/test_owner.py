@@ -42,7 +42,7 @@ from dlog.model.dlsn import of
 from dlog.model.ids import TXID_END_OF_STREAM
 from dlog.model.segment import Truncation
 from dlog.wire.entry import decode_entry
-from tests.unit.log.stage import ALICE, BOB, STORES, Stage, batch, numbers
+from tests.unit.log.stage import ALICE, BOB, STORES, Stage, batch, numbers, stores
 
 
 def test_a_new_stream_is_claimed_its_first_segment_started_and_served() -> None:
@@ -68,7 +68,7 @@ def test_batches_are_answered_with_their_places_once_the_store_confirms() -> Non
 
 def test_what_waits_while_the_pipe_is_full_shares_an_entry() -> None:
     stage = Stage()
-    owner = stage.taken("p1", OwnerOptions(inflight_entries_max=1))
+    owner = stage.taken("p1", stores=stores(entries_in_flight=1))
     stage.hold(AppendEntry)
     for sequence in range(4):
         owner.ask(batch(sequence))

@@ -13,6 +13,7 @@ from dlog.log.dedup_trailer import ProducerTableSnapshot, TrailerBatch
 from dlog.log.messages import BatchWritten, WriteBatch
 from dlog.log.producer_table import NOTHING_FORGOTTEN, Batch, EntryPosition, Producer, ProducerTable
 from dlog.model.dlsn import DLSN_INVALID, of
+from dlog.model.ids import NO_TXID
 from tests.unit.log.stage import ALICE, BOB, batch
 
 
@@ -53,12 +54,34 @@ def test_a_repetition_of_a_written_batch_is_answered_with_its_place_while_that_i
     known = table()
     for entry in range(3):
         accepted(known, batch(2 * entry, 2), entry=entry)
-    assert known.judge(batch(4, 2, retry=True)) == BatchWritten(of(1, 2, 0), 2, 5, True)  # type: ignore[arg-type]
-    assert known.judge(batch(3, 1, retry=True)) == BatchWritten(of(1, 1, 1), 1, 5, True)  # type: ignore[arg-type]
+    assert known.judge(batch(4, 2, retry=True)) == BatchWritten(of(1, 2, 0), 2, 5, True, 2)  # type: ignore[arg-type]
+    assert known.judge(batch(3, 1, retry=True)) == BatchWritten(of(1, 1, 1), 1, 5, True, 2)  # type: ignore[arg-type]
     forgotten = known.judge(batch(0, 2, retry=True))
     assert isinstance(forgotten, BatchWritten)
     assert forgotten.duplicate
     assert forgotten.dlsn == DLSN_INVALID
+
+
+def test_a_table_never_remembers_fewer_batches_than_it_allowed_before() -> None:
+    known = table()
+    known.set_window(4)
+    known.set_window(3)
+    for entry in range(5):
+        accepted(known, batch(entry), entry=entry)
+    assert known.judge(batch(1, retry=True)) == BatchWritten(of(1, 1, 0), 1, 5, True, 3)  # type: ignore[arg-type]
+    assert known.judge(batch(0, retry=True)) == BatchWritten(DLSN_INVALID, 1, NO_TXID, True, 3)
+
+
+def test_what_an_earlier_owner_remembered_is_kept_until_the_producer_writes_again() -> None:
+    before = table()
+    before.set_window(4)
+    for entry in range(4):
+        accepted(before, batch(entry), entry=entry)
+    known = table()
+    known.restore(before.snapshot(), (1, 4))
+    assert known.snapshot() == before.snapshot()
+    accepted(known, batch(4), entry=4)
+    assert [len(p.positions) for p in known.snapshot().producers] == [2]
 
 
 def test_a_stranger_is_new_with_its_first_batch_only() -> None:

@@ -51,7 +51,7 @@ from dlog.stores.contract import (
     StoreUnavailableError,
 )
 from dlog.wire.entry import RECORD_SET, Record, build_record_set, encode_entry
-from tests.unit.log.stage import ALICE, BOB, STORES, Stage, batch, notes, numbers
+from tests.unit.log.stage import ALICE, BOB, STORES, Stage, batch, notes, numbers, stores
 
 
 def test_the_next_owner_completes_what_is_open_and_answers_a_repetition_with_the_old_place() -> None:
@@ -161,7 +161,7 @@ def test_a_frozen_owner_that_wakes_up_gets_nothing_acknowledged() -> None:
 
 def test_what_was_never_appended_is_refused_for_certain_when_the_claim_is_lost() -> None:
     stage = Stage()
-    owner = stage.taken("p1", OwnerOptions(inflight_entries_max=1))
+    owner = stage.taken("p1", stores=stores(entries_in_flight=1))
     stage.hold(AppendEntry)
     owner.ask(batch(0))
     owner.ask(batch(1))
@@ -250,7 +250,7 @@ def test_the_close_after_a_failed_append_keeps_all_that_was_acknowledged() -> No
 
 def test_what_survived_the_failure_of_the_store_is_answered_with_its_place() -> None:
     stage = Stage()
-    owner = stage.taken("p1", OwnerOptions(inflight_entries_max=2))
+    owner = stage.taken("p1", stores=stores(entries_in_flight=2))
     stage.hold(AppendEntry)
     for sequence in range(3):
         owner.ask(batch(sequence))
@@ -525,7 +525,7 @@ def test_while_the_store_is_out_of_reach_who_waits_hears_so_and_may_come_again()
 
 def test_what_waited_when_the_store_became_too_small_goes_back_and_keeps_its_order_and_txids() -> None:
     stage = Stage()
-    owner = stage.taken("p1", OwnerOptions(inflight_entries_max=1))
+    owner = stage.taken("p1", stores=stores(entries_in_flight=1))
     stage.hold(AppendEntry)
     first, second, third = (batch(n, txid=10 * (n + 1)) for n in range(3))
     for request in (first, second, third):
@@ -682,7 +682,7 @@ def test_a_removed_segment_in_progress_is_completed_and_its_number_is_not_used_a
 
 def test_entries_in_flight_in_a_removed_segment_have_an_unknown_outcome_and_are_not_written_again() -> None:
     stage = Stage(store="file")
-    owner = stage.taken("p1", OwnerOptions(inflight_entries_max=1))
+    owner = stage.taken("p1", stores=stores(entries_in_flight=1))
     owner.ask(batch(0))
     stage.hold(AppendEntry)
     owner.ask(batch(1))

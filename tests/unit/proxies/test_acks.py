@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +36,13 @@ def test_another_entry_a_gap_in_requests_or_slots_and_another_txid_begin_a_new_r
     runs.add(6, written(1, 6, 5, 1, txid=8))
     runs.add(7, written(2, 6, 6, 1, txid=8))  # another segment
     assert [(f.first, f.last) for f in runs.take()] == [(1, 1), (2, 2), (4, 4), (5, 5), (6, 6), (7, 7)]
+
+
+def test_another_window_begins_a_new_range_and_the_usual_one_is_not_told() -> None:
+    runs = AckJoiner()
+    runs.add(1, written(1, 5, 0, 1))
+    runs.add(2, replace(written(1, 5, 1, 1), window=16))
+    assert [(f.first, f.last, f.window) for f in runs.take()] == [(1, 1, None), (2, 2, 16)]
 
 
 def test_a_duplicate_stands_alone() -> None:
