@@ -86,7 +86,7 @@ async def describe(value: StreamMetadata) -> dict[str, Any]:
     owner = value.owner
     return {
         "stream": value.name,
-        "life": value.incarnation,
+        "incarnation": value.incarnation,
         "sealed": value.is_sealed,
         "settings": settings_to_map(value.settings),
         "owner": {
@@ -110,7 +110,7 @@ def describe_segment(segment: Segment) -> dict[str, Any]:
     return {
         "number": segment.number,
         "store": segment.store,
-        "place": segment.name,
+        "location": segment.name,
         "completed": segment.completed,
         "first_txid": segment.first_txid,
         "last_txid": segment.last_txid,

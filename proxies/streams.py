@@ -54,7 +54,7 @@ async def current_incarnation(metadata: StreamMetadataStore, stream: StreamName)
             case Versioned(value):
                 return _described(value, deleted=False, deletions=deletions)
             case Missing(left=None):
-                return {"life": None, "deleted": False, "deletions": deletions}
+                return {"incarnation": None, "deleted": False, "deletions": deletions}
             case Missing(left=left):
                 return _described(left.value, deleted=True, deletions=deletions)
             case OutcomeUnknown(reason):
@@ -64,4 +64,4 @@ async def current_incarnation(metadata: StreamMetadataStore, stream: StreamName)
 
 def _described(value: StreamMetadata, *, deleted: bool, deletions: int) -> dict[str, Any]:
     settings = {"settings": settings_to_map(value.settings), "settings_version": value.settings.version}
-    return {"life": value.incarnation, "deleted": deleted, "deletions": deletions, **settings}
+    return {"incarnation": value.incarnation, "deleted": deleted, "deletions": deletions, **settings}

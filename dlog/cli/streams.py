@@ -298,7 +298,7 @@ def _stream_json(stream: StreamInfo) -> dict[str, Any]:
     owner = stream.owner
     told: dict[str, Any] = {
         "stream": stream.name,
-        "life": stream.incarnation,
+        "incarnation": stream.incarnation,
         "sealed": stream.is_sealed,
         "settings": settings_to_map(stream.settings),
         "owner": {
@@ -326,7 +326,7 @@ def _segment_json(segment: SegmentInfo) -> dict[str, Any]:
     told: dict[str, Any] = {
         "number": segment.number,
         "store": segment.store,
-        "place": segment.location,
+        "location": segment.location,
         "completed": segment.is_completed,
         "first_txid": segment.first_txid,
         "last_txid": segment.last_txid,

@@ -297,9 +297,9 @@ class Client:
         incarnation, unknown = os.urandom(12).hex(), False
         while True:
             told = await ask(router, lambda request: proxy.GetIncarnation(request, stream))
-            if told["life"] == incarnation:
+            if told["incarnation"] == incarnation:
                 break
-            if told["life"] is not None and not told["deleted"]:
+            if told["incarnation"] is not None and not told["deleted"]:
                 _check_exists_as_wanted(stream, told, settings, exist_ok=exist_ok)
                 try:
                     return await self.stat(stream)
@@ -340,9 +340,9 @@ class Client:
         incarnation: str | None = None
         while True:
             told = await ask(router, lambda request: proxy.GetIncarnation(request, stream))
-            if told["life"] is None or told["deleted"] or incarnation not in (None, told["life"]):
+            if told["incarnation"] is None or told["deleted"] or incarnation not in (None, told["incarnation"]):
                 raise StreamNotFoundError(f"no such stream, or it was deleted meanwhile: stream={stream}")
-            incarnation = told["life"]
+            incarnation = told["incarnation"]
             alter = partial(
                 _alter, stream=stream, incarnation=incarnation, version=told["settings_version"], settings=settings
             )
@@ -368,7 +368,7 @@ class Client:
         """
         router = self._check(stream)
         told = await ask(router, lambda request: proxy.GetIncarnation(request, stream))
-        incarnation = told["life"]
+        incarnation = told["incarnation"]
         if incarnation is None:
             raise StreamNotFoundError(f"no such stream: stream={stream}")
         is_marked = bool(told["deleted"])
@@ -401,9 +401,9 @@ class Client:
         that call fails with StreamNotFoundError and does not touch the next stream of the name.
         """
         told = await ask(self._check(stream), lambda request: proxy.GetIncarnation(request, stream))
-        if told["life"] is None or told["deleted"]:
+        if told["incarnation"] is None or told["deleted"]:
             raise StreamNotFoundError(f"no such stream: stream={stream}")
-        return str(told["life"])
+        return str(told["incarnation"])
 
     async def truncate(self, stream: str, dlsn: DLSN | str) -> DLSN:
         """Truncate the stream before `dlsn`: earlier records can no longer be read; whole segments of them are deleted.

@@ -44,7 +44,7 @@ class OwnerFinder:
         connection = await self._router.owner(self._stream, self._suspect)
         if self._identity.incarnation is None:
             result = await connection.ask(lambda request: GetOwner(request, self._stream, None))
-            self._identity.learn_stream(str(result.get("life") or ""), position_of(result.get("since")))
+            self._identity.learn_stream(str(result.get("incarnation") or ""), position_of(result.get("since")))
         return connection
 
     def on_found(self) -> None:

@@ -264,12 +264,12 @@ class ReadSession:
         detail = event.detail
         match event.kind:
             case ReaderEventKind.STARTED:
-                self._incarnation = detail.get("life") or self._incarnation
+                self._incarnation = detail.get("incarnation") or self._incarnation
                 if self._next is None and "dlsn" in detail:
                     self._next = of(*detail["dlsn"])
             case ReaderEventKind.CAUGHT_UP:
                 self._served()
-                self._incarnation = detail.get("life") or self._incarnation
+                self._incarnation = detail.get("incarnation") or self._incarnation
                 self._expects_records = False
                 self._ended = not self._follow
             case ReaderEventKind.END_OF_STREAM:
@@ -290,10 +290,10 @@ class ReadSession:
                     f"stream={self.stream} position={start}",
                     end=end,
                 )
-            case ReaderEventKind.DELETED if self._incarnation and detail.get("life") is not None:
+            case ReaderEventKind.DELETED if self._incarnation and detail.get("incarnation") is not None:
                 raise StreamRecreatedError(
                     f"the stream of this position was deleted, and a new one has its name; read the new one from the "
-                    f"start: stream={self.stream} incarnation={self._incarnation} now={detail['life']}"
+                    f"start: stream={self.stream} incarnation={self._incarnation} now={detail['incarnation']}"
                 )
             case ReaderEventKind.DELETED:
                 what = "the stream was deleted" if self._next is not None or self._incarnation else "no such stream"

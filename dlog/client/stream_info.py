@@ -157,7 +157,7 @@ def _segment(told: Mapping[str, Any]) -> SegmentInfo:
     return SegmentInfo(
         number=told["number"],
         store=told["store"],
-        location=told["place"],
+        location=told["location"],
         is_completed=is_completed,
         first_txid=told["first_txid"],
         last_txid=told["last_txid"] if is_completed else None,
@@ -174,7 +174,7 @@ def _stream(told: Mapping[str, Any]) -> StreamInfo:
     name, claim = str(told["stream"]), told["owner"]
     return StreamInfo(
         name=name,
-        incarnation=str(told["life"]),
+        incarnation=str(told["incarnation"]),
         is_sealed=bool(told["sealed"]),
         settings=_settings(told["settings"]),
         owner=_owner(name, {**claim, "state": told.get("state")}) if claim["epoch"] else None,

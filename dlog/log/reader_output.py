@@ -35,7 +35,7 @@ class ReaderOutput:
         """Report that the reader is at the tail, unless it was there already."""
         if not self._has_said_caught_up:
             self._has_said_caught_up = True
-            self.say(ReaderEventKind.CAUGHT_UP, life=incarnation)
+            self.say(ReaderEventKind.CAUGHT_UP, incarnation=incarnation)
 
     def send(self, got: EntriesGot, position: DLSN, segments_after: int, entries_after: int) -> None:
         """Send entries from `position` on. If others follow up to the tail, as far as it is known, say first how much

@@ -141,7 +141,7 @@ class StreamReaderMachine:
         # another incarnation than the one being read, or than the position's
         if self._incarnation and stream.incarnation != self._incarnation:
             if self._stream is not None or fresh:
-                self._end(ReaderEventKind.DELETED, life=stream.incarnation)
+                self._end(ReaderEventKind.DELETED, incarnation=stream.incarnation)
             else:
                 self._look_again()  # the remembered copy may be of the deleted incarnation
             return
@@ -362,7 +362,7 @@ class StreamReaderMachine:
         """The start position is decided: report it, or later if a txid or time is sought that is not written yet."""
         self._start = None
         if self._seek_target is None:
-            self._output.say(ReaderEventKind.STARTED, dlsn=list(self.position), life=self._incarnation)
+            self._output.say(ReaderEventKind.STARTED, dlsn=list(self.position), incarnation=self._incarnation)
 
     def _is_stop_in_doubt(self) -> bool:
         """Whether a reader that does not follow would stop by a list that may be older than its opening.
@@ -415,7 +415,7 @@ class StreamReaderMachine:
         if self._stop is None:
             self._output.say_caught_up(self._incarnation)
         else:
-            self._end(ReaderEventKind.CAUGHT_UP, life=self._incarnation)
+            self._end(ReaderEventKind.CAUGHT_UP, incarnation=self._incarnation)
 
     def _end_of_stream(self) -> None:
         if self._start is not None or self._seek_target is not None:

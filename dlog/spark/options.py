@@ -35,7 +35,7 @@ class Kind(Enum):
 
     EARLIEST = "earliest"
     LATEST = "latest"
-    POSITION = "place"
+    POSITION = "position"
     TXID = "txid"
     TIME = "time"
 

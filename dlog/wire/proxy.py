@@ -66,13 +66,15 @@ class Start(enum.IntEnum):
 class ReaderEventKind(enum.IntEnum):
     """Events of a reader; all but STARTED, CAUGHT_UP and BEHIND end it. `incarnation`: the stream's incarnation."""
 
-    STARTED = 0  # detail: {"dlsn": [s, e, slot]} where delivery begins, "life"
-    CAUGHT_UP = 1  # all confirmed records were sent; more may come; detail {"life": ...}
+    STARTED = 0  # detail: {"dlsn": [s, e, slot]} where delivery begins, "incarnation"
+    CAUGHT_UP = 1  # all confirmed records were sent; more may come; detail {"incarnation": ...}
     END_OF_STREAM = 2  # sealed and all delivered; final
     TRUNCATED = 3  # position before the truncation point; detail {"first": [s, e, slot]}
     DAMAGED = 4  # an entry at or below the LAC cannot be read; detail {"dlsn": ..., "message": ...}
     MOVED = 5  # another read proxy serves this stream; detail {"location": "host:port"}
-    DELETED = 6  # the stream was deleted; detail {"life": ...} of the present stream of its name, if there is one
+    DELETED = (
+        6  # the stream was deleted; detail {"incarnation": ...} of the present stream of its name, if there is one
+    )
     BEYOND_END = 7  # position after the end of the stream; detail {"end": [s, e, slot]}
     BEHIND = 8  # the next Entries do not reach the tail; detail {"segments": n, "entries": n or nil} that follow them
 
@@ -222,8 +224,8 @@ class GetIncarnation:
     """Get the incarnation id of the present stream of this name. A client asks once before a request that it may repeat
     or that may come late, and puts the id into each try, so that a late one never changes the next stream of the name.
 
-    Done {"life": str or nil (no stream), "deleted": bool (a deletion is not finished), "deletions": n}, and if there is
-    one {"settings": as in Create, "settings_version": how often they were altered}.
+    Done {"incarnation": str or nil (no stream), "deleted": bool (a deletion is not finished), "deletions": n}, and if
+    there is one {"settings": as in Create, "settings_version": how often they were altered}.
     """
 
     request: int

@@ -277,7 +277,7 @@ class WriteSession(Dispatch):
         raise OwnedElsewhereError(f"another proxy owns the stream: stream={stream}", location=advice.address)
 
     def _location(self, address: str, epoch: int, incarnation: str) -> dict[str, Any]:
-        return {"location": address, "epoch": epoch, "life": incarnation, "proxies": self._server.proxies()}
+        return {"location": address, "epoch": epoch, "incarnation": incarnation, "proxies": self._server.proxies()}
 
     def _incarnation(self, m: GetIncarnation) -> None:
         self._answer(m, self._server.admin.incarnation(m.stream))

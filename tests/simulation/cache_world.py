@@ -155,7 +155,7 @@ class ReaderHost:
         match kind:
             case ReaderEventKind.STARTED:
                 watched.start = of(*detail["dlsn"])
-                self.incarnation = detail["life"]
+                self.incarnation = detail["incarnation"]
             case ReaderEventKind.CAUGHT_UP:
                 world.reach("caught_up")
                 if not watched.follow:

@@ -103,7 +103,7 @@ def test_truncation_by_whole_segments(cluster: Up, tmp_path: Path) -> None:
 
 def test_the_layers_below(cluster: Up) -> None:
     ok(cluster, "append", "below", "--create", given=b"one\ntwo\n")
-    place = told(cluster, "show", "below")["segments"][0]["place"]
+    place = told(cluster, "show", "below")["segments"][0]["location"]
     assert int(place) in {row["ledger"] for row in told(cluster, "ledger", "ls")}
     assert told(cluster, "ledger", "show", place)["state"] == "open"
     assert b"bytes" in ok(cluster, "ledger", "read", place)

@@ -55,7 +55,7 @@ def files_of(cluster: Up, stream: str) -> set[Path]:
 
 
 def entries_of(cluster: Up, stream: str, number: int) -> Path:
-    [place] = [str(s["place"]) for s in shown(cluster, stream)["segments"] if s["number"] == number]
+    [place] = [str(s["location"]) for s in shown(cluster, stream)["segments"] if s["number"] == number]
     return cluster.directory / "segments" / place[:2] / f"{place}.entries"
 
 

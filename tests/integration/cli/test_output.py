@@ -123,7 +123,7 @@ def made(cluster: Up, stream: str) -> str:
     assert code == 0, err
     code, out, err = dlog("show", stream, "--json", directory=cluster.directory)
     assert code == 0, err
-    return str(json.loads(out)["segments"][0]["place"])
+    return str(json.loads(out)["segments"][0]["location"])
 
 
 async def forget(cluster: Up, ledger: LedgerId) -> None:
@@ -295,7 +295,7 @@ def test_a_slow_reader_of_a_non_blocking_pipe_gets_everything(
 def test_more_than_a_pipe_holds_arrives_whole(cluster: Up, places: dict[str, str], arguments: str) -> None:
     code, _, err = dlog("append", "big", "--create", directory=cluster.directory, given=b"0123456789abcdef\n" * 20_000)
     assert code == 0, err
-    ledger = json.loads(dlog("show", "big", "--json", directory=cluster.directory)[1])["segments"][0]["place"]
+    ledger = json.loads(dlog("show", "big", "--json", directory=cluster.directory)[1])["segments"][0]["location"]
     words = arguments.format(big="big", ledger=ledger).split()
     code, out, said = read_slowly(cluster, words)
     assert (code, said) == (0, "")

@@ -103,12 +103,12 @@ class Raw(asyncio.Protocol):
         await self._news.wait()
 
     async def ask(self, cls: type[Any], *fields: Any) -> dict[str, Any] | Failed:
-        """Send a request with one answer: its result, or the failure. fields: without `life` (and `deletions`), which
-        get their present values."""
+        """Send a request with one answer: its result, or the failure. fields: without `incarnation` (and `deletions`),
+        which get their present values."""
         if cls in OF_ONE_INCARNATION:
             stream, *rest = fields
             told = await self.incarnation(stream)
-            fields = (stream, told["life"] or NO_INCARNATION, *rest)
+            fields = (stream, told["incarnation"] or NO_INCARNATION, *rest)
             if cls is Create:
                 fields = (stream, os.urandom(12).hex(), told["deletions"], *rest)
         return await self.ask_exactly(cls, *fields)
@@ -116,7 +116,7 @@ class Raw(asyncio.Protocol):
     async def incarnation(self, stream: str) -> dict[str, Any]:
         """The incarnation that has this name now."""
         told = await self.ask_exactly(GetIncarnation, stream)
-        return {"life": "", "deletions": 0} if isinstance(told, Failed) else told
+        return {"incarnation": "", "deletions": 0} if isinstance(told, Failed) else told
 
     async def ask_exactly(self, cls: type[Any], *fields: Any) -> dict[str, Any] | Failed:
         """Send a request with exactly these fields: its result, or the failure."""

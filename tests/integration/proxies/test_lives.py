@@ -65,7 +65,7 @@ async def test_what_was_meant_for_a_deleted_stream_changes_nothing_of_the_next(l
     writer = await local.write_proxy()
     async with Raw(writer.address) as raw:
         await raw.ask(Create, STREAM, MEMORY)
-        incarnation = (await raw.incarnation(STREAM))["life"]
+        incarnation = (await raw.incarnation(STREAM))["incarnation"]
         assert isinstance(await RawProducer(raw, STREAM).write([b"first"]), Written)
         await raw.ask(Delete, STREAM)
         await raw.ask(Create, STREAM, MEMORY)
@@ -112,7 +112,7 @@ async def test_a_creation_makes_one_life_however_often_and_late_it_comes(local: 
     writer = await local.write_proxy()
     async with Raw(writer.address) as raw:
         told = await raw.incarnation(STREAM)
-        assert told == {"life": None, "deleted": False, "deletions": 0}
+        assert told == {"incarnation": None, "deleted": False, "deletions": 0}
         create = (Create, STREAM, "a1", told["deletions"], MEMORY)
         made = await raw.ask_exactly(*create)
         assert not isinstance(made, Failed)
@@ -124,7 +124,7 @@ async def test_a_creation_makes_one_life_however_often_and_late_it_comes(local: 
         late = await raw.ask_exactly(*create)
         assert isinstance(late, Failed)
         assert late.code == 555
-        assert (await raw.incarnation(STREAM))["life"] is None
+        assert (await raw.incarnation(STREAM))["incarnation"] is None
 
 
 async def test_a_deletion_that_was_interrupted_is_finished_by_the_next_and_by_a_creation(local: LocalProxies) -> None:

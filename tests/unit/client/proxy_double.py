@@ -101,7 +101,7 @@ class Log:
         """The description of a stream with one open segment, as a proxy gives it, without the owner's part."""
         return {
             "stream": self.stream,
-            "life": self.incarnation,
+            "incarnation": self.incarnation,
             "sealed": self.sealed,
             "settings": self.settings,
             "owner": {"epoch": 1, "proxy": "p", "location": "host:1", "released": False},
@@ -192,14 +192,14 @@ class Double:
             case proxy.Hello():
                 peer.send(proxy.Welcome(message.request, 1, "double", self.role, self.limits))
             case proxy.GetOwner():
-                told = {"location": self.owner or self.address, "epoch": 1, "life": self.log.incarnation or ""}
+                told = {"location": self.owner or self.address, "epoch": 1, "incarnation": self.log.incarnation or ""}
                 peer.send(proxy.Done(message.request, told))
             case proxy.Write():
                 peer.send(self.log.write(message))
             case proxy.Read():
                 self._serve(peer, message)
             case proxy.GetIncarnation():
-                known: dict[str, Any] = {"life": self.log.incarnation, "deleted": False, "deletions": 0}
+                known: dict[str, Any] = {"incarnation": self.log.incarnation, "deleted": False, "deletions": 0}
                 if self.log.incarnation is not None:
                     known |= {"settings": self.log.settings, "settings_version": self.log.settings_version}
                 peer.send(proxy.Done(message.request, known))

@@ -121,7 +121,7 @@ async def test_a_creation_that_came_too_late_looks_again_and_does_not_guess(firs
 async def test_a_deletion_that_is_not_finished_is_finished_by_any_proxy() -> None:
     def script(peer: Peer, message: proxy.Message) -> bool:
         if isinstance(message, proxy.GetIncarnation):
-            told = {"life": "a1", "deleted": True, "deletions": 1, "settings": {}, "settings_version": 0}
+            told = {"incarnation": "a1", "deleted": True, "deletions": 1, "settings": {}, "settings_version": 0}
             peer.send(proxy.Done(message.request, told))
             return True
         if isinstance(message, proxy.GetOwner):

@@ -151,10 +151,12 @@ def in_lives(*lives: str) -> Script:
             return False
         incarnation = next(opened)
         if message.incarnation and message.incarnation != incarnation:
-            peer.send(proxy.ReaderEvent(message.request, ReaderEventKind.DELETED, {"life": incarnation}))
+            peer.send(proxy.ReaderEvent(message.request, ReaderEventKind.DELETED, {"incarnation": incarnation}))
             return True
         payload = peer.double.log.entries[0]
-        peer.send(proxy.ReaderEvent(message.request, ReaderEventKind.STARTED, {"dlsn": [1, 0, 0], "life": incarnation}))
+        peer.send(
+            proxy.ReaderEvent(message.request, ReaderEventKind.STARTED, {"dlsn": [1, 0, 0], "incarnation": incarnation})
+        )
         peer.send(proxy.Entries(message.request, 1, 0, (len(payload),), 0, payload))
         asyncio.get_running_loop().call_later(0.01, peer.cut)
         return True
@@ -179,7 +181,7 @@ async def test_who_waits_for_a_txid_goes_on_waiting_for_it_in_the_same_stream() 
     def script(peer: Peer, message: proxy.Message) -> bool:
         if not isinstance(message, proxy.Read):
             return False
-        peer.send(proxy.ReaderEvent(message.request, ReaderEventKind.CAUGHT_UP, {"life": "one"}))
+        peer.send(proxy.ReaderEvent(message.request, ReaderEventKind.CAUGHT_UP, {"incarnation": "one"}))
         if cut.pop() if cut else False:
             peer.cut()
         else:

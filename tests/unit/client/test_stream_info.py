@@ -16,7 +16,7 @@ SEGMENTS: list[dict[str, Any]] = [
     {
         "number": 1,
         "store": "ledger",
-        "place": "17",
+        "location": "17",
         "completed": True,
         "first_txid": 5,
         "last_txid": 9,
@@ -29,7 +29,7 @@ SEGMENTS: list[dict[str, Any]] = [
     {
         "number": 2,
         "store": "cold",
-        "place": "s3://b/k",
+        "location": "s3://b/k",
         "completed": False,
         "first_txid": 9,
         "last_txid": -999,

@@ -98,7 +98,8 @@ def test_a_position_of_an_earlier_stream_of_the_name_is_not_read_in_the_next() -
     stage.value = revived(stage, "two")
     for start, value in ((Start.DLSN, tuple(dlsns[2])), (Start.START, None), (Start.TXID, 10)):
         desk = Desk(stage, start, value, incarnation="one")
-        assert [(event.kind, event.detail) for event in desk.events] == [(ReaderEventKind.DELETED, {"life": "two"})]
+        [event] = desk.events
+        assert (event.kind, event.detail) == (ReaderEventKind.DELETED, {"incarnation": "two"})
         assert Desk(stage, start, value, incarnation="two").seen == Desk(stage, start, value).seen
 
 
@@ -111,7 +112,7 @@ def test_a_remembered_stream_does_not_say_that_the_position_is_of_another() -> N
     desk.is_cut_off = False
     desk.post(TimerFired(("retry",), 0.0))
     assert desk.seen == dlsns[2:]
-    assert desk.events[0].detail == {"dlsn": list(dlsns[2]), "life": "two"}
+    assert desk.events[0].detail == {"dlsn": list(dlsns[2]), "incarnation": "two"}
 
 
 def test_a_segment_that_is_recovered_while_it_is_read_is_read_to_its_end() -> None:

@@ -198,7 +198,7 @@ def test_a_reader_goes_on_behind_the_end_that_the_list_says() -> None:
     misstated(stage, -1)
     desk = Desk(stage, Start.DLSN, tuple(last))
     assert desk.seen == [place for place in dlsns if place >= last]
-    assert desk.events[0].detail == {"dlsn": list(last), "life": stage.value.incarnation}
+    assert desk.events[0].detail == {"dlsn": list(last), "incarnation": stage.value.incarnation}
 
 
 def test_a_reader_that_begins_behind_the_end_begins_with_the_next_segment() -> None:
@@ -207,7 +207,7 @@ def test_a_reader_that_begins_behind_the_end_begins_with_the_next_segment() -> N
     for behind in (stage.value.segments[0].last_dlsn.next_slot(), of(1, last.entry + 1, 0), of(1, last.entry + 9, 3)):
         desk = Desk(stage, Start.DLSN, tuple(behind))
         assert desk.seen == [place for place in dlsns if place > last]
-        assert desk.events[0].detail == {"dlsn": [2, 0, 0], "life": stage.value.incarnation}
+        assert desk.events[0].detail == {"dlsn": [2, 0, 0], "incarnation": stage.value.incarnation}
 
 
 @pytest.mark.parametrize("start", [Start.START, Start.DLSN, Start.TXID])

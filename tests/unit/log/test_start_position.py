@@ -22,7 +22,7 @@ def test_from_any_place(at: int) -> None:
     stage, _, dlsns = three_segments()
     desk = Desk(stage, Start.DLSN, tuple(dlsns[at]))
     assert desk.seen == dlsns[at:]
-    assert desk.events[0].detail == {"dlsn": list(dlsns[at]), "life": stage.value.incarnation}
+    assert desk.events[0].detail == {"dlsn": list(dlsns[at]), "incarnation": stage.value.incarnation}
 
 
 @pytest.mark.parametrize(("txid", "first"), [(0, 0), (10, 0), (11, 2), (20, 2), (45, 8), (60, 10), (61, 12)])
@@ -264,11 +264,12 @@ def test_who_waits_for_a_txid_is_told_the_life_and_started_when_it_comes() -> No
     stage, owner, _ = three_segments()
     stage.value = revived(stage, "one")
     desk = Desk(stage, Start.TXID, 100)
-    assert [(event.kind, event.detail) for event in desk.events] == [(ReaderEventKind.CAUGHT_UP, {"life": "one"})]
+    [event] = desk.events
+    assert (event.kind, event.detail) == (ReaderEventKind.CAUGHT_UP, {"incarnation": "one"})
     owner.ask(batch(12, txid=70))
     more = owner.ask(batch(13, txid=100)).dlsn
     stage.value = revived(stage, "one")
     desk.refresh()
     desk.confirmed(more)
     assert desk.seen == [more]
-    assert [event.detail for event in desk.events[1:]] == [{"dlsn": list(more), "life": "one"}]
+    assert [event.detail for event in desk.events[1:]] == [{"dlsn": list(more), "incarnation": "one"}]
