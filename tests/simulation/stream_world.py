@@ -162,7 +162,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         "final": style == "final" or rng.random() < 0.1,
         "clients": rng.choice((1, 2, 3)) if style != "forget" else rng.choice((4, 6)),
         "batches": rng.choice((5, 15, 30)) if style != "forget" else 6,
-        "window": rng.choice((1, 2, 8)),
+        "window": rng.choice((1, 4, 8) if style == "stores" else (1, 2, 4)),
         "client_timeout_s": rng.choice((0.05, 0.3)) if not calm else 5.0,
         "client_loss": 0.0 if calm else rng.choice((0.0, 0.02, 0.1)),
         "txids": rng.choice(("assigned", "assigned", "given")),
@@ -262,6 +262,7 @@ class StreamWorld:
             producers_max=config["producers_max"],
             pending_bytes_max=10**6,
             truncate_portion=min(drawn.truncate_portion, CHANGED_SEGMENTS_MAX),
+            window_min=min(2, drawn.window_min) if config["style"] == "stores" else 5,
         )
         if config["style"] == "forget":
             self.owner_options = replace(self.owner_options, pending_bytes_max=drawn.pending_bytes_max)

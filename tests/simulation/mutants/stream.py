@@ -316,6 +316,7 @@ WRITING = (
                 "verdict.tickets.append(ticket)",
                 "out.append(Answer(ticket, BatchWritten(of(0, -1, -1), request.count, Txid(-1), True)))",
             ),
+            mute=("S17",),  # its check finds the defect first
         ),
     ),
     Mutant(
@@ -329,6 +330,7 @@ WRITING = (
                 "if sequence == producer.next:",
                 "producer.next = max(producer.next, sequence)\n    if sequence == producer.next:",
             ),
+            mute=("S17",),
         ),
     ),
     Mutant(
@@ -390,7 +392,7 @@ WRITING = (
         invariants=("S2", "T5"),
         style="roll",
         seeds=1000,
-        parts=planted(ProducerTable, ("withdraw", "producer.next = batch.request.sequence", "pass")),
+        parts=planted(ProducerTable, ("withdraw", "producer.next = batch.request.sequence", "pass"), mute=("S17",)),
     ),
     Mutant(
         name="the LAC is left where it is when nothing follows",
