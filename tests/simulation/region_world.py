@@ -12,6 +12,9 @@ Styles of plan:
 - "version0": entries without a nonce; the next owner begins when the one before has died or has ended, or in some plans
   beside it.
 
+In some plans of "takeover" and "late" the owners have transactional ids: the data topic refuses an owner's append once
+it has one of an owner that began later, and what an owner sends behind a failure once another one has begun.
+
 After the run every fault ends, and a process opens the region, writes, and reads all of it. Then followers end every
 table.
 """
@@ -57,7 +60,7 @@ from tests.simulation.worlds import Outcome, Room
 STYLES = ("swarm", "takeover", "late", "clean", "outside", "calm", "tables", "version0")
 MUST_REACH = (
     *("ack", "opened", "deposed", "in_doubt", "found_behind_a_fence", "cleaned", "saved", "read", "dropped"),
-    *("foreign_between", "lost_told", "opened_without_snapshots", "refused_as_cut", "followed"),
+    *("foreign_between", "lost_told", "opened_without_snapshots", "refused_as_cut", "followed", "owner_refused"),
     *region_followers.MUST_REACH,
 )
 PROGRESS = {"acks": ("ack",), "take-overs": ("opened",), "entries read": ("read",)}
@@ -97,6 +100,8 @@ def draw_plan(seed: int, style: str) -> Plan:
     }
     if style == "version0":
         config["takeover"] = 0.0 if rng.random() < 0.6 else 0.1
+    if style in ("takeover", "late"):
+        config["transactional_ids"] = random.Random(f"region/{style}/{seed}/transactional_ids").random() < 0.5
     config |= region_followers.draw_config(random.Random(f"region/{style}/{seed}/followers"), style)
     kinds = KINDS
     if style == "late":
@@ -149,6 +154,9 @@ class RegionWorld:
         self.written = 0
         self.is_over = False
         self.tails: list[tuple[int, TailScan, list[RegionEntry]]] = []  # followers: where they began, what they saw
+        self.claims: dict[RegionOwner, int] = {}  # when each owner began to append, in their order
+        self.claim_of: dict[AppendRecords, tuple[int, bool]] = {}  # and whether it is behind a failure
+        self.claim_seen = 0  # by the leader of the data topic
         self._checked: dict[str, tuple[int, int]] = {}  # by owner: what was compared with the truth last
         self.was_cut = False  # another program deleted records or snapshots
         self.region = REGION
@@ -175,6 +183,7 @@ class RegionWorld:
             on_append=checks.truth.appended,
             on_delete=self._front_deleted,
             refusals=self.config.get("refusals", 0.0),
+            is_former_owner=self._is_former_owner,
         )
         meta = TopicModel(
             random.Random(self.sim.rng.random()),
@@ -188,6 +197,15 @@ class RegionWorld:
         self.models = {Topic.DATA: data, Topic.META: meta}
         for topic, model in self.models.items():
             self.sim.place(BROKER, topic, model, listens=True)
+
+    def _is_former_owner(self, append: AppendRecords) -> bool:
+        """What a broker answers that knows producer epochs. An owner asks for its next epoch behind each failure."""
+        claim, is_behind_failure = self.claim_of.get(append, (self.claim_seen, False))
+        if claim < self.claim_seen or (is_behind_failure and claim < len(self.claims)):
+            self.sim.reach("owner_refused")
+            return True
+        self.claim_seen = claim
+        return False
 
     def _front_deleted(self, offset: int) -> None:
         if offset > self.checks.cut_first:
@@ -221,6 +239,10 @@ class RegionWorld:
             self.sim.reach("cleaning")
         machine = host.machine
         if isinstance(message, AppendRecords):
+            if self.config.get("transactional_ids") and effect.peer == Topic.DATA and isinstance(machine, RegionOwner):
+                is_behind_failure = machine in self.claims and machine.phase is Phase.FENCING
+                claim = self.claims.setdefault(machine, len(self.claims) + 1)
+                self.claim_of[message] = (claim, is_behind_failure)
             mark = REACHED_BY.get((type(machine), RecordKind(message.records[0][0][0])))
             if mark is not None:
                 self.sim.reach(mark)

@@ -20,12 +20,13 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from dlog.client.regions import Region, Regions, RegionView
 from dlog.errors import ClosedError, DamagedError, DLogError, InvalidRequestError, TruncatedError, UnavailableError
 from dlog.events import Event, RegionAppendInDoubt, RegionFenced
+from dlog.io.kafka_producer import TopicProducer
 from dlog.io.kafka_settings import KafkaTopicsOptions, topic_configs
-from dlog.io.kafka_topics import KafkaTopics
+from dlog.io.kafka_topics import KafkaTopics, OwnerClaim
 from dlog.region.messages import LostEntries
 from dlog.region.names import region_number
 from dlog.region.owner import RegionFencedError
-from dlog.region.topics import RecordBytes, UnsafeTopicError
+from dlog.region.topics import OwnerRefusedError, RecordBytes, UnsafeTopicError
 from dlog.wire.region import RecordKind, decode_record
 from tests.integration.cluster import ROOT
 from tests.integration.regions.kafka_cluster import KafkaCluster, admin, leader, read_all
@@ -229,6 +230,30 @@ class HeldAppends(Appends):
         return await self.really(topic, records)
 
 
+class HeldClaimed:
+    """As HeldAppends, where the data topic is appended to under a claim. error: of the batch that was held."""
+
+    def __init__(self, regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_held = asyncio.Event()
+        self.wake = asyncio.Event()
+        self.wake.set()
+        self.error: BaseException | None = None
+        self._really = regions.topics.append
+        monkeypatch.setattr(regions.topics, "append", self._append)
+
+    async def _append(self, topic: str, records: Sequence[RecordBytes], claim: OwnerClaim | None = None) -> int:
+        assert isinstance(self._really.__self__, KafkaTopics)  # type: ignore[attr-defined]
+        is_held = is_batch(records) and not self.wake.is_set()
+        if is_held:
+            self.is_held.set()
+            await self.wake.wait()
+        try:
+            return await self._really(topic, records, claim)  # type: ignore[call-arg]
+        except OwnerRefusedError as error:
+            self.error = error
+            raise
+
+
 async def test_an_owner_that_was_taken_over_writes_no_more(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, shadow, events = "taken-over", Shadow(), list[Event]()
     refused: list[RegionFencedError] = []
@@ -261,6 +286,126 @@ async def test_an_owner_that_was_taken_over_writes_no_more(address: str, monkeyp
         await shadow.check(again)
         with pytest.raises(RegionFencedError):
             await new.write(1, [b"stale"])
+
+
+BROKERS_REFUSE = KafkaTopicsOptions(transactional_ids=True)
+
+
+async def test_brokers_refuse_the_late_batches_of_a_deposed_owner(
+    brokers: KafkaCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, shadow = "refused-late", Shadow()
+    async with (
+        regions_at(brokers.address, kafka=BROKERS_REFUSE) as first,
+        regions_at(brokers.address, kafka=BROKERS_REFUSE) as second,
+    ):
+        appends = HeldClaimed(first, monkeypatch)
+        old = await first.open(name, create=True)
+        await shadow.write_some(old, 1, 3)
+        refused: list[RegionFencedError] = []
+
+        async def write_late() -> None:
+            with pytest.raises(RegionFencedError) as caught:
+                await old.write(1, [b"late"])
+            refused.append(caught.value)
+
+        async with asyncio.TaskGroup() as group:
+            appends.wake.clear()
+            group.create_task(write_late())
+            await appends.is_held.wait()
+            new = await second.open(name)
+            await shadow.write_some(new, 1, 3)
+            appends.wake.set()
+        assert old.has_ended and not refused[0].outcome_unknown
+        assert isinstance(appends.error, OwnerRefusedError)
+        values = [stored.value for stored in await read_all(second.topics, topic_of(name))]
+        assert not any(value.endswith(b"late") for value in values), "the broker did not take it"
+        await shadow.write_some(new, 2, 3)
+        await shadow.check(new)
+        again = await first.open(name)  # takes it back
+        await shadow.check(again)
+        await shadow.write_some(again, 1, 1)
+        with pytest.raises(RegionFencedError):
+            await new.write(1, [b"late"])
+        await shadow.check(again)
+
+
+async def test_without_the_option_brokers_take_them_and_they_do_not_count(
+    brokers: KafkaCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, shadow = "taken-late", Shadow()
+    async with regions_at(brokers.address) as first, regions_at(brokers.address) as second:
+        appends = HeldAppends(first, monkeypatch)
+        old = await first.open(name, create=True)
+        await shadow.write_some(old, 1, 1)
+
+        async def write_late() -> None:
+            with pytest.raises(RegionFencedError):
+                await old.write(1, [b"late"])
+
+        async with asyncio.TaskGroup() as group:
+            appends.wake.clear()
+            group.create_task(write_late())
+            await appends.is_held.wait()
+            new = await second.open(name)
+            await shadow.write_some(new, 1, 1)
+            appends.wake.set()
+        values = [stored.value for stored in await read_all(second.topics, topic_of(name))]
+        assert any(value.endswith(b"late") for value in values)
+        await shadow.check(new)
+
+
+async def test_an_owner_with_a_transactional_id_goes_on_with_a_new_producer(
+    brokers: KafkaCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new producer has the next epoch; a write whose answer was lost is there once."""
+    name, shadow, events = "next-epoch", Shadow(), list[Event]()
+    async with regions_at(brokers.address, kafka=BROKERS_REFUSE, events=events) as regions:
+        region = await regions.open(name, create=True)
+        await shadow.write_some(region, 1, 3)
+        topics = regions.topics
+        assert isinstance(topics, KafkaTopics)
+        topics._forget(topic_of(name))  # closes its producers
+        await shadow.write_some(region, 1, 3)
+        assert not any(isinstance(event, RegionAppendInDoubt) for event in events)
+        really = topics._new_producer.wait_appended
+        is_lost = False
+
+        async def lose(producer: TopicProducer, queued: asyncio.Future[object]) -> int:
+            nonlocal is_lost
+            offset = await really(producer, queued)
+            if not is_lost:
+                is_lost = producer.is_ended = True
+                raise UnavailableError("the answer is lost", outcome_unknown=True)
+            return offset
+
+        monkeypatch.setattr(TopicProducer, "wait_appended", lose)
+        await shadow.write_some(region, 1, 3)
+        assert is_lost and any(isinstance(event, RegionAppendInDoubt) for event in events)
+        await shadow.check(region)
+        first, end = await topics.offsets(topic_of(name))
+        assert [one.offset for one in await read_all(topics, topic_of(name))] == list(range(first, end)), "no markers"
+    async with regions_at(brokers.address, kafka=BROKERS_REFUSE) as regions:
+        await shadow.check(await regions.open(name))
+
+
+async def test_a_deposed_owner_that_makes_a_new_producer_does_not_take_the_id_back(brokers: KafkaCluster) -> None:
+    topic = topic_of("conditional")
+    old, new = brokers.topics(transactional_ids=True), brokers.topics(transactional_ids=True)
+    try:
+        await new.create(topic)
+        claims = old.claim(topic), new.claim(topic)
+        assert await old.append(topic, [(b"k", b"0")], claims[0]) == 0
+        assert await new.append(topic, [(b"k", b"1")], claims[1]) == 1
+        old._forget(topic)
+        for _ in range(2):
+            with pytest.raises(OwnerRefusedError):
+                await old.append(topic, [(b"k", b"late")], claims[0])
+        assert await new.append(topic, [(b"k", b"2")], claims[1]) == 2
+        assert await old.append(topic, [(b"k", b"a follower's")]) == 3, "without a claim nothing is refused"
+    finally:
+        await old.close()
+        await new.close()
 
 
 async def test_closing_waits_for_the_writes_under_way(address: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,15 @@ def planted(cls: type, *edits: Edit) -> dict[str, Any]:
 
 MUTANTS = (
     Mutant(
+        name="an owner that the topic refuses does not look whether its append is there",
+        invariants=("K4",),
+        style="late",
+        parts=planted(
+            RegionOwner,
+            ("_refused_read", "is_known = bool(rule.nonce) and rule.nonce not in self._nonces", "is_known = True"),
+        ),
+    ),
+    Mutant(
         name="a region is cleaned before its snapshot is durable",
         invariants=("K2",),
         style="clean",
