@@ -18,7 +18,15 @@ import pytest
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from dlog.client.regions import Region, Regions, RegionView
-from dlog.errors import ClosedError, DamagedError, DLogError, InvalidRequestError, TruncatedError, UnavailableError
+from dlog.errors import (
+    ClosedError,
+    DamagedError,
+    DLogError,
+    InvalidRequestError,
+    RecordTooLargeError,
+    TruncatedError,
+    UnavailableError,
+)
 from dlog.events import Event, RegionAppendInDoubt, RegionFenced
 from dlog.io.kafka_producer import TopicProducer
 from dlog.io.kafka_settings import KafkaTopicsOptions, topic_configs
@@ -653,6 +661,115 @@ async def test_a_topic_whose_retention_was_changed_is_refused(brokers: KafkaClus
                 await client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, good)])
                 while await refused(regions, name) is not None:  # noqa: ASYNC110 - as above
                     await asyncio.sleep(0.1)
+        await shadow.check(await regions.open(name))
+
+
+async def alter(brokers: KafkaCluster, topic: str, **changed: str) -> None:
+    """Give a topic the settings that it is created with, and others."""
+    configs = topic_configs(KafkaTopicsOptions()) | {name.replace("_", "."): value for name, value in changed.items()}
+    async with admin(brokers) as client:
+        await client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs)])
+
+
+async def test_what_kafkas_retention_deleted_is_told_of_those_tables_and_no_other(brokers: KafkaCluster) -> None:
+    name, shadow = "retained", Shadow()
+    topic, wide = topic_of(name), bytes(100_000)
+    async with asyncio.timeout(PATIENCE_S), regions_at(brokers.address) as regions:
+        region = await regions.open(name, create=True)
+        await alter(brokers, topic, segment_bytes="1048576")
+        for n in range(40):
+            await shadow.write(region, (1, b"%d" % n + wide))
+        await region.save()
+        await shadow.write_some(region, 2, 3)
+        await alter(brokers, topic, segment_bytes="1048576", retention_bytes="1048576")
+        while (await regions.topics.offsets(topic))[0] == 0:  # noqa: ASYNC110 - brokers look for it in turn
+            await asyncio.sleep(0.1)
+        await alter(brokers, topic)
+        assert await refused_until_mended(regions, name)
+    async with asyncio.timeout(PATIENCE_S), regions_at(brokers.address) as regions:
+        for region_or_view in (await regions.view(name), await regions.open(name)):
+            lost: list[LostEntries] = []
+            found = await read_entries(region_or_view, lost=lost)
+            assert {one.table for one in lost} == {1}
+            gone = {(1, sequence) for one in lost for sequence in range(one.first, one.end)}
+            kept = {key: payload for key, payload in shadow.records.items() if key not in gone}
+            assert {(table, sequence): payload for table, sequence, payload in found} == kept
+            with pytest.raises(TruncatedError, match="table=1 first=1"):
+                await read_entries(region_or_view)
+            assert [sequence for _, sequence, _ in await read_entries(region_or_view, {2: 0})] == [1, 2, 3]
+        region = await regions.open(name)
+        assert await region.write(1, [b"after"]) == (41,)
+
+
+async def refused_until_mended(regions: Regions, name: str) -> bool:
+    """Wait until a region's topics are safe again; whether it can be read then."""
+    while True:
+        try:
+            await regions.view(name)
+        except UnsafeTopicError:
+            await asyncio.sleep(0.1)
+        else:
+            return True
+
+
+async def test_a_write_that_the_topic_does_not_take_is_refused_with_the_command(brokers: KafkaCluster) -> None:
+    name, shadow = "small-batches", Shadow()
+    async with asyncio.timeout(PATIENCE_S), regions_at(brokers.address) as regions:
+        region = await regions.open(name, create=True)
+        await shadow.write_some(region, 1, 1)
+        await alter(brokers, topic_of(name), max_message_bytes="2000")
+        error: DLogError | None = None
+        while error is None:  # the leader learns it in turn
+            try:
+                await shadow.write(region, (1, bytes(5000)))
+            except DLogError as refusal:
+                error = refusal
+        assert isinstance(error, RecordTooLargeError) and not error.outcome_unknown
+        assert "raise its max.message.bytes by kafka-configs.sh" in error.message
+        await shadow.write_some(region, 1, 2)
+        await shadow.check(region)
+    async with regions_at(brokers.address) as regions:
+        await shadow.check(await regions.open(name))
+
+
+async def test_some_of_the_brokers_in_the_address_are_enough(brokers: KafkaCluster) -> None:
+    half = f"kafka://127.0.0.1:1,{brokers.bootstrap.partition(',')[0]}"
+    name, shadow = "half-a-list", Shadow()
+    async with asyncio.timeout(PATIENCE_S), regions_at(half) as regions:
+        region = await regions.open(name, create=True)
+        await shadow.write_some(region, 1, 3)
+        await shadow.check(region)
+    hasty = KafkaTopicsOptions(timeout_s=0.5, request_timeout_s=0.3)
+    async with regions_at("kafka://127.0.0.1:1", kafka=hasty) as regions:
+        with pytest.raises(UnavailableError, match=r"check that the brokers run .* brokers=127\.0\.0\.1:1 "):
+            await regions.open(name)
+
+
+async def test_a_region_goes_on_after_two_brokers_and_then_all_were_gone(brokers: KafkaCluster) -> None:
+    """Writes wait while one broker is left; nothing that was acknowledged is lost, also when all die at once."""
+    name, shadow = "all-gone", Shadow()
+    patient = KafkaTopicsOptions(timeout_s=60.0, request_timeout_s=3.0)
+    async with asyncio.timeout(2 * PATIENCE_S), regions_at(brokers.address, kafka=patient) as regions:
+        region = await regions.open(name, create=True)
+        assert isinstance(regions.topics, KafkaTopics)
+        await shadow.write_some(region, 1, 5)
+        leading = await leader(regions.topics, topic_of(name))
+        for broker in {1, 2, 3} - {leading}:
+            await brokers.kill(broker)
+        async with asyncio.TaskGroup() as group:
+            write = group.create_task(shadow.write(region, (1, b"waits")))
+            done, _ = await asyncio.wait((write,), timeout=3.0)
+            assert not done, "one replica is not enough"
+            await brokers.revive()
+        await shadow.write_some(region, 2, 5)
+        await shadow.check(region)
+        await brokers.kill_all()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(shadow.write(region, (1, b"waits for all")))
+            await brokers.revive()
+        await shadow.write_some(region, 2, 5)
+        await shadow.check(region)
+    async with asyncio.timeout(PATIENCE_S), regions_at(brokers.address) as regions:
         await shadow.check(await regions.open(name))
 
 

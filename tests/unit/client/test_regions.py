@@ -195,6 +195,33 @@ async def test_closing_saves_a_snapshot_so_that_the_next_opening_scans_nothing(w
         assert [one[1] for one in await listed(region)] == list(range(5, 21)), "with the mark"
 
 
+async def test_a_table_that_is_never_flushed_does_not_make_an_opening_scan_the_log(watched: WatchedTopics) -> None:
+    """Snapshots are made by bytes of log, so an opening after a crash scans little, whatever a table keeps."""
+    async with regions(watched, snapshot_bytes=20_000) as made:
+        region = await made.open("orders", create=True)
+        await region.write(T, [b"never flushed"])
+        for number in range(1, 301):
+            await region.write(U, [bytes(1000)])
+            await region.mark_deleted(U, number + 1)
+            if number == 290:
+                assert await region.clean() == 1, "the table keeps all but the fence in front of it"
+
+        def crash(call: str, topic: str) -> None:
+            if topic == META:
+                raise UnavailableError("no meta topic")
+
+        watched.before = crash
+    watched.before = lambda call, topic: None
+    first, end = await watched.offsets(DATA)
+    assert first <= 1 and end > 300
+    watched.reads.clear()
+    async with regions(watched) as made:
+        region = await made.open("orders")
+        scanned = [offset for topic, offset in watched.reads if topic == DATA]
+        assert min(scanned) >= end - 25, "at most 20,000 bytes and what was under way"
+        assert (await listed(region))[0] == (T, 1, b"never flushed")
+
+
 async def test_after_a_crash_everything_that_was_acknowledged_is_there(watched: WatchedTopics) -> None:
     async with regions(watched) as made:
         region = await made.open("orders", create=True)
