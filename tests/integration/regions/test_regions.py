@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from aiokafka import AIOKafkaProducer
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from dlog.client.regions import Region, Regions, RegionView
@@ -27,7 +28,7 @@ from dlog.errors import (
     TruncatedError,
     UnavailableError,
 )
-from dlog.events import Event, RegionAppendInDoubt, RegionFenced
+from dlog.events import Event, RegionAppendInDoubt, RegionFenced, RegionRecordIgnored
 from dlog.io.kafka_producer import TopicProducer
 from dlog.io.kafka_settings import KafkaTopicsOptions, topic_configs
 from dlog.io.kafka_topics import KafkaTopics, OwnerClaim
@@ -730,6 +731,37 @@ async def test_a_write_that_the_topic_does_not_take_is_refused_with_the_command(
         await shadow.check(region)
     async with regions_at(brokers.address) as regions:
         await shadow.check(await regions.open(name))
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+async def test_records_and_markers_of_a_foreign_transaction_are_passed_over(
+    brokers: KafkaCluster, is_committed: bool
+) -> None:
+    """Its marker takes an offset that no record has."""
+    name, shadow, events = f"foreign-transaction-{is_committed}".lower(), Shadow(), list[Event]()
+    async with asyncio.timeout(PATIENCE_S), regions_at(brokers.address, events=events) as regions:
+        region = await regions.open(name, create=True)
+        await shadow.write_some(region, 1, 2)
+        foreign = AIOKafkaProducer(bootstrap_servers=brokers.bootstrap, transactional_id=name)
+        await foreign.start()
+        try:
+            for _ in range(2):
+                await foreign.begin_transaction()
+                await foreign.send_and_wait(topic_of(name), b"foreign", partition=0)
+                await (foreign.commit_transaction() if is_committed else foreign.abort_transaction())
+        finally:
+            await foreign.stop()
+        await shadow.write_some(region, 1, 2)
+        await shadow.write_some(region, 2, 2)
+        assert len(await read_all(regions.topics, topic_of(name))) == 9, "a fence, 6 entries, 2 foreign records"
+        assert await regions.topics.offsets(topic_of(name)) == (0, 11)
+        assert sum(isinstance(event, RegionRecordIgnored) for event in events) == 2
+        assert not any(isinstance(event, RegionAppendInDoubt) for event in events)
+        view = await regions.view(name, skip_damaged=True)
+        await shadow.check(view)
+        assert [re.sub(r".*offset=", "", problem) for problem in view.problems] == ["3", "5"]
+        with pytest.raises(DamagedError, match="offset=3"):
+            await regions.view(name)
 
 
 async def test_some_of_the_brokers_in_the_address_are_enough(brokers: KafkaCluster) -> None:
