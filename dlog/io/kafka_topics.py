@@ -4,7 +4,7 @@ Invariants:
 - A topic is created only by `create`.
 - An append is acknowledged when all in-sync replicas, at least min.insync.replicas, have it.
 - No lock is held while a batch is under way; a task that outlives its caller ends within a bound.
-- With transactional ids, an owner whose claim is lost never takes the id from the next owner.
+- With transactional ids, an owner that was refused never takes the id from the next owner.
 """
 
 from __future__ import annotations
@@ -43,19 +43,18 @@ _RETRY_S, _RETRY_MAX_S = 0.05, 0.5
 _FETCH_BYTES_MAX = 16 * 1024 * 1024
 
 T = TypeVar("T")
-_Writer = tuple[str, "OwnerClaim | None"]  # of a topic; None: whoever has no claim
+_Writer = tuple[str, "TopicOwner | None"]  # of a topic; None: whoever does not own it
 
 
-class OwnerClaim:
-    """An owner's claim to a topic, by the transactional id that has the topic's name. Made by KafkaTopics.claim.
+class TopicOwner:
+    """An owner of a topic, by the transactional id that has the topic's name. Made by KafkaTopics.new_owner.
 
-    producer_id: under which the owner appends; None: it did not append yet. lost: why it cannot append any more.
+    producer_id: under which the owner appends; None: it did not append yet. refused: why it cannot append any more.
     """
 
-    def __init__(self, topic: str) -> None:
-        self.topic = topic
+    def __init__(self) -> None:
         self.producer_id: ProducerId | None = None
-        self.lost: OwnerRefusedError | None = None
+        self.refused: OwnerRefusedError | None = None
 
 
 class KafkaTopics:
@@ -172,14 +171,14 @@ class KafkaTopics:
 
     # ---- records -----------------------------------------------------------------------------------------------------
 
-    def claim(self, topic: str) -> OwnerClaim | None:
-        """A new owner's claim to a topic, for `append`: from its first append on, brokers refuse what was appended
-        under earlier claims and arrives later. None: the option `transactional_ids` is off."""
-        return OwnerClaim(topic) if self.options.transactional_ids else None
+    def new_owner(self) -> TopicOwner | None:
+        """A new owner of a topic, for `append`: from its first append on, brokers refuse what owners before it sent
+        and arrives later. None: the option `transactional_ids` is off."""
+        return TopicOwner() if self.options.transactional_ids else None
 
-    async def append(self, topic: str, records: Sequence[RecordBytes], claim: OwnerClaim | None = None) -> int:
+    async def append(self, topic: str, records: Sequence[RecordBytes], owner: TopicOwner | None = None) -> int:
         """See Topics. Raises RecordTooLargeError for what does not fit into one batch, before anything is sent, and
-        OwnerRefusedError if there is a later claim. Appends without a claim are never refused for one."""
+        OwnerRefusedError if a later owner has begun. Appends without an owner are never refused for that."""
         if not records:
             raise ValueError("an append has at least one record")
         self._check_open()
@@ -190,7 +189,7 @@ class KafkaTopics:
             delay_s = _RETRY_S
             while True:
                 try:
-                    producer = await self._producer(topic, claim)
+                    producer = await self._producer(topic, owner)
                     try:
                         with producer.use():
                             queued = await producer.queue(batch)
@@ -200,8 +199,8 @@ class KafkaTopics:
                         if producer.is_ended:
                             self._retire(producer)
                 except OwnerRefusedError as error:
-                    assert claim is not None, "only owners are refused"
-                    claim.lost = error
+                    assert owner is not None, "only owners are refused"
+                    owner.refused = error
                     raise
                 except (self._not_queued, self._failed) as error:
                     note_failure(error)
@@ -326,21 +325,21 @@ class KafkaTopics:
         for key in [key for key in self._scans if key[0] == topic]:
             del self._scans[key]
 
-    async def _producer(self, topic: str, claim: OwnerClaim | None) -> TopicProducer:
-        """The producer of a topic, or of a claim to it; a new one if there is none that works. Raises
+    async def _producer(self, topic: str, owner: TopicOwner | None) -> TopicProducer:
+        """The producer of a topic, or of an owner of it; a new one if there is none that works. Raises
         TopicNotFoundError, OwnerRefusedError."""
         async with self._making.setdefault(topic, asyncio.Lock()):
             self._check_open()
-            if claim is not None and claim.lost is not None:
-                raise OwnerRefusedError(claim.lost.message, outcome_unknown=False)  # nothing is sent
-            producer = self._producers.pop((topic, claim), None)
+            if owner is not None and owner.refused is not None:
+                raise OwnerRefusedError(owner.refused.message, outcome_unknown=False)  # nothing is sent
+            producer = self._producers.pop((topic, owner), None)
             if producer is None or producer.is_ended:
                 if await self._brokers.describe(topic) is None:
                     raise _not_found(topic)
                 producer_id = None
-                if claim is not None:  # its next epoch: batches of the producer before it are refused, too
-                    claim.producer_id = producer_id = await self._brokers.producer_id(topic, claim.producer_id)
-                    self._retire_claimed(topic)
+                if owner is not None:  # its next epoch: batches of the producer before it are refused, too
+                    owner.producer_id = producer_id = await self._brokers.producer_id(topic, owner.producer_id)
+                    self._retire_owners(topic)
                 self._make_place()
                 producer = self._new_producer(topic, self._bootstrap, self.options, producer_id)
                 try:
@@ -349,13 +348,13 @@ class KafkaTopics:
                 except BaseException:
                     self._retire(producer)
                     raise
-            self._producers[topic, claim] = producer
+            self._producers[topic, owner] = producer
             return producer
 
-    def _retire_claimed(self, topic: str) -> None:
-        """Close producers of claims to a topic, which a new one has ended."""
-        for (_, claim), producer in list(self._producers.items()):
-            if producer.topic == topic and claim is not None and producer.is_idle:
+    def _retire_owners(self, topic: str) -> None:
+        """Close the producers of owners of a topic, which a new one has ended."""
+        for (_, owner), producer in list(self._producers.items()):
+            if producer.topic == topic and owner is not None and producer.is_idle:
                 self._retire(producer)
 
     def _make_place(self) -> None:

@@ -38,15 +38,15 @@ class RegionTopics:
     def __init__(self, topics: Topics, paths: Mapping[Topic, str], *, is_owner: bool = False) -> None:
         self.topics = topics
         self.paths = paths
-        self._claim = topics.claim(paths[Topic.DATA]) if is_owner and isinstance(topics, KafkaTopics) else None
+        self._owner = topics.new_owner() if is_owner and isinstance(topics, KafkaTopics) else None
 
     async def ask(self, topic: Topic, question: Question) -> Reply:
         """Perform a question. Raises what the topics raise."""
         topics, path, number = self.topics, self.paths[topic], question.number
         match question:
-            case AppendRecords(_, records) if topic is Topic.DATA and self._claim is not None:
-                assert isinstance(topics, KafkaTopics), "only Kafka has claims"
-                return RecordsAppended(number, await topics.append(path, records, self._claim))
+            case AppendRecords(_, records) if topic is Topic.DATA and self._owner is not None:
+                assert isinstance(topics, KafkaTopics), "only Kafka refuses owners"
+                return RecordsAppended(number, await topics.append(path, records, self._owner))
             case AppendRecords(_, records):
                 return RecordsAppended(number, await topics.append(path, records))
             case ReadRecords(_, offset):

@@ -154,9 +154,9 @@ class RegionWorld:
         self.written = 0
         self.is_over = False
         self.tails: list[tuple[int, TailScan, list[RegionEntry]]] = []  # followers: where they began, what they saw
-        self.claims: dict[RegionOwner, int] = {}  # when each owner began to append, in their order
-        self.claim_of: dict[AppendRecords, tuple[int, bool]] = {}  # and whether it is behind a failure
-        self.claim_seen = 0  # by the leader of the data topic
+        self.owner_numbers: dict[RegionOwner, int] = {}  # when each owner began to append, in their order
+        self.owner_of: dict[AppendRecords, tuple[int, bool]] = {}  # and whether it is behind a failure
+        self.owner_seen = 0  # by the leader of the data topic
         self._checked: dict[str, tuple[int, int]] = {}  # by owner: what was compared with the truth last
         self.was_cut = False  # another program deleted records or snapshots
         self.region = REGION
@@ -200,11 +200,11 @@ class RegionWorld:
 
     def _is_former_owner(self, append: AppendRecords) -> bool:
         """What a broker answers that knows producer epochs. An owner asks for its next epoch behind each failure."""
-        claim, is_behind_failure = self.claim_of.get(append, (self.claim_seen, False))
-        if claim < self.claim_seen or (is_behind_failure and claim < len(self.claims)):
+        owner, is_behind_failure = self.owner_of.get(append, (self.owner_seen, False))
+        if owner < self.owner_seen or (is_behind_failure and owner < len(self.owner_numbers)):
             self.sim.reach("owner_refused")
             return True
-        self.claim_seen = claim
+        self.owner_seen = owner
         return False
 
     def _front_deleted(self, offset: int) -> None:
@@ -240,9 +240,9 @@ class RegionWorld:
         machine = host.machine
         if isinstance(message, AppendRecords):
             if self.config.get("transactional_ids") and effect.peer == Topic.DATA and isinstance(machine, RegionOwner):
-                is_behind_failure = machine in self.claims and machine.phase is Phase.FENCING
-                claim = self.claims.setdefault(machine, len(self.claims) + 1)
-                self.claim_of[message] = (claim, is_behind_failure)
+                is_behind_failure = machine in self.owner_numbers and machine.phase is Phase.FENCING
+                owner = self.owner_numbers.setdefault(machine, len(self.owner_numbers) + 1)
+                self.owner_of[message] = (owner, is_behind_failure)
             mark = REACHED_BY.get((type(machine), RecordKind(message.records[0][0][0])))
             if mark is not None:
                 self.sim.reach(mark)

@@ -31,7 +31,7 @@ from dlog.errors import (
 from dlog.events import Event, RegionAppendInDoubt, RegionFenced, RegionRecordIgnored
 from dlog.io.kafka_producer import TopicProducer
 from dlog.io.kafka_settings import KafkaTopicsOptions, topic_configs
-from dlog.io.kafka_topics import KafkaTopics, OwnerClaim
+from dlog.io.kafka_topics import KafkaTopics, TopicOwner
 from dlog.region.messages import LostEntries
 from dlog.region.names import region_number
 from dlog.region.owner import RegionFencedError
@@ -239,8 +239,8 @@ class HeldAppends(Appends):
         return await self.really(topic, records)
 
 
-class HeldClaimed:
-    """As HeldAppends, where the data topic is appended to under a claim. error: of the batch that was held."""
+class HeldOwner:
+    """As HeldAppends, where appends name their owner. error: of the batch that was held."""
 
     def __init__(self, regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_held = asyncio.Event()
@@ -250,14 +250,14 @@ class HeldClaimed:
         self._really = regions.topics.append
         monkeypatch.setattr(regions.topics, "append", self._append)
 
-    async def _append(self, topic: str, records: Sequence[RecordBytes], claim: OwnerClaim | None = None) -> int:
+    async def _append(self, topic: str, records: Sequence[RecordBytes], owner: TopicOwner | None = None) -> int:
         assert isinstance(self._really.__self__, KafkaTopics)  # type: ignore[attr-defined]
         is_held = is_batch(records) and not self.wake.is_set()
         if is_held:
             self.is_held.set()
             await self.wake.wait()
         try:
-            return await self._really(topic, records, claim)  # type: ignore[call-arg]
+            return await self._really(topic, records, owner)  # type: ignore[call-arg]
         except OwnerRefusedError as error:
             self.error = error
             raise
@@ -308,7 +308,7 @@ async def test_brokers_refuse_the_late_batches_of_a_deposed_owner(
         regions_at(brokers.address, kafka=BROKERS_REFUSE) as first,
         regions_at(brokers.address, kafka=BROKERS_REFUSE) as second,
     ):
-        appends = HeldClaimed(first, monkeypatch)
+        appends = HeldOwner(first, monkeypatch)
         old = await first.open(name, create=True)
         await shadow.write_some(old, 1, 3)
         refused: list[RegionFencedError] = []
@@ -403,15 +403,15 @@ async def test_a_deposed_owner_that_makes_a_new_producer_does_not_take_the_id_ba
     old, new = brokers.topics(transactional_ids=True), brokers.topics(transactional_ids=True)
     try:
         await new.create(topic)
-        claims = old.claim(topic), new.claim(topic)
-        assert await old.append(topic, [(b"k", b"0")], claims[0]) == 0
-        assert await new.append(topic, [(b"k", b"1")], claims[1]) == 1
+        owners = old.new_owner(), new.new_owner()
+        assert await old.append(topic, [(b"k", b"0")], owners[0]) == 0
+        assert await new.append(topic, [(b"k", b"1")], owners[1]) == 1
         old._forget(topic)
         for _ in range(2):
             with pytest.raises(OwnerRefusedError):
-                await old.append(topic, [(b"k", b"late")], claims[0])
-        assert await new.append(topic, [(b"k", b"2")], claims[1]) == 2
-        assert await old.append(topic, [(b"k", b"a follower's")]) == 3, "without a claim nothing is refused"
+                await old.append(topic, [(b"k", b"late")], owners[0])
+        assert await new.append(topic, [(b"k", b"2")], owners[1]) == 2
+        assert await old.append(topic, [(b"k", b"a follower's")]) == 3, "without an owner nothing is refused"
     finally:
         await old.close()
         await new.close()

@@ -263,12 +263,12 @@ async def test_a_broker_that_has_a_newer_epoch_refuses_an_owner() -> None:
     await made.close(0.1)
 
 
-async def test_only_with_the_option_an_owner_has_a_claim() -> None:
-    assert KafkaTopics(NOBODY).claim(TOPIC) is None
+async def test_only_with_the_option_brokers_know_owners() -> None:
+    assert KafkaTopics(NOBODY).new_owner() is None
     topics = KafkaTopics(NOBODY, KafkaTopicsOptions(transactional_ids=True))
-    claim = topics.claim(TOPIC)
-    assert claim is not None and claim.producer_id is None
-    assert topics.claim(TOPIC) is not claim
+    owner = topics.new_owner()
+    assert owner is not None and owner.producer_id is None
+    assert topics.new_owner() is not owner
 
 
 def test_a_request_for_a_producer_id_names_the_current_one() -> None:
