@@ -45,6 +45,7 @@ from dlog.region.messages import (
 from dlog.region.options import RegionOptions
 from dlog.region.owner import Phase, RegionFencedError, RegionOwner
 from dlog.region.reading import EntryScan, RegionEntry, TailScan, find_start
+from dlog.region.state import RegionState
 from dlog.region.waiting import TableEndedError
 from dlog.wire.region import RecordKind
 from tests.simulation import region_followers
@@ -60,7 +61,8 @@ from tests.simulation.worlds import Outcome, Room
 STYLES = ("swarm", "takeover", "late", "clean", "outside", "calm", "tables", "version0")
 MUST_REACH = (
     *("ack", "opened", "deposed", "in_doubt", "found_behind_a_fence", "cleaned", "saved", "read", "dropped"),
-    *("foreign_between", "lost_told", "opened_without_snapshots", "refused_as_cut", "followed", "owner_refused"),
+    *("foreign_between", "lost_told", "opened_without_snapshots", "refused_as_cut", "followed"),
+    *("owner_refused", "passed_over"),
     *region_followers.MUST_REACH,
 )
 PROGRESS = {"acks": ("ack",), "take-overs": ("opened",), "entries read": ("read",)}
@@ -390,11 +392,27 @@ class RegionWorld:
         if start.begin == start.end:
             found += scan.feed(())
         self.checks.read(state, found, model.first)
+        if state.meta.tables:
+            self._read_table(state, sorted(state.meta.tables)[self.written % len(state.meta.tables)])
         if len(self.tails) < TAILS_MAX:
             self.tails.append((start.end, TailScan(REGION, start, None), []))
         self.sim.reach("read")
         if any(isinstance(one, LostEntries) for one in found):
             self.sim.reach("lost_told")
+
+    def _read_table(self, state: RegionState, table: int) -> None:
+        """Read one table, passing over whatever the mapping allows."""
+        model = self.models[Topic.DATA]
+        scan = EntryScan(REGION, find_start(state, model.first, FindStart(((table, 0),)), seek_bytes=1))
+        found: list[RegionEntry | LostEntries] = []
+        is_done = False
+        while not is_done:
+            is_done = scan.is_done
+            records = [] if is_done else model.read(scan.offset, 5)
+            found += scan.feed(records)
+            if records and scan.offset > records[-1].offset + 1:
+                self.sim.reach("passed_over")
+        self.checks.read(state, found, model.first, table)
 
     def _follow(self) -> None:
         """Let each follower read on; one whose next record was deleted ends."""

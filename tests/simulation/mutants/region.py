@@ -26,6 +26,12 @@ def planted(cls: type, *edits: Edit) -> dict[str, Any]:
 
 MUTANTS = (
     Mutant(
+        name="a reader of one table passes over the record that it wants next",
+        invariants=("K4",),
+        style="swarm",
+        parts=planted(EntryScan, ("_seek", "self._seeks.get((table, wanted)", "self._seeks.get((table, wanted + 1)")),
+    ),
+    Mutant(
         name="an owner that the topic refuses does not look whether its append is there",
         invariants=("K4",),
         style="late",
