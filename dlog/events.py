@@ -138,8 +138,8 @@ class StreamReady(Event):
 
 @dataclass(frozen=True, slots=True)
 class StreamStalled(Event):
-    """The owner cannot open a segment: too few writable bookies, or the store is out of reach. It retries; writes are
-    refused meanwhile."""
+    """The owner cannot open a segment: too few writable bookies, or the store is out of reach or refuses it. It
+    retries; writes are refused meanwhile."""
 
     name: ClassVar[str] = "stream.stalled"
     level: ClassVar[str] = "error"

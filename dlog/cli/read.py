@@ -13,11 +13,11 @@ from collections.abc import Callable
 import click
 
 from dlog.cli.discovery import cluster_options, target
-from dlog.cli.output import EXIT_OK, CommandError, say_bytes
+from dlog.cli.output import EXIT_FAILED, EXIT_OK, CommandError, note, say_bytes
 from dlog.client.client import connect
 from dlog.client.position import START, TAIL, Position, at_dlsn, at_time, at_txid, begin_of
 from dlog.client.record import RecordBatch
-from dlog.errors import ConfigError
+from dlog.errors import ConfigError, TruncatedError
 from dlog.io.children import on_signals
 from dlog.io.clock import unix_ms
 from dlog.model.ids import stream_name
@@ -70,7 +70,7 @@ def read(
     directory: str | None,
     as_json: bool,
 ) -> int:
-    """Print the records of STREAM."""
+    """Print the records of STREAM. Exit 1 if its first segments were removed by their store, and not truncated."""
     stream_name(stream)
     given = [from_dlsn is not None, after is not None, from_txid is not None, from_time is not None, from_start, tail]
     if sum(given) > 1:
@@ -102,7 +102,7 @@ async def _read(
 ) -> int:
     task = asyncio.current_task()
     assert task is not None
-    interrupted = False
+    interrupted = has_read = has_lost = False
 
     def stop(_: signal.Signals) -> None:
         nonlocal interrupted
@@ -114,12 +114,22 @@ async def _read(
     try:
         async with connect(to) as client:
             await client.reach()
-            async for batch in client.read_batches(stream, start, follow=follow, limit=limit):
-                say_bytes(shape(batch))
+            begin = start
+            while True:
+                try:
+                    async for batch in client.read_batches(stream, begin, follow=follow, limit=limit):
+                        has_read = True
+                        say_bytes(shape(batch))
+                    break
+                except TruncatedError as error:  # a removed segment that the list still has; a truncated one it has not
+                    if start != START or has_read or error.first is None:
+                        raise
+                    has_lost, begin = True, at_dlsn(error.first)
+                    note(f"the records before {error.first} are gone, reading from there: stream={stream}")
     except asyncio.CancelledError:
         if not interrupted:
             raise
-    return EXIT_OK
+    return EXIT_FAILED if has_lost else EXIT_OK
 
 
 def parse_time(text: str, now_s: float) -> Position:

@@ -130,7 +130,12 @@ class Regions:
                             await self.topics.create(paths[topic])
             await self._check(name, paths)
             region = self._opened[name] = Region(
-                name, RegionTopics(self.topics, paths), self._options, self._rng, self.on_event, skip_damaged
+                name,
+                RegionTopics(self.topics, paths, is_owner=True),
+                self._options,
+                self._rng,
+                self.on_event,
+                skip_damaged,
             )
             try:
                 await region.begin()

@@ -27,6 +27,7 @@ from aiokafka.protocol.admin import (
     DeleteTopicsRequest,
     DescribeConfigsRequest,
 )
+from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
@@ -34,7 +35,9 @@ from aiokafka.record.memory_records import MemoryRecords
 
 from dlog.errors import DamagedError, InvalidRequestError, UnauthorizedError, UnavailableError, UnsupportedVersionError
 from dlog.hostport import join_host_port, split_host_port
-from dlog.region.topics import Stored, TopicExistsError, TopicNotFoundError
+from dlog.io.kafka_producer_id import FENCED, TRANSACTION_COORDINATOR, InitProducerIdRequest
+from dlog.io.kafka_settings import ProducerId
+from dlog.region.topics import OwnerRefusedError, Stored, TopicExistsError, TopicNotFoundError
 
 _CLIENT_ID = "dlog"
 _IDLE_MS = 300_000  # brokers close connections unused for 10 minutes
@@ -263,6 +266,19 @@ class Brokers:
                     return False
                 self._check_leader(code, topic)
         return True
+
+    async def producer_id(self, transactional_id: str, current: ProducerId | None) -> ProducerId:
+        """Take a transactional id from the producer that has it. current: what this caller got last; None: nothing. If
+        another producer took the id since then, it keeps it: raises OwnerRefusedError."""
+        found = await self._ask(self._addresses()[0], FindCoordinatorRequest(transactional_id, TRANSACTION_COORDINATOR))
+        _check(found.error_code, transactional_id)
+        answer = await self._ask(
+            join_host_port(found.host, found.port), InitProducerIdRequest(transactional_id, current), slow=True
+        )
+        if answer.error_code in FENCED:
+            raise OwnerRefusedError(f"another owner has the transactional id of the topic: topic={transactional_id}")
+        _check(answer.error_code, transactional_id)
+        return ProducerId(answer.producer_id, answer.producer_epoch)
 
     async def _offset(self, topic: str, which: int) -> int:
         answer = await self._ask_leader(topic, OffsetRequest(-1, _READ_UNCOMMITTED, [(topic, [(0, which)])]))

@@ -15,12 +15,18 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import BrokerResponseError, KafkaError, MessageSizeTooLargeError, TopicAuthorizationFailedError
+from aiokafka.errors import (
+    BrokerResponseError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    ProducerFenced,
+    TopicAuthorizationFailedError,
+)
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from dlog.errors import RecordTooLargeError, UnauthorizedError, UnavailableError
-from dlog.io.kafka_settings import BATCH_OVERHEAD_BYTES, KafkaTopicsOptions
-from dlog.region.topics import RecordBytes
+from dlog.io.kafka_settings import BATCH_OVERHEAD_BYTES, KafkaTopicsOptions, ProducerId
+from dlog.region.topics import OwnerRefusedError, RecordBytes
 
 _RECORDS_MAX = 2**31 - 1  # aiokafka's sequence numbers become negative behind it, which brokers refuse
 _METADATA_STEP_S = 0.1
@@ -48,14 +54,17 @@ def build_batch(topic: str, records: Sequence[RecordBytes], bytes_max: int) -> A
 class TopicProducer:
     """A producer of one topic, from `start` to the first failure, or `close`.
 
-    is_ended: it takes no more batches. is_retired: somebody closes it.
+    is_ended: it takes no more batches. is_retired: somebody closes it. producer_id: of batches; None: a new one.
     """
 
-    def __init__(self, topic: str, brokers: Sequence[str], options: KafkaTopicsOptions) -> None:
+    def __init__(
+        self, topic: str, brokers: Sequence[str], options: KafkaTopicsOptions, producer_id: ProducerId | None = None
+    ) -> None:
         self.topic = topic
         self.is_ended = False
         self.is_retired = False
         self._brokers = ",".join(brokers)
+        self._producer_id = producer_id
         self._records = 0
         self._waiting = 0
         self._idle = asyncio.Event()
@@ -71,6 +80,8 @@ class TopicProducer:
             max_request_size=options.batch_bytes_max + 4096,
             request_timeout_ms=int(options.request_timeout_s * 1000),
         )
+        if producer_id is not None:  # with a `transactional_id` aiokafka would take batches in transactions only
+            self._producer._txn_manager.set_pid_and_epoch(*producer_id)
 
     async def start(self) -> None:
         """Connect, and learn the topic. May wait for ever. Raises NotQueuedError. Call `close` in any case."""
@@ -168,6 +179,8 @@ class TopicProducer:
             return RecordTooLargeError(
                 f"the topic takes no batches of this size, raise its max.message.bytes by kafka-configs.sh: {where}"
             )
+        if isinstance(error, ProducerFenced) and self._producer_id is not None:
+            return OwnerRefusedError(f"the brokers refuse an append, another owner has appended: {where}")
         return self._unknown(_error_text(error))
 
     def _unknown(self, why: str) -> UnavailableError:

@@ -21,6 +21,13 @@ _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 BATCH_OVERHEAD_BYTES = 61
 
 
+class ProducerId(NamedTuple):
+    """A producer of Kafka. epoch: which of those that had the id one after the other."""
+
+    id: int
+    epoch: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class KafkaTopicsOptions:
     """Settings of the topics, and bounds of the client.
@@ -32,6 +39,7 @@ class KafkaTopicsOptions:
     replication_factor: int = option(3, "replicas of a topic; 1 only for development")
     min_insync_replicas: int = option(2, "replicas that have a record before it is acknowledged")
     flush: bool = option(True, "brokers sync every batch before they answer (flush.messages=1)")
+    transactional_ids: bool = option(False, "brokers refuse late batches of a region's former owner (Kafka 2.5)")
     batch_bytes_max: int = option(1 * MiB, "bytes of the records of one append")
     timeout_s: float = option(15.0, "time for each call")
     request_timeout_s: float = option(5.0, "time for a request to one broker")

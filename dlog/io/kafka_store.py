@@ -26,6 +26,7 @@ from dlog.machine import Machine
 from dlog.options import KiB
 from dlog.region.items import RECORD_OVERHEAD_BYTES
 from dlog.region.names import region_number, topic_names
+from dlog.region.owner import RegionOwner
 from dlog.region.topics import TopicExistsError, Topics
 from dlog.stores.kafka.options import NAME
 from dlog.stores.kafka.ports import FindNamespace, NoSegmentsYetError, RegionActor, StartActor, WrongTopicsError
@@ -100,7 +101,7 @@ async def _check_at_start(topics: Topics, address: str, read: Callable[[], Await
 
 def _starter(topics: Topics, tell: Callable[[Event], None]) -> StartActor:
     def start(namespace: str, region: str, machine: Machine) -> RegionActor:
-        region_topics = RegionTopics(topics, topic_names(namespace, region))
+        region_topics = RegionTopics(topics, topic_names(namespace, region), is_owner=isinstance(machine, RegionOwner))
         driver = region_driver(machine, f"region {region}", region_topics, tell, requests_max=REQUESTS_MAX)
         driver.begin(lambda _, error: tell_failure(tell, region_number(region), error))
         return driver

@@ -4,6 +4,7 @@ Invariants:
 - A topic is created only by `create`.
 - An append is acknowledged when all in-sync replicas, at least min.insync.replicas, have it.
 - No lock is held while a batch is under way; a task that outlives its caller ends within a bound.
+- With transactional ids, an owner that was refused never takes the id from the next owner.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dlog.io.kafka_settings import (
 )
 from dlog.region.topics import (
     OffsetOutOfRangeError,
+    OwnerRefusedError,
     RecordBytes,
     Stored,
     TopicExistsError,
@@ -35,11 +37,24 @@ from dlog.stores.contract import MisconfiguredError
 if TYPE_CHECKING:
     from dlog.io.kafka_brokers import Fetched
     from dlog.io.kafka_producer import TopicProducer
+    from dlog.io.kafka_settings import ProducerId
 
 _RETRY_S, _RETRY_MAX_S = 0.05, 0.5
 _FETCH_BYTES_MAX = 16 * 1024 * 1024
 
 T = TypeVar("T")
+_Writer = tuple[str, "TopicOwner | None"]  # of a topic; None: whoever does not own it
+
+
+class TopicOwner:
+    """An owner of a topic, by the transactional id that has the topic's name. Made by KafkaTopics.new_owner.
+
+    producer_id: under which the owner appends; None: it did not append yet. refused: why it cannot append any more.
+    """
+
+    def __init__(self) -> None:
+        self.producer_id: ProducerId | None = None
+        self.refused: OwnerRefusedError | None = None
 
 
 class KafkaTopics:
@@ -68,7 +83,7 @@ class KafkaTopics:
         self._brokers = kafka_brokers.Brokers(
             self._bootstrap, self.options.request_timeout_s, rng or random.SystemRandom()
         )
-        self._producers: dict[str, TopicProducer] = {}  # the one used last is the last
+        self._producers: dict[_Writer, TopicProducer] = {}  # the one used last is the last
         self._making: dict[str, asyncio.Lock] = {}
         self._scans: dict[tuple[str, int], Fetched] = {}  # by topic and the offset where the last read ended
         self._closing: set[asyncio.Task[None]] = set()
@@ -156,8 +171,14 @@ class KafkaTopics:
 
     # ---- records -----------------------------------------------------------------------------------------------------
 
-    async def append(self, topic: str, records: Sequence[RecordBytes]) -> int:
-        """See Topics. Raises RecordTooLargeError for what does not fit into one batch, before anything is sent."""
+    def new_owner(self) -> TopicOwner | None:
+        """A new owner of a topic, for `append`: from its first append on, brokers refuse what owners before it sent
+        and arrives later. None: the option `transactional_ids` is off."""
+        return TopicOwner() if self.options.transactional_ids else None
+
+    async def append(self, topic: str, records: Sequence[RecordBytes], owner: TopicOwner | None = None) -> int:
+        """See Topics. Raises RecordTooLargeError for what does not fit into one batch, before anything is sent, and
+        OwnerRefusedError if a later owner has begun. Appends without an owner are never refused for that."""
         if not records:
             raise ValueError("an append has at least one record")
         self._check_open()
@@ -168,7 +189,7 @@ class KafkaTopics:
             delay_s = _RETRY_S
             while True:
                 try:
-                    producer = await self._producer(topic)
+                    producer = await self._producer(topic, owner)
                     try:
                         with producer.use():
                             queued = await producer.queue(batch)
@@ -177,6 +198,10 @@ class KafkaTopics:
                     finally:
                         if producer.is_ended:
                             self._retire(producer)
+                except OwnerRefusedError as error:
+                    assert owner is not None, "only owners are refused"
+                    owner.refused = error
+                    raise
                 except (self._not_queued, self._failed) as error:
                     note_failure(error)
                 await asyncio.sleep(delay_s)
@@ -295,30 +320,42 @@ class KafkaTopics:
             del self._scans[next(iter(self._scans))]
 
     def _forget(self, topic: str) -> None:
-        producer = self._producers.get(topic)
-        if producer is not None:
+        for producer in [one for one in self._producers.values() if one.topic == topic]:
             self._retire(producer)
         for key in [key for key in self._scans if key[0] == topic]:
             del self._scans[key]
 
-    async def _producer(self, topic: str) -> TopicProducer:
-        """The producer of a topic; a new one if there is none that works. Raises TopicNotFoundError."""
+    async def _producer(self, topic: str, owner: TopicOwner | None) -> TopicProducer:
+        """The producer of a topic, or of an owner of it; a new one if there is none that works. Raises
+        TopicNotFoundError, OwnerRefusedError."""
         async with self._making.setdefault(topic, asyncio.Lock()):
             self._check_open()
-            producer = self._producers.pop(topic, None)
+            if owner is not None and owner.refused is not None:
+                raise OwnerRefusedError(owner.refused.message, outcome_unknown=False)  # nothing is sent
+            producer = self._producers.pop((topic, owner), None)
             if producer is None or producer.is_ended:
                 if await self._brokers.describe(topic) is None:
                     raise _not_found(topic)
+                producer_id = None
+                if owner is not None:  # its next epoch: batches of the producer before it are refused, too
+                    owner.producer_id = producer_id = await self._brokers.producer_id(topic, owner.producer_id)
+                    self._retire_owners(topic)
                 self._make_place()
-                producer = self._new_producer(topic, self._bootstrap, self.options)
+                producer = self._new_producer(topic, self._bootstrap, self.options, producer_id)
                 try:
                     await producer.start()
                     self._check_open()
                 except BaseException:
                     self._retire(producer)
                     raise
-            self._producers[topic] = producer
+            self._producers[topic, owner] = producer
             return producer
+
+    def _retire_owners(self, topic: str) -> None:
+        """Close the producers of owners of a topic, which a new one has ended."""
+        for (_, owner), producer in list(self._producers.items()):
+            if producer.topic == topic and owner is not None and producer.is_idle:
+                self._retire(producer)
 
     def _make_place(self) -> None:
         """Close the producer that was not used for longest, if there are too many."""
@@ -331,8 +368,8 @@ class KafkaTopics:
     def _retire(self, producer: TopicProducer) -> None:
         """Close a producer in the background. The next append makes a new one."""
         producer.is_ended = True
-        if self._producers.get(producer.topic) is producer:
-            del self._producers[producer.topic]
+        for writer in [writer for writer, one in self._producers.items() if one is producer]:
+            del self._producers[writer]
         if producer.is_retired:
             return
         producer.is_retired = True

@@ -8,6 +8,7 @@ from typing import Any
 from dlog.errors import DLogError
 from dlog.events import Event, RegionFailed
 from dlog.io.driver import Driver
+from dlog.io.kafka_topics import KafkaTopics
 from dlog.machine import Machine, Received
 from dlog.options import MiB
 from dlog.region.messages import (
@@ -31,16 +32,21 @@ REQUESTS_MAX = 10_000  # pending requests of one machine
 
 
 class RegionTopics:
-    """The two topics of one region. paths: their names."""
+    """The two topics of one region. paths: their names. is_owner: for the owner of the region; with the option
+    `transactional_ids` Kafka's brokers then refuse what former owners append to the data topic."""
 
-    def __init__(self, topics: Topics, paths: Mapping[Topic, str]) -> None:
+    def __init__(self, topics: Topics, paths: Mapping[Topic, str], *, is_owner: bool = False) -> None:
         self.topics = topics
         self.paths = paths
+        self._owner = topics.new_owner() if is_owner and isinstance(topics, KafkaTopics) else None
 
     async def ask(self, topic: Topic, question: Question) -> Reply:
         """Perform a question. Raises what the topics raise."""
         topics, path, number = self.topics, self.paths[topic], question.number
         match question:
+            case AppendRecords(_, records) if topic is Topic.DATA and self._owner is not None:
+                assert isinstance(topics, KafkaTopics), "only Kafka refuses owners"
+                return RecordsAppended(number, await topics.append(path, records, self._owner))
             case AppendRecords(_, records):
                 return RecordsAppended(number, await topics.append(path, records))
             case ReadRecords(_, offset):

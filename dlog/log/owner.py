@@ -113,7 +113,7 @@ from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber
 from dlog.model.segment import Segment, StreamKey, StreamMetadata
 from dlog.ownership.claim import Claimant, ClaimState
-from dlog.stores.contract import Capabilities, StoreOutOfReachError, StoreTooSmallError
+from dlog.stores.contract import Capabilities, MisconfiguredError, StoreOutOfReachError, StoreTooSmallError
 
 
 class StreamOwnerMachine:
@@ -542,7 +542,8 @@ class StreamOwnerMachine:
 
     def _store_failed(self, failed: StoreFailed) -> None:
         t, question, error = self._context, failed.question, failed.error
-        if isinstance(error, StoreTooSmallError | StoreOutOfReachError):
+        is_refused = isinstance(question, CreateSegment) and isinstance(error, MisconfiguredError)
+        if is_refused or isinstance(error, StoreTooSmallError | StoreOutOfReachError):
             self._takeover.stall(error)
         match question:
             case AppendEntry(number) | SealSegment(number):

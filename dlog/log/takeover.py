@@ -119,9 +119,9 @@ class Takeover:
             self._context.out += self._recovery.retry()
 
     def stall(self, error: DLogError) -> None:
-        """The store has too few bookies for recovery or for a new segment, or is out of reach. Refuse waiting batches,
-        which may be sent again, and keep trying. While serving, do nothing: the current segment grows beyond its
-        size."""
+        """The store has too few bookies for recovery or for a new segment, is out of reach, or refuses new segments for
+        its settings. Refuse waiting batches, which may be sent again, and keep trying. While serving, do nothing: the
+        current segment grows beyond its size."""
         t = self._context
         if t.phase is not Phase.RECOVERING:
             return

@@ -240,7 +240,8 @@ class ReadingStart:
     the first sequence wanted, the next one that will be given out, and the offset behind the last record that counts.
     lost: what was wanted and is deleted. rule: in force at `end`, for a reader that goes on there. floors: of wanted
     tables, a record that counts: table, offset, sequence. following: if there is no fence, the next sequence of each
-    table at `end`."""
+    table at `end`. seeks: of few wanted tables, a record in front of which many bytes are of others: table, sequence,
+    offset; None: the reader takes all records."""
 
     begin: int
     end: int
@@ -249,3 +250,4 @@ class ReadingStart:
     rule: CountingRule
     floors: tuple[tuple[int, int, int], ...] = ()
     following: tuple[tuple[int, int], ...] = ()
+    seeks: tuple[tuple[int, int, int], ...] | None = None

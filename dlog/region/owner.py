@@ -8,6 +8,8 @@ Invariants:
   everything sent before; the topic up to that fence tells whether the append is in it. If not, it is sent again with
   the same sequences.
 - Once another owner's fence is in force, nothing more is acknowledged.
+- Once the data topic refuses this owner (OwnerRefusedError), it appends nothing more, and ends. It looks for the other
+  owner's fence first, which tells whether its append is in the topic.
 - With format 0 there is no fence of this owner: in its place the topic is read to its end. An append that is not found
   there is sent again with the same sequences; of two copies the first one counts. If another writer's record has one of
   these sequences, this owner ends.
@@ -77,7 +79,7 @@ from dlog.region.options import RegionOptions
 from dlog.region.outbox import Outbox
 from dlog.region.reading import find_start
 from dlog.region.state import RegionState
-from dlog.region.topics import OffsetOutOfRangeError
+from dlog.region.topics import OffsetOutOfRangeError, OwnerRefusedError
 from dlog.region.waiting import Append, End, TableEndedError, WaitingAppends
 from dlog.wire.region import NONCE_BYTES
 
@@ -132,6 +134,8 @@ class RegionOwner:
         self._nonces: set[bytes] = set()  # of all fences of this owner
         self._waiting = WaitingAppends(options, self._out)
         self._append: Append | None = None
+        self._is_refused = False  # the data topic takes no more appends of this owner
+        self._refused_reads = 0
         self._is_found = False  # the append under way was found while the topic was read up to a new fence
         self._found: tuple[PlacedEntry, ...] = ()
         self._found_ends: set[int] = set()  # tables that this owner's records ended, found likewise
@@ -286,6 +290,9 @@ class RegionOwner:
 
     def _fence(self) -> None:
         """Append a fence under a new nonce, and read the topic up to it. Behind a final fence it would be void."""
+        if self._is_refused:
+            self._out.ask(Topic.DATA, AskOffsets(self._out.number()), self._end_told, self._fencing_failed)
+            return
         if self.state.rule.epoch == FINAL_EPOCH:
             if self._opening:
                 self._opening_failed(self._fenced_error())
@@ -309,7 +316,7 @@ class RegionOwner:
         self._out.ask(Topic.DATA, AppendRecords(self._out.number(), records), appended, self._fencing_failed)
 
     def _end_told(self, reply: OffsetsTold) -> None:
-        """With format 0, in place of a fence: read the topic to its end."""
+        """In place of a fence, with format 0 or if the topic would refuse one: read the topic to its end."""
         if self._reaches_state(reply.next):
             self._scan(reply.next, self._apply_scanned, self._fence_read)
 
@@ -327,7 +334,10 @@ class RegionOwner:
 
     def _fencing_failed(self, error: DLogError) -> None:
         if self._opening:
-            self._opening_failed(error)
+            self._opening_failed(self._fenced_error() if isinstance(error, OwnerRefusedError) else error)
+        elif isinstance(error, OwnerRefusedError):
+            self._is_refused = True
+            self._fence()
         elif error.remedy in (Remedy.FIX, Remedy.REPORT):
             # another owner deleted what this one has not read, its records are of a newer release, or the topic is gone
             if not isinstance(error, OffsetOutOfRangeError):
@@ -356,7 +366,9 @@ class RegionOwner:
 
     def _fence_read(self) -> None:
         """The topic is read up to the fence, or to its end."""
-        if self._is_plain:
+        if self._is_refused:
+            self._refused_read()
+        elif self._is_plain:
             self._plain_read()
         elif self.state.rule.nonce == self._nonce:
             self._serve()
@@ -369,6 +381,17 @@ class RegionOwner:
             self._opening_failed(self._fenced_error())
         else:
             self._depose(is_known=True)
+
+    def _refused_read(self) -> None:
+        """The topic is read to its end, and refuses this owner. The other owner's fence may not be visible yet; if it
+        does not come, the next opening decides on the append under way."""
+        rule = self.state.rule
+        is_known = bool(rule.nonce) and rule.nonce not in self._nonces
+        if is_known or self._append is None or self._is_found or self._refused_reads >= self._options.open_attempts:
+            self._depose(is_known=is_known)
+        else:
+            self._refused_reads += 1
+            self._out.add(SetTimer("retry", self._options.retry_s))
 
     def _plain_read(self) -> None:
         if self._append is not None and not self._is_found and self._found:
@@ -515,6 +538,7 @@ class RegionOwner:
             else:
                 self._out.answer(append.tickets, error)
             return
+        self._is_refused = isinstance(error, OwnerRefusedError)
         self._doubt(error)
 
     def _doubt(self, error: DLogError) -> None:

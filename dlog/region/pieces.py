@@ -18,19 +18,17 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from dlog.errors import DamagedError, UnsupportedVersionError
 from dlog.region.counting import CountingRule
-from dlog.region.items import RECORD_OVERHEAD_BYTES, ItemReader, decode_stored, rule_at
+from dlog.region.items import ItemReader, decode_stored, rule_at
 from dlog.region.reading import PlainSequences, RegionEntry
+from dlog.region.sizes import SEEK_BYTES, SEEK_TABLES_MAX, Sizes
 from dlog.region.state import RegionState
-from dlog.region.tables import MAP_EVERY, MAP_EVERY_BYTES, TableMeta
+from dlog.region.tables import TableMeta
 from dlog.region.topics import Stored
 from dlog.wire.region import RecordKind
-
-SEEK_TABLES_MAX = 16  # readers of more tables read all of a piece
-SEEK_BYTES = 1 << 20  # that a reader passes over at once, at least
 
 Seek = tuple[int, int, int]  # a table, a sequence, and the offset of its record
 
@@ -105,7 +103,7 @@ class PiecePlan:
             for number, sequence in wanted.items()
             if sequence < self._tables[number].next_seq_num
         }
-        self._sizes = _Sizes(self._tables.values())
+        self._sizes = Sizes(self._tables.values())
         self.end = max((table.meta.current_high_watermark for table in self._live.values()), default=0)
         self.points = self._find_points() if self._live else ()
 
@@ -288,28 +286,3 @@ class PieceScan:
         if wanted.end <= self.offset or (following is not None and following >= wanted.next):
             return self._piece.end
         return self.offset if following is None else self._seeks.get((table, following), self.offset)
-
-
-class _Sizes:
-    """Estimates the bytes of records between two offsets, from the mappings of all tables."""
-
-    def __init__(self, tables: Iterable[TableMeta]) -> None:
-        weights = sorted(weight for meta in tables for weight in _weights(meta))
-        self._offsets = [at for at, _ in weights]
-        self._sums = [0, *accumulate(size for _, size in weights)]
-
-    def between(self, begin: int, end: int) -> int:
-        low, high = bisect_left(self._offsets, begin), bisect_left(self._offsets, end)
-        return max(self._sums[high] - self._sums[low], (end - begin) * RECORD_OVERHEAD_BYTES)
-
-
-def _weights(meta: TableMeta) -> Iterable[tuple[int, int]]:
-    """Each mapped offset, and about how many bytes the table has from there to the next one."""
-    each = meta.payload_bytes // max(1, meta.next_seq_num - 1) + RECORD_OVERHEAD_BYTES
-    mapped = list(meta.seq_offset_mapping.items())
-    for (sequence, at), (following, _) in pairwise(mapped):
-        records = following - sequence
-        yield at, max(records * each, 0 if records >= MAP_EVERY else MAP_EVERY_BYTES)
-    if mapped:
-        sequence, at = mapped[-1]
-        yield at, (meta.next_seq_num - sequence) * each

@@ -6,16 +6,19 @@ at a record that is known to count (one of a table's mapping), and takes the rul
 Invariants:
 - Of each table the entries come in order. If the next one is missing, because the front of the topic was deleted by
   another program, this is told before the table goes on.
+- A reader of few tables passes over records of others only if the mapping tells where each table goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import pairwise
 
 from dlog.errors import DamagedError, InvalidRequestError, UnsupportedVersionError
 from dlog.region.counting import CountingRule, Placed, PlainEntry
 from dlog.region.items import ItemReader, describe_passed_over, rule_at
 from dlog.region.messages import FindStart, LostEntries, ReadingStart
+from dlog.region.sizes import SEEK_BYTES, SEEK_TABLES_MAX, Sizes
 from dlog.region.state import RegionState
 from dlog.region.topics import Stored
 from dlog.values import value
@@ -33,8 +36,9 @@ class RegionEntry:
     offset: int
 
 
-def find_start(state: RegionState, first: int, request: FindStart) -> ReadingStart:
-    """Where a reader begins. first: the first offset that the data topic still has. Raises InvalidRequestError."""
+def find_start(state: RegionState, first: int, request: FindStart, *, seek_bytes: int = SEEK_BYTES) -> ReadingStart:
+    """Where a reader begins. first: the first offset that the data topic still has. seek_bytes: that it passes over at
+    once, at least. Raises InvalidRequestError."""
     first = max(first, request.first)
     tables = state.meta.tables
     starts = tuple((number, 0) for number in tables) if request.starts is None else request.starts
@@ -65,7 +69,17 @@ def find_start(state: RegionState, first: int, request: FindStart) -> ReadingSta
         state.rule,
         tuple((number, entry[1], entry[0]) for number, entry in found.items() if entry is not None),
         () if state.rule.nonce else tuple((number, table.next_seq_num) for number, table in tables.items()),
+        tuple(_seeks(state, ends, seek_bytes)) if request.starts is not None and len(ends) <= SEEK_TABLES_MAX else None,
     )
+
+
+def _seeks(state: RegionState, wanted: Collection[int], seek_bytes: int) -> Iterator[tuple[int, int, int]]:
+    tables = state.meta.tables
+    sizes = Sizes(tables.values())
+    for number in wanted:
+        for (_, here), (sequence, there) in pairwise(tables[number].seq_offset_mapping.items()):
+            if sizes.between(here, there) >= seek_bytes:
+                yield number, sequence, there
 
 
 class PlainSequences:
@@ -115,6 +129,7 @@ class EntryScan:
         self._reader = ItemReader(region, start.begin)
         self._rule: CountingRule | None = None
         self._plain = PlainSequences(start.floors)
+        self._seeks = {(table, sequence): at for table, sequence, at in start.seeks or ()}
         self.next = {table: wanted for table, (wanted, _, _) in start.ends.items()}
 
     @property
@@ -140,11 +155,29 @@ class EntryScan:
             placed = self._place(stored)
             if placed is not None:
                 yield from self._take(placed)
+        self._seek()
         if self.is_done:
             for table, (_, end, _) in self._start.ends.items():
                 if self.next[table] < end:
                     yield LostEntries(table, self.next[table], end)
                     self.next[table] = end
+
+    def _seek(self) -> None:
+        """Go on behind records of which none is wanted, as a reader that begins there."""
+        is_fenced = self._rule is not None and bool(self._rule.nonce)  # version 0 counts by the sequences before
+        if self._start.seeks is None or self._skips or not is_fenced or self._reader.is_within_batch:
+            return
+        ends, end = self._start.ends, self._start.end
+        at = min(
+            (
+                self._seeks.get((table, wanted), self.offset) if wanted < ends[table][1] else end
+                for table, wanted in self.next.items()
+            ),
+            default=end,
+        )
+        if at > self.offset:
+            self._reader = ItemReader(self._region, at)
+            self._rule = None
 
     def _place(self, stored: Stored) -> Placed | None:
         """Take the next record; the item that it completes."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from dlog.errors import InvalidRequestError
+from dlog.errors import FencedError, InvalidRequestError
 
 RecordBytes = tuple[bytes, bytes]  # key and value
 
@@ -44,6 +44,13 @@ class UnsafeTopicError(InvalidRequestError):
     """The topic's settings could lose or reorder records; the message names them and how to change them."""
 
     code = 562
+
+
+class OwnerRefusedError(FencedError):
+    """The topic refuses this owner's appends from now on: another owner has begun. The append may be in the topic, if
+    it was sent more than once."""
+
+    code = 567
 
 
 class Stored(NamedTuple):

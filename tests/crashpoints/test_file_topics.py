@@ -118,6 +118,37 @@ def test_every_crash_point_keeps_what_was_confirmed(seed: int, keep: str) -> Non
         check_after_power_cut(run, run.disk.cut(operations, _keep(keep, operations)), operations)
 
 
+def check_deletion(keep: str, made: type[DirectoryTopics] = DirectoryTopics) -> None:
+    """The power fails behind each operation of a deletion, and of the creation of another topic of that name."""
+    run = run_topic(1, made)
+    topics = opened(run.disk, made)
+    begun = len(run.disk.operations)
+    topics.delete(TOPIC)
+    deleted = len(run.disk.operations)
+    topics.create(TOPIC)
+    created = len(run.disk.operations)
+    for operations in range(begun, created + 1):
+        left = opened(SimulatedDisk(run.disk.cut(operations, _keep(keep, operations))), made)
+        is_there = left.exists(TOPIC)
+        if is_there and operations < deleted:
+            first, _ = left.offsets(TOPIC)
+            assert [(r.key, r.value) for r in all_of(left)] == run.records[first:], "all of it, if any"
+        elif is_there:
+            assert left.offsets(TOPIC) == (0, 0), "what was deleted is not in the next topic"
+        else:
+            assert begun < operations < created
+            left.create(TOPIC)
+        end = left.offsets(TOPIC)[1]
+        assert left.append(TOPIC, [(b"", b"new")]) == end
+        left.delete(TOPIC)
+        assert not left.exists(TOPIC)
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+def test_every_crash_point_of_a_deletion_leaves_all_of_a_topic_or_nothing(keep: str) -> None:
+    check_deletion(keep)
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_the_power_fails_again_while_a_topic_is_opened(seed: int) -> None:
     run = run_topic(seed)

@@ -232,8 +232,15 @@ class RegionChecks:
             raise Violation("K1", f"table {table} is dropped up to {next}, and no check-point has that: {marks}")
         self.safe_marks[table] = max(self.safe_marks.get(table, 0), next)
 
-    def read(self, state: RegionState, found: Sequence[RegionEntry | LostEntries], first: int) -> None:
-        """A reader of the whole region, from the marks of this state to its offset. first: of the data topic.
+    def read(
+        self,
+        state: RegionState,
+        found: Sequence[RegionEntry | LostEntries],
+        first: int,
+        only: int | None = None,
+    ) -> None:
+        """A reader of the whole region, or of one table only, from the marks of this state to its offset. first: of the
+        data topic.
 
         If more is deleted than this state knows of (by another program, or by a later owner), what lies between the
         front and the next mapped record may be told as lost.
@@ -248,7 +255,10 @@ class RegionChecks:
                 lost.add(one.table)
             else:
                 seen.setdefault(one.table, []).append((one.sequence, one.payload))
+        assert only is None or seen.keys() | lost <= {only}, "no other table was wanted"
         for table, meta in state.meta.tables.items():
+            if only not in (None, table):
+                continue
             mark = max(1, meta.latest_marked_deleted)
             wanted = [
                 (sequence, one.payload)

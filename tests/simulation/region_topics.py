@@ -25,7 +25,7 @@ from dlog.region.messages import (
     RecordsRead,
     TopicFailed,
 )
-from dlog.region.topics import OffsetOutOfRangeError, RecordBytes, Stored
+from dlog.region.topics import OffsetOutOfRangeError, OwnerRefusedError, RecordBytes, Stored
 from dlog.wire.region import RecordKind
 
 QUESTIONS = (AppendRecords, AskOffsets, DeleteBefore, ReadRecords)
@@ -53,14 +53,17 @@ class TopicModel:
         on_append: Callable[[int, tuple[RecordBytes, ...]], None] = lambda offset, records: None,
         on_delete: Callable[[int], None] = lambda offset: None,
         refusals: float = 0.0,
+        is_former_owner: Callable[[AppendRecords], bool] = lambda append: False,
     ) -> None:
-        """refusals: the part of the batches that are refused, as too large ones are."""
+        """refusals: the part of the batches that are refused, as too large ones are. is_former_owner: whether an append
+        is of an owner under whose transactional id another one has begun: it is refused."""
         self.log: list[RecordBytes] = []  # visible
         self.first = 0
         self._rng = rng
         self._on_append = on_append
         self._on_delete = on_delete
         self._refusals = refusals
+        self._is_former_owner = is_former_owner
         self._given = 0  # offsets given out
         self._token = 0
         self._done = 0
@@ -104,6 +107,8 @@ class TopicModel:
         match message:
             case AppendRecords(_, records) if self._is_refused(peer, message):
                 return [Send(peer, TopicFailed(number, RecordTooLargeError("a batch is too large for the topic")))]
+            case AppendRecords() if self._is_former_owner(message):
+                return [Send(peer, TopicFailed(number, OwnerRefusedError("another owner has appended")))]
             case AppendRecords(_, records):
                 offset = self._given
                 self._given += len(records)

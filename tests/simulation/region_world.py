@@ -12,6 +12,9 @@ Styles of plan:
 - "version0": entries without a nonce; the next owner begins when the one before has died or has ended, or in some plans
   beside it.
 
+In some plans of "takeover" and "late" the owners have transactional ids: the data topic refuses an owner's append once
+it has one of an owner that began later, and what an owner sends behind a failure once another one has begun.
+
 After the run every fault ends, and a process opens the region, writes, and reads all of it. Then followers end every
 table.
 """
@@ -42,6 +45,7 @@ from dlog.region.messages import (
 from dlog.region.options import RegionOptions
 from dlog.region.owner import Phase, RegionFencedError, RegionOwner
 from dlog.region.reading import EntryScan, RegionEntry, TailScan, find_start
+from dlog.region.state import RegionState
 from dlog.region.waiting import TableEndedError
 from dlog.wire.region import RecordKind
 from tests.simulation import region_followers
@@ -58,6 +62,7 @@ STYLES = ("swarm", "takeover", "late", "clean", "outside", "calm", "tables", "ve
 MUST_REACH = (
     *("ack", "opened", "deposed", "in_doubt", "found_behind_a_fence", "cleaned", "saved", "read", "dropped"),
     *("foreign_between", "lost_told", "opened_without_snapshots", "refused_as_cut", "followed"),
+    *("owner_refused", "passed_over"),
     *region_followers.MUST_REACH,
 )
 PROGRESS = {"acks": ("ack",), "take-overs": ("opened",), "entries read": ("read",)}
@@ -97,6 +102,8 @@ def draw_plan(seed: int, style: str) -> Plan:
     }
     if style == "version0":
         config["takeover"] = 0.0 if rng.random() < 0.6 else 0.1
+    if style in ("takeover", "late"):
+        config["transactional_ids"] = random.Random(f"region/{style}/{seed}/transactional_ids").random() < 0.5
     config |= region_followers.draw_config(random.Random(f"region/{style}/{seed}/followers"), style)
     kinds = KINDS
     if style == "late":
@@ -149,6 +156,9 @@ class RegionWorld:
         self.written = 0
         self.is_over = False
         self.tails: list[tuple[int, TailScan, list[RegionEntry]]] = []  # followers: where they began, what they saw
+        self.owner_numbers: dict[RegionOwner, int] = {}  # when each owner began to append, in their order
+        self.owner_of: dict[AppendRecords, tuple[int, bool]] = {}  # and whether it is behind a failure
+        self.owner_seen = 0  # by the leader of the data topic
         self._checked: dict[str, tuple[int, int]] = {}  # by owner: what was compared with the truth last
         self.was_cut = False  # another program deleted records or snapshots
         self.region = REGION
@@ -175,6 +185,7 @@ class RegionWorld:
             on_append=checks.truth.appended,
             on_delete=self._front_deleted,
             refusals=self.config.get("refusals", 0.0),
+            is_former_owner=self._is_former_owner,
         )
         meta = TopicModel(
             random.Random(self.sim.rng.random()),
@@ -188,6 +199,15 @@ class RegionWorld:
         self.models = {Topic.DATA: data, Topic.META: meta}
         for topic, model in self.models.items():
             self.sim.place(BROKER, topic, model, listens=True)
+
+    def _is_former_owner(self, append: AppendRecords) -> bool:
+        """What a broker answers that knows producer epochs. An owner asks for its next epoch behind each failure."""
+        owner, is_behind_failure = self.owner_of.get(append, (self.owner_seen, False))
+        if owner < self.owner_seen or (is_behind_failure and owner < len(self.owner_numbers)):
+            self.sim.reach("owner_refused")
+            return True
+        self.owner_seen = owner
+        return False
 
     def _front_deleted(self, offset: int) -> None:
         if offset > self.checks.cut_first:
@@ -221,6 +241,10 @@ class RegionWorld:
             self.sim.reach("cleaning")
         machine = host.machine
         if isinstance(message, AppendRecords):
+            if self.config.get("transactional_ids") and effect.peer == Topic.DATA and isinstance(machine, RegionOwner):
+                is_behind_failure = machine in self.owner_numbers and machine.phase is Phase.FENCING
+                owner = self.owner_numbers.setdefault(machine, len(self.owner_numbers) + 1)
+                self.owner_of[message] = (owner, is_behind_failure)
             mark = REACHED_BY.get((type(machine), RecordKind(message.records[0][0][0])))
             if mark is not None:
                 self.sim.reach(mark)
@@ -368,11 +392,27 @@ class RegionWorld:
         if start.begin == start.end:
             found += scan.feed(())
         self.checks.read(state, found, model.first)
+        if state.meta.tables:
+            self._read_table(state, sorted(state.meta.tables)[self.written % len(state.meta.tables)])
         if len(self.tails) < TAILS_MAX:
             self.tails.append((start.end, TailScan(REGION, start, None), []))
         self.sim.reach("read")
         if any(isinstance(one, LostEntries) for one in found):
             self.sim.reach("lost_told")
+
+    def _read_table(self, state: RegionState, table: int) -> None:
+        """Read one table, passing over whatever the mapping allows."""
+        model = self.models[Topic.DATA]
+        scan = EntryScan(REGION, find_start(state, model.first, FindStart(((table, 0),)), seek_bytes=1))
+        found: list[RegionEntry | LostEntries] = []
+        is_done = False
+        while not is_done:
+            is_done = scan.is_done
+            records = [] if is_done else model.read(scan.offset, 5)
+            found += scan.feed(records)
+            if records and scan.offset > records[-1].offset + 1:
+                self.sim.reach("passed_over")
+        self.checks.read(state, found, model.first, table)
 
     def _follow(self) -> None:
         """Let each follower read on; one whose next record was deleted ends."""

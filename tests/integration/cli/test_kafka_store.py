@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from dlog.io.children import python_module
+from dlog.io.file_topics import DirectoryTopics
 from tests.integration.cli.up import Up, dlog, up, up_for_many, wait_until
 from tests.integration.spark.parts import need_spark
 
@@ -125,6 +126,36 @@ def test_truncation_and_deletion_delete_segments(on_topics: Up) -> None:
     assert ok(on_topics, "read", "cut", "--from-start", "--limit", "1")
     wait_until(lambda: not shown(on_topics, "cut")["segments_to_delete"], "truncated segments stay")
     ok(on_topics, "delete", "cut", "--yes")
+
+
+def test_reading_from_the_start_goes_on_behind_segments_that_another_program_deleted(tmp_path: Path) -> None:
+    """The list of segments still has them, unlike truncated ones."""
+    directory, topics = tmp_path / "c", tmp_path / "topics"
+    with up(directory, *SMALL, "--kafka", f"file://{topics}") as running:
+        running.wait_up()
+        ok(running, "create", "s", "--segment-bytes", "64KiB")
+        while len(shown(running, "s")["segments"]) < 4:
+            ok(running, "append", "s", given=WIDE)
+        writer = running.part("write")
+        os.kill(writer.pid, signal.SIGTERM)  # it ends with a snapshot of its region
+        running.wait_restarted(writer)
+        ok(running, "append", "s", given=b"in another region\n")
+        everything = ok(running, "read", "s", "--from-start")
+        kept = ok(running, "read", "s", "--from", "3:0:0")
+        region, _, offset = shown(running, "s")["segments"][2]["place"].partition("@")
+        written = DirectoryTopics(str(topics))
+        (topic,) = (name for name in written.names("") if name.endswith(f".data.{region.partition('/')[0]}"))
+        written.delete_before(topic, int(offset))
+        running.wait_restarted(running.kill_part("read"))  # it has the newest entries in memory
+        code, out, err = dlog("read", "s", "--from-start", directory=directory)
+        assert (code, out) == (1, kept), err
+        assert everything.endswith(kept)
+        assert "the records before 3:0:0 are gone, reading from there: stream=s" in err
+        code, out, err = dlog("read", "s", "--from", "1:0:0", directory=directory)
+        assert (code, out) == (1, b"")
+        assert "read from 2:0:0, the first record kept" in err
+        ok(running, "truncate", "s", "3:0:0")
+        assert ok(running, "read", "s", "--from-start") == kept
 
 
 def test_an_audit_reads_every_segment_and_an_offload_moves_them(on_topics: Up, tmp_path: Path) -> None:

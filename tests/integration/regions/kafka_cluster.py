@@ -20,12 +20,14 @@ TOOL_S = 120.0
 
 
 class _System(KafkaSystem):
-    """Brokers that create a topic when a client asks for it by name, as is Kafka's default, and start soon."""
+    """Brokers that create a topic when a client asks for it by name, as is Kafka's default, start soon, and look every
+    second for what a topic's retention deletes."""
 
     def _plan_broker(self, home: Path, number: int, port: int, controller: int, voters: str) -> Server:
         server = super()._plan_broker(home, number, port, controller, voters)
         with (home / "server.properties").open("a") as config:
             config.write("auto.create.topics.enable=true\n")
+            config.write("log.initial.task.delay.ms=1000\nlog.retention.check.interval.ms=1000\n")
         java, *arguments = server.command
         server.command = (java, "-XX:TieredStopAtLevel=1", *arguments)  # starts sooner, runs slower
         return server

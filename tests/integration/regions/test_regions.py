@@ -15,17 +15,27 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from aiokafka import AIOKafkaProducer
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from dlog.client.regions import Region, Regions, RegionView
-from dlog.errors import ClosedError, DamagedError, DLogError, InvalidRequestError, TruncatedError, UnavailableError
-from dlog.events import Event, RegionAppendInDoubt, RegionFenced
+from dlog.errors import (
+    ClosedError,
+    DamagedError,
+    DLogError,
+    InvalidRequestError,
+    RecordTooLargeError,
+    TruncatedError,
+    UnavailableError,
+)
+from dlog.events import Event, RegionAppendInDoubt, RegionFenced, RegionRecordIgnored
+from dlog.io.kafka_producer import TopicProducer
 from dlog.io.kafka_settings import KafkaTopicsOptions, topic_configs
-from dlog.io.kafka_topics import KafkaTopics
+from dlog.io.kafka_topics import KafkaTopics, TopicOwner
 from dlog.region.messages import LostEntries
 from dlog.region.names import region_number
 from dlog.region.owner import RegionFencedError
-from dlog.region.topics import RecordBytes, UnsafeTopicError
+from dlog.region.topics import OwnerRefusedError, RecordBytes, UnsafeTopicError
 from dlog.wire.region import RecordKind, decode_record
 from tests.integration.cluster import ROOT
 from tests.integration.regions.kafka_cluster import KafkaCluster, admin, leader, read_all
@@ -229,6 +239,30 @@ class HeldAppends(Appends):
         return await self.really(topic, records)
 
 
+class HeldOwner:
+    """As HeldAppends, where appends name their owner. error: of the batch that was held."""
+
+    def __init__(self, regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_held = asyncio.Event()
+        self.wake = asyncio.Event()
+        self.wake.set()
+        self.error: BaseException | None = None
+        self._really = regions.topics.append
+        monkeypatch.setattr(regions.topics, "append", self._append)
+
+    async def _append(self, topic: str, records: Sequence[RecordBytes], owner: TopicOwner | None = None) -> int:
+        assert isinstance(self._really.__self__, KafkaTopics)  # type: ignore[attr-defined]
+        is_held = is_batch(records) and not self.wake.is_set()
+        if is_held:
+            self.is_held.set()
+            await self.wake.wait()
+        try:
+            return await self._really(topic, records, owner)  # type: ignore[call-arg]
+        except OwnerRefusedError as error:
+            self.error = error
+            raise
+
+
 async def test_an_owner_that_was_taken_over_writes_no_more(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, shadow, events = "taken-over", Shadow(), list[Event]()
     refused: list[RegionFencedError] = []
@@ -261,6 +295,126 @@ async def test_an_owner_that_was_taken_over_writes_no_more(address: str, monkeyp
         await shadow.check(again)
         with pytest.raises(RegionFencedError):
             await new.write(1, [b"stale"])
+
+
+BROKERS_REFUSE = KafkaTopicsOptions(transactional_ids=True)
+
+
+async def test_brokers_refuse_the_late_batches_of_a_deposed_owner(
+    brokers: KafkaCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, shadow = "refused-late", Shadow()
+    async with (
+        regions_at(brokers.address, kafka=BROKERS_REFUSE) as first,
+        regions_at(brokers.address, kafka=BROKERS_REFUSE) as second,
+    ):
+        appends = HeldOwner(first, monkeypatch)
+        old = await first.open(name, create=True)
+        await shadow.write_some(old, 1, 3)
+        refused: list[RegionFencedError] = []
+
+        async def write_late() -> None:
+            with pytest.raises(RegionFencedError) as caught:
+                await old.write(1, [b"late"])
+            refused.append(caught.value)
+
+        async with asyncio.TaskGroup() as group:
+            appends.wake.clear()
+            group.create_task(write_late())
+            await appends.is_held.wait()
+            new = await second.open(name)
+            await shadow.write_some(new, 1, 3)
+            appends.wake.set()
+        assert old.has_ended and not refused[0].outcome_unknown
+        assert isinstance(appends.error, OwnerRefusedError)
+        values = [stored.value for stored in await read_all(second.topics, topic_of(name))]
+        assert not any(value.endswith(b"late") for value in values), "the broker did not take it"
+        await shadow.write_some(new, 2, 3)
+        await shadow.check(new)
+        again = await first.open(name)  # takes it back
+        await shadow.check(again)
+        await shadow.write_some(again, 1, 1)
+        with pytest.raises(RegionFencedError):
+            await new.write(1, [b"late"])
+        await shadow.check(again)
+
+
+async def test_without_the_option_brokers_take_them_and_they_do_not_count(
+    brokers: KafkaCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, shadow = "taken-late", Shadow()
+    async with regions_at(brokers.address) as first, regions_at(brokers.address) as second:
+        appends = HeldAppends(first, monkeypatch)
+        old = await first.open(name, create=True)
+        await shadow.write_some(old, 1, 1)
+
+        async def write_late() -> None:
+            with pytest.raises(RegionFencedError):
+                await old.write(1, [b"late"])
+
+        async with asyncio.TaskGroup() as group:
+            appends.wake.clear()
+            group.create_task(write_late())
+            await appends.is_held.wait()
+            new = await second.open(name)
+            await shadow.write_some(new, 1, 1)
+            appends.wake.set()
+        values = [stored.value for stored in await read_all(second.topics, topic_of(name))]
+        assert any(value.endswith(b"late") for value in values)
+        await shadow.check(new)
+
+
+async def test_an_owner_with_a_transactional_id_goes_on_with_a_new_producer(
+    brokers: KafkaCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new producer has the next epoch; a write whose answer was lost is there once."""
+    name, shadow, events = "next-epoch", Shadow(), list[Event]()
+    async with regions_at(brokers.address, kafka=BROKERS_REFUSE, events=events) as regions:
+        region = await regions.open(name, create=True)
+        await shadow.write_some(region, 1, 3)
+        topics = regions.topics
+        assert isinstance(topics, KafkaTopics)
+        topics._forget(topic_of(name))  # closes its producers
+        await shadow.write_some(region, 1, 3)
+        assert not any(isinstance(event, RegionAppendInDoubt) for event in events)
+        really = topics._new_producer.wait_appended
+        is_lost = False
+
+        async def lose(producer: TopicProducer, queued: asyncio.Future[object]) -> int:
+            nonlocal is_lost
+            offset = await really(producer, queued)
+            if not is_lost:
+                is_lost = producer.is_ended = True
+                raise UnavailableError("the answer is lost", outcome_unknown=True)
+            return offset
+
+        monkeypatch.setattr(TopicProducer, "wait_appended", lose)
+        await shadow.write_some(region, 1, 3)
+        assert is_lost and any(isinstance(event, RegionAppendInDoubt) for event in events)
+        await shadow.check(region)
+        first, end = await topics.offsets(topic_of(name))
+        assert [one.offset for one in await read_all(topics, topic_of(name))] == list(range(first, end)), "no markers"
+    async with regions_at(brokers.address, kafka=BROKERS_REFUSE) as regions:
+        await shadow.check(await regions.open(name))
+
+
+async def test_a_deposed_owner_that_makes_a_new_producer_does_not_take_the_id_back(brokers: KafkaCluster) -> None:
+    topic = topic_of("conditional")
+    old, new = brokers.topics(transactional_ids=True), brokers.topics(transactional_ids=True)
+    try:
+        await new.create(topic)
+        owners = old.new_owner(), new.new_owner()
+        assert await old.append(topic, [(b"k", b"0")], owners[0]) == 0
+        assert await new.append(topic, [(b"k", b"1")], owners[1]) == 1
+        old._forget(topic)
+        for _ in range(2):
+            with pytest.raises(OwnerRefusedError):
+                await old.append(topic, [(b"k", b"late")], owners[0])
+        assert await new.append(topic, [(b"k", b"2")], owners[1]) == 2
+        assert await old.append(topic, [(b"k", b"a follower's")]) == 3, "without an owner nothing is refused"
+    finally:
+        await old.close()
+        await new.close()
 
 
 async def test_closing_waits_for_the_writes_under_way(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -508,6 +662,146 @@ async def test_a_topic_whose_retention_was_changed_is_refused(brokers: KafkaClus
                 await client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, good)])
                 while await refused(regions, name) is not None:  # noqa: ASYNC110 - as above
                     await asyncio.sleep(0.1)
+        await shadow.check(await regions.open(name))
+
+
+async def alter(brokers: KafkaCluster, topic: str, **changed: str) -> None:
+    """Give a topic the settings that it is created with, and others."""
+    configs = topic_configs(KafkaTopicsOptions()) | {name.replace("_", "."): value for name, value in changed.items()}
+    async with admin(brokers) as client:
+        await client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs)])
+
+
+async def test_what_kafkas_retention_deleted_is_told_of_those_tables_and_no_other(brokers: KafkaCluster) -> None:
+    name, shadow = "retained", Shadow()
+    topic, wide = topic_of(name), bytes(100_000)
+    async with asyncio.timeout(PATIENCE_S), regions_at(brokers.address) as regions:
+        region = await regions.open(name, create=True)
+        await alter(brokers, topic, segment_bytes="1048576")
+        for n in range(40):
+            await shadow.write(region, (1, b"%d" % n + wide))
+        await region.save()
+        await shadow.write_some(region, 2, 3)
+        await alter(brokers, topic, segment_bytes="1048576", retention_bytes="1048576")
+        while (await regions.topics.offsets(topic))[0] == 0:  # noqa: ASYNC110 - brokers look for it in turn
+            await asyncio.sleep(0.1)
+        await alter(brokers, topic)
+        assert await refused_until_mended(regions, name)
+    async with asyncio.timeout(PATIENCE_S), regions_at(brokers.address) as regions:
+        for region_or_view in (await regions.view(name), await regions.open(name)):
+            lost: list[LostEntries] = []
+            found = await read_entries(region_or_view, lost=lost)
+            assert {one.table for one in lost} == {1}
+            gone = {(1, sequence) for one in lost for sequence in range(one.first, one.end)}
+            kept = {key: payload for key, payload in shadow.records.items() if key not in gone}
+            assert {(table, sequence): payload for table, sequence, payload in found} == kept
+            with pytest.raises(TruncatedError, match="table=1 first=1"):
+                await read_entries(region_or_view)
+            assert [sequence for _, sequence, _ in await read_entries(region_or_view, {2: 0})] == [1, 2, 3]
+        region = await regions.open(name)
+        assert await region.write(1, [b"after"]) == (41,)
+
+
+async def refused_until_mended(regions: Regions, name: str) -> bool:
+    """Wait until a region's topics are safe again; whether it can be read then."""
+    while True:
+        try:
+            await regions.view(name)
+        except UnsafeTopicError:
+            await asyncio.sleep(0.1)
+        else:
+            return True
+
+
+async def test_a_write_that_the_topic_does_not_take_is_refused_with_the_command(brokers: KafkaCluster) -> None:
+    name, shadow = "small-batches", Shadow()
+    async with asyncio.timeout(PATIENCE_S), regions_at(brokers.address) as regions:
+        region = await regions.open(name, create=True)
+        await shadow.write_some(region, 1, 1)
+        await alter(brokers, topic_of(name), max_message_bytes="2000")
+        error: DLogError | None = None
+        while error is None:  # the leader learns it in turn
+            try:
+                await shadow.write(region, (1, bytes(5000)))
+            except DLogError as refusal:
+                error = refusal
+        assert isinstance(error, RecordTooLargeError) and not error.outcome_unknown
+        assert "raise its max.message.bytes by kafka-configs.sh" in error.message
+        await shadow.write_some(region, 1, 2)
+        await shadow.check(region)
+    async with regions_at(brokers.address) as regions:
+        await shadow.check(await regions.open(name))
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+async def test_records_and_markers_of_a_foreign_transaction_are_passed_over(
+    brokers: KafkaCluster, is_committed: bool
+) -> None:
+    """Its marker takes an offset that no record has."""
+    name, shadow, events = f"foreign-transaction-{is_committed}".lower(), Shadow(), list[Event]()
+    async with asyncio.timeout(PATIENCE_S), regions_at(brokers.address, events=events) as regions:
+        region = await regions.open(name, create=True)
+        await shadow.write_some(region, 1, 2)
+        foreign = AIOKafkaProducer(bootstrap_servers=brokers.bootstrap, transactional_id=name)
+        await foreign.start()
+        try:
+            for _ in range(2):
+                await foreign.begin_transaction()
+                await foreign.send_and_wait(topic_of(name), b"foreign", partition=0)
+                await (foreign.commit_transaction() if is_committed else foreign.abort_transaction())
+        finally:
+            await foreign.stop()
+        await shadow.write_some(region, 1, 2)
+        await shadow.write_some(region, 2, 2)
+        assert len(await read_all(regions.topics, topic_of(name))) == 9, "a fence, 6 entries, 2 foreign records"
+        assert await regions.topics.offsets(topic_of(name)) == (0, 11)
+        assert sum(isinstance(event, RegionRecordIgnored) for event in events) == 2
+        assert not any(isinstance(event, RegionAppendInDoubt) for event in events)
+        view = await regions.view(name, skip_damaged=True)
+        await shadow.check(view)
+        assert [re.sub(r".*offset=", "", problem) for problem in view.problems] == ["3", "5"]
+        with pytest.raises(DamagedError, match="offset=3"):
+            await regions.view(name)
+
+
+async def test_some_of_the_brokers_in_the_address_are_enough(brokers: KafkaCluster) -> None:
+    half = f"kafka://127.0.0.1:1,{brokers.bootstrap.partition(',')[0]}"
+    name, shadow = "half-a-list", Shadow()
+    async with asyncio.timeout(PATIENCE_S), regions_at(half) as regions:
+        region = await regions.open(name, create=True)
+        await shadow.write_some(region, 1, 3)
+        await shadow.check(region)
+    hasty = KafkaTopicsOptions(timeout_s=0.5, request_timeout_s=0.3)
+    async with regions_at("kafka://127.0.0.1:1", kafka=hasty) as regions:
+        with pytest.raises(UnavailableError, match=r"check that the brokers run .* brokers=127\.0\.0\.1:1 "):
+            await regions.open(name)
+
+
+async def test_a_region_goes_on_after_two_brokers_and_then_all_were_gone(brokers: KafkaCluster) -> None:
+    """Writes wait while one broker is left; nothing that was acknowledged is lost, also when all die at once."""
+    name, shadow = "all-gone", Shadow()
+    patient = KafkaTopicsOptions(timeout_s=60.0, request_timeout_s=3.0)
+    async with asyncio.timeout(2 * PATIENCE_S), regions_at(brokers.address, kafka=patient) as regions:
+        region = await regions.open(name, create=True)
+        assert isinstance(regions.topics, KafkaTopics)
+        await shadow.write_some(region, 1, 5)
+        leading = await leader(regions.topics, topic_of(name))
+        for broker in {1, 2, 3} - {leading}:
+            await brokers.kill(broker)
+        async with asyncio.TaskGroup() as group:
+            write = group.create_task(shadow.write(region, (1, b"waits")))
+            done, _ = await asyncio.wait((write,), timeout=3.0)
+            assert not done, "one replica is not enough"
+            await brokers.revive()
+        await shadow.write_some(region, 2, 5)
+        await shadow.check(region)
+        await brokers.kill_all()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(shadow.write(region, (1, b"waits for all")))
+            await brokers.revive()
+        await shadow.write_some(region, 2, 5)
+        await shadow.check(region)
+    async with asyncio.timeout(PATIENCE_S), regions_at(brokers.address) as regions:
         await shadow.check(await regions.open(name))
 
 

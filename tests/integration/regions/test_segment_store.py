@@ -44,13 +44,17 @@ class TestBrokers(StoreContract):
 
 
 @asynccontextmanager
-async def stores_at(brokers: KafkaCluster, count: int) -> AsyncIterator[tuple[Identity, list[KafkaStore]]]:
+async def stores_at(
+    brokers: KafkaCluster, count: int, *, transactional_ids: bool = False
+) -> AsyncIterator[tuple[Identity, list[KafkaStore]]]:
     """Stores of several processes."""
     identity = Identity()
     async with AsyncExitStack() as stack:
         stores = []
         for _ in range(count):
-            options = KafkaOptions(topics=brokers.address, timeout_s=60.0, request_timeout_s=3.0)
+            options = KafkaOptions(
+                topics=brokers.address, timeout_s=60.0, request_timeout_s=3.0, transactional_ids=transactional_ids
+            )
             rng = random.Random(os.urandom(8))
             opening = open_kafka_store(options, identity.read, identity.record, rng, creates=True)
             stores.append(await stack.enter_async_context(opening))
@@ -66,9 +70,10 @@ def data_topic(identity: Identity, run: Run) -> str:
     return f"{identity.recorded}.data.{run.ref.name.partition('/')[0]}"
 
 
-async def test_a_leader_dies_under_load(brokers: KafkaCluster, topics: KafkaTopics) -> None:
+@pytest.mark.parametrize("transactional_ids", [False, True])
+async def test_a_leader_dies_under_load(brokers: KafkaCluster, topics: KafkaTopics, transactional_ids: bool) -> None:
     """Appends wait for the next leader; what is confirmed is there once, for another process too."""
-    async with stores_at(brokers, 2) as (identity, (store, other)):
+    async with stores_at(brokers, 2, transactional_ids=transactional_ids) as (identity, (store, other)):
         run = await begun(store)
         for _ in range(50):
             run.append(200)

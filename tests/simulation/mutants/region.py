@@ -26,6 +26,21 @@ def planted(cls: type, *edits: Edit) -> dict[str, Any]:
 
 MUTANTS = (
     Mutant(
+        name="a reader of one table passes over the record that it wants next",
+        invariants=("K4",),
+        style="swarm",
+        parts=planted(EntryScan, ("_seek", "self._seeks.get((table, wanted)", "self._seeks.get((table, wanted + 1)")),
+    ),
+    Mutant(
+        name="an owner that the topic refuses does not look whether its append is there",
+        invariants=("K4",),
+        style="late",
+        parts=planted(
+            RegionOwner,
+            ("_refused_read", "is_known = bool(rule.nonce) and rule.nonce not in self._nonces", "is_known = True"),
+        ),
+    ),
+    Mutant(
         name="a region is cleaned before its snapshot is durable",
         invariants=("K2",),
         style="clean",

@@ -31,6 +31,7 @@ from dlog.events import (
     TablePinsRegion,
 )
 from dlog.io.file_topics import DirectoryTopics, FileTopics
+from dlog.io.region_topics import READ_BYTES
 from dlog.io.topics import open_topics
 from dlog.region.messages import LostEntries
 from dlog.region.names import region_number
@@ -60,6 +61,7 @@ class WatchedTopics:
     def __init__(self, path: Path) -> None:
         self.calls: list[tuple[str, str]] = []
         self.reads: list[tuple[str, int]] = []  # topic and offset
+        self.read_bytes = 0
         self.before: Callable[[str, str], None] = lambda call, topic: None
         self.after: Callable[[str, str], None] = lambda call, topic: None
         self._gates: dict[tuple[str, str], Gate] = {}
@@ -104,6 +106,7 @@ class WatchedTopics:
     async def read(self, topic: str, offset: int, bytes_max: int) -> list[Stored]:
         self.reads.append((topic, offset))
         found: list[Stored] = await self._call("read", topic, self._topics.read(topic, offset, bytes_max))
+        self.read_bytes += sum(len(one.key) + len(one.value) for one in found)
         return found
 
     async def offsets(self, topic: str) -> tuple[int, int]:
@@ -193,6 +196,33 @@ async def test_closing_saves_a_snapshot_so_that_the_next_opening_scans_nothing(w
         region = await made.open("orders")
         assert [offset for topic, offset in watched.reads if topic == DATA] == [end], "its own fence only"
         assert [one[1] for one in await listed(region)] == list(range(5, 21)), "with the mark"
+
+
+async def test_a_table_that_is_never_flushed_does_not_make_an_opening_scan_the_log(watched: WatchedTopics) -> None:
+    """Snapshots are made by bytes of log, so an opening after a crash scans little, whatever a table keeps."""
+    async with regions(watched, snapshot_bytes=20_000) as made:
+        region = await made.open("orders", create=True)
+        await region.write(T, [b"never flushed"])
+        for number in range(1, 301):
+            await region.write(U, [bytes(1000)])
+            await region.mark_deleted(U, number + 1)
+            if number == 290:
+                assert await region.clean() == 1, "the table keeps all but the fence in front of it"
+
+        def crash(call: str, topic: str) -> None:
+            if topic == META:
+                raise UnavailableError("no meta topic")
+
+        watched.before = crash
+    watched.before = lambda call, topic: None
+    first, end = await watched.offsets(DATA)
+    assert first <= 1 and end > 300
+    watched.reads.clear()
+    async with regions(watched) as made:
+        region = await made.open("orders")
+        scanned = [offset for topic, offset in watched.reads if topic == DATA]
+        assert min(scanned) >= end - 25, "at most 20,000 bytes and what was under way"
+        assert (await listed(region))[0] == (T, 1, b"never flushed")
 
 
 async def test_after_a_crash_everything_that_was_acknowledged_is_there(watched: WatchedTopics) -> None:
@@ -510,6 +540,26 @@ async def test_tables_are_read_from_a_sequence(address: str) -> None:
         lost: list[LostEntries] = []
         assert await listed(region, {T: 2}, on_lost=lost.append) == [(T, 4, b"t4"), (T, 5, b"t5")]
         assert lost == [LostEntries(T, 2, 4)]
+
+
+@pytest.mark.parametrize("reader", ["owner", "view"])
+async def test_one_table_is_read_with_little_of_the_others(watched: WatchedTopics, reader: str) -> None:
+    async with regions(watched) as made:
+        region = await made.open("orders", create=True)
+        for _ in range(4):
+            await region.write(T, [b"x" * 100] * 64)
+            for _ in range(30):
+                await region.write(U, [bytes(100_000)])
+        source = region if reader == "owner" else await made.view("orders")
+        watched.read_bytes = 0
+        found = await listed(source, {T: 0})
+        assert found == [(T, sequence, b"x" * 100) for sequence in range(1, 257)]
+        assert watched.read_bytes < 8 * READ_BYTES, "of 12 MB; each of four places takes two reads at most"
+        watched.read_bytes = 0
+        assert await listed(source, {T: 193}) == found[192:]
+        assert watched.read_bytes < 3 * READ_BYTES, "nothing is read behind the last one"
+        whole = [one for one in await listed(source) if one[0] == T]
+        assert whole == found == [one for one in await listed(source, {T: 0, U: 0}) if one[0] == T]
 
 
 async def _rest(entries: AsyncIterator[Any]) -> list[tuple[int, int]]:

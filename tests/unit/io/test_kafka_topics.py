@@ -31,15 +31,17 @@ from dlog.errors import (
 )
 from dlog.io.kafka_brokers import Fetched
 from dlog.io.kafka_producer import NotQueuedError, TopicProducer, build_batch
+from dlog.io.kafka_producer_id import InitProducerIdRequest
 from dlog.io.kafka_settings import (
     KafkaTopicsOptions,
+    ProducerId,
     parse_kafka_address,
     refuse_unsafe,
     topic_configs,
     unsafe_settings,
 )
 from dlog.io.kafka_topics import KafkaTopics
-from dlog.region.topics import Stored, UnsafeTopicError
+from dlog.region.topics import OwnerRefusedError, Stored, UnsafeTopicError
 from dlog.stores.contract import MisconfiguredError
 from dlog.wire.digest import crc32c
 
@@ -250,6 +252,35 @@ async def test_an_append_without_an_offset_is_unknown_and_ends_the_producer(
         assert caught.value.outcome_unknown and made.is_ended
         with pytest.raises(NotQueuedError):
             await made.queue(build_batch(TOPIC, [(b"", b"")], 1000))
+
+
+async def test_a_broker_that_has_a_newer_epoch_refuses_an_owner() -> None:
+    made = TopicProducer(TOPIC, ["127.0.0.1:1"], KafkaTopicsOptions(), ProducerId(7, 2))
+    with pytest.raises(OwnerRefusedError, match="another owner has appended: topic=app") as caught:
+        await made.wait_appended(queued(ProducerFenced()))
+    assert caught.value.outcome_unknown, "a first copy may be there"
+    assert made.is_ended
+    await made.close(0.1)
+
+
+async def test_only_with_the_option_brokers_know_owners() -> None:
+    assert KafkaTopics(NOBODY).new_owner() is None
+    topics = KafkaTopics(NOBODY, KafkaTopicsOptions(transactional_ids=True))
+    owner = topics.new_owner()
+    assert owner is not None and owner.producer_id is None
+    assert topics.new_owner() is not owner
+
+
+def test_a_request_for_a_producer_id_names_the_current_one() -> None:
+    """Source: Kafka protocol guide, InitProducerId v4: compact string, timeout, id, epoch, no tagged fields."""
+    versions = {22: (0, 6)}
+    tail = struct.pack(">i", 60_000)
+    first = InitProducerIdRequest("t", None).prepare(versions)
+    assert (first.API_VERSION, first.encode()) == (4, b"\x02t" + tail + struct.pack(">qh", -1, -1) + b"\0")
+    again = InitProducerIdRequest("t", ProducerId(7, 2)).prepare(versions)
+    assert again.encode() == b"\x02t" + tail + struct.pack(">qh", 7, 2) + b"\0"
+    with pytest.raises(NotImplementedError):  # of brokers before 2.5: UnsupportedVersionError, see Brokers
+        InitProducerIdRequest("t", None).prepare({22: (0, 2)})
 
 
 async def test_an_append_that_the_topic_refuses_is_not_unknown() -> None:

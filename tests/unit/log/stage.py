@@ -122,6 +122,7 @@ class Stage:
         self.returned = 0  # entries that the store returns with a segment's end
         self.too_small = False  # the store has too few members for a segment
         self.cannot_end: DLogError | None = None  # why no segment can be recovered
+        self.cannot_create: DLogError | None = None  # why no segment can be created
         self.holding: tuple[type, ...] = ()
         self.held: deque[Callable[[], None]] = deque()
         self.actors: list[Actor] = []
@@ -209,6 +210,8 @@ class Stage:
         match question:
             case CreateSegment() if self.too_small:
                 return StoreFailed(question, StoreTooSmallError("two bookies of three"))
+            case CreateSegment() if self.cannot_create is not None:
+                return StoreFailed(question, self.cannot_create)
             case CreateSegment(number):
                 self.created += 1
                 name = f"{number}{chr(ord('a') + self.created - 1)}"

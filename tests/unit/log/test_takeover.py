@@ -45,6 +45,7 @@ from dlog.model.dlsn import of
 from dlog.model.ids import NO_ENTRY, TXID_END_OF_STREAM, EntryId, SegmentNumber
 from dlog.model.segment import Location
 from dlog.stores.contract import (
+    MisconfiguredError,
     SegmentFencedError,
     SegmentTruncatedError,
     StoreOutOfReachError,
@@ -519,6 +520,27 @@ def test_while_the_store_is_out_of_reach_who_waits_hears_so_and_may_come_again()
     assert stalled == StreamStalled("s", "no broker answers", needs_bookies=False)
     stage.cannot_end = None
     owner.fire("recovery")
+    assert 1 in owner.answers, "it serves now"
+    assert isinstance(owner.ask(batch(1, txid=20)), BatchWritten)
+
+
+def test_while_the_store_refuses_new_segments_who_waits_hears_why_and_may_come_again() -> None:
+    """Kafka denies a topic, or has one that could lose records. It is mended outside of the stream."""
+    stage = Stage()
+    stage.taken("p1").ask(batch(0, txid=10))
+    stage.cannot_create = MisconfiguredError("retention.ms is 1000, must be -1, run: kafka-configs.sh")
+    owner = stage.owner("p2")
+    stage.hold(RecoverSegment)
+    assert owner.take() is None
+    assert owner.ask(batch(1, txid=20)) is None, "it waits for the recovery"
+    stage.release()
+    refused = owner.answers[2]
+    assert (type(refused), refused.remedy, refused.outcome_unknown) == (UnavailableError, Remedy.RETRY, False)
+    assert "retention.ms is 1000, must be -1" in refused.message
+    [stalled] = {e for e in owner.events if isinstance(e, StreamStalled)}
+    assert stalled == StreamStalled("s", stage.cannot_create.message, needs_bookies=False)
+    stage.cannot_create = None
+    owner.fire("allocation")
     assert 1 in owner.answers, "it serves now"
     assert isinstance(owner.ask(batch(1, txid=20)), BatchWritten)
 

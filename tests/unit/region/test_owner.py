@@ -47,6 +47,7 @@ from dlog.region.messages import (
 from dlog.region.options import RegionOptions
 from dlog.region.owner import Phase, RegionFencedError, RegionOwner
 from dlog.region.reading import EntryScan, RegionEntry, find_start
+from dlog.region.topics import OwnerRefusedError
 from dlog.region.waiting import TableEndedError
 from tests.unit.region.stories import TopicStory
 from tests.unit.region.topic_lists import OTHER, REGION, TopicList, batch, checkpoint, encoded, fence, loaded
@@ -554,6 +555,65 @@ def test_a_deposed_owner_acknowledges_what_lies_before_the_fence_of_the_other() 
     assert story.owner.is_deposed
     assert story.results[ticket] == (1,)
     assert isinstance(story.results[queued], RegionFencedError)
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_an_owner_that_the_topic_refuses_looks_for_its_append_and_ends(is_made: bool) -> None:
+    story = opened()
+    assert story.do(WriteEntries(((T, b"a"),))) == (1,)
+    ticket, waiting = story.write((T, b"b")), story.write((T, b"c"))
+    story.answer(is_made=is_made, error=OwnerRefusedError("another owner has appended"))
+    story.answer_all()
+    assert story.timers == ["retry"] or is_made, "the other owner's fence is not visible yet"
+    story.data.add(fence(2, OTHER))
+    if not is_made:
+        story.retry()
+        story.answer_all()
+    assert story.owner.is_deposed
+    assert story.told(RegionFenced)
+    assert "append fence" not in " ".join(story.lines)
+    if is_made:
+        assert story.results[ticket] == (2,)
+    else:
+        assert isinstance(story.results[ticket], RegionFencedError)
+        assert not story.results[ticket].outcome_unknown
+    assert isinstance(story.results[waiting], RegionFencedError)
+    assert not story.results[waiting].outcome_unknown
+
+
+def test_an_owner_is_refused_by_another_one_that_then_appends_nothing() -> None:
+    story = opened(open_attempts=3)
+    tickets = [story.write((T, b"a")), story.write((T, b"b"))]
+    story.answer(is_made=False, error=TIMED_OUT)
+    story.answer(is_made=False, error=OwnerRefusedError("another owner has the transactional id"))
+    for _ in range(3):
+        story.answer_all()
+        story.retry()
+    story.answer_all()
+    errors = [story.results[ticket] for ticket in tickets]
+    assert all(isinstance(error, RegionFencedError) for error in errors)
+    assert [error.outcome_unknown for error in errors] == [True, False], "the next opening decides on the first"
+
+
+def test_an_owner_in_version_0_that_is_refused_does_not_send_again() -> None:
+    story = opened(format=0, open_attempts=1)
+    ticket = story.write((T, b"a"))
+    story.answer(is_made=False, error=OwnerRefusedError("another owner has appended"))
+    story.answer_all()
+    story.retry()
+    story.answer_all()
+    assert story.results[ticket].outcome_unknown
+    assert story.lines.count("data: append entry") == 1
+
+
+def test_an_opening_that_is_refused_fails() -> None:
+    story = Story()
+    ticket = story.ask(OpenRegion())
+    while story.lines[-1] != "data: append fence":
+        story.answer()
+    story.answer(is_made=False, error=OwnerRefusedError("another owner has appended"))
+    assert isinstance(story.results[ticket], RegionFencedError)
+    assert story.owner.phase is Phase.CLOSED
 
 
 def test_a_deposed_owner_whose_part_of_the_topic_is_deleted_does_not_know_the_outcome() -> None:

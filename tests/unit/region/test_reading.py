@@ -63,7 +63,9 @@ def test_one_table_is_read_from_a_sequence(sequence: int, begin: int) -> None:
     data = _region()
     state = _state(data)
     start = find_start(state, 0, FindStart(((T, sequence),)))
-    assert replace(start, floors=()) == ReadingStart(begin, 7, {T: (max(1, sequence), 5, 7)}, (), state.rule)
+    assert replace(start, floors=(), seeks=None) == ReadingStart(
+        begin, 7, {T: (max(1, sequence), 5, 7)}, (), state.rule
+    )
     assert _read(data, start) == [(T, at) for at in range(max(1, sequence), 5)]
 
 
