@@ -211,7 +211,7 @@ MUTANTS = (
         name="a batch is taken apart",
         invariants=("K4", "K1", "K3", "K5"),
         style="swarm",
-        parts=planted(ItemReader, ("_take", "if record.position + 1 < record.count:", "if False:")),
+        parts=planted(ItemReader, ("_complete", "tuple(self._entries)", "tuple(self._entries[:1])")),
     ),
     Mutant(
         name="a follower takes an empty read for the topic up to an append that came later",
