@@ -398,6 +398,7 @@ class ReadAhead:
         if records and records[-1].offset + 1 < self._end:
             self._at = records[-1].offset + 1
             self._asked = self._ask(self._at)
+            await asyncio.sleep(0)  # the request goes out: the caller may look at the records without waiting
         return records
 
     async def close(self) -> None:

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import struct
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -31,19 +32,26 @@ from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
-from aiokafka.record.memory_records import MemoryRecords
+from aiokafka.record.default_records import DefaultRecordBatch
 
 from dlog.errors import DamagedError, InvalidRequestError, UnauthorizedError, UnavailableError, UnsupportedVersionError
 from dlog.hostport import join_host_port, split_host_port
 from dlog.io.kafka_producer_id import FENCED, TRANSACTION_COORDINATOR, InitProducerIdRequest
 from dlog.io.kafka_settings import ProducerId
 from dlog.region.topics import OwnerRefusedError, Stored, TopicExistsError, TopicNotFoundError
+from dlog.wire.digest import crc32c
 
 _CLIENT_ID = "dlog"
 _IDLE_MS = 300_000  # brokers close connections unused for 10 minutes
 _LATEST, _EARLIEST = -1, -2
 _READ_UNCOMMITTED = 0  # of fetches and of end offsets: with another level they would disagree on where the end is
 _TOPIC = 2  # a kind of resource
+
+# a batch of records begins: first offset i64 | bytes that follow i32 | leader epoch i32 | version i8 | crc32c u32
+_BATCH_START = struct.Struct(">qiibI")
+_BATCH_SIZED_FROM = 12
+_BATCH_SUMMED_FROM = _BATCH_START.size  # the checksum covers everything behind it
+_BATCH_VERSION = 2  # of all releases since 0.11
 
 # error codes; aiokafka has no class for some of them
 OFFSET_OUT_OF_RANGE = 1
@@ -86,22 +94,22 @@ class Fetched:
         self.is_exhausted = False
         self._topic = topic
         self._offset = offset
-        self._batches = MemoryRecords(data)
-        self._records = chain.from_iterable(self._iterate())
+        self._data = data
+        self._records = chain.from_iterable(self.batches())
 
     def take(self, bytes_max: int) -> list[Stored]:
         """The next records, of about bytes_max bytes, but at least one unless there are no more. Raises DamagedError
         if the first of them does not verify."""
         found: list[Stored] = []
         size = 0
-        first = self._offset
+        first, add = self._offset, found.append
         try:
             for record in self._records:
                 offset = record.offset
                 if offset < first:
                     continue  # a fetch returns the whole batch in which the offset lies
                 key, value = record.key or b"", record.value or b""
-                found.append(Stored(offset, key, value))
+                add(Stored(offset, key, value))
                 size += len(key) + len(value)
                 if size >= bytes_max:
                     return found
@@ -114,11 +122,19 @@ class Fetched:
         self.is_exhausted = True
         return found
 
-    def _iterate(self) -> Iterable[Iterable[Any]]:
-        while self._batches.has_next():
-            batch = self._batches.next_batch()
-            if not batch.validate_crc():
+    def batches(self) -> Iterator[Any]:
+        """The batches of records, without control batches. Raises CorruptRecordException if one does not verify."""
+        data, at = memoryview(self._data), 0
+        while at + _BATCH_START.size <= len(data):
+            _, size, _, version, checksum = _BATCH_START.unpack_from(data, at)
+            begin, at = at, at + _BATCH_SIZED_FROM + size
+            if at > len(data):
+                return  # brokers cut the last batch at the size asked for
+            if version != _BATCH_VERSION:
+                raise CorruptRecordException(f"not a version of batches: version={version}")
+            if crc32c(data[begin + _BATCH_SUMMED_FROM : at]) != checksum:
                 raise CorruptRecordException("checksum")
+            batch = DefaultRecordBatch(bytes(data[begin:at]))
             if not batch.is_control_batch:
                 yield batch
             self.next_offset = batch.next_offset

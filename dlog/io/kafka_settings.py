@@ -44,7 +44,7 @@ class KafkaTopicsOptions:
     timeout_s: float = option(15.0, "time for each call")
     request_timeout_s: float = option(5.0, "time for a request to one broker")
     close_s: float = option(5.0, "time for closing a connection or producer")
-    fetch_bytes: int = option(1 * MiB, "bytes asked of a broker at once, at least")
+    fetch_bytes: int = option(4 * MiB, "bytes asked of a broker at once, at least")
     scans_max: int = option(16, "scans of which fetched and not yet read records are kept")
     producers_max: int = option(64, "topics with a producer; the one unused for longest is closed first")
 

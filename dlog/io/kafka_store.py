@@ -67,7 +67,7 @@ async def open_kafka_store(
             await _check_at_start(topics, options.topics, read_namespace)
         store = KafkaStore(
             topics,
-            _finder(topics, options.topics, read_namespace, record_namespace, rng, creates=creates),
+            _finder(topics, options.topics, read_namespace, record_namespace, rng),
             _starter(topics, tell),
             options,
             rng,
@@ -115,10 +115,8 @@ def _finder(
     read: Callable[[], Awaitable[str | None]],
     record: Callable[[str], Awaitable[None]],
     rng: Random,
-    *,
-    creates: bool,
 ) -> FindNamespace:
-    async def find() -> str:
+    async def find(*, creates: bool) -> str:
         recorded = await read()
         if recorded is None:
             if not creates:

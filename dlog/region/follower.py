@@ -25,8 +25,17 @@ from typing import Any
 from dlog.errors import DamagedError, DLogError, InvalidRequestError, UnavailableError, UnsupportedVersionError
 from dlog.events import RegionCleaned, RegionRecordIgnored
 from dlog.machine import Asked, Effect, Fact, PeerLost, Received
-from dlog.region.counting import FINAL_EPOCH, Checkpoint, Item, PlacedEntry, RegionFence, TableDropped, TableEnd
-from dlog.region.items import ItemReader, records_of
+from dlog.region.counting import (
+    FINAL_EPOCH,
+    Checkpoint,
+    Item,
+    Placed,
+    PlacedEntry,
+    RegionFence,
+    TableDropped,
+    TableEnd,
+)
+from dlog.region.items import ItemReader, Unusable, records_of
 from dlog.region.loading import Asking, RegionLoader
 from dlog.region.maintenance import tables_that_pin
 from dlog.region.messages import (
@@ -50,7 +59,7 @@ from dlog.region.messages import (
 from dlog.region.options import FollowerOptions
 from dlog.region.outbox import Outbox
 from dlog.region.state import RegionState
-from dlog.region.topics import OffsetOutOfRangeError, Stored
+from dlog.region.topics import OffsetOutOfRangeError
 from dlog.wire.region import NONCE_BYTES, ForeignRecordError, RecordKind, RegionRecord, encode_record, encode_snapshot
 
 ENTRY_OVERHEAD_BYTES = 150  # of a kept entry, about
@@ -373,8 +382,8 @@ class RegionFollower:
         self._is_reading = False
         self.read_bytes += sum(len(stored.key) + len(stored.value) for stored in reply.records)
         try:
-            for stored in reply.records:
-                self._apply(stored)
+            for found in self._reader.feed(reply.records):
+                self._apply(found)
         except (DamagedError, UnsupportedVersionError) as error:
             self._enter(Phase.CLOSED)  # what was applied of this read is not whole
             self._fail(error)
@@ -385,14 +394,13 @@ class RegionFollower:
         self._out.answer(tickets, bool(reply.records))
         self._check_goals()
 
-    def _apply(self, stored: Stored) -> None:
-        try:
-            placed, _ = self._reader.feed(stored)
-        except ForeignRecordError as error:
-            self._out.tell(RegionRecordIgnored(self._region, error.message))
-            return
-        if placed is not None:
-            self._keep(self._state.apply(placed))
+    def _apply(self, found: Placed | Unusable) -> None:
+        if isinstance(found, ForeignRecordError):
+            self._out.tell(RegionRecordIgnored(self._region, found.message))
+        elif isinstance(found, DLogError):
+            raise found
+        else:
+            self._keep(self._state.apply(found))
 
     def _keep(self, counting: tuple[PlacedEntry, ...]) -> None:
         for _, entry in counting:

@@ -8,6 +8,9 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
 from dlog.errors import DamagedError, UnsupportedVersionError
 from dlog.region.counting import (
     Batch,
@@ -22,7 +25,16 @@ from dlog.region.counting import (
     TableEnd,
 )
 from dlog.region.topics import RecordBytes, Stored
-from dlog.wire.region import RecordKind, RegionRecord, decode_record, encode_batch, encode_record
+from dlog.wire.region import (
+    RecordKind,
+    RegionRecord,
+    decode_followers,
+    decode_record,
+    encode_batch,
+    encode_record,
+)
+
+Unusable = DamagedError | UnsupportedVersionError  # errors of a record that cannot be used
 
 #: of an entry, at most: its key, what its value has before the payload, and what Kafka adds to a record
 RECORD_OVERHEAD_BYTES = 26 + 45 + 21
@@ -84,59 +96,82 @@ def describe_passed_over(placed: Placed, rule: CountingRule, following: int) -> 
 
 
 class ItemReader:
-    """Assembles items from the records of a data topic, which are fed in order. offset: of the next record."""
+    """Assembles items from the records of a data topic, which are fed in order.
 
-    def __init__(self, region: int, offset: int) -> None:
+    offset: of the next record. end: records from there on are left out, but for those of a batch that began before.
+    first: the first record that was decoded.
+    """
+
+    def __init__(self, region: int, offset: int, end: int | None = None) -> None:
         self.offset = offset
+        self.first: RegionRecord | None = None
         self._region = region
-        self._is_first = True  # nothing was fed: the front of a batch may be missing
-        self._batch: list[RegionRecord] = []
+        self._end = end
+        self._is_begin = True  # nothing was fed: the front of a batch may be missing
+        self._head: RegionRecord | None = None  # the first record of the batch that has begun and is not complete
+        self._entries: list[Entry] = []
         self._at = 0  # offset of the first record of the batch
 
     @property
     def is_within_batch(self) -> bool:
         """Whether a batch has begun and is not complete."""
-        return bool(self._batch)
+        return self._head is not None
 
-    def feed(self, stored: Stored) -> tuple[Placed | None, RegionRecord]:
-        """Add the next record. Returns the item that it completes, if any, and the record itself.
+    def feed(self, records: Sequence[Stored]) -> Iterator[Placed | Unusable]:
+        """Add the next records. Returns the items that they complete, and errors for records that cannot be used: they
+        are left out. `offset` is behind the last record of what was returned last."""
+        at = 0
+        while at < len(records):
+            head = self._head
+            if head is not None:
+                position = head.position + len(self._entries)
+                entries = decode_followers(head, position, self.offset, islice(records, at, None), Entry)
+                self._entries += entries
+                self.offset += len(entries)
+                at += len(entries)
+                if position + len(entries) == head.count:
+                    yield self._complete(head)
+                    continue
+                if at == len(records):
+                    return
+            stored = records[at]
+            at += 1
+            if self._end is not None and stored.offset >= self._end and head is None:
+                self.offset = max(self.offset, self._end)
+                return
+            try:
+                placed = self._take(stored)
+            except (DamagedError, UnsupportedVersionError) as error:
+                yield error
+                continue
+            if placed is not None:
+                yield placed
 
-        Raises DamagedError, UnsupportedVersionError for a record that cannot be used: it can be left out.
-        """
+    def _take(self, stored: Stored) -> Placed | None:
+        """Add a record that is not the next one of a batch. Returns its item, unless it begins a longer batch."""
         assert stored.offset >= self.offset, "records are fed in order"
-        is_first, self._is_first = self._is_first, False
-        is_next = stored.offset == self.offset
+        is_begin, self._is_begin = self._is_begin, False
         self.offset = stored.offset + 1
         record = decode_stored(self._region, stored)
+        if self.first is None:
+            self.first = record
         if record.kind not in (RecordKind.ENTRY, RecordKind.TABLE_BEGIN):
-            return (stored.offset, _single(record)), record
+            return stored.offset, _single(record)
+        entry = Entry(record.table, record.sequence, bytes(record.payload))
         if record.version == 0:
-            entry = Entry(record.table, record.sequence, bytes(record.payload))
-            return (stored.offset, PlainEntry(entry)), record
-        batch = self._batch
-        if not (batch and is_next and _follows(record, batch[-1])):
-            if batch or not (record.position == 0 or is_first):
-                self._batch = []
-                if record.position:
-                    raise DamagedError(f"a batch is not whole: batch={record.batch} offset={stored.offset}")
-            batch = self._batch = []
-            self._at = stored.offset
-        batch.append(record)
+            return stored.offset, PlainEntry(entry)
+        self._head = None  # what began before is not whole
+        if record.position and not is_begin:
+            raise DamagedError(f"a batch is not whole: batch={record.batch} offset={stored.offset}")
+        self._at, self._entries = stored.offset, [entry]
         if record.position + 1 < record.count:
-            return None, record
-        self._batch = []
-        entries = tuple([Entry(one.table, one.sequence, bytes(one.payload)) for one in batch])
-        return (self._at, Batch(record.nonce, record.batch, entries)), record
+            self._head = record
+            return None
+        return self._complete(record)
 
-
-def _follows(record: RegionRecord, before: RegionRecord) -> bool:
-    """Whether a record is the next one of the same batch."""
-    return (
-        record.position == before.position + 1
-        and record.nonce == before.nonce
-        and record.batch == before.batch
-        and record.count == before.count
-    )
+    def _complete(self, head: RegionRecord) -> Placed:
+        entries, self._entries, self._head = tuple(self._entries), [], None
+        return self._at, Batch(head.nonce, head.batch, entries)
 
 
 def _single(record: RegionRecord) -> Item:

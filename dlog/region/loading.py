@@ -120,7 +120,7 @@ class RegionLoader:
         return self._scan_from(self.state.offset if self.state is not None else self.first)
 
     def _scan_from(self, offset: int) -> Asking | None:
-        self._reader = ItemReader(self._region, offset)
+        self._reader = ItemReader(self._region, offset, self.next)
         return self._go_on(offset)
 
     def _go_on(self, offset: int) -> Asking | None:
@@ -136,22 +136,17 @@ class RegionLoader:
         return None
 
     def _scan(self, records: tuple[Stored, ...]) -> Asking | None:
-        for stored in records:
-            if stored.offset >= self.next:
-                break
-            self.scanned_bytes += len(stored.key) + len(stored.value)
-            try:
-                placed, _ = self._reader.feed(stored)
-            except self._skipped as error:
-                self.problems.append(f"data topic: {error.message}")
-                continue
-            if placed is None:
-                continue
-            if self.state is not None:
-                self._apply(self.state, placed)
-            elif (found := self._checkpoint(placed)) is not None:
-                self.state = RegionState.restored(found, map_every=self._map_every)
-                return self._scan_from(found.offset)
+        self.scanned_bytes += sum([len(key) + len(value) for _, key, value in records])
+        for found in self._reader.feed(records):
+            if isinstance(found, DLogError):
+                if not isinstance(found, self._skipped):
+                    raise found
+                self.problems.append(f"data topic: {found.message}")
+            elif self.state is not None:
+                self._apply(self.state, found)
+            elif (snapshot := self._checkpoint(found)) is not None:
+                self.state = RegionState.restored(snapshot, map_every=self._map_every)
+                return self._scan_from(snapshot.offset)
         return self._go_on(min(records[-1].offset + 1, self.next) if records else self.next)
 
     def _apply(self, state: RegionState, placed: Placed) -> None:

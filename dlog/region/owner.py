@@ -458,7 +458,7 @@ class RegionOwner:
 
     def _scan(self, upto: int, each: Callable[[Placed], None], then: Callable[[], None]) -> None:
         """Read the data topic from the state's offset up to `upto`."""
-        reader = ItemReader(self._region, self.state.offset)
+        reader = ItemReader(self._region, self.state.offset, upto)
 
         def go_on() -> None:
             if reader.offset >= upto:
@@ -467,23 +467,15 @@ class RegionOwner:
             self._out.ask(Topic.DATA, ReadRecords(self._out.number(), reader.offset), read, self._fencing_failed)
 
         def read(reply: RecordsRead) -> None:
-            for stored in reply.records:
-                if stored.offset >= upto:
-                    reader.offset = upto
-                    break
+            for found in reader.feed(reply.records):
+                if isinstance(found, DamagedError):  # of another program: all records of owners decode
+                    self._out.tell(RegionRecordIgnored(self._region, found.message))
+                    continue
                 try:
-                    placed, _ = reader.feed(stored)
+                    if isinstance(found, UnsupportedVersionError):
+                        raise found
+                    each(found)  # a check-point may be of a newer release, too
                 except UnsupportedVersionError as error:
-                    self._fencing_failed(error)
-                    return
-                except DamagedError as error:  # of another program: all records of owners decode
-                    self._out.tell(RegionRecordIgnored(self._region, error.message))
-                    continue
-                if placed is None:
-                    continue
-                try:
-                    each(placed)
-                except UnsupportedVersionError as error:  # a check-point of a newer release
                     self._fencing_failed(error)
                     return
             if not reply.records:

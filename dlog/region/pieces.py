@@ -20,15 +20,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from dlog.errors import DamagedError, UnsupportedVersionError
-from dlog.region.counting import CountingRule
+from dlog.errors import DamagedError, DLogError
+from dlog.region.counting import CountingRule, Placed
 from dlog.region.items import ItemReader, decode_stored, rule_at
 from dlog.region.reading import PlainSequences, RegionEntry
 from dlog.region.sizes import SEEK_BYTES, SEEK_TABLES_MAX, Sizes
 from dlog.region.state import RegionState
 from dlog.region.tables import TableMeta
 from dlog.region.topics import Stored
-from dlog.wire.region import RecordKind
+from dlog.wire.region import RecordKind, RegionRecord
 
 Seek = tuple[int, int, int]  # a table, a sequence, and the offset of its record
 
@@ -206,7 +206,7 @@ class PieceScan:
         self._piece = piece
         self._wanted = wanted
         self._skips = skips
-        self._reader = ItemReader(region, piece.begin)
+        self._reader = ItemReader(region, piece.begin, piece.end)
         self._rule = CountingRule(piece.epoch, piece.nonce, piece.number)
         self._plain = PlainSequences(piece.floors)
         self._is_at_begin = True
@@ -222,40 +222,36 @@ class PieceScan:
     def feed(self, records: Sequence[Stored]) -> list[RegionEntry]:
         """Take the next records, at least one. Raises DamagedError, UnsupportedVersionError."""
         found: list[RegionEntry] = []
-        for stored in records:
-            if self._is_behind(stored.offset):
-                break
-            self._take(stored, found)
-        if self._is_behind(max(self.offset, records[-1].offset)):
+        for one in self._reader.feed(records):
+            if self._reader.first is not None:
+                self._begin(self._reader.first)
+            if not isinstance(one, DLogError):
+                self._take(one, found)
+            elif self._skips:
+                self._is_at_begin = False
+                self.problems.append(f"data topic: {one.message}")
+            else:
+                raise one
+        if self.offset >= self._piece.end and not self._reader.is_within_batch:  # the last one may end within a batch
             self.is_done = True
         else:
             self._seek()
         return found
 
-    def _is_behind(self, offset: int) -> bool:
-        """Whether the piece has ended before an offset: the last one may end within a batch."""
-        return offset >= self._piece.end and not self._reader.is_within_batch
-
-    def _take(self, stored: Stored, found: list[RegionEntry]) -> None:
-        try:
-            placed, record = self._reader.feed(stored)
-        except (DamagedError, UnsupportedVersionError) as error:
-            if not self._skips:
-                raise
-            self._is_at_begin = False
-            self.problems.append(f"data topic: {error.message}")
-            return
+    def _begin(self, first: RegionRecord) -> None:
+        """Take the rule of the first record of the piece, or behind a seek, unless that was done."""
         if self._is_at_begin:
             self._is_at_begin = False
-            if rule_at(record) != self._rule:
+            if rule_at(first) != self._rule:
                 raise DamagedError(
-                    f"another region has been created under this name, plan again: offset={stored.offset}"
+                    f"another region has been created under this name, plan again: offset={self._piece.begin}"
                 )
         if self._is_behind_seek:
             self._is_behind_seek = False
-            self._rule = rule_at(record)
-        if placed is None:
-            return
+            self._rule = rule_at(first)
+
+    def _take(self, placed: Placed, found: list[RegionEntry]) -> None:
+        """Add the wanted entries of an item."""
         self._plain.at(placed)
         self._rule, counting = self._rule.after_placed(placed, self._plain.following)
         if counting:
@@ -277,7 +273,7 @@ class PieceScan:
         if lowest >= end:
             self.is_done = True
         elif lowest > self.offset:
-            self._reader = ItemReader(self._region, lowest)
+            self._reader = ItemReader(self._region, lowest, end)
             self._is_behind_seek = True
 
     def _lower_bound(self, table: int, wanted: WantedTable) -> int:

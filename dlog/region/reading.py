@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from dlog.errors import DamagedError, InvalidRequestError, UnsupportedVersionError
+from dlog.errors import DLogError, InvalidRequestError
 from dlog.region.counting import CountingRule, Placed, PlainEntry
 from dlog.region.items import ItemReader, describe_passed_over, rule_at
 from dlog.region.messages import FindStart, LostEntries, ReadingStart
@@ -126,7 +126,7 @@ class EntryScan:
         self._start = start
         self._lost = start.lost
         self._skips = skips
-        self._reader = ItemReader(region, start.begin)
+        self._reader = ItemReader(region, start.begin, start.end)
         self._rule: CountingRule | None = None
         self._plain = PlainSequences(start.floors)
         self._seeks = {(table, sequence): at for table, sequence, at in start.seeks or ()}
@@ -148,13 +148,16 @@ class EntryScan:
         yield from lost
         if not records:
             self._reader.offset = self._start.end
-        for stored in records:
-            if stored.offset >= self._start.end:
-                self._reader.offset = self._start.end
-                break
-            placed = self._place(stored)
-            if placed is not None:
-                yield from self._take(placed)
+        for found in self._reader.feed(records):
+            if self._rule is None:
+                first = self._reader.first
+                self._rule = NOTHING_COUNTS if first is None else rule_at(first)  # without the record that counts
+            if not isinstance(found, DLogError):
+                yield from self._take(found)
+            elif self._skips:
+                self.problems.append(f"data topic: {found.message}")
+            else:
+                raise found
         self._seek()
         if self.is_done:
             for table, (_, end, _) in self._start.ends.items():
@@ -176,22 +179,8 @@ class EntryScan:
             default=end,
         )
         if at > self.offset:
-            self._reader = ItemReader(self._region, at)
+            self._reader = ItemReader(self._region, at, end)
             self._rule = None
-
-    def _place(self, stored: Stored) -> Placed | None:
-        """Take the next record; the item that it completes."""
-        try:
-            placed, record = self._reader.feed(stored)
-        except (DamagedError, UnsupportedVersionError) as error:
-            if not self._skips:
-                raise
-            self.problems.append(f"data topic: {error.message}")
-            self._rule = self._rule or NOTHING_COUNTS  # without the record that counts
-            return None
-        if self._rule is None:
-            self._rule = rule_at(record)
-        return placed
 
     def _take(self, placed: Placed) -> Iterator[RegionEntry | LostEntries]:
         """The wanted entries of an item."""
@@ -203,17 +192,18 @@ class EntryScan:
             self._take_plain(placed, rule, is_counting=bool(counting))
         ends, following = self._start.ends, self.next
         for offset, entry in counting:
-            table = entry.table
-            if table not in ends:
+            table, sequence = entry.table, entry.sequence
+            wanted = ends.get(table)
+            if wanted is None:
                 continue
-            _, end, watermark = ends[table]
+            _, end, watermark = wanted
             expected = following[table]
-            if offset >= watermark or not expected <= entry.sequence < end:
+            if offset >= watermark or not expected <= sequence < end:
                 continue  # behind the end of its table, or not wanted
-            if entry.sequence > expected:
-                yield LostEntries(table, expected, entry.sequence)
-            following[table] = entry.sequence + 1
-            yield RegionEntry(table, entry.sequence, entry.payload, offset)
+            if sequence > expected:
+                yield LostEntries(table, expected, sequence)
+            following[table] = sequence + 1
+            yield RegionEntry(table, sequence, entry.payload, offset)
 
     def _take_plain(self, placed: Placed, rule: CountingRule, *, is_counting: bool) -> None:
         """Note an entry in version 0, or why it is passed over."""
@@ -245,18 +235,14 @@ class TailScan:
 
     def feed(self, records: Sequence[Stored]) -> Iterator[RegionEntry]:
         """Take the next records. Raises DamagedError, UnsupportedVersionError."""
-        for stored in records:
-            try:
-                placed, _ = self._reader.feed(stored)
-            except (DamagedError, UnsupportedVersionError):
+        for found in self._reader.feed(records):
+            if isinstance(found, DLogError):
                 if not self._skips:
-                    raise
+                    raise found
                 continue
-            if placed is None:
-                continue
-            self._rule, counting = self._rule.after_placed(placed, self._plain.following)
+            self._rule, counting = self._rule.after_placed(found, self._plain.following)
             if counting:
-                self._plain.counted(placed)
+                self._plain.counted(found)
             for offset, entry in counting:
                 if entry.sequence and (self._tables is None or entry.table in self._tables):
                     yield RegionEntry(entry.table, entry.sequence, entry.payload, offset)

@@ -29,7 +29,8 @@ ENTRY_HEAD = struct.Struct(">qqqq")
 LAC_HEAD = struct.Struct(">qq")
 #: most bytes before the payload of an entry packet
 
-_crc32c: Callable[..., int] = _fastcrc.iscsi
+#: crc32c(data, start=0): CRC32C (Castagnoli) of `data`; `start`: CRC of the bytes before it
+crc32c: Callable[..., int] = _fastcrc.iscsi
 
 
 class DigestMismatch(DamagedError):
@@ -43,11 +44,6 @@ class Entry(NamedTuple):
     lac: EntryId
     length: int
     payload: memoryview
-
-
-def crc32c(data: Buffer, start: int = 0) -> int:
-    """CRC32C (Castagnoli) of `data`; `start`: CRC of the bytes before it."""
-    return _crc32c(data, start)
 
 
 def master_key(password: bytes) -> bytes:
@@ -156,9 +152,9 @@ def _sum_crc32(head: Buffer, parts: Sequence[Buffer]) -> bytes:
 
 
 def _sum_crc32c(head: Buffer, parts: Sequence[Buffer]) -> bytes:
-    crc = _crc32c(head)
+    crc = crc32c(head)
     for part in parts:
-        crc = _crc32c(part, crc)
+        crc = crc32c(part, crc)
     return crc.to_bytes(4, "big")
 
 

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any
+from itertools import accumulate, islice
+from typing import Any, TypeVar
 
 import msgpack
 
@@ -37,8 +38,13 @@ KEY = struct.Struct(">BQQQB")
 _HEAD = struct.Struct(f">BQ{NONCE_BYTES}sQII")
 _CRC = struct.Struct(">I")
 _START = struct.Struct(_HEAD.format + "I")  # of a value: head and checksum
+_SHARED = struct.Struct(f">BQ{NONCE_BYTES}sQ")  # the part of a head that all records of a batch have
+_OWN = struct.Struct(">QI")  # behind it: position and count as one number, and the checksum
+_KEY_START, _KEY_REST = struct.Struct(">BQ"), struct.Struct(">QQB")  # what all keys of a batch have, and the rest
 _SNAPSHOT_HEAD = struct.Struct(">BI")
 _U64_END = 1 << 64
+
+T = TypeVar("T")
 
 
 class ForeignRecordError(DamagedError):
@@ -201,6 +207,48 @@ def decode_record(key: Buffer, value: Buffer) -> RegionRecord:
     if position >= count:
         raise DamagedError(f"the record is not in its batch: position={position} count={count}")
     return RegionRecord(kind, region, table, sequence, payload, epoch, nonce, batch, position, count)
+
+
+def decode_followers(
+    first: RegionRecord,
+    position: int,
+    offset: int,
+    records: Iterable[tuple[int, bytes, bytes]],
+    make: Callable[[int, int, bytes], T],
+) -> list[T]:
+    """Decode records of one batch that lie one behind another.
+
+    first: a record of the batch, in version 1. position, offset: of the first one to decode. records: offset, key and
+    value of each. make: makes what is returned of a record, of its table, sequence and payload.
+
+    Ends at the first record that is not the next one of the batch, or does not verify; `decode_record` tells why.
+    """
+    shared = _SHARED.pack(1, first.epoch, first.nonce, first.batch)
+    entry, begin = (_KEY_START.pack(kind, first.region) for kind in (RecordKind.ENTRY, RecordKind.TABLE_BEGIN))
+    place = position << 32 | first.count
+    unpack_key, unpack_own, crc = _KEY_REST.unpack_from, _OWN.unpack_from, crc32c
+    key_at, own_at, head_bytes, payload_at = _KEY_START.size, _SHARED.size, _HEAD.size, _START.size
+    found: list[T] = []
+    add = found.append
+    with suppress(struct.error):  # a key or a value is cut short
+        for at, key, data in islice(records, first.count - position):
+            table, sequence, version = unpack_key(key, key_at)
+            of_place, checksum = unpack_own(data, own_at)
+            payload = data[payload_at:]
+            if (
+                at != offset
+                or of_place != place
+                or not data.startswith(shared)
+                or not key.startswith(entry if sequence else begin)
+                or version != 1
+                or len(key) != KEY.size
+                or crc(payload, crc(key + data[:head_bytes])) != checksum
+            ):
+                break
+            add(make(table, sequence, payload))
+            offset += 1
+            place += 1 << 32
+    return found
 
 
 # ---- snapshots ------------------------------------------------------------------------------------------------------

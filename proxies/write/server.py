@@ -117,6 +117,9 @@ class WriteProxy:
                 if isinstance(default, KafkaStore):
                     checking = check_topics(default, partial(self.health.note, TROUBLE), self._tell)
                     self.tasks.start(checking, name="check topics")
+                for store in self._stores.values():
+                    if isinstance(store, KafkaStore):
+                        self.tasks.start(store.keep_region_open(), name="keep a region open")
                 if options.upkeep_s:
                     self.tasks.start(self._upkeep.run(), name="upkeep")
                 await self.listener.serve()

@@ -68,10 +68,12 @@ class Truth:
             return
         assert offset == self.next, "a topic has no gaps"
         for key, value in records:
-            placed, _ = self._reader.feed(Stored(self.next, key, value))
+            found = next(self._reader.feed([Stored(self.next, key, value)]), None)
             self.next += 1
-            if placed is None:
+            if found is None:
                 continue
+            assert isinstance(found, tuple), f"only records of regions are appended: {found}"
+            placed = found
             self._rule, counting = self._rule.after_placed(placed, self._following)
             for at, entry in counting:
                 self._count(at, entry)

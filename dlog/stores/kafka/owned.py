@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from random import Random
 from typing import Any
@@ -32,11 +32,16 @@ QUEUE_BYTES_MAX = 1 << 50  # appends are bounded where they are admitted
 
 
 class OwnedRegion:
-    """One region. tables: those that a writer writes now. is_closing: no more begin."""
+    """One region. paths: of its topics. opened_s: by the clock of the event loop. tables: those that a writer writes
+    now. is_closing: no more begin."""
 
-    def __init__(self, name: str, owner: RegionOwner, actor: RegionActor) -> None:
+    def __init__(
+        self, name: str, paths: Mapping[Topic, str], owner: RegionOwner, actor: RegionActor, opened_s: float
+    ) -> None:
         self.name = name
+        self.paths = paths
         self.actor = actor
+        self.opened_s = opened_s
         self.tables = 0
         self.bytes = 0
         self.begun = 0
@@ -90,8 +95,15 @@ class OwnedRegions:
         return found is not None and not found.has_ended
 
     async def prepare(self, namespace: str) -> None:
-        """Open the region in which the next table begins, if none is open. Raises what the topics raise."""
+        """Open the region in which the next table begins, if none is open. One without tables is replaced before other
+        processes take it for left over. Raises what the topics raise."""
         async with self._opening:
+            current = self._current
+            if current is not None and not current.begun:
+                age_s = asyncio.get_running_loop().time() - current.opened_s
+                if age_s >= self._options.sweep_s / 2:  # two sweeps of another process see it before it is deleted
+                    self._leave(current)
+                    self._may_close(current)
             await self._open(namespace)
 
     async def begin_table(self, namespace: str, payload: bytes) -> tuple[OwnedRegion, TableLocation]:
@@ -133,12 +145,13 @@ class OwnedRegions:
             self._may_close(current)
         await self._check_address()  # the disk of a directory may be unmounted by now
         name = f"{self._rng.getrandbits(64):016x}"
+        paths = topic_names(namespace, name)
         for topic in (Topic.META, Topic.DATA):  # a region has a data topic, so that is made last
-            path = topic_names(namespace, name)[topic]
-            await self._topics.create(path)
-            await self._topics.check(path)
+            await self._topics.create(paths[topic])
+            await self._topics.check(paths[topic])
         owner = RegionOwner(region_number(name), partial(self._rng.randbytes, NONCE_BYTES), self._region_options)
-        region = OwnedRegion(name, owner, self._start(namespace, name, owner))
+        actor = self._start(namespace, name, owner)
+        region = OwnedRegion(name, paths, owner, actor, asyncio.get_running_loop().time())
         try:
             await region.actor.ask(OpenRegion())
         except BaseException:  # also a cancellation: the next sweep deletes the topics
@@ -172,7 +185,18 @@ class OwnedRegions:
             self._on_closed(region.name)
 
     async def close(self) -> None:
-        """End all regions in this process."""
+        """End all regions in this process, and delete those in which no table began."""
         self._current = None
         for region in tuple(self._regions.values()):
             await self._close(region)
+            if not region.begun:
+                await self._delete(region)
+
+    async def _delete(self, region: OwnedRegion) -> None:
+        """Delete the topics of a region in which no table began: only its owner begins tables, and it has ended."""
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                for path in (region.paths[Topic.DATA], region.paths[Topic.META]):
+                    await self._topics.delete(path)
+        except (DLogError, TimeoutError):
+            pass  # the sweep of another process deletes them

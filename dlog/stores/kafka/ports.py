@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from dlog.errors import ConfigError
@@ -44,6 +44,10 @@ class WrongTopicsError(ConfigError):
     """The topics at this address are not those with this cluster's segments."""
 
 
-FindNamespace = Callable[[], Awaitable[str]]
-"""The namespace of the topics with this cluster's segments. Raises WrongTopicsError, NoSegmentsYetError,
-UnavailableError, MetadataUnavailableError."""
+class FindNamespace(Protocol):
+    """Finds the namespace of the topics with this cluster's segments."""
+
+    async def __call__(self, *, creates: bool) -> str:
+        """creates: record one if there is none. Raises WrongTopicsError, NoSegmentsYetError, UnavailableError,
+        MetadataUnavailableError."""
+        ...

@@ -62,6 +62,7 @@ from dlog.wire.region import NONCE_BYTES, RecordKind
 
 T = TypeVar("T")
 
+REGION_CHECK_S = 5.0  # how often it is checked that a region is open
 VERIFY_BYTES = 1024 * 1024  # at once
 LAST_PAYLOADS = 3  # that a recovery returns, if they are at hand
 FIND_BYTES_MAX = 8 * MiB  # read to find the offset of an entry
@@ -97,8 +98,9 @@ class KafkaStore:
     """A SegmentStore: `async with KafkaStore(...) as store`. The caller closes the topics.
 
     batch_bytes_max: of the records of one append, as the topics take them. find_namespace: asked at the first use.
-    is_synced: the topics sync an append before they confirm it. sweeps: this process writes segments: look for regions
-    without segments from time to time, and delete them; open a region for the next segment while one is recovered.
+    is_synced: the topics sync an append before they confirm it. sweeps: this process writes segments: record a
+    namespace if there is none; look for regions without segments from time to time, and delete them; open a region for
+    the next segment while one is recovered.
     """
 
     name = NAME
@@ -174,6 +176,14 @@ class KafkaStore:
         """Check that the topics answer, and that they are those with this cluster's segments. Raises StoreError."""
         await self.run("", self._ready())
         await self._check_address()
+
+    async def keep_region_open(self, every_s: float = REGION_CHECK_S) -> None:
+        """Keep a region open for the next segment, for ever, once a process of this cluster has created a segment here.
+        A stream that comes to this process does not wait for new topics then."""
+        while True:
+            with suppress(DLogError):  # the next time may do
+                await self._owned.prepare(await self._ready(creates=False))
+            await asyncio.sleep(every_s)
 
     def check_capacity(self, settings: StoreSettings) -> None:
         """Does nothing: a segment needs no members."""
@@ -388,11 +398,12 @@ class KafkaStore:
     async def _begin(self, described: bytes) -> Any:
         return await self._owned.begin_table(await self._ready(), described)
 
-    async def _ready(self) -> str:
+    async def _ready(self, *, creates: bool = True) -> str:
+        """The namespace of the topics. creates: record one if there is none, if this process writes segments."""
         if not self._open:
             raise StoreUnavailableError("the store is closed, open another one: store=kafka")
         if not self._namespace:
-            self._namespace = await self._find_namespace()
+            self._namespace = await self._find_namespace(creates=creates and self._sweeps)
         return self._namespace
 
     async def _regions(self) -> Sequence[str]:

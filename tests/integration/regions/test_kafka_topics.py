@@ -66,8 +66,7 @@ async def test_an_append_is_one_batch(topics: KafkaTopics) -> None:
     while offset < sum(sizes):
         fetched = await topics._brokers.fetch(topic, offset, 1 << 20)
         assert not isinstance(fetched, int)
-        while fetched._batches.has_next():
-            batch = fetched._batches.next_batch()
+        for batch in fetched.batches():
             found.append(batch.next_offset - batch.base_offset)
             offset = batch.next_offset
     assert found == sizes

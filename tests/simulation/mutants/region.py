@@ -208,13 +208,13 @@ MUTANTS = (
         name="a reader delivers entries below the start that it was given",
         invariants=("K4",),
         style="clean",
-        parts=planted(EntryScan, ("_take", "not expected <= entry.sequence < end", "not entry.sequence < end")),
+        parts=planted(EntryScan, ("_take", "not expected <= sequence < end", "not sequence < end")),
     ),
     Mutant(
         name="a reader passes over lost entries in silence",
         invariants=("K4",),
         style="outside",
-        parts=planted(EntryScan, ("_take", "if entry.sequence > expected:", "if False:")),
+        parts=planted(EntryScan, ("_take", "if sequence > expected:", "if False:")),
     ),
     Mutant(
         name="a follower begins with the rule of an empty topic",
@@ -226,7 +226,7 @@ MUTANTS = (
         name="a batch is taken apart",
         invariants=("K4", "K1", "K3", "K5"),
         style="swarm",
-        parts=planted(ItemReader, ("feed", "if record.position + 1 < record.count:", "if False:")),
+        parts=planted(ItemReader, ("_complete", "tuple(self._entries)", "tuple(self._entries[:1])")),
     ),
     Mutant(
         name="a follower takes an empty read for the topic up to an append that came later",
@@ -364,8 +364,8 @@ MUTANTS = (
             RegionFollower,
             (
                 "_apply",
-                "self._keep(self._state.apply(placed))",
-                "self._state.apply(placed); self._keep(tuple(enumerate(getattr(placed[1], 'entries', ()))))",
+                "self._keep(self._state.apply(found))",
+                "self._state.apply(found); self._keep(tuple(enumerate(getattr(found[1], 'entries', ()))))",
             ),
             (
                 "_keep",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from dlog.errors import DamagedError, UnsupportedVersionError
@@ -17,7 +19,7 @@ from dlog.region.counting import (
     TableEnd,
     record_count,
 )
-from dlog.region.items import RECORD_OVERHEAD_BYTES, ItemReader, records_of
+from dlog.region.items import RECORD_OVERHEAD_BYTES, ItemReader, decode_stored, records_of
 from dlog.region.topics import Stored
 from dlog.wire.region import KEY, RegionSnapshot, encode_snapshot
 from tests.unit.region.topic_lists import NONCE, OTHER, REGION, TopicList, batch, encoded, fence
@@ -39,7 +41,17 @@ ITEMS: list[Item] = [
 
 
 def _items(reader: ItemReader, stored: list[Stored]) -> list[Placed]:
-    return [placed for one in stored if (placed := reader.feed(one)[0]) is not None]
+    found: list[Placed] = []
+    for one in reader.feed(stored):
+        assert not isinstance(one, Exception), f"all records can be used: {one}"
+        found.append(one)
+    return found
+
+
+def _error(reader: ItemReader, stored: Stored) -> Exception:
+    (error,) = reader.feed([stored])
+    assert isinstance(error, Exception)
+    return error
 
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: type(item).__name__)
@@ -56,7 +68,7 @@ def test_a_record_bears_the_epoch_and_the_nonce_of_its_owner() -> None:
         if item == TableEnd(U64_MAX) or isinstance(item, PlainEntry):
             continue  # of a process that owns nothing, or in version 0
         key, value = records_of(REGION, 3, NONCE, item)[0]
-        _, record = ItemReader(REGION, 0).feed(Stored(0, key, value))
+        record = decode_stored(REGION, Stored(0, key, value))
         assert (record.epoch, record.nonce) == (3, NONCE)
 
 
@@ -95,43 +107,39 @@ def test_a_record_that_cannot_be_used_is_an_error_with_its_offset_and_can_be_lef
     topic.append([record])
     topic.add(batch(0, (7, 1), (8, 1)))
     reader = ItemReader(REGION, 0)
-    reader.feed(topic.stored(0)[0])
-    with pytest.raises(error, match=f"{text}.* ?offset=1$"):
-        reader.feed(topic.stored(1)[0])
-    assert reader.offset == 2, "it is behind the record"
-    assert _items(reader, topic.stored(2)) == [(2, batch(0, (7, 1), (8, 1)))]
+    before, unusable, behind = reader.feed(topic.stored(0))
+    assert (before, behind) == ((0, fence()), (2, batch(0, (7, 1), (8, 1))))
+    assert isinstance(unusable, error)
+    assert re.search(f"{text}.* ?offset=1$", str(unusable))
 
 
 def test_every_key_that_is_cut_short_or_too_long_is_an_error() -> None:
     for size in range(KEY.size):
-        with pytest.raises(DamagedError, match="offset=4"):
-            ItemReader(REGION, 4).feed(Stored(4, ENTRY[0][:size], ENTRY[1]))
-    with pytest.raises(DamagedError, match="offset=4"):
-        ItemReader(REGION, 4).feed(Stored(4, ENTRY[0] + b"x", ENTRY[1]))
+        assert "offset=4" in str(_error(ItemReader(REGION, 4), Stored(4, ENTRY[0][:size], ENTRY[1])))
+    assert "offset=4" in str(_error(ItemReader(REGION, 4), Stored(4, ENTRY[0] + b"x", ENTRY[1])))
 
 
 def test_a_batch_without_its_middle_is_an_error() -> None:
     first, _, third = TopicList(batch(0, (7, 1), (7, 2), (7, 3))).stored(0)
     reader = ItemReader(REGION, 0)
-    assert reader.feed(first)[0] is None
-    with pytest.raises(DamagedError, match="not whole: batch=0 offset=1"):
-        reader.feed(Stored(1, third.key, third.value))
+    assert _items(reader, [first]) == [] and reader.is_within_batch
+    assert "not whole: batch=0 offset=1" in str(_error(reader, Stored(1, third.key, third.value)))
+    assert not reader.is_within_batch
 
 
 def test_the_rest_of_another_batch_is_an_error() -> None:
     topic = TopicList(batch(0, (7, 1), (7, 2)))
     other = encoded(batch(0, (7, 1), (7, 2), nonce=OTHER))[1]
     reader = ItemReader(REGION, 0)
-    reader.feed(topic.stored(0)[0])
-    with pytest.raises(DamagedError, match="not whole: batch=0 offset=1"):
-        reader.feed(Stored(1, *other))
+    assert _items(reader, topic.stored(0)[:1]) == []
+    assert "not whole: batch=0 offset=1" in str(_error(reader, Stored(1, *other)))
 
 
 def test_a_batch_without_its_front_is_an_error_behind_another_record() -> None:
     reader = ItemReader(REGION, 0)
-    reader.feed(TopicList(fence()).stored(0)[0])
-    with pytest.raises(DamagedError, match="not whole: batch=0 offset=1"):
-        reader.feed(Stored(1, *encoded(batch(0, (7, 1), (7, 2)))[1]))
+    assert _items(reader, TopicList(fence()).stored(0)) == [(0, fence())]
+    error = _error(reader, Stored(1, *encoded(batch(0, (7, 1), (7, 2)))[1]))
+    assert "not whole: batch=0 offset=1" in str(error)
 
 
 @pytest.mark.parametrize("begin", [1, 2])
@@ -148,3 +156,35 @@ def test_a_gap_in_the_offsets_is_passed_over_between_items() -> None:
     reader = ItemReader(REGION, 3)
     assert _items(reader, [Stored(3, *one), Stored(9, *other)]) == [(3, batch(0, (7, 1))), (9, batch(1, (7, 2)))]
     assert reader.offset == 10
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_a_batch_may_come_in_parts(size: int) -> None:
+    topic = TopicList(fence(), batch(0, (7, 1), (8, 1), (7, 2)), batch(1, (7, 3)), batch(2, (7, 4), (7, 5)))
+    stored, reader = topic.stored(0), ItemReader(REGION, 0)
+    found = [one for at in range(0, len(stored), size) for one in _items(reader, stored[at : at + size])]
+    assert found == _items(ItemReader(REGION, 0), stored)
+    assert [offset for offset, _ in found] == [0, 1, 4, 5]
+
+
+def test_records_at_the_end_are_left_out_but_for_those_of_a_batch_that_began_before() -> None:
+    topic = TopicList(fence(), batch(0, (7, 1), (8, 1), (7, 2)), batch(1, (7, 3)))
+    reader = ItemReader(REGION, 0, 2)
+    assert _items(reader, topic.stored(0)) == [(0, fence()), (1, batch(0, (7, 1), (8, 1), (7, 2)))]
+    assert reader.offset == 4
+    for end in (4, 9):
+        reader = ItemReader(REGION, 4, end)
+        assert _items(reader, [Stored(9, *encoded(batch(1, (7, 3)))[0])]) == []
+        assert reader.offset == end, "no record lies before the end"
+
+
+def test_the_first_record_is_kept_even_if_its_batch_is_not_whole() -> None:
+    first, _, third = TopicList(batch(4, (7, 1), (7, 2), (7, 3))).stored(0)
+    reader = ItemReader(REGION, 0)
+    assert reader.first is None
+    _error(reader, Stored(1, ENTRY[0], b""))
+    assert reader.first is None
+    reader = ItemReader(REGION, 0)
+    assert _items(reader, [first]) == []
+    _error(reader, third)
+    assert reader.first is not None and (reader.first.batch, reader.first.position) == (4, 0)

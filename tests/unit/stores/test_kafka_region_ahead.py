@@ -1,4 +1,4 @@
-"""A region is opened for the next segment while one is recovered; on topics in a directory."""
+"""A region is open before the next segment is created; on topics in a directory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from dlog.stores.contract import SegmentRef
 from dlog.stores.kafka.store import KafkaStore
 
 STREAM = StreamName("s")
-Opening = Callable[[bool], AbstractAsyncContextManager[KafkaStore]]
+Opening = Callable[..., AbstractAsyncContextManager[KafkaStore]]
 
 
 @pytest.fixture
@@ -33,8 +34,8 @@ def opening(tmp_path: Path) -> Opening:
         recorded.append(namespace)
 
     @asynccontextmanager
-    async def opened(creates: bool) -> AsyncIterator[KafkaStore]:
-        options = KafkaOptions(topics=f"file://{tmp_path}")
+    async def opened(creates: bool, **changes: Any) -> AsyncIterator[KafkaStore]:
+        options = KafkaOptions(topics=f"file://{tmp_path}", **changes)
         async with open_kafka_store(options, read, record, random.Random(), creates=creates) as store:
             yield store
 
@@ -83,3 +84,52 @@ async def test_a_store_that_closes_during_the_opening_ends(opening: Opening) -> 
         ref = await segment(dying)
         async with asyncio.timeout(30), opening(True) as heir:
             assert (await heir.recover(ref)).end == 0
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - a directory has no event
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def keeping_open(store: KafkaStore) -> AsyncIterator[None]:
+    """`keep_region_open` runs in the scope."""
+    async with asyncio.TaskGroup() as tasks:
+        keeping = tasks.create_task(store.keep_region_open(every_s=0.01), name="keep a region open")
+        try:
+            yield
+        finally:
+            keeping.cancel()
+
+
+async def test_a_region_is_kept_open_once_the_cluster_has_segments(opening: Opening, tmp_path: Path) -> None:
+    async with opening(True) as first, opening(True) as idle:
+        async with keeping_open(idle):
+            await asyncio.sleep(0.1)
+            assert DirectoryTopics(str(tmp_path)).names("") == [], "no namespace is recorded, and no topic made"
+            await segment(first)
+            await wait_until(lambda: idle.regions[0] == 1)
+            writer = await idle.create(STREAM, SegmentNumber(2), Epoch(2), ())
+            await writer.append(EntryId(0), [b"b"])
+        assert len(regions(tmp_path)) == 2, "the segment is in the region that was open"
+
+
+async def test_a_region_in_which_nothing_began_is_deleted_with_its_store(opening: Opening, tmp_path: Path) -> None:
+    async with opening(True) as first:
+        ref = await segment(first)
+        async with opening(True) as idle, keeping_open(idle):
+            await wait_until(lambda: idle.regions[0] == 1)
+        assert [name for name in regions(tmp_path) if not name.endswith(ref.name.partition("/")[0])] == []
+    assert len(regions(tmp_path)) == 1, "a region with a segment stays"
+
+
+async def test_a_region_without_segments_is_replaced_before_a_sweep_takes_it_for_left_over(
+    opening: Opening, tmp_path: Path
+) -> None:
+    async with opening(True) as first, opening(True, sweep_s=0.2) as idle:
+        await segment(first)
+        async with keeping_open(idle):
+            await wait_until(lambda: len(regions(tmp_path)) == 2)
+            before = set(regions(tmp_path))
+            await wait_until(lambda: len(before & set(regions(tmp_path))) == 1)

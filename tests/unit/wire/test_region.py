@@ -21,6 +21,7 @@ from dlog.wire.region import (
     RegionRecord,
     RegionSnapshot,
     TableSnapshot,
+    decode_followers,
     decode_record,
     decode_snapshot,
     encode_batch,
@@ -152,6 +153,56 @@ def test_every_flipped_bit_of_a_record_is_found() -> None:
         changed[bit // 8] ^= 1 << bit % 8
         with pytest.raises((DamagedError, UnsupportedVersionError)):
             decode_record(changed[: len(key)], changed[len(key) :])
+
+
+BATCH = encode_batch(3, 2, RECORD.nonce, 5, [(7, 0, b"about"), (7, 1, b"x"), (8, 4, b""), (7, 2, b"y" * 300)])
+OTHERS = {
+    "another batch": encode_batch(3, 2, RECORD.nonce, 6, [(7, 0, b""), (7, 1, b"x"), (8, 4, b""), (7, 2, b"")])[2],
+    "another position": BATCH[3],
+    "the same position": BATCH[1],
+    "another count": encode_batch(3, 2, RECORD.nonce, 5, [(7, 0, b""), (7, 1, b""), (8, 4, b"")])[2],
+    "another nonce": encode_batch(3, 2, bytes(NONCE_BYTES), 5, [(8, 4, b"")] * 4)[2],
+    "another epoch": encode_batch(3, 1, RECORD.nonce, 5, [(8, 4, b"")] * 4)[2],
+    "another region": encode_batch(4, 2, RECORD.nonce, 5, [(8, 4, b"")] * 4)[2],
+    "no entry": encode_record(
+        RegionRecord(RecordKind.TABLE_END, 3, 8, 4, epoch=2, nonce=RECORD.nonce, batch=5, position=2, count=4)
+    ),
+    "version 0": encode_record(RegionRecord(RecordKind.ENTRY, 3, 8, 4, version=0)),
+    "no key": (b"", BATCH[2][1]),
+    "no value": (BATCH[2][0], b""),
+}
+
+
+def _followers(records: list[tuple[bytes, bytes]], at: int = 1) -> list[tuple[int, int, bytes]]:
+    """What is decoded behind the first record of BATCH."""
+    rows = [(100 + position, *one) for position, one in enumerate(records)][at:]
+    return decode_followers(decode_record(*BATCH[0]), at, 100 + at, rows, lambda *fields: fields)
+
+
+def test_the_records_of_a_batch_are_decoded_together_as_one_by_one() -> None:
+    expected = [(one.table, one.sequence, one.payload) for one in (decode_record(*record) for record in BATCH)]
+    for at in range(1, 5):
+        assert _followers(BATCH, at) == expected[at:]
+    assert _followers([*BATCH, BATCH[3]]) == expected[1:], "it has no more"
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_record_ends_what_is_decoded_together(name: str) -> None:
+    assert len(_followers([*BATCH[:2], OTHERS[name], *BATCH[3:]])) == 1
+
+
+def test_a_gap_in_the_offsets_ends_what_is_decoded_together() -> None:
+    rows = [(offset, *record) for offset, record in zip((101, 103, 104), BATCH[1:], strict=True)]
+    assert len(decode_followers(decode_record(*BATCH[0]), 1, 101, rows, lambda *fields: fields)) == 1
+
+
+def test_every_flipped_bit_ends_what_is_decoded_together() -> None:
+    key, data = BATCH[2]
+    for bit in range(8 * len(key + data)):
+        changed = bytearray(key + data)
+        changed[bit // 8] ^= 1 << bit % 8
+        changed_key, changed_data = bytes(changed[: len(key)]), bytes(changed[len(key) :])
+        assert len(_followers([*BATCH[:2], (changed_key, changed_data), BATCH[3]])) == 1
 
 
 def test_a_newer_version_is_told_from_damage() -> None:
