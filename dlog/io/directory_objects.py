@@ -17,9 +17,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 from dlog.io.disk import RealFile
-from dlog.stores.cold.locations import Location
-from dlog.stores.cold.objects import Buffer, Found
 from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreError, StoreUnavailableError
+from dlog.stores.object_storage.locations import Location
+from dlog.stores.object_storage.port import Buffer, Found
 
 _PART = ".part"  # suffix of a file being written; its name also begins with a dot
 _LIST_AT_ONCE = 1000
@@ -28,7 +28,7 @@ _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errn
 
 
 class DirectoryObjects:
-    """Implements Objects of dlog/stores/cold/objects.py. System calls run in threads."""
+    """Implements Objects of dlog/stores/object_storage/port.py. System calls run in threads."""
 
     async def read(self, location: Location, offset: int, size: int) -> bytes:
         return (await asyncio.to_thread(_read, Path(location.path), offset, size))[0]

@@ -1,7 +1,7 @@
-"""Access to cold storage objects: dispatches each call to the storage that the location's scheme names.
+"""Access to objects: dispatches each call to the storage that the location's scheme names.
 
 A storage is opened when its scheme is first used, so that unused ones cost nothing, and is closed with the scope.
-dlog/stores/cold/objects.py is the contract.
+dlog/stores/object_storage/port.py is the contract.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from types import TracebackType
 
-from dlog.stores.cold.locations import Location, parse_root
-from dlog.stores.cold.objects import Found, ObjectWriter
-from dlog.stores.cold.objects import Objects as Kind
-from dlog.stores.cold.options import ColdOptions
+from dlog.stores.object_storage.locations import Location, parse_root
+from dlog.stores.object_storage.options import ObjectStorageOptions
+from dlog.stores.object_storage.port import Found, ObjectWriter
+from dlog.stores.object_storage.port import Objects as Kind
 
 
 class Objects:
     """Objects in every supported storage; used as `async with Objects(options) as objects`."""
 
-    def __init__(self, options: ColdOptions | None = None) -> None:
-        self._options = options or ColdOptions()
+    def __init__(self, options: ObjectStorageOptions | None = None) -> None:
+        self._options = options or ObjectStorageOptions()
         self._kinds: dict[str, Kind] = {}
         self._stack = AsyncExitStack()
 

@@ -1,4 +1,4 @@
-"""Cold storage objects in S3 and compatible stores, by aiobotocore (installed by `dlogd[s3]`).
+"""Objects in S3 and compatible stores, by aiobotocore (installed by `dlogd[s3]`).
 
 The client is made at the first use (70 MB of code). An object is uploaded at once, or in parts that are joined at the
 end; either way it appears whole or not at all. S3's own checksums are not used: every byte has a checksum of ours, and
@@ -14,10 +14,10 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from dlog.options import MiB
-from dlog.stores.cold.locations import Location
-from dlog.stores.cold.objects import Buffer, Found
-from dlog.stores.cold.options import ColdOptions
 from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreError, StoreUnavailableError
+from dlog.stores.object_storage.locations import Location
+from dlog.stores.object_storage.options import ObjectStorageOptions
+from dlog.stores.object_storage.port import Buffer, Found
 
 PART_BYTES = 16 * MiB  # of one uploaded part; two of them are in memory while an object is written
 _NO_OBJECT = frozenset({"NoSuchKey", "404", "NotFound", "NoSuchUpload"})
@@ -31,9 +31,9 @@ _REFUSED = frozenset(
 
 
 class S3Objects:
-    """See dlog/stores/cold/objects.py."""
+    """See dlog/stores/object_storage/port.py."""
 
-    def __init__(self, options: ColdOptions) -> None:
+    def __init__(self, options: ObjectStorageOptions) -> None:
         self._options = options
         self._stack = AsyncExitStack()
         self._made: Any = None
@@ -187,7 +187,7 @@ class _OutOfRangeError(Exception):
     """The object ends before the requested range."""
 
 
-def _client_of(options: ColdOptions) -> Any:
+def _client_of(options: ObjectStorageOptions) -> Any:
     """A client, to be entered. Raises MisconfiguredError."""
     try:
         from aiobotocore.config import AioConfig
@@ -196,7 +196,7 @@ def _client_of(options: ColdOptions) -> Any:
         raise MisconfiguredError(f"S3 needs aiobotocore: pip install 'dlogd[s3]' ({error})") from None
     config = AioConfig(
         s3={"addressing_style": options.s3_addressing},
-        max_pool_connections=max(10, 2 * options.fetches_max),
+        max_pool_connections=options.s3_connections_max,
         connect_timeout=min(10.0, options.timeout_s),
         read_timeout=options.timeout_s,
         retries={"mode": "standard", "total_max_attempts": 2},  # our callers retry too
@@ -234,7 +234,7 @@ def _errors(location: Location | str) -> Iterator[None]:
         kind = MisconfiguredError if code in _REFUSED else StoreUnavailableError
         raise kind(f"S3 answered {code}: {text}") from error
     except (NoCredentialsError, NoRegionError, ParamValidationError) as error:
-        hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or [cold] s3_access_key and s3_secret_key"
+        hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or s3_access_key and s3_secret_key of the section"
         raise MisconfiguredError(f"{error}; {hint}: location={location}") from error
     except (BotoCoreError, HttpError, OSError, TimeoutError) as error:
         raise StoreUnavailableError(f"S3 cannot be reached: {error}: location={location}") from error

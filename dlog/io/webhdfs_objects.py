@@ -17,10 +17,10 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from dlog.options import MiB
-from dlog.stores.cold.locations import Location
-from dlog.stores.cold.objects import Buffer, Found
-from dlog.stores.cold.options import ColdOptions
 from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreError, StoreUnavailableError
+from dlog.stores.object_storage.locations import Location
+from dlog.stores.object_storage.options import ObjectStorageOptions
+from dlog.stores.object_storage.port import Buffer, Found
 
 _PART = ".part"
 _REDIRECTS = (301, 302, 307)
@@ -29,9 +29,9 @@ _REFUSED = ("AccessControlException", "SecurityException", "IllegalArgumentExcep
 
 
 class WebHdfsObjects:
-    """See dlog/stores/cold/objects.py. HTTP calls block, so they run in threads."""
+    """See dlog/stores/object_storage/port.py. HTTP calls block, so they run in threads."""
 
-    def __init__(self, options: ColdOptions) -> None:
+    def __init__(self, options: ObjectStorageOptions) -> None:
         self._options = options
         self._good: dict[str, str] = {}  # hosts as configured -> the one that replied last
 

@@ -19,7 +19,7 @@ from dlog.io.settings import load
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.segment import StoreSettings
 from dlog.stores.cold.format import Builder, Contents, Head
-from dlog.stores.cold.locations import Location, ObjectName, folder_of, parse_root
+from dlog.stores.cold.locations import ObjectName
 from dlog.stores.cold.options import ColdOptions
 from dlog.stores.cold.store import ColdStore
 from dlog.stores.contract import (
@@ -37,6 +37,7 @@ from dlog.stores.contract import (
     SegmentWriter,
     StoreUnavailableError,
 )
+from dlog.stores.object_storage.locations import Location, folder_of, parse_root
 from tests.integration.storage import Storage, storage
 from tests.integration.stores.contract import OpenStore, Run, StoreContract, payload
 from tests.ports import free_port

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from dlog.io.directory_objects import DirectoryObjects
-from dlog.stores.cold.locations import parse_root
 from dlog.stores.contract import StoreUnavailableError
+from dlog.stores.object_storage.locations import parse_root
 
 MiB = 1 << 20
 

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 
 from dlog.model.ids import SegmentNumber, StreamName
 from dlog.stores.cold.format import Builder, Contents, Head
-from dlog.stores.cold.locations import Location, ObjectName, folder_of, parse_root
-from dlog.stores.cold.objects import Found
+from dlog.stores.cold.locations import ObjectName
 from dlog.stores.contract import SegmentNotFoundError, SegmentRef
+from dlog.stores.object_storage.locations import Location, folder_of, parse_root
+from dlog.stores.object_storage.port import Found
 
 Buffer = bytes | bytearray | memoryview
 

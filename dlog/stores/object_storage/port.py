@@ -1,4 +1,4 @@
-"""Interface of the cold store to an object storage; dlog/io/objects.py implements it for S3, WebHDFS and directories.
+"""Interface of segment stores to an object storage; dlog/io/objects.py implements it for S3, WebHDFS and directories.
 
 Errors are those of the store contract: SegmentNotFoundError, StoreUnavailableError (retry), MisconfiguredError (no such
 bucket, no permission, a missing package).
@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dlog.stores.cold.locations import Location
+from dlog.stores.object_storage.locations import Location
 
 Buffer = bytes | bytearray | memoryview
 
