@@ -30,12 +30,13 @@ class ObjectStorageOptions:
     s3_session_token: str = option("", "token of temporary keys", repr=False)
     s3_addressing: str = option("auto", "where the bucket's name is put: auto, path or virtual (in the host's name)")
     s3_connections_max: int = option(64, "connections to the S3 service, at most")
+    s3_busy_s: float = option(20.0, "time for which a request is repeated while S3 says that it is busy")
     webhdfs_user: str = option("", "user, for a cluster that asks for no proof")
     webhdfs_token: str = option("", "delegation token, for a cluster that asks for one", repr=False)
     webhdfs_replication: int = option(0, "copies of each object; 0: the cluster's own number")
 
     def __post_init__(self) -> None:
-        check_positive(self, "timeout_s", "s3_connections_max")
+        check_positive(self, "timeout_s", "s3_connections_max", "s3_busy_s")
         if self.s3_addressing not in S3_ADDRESSING:
             raise ValueError(f"s3_addressing must be one of {', '.join(S3_ADDRESSING)}: {self.s3_addressing!r}")
         if bool(self.s3_access_key) != bool(self.s3_secret_key):
