@@ -71,7 +71,7 @@ class ChunkPut:
 
 @value
 class Listed:
-    """Fact: the answer to ListBehind: numbers of the chunks above, in order, at most PAGE of them."""
+    """Fact: the answer to ListBehind: numbers of the chunks above, in order: all, or as many as a listing has."""
 
     behind: int
     numbers: tuple[int, ...]
@@ -279,12 +279,14 @@ class TailSearch:
     """Finds the last chunks of a chain of n chunks in O(log n) listings, also while it grows.
 
     low: a chunk with this number exists, -1: none is known; all below it exist but for the last `in_flight_max`.
-    empty: there was no chunk above this number; None: none is known. step: how far the next listing looks ahead.
+    empty: there was no chunk above this number; None: none is known. step: how far the next listing looks ahead. page:
+    most numbers of a listing, greater than in_flight_max + 1.
     """
 
     low: int = -1
     empty: int | None = None
     step: int = 0
+    page: int = PAGE
     is_done: bool = False
 
     def next_behind(self) -> int:
@@ -292,14 +294,14 @@ class TailSearch:
         if self.empty is None:
             return self.low + self.step
         gap = self.empty - self.low
-        return self.low + (gap // 2 if gap > PAGE else 0)
+        return self.low + (gap // 2 if gap > self.page else 0)
 
     def after(self, listed: Listed) -> TailSearch:
-        if len(listed.numbers) >= PAGE:
+        if len(listed.numbers) >= self.page:
             low = listed.numbers[-1]
             if self.empty is not None and low < self.empty:
                 return replace(self, low=low)
-            return replace(self, low=low, empty=None, step=2 * max(self.step, PAGE // 2))
+            return replace(self, low=low, empty=None, step=2 * max(self.step, self.page // 2))
         if listed.numbers or listed.behind <= self.low:
             return replace(self, low=max([self.low, *listed.numbers]), is_done=True)
         return replace(self, empty=listed.behind)
