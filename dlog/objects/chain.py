@@ -9,9 +9,12 @@ FENCE. The first of these ends the segment; the chunks of the writer that are cr
 Invariants:
 - a chunk that counts, counts for ever: chunks of a segment without an end are never deleted or replaced;
 - the writer has at most `in_flight_max` chunks that are not confirmed, and confirms in order: so a chunk is confirmed
-  only if it counts, and no chunk lies further than `in_flight_max` above the first gap, or above the end;
-- a recovery creates a FENCE only at a number below which all chunks count; where it finds a chunk that counts instead,
-  it goes on with the next. So it is repeatable, and all recoveries find the same end.
+  only if it counts, and none of its chunks lies further than `in_flight_max` above the first gap, or above the end;
+- a recovery reports an end only at a FENCE or SEAL below which all chunks count; where it finds a chunk that counts
+  instead, it goes on with the next. So it is repeatable, and all recoveries find the same end;
+- a recovery that a live writer outruns creates a FENCE `ahead` numbers above a chunk that counts: the writer cannot
+  pass it. So all chunks exist that lie further than `ahead` below any chunk. A FENCE does not know the end, which is
+  that of the chunk before it.
 
 Whether a chunk with an unclear answer is one's own is resolved below, by the random nonce in its head
 (dlog/stores/object_storage/creating.py). What stays UNKNOWN ends the writer: only a recovery can tell.
@@ -278,9 +281,9 @@ class ChainWriter:
 class TailSearch:
     """Finds the last chunks of a chain of n chunks in O(log n) listings, also while it grows.
 
-    low: a chunk with this number exists, -1: none is known; all below it exist but for the last `in_flight_max`.
+    low: a chunk with this number exists, -1: none is known.
     empty: there was no chunk above this number; None: none is known. step: how far the next listing looks ahead. page:
-    most numbers of a listing, greater than in_flight_max + 1.
+    most numbers of a listing, greater than ChainTail.ahead + 1.
     """
 
     low: int = -1
@@ -311,9 +314,10 @@ class TailSearch:
 class ChainTail:
     """Finds how many entries count; a recovery then ends the segment there.
 
-    is_recovery: create a FENCE. in_flight_max: at least that of any writer. next_number: of the FENCE, end and
-    payload_bytes: of the entries that count below it; 0 and None: not known. waits_for_window: the search is done, the
-    chunks near the tail are being listed.
+    is_recovery: create a FENCE. in_flight_max: at least that of any writer. next_number: of the first chunk that is not
+    known to exist; end and payload_bytes: of the entries below it; 0 and None: not known. asked: the number of the
+    FENCE that is being created. has_barrier: a FENCE is ahead. waits_for_window: the search is done, the chunks near
+    the tail are being listed.
     """
 
     is_recovery: bool
@@ -322,7 +326,14 @@ class ChainTail:
     next_number: int = 0
     end: int | None = None
     payload_bytes: int = 0
+    asked: int = 0
+    has_barrier: bool = False
     waits_for_window: bool = False
+
+    @property
+    def ahead(self) -> int:
+        """How far above a chunk that counts a FENCE may be created."""
+        return 2 * self.in_flight_max
 
     def begin(self) -> tuple[ChainTail, list[TailEffect]]:
         return self, [ListBehind(self.search.next_behind())]
@@ -337,13 +348,16 @@ class ChainTail:
                     return replace(self, search=search), [ListBehind(search.next_behind())]
                 if search.low < 0:
                     return replace(self, search=search), [NoChain()]
-                window = max(-1, search.low - self.in_flight_max - 1)  # the end and the first gap lie above
+                window = max(-1, search.low - self.ahead - 1)  # the end and the first gap lie above
                 return replace(self, search=search, waits_for_window=True), [ListBehind(window)]
             case HeadsRead(heads):
                 return self._heads_read(heads)
             case ChunkPut(number, result):
-                assert self.is_recovery and number == self.next_number and self.end is not None
+                assert self.is_recovery and number == self.asked and self.end is not None
                 match result:
+                    case Put.MADE | Put.EXISTS if number != self.next_number:
+                        tail = replace(self, has_barrier=result is Put.MADE)
+                        return tail, [ListBehind(self.next_number - 1)]
                     case Put.MADE:
                         return self, [TailFound(self.end, number, self.payload_bytes, True)]
                     case Put.EXISTS:
@@ -358,19 +372,30 @@ class ChainTail:
         if number == first:
             if first == 0:
                 return self, [NoChain()]
+            if first == self.next_number:
+                return self._fence(first)
             raise DamagedError(f"a chunk is missing below the tail of the segment: number={first}")
-        return replace(self, next_number=number), [ReadHeads(first, number - 1)]
+        return self, [ReadHeads(first, number - 1)]
 
     def _heads_read(self, heads: Sequence[ChunkHead]) -> tuple[ChainTail, list[TailEffect]]:
         counting = heads_that_count(heads, self.end)
         last = counting[-1]
-        size = last.bytes_before + (last.payload_bytes if last.kind is ChunkKind.DATA else 0)
+        end, size = _end_of(counting, self.end), self.payload_bytes
+        for head in counting:
+            if head.kind is not ChunkKind.FENCE:
+                size = head.bytes_before + (head.payload_bytes if head.kind is ChunkKind.DATA else 0)
         if last.kind.is_end:
-            return self, [TailFound(last.end, last.number, size, True)]
-        tail = replace(self, next_number=last.number + 1, end=last.end, payload_bytes=size)
+            return self, [TailFound(end, last.number, size, True)]
+        tail = replace(self, next_number=last.number + 1, end=end, payload_bytes=size)
         if not self.is_recovery:
-            return tail, [TailFound(last.end, tail.next_number, size, False)]
-        return tail, [CreateChunk(tail.next_number, ChunkKind.FENCE, last.end, last.end)]
+            return tail, [TailFound(end, tail.next_number, size, False)]
+        if last.number == self.asked and not self.has_barrier:
+            return tail._fence(last.number + self.ahead)
+        return tail._fence(tail.next_number)
+
+    def _fence(self, number: int) -> tuple[ChainTail, list[TailEffect]]:
+        assert self.end is not None
+        return replace(self, asked=number), [CreateChunk(number, ChunkKind.FENCE, self.end, self.end)]
 
 
 # ---- following ------------------------------------------------------------------------------------------------------
@@ -398,7 +423,7 @@ class ChainFollower:
             case HeadsRead(heads):
                 counting = heads_that_count(heads, self.end)
                 last = counting[-1]
-                changed = ChainFollower(last.number + 1, last.end, last.kind.is_end)
+                changed = ChainFollower(last.number + 1, _end_of(counting, self.end), last.kind.is_end)
                 return changed, [ChunksFound(counting, last.kind.is_end)]
 
 
@@ -411,6 +436,14 @@ def _first_gap(first: int, numbers: Sequence[int]) -> int:
     return first
 
 
+def _end_of(counting: Sequence[ChunkHead], known: int | None) -> int:
+    """The end of the entries of these chunks. known: of those below them."""
+    ends = [head.end for head in counting if head.kind is not ChunkKind.FENCE]
+    end = ends[-1] if ends else known
+    assert end is not None, "the chunk before a FENCE is read, too"
+    return end
+
+
 def heads_that_count(heads: Sequence[ChunkHead], first: int | None) -> tuple[ChunkHead, ...]:
     """Those of consecutive chunks that count, if the chunk below them does: up to the first SEAL or FENCE.
 
@@ -418,7 +451,7 @@ def heads_that_count(heads: Sequence[ChunkHead], first: int | None) -> tuple[Chu
     """
     counting: list[ChunkHead] = []
     for head in heads:
-        if first not in (None, head.first):
+        if first not in (None, head.first) and head.kind is not ChunkKind.FENCE:
             raise DamagedError(
                 f"a chunk does not continue the one before: number={head.number} first={head.first} expected={first}"
             )

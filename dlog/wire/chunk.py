@@ -9,7 +9,8 @@
              entries, the description of the segment
 
 Big-endian. The interval of entries is half-open; one without entries is empty, at the number of entries before the
-chunk. `bytes before` counts the payload bytes of all entries before the chunk. nonce: random, of the process that
+chunk. `bytes before` counts the payload bytes of all entries before the chunk. A FENCE may lie above chunks that were
+created after it, so its interval and `bytes before` are not those that count. nonce: random, of the process that
 created the chunk. The head's checksum covers the head before it. Chunks of a kind other than DATA have no rows.
 
 Invariants:

@@ -113,7 +113,6 @@ class Parts:
     writer: type[ChainWriter] = ChainWriter
     tail: type[ChainTail] = ChainTail
     resolves: bool = True
-    writer_in_flight_max: int = IN_FLIGHT_MAX
 
 
 SHIPPED = Parts()
@@ -167,7 +166,7 @@ class Explorer:
         tail = self._parts.tail
         start = State(tails=tuple((n, Tail(tail(n != "t", IN_FLIGHT_MAX))) for n in self._others))
         for name in self._writers:
-            machine, effects = self._parts.writer(1, self._parts.writer_in_flight_max).begin()
+            machine, effects = self._parts.writer(1, IN_FLIGHT_MAX).begin()
             writer = Writer(machine, self._entries)
             start = self._perform(replace(start, writers=(*start.writers, (name, writer))), name, writer, effects)
         seen = {start}
@@ -223,7 +222,7 @@ class Explorer:
                 machine, effects = tail.machine.begin()
                 yield self._drive_tail(state, name, replace(tail, machine=machine, phase="waiting"), effects)
             elif tail.phase == "waiting":
-                yield self._tell_tail(state, name, tail, ChunkPut(tail.machine.next_number, Put.UNKNOWN))
+                yield self._tell_tail(state, name, tail, ChunkPut(tail.machine.asked, Put.UNKNOWN))
 
     def _without_idle_requests(self, state: State) -> State:
         """Drop requests that change nothing any more: their chunk exists, and nobody waits for the answer."""
@@ -254,7 +253,7 @@ class Explorer:
             return request.chunk.number in writer.waiting
         tail = dict(state.tails)[request.sender]
         asked = ("waiting", request.attempt, request.chunk.number)
-        return (tail.phase, tail.attempt, tail.machine.next_number) == asked
+        return (tail.phase, tail.attempt, tail.machine.asked) == asked
 
     def _answer(self, state: State, answer: Answer) -> State:
         chunk = dict(state.chunks)[answer.number]

@@ -72,6 +72,7 @@ MUST_REACH = (
 PROGRESS = {"acks": ("ack",), "recoveries": ("recovered",), "entries followed": ("followed",)}
 SEGMENT = b"segment " * 2
 PUT_ATTEMPTS = 3
+READS_MAX = 2 + 2 * IN_FLIGHT_MAX  # of one recovery: a FENCE stops the writer so far ahead
 END_S = 1000.0
 
 
@@ -83,7 +84,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         "style": style,
         "entries": rng.randint(200, 600) if is_long else rng.randint(0, 60),
         "chunk_bytes_max": 1 if is_long else rng.choice((1, 20, 200)),
-        "page": rng.choice((IN_FLIGHT_MAX + 2, 20)) if is_long else rng.choice((IN_FLIGHT_MAX + 2, 1000)),
+        "page": rng.choice((2 * IN_FLIGHT_MAX + 2, 20)) if is_long else rng.choice((2 * IN_FLIGHT_MAX + 2, 1000)),
         "recoveries": rng.choice((1, 2, 3)),
         "finders": rng.randint(1, 3),
         "followers": rng.randint(0, 2),
@@ -95,6 +96,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     }
     if style == "fenced":
         config |= {"entries": 60, "chunk_bytes_max": 1, "begins_at": rng.choice((0.05, 0.1, 0.2)), "seals": False}
+        config |= {"finders": 4, "finders_begin_at": 1.0}
     return Plan(seed=seed, config=config)
 
 
@@ -122,7 +124,8 @@ class ObjectsWorld:
         for name in range(config["recoveries"]):
             self.later(config["begins_at"] * self.rng.uniform(0.5, 2), TailProcess(self, f"r{name}", True).start)
         for name in range(config["finders"]):
-            self.later(config["begins_at"] * self.rng.uniform(0, 2), TailProcess(self, f"t{name}", False).start)
+            begins_at = config.get("finders_begin_at", config["begins_at"])
+            self.later(begins_at * self.rng.uniform(0, 2), TailProcess(self, f"t{name}", False).start)
         followers = [FollowerProcess(self) for _ in range(config["followers"])]
         for follower in followers:
             self.later(self.rng.uniform(0, 1), follower.poll)
@@ -193,12 +196,12 @@ class ObjectsWorld:
         self.chunks[number] = data
         while not self.has_ended and (following := self.chunks.get(len(self.counting))) is not None:
             head = decode_head(following)
-            if head.first != len(self.counted):
+            if head.first != len(self.counted) and head.kind is not ChunkKind.FENCE:
                 raise Violation("C6", f"chunk {head.number} begins with entry {head.first}, {len(self.counted)} count")
             self.counting.append(head)
             if head.kind is ChunkKind.DATA:
                 self.counted += map(bytes, decode_body(head, following[HEAD_BYTES:]))
-            if len(self.counted) != head.end:
+            if len(self.counted) != head.end and head.kind is not ChunkKind.FENCE:
                 raise Violation("C6", f"chunk {head.number} ends at {head.end}, and has {len(self.counted)}")
             self.has_ended = head.kind.is_end
         self.reached["dead_chunk"] += self.has_ended and number >= len(self.counting)
@@ -323,7 +326,7 @@ class TailProcess:
         self._listings += 1
         pages = len(world.chunks) // world.config["page"] + 1
         world.reached["paged"] += pages > 3
-        if self._listings > 8 + 3 * pages.bit_length():
+        if self._listings > 8 + 3 * pages.bit_length() + self._reads:
             raise Violation("C5", f"{self._name}: {self._listings} listings of {len(world.chunks)} chunks")
         answer = world.list_behind(behind)
         world.later(world.rng.uniform(0.001, 0.05), lambda: self._tell(answer))
@@ -337,6 +340,8 @@ class TailProcess:
                 case ReadHeads(first, last):
                     self._reads += 1
                     world.reached["outrun"] += self._reads > 1
+                    if self._reads > READS_MAX:
+                        raise Violation("C5", f"{self._name}: read heads {self._reads} times, and finds no end")
                     heads = world.read_heads(first, last)
                     world.later(world.rng.uniform(0.001, 0.05), lambda heads=heads: self._tell(heads))  # type: ignore[misc]  # a default
                 case CreateChunk(number):

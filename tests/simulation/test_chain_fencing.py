@@ -16,10 +16,9 @@ from tests.simulation.mutants import edited
     [
         ("a", "t", 3, 0, 2),
         ("a", "r", 3, 1, 2),
-        ("a", "rs", 2, 0, 1),
+        ("a", "rs", 1, 0, 1),
         ("a", "rt", 2, 0, 2),
-        ("ab", "r", 1, 1, 2),
-        ("ab", "rs", 1, 0, 1),
+        ("ab", "r", 1, 0, 2),
     ],
 )
 def test_what_is_confirmed_is_kept_in_every_order_of_events(
@@ -58,15 +57,17 @@ DEFECTS: dict[str, tuple[str, dict[str, Any]]] = {
         "C1",
         _writer(("after", "case ChunkPut(_, Put.UNKNOWN):", "case ChunkPut(_, Put.UNKNOWN) if False:")),
     ),
-    "more chunks are in flight than a recovery looks back": ("C3 C4", {"writer_in_flight_max": 4}),
     "a chunk behind a gap is believed": (
         "C3 C4",
         _tail(("_window_listed", "_first_gap(first, listed.numbers)", "listed.numbers[-1] + 1")),
     ),
-    "a chunk behind a fence is believed": ("C3", _tail(("_heads_read", "last = counting[-1]", "last = heads[-1]"))),
+    "a chunk behind a fence is believed": (
+        "C3",
+        _tail(("_heads_read", "counting = heads_that_count(heads, self.end)", "counting = tuple(heads)")),
+    ),
     "only the last chunk is looked at": (
         "C3 C4",
-        _tail(("after", "search.low - self.in_flight_max - 1", "search.low - 1")),
+        _tail(("after", "search.low - self.ahead - 1", "search.low - 1")),
     ),
     "a recovery that loses its number takes it for the end": (
         "C3",

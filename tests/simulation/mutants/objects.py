@@ -78,7 +78,7 @@ MUTANTS = (
         name="only the last chunk is looked at",
         invariants=("C2", "C3", "C4"),
         style="fenced",
-        parts=planted(ChainTail, ("after", "search.low - self.in_flight_max - 1", "search.low - 1")),
+        parts=planted(ChainTail, ("after", "search.low - self.ahead - 1", "search.low - 1")),
     ),
     Mutant(
         name="a search ends at the first empty listing",
@@ -91,6 +91,18 @@ MUTANTS = (
         invariants=("C5",),
         style="long",
         parts=planted(TailSearch, ("next_behind", "return self.low + self.step", "return self.low")),
+    ),
+    Mutant(
+        name="a recovery runs after a writer that is faster",
+        invariants=("C5",),
+        style="long",
+        parts=planted(ChainTail, ("_heads_read", "last.number == self.asked and not self.has_barrier", "False")),
+    ),
+    Mutant(
+        name="a fence stops the writer further ahead than a recovery looks back",
+        invariants=("C4", "C2", "C3"),
+        style="fenced",
+        parts=planted(ChainTail, ("_heads_read", "last.number + self.ahead", "last.number + 3 * self.ahead")),
     ),
     Mutant(
         name="a follower believes a chunk behind a gap",

@@ -218,11 +218,29 @@ class TestTail:
         tail, effects = tail.after(ChunkPut(20, Put.EXISTS))
         assert effects == [ReadHeads(20, 20)]
         tail, effects = tail.after(HeadsRead((chain.head(20),)))
+        assert effects == [CreateChunk(20 + tail.ahead, FENCE, 200, 200)], "the writer is stopped there"
+        tail, effects = tail.after(ChunkPut(20 + tail.ahead, Put.MADE))
+        assert effects == [ListBehind(20)]
+        tail, effects = tail.after(Listed(20, (20 + tail.ahead,)))
         assert effects == [CreateChunk(21, FENCE, 200, 200)]
         chain.end = (21, FENCE)
         tail, effects = tail.after(ChunkPut(21, Put.EXISTS))
         tail, effects = tail.after(HeadsRead((chain.head(21),)))
         assert effects == [TailFound(200, 21, 1400, True)]
+
+    def test_a_fence_ahead_ends_the_segment_once_the_writer_has_filled_the_gap(self) -> None:
+        chain = Chain(20)
+        tail, _ = chain.find(ChainTail(is_recovery=True))
+        tail, _ = tail.after(ChunkPut(20, Put.EXISTS))
+        tail, _ = tail.after(HeadsRead((chain.head(20),)))
+        tail, _ = tail.after(ChunkPut(20 + tail.ahead, Put.MADE))
+        stop = 20 + tail.ahead
+        tail, effects = tail.after(Listed(20, tuple(range(21, stop + 1))))
+        assert effects == [ReadHeads(21, stop)]
+        fence = ChunkHead(FENCE, b"", b"", stop, 1, 200, 200, 1400, 0, 0)
+        tail, effects = tail.after(HeadsRead((*map(chain.head, range(21, stop)), fence)))
+        end = 10 * (stop - 1)
+        assert effects == [TailFound(end, stop, 7 * end, True)]
 
     def test_a_fence_that_is_unclear_is_told(self) -> None:
         tail, _ = Chain(20).find(ChainTail(is_recovery=True))
