@@ -157,7 +157,8 @@ class ObjectsWorld:
         """Create a chunk unless there is one; `done` gets what is certain."""
         rng, delay_s = self.rng, self.rng.uniform(0.01, 0.1)
         fault = rng.choice(("lost_request", "lost_answer", "late", "repeated")) if self._fails() else ""
-        self.reached[fault] += bool(fault)
+        if fault:
+            self.reached[fault] += 1
         if fault == "late":
             self.later(delay_s + rng.uniform(0, self.config["late_s"]), lambda: self._land_late(number, data))
         if fault in ("lost_request", "late"):
