@@ -2,6 +2,8 @@
 
 Invariants:
 - A file is written and synced under another name, then renamed to its own, then its directory is synced.
+- An object that must not replace another gets its name by `link`, which is refused where there is one.
+- A directory is synced before its objects are listed, and before an object in it is reported to exist.
 - A missing directory is never reported as a missing object: the file system may not be mounted.
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import mmap
 import os
 import threading
@@ -17,18 +20,29 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 from dlog.io.disk import RealFile
-from dlog.stores.cold.locations import Location
-from dlog.stores.cold.objects import Buffer, Found
-from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreError, StoreUnavailableError
+from dlog.stores.contract import (
+    MisconfiguredError,
+    SegmentNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+    copy_error,
+)
+from dlog.stores.object_storage.locations import Location
+from dlog.stores.object_storage.port import Buffer, Creation, Found
 
 _PART = ".part"  # suffix of a file being written; its name also begins with a dot
 _LIST_AT_ONCE = 1000
 _PIECE_BYTES = 2 << 20  # size of a write
-_REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG})
+_REFUSED = frozenset(
+    {
+        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG),
+        *(errno.EOPNOTSUPP, errno.EMLINK),  # no hard links
+    }
+)
 
 
 class DirectoryObjects:
-    """Implements Objects of dlog/stores/cold/objects.py. System calls run in threads."""
+    """Implements Objects of dlog/stores/object_storage/port.py. System calls run in threads."""
 
     async def read(self, location: Location, offset: int, size: int) -> bytes:
         return (await asyncio.to_thread(_read, Path(location.path), offset, size))[0]
@@ -39,13 +53,26 @@ class DirectoryObjects:
     async def create(self, location: Location) -> FileWriter:
         return await asyncio.to_thread(FileWriter, Path(location.path))
 
-    async def delete(self, location: Location) -> None:
-        await asyncio.to_thread(_delete, Path(location.path))
+    def can_create_if_absent(self, location: Location) -> bool:
+        return True
 
-    async def list(self, folder: Location) -> AsyncIterator[Found]:
-        async for found in _each(folder):
-            if not _is_part(found):
+    async def create_if_absent(self, location: Location, data: Sequence[Buffer], *, head_bytes: int) -> Creation:
+        return await asyncio.to_thread(_create_new, Path(location.path), data, head_bytes)
+
+    async def delete(self, location: Location) -> None:
+        await asyncio.to_thread(_delete, (Path(location.path),))
+
+    async def delete_many(self, locations: Sequence[Location]) -> None:
+        await asyncio.to_thread(_delete, [Path(location.path) for location in locations])
+
+    async def list(
+        self, folder: Location, *, behind: Location | None = None, limit: int | None = None
+    ) -> AsyncIterator[Found]:
+        yielded = 0
+        async for found in _each(folder, behind, limit):
+            if not _is_part(found) and (limit is None or yielded < limit):
                 yield found
+                yielded += 1
 
     async def unfinished(self, folder: Location) -> AsyncIterator[Found]:
         async for found in _each(folder):
@@ -53,7 +80,10 @@ class DirectoryObjects:
                 yield found
 
     async def discard(self, left: Found) -> None:
-        await asyncio.to_thread(_delete, Path(left.location.removeprefix("file://")))
+        await asyncio.to_thread(_delete, (Path(left.location.removeprefix("file://")),))
+
+    async def now_unix_ms(self, folder: Location) -> int:
+        return await asyncio.to_thread(_now_unix_ms, Path(folder.path))
 
 
 class FileWriter:
@@ -96,11 +126,27 @@ class FileWriter:
 
     def _finish(self) -> None:
         with self._turn, _errors(self._path):
-            self._file.pwritev([bytes(self._piece[: self._gathered])], self._written)
-            self._file.datasync()
-            self._file.close()
+            self._sync()
             os.replace(self._part, self._path)
             _sync_directory(self._path.parent)
+
+    def _finish_new(self) -> Creation:
+        """As `_finish`, but replace nothing."""
+        with self._turn, _errors(self._path):
+            self._sync()
+            try:
+                os.link(self._part, self._path)
+                return Creation.MADE
+            except FileExistsError:
+                return Creation.EXISTS
+            finally:
+                os.unlink(self._part)
+                _sync_directory(self._path.parent)
+
+    def _sync(self) -> None:
+        self._file.pwritev([bytes(self._piece[: self._gathered])], self._written)
+        self._file.datasync()
+        self._file.close()
 
     def _abort(self) -> None:
         with self._turn, contextlib.suppress(OSError):
@@ -123,36 +169,93 @@ def _read(path: Path, offset: int, size: int) -> tuple[bytes, int]:
             os.close(fd)
 
 
-def _delete(path: Path) -> None:
-    with contextlib.suppress(SegmentNotFoundError), _errors(path):
-        os.unlink(path)
-        _sync_directory(path.parent)
+def _create_new(path: Path, data: Sequence[Buffer], head_bytes: int) -> Creation:
+    writer = FileWriter(path)
+    try:
+        writer._write(data)
+        if writer._finish_new() is Creation.MADE:
+            return Creation.MADE
+        head = b"".join(data)[:head_bytes]  # a file server may repeat our `link`
+        return Creation.MADE if _read(path, 0, len(head))[0] == head else Creation.EXISTS
+    except StoreError as error:
+        writer._abort()
+        raise copy_error(error, outcome_unknown=True) from error
 
 
-async def _each(folder: Location) -> AsyncIterator[Found]:
-    found = _walk(folder)
-    while some := await asyncio.to_thread(_take, found):
+def _delete(paths: Sequence[Path]) -> None:
+    parents = set()
+    for path in paths:
+        with contextlib.suppress(SegmentNotFoundError), _errors(path):
+            os.unlink(path)
+            parents.add(path.parent)
+    for parent in sorted(parents):
+        with _errors(parent):
+            _sync_directory(parent)
+
+
+def _now_unix_ms(folder: Path) -> int:
+    path = folder / f".{os.urandom(8).hex()}{_PART}"
+    with _errors(path):
+        _make_directory(folder)
+        path.touch(exist_ok=False)
+        try:
+            return path.stat().st_mtime_ns // 1_000_000
+        finally:
+            path.unlink()
+
+
+async def _each(folder: Location, behind: Location | None = None, limit: int | None = None) -> AsyncIterator[Found]:
+    after = ""
+    if behind is not None:
+        above = f"{folder.path}/"
+        if not behind.path.startswith(above):
+            if behind.path > above:
+                return
+        else:
+            after = behind.path.removeprefix(above)
+    found = _walk(folder.path, os.fsencode(after))
+    while some := await asyncio.to_thread(_take, found, _LIST_AT_ONCE if limit is None else min(limit, _LIST_AT_ONCE)):
         for one in some:
             yield one
 
 
-def _take(found: Iterator[Found]) -> list[Found]:
-    some = []
-    for one in found:
-        some.append(one)
-        if len(some) == _LIST_AT_ONCE:
-            break
-    return some
+def _take(found: Iterator[Found], many: int) -> list[Found]:
+    return list(itertools.islice(found, many))
 
 
-def _walk(folder: Location) -> Iterator[Found]:
-    """Every file below the folder, also those being written; files deleted meanwhile are skipped."""
-    for directory, _, names in os.walk(folder.path):
-        for name in sorted(names):
-            path = Path(directory, name)
+def _walk(directory: str, behind: bytes) -> Iterator[Found]:
+    """Every file below the directory, also those being written, in the order of paths; files deleted meanwhile are
+    skipped. behind: a path below the directory, only files with a greater one are wanted."""
+    try:
+        with _errors(Path(directory)), os.scandir(directory) as entries:
+            keys = {os.fsencode(f"{e.name}/" if e.is_dir() else e.name): e for e in entries}
+            _sync_listed(directory)
+    except (SegmentNotFoundError, StoreUnavailableError):
+        if os.path.isdir(directory):
+            raise
+        return
+    for key in sorted(keys):
+        path = f"{directory.rstrip('/')}/{keys[key].name}"
+        if key.endswith(b"/"):
+            if keys[key].is_symlink():
+                continue
+            if behind.startswith(key):
+                yield from _walk(path, behind[len(key) :])
+            elif key > behind:
+                yield from _walk(path, b"")
+        elif key > behind:
             with contextlib.suppress(FileNotFoundError):
-                stat = path.stat()
+                stat = os.stat(path)
                 yield Found(f"file://{path}", stat.st_size, stat.st_mtime_ns // 1_000_000)
+
+
+def _sync_listed(directory: str) -> None:
+    """Make durable what is listed; a file system that is mounted read-only has nothing to sync."""
+    try:
+        _sync_directory(Path(directory))
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EINVAL):
+            raise
 
 
 def _is_part(found: Found) -> bool:

@@ -1,26 +1,26 @@
-"""Access to cold storage objects: dispatches each call to the storage that the location's scheme names.
+"""Access to objects: dispatches each call to the storage that the location's scheme names.
 
 A storage is opened when its scheme is first used, so that unused ones cost nothing, and is closed with the scope.
-dlog/stores/cold/objects.py is the contract.
+dlog/stores/object_storage/port.py is the contract.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 
-from dlog.stores.cold.locations import Location, parse_root
-from dlog.stores.cold.objects import Found, ObjectWriter
-from dlog.stores.cold.objects import Objects as Kind
-from dlog.stores.cold.options import ColdOptions
+from dlog.stores.object_storage.locations import Location, parse_root
+from dlog.stores.object_storage.options import ObjectStorageOptions
+from dlog.stores.object_storage.port import Buffer, Creation, Found, ObjectWriter
+from dlog.stores.object_storage.port import Objects as Kind
 
 
 class Objects:
     """Objects in every supported storage; used as `async with Objects(options) as objects`."""
 
-    def __init__(self, options: ColdOptions | None = None) -> None:
-        self._options = options or ColdOptions()
+    def __init__(self, options: ObjectStorageOptions | None = None) -> None:
+        self._options = options or ObjectStorageOptions()
         self._kinds: dict[str, Kind] = {}
         self._stack = AsyncExitStack()
 
@@ -42,17 +42,33 @@ class Objects:
     async def create(self, location: Location) -> ObjectWriter:
         return await self._kind(location).create(location)
 
+    def can_create_if_absent(self, location: Location) -> bool:
+        return self._kind(location).can_create_if_absent(location)
+
+    async def create_if_absent(self, location: Location, data: Sequence[Buffer], *, head_bytes: int) -> Creation:
+        return await self._kind(location).create_if_absent(location, data, head_bytes=head_bytes)
+
     async def delete(self, location: Location) -> None:
         await self._kind(location).delete(location)
 
-    def list(self, folder: Location) -> AsyncIterator[Found]:
-        return self._kind(folder).list(folder)
+    async def delete_many(self, locations: Sequence[Location]) -> None:
+        for scheme in sorted({location.scheme for location in locations}):
+            some = [location for location in locations if location.scheme == scheme]
+            await self._kind(some[0]).delete_many(some)
+
+    def list(
+        self, folder: Location, *, behind: Location | None = None, limit: int | None = None
+    ) -> AsyncIterator[Found]:
+        return self._kind(folder).list(folder, behind=behind, limit=limit)
 
     def unfinished(self, folder: Location) -> AsyncIterator[Found]:
         return self._kind(folder).unfinished(folder)
 
     async def discard(self, left: Found) -> None:
         await self._kind(parse_root(left.location)).discard(left)
+
+    async def now_unix_ms(self, folder: Location) -> int:
+        return await self._kind(folder).now_unix_ms(folder)
 
     def _kind(self, location: Location) -> Kind:
         kind = self._kinds.get(location.scheme)

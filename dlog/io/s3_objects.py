@@ -1,23 +1,33 @@
-"""Cold storage objects in S3 and compatible stores, by aiobotocore (installed by `dlogd[s3]`).
+"""Objects in S3 and compatible stores, by aiobotocore (installed by `dlogd[s3]`).
 
 The client is made at the first use (70 MB of code). An object is uploaded at once, or in parts that are joined at the
 end; either way it appears whole or not at all. S3's own checksums are not used: every byte has a checksum of ours, and
 is read back before use.
+
+Invariants:
+- a request that creates an object only where there is none is sent once; libraries below may still repeat it, so
+  dlog/stores/object_storage/creating.py resolves the answer by the object's head;
+- a service that is busy is asked more slowly, for s3_busy_s; then the request fails, and may be repeated later.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import Any, TypeVar
 
+from dlog.io.clock import monotonic_s
 from dlog.options import MiB
-from dlog.stores.cold.locations import Location
-from dlog.stores.cold.objects import Buffer, Found
-from dlog.stores.cold.options import ColdOptions
 from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreError, StoreUnavailableError
+from dlog.stores.object_storage.creating import create_resolved
+from dlog.stores.object_storage.locations import Location
+from dlog.stores.object_storage.options import ObjectStorageOptions
+from dlog.stores.object_storage.port import Buffer, Creation, Found
 
 PART_BYTES = 16 * MiB  # of one uploaded part; two of them are in memory while an object is written
 _NO_OBJECT = frozenset({"NoSuchKey", "404", "NotFound", "NoSuchUpload"})
@@ -25,19 +35,33 @@ _REFUSED = frozenset(
     {
         *("NoSuchBucket", "AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"),
         *("InvalidToken", "AuthorizationHeaderMalformed", "PermanentRedirect", "InvalidBucketName", "400"),
-        *("InvalidRequest", "MethodNotAllowed", "AllAccessDisabled"),
+        *("InvalidRequest", "MethodNotAllowed", "AllAccessDisabled", "NotImplemented", "501"),
+        *("RequestTimeTooSkewed", "RequestExpired"),  # a clock is wrong
     }
 )
 
 
-class S3Objects:
-    """See dlog/stores/cold/objects.py."""
+_BUSY = frozenset(
+    {
+        *("SlowDown", "ServiceUnavailable", "503", "TooManyRequests", "429", "RequestLimitExceeded"),
+        *("Throttling", "ThrottlingException", "BandwidthLimitExceeded"),
+    }
+)
+_DELAY_FIRST_S, _DELAY_MAX_S = 0.05, 5.0
+_LIST_MAX, _DELETE_MAX = 1000, 1000  # of one request
 
-    def __init__(self, options: ColdOptions) -> None:
+T = TypeVar("T")
+
+
+class S3Objects:
+    """See dlog/stores/object_storage/port.py."""
+
+    def __init__(self, options: ObjectStorageOptions) -> None:
         self._options = options
         self._stack = AsyncExitStack()
         self._made: Any = None
         self._making = asyncio.Lock()
+        self._pace = RequestPace(random.Random())
 
     async def close(self) -> None:
         self._made = None
@@ -52,47 +76,124 @@ class S3Objects:
         return await self._get(location, f"bytes=-{size}")
 
     async def create(self, location: Location) -> S3Writer:
-        return S3Writer(await self._client(), location)
+        return S3Writer(await self._client(), self._ask, location)
+
+    def can_create_if_absent(self, location: Location) -> bool:
+        return True
+
+    async def create_if_absent(self, location: Location, data: Sequence[Buffer], *, head_bytes: int) -> Creation:
+        client = await self._client()
+        body = b"".join(data)
+        where = {"Bucket": location.authority, "Key": _key(location)}
+
+        async def attempt() -> Creation:
+            try:
+                put = partial(client.put_object, **where, Body=body, IfNoneMatch="*")
+                await self._ask(location, put, is_repeatable=False)
+            except _ExistsError:
+                return Creation.EXISTS
+            return Creation.MADE
+
+        return await create_resolved(location, body[:head_bytes], attempt, self.read)
 
     async def delete(self, location: Location) -> None:
         client = await self._client()
-        with contextlib.suppress(SegmentNotFoundError), _errors(location):
-            await client.delete_object(Bucket=location.authority, Key=_key(location))
+        with contextlib.suppress(SegmentNotFoundError):
+            await self._ask(location, partial(client.delete_object, Bucket=location.authority, Key=_key(location)))
 
-    async def list(self, folder: Location) -> AsyncIterator[Found]:
+    async def delete_many(self, locations: Sequence[Location]) -> None:
         client = await self._client()
-        with _errors(folder):
-            pages = client.get_paginator("list_objects_v2")
-            async for page in pages.paginate(Bucket=folder.authority, Prefix=_prefix(folder)):
-                for told in page.get("Contents", ()):
-                    yield Found(_location(folder, told["Key"]), told["Size"], _unix_ms(told["LastModified"]))
+        for bucket in sorted({location.authority for location in locations}):
+            some = [location for location in locations if location.authority == bucket]
+            for at in range(0, len(some), _DELETE_MAX):
+                told = {"Objects": [{"Key": _key(one)} for one in some[at : at + _DELETE_MAX]], "Quiet": True}
+                answer = await self._ask(some[at], partial(client.delete_objects, Bucket=bucket, Delete=told))
+                for failure in answer.get("Errors", ()):
+                    if failure.get("Code") not in _NO_OBJECT:
+                        raise _error_of(failure, f"s3://{bucket}/{failure.get('Key')}")
+
+    async def list(
+        self, folder: Location, *, behind: Location | None = None, limit: int | None = None
+    ) -> AsyncIterator[Found]:
+        client = await self._client()
+        more: dict[str, Any] = {"StartAfter": _key(behind)} if behind is not None else {}
+        while limit is None or limit > 0:
+            some = {} if limit is None else {"MaxKeys": min(limit, _LIST_MAX)}
+            request = partial(client.list_objects_v2, Bucket=folder.authority, Prefix=_prefix(folder), **some, **more)
+            page = await self._ask(folder, request)
+            for told in page.get("Contents", ()):
+                yield Found(_location(folder, told["Key"]), told["Size"], _unix_ms(told["LastModified"]))
+            limit = None if limit is None else limit - len(page.get("Contents", ()))
+            more = {"ContinuationToken": page.get("NextContinuationToken")}
+            if not page.get("IsTruncated"):
+                return
 
     async def unfinished(self, folder: Location) -> AsyncIterator[Found]:
         client = await self._client()
-        with _errors(folder):
-            pages = client.get_paginator("list_multipart_uploads")
-            async for page in pages.paginate(Bucket=folder.authority, Prefix=_prefix(folder)):
-                for told in page.get("Uploads", ()):
-                    yield Found(_location(folder, told["Key"]), 0, _unix_ms(told["Initiated"]), told["UploadId"])
+        more: dict[str, Any] = {}
+        while True:
+            request = partial(client.list_multipart_uploads, Bucket=folder.authority, Prefix=_prefix(folder), **more)
+            page = await self._ask(folder, request)
+            for told in page.get("Uploads", ()):
+                yield Found(_location(folder, told["Key"]), 0, _unix_ms(told["Initiated"]), told["UploadId"])
+            if not page.get("IsTruncated"):
+                return
+            more = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
     async def discard(self, left: Found) -> None:
         client = await self._client()
         bucket, _, key = left.location.removeprefix("s3://").partition("/")
-        with contextlib.suppress(SegmentNotFoundError), _errors(left.location):
-            await client.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=left.handle)
+        with contextlib.suppress(SegmentNotFoundError):
+            request = partial(client.abort_multipart_upload, Bucket=bucket, Key=key, UploadId=left.handle)
+            await self._ask(left.location, request)
+
+    async def now_unix_ms(self, folder: Location) -> int:
+        client = await self._client()
+        answer = await self._ask(folder, partial(client.head_bucket, Bucket=folder.authority))
+        try:
+            date = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+        except (KeyError, ValueError) as error:
+            raise StoreUnavailableError(f"S3 does not send its time: bucket={folder.authority}") from error
+        return _unix_ms(date)
 
     async def _get(self, location: Location, wanted: str) -> tuple[bytes, int]:
         """The bytes of the range that exist, and the size of the object."""
         client = await self._client()
+
+        async def get() -> tuple[bytes, int]:
+            answer = await client.get_object(Bucket=location.authority, Key=_key(location), Range=wanted)
+            async with answer["Body"] as body:
+                data: bytes = await body.read()
+            told = str(answer.get("ContentRange", "")).rpartition("/")[2]
+            return data, int(told) if told.isdecimal() else len(data)
+
         try:
-            with _errors(location):
-                answer = await client.get_object(Bucket=location.authority, Key=_key(location), Range=wanted)
-                async with answer["Body"] as body:
-                    data: bytes = await body.read()
+            return await self._ask(location, get)
         except _OutOfRangeError:
             return b"", 0
-        told = str(answer.get("ContentRange", "")).rpartition("/")[2]
-        return data, int(told) if told.isdecimal() else len(data)
+
+    async def _ask(
+        self, location: Location | str, request: Callable[[], Awaitable[T]], *, is_repeatable: bool = True
+    ) -> T:
+        """Send a request, again while S3 is busy. is_repeatable: send it once more if it is not answered."""
+        repeats = 1 if is_repeatable else 0
+        end_s = monotonic_s() + self._options.s3_busy_s
+        while True:
+            await asyncio.sleep(self._pace.next_delay_s())
+            try:
+                with _errors(location):
+                    answer = await request()
+            except _BusyError:
+                self._pace.slow_down()
+                if monotonic_s() > end_s:
+                    raise
+            except StoreUnavailableError:
+                if not repeats:
+                    raise
+                repeats -= 1
+            else:
+                self._pace.speed_up()
+                return answer
 
     async def _client(self) -> Any:
         async with self._making:
@@ -109,8 +210,9 @@ class S3Objects:
 class S3Writer:
     """Uploads a small object in one request, a larger one in parts: one part is sent while the next is collected."""
 
-    def __init__(self, client: Any, location: Location) -> None:
+    def __init__(self, client: Any, ask: Callable[..., Awaitable[Any]], location: Location) -> None:
         self._client = client
+        self._ask = ask
         self._location = location
         self._where = {"Bucket": location.authority, "Key": _key(location)}
         self._gathered: list[Buffer] = []
@@ -128,15 +230,15 @@ class S3Writer:
 
     async def finish(self) -> None:
         if not self._upload:
-            with _errors(self._location):
-                await self._client.put_object(**self._where, Body=b"".join(self._gathered))
+            put = partial(self._client.put_object, **self._where, Body=b"".join(self._gathered))
+            await self._ask(self._location, put)
             return
         if self._gathered:
             await self._send()
         await self._sent()
-        with _errors(self._location):
-            told = {"Parts": self._parts}
-            await self._client.complete_multipart_upload(**self._where, UploadId=self._upload, MultipartUpload=told)
+        upload = {"UploadId": self._upload, "MultipartUpload": {"Parts": self._parts}}
+        complete = partial(self._client.complete_multipart_upload, **self._where, **upload)
+        await self._ask(self._location, complete, is_repeatable=False)
         self._upload = ""
 
     async def abort(self) -> None:
@@ -146,13 +248,14 @@ class S3Writer:
             await asyncio.wait((sending,))
         upload, self._upload = self._upload, ""
         if upload:
-            with contextlib.suppress(StoreError), _errors(self._location):
-                await self._client.abort_multipart_upload(**self._where, UploadId=upload)
+            with contextlib.suppress(StoreError):
+                abort = partial(self._client.abort_multipart_upload, **self._where, UploadId=upload)
+                await self._ask(self._location, abort)
 
     async def _send(self) -> None:
         if not self._upload:
-            with _errors(self._location):
-                self._upload = (await self._client.create_multipart_upload(**self._where))["UploadId"]
+            begun = await self._ask(self._location, partial(self._client.create_multipart_upload, **self._where))
+            self._upload = begun["UploadId"]
         await self._sent()
         body, self._gathered, self._bytes = b"".join(self._gathered), [], 0
         number = len(self._parts) + 1
@@ -162,10 +265,8 @@ class S3Writer:
 
     async def _put(self, number: int, body: bytes) -> str | StoreError:
         try:
-            with _errors(self._location):
-                told = await self._client.upload_part(
-                    **self._where, UploadId=self._upload, PartNumber=number, Body=body
-                )
+            part = {"UploadId": self._upload, "PartNumber": number, "Body": body}
+            told = await self._ask(self._location, partial(self._client.upload_part, **self._where, **part))
         except StoreError as error:
             return error
         return str(told["ETag"])
@@ -183,11 +284,38 @@ class S3Writer:
         self._parts.append({"ETag": tag, "PartNumber": len(self._parts) + 1})
 
 
+class RequestPace:
+    """Delays all requests to a service that says it is busy: the delay doubles with each such answer and is halved by
+    each request that is served."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._delay_s = 0.0
+
+    def next_delay_s(self) -> float:
+        """The delay of a request: between half and all of the current one."""
+        return self._delay_s * (0.5 + 0.5 * self._rng.random())
+
+    def slow_down(self) -> None:
+        self._delay_s = min(_DELAY_MAX_S, max(_DELAY_FIRST_S, 2 * self._delay_s))
+
+    def speed_up(self) -> None:
+        self._delay_s = self._delay_s / 2 if self._delay_s > _DELAY_FIRST_S else 0.0
+
+
 class _OutOfRangeError(Exception):
     """The object ends before the requested range."""
 
 
-def _client_of(options: ColdOptions) -> Any:
+class _ExistsError(Exception):
+    """An object is where one should be created only if there is none."""
+
+
+class _BusyError(StoreUnavailableError):
+    """The service serves fewer requests than it gets."""
+
+
+def _client_of(options: ObjectStorageOptions) -> Any:
     """A client, to be entered. Raises MisconfiguredError."""
     try:
         from aiobotocore.config import AioConfig
@@ -196,10 +324,10 @@ def _client_of(options: ColdOptions) -> Any:
         raise MisconfiguredError(f"S3 needs aiobotocore: pip install 'dlogd[s3]' ({error})") from None
     config = AioConfig(
         s3={"addressing_style": options.s3_addressing},
-        max_pool_connections=max(10, 2 * options.fetches_max),
+        max_pool_connections=options.s3_connections_max,
         connect_timeout=min(10.0, options.timeout_s),
         read_timeout=options.timeout_s,
-        retries={"mode": "standard", "total_max_attempts": 2},  # our callers retry too
+        retries={"mode": "standard", "total_max_attempts": 1},  # see S3Objects._ask
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
@@ -225,19 +353,24 @@ def _errors(location: Location | str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        told = error.response.get("Error", {})
-        code, text = str(told.get("Code", "")), f"{told.get('Message', error)}: location={location}"
-        if code in ("InvalidRange", "416"):
-            raise _OutOfRangeError from error
-        if code in _NO_OBJECT:
-            raise SegmentNotFoundError(f"no such object: location={location}") from error
-        kind = MisconfiguredError if code in _REFUSED else StoreUnavailableError
-        raise kind(f"S3 answered {code}: {text}") from error
+        raise _error_of(error.response.get("Error", {}), location) from error
     except (NoCredentialsError, NoRegionError, ParamValidationError) as error:
-        hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or [cold] s3_access_key and s3_secret_key"
+        hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or s3_access_key and s3_secret_key of the section"
         raise MisconfiguredError(f"{error}; {hint}: location={location}") from error
     except (BotoCoreError, HttpError, OSError, TimeoutError) as error:
         raise StoreUnavailableError(f"S3 cannot be reached: {error}: location={location}") from error
+
+
+def _error_of(told: Mapping[str, Any], location: Location | str) -> Exception:
+    code, text = str(told.get("Code", "")), f"{told.get('Message', 'no reason')}: location={location}"
+    if code in ("InvalidRange", "416"):
+        return _OutOfRangeError(text)
+    if code in ("PreconditionFailed", "412"):
+        return _ExistsError(text)
+    if code in _NO_OBJECT:
+        return SegmentNotFoundError(f"no such object: location={location}")
+    kind = MisconfiguredError if code in _REFUSED else _BusyError if code in _BUSY else StoreUnavailableError
+    return kind(f"S3 answered {code}: {text}")
 
 
 def _key(location: Location) -> str:

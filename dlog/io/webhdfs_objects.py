@@ -1,4 +1,4 @@
-"""Cold storage objects in a Hadoop file system, by WebHDFS: a NameNode's HTTP address or an HttpFS gateway.
+"""Objects in a Hadoop file system, by WebHDFS: a NameNode's HTTP address or an HttpFS gateway.
 
 An object is written under a temporary name and renamed when complete, so it appears whole or not at all. Of several
 hosts the one that replied last is tried first, then the others if it is on standby or unreachable. Callers must read
@@ -13,14 +13,15 @@ import http.client
 import json
 import os
 from collections.abc import AsyncIterator, Sequence
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from dlog.options import MiB
-from dlog.stores.cold.locations import Location
-from dlog.stores.cold.objects import Buffer, Found
-from dlog.stores.cold.options import ColdOptions
 from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreError, StoreUnavailableError
+from dlog.stores.object_storage.locations import Location
+from dlog.stores.object_storage.options import ObjectStorageOptions
+from dlog.stores.object_storage.port import Buffer, Creation, Found
 
 _PART = ".part"
 _REDIRECTS = (301, 302, 307)
@@ -29,9 +30,9 @@ _REFUSED = ("AccessControlException", "SecurityException", "IllegalArgumentExcep
 
 
 class WebHdfsObjects:
-    """See dlog/stores/cold/objects.py. HTTP calls block, so they run in threads."""
+    """See dlog/stores/object_storage/port.py. HTTP calls block, so they run in threads."""
 
-    def __init__(self, options: ColdOptions) -> None:
+    def __init__(self, options: ObjectStorageOptions) -> None:
         self._options = options
         self._good: dict[str, str] = {}  # hosts as configured -> the one that replied last
 
@@ -44,14 +45,34 @@ class WebHdfsObjects:
     async def create(self, location: Location) -> WebHdfsWriter:
         return await asyncio.to_thread(WebHdfsWriter, self, location)
 
+    def can_create_if_absent(self, location: Location) -> bool:
+        """HDFS can create a file that is absent, but not a whole one: its writer may end before the last byte."""
+        return False
+
+    async def create_if_absent(self, location: Location, data: Sequence[Buffer], *, head_bytes: int) -> Creation:
+        """Always raises MisconfiguredError."""
+        raise MisconfiguredError(
+            f"HDFS cannot create a whole object only where there is none; use s3:// or file://: location={location}"
+        )
+
     async def delete(self, location: Location) -> None:
         with contextlib.suppress(SegmentNotFoundError):
             await asyncio.to_thread(self.ask, location, "DELETE", "DELETE")
 
-    async def list(self, folder: Location) -> AsyncIterator[Found]:
+    async def delete_many(self, locations: Sequence[Location]) -> None:
+        for location in locations:
+            await self.delete(location)
+
+    async def list(
+        self, folder: Location, *, behind: Location | None = None, limit: int | None = None
+    ) -> AsyncIterator[Found]:
+        yielded = 0
         async for found in self._each(folder):
-            if not _is_part(found):
+            if limit is not None and yielded == limit:
+                return
+            if not _is_part(found) and (behind is None or found.location > str(behind)):
                 yield found
+                yielded += 1
 
     async def unfinished(self, folder: Location) -> AsyncIterator[Found]:
         async for found in self._each(folder):
@@ -63,20 +84,27 @@ class WebHdfsObjects:
         authority, _, path = rest.partition("/")
         await self.delete(Location(scheme, authority, f"/{path}"))
 
+    async def now_unix_ms(self, folder: Location) -> int:
+        return await asyncio.to_thread(self._now_unix_ms, folder)
+
     async def _each(self, folder: Location) -> AsyncIterator[Found]:
-        folders = [folder]
-        while folders:
-            at = folders.pop()
-            try:
-                told = await asyncio.to_thread(self.ask, at, "GET", "LISTSTATUS")
-            except SegmentNotFoundError:
-                continue
-            for status in told["FileStatuses"]["FileStatus"]:
-                below = at.below(status["pathSuffix"]) if status["pathSuffix"] else at
-                if status["type"] == "DIRECTORY":
-                    folders.append(below)
-                else:
-                    yield Found(str(below), status["length"], status["modificationTime"])
+        try:
+            told = await asyncio.to_thread(self.ask, folder, "GET", "LISTSTATUS")
+        except SegmentNotFoundError:
+            return
+        files, folders = {}, set()
+        for status in told["FileStatuses"]["FileStatus"]:
+            below = folder.below(status["pathSuffix"]) if status["pathSuffix"] else folder
+            if status["type"] == "DIRECTORY":
+                folders.add(below)
+            else:
+                files[below] = Found(str(below), status["length"], status["modificationTime"])
+        for below in sorted((*files, *folders), key=lambda one: f"{one.path}/" if one in folders else one.path):
+            if below in files:
+                yield files[below]
+            else:
+                async for found in self._each(below):
+                    yield found
 
     # ---- in threads -------------------------------------------------------------------------------------------------
 
@@ -93,6 +121,15 @@ class WebHdfsObjects:
         if answer.status not in _REDIRECTS or not target:
             raise StoreUnavailableError(f"the NameNode names no DataNode: status={answer.status} location={location}")
         return self._connection(target), _target(target)
+
+    def _now_unix_ms(self, folder: Location) -> int:
+        root = Location(folder.scheme, folder.authority, "/")
+        with contextlib.closing(self._first(root, "GET", "GETFILESTATUS", {})) as answer:
+            date = answer.headers.get("Date", "")
+        try:
+            return int(parsedate_to_datetime(date).timestamp() * 1000)
+        except ValueError as error:
+            raise StoreUnavailableError(f"the NameNode does not send its time: location={folder}") from error
 
     def _read(self, location: Location, offset: int, size: int) -> bytes:
         try:

@@ -23,7 +23,7 @@ from dlog.io.stores import StoresOptions, load_stores
 from dlog.model.ids import TXID_MAX, stream_name
 from dlog.options import parse_bytes, parse_duration_s, parse_unix_ms
 from dlog.spark.offsets import StreamPosition, position_of
-from dlog.stores.cold.locations import parse_root
+from dlog.stores.object_storage.locations import parse_root
 
 NAMESPACE = "/dlog"
 _SPARK_UNITS = re.compile(r"(?i)\s*(\d{1,15})\s*(b|k|kb|m|mb|g|gb)?\s*\Z")  # as in Spark's own settings: powers of 1024

@@ -27,9 +27,9 @@ from dlog.spark.losses import NOTHING, UNKNOWN, Loss
 from dlog.spark.offsets import StreamOffset
 from dlog.spark.planning import Range
 from dlog.stores.cold import store as cold
-from dlog.stores.cold.locations import parse_root
 from dlog.stores.cold.store import ColdStore
 from dlog.stores.contract import MisconfiguredError
+from dlog.stores.object_storage.locations import parse_root
 
 
 @dataclass(frozen=True, slots=True)

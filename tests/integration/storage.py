@@ -13,10 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dlog.io.children import die_with_parent
+from dlog.io.settings import load
+from dlog.stores.cold.options import ColdOptions
 from loadtest.systems.java import HDFS, jvm
 from loadtest.systems.versitygw import SERVER
 from tests.parts import need
@@ -83,6 +86,10 @@ def storage(kind: str, directory: Path) -> Iterator[Storage]:
     else:
         with _hdfs(directory) as started:
             yield started
+
+
+def options_of(kept: Storage, **changes: Any) -> ColdOptions:
+    return load(ColdOptions, "cold", None, {"roots": (kept.root,), **changes}, environ=kept.environment)
 
 
 # ---- S3 -------------------------------------------------------------------------------------------------------------

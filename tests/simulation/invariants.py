@@ -1,8 +1,8 @@
 """Every invariant of the machines: its text, where it is checked, and which planted defects prove the check.
 
 Ids are those of the reliability goals: L of a ledger, S of a stream, T of its ownership, D of streams that are deleted
-and created again, R of a read proxy's cache, F of a segment in files, K of a region. Reasons for an exception or a
-restriction are given here in words.
+and created again, R of a read proxy's cache, F of a segment in files, K of a region, C of a chain of chunks in an
+object storage. Reasons for an exception or a restriction are given here in words.
 
 Invariants:
 - Each id below is the first one that some planted defect must be caught by (`test_invariants.py` compares).
@@ -23,6 +23,7 @@ class Invariant(NamedTuple):
 
 
 LEDGER, STREAM, CACHE, FILES, REGION = "ledger", "stream", "cache", "files", "region"
+OBJECTS = "objects"
 
 INVARIANTS = {
     "L1": Invariant("what is acknowledged is below the end and can be read", LEDGER, "LedgerChecks._closed, finish"),
@@ -219,4 +220,14 @@ INVARIANTS = {
         REGION,
         "RegionChecks.finish",
     ),
+    "C1": Invariant("a confirmed entry counts, with its bytes", OBJECTS, "WriterProcess._perform"),
+    "C2": Invariant("all recoveries and the seal have one end", OBJECTS, "WriterProcess._perform, TailProcess._check"),
+    "C3": Invariant("a tail covers what was confirmed before, and counts", OBJECTS, "TailProcess._check"),
+    "C4": Invariant(
+        "a reader believes only what counts, and nobody takes the chain for damaged",
+        OBJECTS,
+        "FollowerProcess._perform, _tell, TailProcess._tell, ObjectsWorld.run",
+    ),
+    "C5": Invariant("a tail is found in O(log n) listings", OBJECTS, "TailProcess._list"),
+    "C6": Invariant("the chunks that count tile the entries", OBJECTS, "ObjectsWorld._put"),
 }

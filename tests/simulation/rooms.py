@@ -15,6 +15,7 @@ _MODULES = {
     "cache": "tests.simulation.cache_world",
     "files": "tests.simulation.file_world",
     "region": "tests.simulation.region_world",
+    "objects": "tests.simulation.objects_world",
     "service": "tests.simulation.service.room",
 }
 NAMES = tuple(_MODULES)

@@ -33,8 +33,8 @@ from dlog.spark.jobs.offload_settle import publish, retire, settle
 from dlog.spark.jobs.offload_sweep import sweep
 from dlog.spark.jobs.offload_work import Job, OffloadOptions, StreamNow, read_stream
 from dlog.stores.cold import store as cold
-from dlog.stores.cold.locations import parse_root
 from dlog.stores.contract import SegmentRef
+from dlog.stores.object_storage.locations import parse_root
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

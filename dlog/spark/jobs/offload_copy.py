@@ -25,9 +25,10 @@ from dlog.spark.cluster_connection import Cluster, reach, with_retries
 from dlog.spark.workers import prepare_worker
 from dlog.stores.cold import store as cold
 from dlog.stores.cold.format import Builder, Contents, Head
-from dlog.stores.cold.locations import ObjectName, parse_root
+from dlog.stores.cold.locations import ObjectName
 from dlog.stores.cold.store import ColdStore, Scanned
 from dlog.stores.contract import Buffer, SegmentCorruptError, SegmentNotFoundError, SegmentReader, SegmentRef
+from dlog.stores.object_storage.locations import parse_root
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import decode_entry, record_set_count
 

@@ -27,10 +27,10 @@ from dlog.spark.cluster_connection import Cluster
 from dlog.spark.columns import COLUMNS, Batches, runs_of
 from dlog.spark.jobs.offload_copy import WHOLE_S, Source, cold_store
 from dlog.spark.planning import Range
-from dlog.stores.cold.locations import Location, parse_root
-from dlog.stores.cold.objects import ObjectWriter
 from dlog.stores.cold.store import Scanned
 from dlog.stores.contract import SegmentCorruptError, SegmentRef
+from dlog.stores.object_storage.locations import Location, parse_root
+from dlog.stores.object_storage.port import ObjectWriter
 from dlog.wire.digest import crc32c
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dlog.model.segment import Segment, StreamMetadata
 from dlog.spark.jobs.offload_copy import Source
 from dlog.stores.cold import store as cold
 from dlog.stores.cold.format import Head
-from dlog.stores.cold.locations import Location
+from dlog.stores.object_storage.locations import Location
 
 TASK_BYTES = 64 << 20  # small segments share a task up to here
 TASK_SEGMENTS = 64

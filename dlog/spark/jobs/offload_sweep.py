@@ -22,7 +22,7 @@ from dlog.spark.jobs.offload_records import named_objects
 from dlog.spark.jobs.offload_work import Job, StreamNow, read_stream, ref_of
 from dlog.stores.cold import store as cold
 from dlog.stores.cold.locations import parse_object
-from dlog.stores.cold.objects import Found
+from dlog.stores.object_storage.port import Found
 
 
 async def sweep(cluster: Cluster, *, job: Job) -> None:

@@ -24,8 +24,9 @@ from dlog.options import SECONDS_MAX
 from dlog.spark.cluster_connection import Cluster, ClusterConnection
 from dlog.spark.jobs.frame import Progress, Report, Selection
 from dlog.spark.jobs.offload_records import OffloadRecords, StoredRecord
-from dlog.stores.cold.locations import Location, folder_of, parse_root, payload_bytes
+from dlog.stores.cold.locations import payload_bytes
 from dlog.stores.contract import MisconfiguredError, SegmentRef
+from dlog.stores.object_storage.locations import Location, folder_of, parse_root
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -32,10 +32,10 @@ from dlog.stores.cold.format import (
     parse_summary,
     rows_from,
 )
-from dlog.stores.cold.locations import Location
-from dlog.stores.cold.objects import Objects
 from dlog.stores.cold.options import ColdOptions
 from dlog.stores.contract import ReaderClosedError, SegmentCorruptError
+from dlog.stores.object_storage.locations import Location
+from dlog.stores.object_storage.port import Objects
 
 END_BYTES = 64 * KiB  # read first: footer, summary, and often the whole index
 _BULK_BYTES = 64 * KiB  # a request for this much is for more than one entry

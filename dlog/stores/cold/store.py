@@ -20,8 +20,7 @@ from dlog.model.offloading import COLD
 from dlog.model.segment import StoreSettings
 from dlog.stores.cold.async_lru_cache import AsyncLruCache
 from dlog.stores.cold.format import ENTRY_BYTES_MAX, Row, Summary, next_entry
-from dlog.stores.cold.locations import Location, parse_object, payload_bytes
-from dlog.stores.cold.objects import Objects
+from dlog.stores.cold.locations import parse_object, payload_bytes
 from dlog.stores.cold.options import ColdOptions
 from dlog.stores.cold.reader import ColdSegmentReader, Extent, Key, ObjectReads, OpenObject, Rows
 from dlog.stores.contract import (
@@ -35,6 +34,8 @@ from dlog.stores.contract import (
     SegmentWriter,
     Verification,
 )
+from dlog.stores.object_storage.locations import Location
+from dlog.stores.object_storage.port import Objects
 from dlog.stores.settings import SettingsSchema
 from dlog.wire.digest import crc32c
 

@@ -25,8 +25,8 @@ from dlog.spark.jobs.offload import offload
 from dlog.spark.jobs.offload_copy import cold_store
 from dlog.spark.jobs.offload_records import OffloadRecords, StoredRecord
 from dlog.spark.jobs.offload_work import OffloadOptions, read_stream
-from dlog.stores.cold.locations import parse_root
 from dlog.stores.cold.options import ColdOptions
+from dlog.stores.object_storage.locations import parse_root
 from tests.integration.cli.up import Up
 from tests.integration.storage import Storage, need_storage
 

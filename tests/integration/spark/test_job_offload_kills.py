@@ -22,8 +22,9 @@ from dlog.io.children import die_with_parent
 from dlog.spark.jobs import offload_settle
 from dlog.spark.jobs.frame import Verdict
 from dlog.spark.jobs.offload_records import OffloadRecords
-from dlog.stores.cold.locations import ObjectName, parse_root
+from dlog.stores.cold.locations import ObjectName
 from dlog.stores.ledger import LedgerStore
+from dlog.stores.object_storage.locations import parse_root
 from tests.integration.cli.up import Up
 from tests.integration.spark.deaths import ROOT, environment
 from tests.integration.spark.offload_killing import AMID_COPY, BEHIND_COPY, BEHIND_RECORD, Arguments

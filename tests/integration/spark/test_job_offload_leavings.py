@@ -15,8 +15,9 @@ from dlog.model.offloading import Record as Moving
 from dlog.spark.jobs.frame import Verdict
 from dlog.spark.jobs.offload_copy import cold_store
 from dlog.spark.jobs.offload_records import OffloadRecords, SweptError
-from dlog.stores.cold.locations import ObjectName, parse_root
-from dlog.stores.cold.objects import ObjectWriter
+from dlog.stores.cold.locations import ObjectName
+from dlog.stores.object_storage.locations import parse_root
+from dlog.stores.object_storage.port import ObjectWriter
 from tests.integration.spark.offloading import HOUR_S, Yard, yard_of
 
 if TYPE_CHECKING:

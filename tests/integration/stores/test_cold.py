@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from dlog.io.settings import load
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.segment import StoreSettings
 from dlog.stores.cold.format import Builder, Contents, Head
-from dlog.stores.cold.locations import Location, ObjectName, folder_of, parse_root
+from dlog.stores.cold.locations import ObjectName
 from dlog.stores.cold.options import ColdOptions
 from dlog.stores.cold.store import ColdStore
 from dlog.stores.contract import (
@@ -37,37 +37,10 @@ from dlog.stores.contract import (
     SegmentWriter,
     StoreUnavailableError,
 )
-from tests.integration.storage import Storage, storage
+from dlog.stores.object_storage.locations import Location, folder_of, parse_root
+from tests.integration.storage import Storage, options_of
 from tests.integration.stores.contract import OpenStore, Run, StoreContract, payload
 from tests.ports import free_port
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
-    with storage("file", tmp_path_factory.mktemp("storage")) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
-    with storage("s3", tmp_path_factory.mktemp("s3")) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
-    with storage("webhdfs", tmp_path_factory.mktemp("hdfs")) as started:
-        yield started
-
-
-@pytest.fixture(scope="module", params=("directory", "s3", "hdfs"))
-def kept(request: pytest.FixtureRequest) -> Storage:
-    started: Storage = request.getfixturevalue(request.param)
-    return started
-
-
-def options_of(kept: Storage, **changes: Any) -> ColdOptions:
-    return load(ColdOptions, "cold", None, {"roots": (kept.root,), **changes}, environ=kept.environment)
 
 
 class Bringing(ColdStore):
@@ -221,101 +194,6 @@ class TestColdStore:
                 await store.create(StreamName("s"), SegmentNumber(1), Epoch(1), ())
 
 
-class TestObjects:
-    """Tests of each kind of storage by itself."""
-
-    @pytest.fixture
-    async def objects(self, kept: Storage) -> AsyncIterator[Objects]:
-        async with Objects(options_of(kept)) as objects:
-            yield objects
-
-    @pytest.fixture
-    def folder(self, kept: Storage) -> Location:
-        return parse_root(kept.root).below(os.urandom(6).hex())
-
-    async def test_an_object_is_there_when_it_is_finished_and_not_before(
-        self, objects: Objects, folder: Location
-    ) -> None:
-        place = folder.below("a", "one")
-        writer = await objects.create(place)
-        await writer.write((b"some ", memoryview(b"bytes"), bytearray(b"")))
-        await writer.write(())
-        assert [found async for found in objects.list(folder)] == []
-        with pytest.raises((SegmentNotFoundError, StoreUnavailableError)):
-            await objects.read_end(place, 10)
-        await writer.write((b" more",))
-        await writer.finish()
-        assert await objects.read_end(place, 4) == (b"more", 15)
-        assert await objects.read_end(place, 1000) == (b"some bytes more", 15)
-        assert await objects.read(place, 5, 5) == b"bytes"
-        assert await objects.read(place, 12, 100) == b"ore"
-        assert await objects.read(place, 15, 5) == b""
-        assert await objects.read(place, 3, 0) == b""
-        (found,) = [found async for found in objects.list(folder)]
-        assert (found.location, found.bytes) == (str(place), 15)
-        assert found.modified_unix_ms > 1_600_000_000_000
-
-    async def test_an_object_of_many_megabytes_in_many_parts(self, objects: Objects, folder: Location) -> None:
-        """More than one part of an upload to S3, more than one packet to a DataNode."""
-        place, block = folder.below("large"), os.urandom(1 << 20)
-        writer = await objects.create(place)
-        for number in range(40):
-            await writer.write((number.to_bytes(4, "big"), block, b"x" * number))
-        await writer.finish()
-        size = sum(4 + len(block) + number for number in range(40))
-        end, whole = await objects.read_end(place, 39 + 8)
-        assert (whole, end[-39:]) == (size, b"x" * 39)
-        at = sum(4 + len(block) + number for number in range(33))
-        assert await objects.read(place, at, 4 + len(block)) == (33).to_bytes(4, "big") + block
-
-    async def test_writing_again_puts_another_in_its_place(self, objects: Objects, folder: Location) -> None:
-        place = folder.below("twice")
-        for text in (b"first", b"second"):
-            writer = await objects.create(place)
-            await writer.write((text,))
-            await writer.finish()
-        assert await objects.read_end(place, 100) == (b"second", 6)
-        assert len([found async for found in objects.list(folder)]) == 1
-
-    async def test_what_is_aborted_leaves_nothing(self, objects: Objects, folder: Location) -> None:
-        writer = await objects.create(folder.below("aborted"))
-        await writer.write((b"x" * (17 << 20),))
-        await writer.abort()
-        await writer.abort()
-        assert [found async for found in objects.list(folder)] == []
-        assert [found async for found in objects.unfinished(folder)] == []
-
-    async def test_what_a_killed_writer_left_is_found_and_discarded(self, objects: Objects, folder: Location) -> None:
-        writer = await objects.create(folder.below("deep", "left"))
-        await writer.write((b"x" * (17 << 20),))  # larger than a part: S3 knows of it
-        await writer.write((b"y" * (17 << 20),))
-        left = [found async for found in objects.unfinished(folder)]
-        assert len(left) == 1 and left[0].modified_unix_ms > 1_600_000_000_000
-        await objects.discard(left[0])
-        await objects.discard(left[0])
-        assert [found async for found in objects.unfinished(folder)] == []
-        with suppress(StoreUnavailableError, SegmentNotFoundError):
-            await writer.write((b"z" * (17 << 20),))
-            await writer.finish()
-            pytest.fail("what was discarded cannot be finished")
-        await writer.abort()
-        assert [found async for found in objects.list(folder)] == []
-
-    async def test_deleting_what_is_not_there_is_no_error(self, objects: Objects, folder: Location) -> None:
-        writer = await objects.create(folder.below("here"))
-        await writer.finish()
-        await objects.delete(folder.below("not-here"))
-        await objects.delete(folder.below("here"))
-        await objects.delete(folder.below("here"))
-        assert [found async for found in objects.list(folder)] == []
-        with pytest.raises(SegmentNotFoundError):
-            await objects.read(folder.below("here"), 0, 1)
-
-    async def test_a_folder_that_is_not_there_is_empty(self, objects: Objects, folder: Location) -> None:
-        assert [found async for found in objects.list(folder)] == []
-        assert [found async for found in objects.unfinished(folder)] == []
-
-
 @pytest.mark.parametrize("kind", ["file", "s3", "webhdfs"])
 async def test_storage_that_is_away_is_asked_again_later(kind: str, tmp_path: Path) -> None:
     """A server that has ended, or a mount that is gone, does not mean that the objects are gone."""
@@ -337,40 +215,6 @@ async def test_storage_that_is_away_is_asked_again_later(kind: str, tmp_path: Pa
         if kind == "file":
             (tmp_path / "unmounted").rename(tmp_path / "cold")
             assert (await store.open_reader(ref)).end == 0
-
-
-async def test_a_bucket_that_is_not_there_and_a_key_that_is_wrong_are_told(s3: Storage) -> None:
-    for root, changes, hint in (
-        ("s3://another/logs", {}, "NoSuchBucket"),
-        (s3.root, {"s3_secret_key": "wrong"}, "SignatureDoesNotMatch"),
-        (s3.root, {"s3_endpoint": "no endpoint"}, "S3 client cannot be made"),
-    ):
-        options = load(ColdOptions, "cold", None, changes, environ=s3.environment)
-        async with Objects(options) as objects:
-            with pytest.raises(MisconfiguredError, match=hint):
-                await objects.read_end(parse_root(root).below("x"), 1)
-
-
-async def test_without_its_package_s3_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    for name in ("aiobotocore.config", "aiobotocore.session"):
-        monkeypatch.setitem(sys.modules, name, None)
-    async with Objects(ColdOptions()) as objects:
-        with pytest.raises(MisconfiguredError, match=r"pip install 'dlogd\[s3\]'"):
-            await objects.read_end(parse_root("s3://bucket/x"), 1)
-
-
-async def test_of_several_name_nodes_the_one_that_answers_is_asked(hdfs: Storage) -> None:
-    root = parse_root(hdfs.root)
-    both = Location(root.scheme, f"127.0.0.1:{free_port()},{root.authority}", root.path)
-    options = load(ColdOptions, "cold", None, {"timeout_s": 5.0}, environ=hdfs.environment)
-    async with Objects(options) as objects:
-        place = both.below("here")
-        writer = await objects.create(place)
-        await writer.write((b"bytes",))
-        await writer.finish()
-        assert await objects.read_end(place, 10) == (b"bytes", 5)
 
 
 async def test_a_damaged_file_is_told_and_what_is_sound_is_read(directory: Storage) -> None:

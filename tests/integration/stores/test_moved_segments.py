@@ -16,10 +16,11 @@ from dlog.spark.cluster_connection import Cluster
 from dlog.spark.options import SourceOptions
 from dlog.spark.planning import Range
 from dlog.spark.reading import extents
-from dlog.stores.cold.locations import ObjectName, folder_of, parse_root
+from dlog.stores.cold.locations import ObjectName
 from dlog.stores.cold.options import ColdOptions
 from dlog.stores.cold.store import ColdStore
 from dlog.stores.contract import SegmentNotFoundError, SegmentRef
+from dlog.stores.object_storage.locations import folder_of, parse_root
 from dlog.wire.proxy import Credit, MoveSegment, Start
 from dlog.wire.proxy import ReaderEventKind as Kind
 from tests.integration.proxies.local_proxies import LocalProxies

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from dlog.io.directory_objects import DirectoryObjects
-from dlog.stores.cold.locations import parse_root
-from dlog.stores.contract import StoreUnavailableError
+from dlog.stores.contract import MisconfiguredError, StoreUnavailableError
+from dlog.stores.object_storage.locations import parse_root
+from dlog.stores.object_storage.port import Creation
 
 MiB = 1 << 20
 
@@ -71,3 +72,79 @@ def refuse_direct(monkeypatch: pytest.MonkeyPatch) -> None:
         return really(path, flags, *rest, **more)
 
     monkeypatch.setattr(os, "open", refusing)
+
+
+class TestCreateIfAbsent:
+    """What is durable when `create_if_absent` returns, by the order of the system calls."""
+
+    @pytest.fixture
+    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """Links and syncs, by name, as they happen."""
+        calls: list[str] = []
+        link, fsync, fdatasync = os.link, os.fsync, os.fdatasync
+
+        def linked(old: Any, new: Any) -> None:
+            calls.append("link")
+            link(old, new)
+
+        def synced(fd: int) -> None:
+            calls.append("sync directory")
+            fsync(fd)
+
+        def data_synced(fd: int) -> None:
+            calls.append("sync file")
+            fdatasync(fd)
+
+        monkeypatch.setattr(os, "link", linked)
+        monkeypatch.setattr(os, "fsync", synced)
+        monkeypatch.setattr(os, "fdatasync", data_synced)
+        return calls
+
+    async def test_the_file_is_synced_before_its_name_appears_and_the_directory_after(
+        self, calls: list[str], tmp_path: Path
+    ) -> None:
+        objects, place = DirectoryObjects(), parse_root((tmp_path / "1").as_uri())
+        assert await objects.create_if_absent(place, (b"ours",), head_bytes=4) is Creation.MADE
+        assert calls == ["sync file", "link", "sync directory"]
+
+    async def test_the_object_of_another_is_durable_before_it_is_reported(
+        self, calls: list[str], tmp_path: Path
+    ) -> None:
+        (tmp_path / "1").write_bytes(b"other")
+        objects, place = DirectoryObjects(), parse_root((tmp_path / "1").as_uri())
+        assert await objects.create_if_absent(place, (b"ours",), head_bytes=4) is Creation.EXISTS
+        assert calls == ["sync file", "link", "sync directory"]
+        calls.clear()
+        folder = parse_root(tmp_path.as_uri())
+        assert [found.location async for found in objects.list(folder)] == [str(place)]
+        assert calls == ["sync directory"], "what is listed is durable, too"
+
+    async def test_after_a_failed_sync_the_outcome_is_unknown(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        objects, place = DirectoryObjects(), parse_root((tmp_path / "1").as_uri())
+
+        def fails(fd: int) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fails)
+            with pytest.raises(StoreUnavailableError) as raised:
+                await objects.create_if_absent(place, (b"ours",), head_bytes=4)
+            with pytest.raises(StoreUnavailableError):
+                assert [found async for found in objects.list(parse_root(tmp_path.as_uri()))] == []
+        assert raised.value.outcome_unknown
+        assert os.listdir(tmp_path) == ["1"]
+        assert await objects.create_if_absent(place, (b"ours",), head_bytes=4) is Creation.MADE
+
+    async def test_a_file_system_without_hard_links_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fails(old: Any, new: Any) -> None:
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+        monkeypatch.setattr(os, "link", fails)
+        objects, place = DirectoryObjects(), parse_root((tmp_path / "1").as_uri())
+        with pytest.raises(MisconfiguredError, match="not permitted"):
+            await objects.create_if_absent(place, (b"ours",), head_bytes=4)
+        assert os.listdir(tmp_path) == []

@@ -16,7 +16,7 @@ from dlog.spark.jobs.offload_plan import candidates, named, packed, parquet_loca
 from dlog.spark.jobs.offload_records import StoredRecord, _decoded, _encoded, named_objects
 from dlog.spark.jobs.offload_work import OffloadOptions
 from dlog.stores.cold.format import Contents
-from dlog.stores.cold.locations import parse_root
+from dlog.stores.object_storage.locations import parse_root
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import CONTROL, RECORD_SET, build_record_set, encode_entry
 from dlog.wire.entry import Record as LogRecord

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 from dlog.model.ids import SegmentNumber, StreamName
 from dlog.stores.cold.format import Builder, Contents, Head
-from dlog.stores.cold.locations import Location, ObjectName, folder_of, parse_root
-from dlog.stores.cold.objects import Found
-from dlog.stores.contract import SegmentNotFoundError, SegmentRef
+from dlog.stores.cold.locations import ObjectName
+from dlog.stores.contract import SegmentRef
+from dlog.stores.object_storage.locations import folder_of, parse_root
 
 Buffer = bytes | bytearray | memoryview
 
@@ -54,62 +54,3 @@ def ref(size: int = 0, number: int = 7, stream: str = "orders") -> SegmentRef:
     folder = folder_of(ROOT, "cluster", "/dlog", stream)
     place = folder.below(str(ObjectName(number, "00112233aabbccdd", size)))
     return SegmentRef(StreamName(stream), SegmentNumber(number), str(place))
-
-
-class MemoryObjects:
-    """The port in memory; every read is noted."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-        self.reads: list[tuple[int, int]] = []
-        self.lie: bytes | None = None  # what the next read returns instead
-
-    async def read(self, place: Location, offset: int, size: int) -> bytes:
-        self.reads.append((offset, size))
-        lie, self.lie = self.lie, None
-        return self._find(place)[offset : offset + size] if lie is None else lie
-
-    async def read_end(self, place: Location, size: int) -> tuple[bytes, int]:
-        data = self._find(place)
-        return data[-size:], len(data)
-
-    async def create(self, place: Location) -> MemoryWriter:
-        return MemoryWriter(self, str(place))
-
-    async def delete(self, place: Location) -> None:
-        self.objects.pop(str(place), None)
-
-    async def list(self, folder: Location) -> AsyncIterator[Found]:
-        for place, data in sorted(self.objects.items()):
-            if place.startswith(f"{folder}/"):
-                yield Found(place, len(data), 0)
-
-    async def unfinished(self, folder: Location) -> AsyncIterator[Found]:
-        nothing: tuple[Found, ...] = ()
-        for found in nothing:
-            yield found
-
-    async def discard(self, left: Found) -> None:
-        raise AssertionError("nothing is left here")
-
-    def _find(self, place: Location) -> bytes:
-        data = self.objects.get(str(place))
-        if data is None:
-            raise SegmentNotFoundError(f"no such object: place={place}")
-        return data
-
-
-class MemoryWriter:
-    def __init__(self, objects: MemoryObjects, place: str) -> None:
-        self._objects = objects
-        self._place = place
-        self._parts: list[bytes] = []
-
-    async def write(self, parts: Sequence[Buffer]) -> None:
-        self._parts += map(bytes, parts)
-
-    async def finish(self) -> None:
-        self._objects.objects[self._place] = b"".join(self._parts)
-
-    async def abort(self) -> None:
-        self._parts.clear()

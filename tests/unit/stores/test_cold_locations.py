@@ -8,15 +8,9 @@ import pytest
 
 from dlog.errors import ConfigError
 from dlog.io.settings import configured, load
-from dlog.stores.cold.locations import (
-    Location,
-    ObjectName,
-    folder_of,
-    parse_object,
-    parse_root,
-    payload_bytes,
-)
+from dlog.stores.cold.locations import ObjectName, parse_object, payload_bytes
 from dlog.stores.cold.options import ColdOptions
+from dlog.stores.object_storage.locations import Location, folder_of, parse_root
 
 
 @pytest.mark.parametrize(

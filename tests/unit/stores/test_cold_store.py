@@ -25,7 +25,8 @@ from dlog.stores.contract import (
     StoreError,
     StoreUnavailableError,
 )
-from tests.unit.stores.cold import MemoryObjects, built, head, ref
+from tests.memory_objects import MemoryObjects
+from tests.unit.stores.cold import built, head, ref
 
 
 @asynccontextmanager

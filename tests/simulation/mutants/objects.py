@@ -1,0 +1,128 @@
+"""Planted defects of a chain of chunks: a step of its writer, recovery or followers left out or done wrongly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlog.objects.chain import ChainFollower, ChainTail, ChainWriter, TailSearch
+from tests.simulation.mutants import edited
+from tests.simulation.worlds import Mutant
+
+Edit = tuple[str, str, str]
+
+
+def planted(cls: type, *edits: Edit) -> dict[str, Any]:
+    return {"planted": ((cls, edited(cls, *edits)),)}
+
+
+MUTANTS = (
+    Mutant(
+        name="the chunk that was made last is confirmed",
+        invariants=("C1",),
+        parts=planted(
+            ChainWriter,
+            (
+                "_advance",
+                "while writer.in_flight and writer.in_flight[0][2]:",
+                "while any(made for _, _, made in writer.in_flight):",
+            ),
+        ),
+    ),
+    Mutant(
+        name="a chunk with an unclear answer is confirmed",
+        invariants=("C1", "C2"),
+        parts=planted(ChainWriter, ("after", "case ChunkPut(_, Put.UNKNOWN):", "case ChunkPut(_, Put.UNKNOWN) if 0:")),
+    ),
+    Mutant(
+        name="a writer goes on behind the chunk of another",
+        invariants=("C1", "C2"),
+        style="fenced",
+        parts=planted(ChainWriter, ("after", "case ChunkPut(_, Put.EXISTS):", "case ChunkPut(_, Put.EXISTS) if 0:")),
+    ),
+    Mutant(
+        name="more chunks are in flight than a recovery looks back",
+        invariants=("C2", "C3", "C4"),
+        style="fenced",
+        parts=planted(ChainWriter, ("_has_chunk_to_cut", "< self.in_flight_max", "< 3 * self.in_flight_max")),
+    ),
+    Mutant(
+        name="a recovery takes the chunk that was faster for the end",
+        invariants=("C2",),
+        style="fenced",
+        parts=planted(
+            ChainTail,
+            ("after", "[ReadHeads(number, number)]", "[TailFound(self.end, number, self.payload_bytes, True)]"),
+        ),
+    ),
+    Mutant(
+        name="a fence leaves a gap below it",
+        invariants=("C2",),
+        parts=planted(ChainTail, ("_heads_read", "next_number=last.number + 1", "next_number=last.number + 2")),
+    ),
+    Mutant(
+        name="a recovery takes a fence with an unclear answer for made",
+        invariants=("C2",),
+        parts=planted(
+            ChainTail,
+            ("after", "case Put.UNKNOWN:", "case Put.UNKNOWN if 0:"),
+            ("after", "case Put.MADE:", "case Put.MADE | Put.UNKNOWN:"),
+        ),
+    ),
+    Mutant(
+        name="chunks behind a fence are believed",
+        invariants=("C2", "C3"),
+        style="fenced",
+        parts=planted(ChainTail, ("_heads_read", "last = counting[-1]", "last = heads[-1]")),
+    ),
+    Mutant(
+        name="only the last chunk is looked at",
+        invariants=("C2", "C3", "C4"),
+        style="fenced",
+        parts=planted(ChainTail, ("after", "search.low - self.ahead - 1", "search.low - 1")),
+    ),
+    Mutant(
+        name="a search ends at the first empty listing",
+        invariants=("C3",),
+        style="long",
+        parts=planted(TailSearch, ("after", "if listed.numbers or listed.behind <= self.low:", "if True:")),
+    ),
+    Mutant(
+        name="a search walks the whole chain",
+        invariants=("C5",),
+        style="long",
+        parts=planted(TailSearch, ("next_behind", "return self.low + self.step", "return self.low")),
+    ),
+    Mutant(
+        name="a recovery runs after a writer that is faster",
+        invariants=("C5",),
+        style="long",
+        parts=planted(ChainTail, ("_heads_read", "last.number == self.asked and not self.has_barrier", "False")),
+    ),
+    Mutant(
+        name="a fence stops the writer further ahead than a recovery looks back",
+        invariants=("C4", "C2", "C3"),
+        style="fenced",
+        parts=planted(ChainTail, ("_heads_read", "last.number + self.ahead", "last.number + 3 * self.ahead")),
+    ),
+    Mutant(
+        name="a follower believes a chunk behind a gap",
+        invariants=("C4",),
+        parts=planted(
+            ChainFollower,
+            ("after", "_first_gap(self.next_number, numbers)", "(numbers[-1] + 1 if numbers else self.next_number)"),
+        ),
+    ),
+    Mutant(
+        name="a follower believes the chunks behind a fence",
+        invariants=("C4",),
+        style="fenced",
+        parts=planted(ChainFollower, ("after", "counting = heads_that_count(heads, self.end)", "counting = heads")),
+    ),
+    Mutant(
+        name="an entry is cut into two chunks",
+        invariants=("C6",),
+        parts=planted(
+            ChainWriter, ("_create", "kind, self.cut, self.appended)", "kind, max(0, self.cut - 1), self.appended)")
+        ),
+    ),
+)

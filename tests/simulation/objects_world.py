@@ -1,0 +1,450 @@
+"""The simulation `objects`: a chain of chunks on a model of an object storage, with its writer, recoveries and readers.
+
+The machines are those of dlog/objects/chain.py, the bytes those of dlog/wire/chunk.py. The storage carries out a
+request to create a chunk late, twice or never, and loses answers; what a lost answer means is found out as
+dlog/stores/object_storage/creating.py does. Every process may die between two events.
+
+Styles of plan:
+- "swarm": a writer, recoveries, searches for the tail and followers, with all faults;
+- "long": a chain of hundreds of chunks and short pages of its listings, with few faults;
+- "fenced": recoveries begin while the writer has many chunks in flight, which land late.
+
+The invariants C1 to C6 are in invariants.py.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dlog.errors import DamagedError
+from dlog.objects.chain import (
+    IN_FLIGHT_MAX,
+    Begun,
+    ChainFollower,
+    ChainTail,
+    ChainWriter,
+    ChunkPut,
+    ChunksFound,
+    Confirmed,
+    CreateChunk,
+    EntryAppended,
+    Fenced,
+    GivenUp,
+    HeadsRead,
+    LingerOver,
+    ListBehind,
+    Listed,
+    NoChain,
+    Put,
+    ReadHeads,
+    SealAsked,
+    Sealed,
+    TailFound,
+    TailSearch,
+)
+from dlog.wire.chunk import HEAD_BYTES, ChunkHead, ChunkKind, decode_body, decode_head, encode_chunk
+from tests.simulation.kernel import Violation, judged
+from tests.simulation.mutants import planting
+from tests.simulation.plan import Plan
+from tests.simulation.worlds import Outcome, Room
+
+STYLES = ("swarm", "long", "fenced")
+MUST_REACH = (
+    "ack",
+    "recovered",
+    "sealed",
+    "fenced",
+    "given_up",
+    "tail",
+    "followed",
+    "late",
+    "repeated",
+    "lost_answer",
+    "outrun",
+    "dead_chunk",
+    "paged",
+    "died",
+)
+PROGRESS = {"acks": ("ack",), "recoveries": ("recovered",), "entries followed": ("followed",)}
+SEGMENT = b"segment " * 2
+PUT_ATTEMPTS = 3
+READS_MAX = 2 + 2 * IN_FLIGHT_MAX  # of one recovery: a FENCE stops the writer so far ahead
+END_S = 1000.0
+
+
+def draw_plan(seed: int, style: str = "swarm") -> Plan:
+    """Draw the plan of a seed."""
+    rng = random.Random(f"objects/{style}/{seed}/plan")
+    is_long = style == "long"
+    config: dict[str, Any] = {
+        "style": style,
+        "entries": rng.randint(200, 600) if is_long else rng.randint(0, 60),
+        "chunk_bytes_max": 1 if is_long else rng.choice((1, 20, 200)),
+        "page": rng.choice((2 * IN_FLIGHT_MAX + 2, 20)) if is_long else rng.choice((2 * IN_FLIGHT_MAX + 2, 1000)),
+        "recoveries": rng.choice((1, 2, 3)),
+        "finders": rng.randint(1, 3),
+        "followers": rng.randint(0, 2),
+        "seals": rng.random() < 0.5,
+        "begins_at": rng.choice((0.05, 0.3, 1.0, 10.0)) if not is_long else rng.choice((2.0, 30.0)),
+        "faults": rng.choice((0.0, 0.001)) if is_long else rng.choice((0.0, 0.05, 0.3, 0.6)),
+        "late_s": rng.choice((0.05, 0.5, 20.0)),
+        "dies_at": rng.choice((0.1, 1.0)) if rng.random() < 0.3 else 0.0,  # the writer
+    }
+    if style == "fenced":
+        config |= {"entries": 60, "chunk_bytes_max": 1, "begins_at": rng.choice((0.05, 0.1, 0.2)), "seals": False}
+        config |= {"finders": 4, "finders_begin_at": 1.0}
+    return Plan(seed=seed, config=config)
+
+
+class ObjectsWorld:
+    """One chain, its storage and the processes that use it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.config = plan.config
+        self.rng = random.Random(f"objects/{plan.config['style']}/{plan.seed}/run")
+        self.reached: Counter[str] = Counter()
+        self.chunks: dict[int, bytes] = {}  # the storage
+        self.counting: list[ChunkHead] = []
+        self.counted: list[bytes] = []  # payloads of the entries that count
+        self.has_ended = False
+        self.now_s = 0.0
+        self.events = self.trace_hash = 0
+        self.confirmed = 0  # by the writer
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+
+    def run(self) -> None:
+        """Run the history. Raises Violation."""
+        config = self.config
+        writer = WriterProcess(self)
+        writer.start()
+        for name in range(config["recoveries"]):
+            self.later(config["begins_at"] * self.rng.uniform(0.5, 2), TailProcess(self, f"r{name}", True).start)
+        for name in range(config["finders"]):
+            begins_at = config.get("finders_begin_at", config["begins_at"])
+            self.later(begins_at * self.rng.uniform(0, 2), TailProcess(self, f"t{name}", False).start)
+        followers = [FollowerProcess(self) for _ in range(config["followers"])]
+        for follower in followers:
+            self.later(self.rng.uniform(0, 1), follower.poll)
+        self._drain()
+        last = TailProcess(self, "last", True)
+        last.start()
+        self._drain()
+        if last.found is None and self.chunks:
+            raise Violation("C2", "the last recovery, without faults, found no end")
+        for follower in followers:
+            follower.poll()
+            self._drain()
+            if follower.entries != self.counted:
+                raise Violation("C4", f"a follower has {len(follower.entries)} entries, {len(self.counted)} count")
+
+    def later(self, delay_s: float, do: Callable[[], None]) -> None:
+        self.events += 1
+        heapq.heappush(self._queue, (self.now_s + delay_s, self.events, do))
+
+    def _drain(self) -> None:
+        while self._queue:
+            self.now_s, number, do = heapq.heappop(self._queue)
+            self.trace_hash = hash((self.trace_hash, number, round(self.now_s * 1e6)))
+            do()
+
+    # ---- the storage ------------------------------------------------------------------------------------------------
+
+    def create(self, number: int, data: bytes, done: Callable[[Put], None], attempt: int = 1) -> None:
+        """Create a chunk unless there is one; `done` gets what is certain."""
+        rng, delay_s = self.rng, self.rng.uniform(0.01, 0.1)
+        fault = rng.choice(("lost_request", "lost_answer", "late", "repeated")) if self._fails() else ""
+        if fault:
+            self.reached[fault] += 1
+        if fault == "late":
+            self.later(delay_s + rng.uniform(0, self.config["late_s"]), lambda: self._land_late(number, data))
+        if fault in ("lost_request", "late"):
+            self.later(delay_s, lambda: self._resolve(number, data, done, attempt))
+            return
+
+        def land() -> None:
+            is_made = self._put(number, data)
+            if fault == "repeated":
+                is_made = self._put(number, data)
+            if fault == "lost_answer" or not is_made:
+                self.later(rng.uniform(0.01, 0.1), lambda: self._resolve(number, data, done, attempt))
+            else:
+                self.later(rng.uniform(0.01, 0.1), lambda: done(Put.MADE))
+
+        self.later(delay_s, land)
+
+    def _land_late(self, number: int, data: bytes) -> None:
+        self._put(number, data)
+
+    def _fails(self) -> bool:
+        return self.now_s < END_S and self.rng.random() < self.config["faults"]
+
+    def _resolve(self, number: int, data: bytes, done: Callable[[Put], None], attempt: int) -> None:
+        there = self.chunks.get(number)
+        if there is not None:
+            done(Put.MADE if there[:HEAD_BYTES] == data[:HEAD_BYTES] else Put.EXISTS)
+        elif attempt < PUT_ATTEMPTS:
+            self.create(number, data, done, attempt + 1)
+        else:
+            done(Put.UNKNOWN)
+
+    def _put(self, number: int, data: bytes) -> bool:
+        if number in self.chunks:
+            return False
+        self.chunks[number] = data
+        while not self.has_ended and (following := self.chunks.get(len(self.counting))) is not None:
+            head = decode_head(following)
+            if head.first != len(self.counted) and head.kind is not ChunkKind.FENCE:
+                raise Violation("C6", f"chunk {head.number} begins with entry {head.first}, {len(self.counted)} count")
+            self.counting.append(head)
+            if head.kind is ChunkKind.DATA:
+                self.counted += map(bytes, decode_body(head, following[HEAD_BYTES:]))
+            if len(self.counted) != head.end and head.kind is not ChunkKind.FENCE:
+                raise Violation("C6", f"chunk {head.number} ends at {head.end}, and has {len(self.counted)}")
+            self.has_ended = head.kind.is_end
+        self.reached["dead_chunk"] += self.has_ended and number >= len(self.counting)
+        return True
+
+    def list_behind(self, behind: int) -> Listed:
+        return Listed(behind, tuple(sorted(number for number in self.chunks if number > behind)[: self.config["page"]]))
+
+    def read_heads(self, first: int, last: int) -> HeadsRead:
+        there = range(first, last + 1)
+        return HeadsRead(tuple(decode_head(self.chunks[number]) for number in there if number in self.chunks))
+
+    def chunk(self, effect: CreateChunk, nonce: bytes, payloads: Sequence[bytes], bytes_before: int) -> bytes:
+        what: dict[str, Any] = {"number": effect.number, "first": effect.first, "bytes_before": bytes_before}
+        return b"".join(encode_chunk(effect.kind, payloads, nonce=nonce, segment=SEGMENT, epoch=1, **what))
+
+    def nonce(self) -> bytes:
+        return self.rng.randbytes(16)
+
+
+class WriterProcess:
+    """Appends entries from time to time, and may seal or die."""
+
+    def __init__(self, world: ObjectsWorld) -> None:
+        self._world = world
+        self._nonce = world.nonce()
+        self._machine = ChainWriter(world.config["chunk_bytes_max"])
+        self._entries: list[bytes] = []
+        self._is_open = False
+        self._is_dead = False
+
+    def start(self) -> None:
+        if self._world.config["dies_at"]:
+            self._world.later(self._world.config["dies_at"], self._die)
+        self._machine, effects = self._machine.begin()
+        self._perform(effects)
+
+    def _die(self) -> None:
+        self._is_dead = True
+        self._world.reached["died"] += 1
+
+    def _append(self) -> None:
+        world = self._world
+        if not self._is_open or self._is_dead:
+            return
+        if len(self._entries) < world.config["entries"]:
+            body = b"%d " % len(self._entries) + b"." * world.rng.choice((0, 1, 30))
+            self._entries.append(body)
+            self._tell(EntryAppended(len(body)))
+            world.later(0.2, self._linger)
+            world.later(world.rng.choice((0.0, 0.001, 0.05)), self._append)
+        elif world.config["seals"]:
+            self._is_open = False
+            self._tell(SealAsked())
+
+    def _linger(self) -> None:
+        if self._is_open:
+            self._tell(LingerOver())
+
+    def _tell(self, fact: EntryAppended | LingerOver | SealAsked | ChunkPut) -> None:
+        if not self._is_dead:
+            self._machine, effects = self._machine.after(fact)
+            self._perform(effects)
+
+    def _perform(self, effects: Sequence[object]) -> None:
+        world = self._world
+        for effect in effects:
+            match effect:
+                case CreateChunk(number, kind, first, end):
+                    payloads = self._entries[first:end] if kind is not ChunkKind.BEGIN else [b"description"]
+                    before = sum(map(len, self._entries[:first]))
+                    data = world.chunk(effect, self._nonce, payloads, before)
+                    world.create(number, data, lambda result, number=number: self._tell(ChunkPut(number, result)))  # type: ignore[misc]  # a default
+                case Begun():
+                    self._is_open = True
+                    world.later(0.0, self._append)
+                case Confirmed(end):
+                    if world.counted[:end] != self._entries[:end]:
+                        raise Violation("C1", f"{end} entries are confirmed, {len(world.counted)} count")
+                    world.reached["ack"] += end - world.confirmed
+                    world.confirmed = end
+                case Sealed(end):
+                    if not (world.has_ended and end == len(world.counted)):
+                        raise Violation("C2", f"sealed at {end}, {len(world.counted)} count")
+                    world.reached["sealed"] += 1
+                case Fenced() | GivenUp():
+                    self._is_open = False
+                    world.reached["fenced" if isinstance(effect, Fenced) else "given_up"] += 1
+                case _:
+                    raise AssertionError(effect)
+
+
+class TailProcess:
+    """A recovery, or a search for the tail."""
+
+    def __init__(self, world: ObjectsWorld, name: str, is_recovery: bool) -> None:
+        self.found: TailFound | None = None
+        self._world = world
+        self._name = name
+        self._is_recovery = is_recovery
+        self._nonce = b""
+        self._machine = ChainTail(is_recovery)
+        self._listings = self._reads = self._confirmed = 0
+
+    def start(self) -> None:
+        self._nonce = self._world.nonce()
+        self._confirmed = self._world.confirmed
+        self._listings = self._reads = 0
+        search = TailSearch(page=self._world.config["page"])
+        self._machine, effects = ChainTail(self._is_recovery, search=search).begin()
+        self._perform(effects)
+
+    def _tell(self, fact: Listed | HeadsRead | ChunkPut) -> None:
+        try:
+            self._machine, effects = self._machine.after(fact)
+        except DamagedError as error:
+            raise Violation("C4", f"{self._name}: {error}") from error
+        self._perform(effects)
+
+    def _list(self, behind: int) -> None:
+        world = self._world
+        self._listings += 1
+        pages = len(world.chunks) // world.config["page"] + 1
+        world.reached["paged"] += pages > 3
+        if self._listings > 8 + 3 * pages.bit_length() + self._reads:
+            raise Violation("C5", f"{self._name}: {self._listings} listings of {len(world.chunks)} chunks")
+        answer = world.list_behind(behind)
+        world.later(world.rng.uniform(0.001, 0.05), lambda: self._tell(answer))
+
+    def _perform(self, effects: Sequence[object]) -> None:
+        world = self._world
+        for effect in effects:
+            match effect:
+                case ListBehind(behind):
+                    world.later(world.rng.uniform(0.001, 0.05), lambda behind=behind: self._list(behind))  # type: ignore[misc]  # a default
+                case ReadHeads(first, last):
+                    self._reads += 1
+                    world.reached["outrun"] += self._reads > 1
+                    if self._reads > READS_MAX:
+                        raise Violation("C5", f"{self._name}: read heads {self._reads} times, and finds no end")
+                    heads = world.read_heads(first, last)
+                    world.later(world.rng.uniform(0.001, 0.05), lambda heads=heads: self._tell(heads))  # type: ignore[misc]  # a default
+                case CreateChunk(number):
+                    data = world.chunk(effect, self._nonce, (), sum(map(len, world.counted[: effect.first])))
+                    world.create(number, data, lambda result, number=number: self._tell(ChunkPut(number, result)))  # type: ignore[misc]  # a default
+                case TailFound():
+                    self._check(effect)
+                case NoChain() | GivenUp():
+                    if world.now_s < END_S and world.chunks:
+                        world.later(1.0, self.start)
+                case _:
+                    raise AssertionError(effect)
+
+    def _check(self, found: TailFound) -> None:
+        world = self._world
+        self.found = found
+        world.reached["recovered" if self._is_recovery else "tail"] += 1
+        size = sum(map(len, world.counted[: found.end]))
+        if found.is_ended:
+            if not (world.has_ended and found.end == len(world.counted) and found.payload_bytes == size):
+                raise Violation("C2", f"{self._name} found the end {found}, {len(world.counted)} count")
+        elif self._is_recovery:
+            raise Violation("C2", f"{self._name} recovered and found no end: {found}")
+        if not self._confirmed <= found.end <= len(world.counted):
+            raise Violation("C3", f"{self._name} found {found}, {self._confirmed} were confirmed before")
+
+
+class FollowerProcess:
+    """Reads the chain while it grows."""
+
+    def __init__(self, world: ObjectsWorld) -> None:
+        self.entries: list[bytes] = []
+        self._world = world
+        self._machine = ChainFollower()
+        self._polls = 0
+
+    def poll(self) -> None:
+        self._polls += 1
+        self._perform(self._machine.poll())
+
+    def _tell(self, fact: Listed | HeadsRead) -> None:
+        try:
+            self._machine, effects = self._machine.after(fact)
+        except DamagedError as error:
+            raise Violation("C4", f"a follower: {error}") from error
+        self._perform(effects)
+        if not effects or isinstance(effects[-1], ChunksFound):
+            self._again()
+
+    def _again(self) -> None:
+        if self._polls < 60 and not self._machine.is_ended:
+            self._world.later(self._world.rng.uniform(0.05, 1.0), self.poll)
+
+    def _perform(self, effects: Sequence[object]) -> None:
+        world = self._world
+        for effect in effects:
+            match effect:
+                case ListBehind(behind):
+                    listed = world.list_behind(behind)
+                    world.later(world.rng.uniform(0.001, 0.05), lambda listed=listed: self._tell(listed))  # type: ignore[misc]  # a default
+                case ReadHeads(first, last):
+                    heads = world.read_heads(first, last)
+                    world.later(world.rng.uniform(0.001, 0.05), lambda heads=heads: self._tell(heads))  # type: ignore[misc]  # a default
+                case ChunksFound(heads):
+                    for head in heads:
+                        if head.kind is ChunkKind.DATA:
+                            body = world.chunks[head.number][HEAD_BYTES:]
+                            self.entries += map(bytes, decode_body(head, body))
+                            world.reached["followed"] += head.entries
+                    if self.entries != world.counted[: len(self.entries)]:
+                        raise Violation("C4", f"a follower believes {len(self.entries)}, {len(world.counted)} count")
+                case _:
+                    raise AssertionError(effect)
+
+
+def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool = False) -> Outcome:
+    """Run one plan to its end or to the first violation. parts["planted"]: pairs of a class and its mutant."""
+    with planting((parts or {}).get("planted", ())):
+        world = ObjectsWorld(plan)
+        violation, text = judged(world.run, trace=trace)
+    return Outcome(
+        plan=plan,
+        violation=violation,
+        text=text,
+        reached=world.reached,
+        trace_hash=world.trace_hash & 0xFFFFFFFF,
+        events=world.events,
+        virtual_s=world.now_s,
+        lines=[text] if trace and text else None,
+    )
+
+
+def room() -> Room:
+    """The simulation `objects` of `python -m tests.simulation`."""
+    from tests.simulation.mutants.objects import MUTANTS
+
+    return Room(
+        name="objects",
+        styles=STYLES,
+        draw=draw_plan,
+        run=run_plan,
+        must_reach=MUST_REACH,
+        mutants=MUTANTS,
+        progress=PROGRESS,
+    )
