@@ -135,7 +135,9 @@ class RegionChecks:
         self.cut_first = 0  # below it another program deleted records
         self.cut_snapshots = 0  # below it another program deleted snapshots
         self.marks: dict[int, int] = {}  # the highest that a caller asked for
-        self.safe_marks: dict[int, int] = {}  # the highest that must outlive every crash
+        self.safe_marks: dict[
+            int, tuple[int, int]
+        ] = {}  # the highest that must outlive every crash, from which offset on
         self.acked: dict[tuple[int, int], bytes] = {}
         self.submitted: dict[int, list[bytes]] = {}  # by table of one writer: payloads in the order of their sequences
         self.refused: set[bytes] = set()  # payloads of writes that were answered as not written
@@ -210,7 +212,8 @@ class RegionChecks:
             raise Violation("K9" if back else invariant, f"at {state.offset} {tables} instead of {known.tables}")
         for table, meta in state.meta.tables.items():
             mark = meta.latest_marked_deleted
-            if mark > self.marks.get(table, 0) or (is_new and mark < self.safe_marks.get(table, 0)):
+            safe, at = self.safe_marks.get(table, (0, 0))
+            if mark > self.marks.get(table, 0) or (is_new and state.offset > at and mark < safe):
                 raise Violation(
                     invariant, f"the mark of table {table} is {mark}, of {self.marks} and {self.safe_marks}"
                 )
@@ -229,10 +232,16 @@ class RegionChecks:
 
     def dropped(self, table: int, next: int) -> None:
         """Dropping a table, whose next sequence was at least `next`, is acknowledged: the mark outlives every crash."""
-        marks = [t.latest_marked_deleted for _, made in self.truth.checkpoints for t in made.tables if t.table == table]
-        if max(marks, default=0) < next:
+        marks = [
+            (t.latest_marked_deleted, at)
+            for at, made in self.truth.checkpoints
+            for t in made.tables
+            if t.table == table
+        ]
+        safe = [at for mark, at in marks if mark >= next]
+        if not safe:
             raise Violation("K1", f"table {table} is dropped up to {next}, and no check-point has that: {marks}")
-        self.safe_marks[table] = max(self.safe_marks.get(table, 0), next)
+        self.safe_marks[table] = max(self.safe_marks.get(table, (0, 0)), (next, safe[0]))
 
     def read(
         self,
