@@ -212,7 +212,7 @@ class EntryWriter:
 
     def _written(self, pending: PendingEntry, out: list[Effect]) -> None:
         """Answer the batches of an entry that is durable for good."""
-        table, number, entry, window = self.table, pending.segment, pending.entry, self.table.window
+        table, number, entry, window = self.table, pending.segment, pending.entry, self._window()
         for batch in pending.batches:
             table.confirm(batch)
             count, size = batch.request.count, len(batch.request.body)
@@ -225,6 +225,12 @@ class EntryWriter:
             if len(tickets) > 1:
                 repeated = BatchWritten(dlsn, count, txid, True, window)
                 out.extend(Answer(ticket, repeated) for ticket in tickets[1:])
+
+    def _window(self) -> int:
+        """How many batches a producer may have unanswered: fewer if the room for those of all producers is half full,
+        so that it suffices for more of them before batches are refused."""
+        window, options = self.table.window, self._options
+        return min(window, options.window_min) if 2 * self.pending_bytes > options.pending_bytes_max else window
 
     def _watch_lac(self, segment: OpenSegment, out: list[Effect]) -> None:
         if not self._control_timer and not self._inflight and not segment.lac_is_carried:

@@ -10,6 +10,7 @@ import pytest
 from dlog.errors import ClaimLostError, InvalidRequestError, StaleRequestError, StreamUnavailableError
 from dlog.log.changes import AlterSettings
 from dlog.log.messages import AlterStream, AppendEntry, BatchWritten, CreateSegment, SealStream
+from dlog.log.options import OwnerOptions
 from dlog.machine import CompareAndSet, MetadataSeen, OutcomeUnknown, ReadMetadata, Versioned
 from dlog.model.segment import StreamSettings, Truncation
 from dlog.model.window import WINDOW_MAX, WINDOW_MIN
@@ -67,6 +68,17 @@ def test_producers_are_told_how_many_batches_keep_the_store_of_the_open_segment_
     alter(owner, stage, store="ledger")
     owner.ask(batch(3, size=300))
     assert owner.ask(batch(4, size=300)).window == WINDOW_MIN
+
+
+def test_producers_are_told_less_while_half_of_the_room_is_taken() -> None:
+    stage = Stage(store="file")
+    known = stores() | {"file": replace(STORES["file"], bytes_in_flight=1 << 30)}
+    owner = stage.taken("p1", OwnerOptions(pending_bytes_max=1000, cut_bytes=10), stores=known)
+    stage.hold(AppendEntry)
+    for sequence, size in enumerate((300, 300, 1)):
+        owner.ask(batch(sequence, size=size))
+    stage.release()
+    assert [owner.answers[ticket].window for ticket in (2, 3, 4)] == [WINDOW_MIN, WINDOW_MAX, WINDOW_MAX]
 
 
 def test_the_open_segment_keeps_its_age_and_the_next_one_has_the_new_one() -> None:
