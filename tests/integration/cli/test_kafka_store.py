@@ -142,7 +142,7 @@ def test_reading_from_the_start_goes_on_behind_segments_that_another_program_del
         ok(running, "append", "s", given=b"in another region\n")
         everything = ok(running, "read", "s", "--from-start")
         kept = ok(running, "read", "s", "--from", "3:0:0")
-        region, _, offset = shown(running, "s")["segments"][2]["place"].partition("@")
+        region, _, offset = shown(running, "s")["segments"][2]["location"].partition("@")
         written = DirectoryTopics(str(topics))
         (topic,) = (name for name in written.names("") if name.endswith(f".data.{region.partition('/')[0]}"))
         written.delete_before(topic, int(offset))
