@@ -256,7 +256,7 @@ class StreamWorld:
         self.offload = OffloadChecks(self)
         self.removals = Removals(self)
         options = random.Random(f"{plan.seed}/options")
-        drawn = draw(OwnerOptions, options)
+        drawn = replace(draw(OwnerOptions, options), **config.get("options", {}))  # a stored plan may name some
         self.owner_options = replace(
             drawn,
             producers_max=config["producers_max"],
@@ -312,17 +312,18 @@ class StreamWorld:
     def stores(self) -> Mapping[str, Capabilities]:
         """What owners know of the stores. Strangers write to ledgers. The other store allows a producer more."""
         rng = random.Random(f"{self.plan.seed}/stores")
+        entries = [self.config.get("entries_in_flight", rng.randint(1, 4)) for _ in range(2)]
         ledger = Capabilities(
             visible_is_final=self.config["final"],
             entry_bytes_max=ENTRY_BYTES_MAX,
             has_foreign_writers=True,
-            entries_in_flight=rng.randint(1, 4),
+            entries_in_flight=entries[0],
             bytes_in_flight=0,
         )
         other = Capabilities(
             visible_is_final=True,
             entry_bytes_max=ENTRY_BYTES_MAX,
-            entries_in_flight=rng.randint(1, 4),
+            entries_in_flight=entries[1],
             bytes_in_flight=rng.choice((0, 4 << 20)),
         )
         return {LEDGER: ledger, FILE: other}
