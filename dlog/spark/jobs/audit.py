@@ -30,6 +30,7 @@ from dlog.spark.planning import partitions
 from dlog.spark.plans import check_named
 from dlog.stores.file.store import FileStore
 from dlog.stores.kafka.store import KafkaStore
+from dlog.stores.s3_direct.store import S3DirectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,6 +41,7 @@ _KIND_OF_GONE = {
     LEDGER: Kind.LEDGER_GONE,
     FileStore.name: Kind.FILE_GONE,
     KafkaStore.name: Kind.TABLE_GONE,
+    S3DirectStore.name: Kind.CHAIN_GONE,
 }
 
 

@@ -20,7 +20,7 @@ from functools import partial
 
 import msgpack
 
-from dlog.errors import DamagedError
+from dlog.errors import DamagedError, UnsupportedVersionError
 from dlog.model.ids import Epoch, SegmentNumber, StreamName
 from dlog.options import KiB
 from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError
@@ -166,7 +166,7 @@ class ChunkReads:
             assert after is not None, "it was listed"
 
     async def heads(self, chain: Chain, first: int, last: int) -> tuple[ChunkHead, ...]:
-        """The heads of chunks that exist. Raises SegmentNotFoundError, SegmentCorruptError, UnsupportedVersionError."""
+        """The heads of chunks that exist. Raises SegmentNotFoundError, SegmentCorruptError, StoreUnavailableError."""
         loading = [
             self._cache.start(partial(self.start, chain, number), f"head {number} of {chain.name}")
             for number in range(first, last + 1)
@@ -184,11 +184,11 @@ class ChunkReads:
         """`start`, past the cache: shows that the chunk exists."""
         try:
             return await self._load_start(chain, number)
-        except DamagedError:
+        except (DamagedError, UnsupportedVersionError):
             pass
         try:
             return await self._load_start(chain, number)
-        except DamagedError as error:
+        except (DamagedError, UnsupportedVersionError) as error:
             raise SegmentCorruptError(f"{error.message}: object={chain.place(number)}") from error
 
     async def payloads(

@@ -262,6 +262,11 @@ class S3DirectReader:
                     await moved.wait()
             wait_s = min(wait_s * 2, self._store.options.poll_max_s)
 
+    async def object_of(self, entry: EntryId) -> str:
+        """The location of the object with an entry up to the LAC, for tools. Raises StoreError."""
+        start = await self._view.chunk_of(entry)
+        return str(self._view.chain.place(start.head.number))
+
     def learn_lac(self, lac: EntryId) -> None:
         self._view.learn_lac(lac)
 

@@ -206,12 +206,20 @@ class S3DirectStore:
         found = await self.describe(name)
         return found.stream if found.number == STAGE else None
 
+    async def folder_of(self, name: str) -> Location:
+        """The folder with the objects of a segment, for tools. Raises StoreError."""
+        return (await self._chain(name)).folder
+
     async def describe(self, name: str) -> Description:
         """What BEGIN says of a segment, for tools. Raises StoreError."""
         return await self._begin(await self._chain(name))
 
+    async def tail(self, name: str) -> TailFound:
+        """How far a segment reaches, for tools. Raises StoreError."""
+        return await self._decided(await self._chain(name), None)
+
     async def find_tail(self, ref: SegmentRef) -> EntryId:
-        return EntryId((await self._decided(await self._chain(ref.name), None)).end - 1)
+        return EntryId((await self.tail(ref.name)).end - 1)
 
     async def delete(self, ref: SegmentRef) -> None:
         """See SegmentStore.delete. The FENCE of a segment that its writer did not seal stays, some 170 bytes."""
@@ -409,6 +417,10 @@ class S3DirectStore:
         await self._begin(chain)
         found = await self._find(chain, is_recovery=False)
         if sealed_at is not None and not found.is_ended:
+            if sealed_at >= found.end:  # an end is listed only once the store has decided it
+                raise SegmentCorruptError(
+                    f"a chunk of the completed segment is missing: number={found.next_number} folder={chain.folder}"
+                )
             found = await self._find(chain, is_recovery=True)
         return found
 

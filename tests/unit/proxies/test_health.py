@@ -16,7 +16,7 @@ from dlog.model.ids import BookieId
 from proxies.health import Health, Readiness
 from proxies.write.options import WriteOptions
 from proxies.write.server import WriteProxy
-from proxies.write.topics_check import check_topics
+from proxies.write.store_check import check_of, check_store
 from tests.memory_metadata import MemoryMetadata
 from tests.memory_store import MemoryStore, MemoryStoreState
 from tests.ports import free_port
@@ -107,7 +107,9 @@ async def test_a_write_proxy_looks_for_the_topics_of_its_default_store(tmp_path:
     options = KafkaOptions(topics=f"file://{tmp_path}/topics")
     opening = open_kafka_store(options, identity.read, identity.record, Random(1), creates=True)
     async with opening as store, asyncio.TaskGroup() as group:
-        checking = group.create_task(check_topics(store, looks.put_nowait, events.append, every_s=0.0), name="check")
+        of = check_of(store)
+        assert of is not None and of.trouble == "topics out of reach"
+        checking = group.create_task(check_store(of, looks.put_nowait, events.append, every_s=0.0), name="check")
         while await looks.get():
             raise AssertionError("the topics are there")
         (tmp_path / "topics").rename(tmp_path / "unmounted")
