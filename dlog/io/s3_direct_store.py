@@ -19,7 +19,7 @@ from random import Random
 from dlog.errors import ConfigError, DLogError
 from dlog.io.objects import Objects
 from dlog.model.ids import is_location_name
-from dlog.stores.contract import SegmentNotFoundError, StoreOutOfReachError
+from dlog.stores.contract import SegmentNotFoundError, StoreOutOfReachError, StoreUnavailableError
 from dlog.stores.object_storage.locations import Location, parse_root
 from dlog.stores.object_storage.port import Objects as ObjectsPort
 from dlog.stores.s3_direct.options import ObjectsOptions
@@ -106,6 +106,10 @@ def folder_finder(
             found = await objects.read(folder.below(MARKER), 0, len(text) + 1)
         except SegmentNotFoundError:
             found = b""
+        except StoreUnavailableError as error:
+            if root.scheme != "file":
+                raise
+            raise StoreOutOfReachError(f"{wrong_root(folder)} ({error.message})") from error
         if found != text:
             raise StoreOutOfReachError(wrong_root(folder))
         return folder

@@ -58,11 +58,10 @@ class Chain:
         return self.folder.below(f"{number:0{_NUMBER_DIGITS}d}")
 
 
-def parse_chain(segments: Location, name: str) -> Chain:
+def check_name(name: str) -> None:
     """Raises SegmentNotFoundError if no segment here can have this name."""
     if not _NAME.match(name):
         raise SegmentNotFoundError(f"not the location of a segment in objects: location={name[:200]!r}")
-    return Chain(segments, name)
 
 
 def number_of(folder: Location, found: Found) -> int | None:

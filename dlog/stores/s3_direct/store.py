@@ -67,8 +67,8 @@ from dlog.stores.s3_direct.chunks import (
     Description,
     Extent,
     Key,
+    check_name,
     number_of,
-    parse_chain,
     parse_description,
     segment_of,
 )
@@ -89,12 +89,12 @@ class FindFolder(Protocol):
     """Finds the folder with this cluster's objects."""
 
     async def __call__(self, *, creates: bool) -> Location:
-        """creates: make one, with its marker, if there never was one. Raises NoSegmentsYetError,
-        MetadataUnavailableError, StoreError."""
+        """creates: make one, with its marker, if there never was one. Raises NoSegmentsYetError and other store errors,
+        ConfigError, MetadataUnavailableError."""
         ...
 
 
-class NoSegmentsYetError(ConfigError):
+class NoSegmentsYetError(StoreOutOfReachError):
     """No process of this cluster has created a segment in objects yet."""
 
 
@@ -163,9 +163,11 @@ class S3DirectStore:
         """Does nothing: a segment needs no members."""
 
     async def check_root(self) -> None:
-        """Check that the storage answers and has this cluster's marker. Raises StoreError."""
+        """Check that the storage answers, has this cluster's marker, and does what segments need. Raises StoreError."""
         folder = await self._ready(creates=self._creates)
         await self._check_marker(folder)
+        if self._creates:
+            await self._probe(folder)
 
     async def create(
         self, stream: StreamName, number: SegmentNumber, epoch: Epoch, settings: StoreSettings
@@ -354,13 +356,13 @@ class S3DirectStore:
     # ---- internal ---------------------------------------------------------------------------------------------------
 
     async def _ready(self, *, creates: bool) -> Location:
-        """The folder of this cluster's objects. Raises NoSegmentsYetError, StoreError."""
+        """The folder of this cluster's objects. Raises StoreError."""
         if not self._is_open:
             raise StoreUnavailableError(f"the store is closed, open another one: store={NAME}")
         if self._folder is None:
             try:
                 self._folder = await self._find_folder(creates=creates)
-            except (NoSegmentsYetError, StoreError):
+            except StoreError:
                 raise
             except ConfigError as error:
                 raise MisconfiguredError(error.message) from error
@@ -387,12 +389,8 @@ class S3DirectStore:
 
     async def _chain(self, name: str) -> Chain:
         """Raises SegmentNotFoundError if the name is none of this store's."""
-        try:
-            folder = await self._ready(creates=False)
-        except NoSegmentsYetError as error:
-            parse_chain(Location("file", "", "/"), name)
-            raise StoreOutOfReachError(error.message) from None
-        return parse_chain(folder.below(SEGMENTS), name)
+        check_name(name)
+        return Chain((await self._ready(creates=False)).below(SEGMENTS), name)
 
     async def _begin(self, chain: Chain) -> Description:
         """Read BEGIN. Raises SegmentNotFoundError, SegmentCorruptError, StoreUnavailableError."""
