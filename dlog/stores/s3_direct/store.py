@@ -313,7 +313,9 @@ class S3DirectStore:
         end_s, delay_s = now_s() + self.options.retry_s, _RETRY_FIRST_S
         while True:
             try:
-                created = await self.objects.create_if_absent(chain.place(number), parts, head_bytes=HEAD_BYTES)
+                created = await self.objects.create_if_absent(
+                    chain.place(number), parts, head_bytes=HEAD_BYTES, within=chain.segments.parent
+                )
             except SegmentNotFoundError:
                 return Put.EXISTS  # another process's chunk was there, and was deleted with the segment
             except StoreUnavailableError:
