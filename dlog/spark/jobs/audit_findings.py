@@ -66,6 +66,7 @@ class Kind(StrEnum):
     ORPHAN_LEDGER = "orphan_ledger"  # nothing names it
     ORPHAN_FILE = "orphan_file"  # nothing names it
     ORPHAN_TABLE = "orphan_table"  # nothing names it
+    ORPHAN_CHAIN = "orphan_chain"  # of objects: nothing names it
 
     MORE = "more"  # number of further findings in the same range
 

@@ -212,6 +212,15 @@ class S3DirectStore:
         """The folder with the objects of a segment, for tools. Raises StoreError."""
         return (await self._chain(name)).folder
 
+    async def age_s(self, name: str) -> float:
+        """How long ago, by the storage's clock, an object of a segment was created last, for tools. Raises
+        SegmentNotFoundError if it has none, and other store errors."""
+        chain = await self._chain(name)
+        created = [one.modified_unix_ms async for one in self.objects.list(chain.folder)]
+        if not created:
+            raise SegmentNotFoundError(f"no such segment, it was deleted: folder={chain.folder}")
+        return (await self.objects.now_unix_ms(chain.segments) - max(created)) / 1000
+
     async def describe(self, name: str) -> Description:
         """What BEGIN says of a segment, for tools. Raises StoreError."""
         return await self._begin(await self._chain(name))
