@@ -66,6 +66,8 @@ class S3DirectWriter:
         self._lac = NO_ENTRY
         self._linger: asyncio.TimerHandle | None = None
         self._creating: dict[asyncio.Future[Put], None] = {}
+        self._effects: deque[WriterEffect] = deque()  # to be performed
+        self._performs = False
         self._error: StoreError | None = None
         self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._seal: asyncio.Future[EntryId] | None = None
@@ -101,8 +103,6 @@ class S3DirectWriter:
         self._payloads.append(payload[0] if len(payload) == 1 else b"".join(payload))
         self._sinks.append(sink)
         self._tell(EntryAppended(size))
-        if self._linger is None and self._payloads and self._error is None:
-            self._linger_for(self._store.options.linger_s)
 
     async def seal(self) -> EntryId:
         """See SegmentWriter.seal. Cancelling stops the wait only."""
@@ -125,28 +125,40 @@ class S3DirectWriter:
             self._perform(effects)
 
     def _perform(self, effects: Sequence[WriterEffect]) -> None:
-        for effect in effects:
-            match effect:
-                case CreateChunk(number, kind):
-                    self._create(number, kind)
-                case Begun():
-                    self._begun.set_result(None)
-                case Confirmed(end):
-                    self._confirm(end)
-                case Sealed(end):
-                    assert self._seal is not None
-                    self._seal.set_result(EntryId(end - 1))
-                    self._fail(SegmentSealedError(f"the segment is sealed: location={self.name}"))
-                case Fenced():
-                    self._fail(SegmentFencedError(f"another process recovered the segment: location={self.name}"))
-                case GivenUp():
-                    told = f"it is unknown whether an object was created: folder={self._chain.folder}"
-                    self._fail(StoreUnavailableError(told, outcome_unknown=True))
+        """Perform effects in the order in which the machine returned them: a sink may append the next entry."""
+        self._effects.extend(effects)
+        if self._performs:
+            return
+        self._performs = True
+        while self._effects and self._error is None:
+            self._perform_one(self._effects.popleft())
+        self._performs = False
+        if self._payloads and self._linger is None and self._error is None:
+            self._linger_for(self._store.options.linger_s)
 
-    def _create(self, number: int, kind: ChunkKind) -> None:
-        payloads: Sequence[Buffer] = [self._description.encode()] if kind is ChunkKind.BEGIN else tuple(self._payloads)
-        size = sum(map(len, payloads)) if kind is ChunkKind.DATA else 0
-        first = self._machine.appended - len(self._payloads)
+    def _perform_one(self, effect: WriterEffect) -> None:
+        match effect:
+            case CreateChunk(number, kind, first, end):
+                self._create(number, kind, first, end)
+            case Begun():
+                self._begun.set_result(None)
+            case Confirmed(end):
+                self._confirm(end)
+            case Sealed(end):
+                assert self._seal is not None
+                self._seal.set_result(EntryId(end - 1))
+                self._fail(SegmentSealedError(f"the segment is sealed: location={self.name}"))
+            case Fenced():
+                self._fail(SegmentFencedError(f"another process recovered the segment: location={self.name}"))
+            case GivenUp():
+                told = f"it is unknown whether an object was created: folder={self._chain.folder}"
+                self._fail(StoreUnavailableError(told, outcome_unknown=True))
+
+    def _create(self, number: int, kind: ChunkKind, first: int, end: int) -> None:
+        payloads: list[Buffer] = [self._payloads.popleft() for _ in range(end - first)]
+        size = sum(map(len, payloads))
+        if kind is ChunkKind.BEGIN:
+            payloads = [self._description.encode()]
         encode = partial(
             encode_chunk,
             kind,
@@ -158,7 +170,6 @@ class S3DirectWriter:
             first=first,
             bytes_before=self._bytes_cut,
         )
-        self._payloads.clear()
         self._bytes_cut += size
         self._stop_linger()
         put = partial(self._put, number, encode, is_large=size >= THREAD_BYTES, waits=kind is ChunkKind.DATA)

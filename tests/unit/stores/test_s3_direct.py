@@ -140,6 +140,32 @@ async def test_after_any_fault_of_a_request_the_entries_are_written_once(cluster
     assert await read_all(await cluster.store(), ref) == [b"%d" % entry * 15 for entry in range(12)]
 
 
+async def test_a_sink_may_append_the_next_entries(cluster: Cluster) -> None:
+    writer, ref = await created(await cluster.store(linger_s=0.001))
+    done = asyncio.Event()
+    submitted: list[bytes] = []
+
+    def submit() -> None:
+        entry = len(submitted)
+        submitted.append(b"%d" % entry)
+        writer.submit(EntryId(entry), [submitted[-1]], confirmed)
+
+    def confirmed(error: StoreError | None) -> None:
+        assert error is None
+        if len(submitted) < 100:
+            submit()
+            submit()
+        elif writer.last_confirmed == len(submitted) - 1:
+            done.set()
+
+    for _ in range(3):
+        submit()
+    async with limit():
+        await done.wait()
+        await writer.seal()
+    assert await read_all(await cluster.store(), ref) == submitted
+
+
 async def test_a_storage_that_stays_silent_ends_the_writer_with_an_unknown_outcome(cluster: Cluster) -> None:
     writer, ref = await created(await cluster.store())
     cluster.objects.faults.extend([PutFault.LATE] * 1000)
