@@ -27,7 +27,9 @@ from dlog.stores.s3_direct.store import S3DirectStore
 from tests.integration.storage import Storage
 from tests.integration.stores.contract import OpenStore, StoreContract
 from tests.integration.stores.s3_fault_proxy import Fault, S3FaultProxy
+from tests.memory_objects import PutFault
 from tests.ports import HOST, free_port
+from tests.unit.stores.test_s3_direct import Cluster
 
 
 class Recorded:
@@ -68,7 +70,13 @@ class Stores:
         return await self.open()
 
 
-SMALL = {"chunk_bytes_max": 3000, "linger_s": 0.002, "poll_min_s": 0.002, "poll_max_s": 0.05, "puts_per_s": 1e6}
+SMALL: dict[str, Any] = {
+    "chunk_bytes_max": 3000,
+    "linger_s": 0.002,
+    "poll_min_s": 0.002,
+    "poll_max_s": 0.05,
+    "puts_per_s": 1e6,
+}
 
 
 def on_s3(s3: Storage, **given: object) -> Callable[..., ObjectsOptions]:
@@ -77,7 +85,7 @@ def on_s3(s3: Storage, **given: object) -> Callable[..., ObjectsOptions]:
     root = f"{s3.root}/{os.urandom(6).hex()}"
 
     def options(**changes: object) -> ObjectsOptions:
-        return ObjectsOptions(**{"root": root, **told, **SMALL, **given, **changes})  # type: ignore[arg-type]
+        return ObjectsOptions(**{"root": root, **told, **SMALL, **given, **changes})
 
     return options
 
@@ -86,10 +94,26 @@ class TestOnADirectory(StoreContract):
     @pytest.fixture
     async def stores(self, tmp_path: Path) -> AsyncIterator[OpenStore]:
         def options(**changes: object) -> ObjectsOptions:
-            return ObjectsOptions(**{"root": f"file://{tmp_path}/objects", **SMALL, **changes})  # type: ignore[arg-type]
+            return ObjectsOptions(**{"root": f"file://{tmp_path}/objects", **SMALL, **changes})
 
         async with Stores(options) as stores:
             yield stores.open_segment_store
+
+
+class TestInMemoryWithFaults(StoreContract):
+    """Every fifth request to create an object is lost, late or repeated, or loses its answer."""
+
+    @pytest.fixture
+    async def stores(self) -> AsyncIterator[OpenStore]:
+        cluster, rng = Cluster(), random.Random(13)
+        faults = [rng.choice(list(PutFault)) if rng.random() < 0.2 else None for _ in range(20_000)]
+        cluster.objects.faults.extend(faults)
+
+        async def open_store() -> SegmentStore:
+            return await cluster.store(retry_s=30.0, **SMALL)
+
+        yield open_store
+        await cluster.aclose()
 
 
 class TestOnS3(StoreContract):

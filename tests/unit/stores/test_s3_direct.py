@@ -6,6 +6,8 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,7 @@ from dlog.stores.contract import (
     StoreUnavailableError,
 )
 from dlog.stores.object_storage.locations import Location, parse_root
+from dlog.stores.object_storage.port import Creation
 from dlog.stores.s3_direct.options import ObjectsOptions
 from dlog.stores.s3_direct.put_budget import PutBudget
 from dlog.stores.s3_direct.store import MARKER, SEGMENTS, S3DirectStore
@@ -53,6 +56,23 @@ class Objects(MemoryObjects):
         self.lists += 1
         async for found in super().list(folder, **which):  # type: ignore[arg-type]
             yield found
+
+
+class SlowObjects(Objects):
+    """Answers requests to create in a random order, after all have begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self.rng = random.Random(9)
+
+    async def create_if_absent(self, location: Location, *given: Any, **more: Any) -> Creation:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(self.rng.uniform(0.001, 0.01))
+        created = await super().create_if_absent(location, *given, **more)
+        self.now -= 1
+        return created
 
 
 class Cluster:
@@ -138,6 +158,24 @@ async def test_after_any_fault_of_a_request_the_entries_are_written_once(cluster
     cluster.objects.land_late()
     assert await writer.seal() == 11
     assert await read_all(await cluster.store(), ref) == [b"%d" % entry * 15 for entry in range(12)]
+
+
+async def test_eight_objects_are_on_their_way_and_entries_are_confirmed_in_order(cluster: Cluster) -> None:
+    slow = cluster.objects = SlowObjects()
+    writer, ref = await created(await cluster.store(chunk_bytes_max=1))
+    heard: list[int] = []
+    payloads = [b"%d" % entry for entry in range(100)]
+
+    def confirmed(entry: int, error: StoreError | None) -> None:
+        heard.append(entry if error is None else -1)
+
+    for entry, payload in enumerate(payloads):
+        writer.submit(EntryId(entry), [payload], partial(confirmed, entry))
+        await asyncio.sleep(0)
+    async with limit():
+        await writer.seal()
+    assert heard == list(range(100)) and slow.most == 8
+    assert await read_all(await cluster.store(), ref) == payloads
 
 
 async def test_a_sink_may_append_the_next_entries(cluster: Cluster) -> None:
