@@ -52,6 +52,10 @@ class Objects(MemoryObjects):
             self.deletions_left -= 1
         await super().delete(location)
 
+    async def delete_many(self, locations: Sequence[Location]) -> None:
+        for location in reversed(locations):  # a storage may do it in any order
+            await self.delete(location)
+
     async def list(self, folder: Location, **which: object) -> AsyncIterator:  # type: ignore[type-arg]
         self.lists += 1
         async for found in super().list(folder, **which):  # type: ignore[arg-type]
@@ -179,7 +183,7 @@ async def test_eight_objects_are_on_their_way_and_entries_are_confirmed_in_order
 
 
 async def test_a_sink_may_append_the_next_entries(cluster: Cluster) -> None:
-    writer, ref = await created(await cluster.store(linger_s=0.001))
+    writer, ref = await created(await cluster.store(linger_s=0.001, chunk_bytes_max=2))
     done = asyncio.Event()
     submitted: list[bytes] = []
 
