@@ -17,6 +17,7 @@ import pytest
 from dlog.io.children import python_module
 from tests.integration.cli.up import Up, dlog, up, up_for_many, wait_until
 from tests.integration.spark.parts import need_spark
+from tests.integration.storage import storage
 
 LINES = b"".join(b"line %d\n" % n for n in range(5000))
 #: hardly compressible, so that a few of them fill a segment
@@ -143,6 +144,29 @@ def test_kill_9_of_everything_at_once_loses_nothing_and_a_wrong_root_is_told(tmp
     with up(directory) as again:
         assert again.running.objects_root == f"file://{root}", "as it was"
         assert ok(again, "read", "s", "--from-start") == LINES + b"more\n"
+
+
+def test_a_cluster_on_an_s3_server_goes_on_when_its_owner_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with storage("s3", tmp_path / "s3") as s3:
+        told = {name.removeprefix("DLOG_COLD_S3_"): text for name, text in s3.environment.items()}
+        monkeypatch.setenv("AWS_ENDPOINT_URL", told["ENDPOINT"])
+        monkeypatch.setenv("AWS_DEFAULT_REGION", told["REGION"])
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", told["ACCESS_KEY"])
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", told["SECRET_KEY"])
+        root = f"{s3.root}/streams"
+        code, _, err = dlog("up", "--objects", "s3://another/x", directory=tmp_path / "c")
+        assert code == 2 and "NoSuchBucket" in err and "correct --objects" in err, err
+        with up(tmp_path / "c", "--bookies", "0", "--objects", root) as running:
+            running.wait_up()
+            ok(running, "append", "s", "--create", given=LINES)
+            assert stores_of(running, "s") == {"s3-direct"}
+            running.kill_part("write", shown(running, "s")["owner"]["location"])
+            ok(running, "append", "s", given=LINES)
+            assert ok(running, "read", "s", "--from-start") == LINES + LINES
+            assert shown(running, "s")["owner"]["epoch"] >= 2
+            explained = json.loads(ok(running, "explain", "s", "1:0:1", "--json"))
+            assert explained["object"].startswith(f"{root}/dlog-")
+            assert running.end() == 0
 
 
 def test_a_root_that_cannot_be_is_refused_before_anything_starts(tmp_path: Path) -> None:
