@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from random import Random
 from types import TracebackType
 from typing import Protocol
@@ -238,13 +239,11 @@ class S3DirectStore:
             chain = await self._chain(ref.name)
         except SegmentNotFoundError:
             return
-        try:
-            await self._begin(chain)
-            await self._find(chain, is_recovery=True)  # from here on its writer appends nothing
-        except SegmentNotFoundError:
-            pass  # deleted before, perhaps not all of it
-        except SegmentCorruptError:
-            pass  # what cannot be read can be deleted
+        with suppress(SegmentNotFoundError):  # deleted before, perhaps not all of it
+            with suppress(SegmentCorruptError):  # what cannot be read can be deleted
+                await self._begin(chain)
+            with suppress(SegmentCorruptError):
+                await self._find(chain, is_recovery=True)  # from here on its writer appends nothing
         await self.objects.delete(chain.place(0))
         async for left in self.objects.unfinished(chain.folder):
             await self.objects.discard(left)

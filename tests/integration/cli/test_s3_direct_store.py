@@ -105,7 +105,7 @@ def test_a_stream_moves_from_files_and_back_and_its_segments_are_deleted(on_obje
             assert not list((cluster / "segments" / segment["location"]).iterdir())
 
 
-def test_an_audit_reads_every_entry(on_objects: Up) -> None:
+def test_an_audit_reads_every_entry_and_an_offload_moves_segments(on_objects: Up, tmp_path: Path) -> None:
     need_spark()
     ok(on_objects, "create", "proved", "--segment-bytes", "64KiB")
     while len(shown(on_objects, "proved")["segments"]) < 3:
@@ -113,6 +113,13 @@ def test_an_audit_reads_every_entry(on_objects: Up) -> None:
     report = json.loads(ok(on_objects, "pipeline", "audit", "--stream", "proved", "--json"))
     assert report["findings"] == [] and report["failures"] == []
     assert {item["store"] for item in report["items"]} == {"s3-direct"}
+    everything, count = ok(on_objects, "read", "proved", "--from-start"), len(shown(on_objects, "proved")["segments"])
+    offload = ["pipeline", "offload", "--stream", "proved", "--to", f"file://{tmp_path}", "--older-than", "0s"]
+    offload += ["--keep", "0", "--grace", "0s", "--master", "local[1]", "--json"]
+    assert json.loads(ok(on_objects, *offload))["counts"]["segments_offloaded"] == count - 1
+    assert json.loads(ok(on_objects, *offload))["counts"]["hot_copies_deleted"] == count - 1
+    assert stores_of(on_objects, "proved") == {"cold", "s3-direct"}
+    assert ok(on_objects, "read", "proved", "--from-start") == everything
 
 
 def test_kill_9_of_everything_at_once_loses_nothing_and_a_wrong_root_is_told(tmp_path: Path) -> None:

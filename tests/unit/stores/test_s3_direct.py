@@ -349,6 +349,16 @@ async def test_a_segment_that_is_deleted_while_it_is_written_fences_its_writer(c
         await writer.append(EntryId(0), [b"x"])
 
 
+async def test_a_deletion_fences_the_writer_also_if_the_first_chunk_is_damaged(cluster: Cluster) -> None:
+    writer, ref = await created(await cluster.store())
+    for entry in range(30):
+        await writer.append(EntryId(entry), [b"x"])
+    cluster.objects.objects[cluster.chunks(ref.name)[0]] = b"damaged"
+    await (await cluster.store()).delete(ref)
+    with pytest.raises(SegmentFencedError):
+        await writer.append(EntryId(30), [b"late"])
+
+
 async def test_a_follower_notices_a_deletion(cluster: Cluster) -> None:
     ref = await written(await cluster.store(), [b"x"], seals=False)
     reader = await (await cluster.store()).open_reader(ref)
