@@ -534,6 +534,16 @@ class TopicsOutOfReach(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectsOutOfReach(Event):
+    """The object storage in which this proxy creates segments cannot be used: it does not answer, or it does not have
+    this cluster's objects. Streams there wait; nothing is lost."""
+
+    name: ClassVar[str] = "objects.out_of_reach"
+    level: ClassVar[str] = "warning"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TablePinsRegion(Event):
     """A table keeps many records of its region from being deleted: flush it and mark it, or drop it. records: of all
     tables, from its first live one on."""

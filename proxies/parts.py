@@ -52,6 +52,7 @@ def tuned(config_path: str | None) -> BackendLimits:
     serving.tell(configured("cold", stores.cold, config_path))
     serving.tell(configured("file", stores.file, config_path))
     serving.tell(configured("kafka", stores.kafka, config_path))
+    serving.tell(configured("objects", stores.objects, config_path))
     return replace(TUNING, stores=stores)
 
 

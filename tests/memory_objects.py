@@ -52,7 +52,9 @@ class MemoryObjects:
     def can_create_if_absent(self, location: Location) -> bool:
         return True
 
-    async def create_if_absent(self, location: Location, data: Sequence[Buffer], *, head_bytes: int) -> Creation:
+    async def create_if_absent(
+        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, within: Location | None = None
+    ) -> Creation:
         body = b"".join(data)
 
         async def attempt() -> Creation:

@@ -48,7 +48,7 @@ class RunningPart:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningCluster:
     """The content of a run file. Addresses are host:port. file_directory: of the file store. kafka_topics: address of
-    the topics with streams on Kafka, or empty."""
+    the topics with streams on Kafka, or empty. objects_root: of the store s3-direct, or empty."""
 
     directory: str
     pid: int
@@ -57,6 +57,7 @@ class RunningCluster:
     parts: list[RunningPart] = field(default_factory=list)
     file_directory: str = ""
     kafka_topics: str = ""
+    objects_root: str = ""
 
     @property
     def connect(self) -> str:
@@ -88,6 +89,7 @@ def read_run_file(directory: Path) -> RunningCluster | None:
             parts=parts,
             file_directory=str(told.get("file_directory", "")),
             kafka_topics=str(told.get("kafka_topics", "")),
+            objects_root=str(told.get("objects_root", "")),
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -126,13 +128,14 @@ def find_running(directory: str | None) -> RunningCluster | None:
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """The selected cluster. connect and zookeeper are empty if they are not named and the command does not need
-    them; file_directory and kafka_topics are known of a running `dlog up`."""
+    them; file_directory, kafka_topics and objects_root are known of a running `dlog up`."""
 
     connect: str
     zookeeper: str
     namespace: str
     file_directory: str = ""
     kafka_topics: str = ""
+    objects_root: str = ""
 
     def stores(self) -> StoresOptions:
         """How its segments are reached: from the environment, and from what is known of a running `dlog up`, whose
@@ -140,8 +143,9 @@ class Cluster:
         from dlog.io.stores import load_stores
 
         directory = os.environ.get("DLOG_FILE_DIRECTORY") or self.file_directory
+        root = os.environ.get("DLOG_OBJECTS_ROOT") or self.objects_root
         topics = {"kafka.topics": self.kafka_topics} if self.kafka_topics else {}
-        return load_stores(None, {"file.directory": directory, **topics})
+        return load_stores(None, {"file.directory": directory, "objects.root": root, **topics})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +217,7 @@ def _cluster_of(running: RunningCluster, namespace: str, connect: str = "") -> C
         namespace or running.namespace,
         running.file_directory,
         running.kafka_topics,
+        running.objects_root,
     )
 
 

@@ -37,8 +37,8 @@ def explain(
     directory: str | None,
     as_json: bool,
 ) -> None:
-    """Show where the record of STREAM at DLSN is stored: segment, ledger and bookies, file, or topic of Kafka, entry,
-    and its batch."""
+    """Show where the record of STREAM at DLSN is stored: segment, ledger and bookies, file, topic of Kafka, or object,
+    entry, and its batch."""
     stream_name(stream)
     at = dlsns.parse(dlsn)
     cluster = find_cluster(
@@ -81,6 +81,8 @@ async def _explain(stream: str, at: DLSN, cluster: Cluster) -> dict[str, Any]:
         return told | await _in_file(stream, at, segment.location, cluster)
     if segment.store == "kafka":
         return told | await _in_topic(stream, at, segment.location, cluster)
+    if segment.store == "s3-direct":
+        return told | await _in_objects(stream, at, segment.location, cluster)
     if segment.store != "ledger":
         return told
     async with ledgers_of(cluster.zookeeper, cluster.namespace, None) as ledgers:
@@ -125,6 +127,42 @@ async def _in_file(stream: str, at: DLSN, location: str, cluster: Cluster) -> di
             offset = await reader.offset_of(EntryId(at.entry))
             if offset is not None:
                 told["offset"] = f"{offset}, its payload from {offset + ENTRY_HEAD.size}"
+            [payload] = await reader.read(EntryId(at.entry), EntryId(at.entry), 1)
+            told |= describe_entry(payload, at.slot)
+        except DLogError as error:
+            told["entry"] = f"cannot be read: {error.message}"
+    return told
+
+
+async def _in_objects(stream: str, at: DLSN, location: str, cluster: Cluster) -> dict[str, Any]:
+    """The segment's folder, and the object that has the entry."""
+    from dlog.io.s3_direct_store import open_s3_direct_store
+    from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+
+    options = cluster.stores().objects
+    if not options.root:
+        return {"entry": "not read: set DLOG_OBJECTS_ROOT to the root of the objects"}
+    told: dict[str, Any] = {}
+    ref, rng = SegmentRef(stream_name(stream), SegmentNumber(at.segment), location), random.Random(os.urandom(8))
+    async with (
+        await ZooKeeperMetadata.connect(cluster.zookeeper, cluster.namespace, rng=rng) as metadata,
+        open_s3_direct_store(
+            options,
+            lambda: metadata.read_store_identity("s3-direct"),
+            lambda identity: metadata.record_store_identity("s3-direct", identity),
+            rng,
+        ) as store,
+    ):
+        try:
+            tail = await store.tail(location)
+            state = "ended" if tail.is_ended else "being written"
+            folder = await store.folder_of(location)
+            told["objects"] = f"{folder} ({state}, {tail.end} entries, {tail.payload_bytes:,} bytes)"
+            if not 0 <= at.entry < tail.end:
+                told["entry"] = f"{at.entry} is not confirmed; the last confirmed entry is {tail.end - 1}"
+                return told
+            reader = await store.open_reader(ref)
+            told["object"] = await reader.object_of(EntryId(at.entry))
             [payload] = await reader.read(EntryId(at.entry), EntryId(at.entry), 1)
             told |= describe_entry(payload, at.slot)
         except DLogError as error:

@@ -21,6 +21,7 @@ from dlog.io.kafka_settings import parse_topics_address
 from dlog.io.listening import check_free, is_free
 from dlog.io.zookeeper_layout import StreamPaths
 from dlog.options import option
+from dlog.stores.object_storage.locations import parse_root
 
 PLAN_FILE = "cluster.json"
 HOST = "127.0.0.1"
@@ -32,11 +33,18 @@ class UpOptions:
     """Section [up] of a configuration file; the flags of `dlog up` override it."""
 
     bookies: int = option(
-        -1, "bookies; 0: none, streams lie in Kafka or in files; -1: as many as there were, 3 at the first start"
+        -1,
+        "bookies; 0: none, streams lie in Kafka, as objects or in files; -1: as many as there were, 3 at the first "
+        "start",
     )
     kafka: str = option(
         "",
         "Kafka's brokers for streams, host:port,host:port, or file:///path for topics in a directory; empty: as before",
+    )
+    objects: str = option(
+        "",
+        "root of the objects of streams, s3://bucket/prefix or file:///path; empty: as before, else the root of "
+        "[objects], else `objects` in the directory",
     )
     write_proxies: int = option(0, "write proxies; 0: as many as there were, 2 at the first start")
     read_proxies: int = option(0, "read proxies; 0: as many as there were, 2 at the first start")
@@ -66,7 +74,7 @@ class UpOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Host and ports of a cluster. zookeeper: hosts of an external ZooKeeper, or empty. kafka: address of the topics
-    with streams, or empty."""
+    with streams, or empty. objects: root of the objects of streams, if it was given; else empty."""
 
     host: str
     namespace: str
@@ -76,6 +84,7 @@ class Plan:
     write: list[int] = field(default_factory=list)
     read: list[int] = field(default_factory=list)
     kafka: str = ""
+    objects: str = ""
     version: int = 1
 
     @property
@@ -93,7 +102,7 @@ def make_plan(directory: Path, options: UpOptions, rng: random.Random) -> Plan:
     """The plan of this directory with the changes in `options`, or a new plan. Writes nothing.
 
     Raises CommandError for a change that is not possible, a host that cannot be listened on, or a plan file that cannot
-    be read; ConfigError for an invalid namespace, or an address of topics that is none.
+    be read; ConfigError for an invalid namespace, or an address of topics or objects that is none.
     """
     old = read_plan(directory)
     plan = old or Plan(
@@ -117,6 +126,8 @@ def make_plan(directory: Path, options: UpOptions, rng: random.Random) -> Plan:
     plan = replace(plan, bookies=wanted.grow(plan.bookies, counts["bookies"]))
     if options.kafka:
         plan = replace(plan, kafka=parse_topics_address(options.kafka))
+    if options.objects:
+        plan = replace(plan, objects=str(parse_root(options.objects)))
     if not plan.zookeeper and not plan.zookeeper_port:
         plan = replace(plan, zookeeper_port=wanted.grow([], 1)[0])
     return plan
@@ -140,8 +151,9 @@ def read_plan(directory: Path) -> Plan | None:
 
 def _check_types(plan: Plan) -> None:
     """Raise ValueError if a value has the wrong type."""
-    if not all(type(text) is str for text in (plan.host, plan.namespace, plan.zookeeper, plan.kafka)):
-        raise ValueError("host, namespace, zookeeper and kafka must be strings")
+    texts = (plan.host, plan.namespace, plan.zookeeper, plan.kafka, plan.objects)
+    if not all(type(text) is str for text in texts):
+        raise ValueError("host, namespace, zookeeper, kafka and objects must be strings")
     for ports in (plan.bookies, plan.write, plan.read, [plan.zookeeper_port]):
         if type(ports) is not list or not all(type(port) is int and 0 <= port < 65536 for port in ports):
             raise ValueError("ports must be numbers below 65536")
@@ -151,8 +163,9 @@ def write_plan(directory: Path, plan: Plan) -> None:
     """Write the plan into its directory, atomically."""
     path = directory / PLAN_FILE
     told = asdict(plan)
-    if not plan.kafka:
-        del told["kafka"]  # unknown to versions without streams on Kafka
+    for name in ("kafka", "objects"):
+        if not told[name]:
+            del told[name]  # unknown to versions without this store
     fresh = path.with_suffix(".new")
     with named_errors(fresh):
         fresh.write_text(json.dumps(told, indent=1) + "\n")

@@ -17,11 +17,13 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from dlog.cli.discovery import DEFAULT_DIR, LOCK_FILE, RUN_FILE, RunningCluster, RunningPart, read_run_file
+from dlog.cli.objects import check_objects
 from dlog.cli.output import (
     EXIT_FAILED,
     EXIT_MISUSED,
@@ -46,6 +48,8 @@ from dlog.io.file_errors import is_misuse, named_errors, names_file
 from dlog.io.kafka_settings import KafkaOptions, parse_topics_address
 from dlog.io.settings import load
 from dlog.stores.file.options import FileStoreOptions
+from dlog.stores.object_storage.locations import parse_location
+from dlog.stores.s3_direct.options import ObjectsOptions
 from dlog.wire.bookie_info import decode_cookie
 
 STOP_PROXIES_S = 20.0
@@ -65,13 +69,20 @@ STOP_OTHERS_S = 20.0
 @click.option(
     "--bookies",
     type=click.IntRange(0, 64),
-    help="Number of bookies; 0: none, streams lie in Kafka (see --kafka) or in files. Default: as before, 3 at first.",
+    help="Number of bookies; 0: none, streams lie in Kafka (see --kafka), as objects (see --objects) or in files. "
+    "Default: as before, 3 at first.",
 )
 @click.option(
     "--kafka",
     metavar="HOST:PORT[,...]",
     help="Brokers of Kafka, for streams on Kafka; with --bookies 0 new streams lie there. Or file:///path, for topics "
     "in a directory. Default: as before.",
+)
+@click.option(
+    "--objects",
+    metavar="ROOT",
+    help="Where the store s3-direct has its objects, s3://bucket/prefix or file:///path; with --bookies 0 new streams "
+    "lie there. Default: as before, `objects` in the directory at first.",
 )
 @click.option("--write-proxies", type=click.IntRange(1, 64), help="Number. Default: as before, 2 at first.")
 @click.option("--read-proxies", type=click.IntRange(1, 64), help="Number. Default: as before, 2 at first.")
@@ -98,6 +109,7 @@ def up(directory: str, config: str | None, as_json: bool, **flags: object) -> in
     options = load(UpOptions, "up", config, flags)
     files = load(FileStoreOptions, "file", config, {})
     kafka = load(KafkaOptions, "kafka", config, {})
+    objects = load(ObjectsOptions, "objects", config, {})
     root = Path(directory)
     if "," in str(root.absolute()) or not str(root.absolute()).isprintable():
         raise CommandError(
@@ -118,10 +130,22 @@ def up(directory: str, config: str | None, as_json: bool, **flags: object) -> in
         check_ports(plan)
         topics = plan.kafka or (parse_topics_address(kafka.topics) if kafka.topics else "")
         check_topics(topics, is_given=bool(options.kafka))
+        objects_root = plan.objects or objects.root or _default_objects_root(root)
+        check_objects(objects_root, options=objects, is_given=bool(options.objects))
         write_plan(root, plan)
         file_directory = str(Path(files.directory or root / "segments").absolute())
-        cluster = _Cluster(root, plan, options, config, file_directory, topics, as_json)
+        places = _Places(file_directory, topics, objects_root)
+        cluster = _Cluster(root, plan, options, config, places, as_json)
         return asyncio.run(cluster.run())
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the stores have their segments; empty: not this store."""
+
+    file_directory: str
+    kafka_topics: str
+    objects_root: str
 
 
 class _Cluster:
@@ -133,13 +157,11 @@ class _Cluster:
         plan: Plan,
         options: UpOptions,
         config: str | None,
-        file_directory: str,
-        kafka_topics: str,
+        places: _Places,
         as_json: bool,
     ) -> None:
         self._directory = directory.absolute()
-        self._file_directory = file_directory
-        self._kafka_topics = kafka_topics
+        self._places = places
         self._plan = plan
         self._config = str(Path(config).absolute()) if config else None
         self._as_json = as_json
@@ -291,11 +313,15 @@ class _Cluster:
     def _proxy(self, role: str, number: int, port: int) -> ProcessPart:
         name = f"{role}-{number}"
         flags = [*self._flags(port), "--id", name]
-        environment = {"DLOG_FILE_DIRECTORY": self._file_directory}
+        places = self._places
+        environment = {"DLOG_FILE_DIRECTORY": places.file_directory}
         stores = ["file"]
-        if self._kafka_topics:
-            environment["DLOG_KAFKA_TOPICS"] = self._kafka_topics
-            stores.insert(0 if self._plan.kafka else 1, "kafka")  # what is only configured does not become the default
+        if places.objects_root:  # of these two, what is only configured does not become the default
+            environment["DLOG_OBJECTS_ROOT"] = places.objects_root
+            stores.insert(0 if self._plan.objects else 1, "s3-direct")
+        if places.kafka_topics:
+            environment["DLOG_KAFKA_TOPICS"] = places.kafka_topics
+            stores.insert(0 if self._plan.kafka else len(stores), "kafka")
         if not self._plan.bookies:
             flags += ["--stores", ",".join(stores)]
         return self._process(role, name, port, f"proxies.{role}", flags, **environment)
@@ -326,8 +352,9 @@ class _Cluster:
             zookeeper=self._plan.zookeeper_hosts,
             namespace=self._plan.namespace,
             parts=[RunningPart(p.role, p.id, p.address, p.pid or 0) for p in self.parts],
-            file_directory=self._file_directory,
-            kafka_topics=self._kafka_topics,
+            file_directory=self._places.file_directory,
+            kafka_topics=self._places.kafka_topics,
+            objects_root=self._places.objects_root,
         )
         running.write()
         return running
@@ -351,6 +378,12 @@ class _Cluster:
             for part in self.parts:
                 part.kill()
         self._stopping.set()
+
+
+def _default_objects_root(directory: Path) -> str:
+    """`objects` in the cluster's directory; empty if its path has characters that no location has."""
+    root = parse_location(f"file://{directory.absolute() / 'objects'}")
+    return "" if root is None else str(root)
 
 
 def _kept_id(directory: Path) -> str | None:

@@ -56,8 +56,11 @@ class DirectoryObjects:
     def can_create_if_absent(self, location: Location) -> bool:
         return True
 
-    async def create_if_absent(self, location: Location, data: Sequence[Buffer], *, head_bytes: int) -> Creation:
-        return await asyncio.to_thread(_create_new, Path(location.path), data, head_bytes)
+    async def create_if_absent(
+        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, within: Location | None = None
+    ) -> Creation:
+        folder = None if within is None else Path(within.path)
+        return await asyncio.to_thread(_create_new, Path(location.path), data, head_bytes, folder)
 
     async def delete(self, location: Location) -> None:
         await asyncio.to_thread(_delete, (Path(location.path),))
@@ -91,14 +94,14 @@ class FileWriter:
     read soon. Construct it in a thread. Raises MisconfiguredError, StoreUnavailableError. A cancelled call goes on in
     its thread; `abort` waits for it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, within: Path | None = None) -> None:
         self._path = path
         self._part = path.with_name(f".{path.name}.{os.urandom(4).hex()}{_PART}")
         self._piece = memoryview(mmap.mmap(-1, _PIECE_BYTES))  # bytes not written yet
         self._gathered = self._written = 0
         self._turn = threading.Lock()
         with _errors(path):
-            _make_directory(path.parent)
+            _make_directory(path.parent, within)
             self._file = RealFile(os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
 
     async def write(self, parts: Sequence[Buffer]) -> None:
@@ -169,8 +172,8 @@ def _read(path: Path, offset: int, size: int) -> tuple[bytes, int]:
             os.close(fd)
 
 
-def _create_new(path: Path, data: Sequence[Buffer], head_bytes: int) -> Creation:
-    writer = FileWriter(path)
+def _create_new(path: Path, data: Sequence[Buffer], head_bytes: int, within: Path | None) -> Creation:
+    writer = FileWriter(path, within)
     try:
         writer._write(data)
         if writer._finish_new() is Creation.MADE:
@@ -263,11 +266,13 @@ def _is_part(found: Found) -> bool:
     return name.startswith(".") and name.endswith(_PART)
 
 
-def _make_directory(path: Path) -> None:
-    """Create the directory and its parents, and sync each parent."""
+def _make_directory(path: Path, within: Path | None = None) -> None:
+    """Create the directory and its parents, and sync each parent. within: a directory that is not created."""
     if path.is_dir():
         return
-    _make_directory(path.parent)
+    if path == within:
+        raise FileNotFoundError(errno.ENOENT, "missing", str(path))
+    _make_directory(path.parent, within)
     with contextlib.suppress(FileExistsError):
         path.mkdir()
     _sync_directory(path.parent)

@@ -45,8 +45,10 @@ class Objects:
     def can_create_if_absent(self, location: Location) -> bool:
         return self._kind(location).can_create_if_absent(location)
 
-    async def create_if_absent(self, location: Location, data: Sequence[Buffer], *, head_bytes: int) -> Creation:
-        return await self._kind(location).create_if_absent(location, data, head_bytes=head_bytes)
+    async def create_if_absent(
+        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, within: Location | None = None
+    ) -> Creation:
+        return await self._kind(location).create_if_absent(location, data, head_bytes=head_bytes, within=within)
 
     async def delete(self, location: Location) -> None:
         await self._kind(location).delete(location)

@@ -81,7 +81,9 @@ class S3Objects:
     def can_create_if_absent(self, location: Location) -> bool:
         return True
 
-    async def create_if_absent(self, location: Location, data: Sequence[Buffer], *, head_bytes: int) -> Creation:
+    async def create_if_absent(
+        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, within: Location | None = None
+    ) -> Creation:
         client = await self._client()
         body = b"".join(data)
         where = {"Bucket": location.authority, "Key": _key(location)}

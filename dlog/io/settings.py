@@ -23,9 +23,9 @@ from dlog.options import build
 
 T = TypeVar("T")
 
-#: sections of a configuration file: one for each role, read by its process only; cold and file: by all segment readers;
-#: kafka: by all segment readers, and by commands that use regions
-SECTIONS = frozenset({"bookie", "write", "read", "up", "cold", "file", "kafka"})
+#: sections of a configuration file: one for each role, read by its process only; cold, file and objects: by all segment
+#: readers; kafka: by these, and by commands that use regions
+SECTIONS = frozenset({"bookie", "write", "read", "up", "cold", "file", "kafka", "objects"})
 
 #: former names of options
 _RENAMED = {"metrics_port": "http_port", "health_port": "http_port"}

@@ -30,6 +30,7 @@ from dlog.io.kafka_store import open_kafka_store
 from dlog.io.ledgers import Ledgers
 from dlog.io.objects import Objects
 from dlog.io.reserve import SpaceReserve
+from dlog.io.s3_direct_store import open_s3_direct_store
 from dlog.io.settings import load
 from dlog.io.threads import RealThreads
 from dlog.stores.cold.options import ColdOptions
@@ -40,6 +41,8 @@ from dlog.stores.file.store import FileStore
 from dlog.stores.kafka.store import KafkaStore
 from dlog.stores.kinds import SCHEMAS
 from dlog.stores.ledger import LedgerStore
+from dlog.stores.s3_direct.options import ObjectsOptions
+from dlog.stores.s3_direct.store import S3DirectStore
 
 WRITABLE = tuple(SCHEMAS)  # stores that segments can be created on
 
@@ -63,11 +66,16 @@ class StoresOptions:
     cold: ColdOptions = field(default_factory=ColdOptions)
     file: FileStoreOptions = field(default_factory=FileStoreOptions)
     kafka: KafkaOptions = field(default_factory=KafkaOptions)
+    objects: ObjectsOptions = field(default_factory=ObjectsOptions)
 
     def default_stores(self) -> tuple[str, ...]:
         """The stores that segments can be created on if nothing else is configured: ledgers, and those that have a
         place."""
-        placed = {FileStore.name: bool(self.file.directory), KafkaStore.name: bool(self.kafka.topics)}
+        placed = {
+            FileStore.name: bool(self.file.directory),
+            KafkaStore.name: bool(self.kafka.topics),
+            S3DirectStore.name: bool(self.objects.root),
+        }
         return tuple(name for name in WRITABLE if placed.get(name, True))
 
 
@@ -81,6 +89,7 @@ def load_stores(config_path: str | Path | None, given: Mapping[str, str] = Mappi
         cold=load(ColdOptions, "cold", config_path, flags("cold")),
         file=load(FileStoreOptions, "file", config_path, flags("file")),
         kafka=load(KafkaOptions, "kafka", config_path, flags("kafka")),
+        objects=load(ObjectsOptions, "objects", config_path, flags("objects")),
     )
 
 
@@ -98,9 +107,9 @@ async def open_stores(
     """Stores by name, open in the scope.
 
     writable: those that streams may be created on, the default first; none: see StoresOptions.default_stores. Cold
-    storage follows them. creates: create the directory of the file store, or the namespace of topics, if there never
-    was one, as proxies do; to others it would show a wrong place as one whose segments are gone. Raises ConfigError,
-    MetadataUnavailableError.
+    storage follows them. creates: create the directory of the file store, the namespace of topics, or the folder of
+    objects, if there never was one, as proxies do; to others it would show a wrong place as one whose segments are
+    gone. Raises ConfigError, MetadataUnavailableError.
     """
     names = tuple(writable) or options.default_stores()
     unknown = [name for name in names if name not in WRITABLE]
@@ -132,6 +141,15 @@ async def open_stores(
                     tell=tell,
                 )
                 stores[name] = await stack.enter_async_context(opening_topics)
+            elif name == S3DirectStore.name:
+                opening_objects = open_s3_direct_store(
+                    options.objects,
+                    partial(identities.read_store_identity, name),
+                    partial(identities.record_store_identity, name),
+                    rng,
+                    creates=creates,
+                )
+                stores[name] = await stack.enter_async_context(opening_objects)
             else:
                 stores[name] = LedgerStore(ledgers)
                 stack.push_async_callback(stores[name].close)

@@ -49,7 +49,9 @@ class WebHdfsObjects:
         """HDFS can create a file that is absent, but not a whole one: its writer may end before the last byte."""
         return False
 
-    async def create_if_absent(self, location: Location, data: Sequence[Buffer], *, head_bytes: int) -> Creation:
+    async def create_if_absent(
+        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, within: Location | None = None
+    ) -> Creation:
         """Always raises MisconfiguredError."""
         raise MisconfiguredError(
             f"HDFS cannot create a whole object only where there is none; use s3:// or file://: location={location}"

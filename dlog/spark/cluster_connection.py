@@ -32,6 +32,7 @@ from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.stores.contract import MisconfiguredError, SegmentStore
 from dlog.stores.file.store import FileStore
 from dlog.stores.kafka.store import KafkaStore
+from dlog.stores.s3_direct.options import NAME as S3_DIRECT
 
 IDLE_S = 10.0
 AHEAD = 2  # items that are produced before the first is consumed
@@ -45,6 +46,7 @@ R = TypeVar("R")
 _HINTS = {
     FileStore.name: "set file.directory (or DLOG_FILE_DIRECTORY)",
     KafkaStore.name: "set kafka.topics (or DLOG_KAFKA_TOPICS)",
+    S3_DIRECT: "set objects.root (or DLOG_OBJECTS_ROOT)",
 }
 
 

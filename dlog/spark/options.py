@@ -253,7 +253,7 @@ _STREAM_ONLY = (
     *("maxTriggerDelay", "minPollIntervalMs"),
 )
 _BATCH_ONLY = (*_ENDS, "metadata", "pushdown")
-STORES = ("cold.", "file.", "kafka.")  # prefixes of options of segment stores, e.g. cold.s3_endpoint
+STORES = ("cold.", "file.", "kafka.", "objects.")  # prefixes of options of segment stores, e.g. cold.s3_endpoint
 KNOWN = ("zookeeper", *_SELECTORS, *_STARTS, *_ENDS, *_SIMPLE)
 
 

@@ -31,6 +31,7 @@ SECTIONS = {
     "cold": ("dlog.stores.cold.options", "ColdOptions"),
     "file": ("dlog.stores.file.options", "FileStoreOptions"),
     "kafka": ("dlog.io.kafka_settings", "KafkaOptions"),
+    "objects": ("dlog.stores.s3_direct.options", "ObjectsOptions"),
 }
 _UNITS = {
     "_bytes": "bytes",

@@ -43,8 +43,8 @@ from proxies.write.options import WriteOptions
 from proxies.write.owned_streams import OwnedStreams
 from proxies.write.ownership_advisor import OwnershipAdvisor
 from proxies.write.session import WriteSession
+from proxies.write.store_check import check_of, check_store
 from proxies.write.takeover_queue import TakeoverQueue
-from proxies.write.topics_check import TROUBLE, check_topics
 from proxies.write.upkeep import Upkeep
 
 RELEASES_AT_ONCE = 32
@@ -113,10 +113,10 @@ class WriteProxy:
                 self.tasks.start(self._detector.run(), name="detector")
                 self.tasks.start(self.fitness.run(), name="fitness")
                 self.tasks.start(self.owned_streams.run(), name="holdings")
-                default = next(iter(self._stores.values()))
-                if isinstance(default, KafkaStore):
-                    checking = check_topics(default, partial(self.health.note, TROUBLE), self._tell)
-                    self.tasks.start(checking, name="check topics")
+                default = check_of(next(iter(self._stores.values())))
+                if default is not None:
+                    checking = check_store(default, partial(self.health.note, default.trouble), self._tell)
+                    self.tasks.start(checking, name="check the default store")
                 for store in self._stores.values():
                     if isinstance(store, KafkaStore):
                         self.tasks.start(store.keep_region_open(), name="keep a region open")

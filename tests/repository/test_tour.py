@@ -138,6 +138,16 @@ def test_the_commands_of_the_page_on_streams_on_kafka_run(tmp_path: Path) -> Non
     assert any(line.startswith("store      kafka, records are synced") for line in printed)
 
 
+def test_the_commands_of_the_page_on_streams_on_s3_run(tmp_path: Path) -> None:
+    """On objects in the cluster's directory."""
+    page = ROOT / "docs/streams-on-s3.md"
+    (block,) = blocks(page, "streams-on-s3")
+    assert "It was started by `dlog up --bookies 0`." in page.read_text()
+    with running(tmp_path, "--bookies", "0") as (where, env):
+        printed = run_commands(commands(block), where, env)
+    assert "created orders" in printed and any(line.startswith("object       file://") for line in printed)
+
+
 def test_the_commands_and_the_program_of_the_page_on_regions_run(tmp_path: Path) -> None:
     page = ROOT / "docs/regions.md"
     env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "DLOG_KAFKA_TOPICS": f"file://{tmp_path}/topics"}

@@ -30,6 +30,7 @@ from dlog.spark.planning import partitions
 from dlog.spark.plans import check_named
 from dlog.stores.file.store import FileStore
 from dlog.stores.kafka.store import KafkaStore
+from dlog.stores.s3_direct.store import S3DirectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,6 +41,7 @@ _KIND_OF_GONE = {
     LEDGER: Kind.LEDGER_GONE,
     FileStore.name: Kind.FILE_GONE,
     KafkaStore.name: Kind.TABLE_GONE,
+    S3DirectStore.name: Kind.CHAIN_GONE,
 }
 
 
@@ -240,7 +242,7 @@ def _gone(of_cluster: ClusterConnection, facts: StreamFacts, gone: set[int], opt
 def _orphans(
     report: Report, of_cluster: ClusterConnection, chosen: SourceOptions, options: AuditOptions, progress: Progress
 ) -> list[Finding]:
-    """Findings for ledgers, files and tables that nothing names."""
+    """Findings for ledgers, files, tables and chains of objects that nothing names."""
     progress.step("orphans", 0, 1)
     work = partial(find_orphans, zookeeper=chosen.zookeeper, namespace=chosen.namespace, age_s=options.orphan_age_s)
     try:
@@ -251,6 +253,6 @@ def _orphans(
         return []
     progress.step("orphans", 1, 1)
     report.counts |= {"ledgers": orphans.ledgers, "foreign_ledgers": orphans.foreign, "files": orphans.files}
-    report.counts |= {"tables": orphans.tables}
+    report.counts |= {"tables": orphans.tables, "chains": orphans.chains}
     report.failures += orphans.failures
     return orphans.findings

@@ -60,10 +60,13 @@ class Kind(StrEnum):
     FILE_OPEN = "file_open"  # its segment is completed, and it has no end
     TABLE_GONE = "table_gone"  # in a topic: a segment names it
     TABLE_OPEN = "table_open"  # its segment is completed, and it has no end
+    CHAIN_GONE = "chain_gone"  # of objects of the store s3-direct: a segment names it
+    CHAIN_OPEN = "chain_open"  # its segment is completed, and it has no end
     OBJECT_GONE = "object_gone"  # of a segment in cold storage
     ORPHAN_LEDGER = "orphan_ledger"  # nothing names it
     ORPHAN_FILE = "orphan_file"  # nothing names it
     ORPHAN_TABLE = "orphan_table"  # nothing names it
+    ORPHAN_CHAIN = "orphan_chain"  # of objects: nothing names it
 
     MORE = "more"  # number of further findings in the same range
 

@@ -1,11 +1,11 @@
-"""Finds orphans: ledgers, and segments in files and in topics, that nothing names.
+"""Finds orphans: ledgers, and segments in files, in topics and in objects, that nothing names.
 
 One is named by the segment list of a stream, as allocated to it, as a sink's stage (dlog/spark/stages.py) and, for a
 while, as the old copy of a segment that was moved to cold storage (dlog/spark/jobs/offload_records.py).
 
 Invariants:
-- names are read after ledgers, files and tables were listed, in every namespace of the cluster, and an orphan must be
-  old enough for its name to have been written;
+- names are read after ledgers, files, tables and chains of objects were listed, in every namespace of the cluster, and
+  an orphan must be old enough for its name to have been written;
 - a table in a topic has no time of its own: it is older than the end of a segment whose table was begun later in the
   same region, and is not reported without one;
 - names move from stages to lists, and from lists to old copies, and are read in that order;
@@ -18,7 +18,7 @@ import asyncio
 import os
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
@@ -33,10 +33,11 @@ from dlog.model.ledger import LedgerMetadata
 from dlog.model.segment import StreamKey, StreamMetadata
 from dlog.spark.cluster_connection import Cluster
 from dlog.spark.jobs.audit_findings import Finding, Kind
-from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError, StoreError
+from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError, SegmentStore, StoreError
 from dlog.stores.file.store import FileStore
 from dlog.stores.kafka.locations import parse_location
 from dlog.stores.kafka.store import KafkaStore
+from dlog.stores.s3_direct.store import S3DirectStore
 from dlog.wire.stream_metadata import decode_binding
 
 DEPTH_MAX = 3  # of a namespace's znode
@@ -47,12 +48,13 @@ _STREAM, _SEGMENT, _APPLICATION = "dlog.stream", "dlog.segment", "application"  
 
 @dataclass(slots=True)
 class Orphans:
-    """Result. ledgers, files, tables: number of all of them. foreign: number of ledgers of other applications."""
+    """Result. ledgers, files, tables, chains: number of all of them. foreign: ledgers of other applications."""
 
     ledgers: int = 0
     foreign: int = 0
     files: int = 0
     tables: int = 0
+    chains: int = 0
     findings: list[Finding] = field(default_factory=list)
     failures: list[dict[str, object]] = field(default_factory=list)
 
@@ -75,8 +77,11 @@ async def find_orphans(cluster: Cluster, zookeeper: str, namespace: str, *, age_
     files = [name async for name in store.list()] if isinstance(store, FileStore) else []
     orphans.files = len(files)
     topics = cluster.stores.get(KafkaStore.name)
-    tables = await _tables(topics, orphans) if isinstance(topics, KafkaStore) else []
+    tables = await _listed(topics, "topics", orphans) if isinstance(topics, KafkaStore) else []
     orphans.tables = len(tables)
+    objects = cluster.stores.get(S3DirectStore.name)
+    chains = await _listed(objects, "objects", orphans) if isinstance(objects, S3DirectStore) else []
+    orphans.chains = len(chains)
     there = [int(ledger) async for ledger in cluster.ledgers.list()]
     orphans.ledgers = len(there)
     named = _Named()
@@ -96,15 +101,19 @@ async def find_orphans(cluster: Cluster, zookeeper: str, namespace: str, *, age_
         if name not in named.names:
             assert isinstance(topics, KafkaStore)
             await _judge_table(topics, name, named, age_s, orphans)
+    for name in chains:
+        if name not in named.names:
+            assert isinstance(objects, S3DirectStore)
+            await _judge_chain(objects, name, named, age_s, orphans)
     return orphans
 
 
-async def _tables(store: KafkaStore, orphans: Orphans) -> list[str]:
-    """All segments in topics; none, and a failure, if the topics do not answer."""
+async def _listed(store: SegmentStore, where: str, orphans: Orphans) -> list[str]:
+    """All segments of a store; none, and a failure, if it does not answer. where: they are, for the message."""
     try:
         return [name async for name in store.list()]
     except StoreError as error:
-        failure = f"segments in topics cannot be listed: {error.message}; run the audit again"
+        failure = f"segments in {where} cannot be listed: {error.message}; run the audit again"
         orphans.failures.append({"stream": None, "segment": None, "entries": None, "bookie": None, "error": failure})
         return []
 
@@ -187,6 +196,30 @@ async def _judge_table(store: KafkaStore, name: str, named: _Named, age_s: float
             segment=table.number or None,
             expected="a stream that names it",
             found=f"table {name} of topic {table.topic}, {table.entries} entries",
+        )
+    )
+
+
+async def _judge_chain(store: S3DirectStore, name: str, named: _Named, age_s: float, orphans: Orphans) -> None:
+    stream, number, what = "", 0, "what an interrupted deletion left"
+    try:
+        since_s = await store.age_s(name)
+        with suppress(SegmentNotFoundError):  # the rest of a segment, without its first object
+            described = await store.describe(name)
+            stream, number, what = described.stream, int(described.number), "a segment"
+    except SegmentNotFoundError:
+        return  # deleted meanwhile
+    except SegmentCorruptError as error:
+        what = error.message
+    if since_s < age_s or (named.unknown and (not stream or stream in named.unknown)):
+        return
+    orphans.findings.append(
+        Finding(
+            kind=Kind.ORPHAN_CHAIN,
+            stream=stream,
+            segment=number if stream else None,
+            expected="a stream that names it",
+            found=f"objects in {await store.folder_of(name)}, written {_age(since_s)}: {what}",
         )
     )
 

@@ -35,6 +35,7 @@ from dlog.stores.contract import (
 )
 from dlog.stores.file.store import FileStore
 from dlog.stores.kafka.store import KafkaStore
+from dlog.stores.s3_direct.store import S3DirectStore
 
 LOOK_AGAIN_S = 0.25  # interval between reads of what may be in progress
 STREAMS_AT_ONCE, LEDGERS_AT_ONCE = 16, 32
@@ -263,6 +264,7 @@ class _StoreKinds:
 _KINDS = {
     FileStore.name: _StoreKinds("file", Kind.FILE_GONE, Kind.FILE_OPEN),
     KafkaStore.name: _StoreKinds("table", Kind.TABLE_GONE, Kind.TABLE_OPEN),
+    S3DirectStore.name: _StoreKinds("chain of objects", Kind.CHAIN_GONE, Kind.CHAIN_OPEN),
 }
 
 
@@ -273,6 +275,8 @@ async def _size(store: SegmentStore, name: str) -> int:
             return (await store.describe(name)).bytes
         case KafkaStore():
             return (await store.describe(name)).payload_bytes
+        case S3DirectStore():
+            return (await store.tail(name)).payload_bytes
     return 0
 
 

@@ -19,7 +19,6 @@ from functools import partial
 from dlog.errors import DamagedError
 from dlog.model.ids import EntryId
 from dlog.options import KiB
-from dlog.stores.cold.async_lru_cache import AsyncLruCache
 from dlog.stores.cold.format import (
     BLOCK_ENTRIES,
     FOOTER_BYTES,
@@ -34,6 +33,7 @@ from dlog.stores.cold.format import (
 )
 from dlog.stores.cold.options import ColdOptions
 from dlog.stores.contract import ReaderClosedError, SegmentCorruptError
+from dlog.stores.object_storage.async_lru_cache import AsyncLruCache
 from dlog.stores.object_storage.locations import Location
 from dlog.stores.object_storage.port import Objects
 

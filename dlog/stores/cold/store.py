@@ -18,7 +18,6 @@ from types import TracebackType
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.offloading import COLD
 from dlog.model.segment import StoreSettings
-from dlog.stores.cold.async_lru_cache import AsyncLruCache
 from dlog.stores.cold.format import ENTRY_BYTES_MAX, Row, Summary, next_entry
 from dlog.stores.cold.locations import parse_object, payload_bytes
 from dlog.stores.cold.options import ColdOptions
@@ -34,6 +33,7 @@ from dlog.stores.contract import (
     SegmentWriter,
     Verification,
 )
+from dlog.stores.object_storage.async_lru_cache import AsyncLruCache
 from dlog.stores.object_storage.locations import Location
 from dlog.stores.object_storage.port import Objects
 from dlog.stores.settings import SettingsSchema

@@ -72,11 +72,15 @@ class Objects(Protocol):
         """Whether this kind of storage has `create_if_absent`. What an S3 service really does, `probe` finds out."""
         ...
 
-    async def create_if_absent(self, location: Location, data: Sequence[Buffer], *, head_bytes: int) -> Creation:
+    async def create_if_absent(
+        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, within: Location | None = None
+    ) -> Creation:
         """Create a whole object, unless there is one at the location.
 
         head_bytes: length of the beginning of `data`, with a random number, that no other call's data begins with. A
         lost answer is resolved by it: the object at the location is read, and is this call's if it begins like that.
+        within: a folder of which objects exist. A storage whose folders exist by themselves creates neither it nor one
+        above it: if it is missing, a disk is not mounted.
         Raises StoreUnavailableError (outcome unknown: repeat the call with the same bytes), MisconfiguredError,
         SegmentNotFoundError (the object was deleted meanwhile: the location had been used before).
         Cancelling stops the wait only: the object may still be created, also later.

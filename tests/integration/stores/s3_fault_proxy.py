@@ -16,6 +16,7 @@ class Fault(enum.Enum):
 
     DROP_REQUEST = "the connection breaks before the server has the request"
     DROP_ANSWER = "the connection breaks after the server has carried out the request"
+    LATE_REQUEST = "the connection breaks, and the server gets the request when `land_late` is called"
     HOLD_ANSWER = "as DROP_ANSWER, but the connection breaks only when the proxy ends"
     CUT_ANSWER = "the connection breaks within the body of the answer"
     REPEAT = "the server gets the request twice, the client the second answer"
@@ -32,7 +33,7 @@ _ANSWERS = {
 class S3FaultProxy:
     """Forwards requests; used as `async with S3FaultProxy(url) as proxy`. faults: by method, of the next requests.
 
-    held: an answer was held.
+    None: no fault. held: an answer was held.
     """
 
     def __init__(self, server: str) -> None:
@@ -40,8 +41,9 @@ class S3FaultProxy:
         self._server = (parts.hostname or "", parts.port or 0)
         self._release = asyncio.Event()
         self._connections: set[asyncio.Task[None]] = set()
-        self.faults: defaultdict[str, list[Fault]] = defaultdict(list)
+        self.faults: defaultdict[str, list[Fault | None]] = defaultdict(list)
         self.held = asyncio.Event()
+        self._late: list[tuple[str, bytes, bytes]] = []
         self.endpoint = ""
 
     async def __aenter__(self) -> S3FaultProxy:
@@ -58,6 +60,13 @@ class S3FaultProxy:
             connection.cancel()
         if self._connections:
             await asyncio.wait(self._connections)
+
+    async def land_late(self) -> int:
+        """Send the server the requests that are late; returns their number."""
+        late, self._late = self._late, []
+        for request in late:
+            await self._forward(*request)
+        return len(late)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -82,7 +91,9 @@ class S3FaultProxy:
         method = head.split(b" ", 1)[0].decode()
         faults = self.faults[method]
         fault = faults.pop(0) if faults else None
-        if fault is Fault.DROP_REQUEST:
+        if fault is Fault.LATE_REQUEST:
+            self._late.append((method, head, body))
+        if fault in (Fault.DROP_REQUEST, Fault.LATE_REQUEST):
             return False
         if fault in _ANSWERS:
             status, code = _ANSWERS[fault]

@@ -24,9 +24,8 @@ def running(directory: Path) -> RunningCluster:
         RunningPart("bookie", "b1", "h:1", 10),
         RunningPart("write", "w1", "h:2", 11),
     ]
-    return RunningCluster(
-        directory=str(directory), pid=1, zookeeper="h:9", namespace="/dlog", parts=parts, kafka_topics="kafka://k:1"
-    )
+    places = {"kafka_topics": "kafka://k:1", "objects_root": "s3://logs/x"}
+    return RunningCluster(directory=str(directory), pid=1, zookeeper="h:9", namespace="/dlog", parts=parts, **places)
 
 
 def test_a_run_file_counts_while_its_lock_is_held(tmp_path: Path) -> None:
@@ -57,6 +56,7 @@ def test_what_runs_here_is_found(place: str, tmp_path: Path, monkeypatch: pytest
         assert target("dlog://x:1", None) == "dlog://x:1"
         monkeypatch.setenv("DLOG_KAFKA_TOPICS", "file:///regions/of/something/else")
         assert find_cluster(need_zookeeper=True).stores().kafka.topics == "kafka://k:1"
+        assert find_cluster(need_zookeeper=True).stores().objects.root == "s3://logs/x"
 
 
 def test_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

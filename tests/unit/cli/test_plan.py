@@ -78,6 +78,18 @@ def test_the_address_of_the_topics_is_kept_and_may_change(tmp_path: Path) -> Non
             plan_of(tmp_path, kafka=wrong)
 
 
+def test_the_root_of_the_objects_is_kept_and_may_change(tmp_path: Path) -> None:
+    write_plan(tmp_path, plan_of(tmp_path, bookies=0))
+    assert "objects" not in (tmp_path / "cluster.json").read_text(), "a version without this store reads it"
+    for given, kept in (("s3://logs/x/", "s3://logs/x"), ("", "s3://logs/x"), ("file:///objects", "file:///objects")):
+        plan = plan_of(tmp_path, objects=given)
+        assert plan.objects == kept
+        write_plan(tmp_path, plan)
+    for wrong in ("logs", "s3://", "file://objects", "hdfs://host/x", "file:///a b"):
+        with pytest.raises(ConfigError, match="invalid object location"):
+            plan_of(tmp_path, objects=wrong)
+
+
 def test_numbers_of_processes_have_bounds() -> None:
     for name, least in (("bookies", -1), ("write_proxies", 0), ("read_proxies", 0)):
         for value in (least, 64):

@@ -148,3 +148,13 @@ class TestCreateIfAbsent:
         with pytest.raises(MisconfiguredError, match="not permitted"):
             await objects.create_if_absent(place, (b"ours",), head_bytes=4)
         assert os.listdir(tmp_path) == []
+
+
+async def test_a_folder_that_is_not_mounted_is_not_created_below_its_mount_point(tmp_path: Path) -> None:
+    objects, folder = DirectoryObjects(), parse_root(f"file://{tmp_path}/mounted/folder")
+    for within in (folder, folder.parent):
+        with pytest.raises(StoreUnavailableError, match="mounted"):
+            await objects.create_if_absent(folder.below("a", "b"), (b"ours",), head_bytes=4, within=within)
+    assert not os.listdir(tmp_path)
+    os.makedirs(folder.path)
+    assert await objects.create_if_absent(folder.below("a", "b"), (b"ours",), head_bytes=4, within=folder)

@@ -22,7 +22,7 @@ class Identities:
         self._raced = raced
 
     async def read_store_identity(self, store: str) -> str | None:
-        assert store == "file"
+        assert store in ("file", "s3-direct")
         return self.recorded
 
     async def record_store_identity(self, store: str, identity: str) -> None:

@@ -15,6 +15,7 @@ from dlog.io.stores import StoresOptions, load_stores, open_stores
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
 from dlog.stores.contract import SegmentNotFoundError, SegmentRef, StoreUnavailableError
 from dlog.stores.file.options import FileStoreOptions
+from dlog.stores.s3_direct.options import ObjectsOptions
 from dlog.wire.entry import ENTRY_BYTES_MAX, RECORD_OVERHEAD, Record, control_record, encode_entry
 from tests.unit.io.test_opening_stores import Identities
 
@@ -59,6 +60,16 @@ async def test_stores_are_what_is_configured_and_the_first_is_the_default(tmp_pa
 async def test_a_store_that_does_not_exist_is_told_with_those_that_do(writable: tuple[str, ...]) -> None:
     said = await refused(StoresOptions(), *writable)
     assert "choose from ledger, file" in said and ",".join(writable) in said
+
+
+async def test_objects_have_a_root_or_are_told_where_to_set_it(tmp_path: Path) -> None:
+    said = await refused(StoresOptions(), "s3-direct")
+    assert "[objects]" in said and "DLOG_OBJECTS_ROOT" in said
+    with_objects = StoresOptions(objects=ObjectsOptions(root=f"file://{tmp_path}/objects"))
+    assert await names(with_objects, "s3-direct", "ledger") == ["s3-direct", "ledger", "cold"]
+    assert not os.listdir(tmp_path), "nothing is made before the first use"
+    on_hdfs = StoresOptions(objects=ObjectsOptions(root="webhdfs://host:9870/x"))
+    assert "only where there is none" in await refused(on_hdfs, "s3-direct")
 
 
 async def test_files_without_a_directory_are_told_where_to_set_it() -> None:

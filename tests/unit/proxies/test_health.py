@@ -8,15 +8,17 @@ from pathlib import Path
 from random import Random
 from typing import cast
 
-from dlog.events import Event, TopicsOutOfReach
+from dlog.events import Event, ObjectsOutOfReach, TopicsOutOfReach
 from dlog.io.kafka_settings import KafkaOptions
 from dlog.io.kafka_store import open_kafka_store
 from dlog.io.metadata import BookieInfo
+from dlog.io.s3_direct_store import open_s3_direct_store
 from dlog.model.ids import BookieId
+from dlog.stores.s3_direct.options import ObjectsOptions
 from proxies.health import Health, Readiness
 from proxies.write.options import WriteOptions
 from proxies.write.server import WriteProxy
-from proxies.write.topics_check import check_topics
+from proxies.write.store_check import check_of, check_store
 from tests.memory_metadata import MemoryMetadata
 from tests.memory_store import MemoryStore, MemoryStoreState
 from tests.ports import free_port
@@ -107,7 +109,9 @@ async def test_a_write_proxy_looks_for_the_topics_of_its_default_store(tmp_path:
     options = KafkaOptions(topics=f"file://{tmp_path}/topics")
     opening = open_kafka_store(options, identity.read, identity.record, Random(1), creates=True)
     async with opening as store, asyncio.TaskGroup() as group:
-        checking = group.create_task(check_topics(store, looks.put_nowait, events.append, every_s=0.0), name="check")
+        of = check_of(store)
+        assert of is not None and of.trouble == "topics out of reach"
+        checking = group.create_task(check_store(of, looks.put_nowait, events.append, every_s=0.0), name="check")
         while await looks.get():
             raise AssertionError("the topics are there")
         (tmp_path / "topics").rename(tmp_path / "unmounted")
@@ -119,6 +123,25 @@ async def test_a_write_proxy_looks_for_the_topics_of_its_default_store(tmp_path:
         checking.cancel()
     (event,) = events
     assert isinstance(event, TopicsOutOfReach) and "not at this address" in event.reason
+
+
+async def test_a_write_proxy_looks_for_the_objects_of_its_default_store(tmp_path: Path) -> None:
+    identity, events, looks = Identity(), list[Event](), asyncio.Queue[bool]()
+    options = ObjectsOptions(root=f"file://{tmp_path}/objects")
+    opening = open_s3_direct_store(options, identity.read, identity.record, Random(1), creates=True)
+    async with opening as store, asyncio.TaskGroup() as group:
+        of = check_of(store)
+        assert of is not None and of.trouble == "objects out of reach"
+        checking = group.create_task(check_store(of, looks.put_nowait, events.append, every_s=0.0), name="check")
+        assert not await looks.get(), "it has made the folder"
+        (tmp_path / "objects").rename(tmp_path / "unmounted")
+        while not await looks.get():
+            pass
+        (tmp_path / "unmounted").rename(tmp_path / "objects")
+        while await looks.get():
+            pass
+        checking.cancel()
+    assert events and {type(event) for event in events} == {ObjectsOutOfReach}
 
 
 async def test_each_path_says_what_its_client_needs() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from dlog.errors import DamagedError
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
-from dlog.stores.cold.async_lru_cache import AsyncLruCache
 from dlog.stores.cold.format import parse_footer
 from dlog.stores.cold.options import ColdOptions
 from dlog.stores.cold.reader import Extent
@@ -25,6 +24,7 @@ from dlog.stores.contract import (
     StoreError,
     StoreUnavailableError,
 )
+from dlog.stores.object_storage.async_lru_cache import AsyncLruCache
 from tests.memory_objects import MemoryObjects
 from tests.unit.stores.cold import built, head, ref
 

@@ -110,7 +110,9 @@ class NoEnds(MemoryObjects):
 class Refusing(MemoryObjects):
     """Has no permission to write."""
 
-    async def create_if_absent(self, location: Location, data: Sequence[Buffer], *, head_bytes: int) -> Creation:
+    async def create_if_absent(
+        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, within: Location | None = None
+    ) -> Creation:
         raise MisconfiguredError("AccessDenied")
 
 

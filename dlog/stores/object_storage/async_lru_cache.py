@@ -66,7 +66,7 @@ class AsyncLruCache(Generic[K, V]):
     def start(self, work: Callable[[], Awaitable[T]], name: str) -> asyncio.Future[T]:
         """Run `work` in this scope; return its future. Raises ReaderClosedError."""
         if not self._is_open:
-            raise ReaderClosedError("this cold store is closed")
+            raise ReaderClosedError("the store is closed, open another one")
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         done.add_done_callback(_looked_at)
         task = self._tasks.create_task(_do(work, done), name=name)
@@ -98,7 +98,7 @@ class AsyncLruCache(Generic[K, V]):
     def _begin(self, key: K, load: Callable[[], Awaitable[V]]) -> asyncio.Future[V]:
         loading = self._loading.get(key)
         if loading is None:
-            loading = self._loading[key] = self.start(partial(self._load, key, load), f"cold {key}")
+            loading = self._loading[key] = self.start(partial(self._load, key, load), f"load {key}")
         return loading
 
     async def _load(self, key: K, load: Callable[[], Awaitable[V]]) -> V:
@@ -112,7 +112,7 @@ class AsyncLruCache(Generic[K, V]):
     def _ended(self, done: asyncio.Future[Any], task: asyncio.Task[None]) -> None:
         del self._running[task]
         if not done.done():  # cancelled, perhaps before it started
-            done.set_exception(ReaderClosedError("this cold store is closed"))
+            done.set_exception(ReaderClosedError("the store is closed, open another one"))
 
     def _keep(self, key: K, value: V) -> None:
         self._kept[key] = value

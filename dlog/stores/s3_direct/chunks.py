@@ -1,0 +1,295 @@
+"""Reads chunks of segments from an object storage: names, heads, rows and payloads.
+
+Chunks never change, so what was read stays true and is cached. Whether a chunk still exists is never answered from the
+cache.
+
+Invariants:
+- no byte is returned that was not checked;
+- data that fail their checksum are read once more before they count as damaged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgpack
+
+from dlog.errors import DamagedError, UnsupportedVersionError
+from dlog.model.ids import Epoch, SegmentNumber, StreamName
+from dlog.options import KiB
+from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError
+from dlog.stores.object_storage.async_lru_cache import AsyncLruCache
+from dlog.stores.object_storage.locations import Location, parse_location
+from dlog.stores.object_storage.port import Found, Objects
+from dlog.stores.s3_direct.options import ObjectsOptions
+from dlog.wire.chunk import HEAD_BYTES, ChunkHead, ChunkKind, decode_body, decode_head, decode_rows
+from dlog.wire.digest import crc32c
+
+START_BYTES = 64 * KiB  # of a chunk, read first: its head, often all of it
+_NUMBER_DIGITS = 20
+_NAME = re.compile(r"[0-9a-f]{32}\Z")
+_NUMBER = re.compile(rf"[0-9]{{{_NUMBER_DIGITS}}}\Z")
+
+Key = tuple[str, int, int]  # segment, chunk, extent; -1 for the start of the chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Where the chunks of a segment are. name: of the segment's location, 32 hexadecimal digits."""
+
+    segments: Location
+    name: str
+
+    @property
+    def folder(self) -> Location:
+        return self.segments.below(self.name)
+
+    @property
+    def segment(self) -> bytes:
+        return bytes.fromhex(self.name)
+
+    def place(self, number: int) -> Location:
+        return self.folder.below(f"{number:0{_NUMBER_DIGITS}d}")
+
+
+def check_name(name: str) -> None:
+    """Raises SegmentNotFoundError if no segment here can have this name."""
+    if not _NAME.match(name):
+        raise SegmentNotFoundError(f"not the location of a segment in objects: location={name[:200]!r}")
+
+
+def number_of(folder: Location, found: Found) -> int | None:
+    """The number of a chunk by its location; None for another object."""
+    rest = found.location.removeprefix(f"{folder}/")
+    return int(rest) if _NUMBER.match(rest) else None
+
+
+def segment_of(segments: Location, found: Found) -> tuple[str, int] | None:
+    """Segment and number of a chunk by its location; None for another object."""
+    name, _, number = found.location.removeprefix(f"{segments}/").partition("/")
+    return (name, int(number)) if _NAME.match(name) and _NUMBER.match(number) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What BEGIN says of its segment."""
+
+    stream: StreamName
+    number: SegmentNumber
+    epoch: Epoch
+
+    def encode(self) -> bytes:
+        encoded: bytes = msgpack.packb([self.stream, self.number, self.epoch])
+        return encoded
+
+
+def parse_description(data: bytes) -> Description:
+    """Raises DamagedError."""
+    try:
+        stream, number, epoch = msgpack.unpackb(data)
+        if (type(stream), type(number), type(epoch)) == (str, int, int):
+            return Description(StreamName(stream), SegmentNumber(number), Epoch(epoch))
+    except (ValueError, TypeError, msgpack.UnpackException):
+        pass
+    raise DamagedError(f"the first chunk of a segment does not describe it: description={data[:80]!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkStart:
+    """The first bytes of a chunk: head and rows, and of a short chunk everything.
+
+    offsets: where in the chunk each entry's payload begins, and where the last one ends. cuts: the entries with which
+    extents begin, counted from the chunk's first, and the number of its entries. damaged: entries, counted likewise,
+    whose payload is in `data` and does not verify.
+    """
+
+    head: ChunkHead
+    data: bytes
+    offsets: array[int]
+    crcs: array[int]
+    cuts: tuple[int, ...]
+    damaged: frozenset[int]
+
+    @property
+    def size(self) -> int:
+        return len(self.data) + 12 * len(self.crcs) + 200
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.data) == HEAD_BYTES + self.head.body_bytes
+
+    def extent_of(self, index: int) -> int:
+        return bisect_right(self.cuts, index) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Payloads of consecutive entries of a chunk. offset: of the data in the chunk. damaged: see ChunkStart."""
+
+    offset: int
+    data: bytes
+    damaged: frozenset[int]
+
+    @property
+    def size(self) -> int:
+        return len(self.data) + 100
+
+
+class ChunkReads:
+    """Reads chunks for all segments of a process."""
+
+    def __init__(
+        self, objects: Objects, options: ObjectsOptions, cache: AsyncLruCache[Key, ChunkStart | Extent]
+    ) -> None:
+        self._objects = objects
+        self._options = options
+        self._cache = cache
+        self._turns = asyncio.Semaphore(options.fetches_max)
+
+    async def numbers_behind(self, chain: Chain, behind: int, most: int) -> tuple[int, ...]:
+        """The numbers of the chunks above `behind`, in order; at most so many."""
+        after = chain.place(behind) if behind >= 0 else None
+        numbers: list[int] = []
+        while True:
+            listed = [one async for one in self._objects.list(chain.folder, behind=after, limit=most)]
+            numbers += [number for one in listed if (number := number_of(chain.folder, one)) is not None]
+            if len(listed) < most or len(numbers) >= most:
+                return tuple(numbers[:most])
+            after = parse_location(listed[-1].location)
+            assert after is not None, "it was listed"
+
+    async def heads(self, chain: Chain, first: int, last: int) -> tuple[ChunkHead, ...]:
+        """The heads of chunks that exist. Raises SegmentNotFoundError, SegmentCorruptError, StoreUnavailableError."""
+        loading = [
+            self._cache.start(partial(self.start, chain, number), f"head {number} of {chain.name}")
+            for number in range(first, last + 1)
+        ]
+        await asyncio.wait(loading)
+        return tuple(one.result().head for one in loading)
+
+    async def start(self, chain: Chain, number: int) -> ChunkStart:
+        """The start of a chunk, perhaps from the cache. Raises as `heads`."""
+        found = await self._cache.get((chain.name, number, -1), partial(self.load_start, chain, number))
+        assert isinstance(found, ChunkStart)
+        return found
+
+    async def load_start(self, chain: Chain, number: int) -> ChunkStart:
+        """`start`, past the cache: shows that the chunk exists."""
+        try:
+            return await self._load_start(chain, number)
+        except (DamagedError, UnsupportedVersionError):
+            pass
+        try:
+            return await self._load_start(chain, number)
+        except (DamagedError, UnsupportedVersionError) as error:
+            raise SegmentCorruptError(f"{error.message}: object={chain.place(number)}") from error
+
+    async def payloads(
+        self, chain: Chain, start: ChunkStart, entry: int, last: int, max_bytes: int
+    ) -> list[memoryview]:
+        """Payloads from `entry` to at most `last` of a chunk with this entry, at least one; none if the first one is
+        damaged. One extent is read at most."""
+        index, end = entry - start.head.first, min(last + 1, start.head.end) - start.head.first
+        data, offset, damaged = memoryview(start.data), 0, start.damaged
+        if start.offsets[index + 1] > len(start.data):
+            extent = await self._extent(chain, start, start.extent_of(index))
+            data, offset, damaged = memoryview(extent.data), extent.offset, extent.damaged
+        found: list[memoryview] = []
+        size = 0
+        while index < end and index not in damaged:
+            begin, stop = start.offsets[index] - offset, start.offsets[index + 1] - offset
+            size += stop - begin
+            if stop > len(data) or (found and size > max_bytes):
+                break
+            found.append(data[begin:stop])
+            index += 1
+        return found
+
+    def read_ahead(self, chain: Chain, start: ChunkStart, entry: int, next_number: int) -> None:
+        """Begin reads that a sequential reader needs after `entry` of this chunk. next_number: of the first chunk that
+        does not exist."""
+        left = self._options.reads_ahead
+        if not start.is_whole:
+            at = start.extent_of(min(entry - start.head.first, start.head.entries - 1))
+            for extent in range(at + 1, min(at + 1 + left, len(start.cuts) - 1)):
+                self._cache.ahead(
+                    (chain.name, start.head.number, extent), partial(self._load_extent, chain, start, extent)
+                )
+                left -= 1
+        first = start.head.number + 1
+        for number in range(first, min(first + left, next_number)):
+            self._cache.ahead((chain.name, number, -1), partial(self.load_start, chain, number))
+
+    async def whole(self, chain: Chain, number: int) -> tuple[ChunkHead, list[memoryview]]:
+        """Read a chunk and check every byte. Raises DamagedError, SegmentNotFoundError."""
+        head = (await self.load_start(chain, number)).head
+        data = await self._fetch(chain, number, HEAD_BYTES, head.body_bytes)
+        return head, decode_body(head, data)
+
+    # ---- internal ---------------------------------------------------------------------------------------------------
+
+    async def _fetch(self, chain: Chain, number: int, offset: int, size: int) -> bytes:
+        async with self._turns:
+            return await self._objects.read(chain.place(number), offset, size)
+
+    async def _load_start(self, chain: Chain, number: int) -> ChunkStart:
+        data = await self._fetch(chain, number, 0, START_BYTES)
+        head = decode_head(data)
+        if (head.segment, head.number) != (chain.segment, number):
+            raise DamagedError(f"the object is a chunk of another segment: segment={head.segment.hex()}:{head.number}")
+        offsets, crcs = array("Q"), array("I")
+        if head.kind is not ChunkKind.DATA:
+            decode_body(head, data[HEAD_BYTES:])
+            return ChunkStart(head, data, offsets, crcs, (0,), frozenset())
+        body_at = HEAD_BYTES + head.rows_bytes
+        if body_at > len(data) == START_BYTES:
+            data += await self._fetch(chain, number, len(data), body_at - len(data))
+        for row in decode_rows(head, data[HEAD_BYTES:body_at]):
+            offsets.append(row.offset)
+            crcs.append(row.crc)
+        offsets.append(HEAD_BYTES + head.body_bytes)
+        cuts = [0]
+        while cuts[-1] < head.entries:
+            upto = offsets[cuts[-1]] + self._options.extent_bytes
+            cuts.append(max(cuts[-1] + 1, bisect_right(offsets, upto) - 1))
+        if (cut_short := min(len(data), offsets[-1]) < min(START_BYTES, offsets[-1])) or len(data) > offsets[-1]:
+            raise DamagedError(f"the chunk is {'cut short' if cut_short else 'too long'}: bytes={len(data)}")
+        here = bisect_right(offsets, len(data)) - 1
+        damaged = _damaged(data, 0, offsets, crcs, range(here))
+        if damaged:
+            data = await self._fetch(chain, number, 0, len(data))
+            damaged = _damaged(data, 0, offsets, crcs, range(here))
+        return ChunkStart(head, data, offsets, crcs, tuple(cuts), damaged)
+
+    async def _extent(self, chain: Chain, start: ChunkStart, extent: int) -> Extent:
+        key = (chain.name, start.head.number, extent)
+        found = await self._cache.get(key, partial(self._load_extent, chain, start, extent))
+        assert isinstance(found, Extent)
+        return found
+
+    async def _load_extent(self, chain: Chain, start: ChunkStart, extent: int) -> Extent:
+        entries = range(start.cuts[extent], start.cuts[extent + 1])
+        offset, end = start.offsets[entries.start], start.offsets[entries.stop]
+        data = await self._fetch(chain, start.head.number, offset, end - offset)
+        damaged = _damaged(data, offset, start.offsets, start.crcs, entries)
+        if damaged:
+            data = await self._fetch(chain, start.head.number, offset, end - offset)
+            damaged = _damaged(data, offset, start.offsets, start.crcs, entries)
+        return Extent(offset, data, damaged)
+
+
+def _damaged(data: bytes, at: int, offsets: Sequence[int], crcs: Sequence[int], entries: range) -> frozenset[int]:
+    """Those of these entries that do not verify. at: the offset of the data in the chunk."""
+    view = memoryview(data)
+    return frozenset(
+        index
+        for index in entries
+        if offsets[index + 1] - at > len(data)
+        or crc32c(view[offsets[index] - at : offsets[index + 1] - at]) != crcs[index]
+    )

@@ -1,0 +1,507 @@
+"""The segment store `s3-direct`: the contract of dlog/stores/contract.py on the machines of dlog/objects/chain.py.
+
+    <root>/<cluster>/marker                            shows that the cluster's segments are here
+    <root>/<cluster>/segments/<segment>/<number>       chunks; the segment is a random name that is never used again
+
+Visible entries are final, since a chunk that counts is never dropped.
+
+Invariants:
+- A segment exists as long as its BEGIN chunk does: each call that opens one reads that chunk, past the cache.
+- What is missing is told as not found only if the cluster's marker is there: else the root is a wrong one, or is not
+  mounted. Nothing is created without the marker, either.
+- `delete` removes BEGIN first. A crash behind that leaves chunks that no call reads; `list` finds them, and a
+  repetition removes them.
+- The FENCE that ended a segment outlives its deletion. A fenced writer that wakes up later, with entries to append,
+  must find its number taken: else they would be acknowledged, and nobody would ever read them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from random import Random
+from types import TracebackType
+from typing import Protocol
+
+from dlog.errors import ConfigError, DamagedError, DLogError
+from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
+from dlog.model.segment import StoreSettings
+from dlog.objects.chain import (
+    PAGE,
+    ChainTail,
+    ChunkPut,
+    CreateChunk,
+    GivenUp,
+    HeadsRead,
+    ListBehind,
+    Listed,
+    NoChain,
+    Put,
+    ReadHeads,
+    TailFound,
+)
+from dlog.options import MiB
+from dlog.stores.contract import (
+    STAGE,
+    Buffer,
+    Capabilities,
+    MisconfiguredError,
+    RecoveredSegment,
+    SegmentCorruptError,
+    SegmentNotFoundError,
+    SegmentRef,
+    SegmentStat,
+    StoreError,
+    StoreOutOfReachError,
+    StoreUnavailableError,
+    Verification,
+)
+from dlog.stores.object_storage.async_lru_cache import AsyncLruCache
+from dlog.stores.object_storage.locations import Location
+from dlog.stores.object_storage.port import Creation, Objects
+from dlog.stores.object_storage.probe import NONCE_HEX, probe
+from dlog.stores.s3_direct.chunks import (
+    Chain,
+    ChunkReads,
+    ChunkStart,
+    Description,
+    Extent,
+    Key,
+    check_name,
+    number_of,
+    parse_description,
+    segment_of,
+)
+from dlog.stores.s3_direct.options import NAME, S3_DIRECT_SETTINGS, ObjectsOptions
+from dlog.stores.s3_direct.put_budget import PutBudget
+from dlog.stores.s3_direct.reader import ChainView, S3DirectReader
+from dlog.stores.s3_direct.writer import S3DirectWriter
+from dlog.wire.chunk import HEAD_BYTES, NONCE_BYTES, ChunkKind, decode_head, encode_chunk
+
+ENTRY_BYTES_MAX = 1 * MiB
+PUTS_IN_FLIGHT = 8  # of a segment, see IN_FLIGHT_MAX of the chain
+LAST_PAYLOADS = 3  # that a recovery returns, if they are at hand
+SEGMENTS, MARKER = "segments", "marker"
+_RETRY_FIRST_S, _RETRY_MAX_S = 0.05, 2.0
+
+
+class FindFolder(Protocol):
+    """Finds the folder with this cluster's objects."""
+
+    async def __call__(self, *, creates: bool) -> Location:
+        """creates: make one, with its marker, if there never was one. Raises NoSegmentsYetError and other store errors,
+        ConfigError, MetadataUnavailableError."""
+        ...
+
+
+class NoSegmentsYetError(StoreOutOfReachError):
+    """No process of this cluster has created a segment in objects yet."""
+
+
+def marker_text(cluster: str) -> bytes:
+    """The content of the object that marks a cluster's folder."""
+    return f"The objects of a dlog cluster: {cluster}\n".encode()
+
+
+class S3DirectStore:
+    """A SegmentStore: `async with S3DirectStore(...) as store`. The caller closes the objects.
+
+    find_folder: asked at the first use. creates: this process may make the folder. rng: gives names of segments and
+    nonces, which must never repeat.
+    """
+
+    name = NAME
+    settings = S3_DIRECT_SETTINGS
+
+    def __init__(
+        self,
+        objects: Objects,
+        find_folder: FindFolder,
+        options: ObjectsOptions,
+        rng: Random,
+        *,
+        creates: bool = False,
+        entry_bytes_max: int = ENTRY_BYTES_MAX,
+    ) -> None:
+        self.capabilities = Capabilities(
+            visible_is_final=True,
+            entry_bytes_max=entry_bytes_max,
+            entries_in_flight=PUTS_IN_FLIGHT,
+            bytes_in_flight=PUTS_IN_FLIGHT * options.chunk_bytes_max,
+            reads_ahead=options.reads_ahead,
+        )
+        self.options = options
+        self.objects = objects
+        self.budget = PutBudget(options.puts_per_s)
+        self.cache: AsyncLruCache[Key, ChunkStart | Extent] = AsyncLruCache(options.cache_bytes_max)
+        self.reads = ChunkReads(objects, options, self.cache)
+        self._find_folder = find_folder
+        self._creates = creates
+        self._rng = rng
+        self._folder: Location | None = None
+        self._probing = asyncio.Lock()
+        self._is_probed = False
+        self._is_open = False
+        self._writers: set[S3DirectWriter] = set()
+        self._readers: set[S3DirectReader] = set()
+        self._views: dict[str, ChainView] = {}
+
+    async def __aenter__(self) -> S3DirectStore:
+        await self.cache.__aenter__()
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        finally:
+            await self.cache.__aexit__(kind, error, trace)
+
+    def check_capacity(self, settings: StoreSettings) -> None:
+        """Does nothing: a segment needs no members."""
+
+    async def check_root(self) -> None:
+        """Check that the storage answers, has this cluster's marker, and does what segments need. Raises StoreError."""
+        folder = await self._ready(creates=self._creates)
+        await self._check_marker(folder)
+        if self._creates:
+            await self._probe(folder)
+
+    async def create(
+        self, stream: StreamName, number: SegmentNumber, epoch: Epoch, settings: StoreSettings
+    ) -> S3DirectWriter:
+        self.settings.complete(dict(settings))
+        folder = await self._ready(creates=self._creates)
+        await self._check_marker(folder)
+        await self._probe(folder)
+        chain = Chain(folder.below(SEGMENTS), f"{self._rng.getrandbits(128):032x}")
+        description = Description(stream, number, epoch)
+        writer = S3DirectWriter(self, chain, description, self._rng.randbytes(NONCE_BYTES))
+        self._writers.add(writer)
+        await writer.begin()
+        return writer
+
+    async def recover(self, ref: SegmentRef) -> RecoveredSegment:
+        chain = await self._chain(ref.name)
+        await self._begin(chain)
+        found = await self._find(chain, is_recovery=True)
+        return RecoveredSegment(EntryId(found.end - 1), await self._last_payloads(chain, found))
+
+    async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> S3DirectReader:
+        chain = await self._chain(ref.name)
+        found = await self._decided(chain, sealed_at)
+        view = self._views.get(chain.name)
+        if view is None:
+            view = self._views[chain.name] = ChainView(self, chain)
+        view.advance(found)
+        reader = S3DirectReader(self, view)
+        self._readers.add(reader)
+        return reader
+
+    async def stat(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> SegmentStat:
+        found = await self._decided(await self._chain(ref.name), sealed_at)
+        return SegmentStat(EntryId(found.end - 1), found.payload_bytes) if found.is_ended else SegmentStat()
+
+    async def stage_of(self, name: str) -> StreamName | None:
+        found = await self.describe(name)
+        return found.stream if found.number == STAGE else None
+
+    async def folder_of(self, name: str) -> Location:
+        """The folder with the objects of a segment, for tools. Raises StoreError."""
+        return (await self._chain(name)).folder
+
+    async def age_s(self, name: str) -> float:
+        """How long ago, by the storage's clock, an object of a segment was created last, for tools. Raises
+        SegmentNotFoundError if it has none, and other store errors."""
+        chain = await self._chain(name)
+        created = [one.modified_unix_ms async for one in self.objects.list(chain.folder)]
+        if not created:
+            raise SegmentNotFoundError(f"no such segment, it was deleted: folder={chain.folder}")
+        return (await self.objects.now_unix_ms(chain.segments) - max(created)) / 1000
+
+    async def describe(self, name: str) -> Description:
+        """What BEGIN says of a segment, for tools. Raises StoreError."""
+        return await self._begin(await self._chain(name))
+
+    async def tail(self, name: str) -> TailFound:
+        """How far a segment reaches, for tools. Raises StoreError."""
+        return await self._decided(await self._chain(name), None)
+
+    async def find_tail(self, ref: SegmentRef) -> EntryId:
+        return EntryId((await self.tail(ref.name)).end - 1)
+
+    async def delete(self, ref: SegmentRef) -> None:
+        """See SegmentStore.delete. The FENCE of a segment that its writer did not seal stays, some 170 bytes."""
+        try:
+            chain = await self._chain(ref.name)
+        except SegmentNotFoundError:
+            return
+        with suppress(SegmentNotFoundError):  # deleted before, perhaps not all of it
+            with suppress(SegmentCorruptError):  # what cannot be read can be deleted
+                await self._begin(chain)
+            with suppress(SegmentCorruptError):
+                await self._find(chain, is_recovery=True)  # from here on its writer appends nothing
+        await self.objects.delete(chain.place(0))
+        async for left in self.objects.unfinished(chain.folder):
+            await self.objects.discard(left)
+        found = [one async for one in self.objects.list(chain.folder)]
+        chunks = {number: one for one in found if (number := number_of(chain.folder, one)) is not None}
+        end = next((number for number, one in chunks.items() if one.bytes == HEAD_BYTES), -1)  # only ends have no body
+        await self.objects.delete_many([chain.place(number) for number in chunks if number != end])
+        if end >= 0 and not await self._is_fence(chain, end):
+            await self.objects.delete(chain.place(end))  # a writer that sealed appends nothing more
+
+    async def list(self) -> AsyncIterator[str]:
+        """See SegmentStore.list. Also yields deleted segments of which more than the FENCE is left."""
+        try:
+            folder = await self._ready(creates=False)
+        except NoSegmentsYetError:
+            return
+        segments = folder.below(SEGMENTS)
+        last, yielded = "", ""
+        fence = ""  # a segment of which a chunk without body was seen, and nothing before
+        async for found in self.objects.list(segments):
+            at = segment_of(segments, found)
+            if at is None:
+                continue
+            name, number = at
+            is_first = name != last
+            last = name
+            if is_first and number > 0 and found.bytes == HEAD_BYTES:
+                fence = name
+            elif name != yielded and (not is_first or name != fence):
+                yielded = name
+                yield name
+
+    async def verify(self, ref: SegmentRef) -> Verification:
+        """Read every chunk and check every byte. The storage keeps its own replicas."""
+        chain = await self._chain(ref.name)
+        found = await self._decided(chain, None)
+        known, damaged = 0, list[tuple[EntryId, str]]()  # of the entries below `known` it is told whether they verify
+        reason = ""
+        for number in range(1, found.next_number):
+            try:
+                start = await self.reads.load_start(chain, number)
+                damaged += [(EntryId(entry), reason) for entry in range(known, start.head.first)]
+                known = start.head.end
+                await self.reads.whole(chain, number)
+            except SegmentCorruptError as error:  # its entries are those up to the next chunk
+                reason = error.message
+            except SegmentNotFoundError:
+                await self._begin(chain)
+                reason = f"a chunk is missing: number={number}"
+            except DamagedError:
+                damaged += await self._damaged_in(chain, start)
+        damaged += [(EntryId(entry), reason) for entry in range(known, found.end)]
+        return Verification(found.end, tuple(damaged))
+
+    async def close(self) -> None:
+        """Abandon every writer and close every reader; the objects remain."""
+        self._is_open = False
+        for writer in tuple(self._writers):
+            await writer.abandon()
+        for reader in tuple(self._readers):
+            await reader.close()
+
+    # ---- for writers and readers -------------------------------------------------------------------------------------
+
+    async def create_chunk(self, chain: Chain, number: int, parts: Sequence[Buffer], *, waits: bool) -> Put:
+        """Create a chunk; the same bytes are sent again until it is certain whether it was, up to a deadline.
+
+        waits: for the budget. Raises MisconfiguredError. Cancelling stops the wait only.
+        """
+        if waits:
+            await self.budget.take()
+        else:
+            self.budget.take_nowait()
+        now_s: Callable[[], float] = asyncio.get_running_loop().time
+        end_s, delay_s = now_s() + self.options.retry_s, _RETRY_FIRST_S
+        while True:
+            try:
+                created = await self.objects.create_if_absent(
+                    chain.place(number), parts, head_bytes=HEAD_BYTES, within=chain.segments.parent
+                )
+            except SegmentNotFoundError:
+                return Put.EXISTS  # another process's chunk was there, and was deleted with the segment
+            except StoreUnavailableError:
+                if now_s() + delay_s > end_s:
+                    return Put.UNKNOWN
+                await asyncio.sleep(delay_s * self._rng.uniform(0.5, 1.0))
+                delay_s = min(2 * delay_s, _RETRY_MAX_S)
+            else:
+                return Put.MADE if created is Creation.MADE else Put.EXISTS
+
+    async def find_tail_of(self, chain: Chain) -> TailFound:
+        """The tail, in O(log n) requests, without a look at BEGIN. Raises StoreError."""
+        return await self._find(chain, is_recovery=False)
+
+    async def missing(self, chain: Chain) -> StoreError:
+        """What it means that the storage lacks a chunk that was there."""
+        try:
+            await self._begin(chain)
+        except StoreError as error:
+            return error
+        return SegmentCorruptError(f"a chunk of the segment is missing: folder={chain.folder}")
+
+    def confirmed(self, name: str, lac: EntryId) -> None:
+        """Tell this process's readers of a segment."""
+        view = self._views.get(name)
+        if view is not None:
+            view.learn_lac(lac)
+
+    def writer_ended(self, writer: S3DirectWriter) -> None:
+        self._writers.discard(writer)
+        view = self._views.get(writer.name)
+        if view is not None:
+            view.wake()
+
+    def reader_closed(self, reader: S3DirectReader, view: ChainView) -> None:
+        self._readers.discard(reader)
+        if not view.readers and self._views.get(view.chain.name) is view:
+            del self._views[view.chain.name]
+
+    # ---- internal ---------------------------------------------------------------------------------------------------
+
+    async def _ready(self, *, creates: bool) -> Location:
+        """The folder of this cluster's objects. Raises StoreError."""
+        if not self._is_open:
+            raise StoreUnavailableError(f"the store is closed, open another one: store={NAME}")
+        if self._folder is None:
+            try:
+                self._folder = await self._find_folder(creates=creates)
+            except StoreError:
+                raise
+            except ConfigError as error:
+                raise MisconfiguredError(error.message) from error
+            except DLogError as error:
+                raise StoreUnavailableError(error.message) from error
+        return self._folder
+
+    async def _check_marker(self, folder: Location) -> None:
+        """Raise StoreOutOfReachError unless this cluster's marker is there."""
+        text = marker_text(folder.name)
+        try:
+            found = await self.objects.read(folder.below(MARKER), 0, len(text) + 1)
+        except SegmentNotFoundError:
+            found = b""
+        if found != text:
+            raise StoreOutOfReachError(wrong_root(folder))
+
+    async def _probe(self, folder: Location) -> None:
+        """Check once what the storage can do. Raises MisconfiguredError, StoreUnavailableError."""
+        async with self._probing:
+            if not self._is_probed:
+                await probe(self.objects, folder, f"{self._rng.getrandbits(4 * NONCE_HEX):0{NONCE_HEX}x}")
+                self._is_probed = True
+
+    async def _chain(self, name: str) -> Chain:
+        """Raises SegmentNotFoundError if the name is none of this store's."""
+        check_name(name)
+        return Chain((await self._ready(creates=False)).below(SEGMENTS), name)
+
+    async def _begin(self, chain: Chain) -> Description:
+        """Read BEGIN. Raises SegmentNotFoundError, SegmentCorruptError, StoreUnavailableError."""
+        try:
+            start = await self.reads.load_start(chain, 0)
+            if start.head.kind is not ChunkKind.BEGIN:
+                raise DamagedError("the first chunk of a segment is none that begins one")
+            return parse_description(start.data[HEAD_BYTES:])
+        except DamagedError as error:
+            raise SegmentCorruptError(f"{error.message}: object={chain.place(0)}") from error
+        except SegmentNotFoundError:
+            pass
+        except StoreUnavailableError:  # of a directory: it is missing, too
+            if await self.reads.numbers_behind(chain, -1, 1):
+                raise
+        await self._check_marker(chain.segments.parent)
+        raise SegmentNotFoundError(f"no such segment, it was deleted: folder={chain.folder}")
+
+    async def _decided(self, chain: Chain, sealed_at: EntryId | None) -> TailFound:
+        """The tail of a segment that exists. sealed_at: the list has it as completed, so no writer may append: if its
+        end is not decided, decide it."""
+        await self._begin(chain)
+        found = await self._find(chain, is_recovery=False)
+        if sealed_at is not None and not found.is_ended:
+            if sealed_at >= found.end:  # an end is listed only once the store has decided it
+                raise SegmentCorruptError(
+                    f"a chunk of the completed segment is missing: number={found.next_number} folder={chain.folder}"
+                )
+            found = await self._find(chain, is_recovery=True)
+        return found
+
+    async def _find(self, chain: Chain, *, is_recovery: bool) -> TailFound:
+        """Run the state machine that finds the tail; as a recovery it ends the segment there."""
+        nonce = self._rng.randbytes(NONCE_BYTES)
+        machine, effects = ChainTail(is_recovery).begin()
+        try:
+            while True:
+                [effect] = effects
+                fact: Listed | HeadsRead | ChunkPut
+                match effect:
+                    case ListBehind(number):
+                        fact = Listed(number, await self.reads.numbers_behind(chain, number, PAGE))
+                    case ReadHeads(first, last):
+                        fact = HeadsRead(await self.reads.heads(chain, first, last))
+                    case CreateChunk(number, kind, first):
+                        parts = encode_chunk(
+                            kind,
+                            (),
+                            nonce=nonce,
+                            segment=chain.segment,
+                            number=number,
+                            epoch=0,  # a recovery does not know it
+                            first=first,
+                            bytes_before=machine.payload_bytes,
+                        )
+                        fact = ChunkPut(number, await self.create_chunk(chain, number, parts, waits=False))
+                    case NoChain():
+                        raise await self.missing(chain)
+                    case GivenUp():
+                        raise StoreUnavailableError(
+                            f"it is unknown whether the segment was ended: folder={chain.folder}"
+                        )
+                    case TailFound():
+                        return effect
+                machine, effects = machine.after(fact)
+        except DamagedError as error:
+            await self._begin(chain)  # deleted meanwhile?
+            raise SegmentCorruptError(f"{error.message}: folder={chain.folder}") from error
+        except SegmentNotFoundError:
+            raise await self.missing(chain) from None
+
+    async def _last_payloads(self, chain: Chain, found: TailFound) -> tuple[bytes, ...]:
+        """Payloads of the last entries, if the recovery has read them."""
+        start = self.cache.find((chain.name, found.next_number - 1, -1))
+        if not isinstance(start, ChunkStart) or not start.is_whole or start.damaged or start.head.end != found.end:
+            return ()
+        first = max(start.head.first, found.end - LAST_PAYLOADS)
+        if first >= found.end:
+            return ()
+        payloads = await self.reads.payloads(chain, start, first, found.end - 1, len(start.data))
+        return tuple(map(bytes, payloads))
+
+    async def _damaged_in(self, chain: Chain, start: ChunkStart) -> Sequence[tuple[EntryId, str]]:
+        """The damaged entries of a chunk whose head and rows verify."""
+        told = "the payload's checksum does not match"
+        entries = range(start.head.first, start.head.end)
+        return [(EntryId(one), told) for one in entries if not await self.reads.payloads(chain, start, one, one, 0)]
+
+    async def _is_fence(self, chain: Chain, number: int) -> bool:
+        """Whether a chunk is a FENCE; one that cannot be decoded counts as such."""
+        try:
+            return decode_head(await self.objects.read(chain.place(number), 0, HEAD_BYTES)).kind is not ChunkKind.SEAL
+        except DamagedError:
+            return True
+        except SegmentNotFoundError:
+            return True
+
+
+def wrong_root(folder: Location) -> str:
+    """The message for a root without the marker of a cluster."""
+    return (
+        f"this cluster's objects are not at this root, mount it, or correct --objects of `dlog up`, or `root` in "
+        f"[objects]: missing={folder.below(MARKER)}"
+    )
