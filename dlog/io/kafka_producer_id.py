@@ -1,11 +1,13 @@
 """Producer ids under a transactional id, without transactions.
 
-Who asks a transactional id's coordinator for a producer id last gets the same id as the one before, with a higher
-epoch. Once the leader of a partition has a batch with that epoch it refuses batches with lower ones. That holds for
-batches outside of transactions, too: they need no commit markers, which would take offsets, and no further requests.
+Each producer that asks the coordinator for the producer id of a transactional id gets the same producer id, with an
+epoch above that of the producer before it. Once the leader of a partition has a batch with the new epoch, it refuses
+batches with lower epochs. This also holds for batches outside of transactions. These need no commit markers, which
+would take offsets, and no further requests.
 
-Brokers forget: a coordinator an id that was not asked for in a week (transactional.id.expiration.ms), a leader the
-epochs of a producer that sent nothing for a day (producer.id.expiration.ms).
+Brokers expire both: the coordinator drops a transactional id that was not used for a week
+(transactional.id.expiration.ms), and a leader drops the epoch of a producer that sent nothing for a day
+(producer.id.expiration.ms).
 Source: Kafka protocol guide, FindCoordinator and InitProducerId; KIP-360.
 """
 
@@ -63,7 +65,8 @@ _Struct: TypeAlias = _Request3 | _Request4
 
 
 class InitProducerIdRequest(Request[_Struct]):  # type: ignore[misc]
-    """Ask for a producer id. current: that of the caller, which must be the newest; None: whoever has it loses it.
+    """Ask for a producer id. current: the caller's own, refused unless it is the newest; None: take the id from the
+    producer that has it.
     aiokafka's request has no such field."""
 
     API_KEY = 22

@@ -43,7 +43,7 @@ _RETRY_S, _RETRY_MAX_S = 0.05, 0.5
 _FETCH_BYTES_MAX = 16 * 1024 * 1024
 
 T = TypeVar("T")
-_Writer = tuple[str, "TopicOwner | None"]  # of a topic; None: whoever does not own it
+_Writer = tuple[str, "TopicOwner | None"]  # a topic, and its owner; None: a writer that is not the owner
 
 
 class TopicOwner:
