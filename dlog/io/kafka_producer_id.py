@@ -38,7 +38,7 @@ class _Response3(Response):  # type: ignore[misc]  # aiokafka has no types
     )
 
 
-class _Request3(RequestStruct):  # type: ignore[misc]
+class _Request3(RequestStruct):  # type: ignore[misc]  # aiokafka has no types
     FLEXIBLE_VERSION = True
     API_KEY = 22
     API_VERSION = 3
@@ -64,7 +64,7 @@ class _Request4(_Request3):
 _Struct: TypeAlias = _Request3 | _Request4
 
 
-class InitProducerIdRequest(Request[_Struct]):  # type: ignore[misc]
+class InitProducerIdRequest(Request[_Struct]):  # type: ignore[misc]  # likewise
     """Ask for a producer id. current: the caller's own, refused unless it is the newest; None: take the id from the
     producer that has it.
     aiokafka's request has no such field."""

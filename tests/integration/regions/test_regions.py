@@ -251,13 +251,13 @@ class HeldOwner:
         monkeypatch.setattr(regions.topics, "append", self._append)
 
     async def _append(self, topic: str, records: Sequence[RecordBytes], owner: TopicOwner | None = None) -> int:
-        assert isinstance(self._really.__self__, KafkaTopics)  # type: ignore[attr-defined]
+        assert isinstance(self._really.__self__, KafkaTopics)  # type: ignore[attr-defined]  # a bound method
         is_held = is_batch(records) and not self.wake.is_set()
         if is_held:
             self.is_held.set()
             await self.wake.wait()
         try:
-            return await self._really(topic, records, owner)  # type: ignore[call-arg]
+            return await self._really(topic, records, owner)  # type: ignore[call-arg]  # of KafkaTopics
         except OwnerRefusedError as error:
             self.error = error
             raise

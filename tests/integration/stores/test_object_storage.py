@@ -37,7 +37,7 @@ async def create(objects: Objects, place: Location, number: int) -> Creation:
 
 async def names(objects: Objects, folder: Location, **how: object) -> list[str]:
     """The names of what is listed, below the folder."""
-    found = objects.list(folder, **how)  # type: ignore[arg-type]
+    found = objects.list(folder, **how)  # type: ignore[arg-type]  # of two kinds
     return [one.location.removeprefix(f"{folder}/") async for one in found]
 
 
