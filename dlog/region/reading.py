@@ -11,7 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from dlog.errors import DLogError, InvalidRequestError
@@ -117,11 +117,13 @@ class EntryScan:
     """Picks the entries out of the records of the data topic, which are fed in order, from `start.begin` on.
 
     skips: leave out records that cannot be decoded, instead of raising. problems: what was left out, one line each.
-    next: by table, the sequence that is wanted next.
+    next: by table, the sequence that is wanted next. beside: tables whose entries are returned too if the scan comes by
+    them, each with the offset behind its last record that counts; set by the caller, also between two calls of `feed`.
     """
 
     def __init__(self, region: int, start: ReadingStart, *, skips: bool = False) -> None:
         self.problems: list[str] = []
+        self.beside: Mapping[int, int] = {}
         self._region = region
         self._start = start
         self._lost = start.lost
@@ -195,6 +197,8 @@ class EntryScan:
             table, sequence = entry.table, entry.sequence
             wanted = ends.get(table)
             if wanted is None:
+                if sequence and offset < self.beside.get(table, 0):
+                    yield RegionEntry(table, sequence, entry.payload, offset)
                 continue
             _, end, watermark = wanted
             expected = following[table]
