@@ -19,7 +19,7 @@ from dlog.region.follower import RegionFollower
 from dlog.region.messages import CatchUp, ReadingStart, ReadOn, Topic
 from dlog.region.names import region_number, topic_names
 from dlog.region.options import FollowerOptions
-from dlog.region.reading import EntryScan
+from dlog.region.reading import EntryScan, find_seeks
 from dlog.region.state import RegionState
 from dlog.region.tables import TableMeta
 from dlog.stores.kafka.options import KafkaStoreOptions
@@ -101,12 +101,18 @@ class FollowedRegion:
 
     def scan(self, table: int, first: int) -> EntryScan:
         """A scan of one table's entries, from a sequence on up to those that are known now. The first one must be
-        known. It begins at most MAP_EVERY records of the table, or MAP_EVERY_BYTES, before that one."""
+        known.
+
+        It begins at most MAP_EVERY records of the table, or MAP_EVERY_BYTES, before that one, and passes over
+        SEEK_BYTES or more of other tables where the mapping tells. If another scan came by an entry nearer to the first
+        one, it begins there, and takes all records: readers of the other tables want them, too.
+        """
         state = self.state
         meta = state.meta.known(table)
         ends = {table: (first, meta.next_seq_num, meta.current_high_watermark)}
-        begin = max(meta.floor(first), self.passed.place(table, first))
-        start = ReadingStart(begin, state.offset, ends, (), state.rule)
+        floor, place = meta.floor(first), self.passed.place(table, first)
+        seeks = find_seeks(state, ends) if floor >= place else None
+        start = ReadingStart(max(floor, place), state.offset, ends, (), state.rule, seeks=seeks)
         return EntryScan(self.number, start, skips=True)
 
     async def ask(self, request: Any) -> Any:

@@ -1,8 +1,9 @@
 """Reads one segment: from the newest entries that the region's follower keeps, else from the topic.
 
-The topic has the entries of all segments of the region, so a scan of one reads those of others too: from the first
-entry to the last, at most all bytes between them. Readers of several segments that go through the same part of a region
-at about the same time fetch it once.
+The topic has the entries of all segments of the region, so a scan of one reads those of others too: at most all bytes
+from its first entry to its last, without gaps of SEEK_BYTES or more behind which the mapping has an entry
+(RegionMeta.add). Readers of several segments that go through the same part of a region at about the same time fetch it
+once.
 """
 
 from __future__ import annotations

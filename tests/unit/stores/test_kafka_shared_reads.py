@@ -99,6 +99,18 @@ async def test_one_reader_fetches_the_region_once_at_most(cluster: Cluster) -> N
         await reader.close()
 
 
+async def test_a_reader_passes_over_what_others_wrote_while_its_segment_was_idle(cluster: Cluster) -> None:
+    async with cluster.open(creates=True) as store, cluster.open() as other:
+        pause = [1 + n % (TABLES - 1) for n in range(4000)]
+        refs = await written(store, [0] * 100 + pause + [0] * 100 + pause + [0] * 10 + pause)
+        reader = await other.open_reader(refs[0], sealed_at=EntryId(209))
+        before = other.read_bytes.fetched
+        assert await read_all(reader) == [payload(0, entry, 1000) for entry in range(210)]
+        pauses_bytes = 2 * 4000 * 1100
+        assert other.read_bytes.fetched - before <= 0.5 * pauses_bytes
+        await reader.close()
+
+
 @pytest.mark.parametrize("seed", range(5))
 async def test_entries_are_those_of_the_segment_whatever_was_kept(cluster: Cluster, seed: int) -> None:
     rng = random.Random(seed)
