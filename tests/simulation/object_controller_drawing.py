@@ -74,9 +74,12 @@ class Drawing:
         return draw(image, node)
 
     def _own_ranges(self, image: Image) -> list[tuple[ObjectStreamId, StreamImage, Range]]:
-        return [
-            (n, stream, its) for n, stream in image.streams.items() for its in stream.ranges if its.node == self.node
-        ]
+        """Those of the node; seldom any other."""
+        found = [(n, stream, its) for n, stream in image.streams.items() for its in stream.ranges]
+        others = [one for one in found if one[2].node != self.node]
+        if others and self.rng.random() < 0.1:
+            return [self.rng.choice(others)]
+        return [(n, stream, its) for n, stream, its in found if its.node == self.node]
 
     def _some_stream(self, image: Image) -> ObjectStreamId:
         known = list(image.streams)
@@ -84,8 +87,12 @@ class Drawing:
 
     # ---- objects ----
 
-    def _prepare(self, _image: Image, _node: NodeImage) -> Operation:
-        return PrepareObjects(self.node, self.node_epoch, self.rng.randint(1, 6), self.rng.choice((1000, 3000, 60_000)))
+    def _prepare(self, _image: Image, _node: NodeImage) -> Operation | None:
+        if len(self.ids) > 20:
+            return None
+        return PrepareObjects(
+            self.node, self.node_epoch, self.rng.randint(1, 6), self.rng.choice((1000, 30_000, 90_000, 90_000))
+        )
 
     def _take(self) -> ObjectId:
         rng = self.rng
@@ -96,7 +103,7 @@ class Drawing:
     def _upload(self, image: Image, node: NodeImage) -> Operation | None:
         rng = self.rng
         if not self.ids:
-            return None
+            return self._prepare(image, node)
         slices: list[Slice] = []
         objects: list[StreamObject] = []
         for number, stream, its in self._own_ranges(image):
@@ -125,6 +132,8 @@ class Drawing:
 
     def _compaction(self, image: Image, node: NodeImage) -> Operation | None:
         rng = self.rng
+        if len(self.ids) < 4:
+            return self._prepare(image, node)
         sets = [one for one in node.set_objects if rng.random() < 0.5]
         of_sets: dict[ObjectStreamId, list[tuple[int, int]]] = {}
         for number, table in sorted(node.slices.items()):

@@ -290,7 +290,8 @@ class ReaderProcess:
 
     def take_image(self) -> Image:
         """The image, which this follower does not change any more."""
-        assert self.image is not None or not self._world.entries, "a truncated stream has the record of a snapshot"
+        if self.image is None and self._world.entries:
+            raise Violation("M1", f"{self._name} finds no snapshot in a truncated stream")
         image, self._machine = self.image or Image(), Follower()
         return image
 
@@ -403,8 +404,10 @@ class ControllerProcess:
     def _handled(self, machine: Controller, fact: ControllerFact) -> list[Any]:
         try:
             return list(machine.handle(fact))
-        except DamagedError as error:
-            raise Violation("M1", f"{self._name} records what does not fit: {fact}: {error}") from error
+        except AssertionError as error:
+            if isinstance(error.__cause__, DamagedError):
+                raise Violation("M1", f"{self._name} records what does not fit: {fact}: {error}") from error
+            raise
 
     def _perform(self, effects: list[Any], epoch: int) -> None:
         world = self._world
@@ -464,7 +467,7 @@ class ClientProcess:
         self.left = world.config["operations"]
         self.reader = ReaderProcess(world, f"client {number}")
         self._world = world
-        self._drawing = Drawing(world.rng, NodeId(f"n{number // 2}"))
+        self._drawing = Drawing(world.rng, NodeId(f"n{number % 2}"))
         self._operation: Operation | None = None
         self._attempts = 0
         self._round = 0
