@@ -95,7 +95,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         "style": style,
         "controllers": rng.choice((2, 3)),
         "clients": rng.choice((2, 3, 4)),
-        "operations": rng.choice((30, 80, 150)),
+        "operations": rng.choice((20, 50, 100)),
         "faults": rng.choice((0.0, 0.02, 0.1)),
         "takeover_s": 1.5 if style == "rivals" else rng.choice((5.0, 20.0)),
         "lag_s": 8.0 if style == "old" else rng.choice((0.1, 1.0)),

@@ -11,7 +11,7 @@ from tests.simulation.mutants.object_controller import MUTANTS
 from tests.simulation.object_controller_world import room
 from tests.simulation.worlds import Mutant
 
-SEEDS = int(os.environ.get("DLOG_SIM_SEEDS", "60"))
+SEEDS = int(os.environ.get("DLOG_SIM_SEEDS", "30"))
 ROOM = room()
 
 
