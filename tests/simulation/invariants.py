@@ -2,7 +2,8 @@
 
 Ids are those of the reliability goals: L of a ledger, S of a stream, T of its ownership, D of streams that are deleted
 and created again, R of a read proxy's cache, F of a segment in files, K of a region, C of a chain of chunks in an
-object storage. Reasons for an exception or a restriction are given here in words.
+object storage, O of objects and their metadata, M of the log of that metadata. Reasons for an exception or a
+restriction are given here in words.
 
 Invariants:
 - Each id below is the first one that some planted defect must be caught by (`test_invariants.py` compares).
@@ -23,7 +24,7 @@ class Invariant(NamedTuple):
 
 
 LEDGER, STREAM, CACHE, FILES, REGION = "ledger", "stream", "cache", "files", "region"
-OBJECTS = "objects"
+OBJECTS, CONTROLLER = "objects", "controller"
 
 INVARIANTS = {
     "L1": Invariant("what is acknowledged is below the end and can be read", LEDGER, "LedgerChecks._closed, finish"),
@@ -230,4 +231,27 @@ INVARIANTS = {
     ),
     "C5": Invariant("a tail is found in O(log n) listings", OBJECTS, "TailProcess._list"),
     "C6": Invariant("the chunks that count tile the entries", OBJECTS, "ObjectsWorld._put"),
+    "O3": Invariant(
+        "an object goes from prepared to committed, marked and destroyed; what is committed is found, and only what is "
+        "marked in the log is deleted",
+        CONTROLLER,
+        "MetadataChecks._check_states, _check_epochs, deleted",
+    ),
+    "O4": Invariant(
+        "ranges of a stream abut and committed slices tile them, at every version; what is committed stays",
+        CONTROLLER,
+        "MetadataChecks._check_stream",
+    ),
+    "O5": Invariant(
+        "only the current epoch of a node, and the node of a range, commits; an epoch of a node is given to one caller",
+        CONTROLLER,
+        "MetadataChecks._check_epochs, answered",
+    ),
+    "M1": Invariant(
+        "images of one version are equal, whether made of all records or of a snapshot and the rest; every record fits",
+        CONTROLLER,
+        "MetadataChecks.landed, compare, ControllerProcess._handled, ReaderProcess._tell, ControllerWorld.run",
+    ),
+    "M2": Invariant("a refused operation changes nothing", CONTROLLER, "ControllerProcess.request"),
+    "M3": Invariant("what is answered as done is in the log", CONTROLLER, "MetadataChecks.answered"),
 }
