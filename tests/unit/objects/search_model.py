@@ -175,7 +175,8 @@ class History:
         shared, set_object = slices[as_stream_objects:], None
         if shared:
             object = self.prepare(node)
-            set_object = StreamSetObject(object, object, self.now_ms, 100 * len(shared), tuple(shared))
+            size = 100 * sum(part.end - part.start for part in shared)
+            set_object = StreamSetObject(object, object, self.now_ms, size, tuple(shared))
         for object, part in [*own, *((set_object.object, part) for part in shared if set_object is not None)]:
             self.fill(object, part)
             for offset in range(part.start, part.end):
