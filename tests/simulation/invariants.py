@@ -2,7 +2,7 @@
 
 Ids are those of the reliability goals: L of a ledger, S of a stream, T of its ownership, D of streams that are deleted
 and created again, R of a read proxy's cache, F of a segment in files, K of a region, C of a chain of chunks in an
-object storage. Reasons for an exception or a restriction are given here in words.
+object storage, O of streams in objects. Reasons for an exception or a restriction are given here in words.
 
 Invariants:
 - Each id below is the first one that some planted defect must be caught by (`test_invariants.py` compares).
@@ -23,7 +23,7 @@ class Invariant(NamedTuple):
 
 
 LEDGER, STREAM, CACHE, FILES, REGION = "ledger", "stream", "cache", "files", "region"
-OBJECTS = "objects"
+OBJECTS, COMPACTION = "objects", "compaction"
 
 INVARIANTS = {
     "L1": Invariant("what is acknowledged is below the end and can be read", LEDGER, "LedgerChecks._closed, finish"),
@@ -230,4 +230,32 @@ INVARIANTS = {
     ),
     "C5": Invariant("a tail is found in O(log n) listings", OBJECTS, "TailProcess._list"),
     "C6": Invariant("the chunks that count tile the entries", OBJECTS, "ObjectsWorld._put"),
+    "O1": Invariant(
+        "each object that metadata refers to is in the storage",
+        COMPACTION,
+        "CompactionChecks._check_object, object_deleted, missing, finish",
+    ),
+    "O2": Invariant(
+        "only marked objects are deleted, and what nothing refers to is gone after its expiry or retention",
+        COMPACTION,
+        "CompactionChecks.object_deleted, finish, _is_young",
+        "An object that lands after its key was deleted stays: keys are never used again, so it harms nobody, and fsck "
+        "finds it.",
+    ),
+    "O7": Invariant(
+        "bytes that the storage gave wrong are neither read nor copied",
+        COMPACTION,
+        "CompactionChecks._check_object, read",
+    ),
+    "O8": Invariant(
+        "the output of a compaction is its input, entry for entry, with txids and times, at any offset",
+        COMPACTION,
+        "CompactionChecks.after, _check_object",
+    ),
+    "O9": Invariant(
+        "a reader gets every acknowledged and uploaded entry, or a partial result that it may ask for again",
+        COMPACTION,
+        "CompactionChecks.searched, read, finish, _read_all",
+        "What is trimmed, dropped or deleted is an error that says so.",
+    ),
 }
