@@ -2,7 +2,7 @@
 
 Ids are those of the reliability goals: L of a ledger, S of a stream, T of its ownership, D of streams that are deleted
 and created again, R of a read proxy's cache, F of a segment in files, K of a region, C of a chain of chunks in an
-object storage, O of objects and their metadata, M of the log of that metadata. Reasons for an exception or a
+object storage, O of streams in objects and their metadata, M of the log of that metadata. Reasons for an exception or a
 restriction are given here in words.
 
 Invariants:
@@ -24,7 +24,7 @@ class Invariant(NamedTuple):
 
 
 LEDGER, STREAM, CACHE, FILES, REGION = "ledger", "stream", "cache", "files", "region"
-OBJECTS, CONTROLLER = "objects", "controller"
+OBJECTS, CONTROLLER, COMPACTION = "objects", "controller", "compaction"
 
 INVARIANTS = {
     "L1": Invariant("what is acknowledged is below the end and can be read", LEDGER, "LedgerChecks._closed, finish"),
@@ -254,4 +254,32 @@ INVARIANTS = {
     ),
     "M2": Invariant("a refused operation changes nothing", CONTROLLER, "ControllerProcess.request"),
     "M3": Invariant("what is answered as done is in the log", CONTROLLER, "MetadataChecks.answered"),
+    "O1": Invariant(
+        "each object that metadata refers to is in the storage",
+        COMPACTION,
+        "CompactionChecks._check_object, object_deleted, missing, finish",
+    ),
+    "O2": Invariant(
+        "only marked objects are deleted, and what nothing refers to is gone after its expiry or retention",
+        COMPACTION,
+        "CompactionChecks.object_deleted, finish, _is_young",
+        "An object that lands after its key was deleted stays: keys are never used again, so it harms nobody, and fsck "
+        "finds it.",
+    ),
+    "O7": Invariant(
+        "bytes that the storage gave wrong are neither read nor copied",
+        COMPACTION,
+        "CompactionChecks._check_object, read",
+    ),
+    "O8": Invariant(
+        "the output of a compaction is its input, entry for entry, with txids and times, at any offset",
+        COMPACTION,
+        "CompactionChecks.after, _check_object",
+    ),
+    "O9": Invariant(
+        "a reader gets every acknowledged and uploaded entry, or a partial result that it may ask for again",
+        COMPACTION,
+        "CompactionChecks.searched, read, finish, _read_all",
+        "What is trimmed, dropped or deleted is an error that says so.",
+    ),
 }
