@@ -10,13 +10,13 @@ Steps, each repeatable, by another process too:
     delete the segments
 
 Invariants:
-- Order is the proof: the metadata fence comes before the flush point and the segments are read, so segments at or above
-  this flush point are not deleted by anybody else; and it comes before the segments are recovered, so no segment that is
-  missing in the list can be registered any more.
+- Order is the proof: the metadata fence comes before the flush point and the segments are read, so segments at or
+  above this flush point are not deleted by anybody else; and it comes before the segments are recovered, so no segment
+  that is missing in the list can be registered any more.
 - All segments at or above the flush point are fenced before the first of them is scanned.
-- Of a range everything from `committed` on is kept, as far as it continues. Entries below it are in objects, entries at
-  or above the end of an ended range were refused to their callers before that end was recorded. A gap, or an ended
-  range whose entries are not all there, is a DamagedError that names the range; nothing is closed or committed then.
+- Of a range everything from `committed` on is kept, as far as it continues. Entries below it are in objects; entries
+  at or above the end of an ended range do not count. A gap, or an ended range whose entries are not all there, is a
+  DamagedError that names the range; nothing is closed or committed then.
 - Entries of a range that the controller does not name are committed, or their stream or range is gone.
 - Nothing is committed before CloseStreams is confirmed.
 """

@@ -41,7 +41,7 @@ class AppendWalEntry:
     """Append an entry to a segment that was created here. Entries are dense from 0. Answered with None once it is
     confirmed. After an error no entry of this segment is confirmed any more, and this one may or may not be in it."""
 
-    segment: int
+    segment: WalSegment
     entry: int
     parts: tuple[Buffer, ...]
 
@@ -50,7 +50,7 @@ class AppendWalEntry:
 class SealWalSegment:
     """Seal a segment that was created here, all entries of which are confirmed. Nothing waits for the answer."""
 
-    segment: int
+    segment: WalSegment
 
 
 @value

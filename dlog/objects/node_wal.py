@@ -137,7 +137,7 @@ class WalWriter:
         if former is None:
             self.ready(segment)
         else:
-            self.outbox.ask(Service.WAL, SealWalSegment(former.segment.number), lambda _: None, lambda _: None)
+            self.outbox.ask(Service.WAL, SealWalSegment(former.segment), lambda _: None, lambda _: None)
             self.rolled(former.segment, segment.number)
 
     # ---- appends ----------------------------------------------------------------------------------------------------
@@ -172,13 +172,13 @@ class WalWriter:
             WalFrame(stream, epoch, parts[0].first, tuple(entry for part in parts for entry in part.entries))
             for (stream, epoch), parts in gathered.items()
         )
-        number, entry = active.segment.number, active.next_entry
-        one = _InFlight(WalPosition(number, entry + 1), frames, appends)
+        segment, entry = active.segment, active.next_entry
+        one = _InFlight(WalPosition(segment.number, entry + 1), frames, appends)
         self._in_flight.append(one)
         active.next_entry += 1
         active.bytes += size
         parts = tuple(encode_wal_entry(WalEntry(self.node_epoch, frames)))
-        self.outbox.ask(Service.WAL, AppendWalEntry(number, entry, parts), lambda _: self._confirm(one), self.over)
+        self.outbox.ask(Service.WAL, AppendWalEntry(segment, entry, parts), lambda _: self._confirm(one), self.over)
 
     def _confirm(self, entry: _InFlight) -> None:
         entry.is_confirmed = True

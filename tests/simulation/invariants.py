@@ -2,7 +2,7 @@
 
 Ids are those of the reliability goals: L of a ledger, S of a stream, T of its ownership, D of streams that are deleted
 and created again, R of a read proxy's cache, F of a segment in files, K of a region, C of a chain of chunks in an
-object storage. Reasons for an exception or a restriction are given here in words.
+object storage, O of streams in objects, N of the nodes that write those. Reasons for an exception or a restriction are given here in words.
 
 Invariants:
 - Each id below is the first one that some planted defect must be caught by (`test_invariants.py` compares).
@@ -24,6 +24,7 @@ class Invariant(NamedTuple):
 
 LEDGER, STREAM, CACHE, FILES, REGION = "ledger", "stream", "cache", "files", "region"
 OBJECTS = "objects"
+NODES = "nodes"
 
 INVARIANTS = {
     "L1": Invariant("what is acknowledged is below the end and can be read", LEDGER, "LedgerChecks._closed, finish"),
@@ -230,4 +231,36 @@ INVARIANTS = {
     ),
     "C5": Invariant("a tail is found in O(log n) listings", OBJECTS, "TailProcess._list"),
     "C6": Invariant("the chunks that count tile the entries", OBJECTS, "ObjectsWorld._put"),
+    "O1": Invariant(
+        "each slice that is committed is in an object that exists, with its entries",
+        NODES,
+        "NodesWorld._check_commit, _read",
+    ),
+    "O2": Invariant(
+        "at rest every object is named by metadata, or was created by a late request after its deletion",
+        NODES,
+        "NodesWorld._check_at_rest",
+    ),
+    "O4": Invariant(
+        "what is acknowledged is read, once, in order, at its offset, from objects and the write-ahead logs",
+        NODES,
+        "NodesWorld.acknowledged, _read, _read_all",
+    ),
+    "O5": Invariant(
+        "nothing is acknowledged at or above the end of its range, once that is recorded",
+        NODES,
+        "NodesWorld.acknowledged",
+    ),
+    "O6": Invariant(
+        "a segment of a write-ahead log is deleted only below the flush point of a confirmed commit, with everything "
+        "in it committed",
+        NODES,
+        "NodesWorld._check_wal_deletion, _frames",
+    ),
+    "N1": Invariant("what was read once is read again", NODES, "NodesWorld._read_all, Client._read_cache"),
+    "N2": Invariant(
+        "without faults a node serves, closes its streams and uploads all, and its write-ahead log is deleted",
+        NODES,
+        "NodesWorld._check_at_rest, NodeHost.finish",
+    ),
 }

@@ -16,6 +16,7 @@ _MODULES = {
     "files": "tests.simulation.file_world",
     "region": "tests.simulation.region_world",
     "objects": "tests.simulation.objects_world",
+    "nodes": "tests.simulation.object_nodes_world",
     "service": "tests.simulation.service.room",
 }
 NAMES = tuple(_MODULES)

@@ -15,7 +15,7 @@ MODULES = [
         *("ledger_checks", "stream_checks", "stream_world", "stream_parts", "stream_follower", "stream_sinks"),
         *("stream_retention", "stream_offload", "stream_imports", "stream_removal"),
         *("cache_checks", "cache_world", "lives_world", "file_world", "region_checks", "region_world"),
-        *("region_followers", "objects_world"),
+        *("region_followers", "objects_world", "object_nodes_world"),
     )
 ]
 
@@ -25,6 +25,7 @@ def test_the_table_is_whole() -> None:
     expected |= {f"T{n}" for n in range(1, 8)} | {f"R{n}" for n in range(1, 6)} | {"D1", "D2", "E1", "E2"}
     expected |= {f"F{n}" for n in range(1, 8)} | {f"K{n}" for n in range(1, 13) if n != 6}
     expected |= {f"C{n}" for n in range(1, 7)}
+    expected |= {f"O{n}" for n in (1, 2, 4, 5, 6)} | {"N1", "N2"}
     assert set(INVARIANTS) == expected
 
 
