@@ -1,4 +1,4 @@
-"""Metadata of streams in objects: identifiers, the records of the metadata stream, and what search and commits refer to.
+"""Metadata of streams in objects: identifiers, the records of the metadata stream, what search and commits refer to.
 
 An *object stream* is a sequence of entries with offsets from 0, kept in objects of an object storage. A *range* is a
 part of it that one node wrote under one epoch; ranges abut. A *node* is a write proxy; its write-ahead log is a row of

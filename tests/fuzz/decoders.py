@@ -19,6 +19,7 @@ from dlog.bookie import index, manifest
 from dlog.errors import CookieError, DamagedError, DLogError, ProtocolError, UnsupportedVersionError
 from dlog.io import zookeeper_layout, zookeeper_members
 from dlog.log.dedup_trailer import decode_trailer
+from dlog.model import object_streams
 from dlog.model.ids import BookieId, EntryId, Epoch, LedgerId, SegmentNumber, Txid
 from dlog.model.ledger import DigestType, Fragment, LedgerMetadata
 from dlog.model.object_streams import NodeEpoch, ObjectStreamId
@@ -32,6 +33,8 @@ from dlog.wire import (
     entry,
     ledger_metadata,
     node_wal,
+    object_records,
+    object_snapshot,
     proxy,
     proxy_codec,
     proxy_protocol,
@@ -147,6 +150,18 @@ _note = b"dlog1" + msgpack.packb(
 )
 
 
+_upload = object_streams.UploadCommitted(
+    node=object_streams.NodeId("n"),
+    node_epoch=object_streams.NodeEpoch(1),
+    set_object=None,
+    stream_objects=(
+        object_streams.StreamObject(object_streams.ObjectId(8), object_streams.ObjectStreamId(3), 0, 9, 55),
+    ),
+    flush_point=object_streams.WalPosition(1, 2),
+    time_ms=3,
+)
+
+
 def _node_wal_seeds() -> tuple[bytes, ...]:
     marked = node_wal.stream_entry(b"abc", node_wal.EntryMarks(1, 2, 3))
     one = node_wal.WalFrame(ObjectStreamId(1), Epoch(1), 0, (marked, node_wal.stream_entry(b"")))
@@ -227,6 +242,18 @@ TARGETS = (
             proxy_protocol.encode_v1(("10.0.0.1", 5), ("10.0.0.2", 6)),
             proxy_protocol.encode_v2(("10.0.0.1", 5), ("10.0.0.2", 6)),
         ),
+    ),
+    Target(
+        "metadata records",
+        lambda data: object_records.decode_entry(data),
+        STORED,
+        (object_records.encode_entry(7, [_upload, object_streams.KeyDeleted("k")]),),
+    ),
+    Target(
+        "metadata snapshots",
+        lambda data: object_snapshot.decode_snapshot(data),
+        STORED,
+        (object_snapshot.encode_snapshot(object_snapshot.SnapshotContents.empty()),),
     ),
     Target("layouts", zookeeper_layout.parse_layout, (), (zookeeper_layout.LAYOUT,)),
     Target("manifests", manifest.decode, (DamagedError,), (manifest.encode(manifest.Manifest()),)),

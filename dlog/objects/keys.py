@@ -1,0 +1,52 @@
+"""Keys of objects in the object storage: they follow from the object's id and owner, and can be parsed back.
+
+    key = folder "/" last two hex digits of the id "/" id, 16 hex digits "-" node epoch "-" node, quoted
+
+Invariants:
+- Ids are never used again, and the folder has the random name of the metadata stream's incarnation: so no key is ever
+  used again either.
+- The node and its epoch are those for which the id was prepared, so an object tells who wrote it without any metadata.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import quote, unquote
+
+from dlog.model.object_streams import NodeEpoch, NodeId, ObjectId
+from dlog.values import value
+
+_NAME = re.compile(r"([0-9a-f]{2})/([0-9a-f]{16})-([1-9][0-9]*)-([^/]+)\Z")
+
+
+@value
+class ObjectKey:
+    """What the key of an object says."""
+
+    object: ObjectId
+    node: NodeId
+    node_epoch: NodeEpoch
+
+
+def object_key(folder: str, object: ObjectId, node: NodeId, node_epoch: NodeEpoch) -> str:
+    """The key of an object. folder: of this incarnation of the metadata stream, without a slash at its end."""
+    assert object > 0 and node_epoch > 0 and node
+    return f"{folder}/{object & 0xFF:02x}/{object:016x}-{node_epoch}-{quote(node, safe='')}"
+
+
+def parse_object_key(folder: str, key: str) -> ObjectKey | None:
+    """What a key below this folder says; None: it is not the key of an object."""
+    if not key.startswith(folder + "/"):
+        return None
+    found = _NAME.match(key, len(folder) + 1)
+    if found is None:
+        return None
+    prefix, object, node_epoch, node = found.groups()
+    parsed = ObjectKey(ObjectId(int(object, 16)), NodeId(unquote(node)), NodeEpoch(int(node_epoch)))
+    if not parsed.object or prefix != object[-2:] or object_key(folder, *_fields(parsed)) != key:
+        return None
+    return parsed
+
+
+def _fields(key: ObjectKey) -> tuple[ObjectId, NodeId, NodeEpoch]:
+    return key.object, key.node, key.node_epoch
