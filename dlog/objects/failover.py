@@ -32,9 +32,9 @@ from dlog.model.ids import Epoch
 from dlog.model.object_streams import NodeEpoch, NodeId, ObjectStreamId, WalPosition, WalSegment
 from dlog.objects.node_cache import NodeCache
 from dlog.objects.node_messages import AwaitUploaded, NodeEndedError, ReadWalEntries, RecoverNode, RecoverWalSegment
-from dlog.objects.node_operations import CloseStreams, NodeRange, NodeState, OpenNode, StreamEnd
 from dlog.objects.node_options import NodeOptions
 from dlog.objects.node_wal import WalCleaner
+from dlog.objects.operations import CloseStreams, NodeIsOpen, OpenNode, RangeState
 from dlog.objects.outbox import Outbox, Service
 from dlog.objects.upload import Uploader
 from dlog.wire.node_wal import Buffer, WalFrame, decode_wal_entry
@@ -47,7 +47,7 @@ class RangeScan:
 
     __slots__ = ("end", "epoch", "next", "stream")
 
-    def __init__(self, found: NodeRange) -> None:
+    def __init__(self, found: RangeState) -> None:
         self.stream = found.stream
         self.epoch = found.epoch
         self.next = found.committed
@@ -77,25 +77,26 @@ class NodeRecovery:
     """The steps up to CloseStreams, and the uploads of what was found, which are released then.
 
     scanned: gets the state of the node that the controller told, and the ends of its ranges that were open, once they
-    are closed. node_epoch: it is raised if it is unknown whether OpenNode was carried out: the same epoch may have been
-    given to another process of this node.
+    are closed. nonce: random, of this process: it tells a repeated OpenNode from that of another process.
     """
 
     def __init__(
         self,
         node: NodeId,
         node_epoch: NodeEpoch,
+        nonce: bytes,
         options: NodeOptions,
         outbox: Outbox,
         *,
         is_failover: bool,
-        opened: Callable[[NodeState], None],
+        opened: Callable[[NodeIsOpen], None],
         add: Callable[[tuple[WalFrame, ...], WalPosition], None],
-        finished: Callable[[NodeState, tuple[tuple[ObjectStreamId, int], ...]], None],
+        finished: Callable[[NodeIsOpen, tuple[tuple[ObjectStreamId, int], ...]], None],
         over: Callable[[DLogError], None],
     ) -> None:
-        self.node_epoch = node_epoch
         self._node = node
+        self._node_epoch = node_epoch
+        self._nonce = nonce
         self._options = options
         self._outbox = outbox
         self._is_failover = is_failover
@@ -103,25 +104,19 @@ class NodeRecovery:
         self._add = add
         self._finished = finished
         self._over = over
-        self._state: NodeState | None = None
+        self._state: NodeIsOpen | None = None
         self._ranges: dict[tuple[ObjectStreamId, Epoch], RangeScan] = {}
         self._segments: list[WalSegment] = []  # that are recovered and scanned
         self._ends: dict[int, int] = {}  # of recovered segments, by number
 
     def begin(self) -> None:
-        request = OpenNode(self._node, self.node_epoch, self._is_failover)
-        self._outbox.ask(Service.CONTROLLER, request, self._node_opened, self._open_failed)
+        """Fence the node. A refusal after an unclear answer ends this: the epoch may be another process's."""
+        request = OpenNode(self._node, self._node_epoch, self._is_failover, self._nonce)
+        self._outbox.repeat(Service.CONTROLLER, request, self._node_opened, self._over)
 
     # ---- the fences -------------------------------------------------------------------------------------------------
 
-    def _open_failed(self, error: DLogError) -> None:
-        if not error.outcome_unknown:
-            self._over(error)
-            return
-        self.node_epoch = NodeEpoch(self.node_epoch + 1)
-        self._outbox.later(self._outbox.pause_s(0), self.begin)
-
-    def _node_opened(self, state: NodeState) -> None:
+    def _node_opened(self, state: NodeIsOpen) -> None:
         self._state = state
         self._ranges = {(found.stream, found.epoch): RangeScan(found) for found in state.ranges}
         self._segments = [segment for segment in state.wal if segment.number >= state.flush_point.segment]
@@ -191,16 +186,16 @@ class NodeRecovery:
                 text = "entries of a stream are missing at the end of the write-ahead log of its node:"
                 self._over(DamagedError(f"{text} {scan} expected={scan.end} found={scan.next}"))
                 return
-        ends = [StreamEnd(scan.stream, scan.epoch, scan.next) for scan in self._ranges.values() if scan.end is None]
+        ends = [(scan.stream, scan.epoch, scan.next) for scan in self._ranges.values() if scan.end is None]
         self._close_from(ends, 0)
 
-    def _close_from(self, ends: list[StreamEnd], first: int) -> None:
+    def _close_from(self, ends: list[tuple[ObjectStreamId, Epoch, int]], first: int) -> None:
         assert self._state is not None
         some = tuple(ends[first : first + CLOSED_TOGETHER])
         if not some:
-            self._finished(self._state, tuple((end.stream, end.end) for end in ends))
+            self._finished(self._state, tuple((stream, end) for stream, _, end in ends))
             return
-        request = CloseStreams(self._node, self.node_epoch, some)
+        request = CloseStreams(self._node, self._node_epoch, some)
         self._outbox.repeat(
             Service.CONTROLLER, request, lambda _: self._close_from(ends, first + CLOSED_TOGETHER), self._over
         )
@@ -213,7 +208,8 @@ class FailoverWorker:
     under its next node epoch, and this one is then refused.
     """
 
-    def __init__(self, node: NodeId, node_epoch: NodeEpoch, options: NodeOptions) -> None:
+    def __init__(self, node: NodeId, node_epoch: NodeEpoch, nonce: bytes, options: NodeOptions) -> None:
+        self.node_epoch = node_epoch
         self._node = node
         self._options = options
         self._outbox = Outbox(options.retry_s, options.retry_max_s)
@@ -228,6 +224,7 @@ class FailoverWorker:
         self._recovery = NodeRecovery(
             node,
             node_epoch,
+            nonce,
             options,
             self._outbox,
             is_failover=True,
@@ -237,10 +234,6 @@ class FailoverWorker:
             over=self._over,
         )
         self._is_begun = False
-
-    @property
-    def node_epoch(self) -> NodeEpoch:
-        return self._recovery.node_epoch
 
     def handle(self, fact: Fact) -> list[Effect]:
         match fact:
@@ -279,7 +272,7 @@ class FailoverWorker:
             self._outbox.answer(self._awaiting, None)
             self._awaiting = []
 
-    def _opened(self, state: NodeState) -> None:
+    def _opened(self, state: NodeIsOpen) -> None:
         self._cleaner = WalCleaner(self._node, self.node_epoch, self._outbox, over=self._over)
         self._uploader = Uploader(
             self._node,
@@ -296,7 +289,7 @@ class FailoverWorker:
         assert self._uploader is not None
         self._uploader.add(frames, position)
 
-    def _finished(self, state: NodeState, ends: tuple[tuple[ObjectStreamId, int], ...]) -> None:
+    def _finished(self, state: NodeIsOpen, ends: tuple[tuple[ObjectStreamId, int], ...]) -> None:
         assert self._uploader is not None and self._cleaner is not None
         self._ends = ends
         self._outbox.tell(NodeBegun(self._node, self.node_epoch, True, len(ends)))
@@ -318,7 +311,7 @@ class FailoverWorker:
             self._outbox.tell(NodeEnded(self._node, self.node_epoch, error.message))
 
 
-def finish_recovery(state: NodeState, uploader: Uploader, cleaner: WalCleaner) -> int:
+def finish_recovery(state: NodeIsOpen, uploader: Uploader, cleaner: WalCleaner) -> int:
     """Upload what a recovery found, move the flush point behind all segments, and delete them. Returns the number of
     the segment that would be next."""
     number = max([1, state.flush_point.segment, *(segment.number + 1 for segment in state.wal)])

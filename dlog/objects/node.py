@@ -49,16 +49,17 @@ from dlog.objects.node_messages import (
     NodeEndedError,
     OpenStreamHere,
     StartNode,
+    TrimStreamHere,
     UploadAll,
 )
-from dlog.objects.node_operations import CloseStreams, NodeState, OpenStream, StreamEnd
 from dlog.objects.node_options import NodeOptions
 from dlog.objects.node_wal import PendingAppend, WalCleaner, WalWriter
+from dlog.objects.operations import CloseStreams, Done, NodeIsOpen, OpenStream, StreamIsOpen, TrimStream
 from dlog.objects.outbox import Outbox, Service
 from dlog.objects.upload import Uploader
 from dlog.wire.node_wal import StreamEntry, WalFrame
 
-Request = StartNode | OpenStreamHere | AppendEntries | CloseStreamsHere | UploadAll
+Request = StartNode | OpenStreamHere | AppendEntries | TrimStreamHere | CloseStreamsHere | UploadAll
 
 
 class Phase(enum.Enum):
@@ -102,8 +103,8 @@ class _Closing:
         return all(stream.confirmed == stream.next for stream in self.streams)
 
     @property
-    def ends(self) -> tuple[StreamEnd, ...]:
-        return tuple(StreamEnd(one.stream, one.epoch, one.next) for one in self.streams)
+    def ends(self) -> tuple[tuple[ObjectStreamId, Epoch, int], ...]:
+        return tuple((one.stream, one.epoch, one.next) for one in self.streams)
 
 
 @dataclass(slots=True)
@@ -113,17 +114,19 @@ class _Tickets:
     starting: list[int] = field(default_factory=list)
     opening: dict[int, OpenStreamHere] = field(default_factory=dict)
     closing: deque[_Closing] = field(default_factory=deque)
+    trimming: list[int] = field(default_factory=list)
     uploading: list[int] = field(default_factory=list)
 
 
 class ObjectNode:
     """One process of a node, under one node epoch; see the module. Its owner hands it StartNode first.
 
-    node_epoch: greater than that of any process of the node that is known. It may be raised while the node starts.
+    node_epoch: greater than that of any process of the node that is known. nonce: random, of this process.
     """
 
-    def __init__(self, node: NodeId, node_epoch: NodeEpoch, options: NodeOptions) -> None:
+    def __init__(self, node: NodeId, node_epoch: NodeEpoch, nonce: bytes, options: NodeOptions) -> None:
         self.phase = Phase.NEW
+        self.node_epoch = node_epoch
         self.cache = NodeCache(options.cache_bytes_max)
         self._node = node
         self._options = options
@@ -138,6 +141,7 @@ class ObjectNode:
         self._recovery = NodeRecovery(
             node,
             node_epoch,
+            nonce,
             options,
             self._outbox,
             is_failover=False,
@@ -146,10 +150,6 @@ class ObjectNode:
             finished=self._recovery_finished,
             over=self._over,
         )
-
-    @property
-    def node_epoch(self) -> NodeEpoch:
-        return self._recovery.node_epoch
 
     def handle(self, fact: Fact) -> list[Effect]:
         match fact:
@@ -197,6 +197,8 @@ class ObjectNode:
                 self._append(ticket, request)
             case CloseStreamsHere(streams):
                 self._close_streams(ticket, streams)
+            case TrimStreamHere():
+                self._trim_stream(ticket, request)
             case UploadAll():
                 assert self._uploader is not None
                 self._tickets.uploading.append(ticket)
@@ -224,14 +226,14 @@ class ObjectNode:
                 del self._tickets.opening[ticket]
                 self._outbox.answer([ticket], error)
 
-        operation = OpenStream(request.stream, request.epoch, self._node, self.node_epoch)
-        self._outbox.ask(Service.CONTROLLER, operation, lambda next: self._stream_opened(ticket, request, next), failed)
+        operation = OpenStream(self._node, self.node_epoch, request.stream, request.epoch)
+        self._outbox.ask(Service.CONTROLLER, operation, partial(self._stream_opened, ticket, request), failed)
 
-    def _stream_opened(self, ticket: int, request: OpenStreamHere, next: int) -> None:
+    def _stream_opened(self, ticket: int, request: OpenStreamHere, found: StreamIsOpen) -> None:
         del self._tickets.opening[ticket]
         local = self._streams.get(request.stream)
         if local is None:
-            local = LocalStream(request.stream, request.epoch, next, next)
+            local = LocalStream(request.stream, request.epoch, found.next, found.next)
             self._streams[request.stream] = local
         self._outbox.answer([ticket], local.next)
 
@@ -263,6 +265,27 @@ class ObjectNode:
         local.next = append.end
         self._reserved_bytes += size
         self._wal.append(append)
+
+    def _trim_stream(self, ticket: int, request: TrimStreamHere) -> None:
+        """Trim a stream, but not above what is confirmed: each recovery must be able to end it at or above its start."""
+        local = self._streams.get(request.stream)
+        if local is None or local.epoch != request.epoch or local.is_closing:
+            text = f"the stream is not open here: stream={request.stream} epoch={request.epoch}"
+            self._outbox.answer([ticket], StaleRequestError(text))
+            return
+        if request.start > local.confirmed:
+            text = f"a stream is trimmed only up to its end: stream={request.stream}"
+            error = StaleRequestError(f"{text} start={request.start} end={local.confirmed}")
+            self._outbox.answer([ticket], error)
+            return
+        self._tickets.trimming.append(ticket)
+
+        def ended(result: Done | DLogError) -> None:
+            self._tickets.trimming.remove(ticket)
+            self._outbox.answer([ticket], None if isinstance(result, Done) else result)
+
+        operation = TrimStream(self._node, self.node_epoch, request.stream, request.epoch, request.start)
+        self._outbox.repeat(Service.CONTROLLER, operation, ended, ended)
 
     def _close_streams(self, ticket: int, streams: tuple[ObjectStreamId, ...]) -> None:
         assert self._wal is not None
@@ -302,13 +325,13 @@ class ObjectNode:
                     self._over,
                 )
 
-    def _closed(self, closing: _Closing, _: None) -> None:
+    def _closed(self, closing: _Closing, _: Done) -> None:
         self._tickets.closing.remove(closing)
         for local in closing.streams:
             del self._streams[local.stream]
-        self._outbox.answer([closing.ticket], tuple((end.stream, end.end) for end in closing.ends))
+        self._outbox.answer([closing.ticket], tuple((stream, end) for stream, _, end in closing.ends))
 
-    def _opened(self, state: NodeState) -> None:
+    def _opened(self, state: NodeIsOpen) -> None:
         self._cleaner = WalCleaner(self._node, self.node_epoch, self._outbox, over=self._over)
         self._uploader = Uploader(
             self._node,
@@ -325,7 +348,7 @@ class ObjectNode:
         assert self._uploader is not None
         self._uploader.add(frames, position)
 
-    def _recovery_finished(self, state: NodeState, ends: tuple[tuple[ObjectStreamId, int], ...]) -> None:
+    def _recovery_finished(self, state: NodeIsOpen, ends: tuple[tuple[ObjectStreamId, int], ...]) -> None:
         assert self._uploader is not None and self._cleaner is not None
         self._outbox.tell(NodeBegun(self._node, self.node_epoch, False, len(ends)))
         number = finish_recovery(state, self._uploader, self._cleaner)
@@ -382,7 +405,7 @@ class ObjectNode:
         self._fail(unknown, NodeEndedError(text))
         self._fail(unsent, self._error)
         waiting = self._tickets
-        others = [*waiting.starting, *waiting.opening, *waiting.uploading]
+        others = [*waiting.starting, *waiting.opening, *waiting.trimming, *waiting.uploading]
         self._outbox.answer(others, self._error)
         self._outbox.answer([closing.ticket for closing in waiting.closing], NodeEndedError(text))
         self._tickets = _Tickets()

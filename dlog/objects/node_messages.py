@@ -148,6 +148,16 @@ class AppendEntries:
 
 
 @value
+class TrimStreamHere:
+    """Move the start of a stream that is open here forward, at most to the end of what is confirmed. Answered with None.
+    Raises StaleRequestError, NodeEndedError, and what the controller refuses."""
+
+    stream: ObjectStreamId
+    epoch: Epoch
+    start: int
+
+
+@value
 class CloseStreamsHere:
     """Close streams that are open here, without uploading anything. Answered with a tuple of streams and their ends.
 

@@ -17,6 +17,7 @@ class NodeOptions:
     stream_object_bytes: int = option(8 * MiB, sim=(50, 500))  # of a stream in one upload, to be an object of its own
     writes_in_flight: int = option(4, sim=(1, 4))  # objects
     cache_bytes_max: int = option(256 * MiB, sim=(2 * KiB, 8 * KiB))
+    expiry_ms: int = option(60 * 60_000, sim=(300, 3000))  # of an upload, after which its objects may be deleted
     wal_entries_in_flight: int = option(4, sim=(1, 4))
     wal_entry_bytes_max: int = option(1 * MiB - 64 * KiB, sim=(300, 2 * KiB))  # of payloads and their frames
     wal_segment_bytes: int = option(64 * MiB, sim=(300, 4 * KiB))

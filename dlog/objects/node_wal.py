@@ -28,8 +28,8 @@ from dlog.objects.node_messages import (
     SealWalSegment,
     WalLocation,
 )
-from dlog.objects.node_operations import BeginWalSegment, RecordWalDeletion
 from dlog.objects.node_options import NodeOptions
+from dlog.objects.operations import BeginWalSegment, WalDeleted
 from dlog.objects.outbox import Outbox, Service
 from dlog.wire.node_wal import FRAME_BYTES, FRAMES_MAX, HEAD_BYTES, StreamEntry, WalEntry, WalFrame, encode_wal_entry
 
@@ -238,7 +238,7 @@ class WalCleaner:
 
     def _deleted(self) -> None:
         number = self._segments[0].number + 1
-        request = RecordWalDeletion(self._node, self._node_epoch, number)
+        request = WalDeleted(self._node, self._node_epoch, number)
         self._outbox.repeat(Service.CONTROLLER, request, lambda _: self._recorded(), self._over)
 
     def _recorded(self) -> None:

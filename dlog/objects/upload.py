@@ -38,10 +38,11 @@ from dlog.model.object_streams import (
     StreamSetObject,
     WalPosition,
 )
+from dlog.objects.errors import ObjectNotFoundError
 from dlog.objects.node_cache import Block, NodeCache, Run
 from dlog.objects.node_messages import ObjectKeyTakenError, ObjectWritten, SliceData, WriteObject
-from dlog.objects.node_operations import CommitUpload, ObjectNotPreparedError, PrepareObjects
 from dlog.objects.node_options import NodeOptions
+from dlog.objects.operations import CommitUpload, ObjectsArePrepared, PrepareObjects
 from dlog.objects.outbox import Outbox, Service
 from dlog.wire.node_wal import WalFrame
 
@@ -224,18 +225,18 @@ class Uploader:
             upload.waits_for_ids = True
             self._outbox.repeat(
                 Service.CONTROLLER,
-                PrepareObjects(self._node, self._node_epoch, len(upload.objects)),
+                PrepareObjects(self._node, self._node_epoch, len(upload.objects), self._options.expiry_ms),
                 partial(self._prepared, upload),
                 self._over,
             )
             return
 
-    def _prepared(self, upload: Upload, first: ObjectId) -> None:
+    def _prepared(self, upload: Upload, ids: ObjectsArePrepared) -> None:
         upload.waits_for_ids = False
         upload.attempt += 1
         upload.change(Phase.WRITING)
         for number, planned in enumerate(upload.objects):
-            planned.id, planned.written = ObjectId(first + number), None
+            planned.id, planned.written = ObjectId(ids.first + number), None
             self._writes.append((upload, planned))
         self._advance()
 
@@ -298,7 +299,7 @@ class Uploader:
         )
 
     def _commit_refused(self, upload: Upload, error: DLogError) -> None:
-        if isinstance(error, ObjectNotPreparedError):
+        if isinstance(error, ObjectNotFoundError):
             self._renew(upload)
             self._advance()
         else:

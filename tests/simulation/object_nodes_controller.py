@@ -1,209 +1,188 @@
-"""A model of the controller and its image, as the nodes see it: each operation is carried out whole, or refused."""
+"""The controller of the simulation `nodes`, on a model of the metadata stream, and the image that its readers see.
+
+The controller is that of dlog/objects/controller.py. It dies at times, or loses its claim: the next one replays what is
+in the metadata stream.
+
+Invariants:
+- Entries are appended in order. After a claim nothing of the controller before is appended any more.
+- Only what is in the metadata stream is in `image`.
+"""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
-from dlog.errors import DLogError, StaleRequestError
-from dlog.model.object_streams import ObjectId, Slice, WalPosition, WalSegment
-from dlog.objects.image import ObjectState
-from dlog.objects.node_operations import (
-    BeginWalSegment,
-    CloseStreams,
-    CommitUpload,
-    NodeEpochExpiredError,
-    NodeRange,
-    NodeState,
-    ObjectNotPreparedError,
-    OpenNode,
-    OpenStream,
-    PrepareObjects,
-    RecordWalDeletion,
+from dlog.errors import ConnectionLostError, UnavailableError
+from dlog.machine import Answer, Tell
+from dlog.model.object_streams import MetadataRecord, NodeEpoch, NodeId, ObjectId, ObjectsMarked, ObjectStreamId
+from dlog.objects.controller import (
+    AppendEntry,
+    AppendFailed,
+    Controller,
+    DeleteObjects,
+    Deposed,
+    EntryConfirmed,
+    ObjectsDeleted,
+    Requested,
+    Ticked,
 )
-from dlog.objects.upload import order_of
+from dlog.objects.errors import NodeEpochExpiredError, ObjectNotFoundError
+from dlog.objects.image import Image, NodeImage, Range, StreamImage
+from dlog.objects.keys import parse_object_key
+from dlog.objects.operations import CommitUpload, CreateStreams, Done
+from dlog.objects.options import ControllerOptions
 
-RETENTION_MS = 1000
-
-
-@dataclass(slots=True)
-class ModelRange:
-    epoch: int
-    node: str
-    start: int
-    committed: int
-    end: int | None = None
+FOLDER = "objects"
+Later = Callable[[float, Callable[[], None]], None]
+Sink = Callable[[Any], None]
 
 
-@dataclass(slots=True)
-class ModelStream:
-    epoch: int = -1
-    start: int = 0
-    ranges: list[ModelRange] = field(default_factory=list)
-    slices: dict[int, tuple[int, ObjectId]] = field(default_factory=dict)  # start: end, object
-
-    @property
-    def is_open(self) -> bool:
-        return bool(self.ranges) and self.ranges[-1].end is None
-
-    def range(self, epoch: int) -> ModelRange | None:
-        return next((one for one in self.ranges if one.epoch == epoch), None)
-
-
-@dataclass(slots=True)
-class ModelNode:
-    node_epoch: int = 0
-    is_failover: bool = False
-    flush_point: WalPosition = WalPosition(0, 0)
-    wal: list[WalSegment] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class ModelObject:
-    node: str
-    node_epoch: int
-    at_ms: int  # of the expiry, or the mark
-    state: ObjectState = ObjectState.PREPARED
-
-
-class ModelController:
-    """on_close, on_commit: called for what is recorded."""
+class ControllerHost:
+    """The controllers one after another. on_record: called for each record once it is in the metadata stream."""
 
     def __init__(
-        self, streams: Iterable[int], now_ms: Callable[[], int], reached: Counter[str], expiry_ms: int
+        self,
+        rng: random.Random,
+        later: Later,
+        reached: Counter[str],
+        *,
+        streams: int,
+        now_ms: Callable[[], int],
+        delete: Callable[[ObjectId], None],
     ) -> None:
-        self.streams = {stream: ModelStream() for stream in streams}
-        self.nodes: dict[str, ModelNode] = {}
-        self.objects: dict[ObjectId, ModelObject] = {}
-        self.on_commit: Callable[[CommitUpload, list[Slice]], None] = lambda _, __: None
-        self._now_ms = now_ms
-        self._expiry_ms = expiry_ms
+        self.image = Image()
+        self.on_record: Callable[[MetadataRecord], None] = lambda _: None
+        self._rng = rng
+        self._later = later
         self._reached = reached
-
-    def node(self, name: str) -> ModelNode:
-        return self.nodes.setdefault(name, ModelNode())
-
-    def carry_out(self, operation: Any) -> Any:
-        """The answer, or the error with which it is refused."""
-        try:
-            return self._carry_out(operation)
-        except DLogError as error:
-            return error
-
-    def _carry_out(self, operation: Any) -> Any:
-        node = self.node(operation.node)
-        if isinstance(operation, OpenNode):
-            return self._open_node(node, operation)
-        if operation.node_epoch != node.node_epoch:
-            self._reached["epoch_expired"] += 1
-            raise NodeEpochExpiredError(f"the node has a later epoch: {node.node_epoch}")
-        match operation:
-            case OpenStream():
-                return self._open_stream(node, operation)
-            case CloseStreams(_, _, ends):
-                changes: list[tuple[ModelRange, int]] = []
-                for end in ends:
-                    found = self.streams[end.stream].range(end.epoch)
-                    if found is None or found.node != operation.node or found.end not in (None, end.end):
-                        raise StaleRequestError(f"not open here: {end}")
-                    if end.end < found.committed:
-                        raise StaleRequestError(f"the end is below what is committed: {end}")
-                    changes.append((found, end.end))
-                for found, at in changes:
-                    found.end = at
-                return None
-            case BeginWalSegment(_, _, segment):
-                if segment not in node.wal:
-                    if node.wal and segment.number <= node.wal[-1].number:
-                        raise StaleRequestError("the number is not greater")
-                    node.wal.append(segment)
-                return None
-            case RecordWalDeletion(_, _, number):
-                if number > node.flush_point.segment:
-                    raise StaleRequestError("not below the flush point")
-                node.wal = [segment for segment in node.wal if segment.number >= number]
-                return None
-            case PrepareObjects(name, epoch, count):
-                first = ObjectId(len(self.objects) + 1)
-                for number in range(count):
-                    expiry = self._now_ms() + self._expiry_ms
-                    self.objects[ObjectId(first + number)] = ModelObject(name, epoch, expiry)
-                return first
-            case CommitUpload():
-                return self._commit(node, operation)
-        raise AssertionError(operation)
-
-    def _open_node(self, node: ModelNode, operation: OpenNode) -> NodeState:
-        if operation.node_epoch <= node.node_epoch:
-            raise NodeEpochExpiredError(f"the node has a later epoch: {node.node_epoch}")
-        node.node_epoch, node.is_failover = operation.node_epoch, operation.is_failover
-        ranges = tuple(
-            NodeRange(
-                stream, one.epoch, one.start, max(one.committed, min(found.start, one.end or found.start)), one.end
-            )
-            for stream, found in self.streams.items()
-            for one in found.ranges
-            if one.node == operation.node and (one.end is None or max(one.committed, found.start) < one.end)
+        self._now_ms = now_ms
+        self._delete = delete
+        self._entries: list[tuple[MetadataRecord, ...]] = []  # the metadata stream
+        self._options = ControllerOptions(
+            expiry_min_ms=1, retention_ms=1000, snapshot_records=10**9, snapshot_bytes=10**9, prepare_max=100
         )
-        return NodeState(operation.node_epoch, ranges, tuple(node.wal), node.flush_point)
+        self._generation = 0
+        self._asked: dict[int, Sink] = {}  # by ticket
+        self._tickets = 0
+        self._appends: list[tuple[int, AppendEntry]] = []  # on their way: generation, entry
+        self._is_appending = False
+        self._commits: list[CommitUpload] = []  # that were answered as done
+        self._controller: Controller | None = None
+        self.claim()
+        self.ask(CreateStreams("streams", streams), lambda _: None)
 
-    def _open_stream(self, node: ModelNode, operation: OpenStream) -> int:
-        stream = self.streams[operation.stream]
-        if node.is_failover:
-            raise StaleRequestError("the node is in failover mode")
-        last = stream.ranges[-1] if stream.ranges else None
-        if last is not None and last.epoch == operation.epoch and last.node == operation.node and last.end is None:
-            return last.start
-        if operation.epoch <= stream.epoch or stream.is_open:
-            raise StaleRequestError("not closed")
-        stream.epoch = operation.epoch
-        start = 0 if last is None or last.end is None else last.end
-        stream.ranges.append(ModelRange(operation.epoch, operation.node, start, start))
-        return start
+    # ---- what the image says ----------------------------------------------------------------------------------------
 
-    def _commit(self, node: ModelNode, commit: CommitUpload) -> None:
-        if order_of(commit.flush_point) <= order_of(node.flush_point):
-            self._reached["commit_repeated"] += 1
-            return
-        objects = {one.object: [Slice(one.stream, one.start, one.end)] for one in commit.stream_objects}
-        if commit.set_object is not None:
-            objects[commit.set_object.object] = list(commit.set_object.slices)
-        for object in objects:
-            known = self.objects[object]
-            if known.state is not ObjectState.PREPARED or known.node_epoch != commit.node_epoch:
-                self._reached["commit_refused"] += 1
-                raise ObjectNotPreparedError(f"not prepared: {object}")
-        changes: list[tuple[ModelRange, Slice, ObjectId]] = []
-        expected: dict[tuple[int, int], int] = {}
-        for object, slices in objects.items():
-            for one in slices:
-                stream = self.streams[one.stream]
-                found = next(r for r in reversed(stream.ranges) if r.start <= one.start)
-                at = expected.get((one.stream, found.epoch), found.committed)
-                is_gap_trimmed = at < one.start <= stream.start
-                if found.node != commit.node or (one.start != at and not is_gap_trimmed):
-                    raise StaleRequestError(f"does not begin at {at}: {one}")
-                if found.end is not None and one.end > found.end:
-                    raise StaleRequestError(f"beyond the end {found.end}: {one}")
-                expected[one.stream, found.epoch] = one.end
-                changes.append((found, one, object))
-        for found, one, object in changes:
-            found.committed = one.end
-            self.streams[one.stream].slices[one.start] = (one.end, object)
-        for object in objects:
-            self.objects[object].state = ObjectState.COMMITTED
-        node.flush_point = commit.flush_point
-        self.on_commit(commit, [one for _, one, _ in changes])
+    def node(self, name: NodeId) -> NodeImage:
+        return self.image.nodes.get(name) or NodeImage()
 
-    def tick(self, deleted: Callable[[ObjectId], None]) -> None:
-        """Mark what has expired, and delete what was marked for long enough."""
-        now_ms = self._now_ms()
-        for id, object in self.objects.items():
-            if object.state is ObjectState.PREPARED and now_ms > object.at_ms:
-                object.state, object.at_ms = ObjectState.MARKED, now_ms
-                self._reached["marked"] += 1
-            elif object.state is ObjectState.MARKED and now_ms > object.at_ms + RETENTION_MS:
-                deleted(id)
-                object.state = ObjectState.DESTROYED
+    def node_epoch(self, name: NodeId) -> NodeEpoch:
+        return self.node(name).node_epoch
+
+    def stream(self, stream: ObjectStreamId) -> StreamImage:
+        return self.image.streams.get(stream) or StreamImage()
+
+    def range(self, stream: ObjectStreamId, epoch: int) -> Range | None:
+        return next((one for one in self.stream(stream).ranges if one.epoch == epoch), None)
+
+    def slices(self, stream: ObjectStreamId) -> list[tuple[int, int, ObjectId]]:
+        """All committed slices of a stream: start, end, object."""
+        known = self.stream(stream)
+        tables = [known.objects, *(node.slices[stream] for node in self.image.nodes.values() if stream in node.slices)]
+        return sorted(row for table in tables for row in zip(table.starts, table.ends, table.objects, strict=True))
+
+    # ---- the controller ---------------------------------------------------------------------------------------------
+
+    def claim(self) -> None:
+        """Begin a controller: it reads the metadata stream, which nobody else appends to from here on."""
+        self._generation += 1
+        self._reached["claimed"] += self._generation > 1
+        self._appends.clear()
+        lost, self._asked = self._asked, {}
+        image = Image()
+        for records in self._entries:
+            image.apply_all(records)
+        self._controller = Controller(image, FOLDER, f"c{self._generation}", self._now_ms(), self._options)
+        self._perform(self._controller.begin())
+        for done in lost.values():
+            done(ConnectionLostError("the controller is gone"))
+
+    def ask(self, operation: Any, done: Sink) -> None:
+        def answered(result: Any) -> None:
+            self._reached["epoch_expired"] += isinstance(result, NodeEpochExpiredError)
+            self._reached["commit_refused"] += isinstance(result, ObjectNotFoundError)
+            if isinstance(operation, CommitUpload) and isinstance(result, Done):
+                self._reached["commit_repeated"] += operation in self._commits
+                self._commits.append(operation)
+            done(result)
+
+        self._tickets += 1
+        self._asked[self._tickets] = answered
+        self._tell(Requested(self._tickets, operation))
+
+    def tick(self) -> None:
+        self._tell(Ticked(self._now_ms()))
+
+    def fail_append(self) -> None:
+        """The append that is on its way is made or not, and its answer is lost."""
+        if self._appends:
+            if self._rng.random() < 0.5:
+                self._append(self._appends[0][1])
+            self._appends.clear()
+            self._reached["metadata_failed"] += 1
+            self._tell(AppendFailed(UnavailableError("lost")))
+
+    def _tell(self, fact: Any) -> None:
+        assert self._controller is not None
+        self._perform(self._controller.handle(fact))
+
+    def _perform(self, effects: list[Any]) -> None:
+        for effect in effects:
+            match effect:
+                case AppendEntry():
+                    self._appends.append((self._generation, effect))
+                    self._append_next()
+                case Answer(ticket, result):
+                    if (done := self._asked.pop(ticket, None)) is not None:
+                        done(result)
+                case DeleteObjects(keys):
+                    generation = self._generation
+                    self._later(0.01, lambda keys=keys: self._delete_objects(generation, keys))  # type: ignore[misc]  # a default
+                case Deposed():
+                    self._later(0.05, self.claim)
+                case Tell():
+                    pass
+                case _:
+                    raise AssertionError(effect)
+
+    def _delete_objects(self, generation: int, keys: tuple[str, ...]) -> None:
+        for key in keys:
+            parsed = parse_object_key(FOLDER, key)
+            assert parsed is not None
+            self._delete(parsed.object)
+        if generation == self._generation:
+            self._tell(ObjectsDeleted())
+
+    def _append_next(self) -> None:
+        if not self._is_appending and self._appends:
+            self._is_appending = True
+            self._later(self._rng.uniform(0.001, 0.01), self._appended)
+
+    def _appended(self) -> None:
+        self._is_appending = False
+        if self._appends:
+            generation, entry = self._appends.pop(0)
+            assert generation == self._generation
+            self._append(entry)
+            self._tell(EntryConfirmed(entry.number))
+        self._append_next()
+
+    def _append(self, entry: AppendEntry) -> None:
+        self._entries.append(entry.records)
+        for record in entry.records:
+            self.image.apply(record)
+            self._reached["marked"] += isinstance(record, ObjectsMarked)
+            self.on_record(record)

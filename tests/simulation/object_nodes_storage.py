@@ -1,11 +1,12 @@
-"""Models of what nodes stand on: segment stores that keep the contract of dlog/stores/contract.py, and an object storage.
+"""Models of what nodes stand on: a segment store that keeps the contract of dlog/stores/contract.py, and an object
+storage.
 
 Both carry out requests late, twice or never, and lose answers. What an unclear write of an object means is found out by
 asking again, as dlog/stores/object_storage/creating.py does.
 
 Invariants:
-- Appends to a segment are confirmed in order, once they are durable. After an append failed its writer is dead, and what
-  it sent may still arrive, until a recovery fences the segment.
+- Appends to a segment are confirmed in order, once they are durable. After an append failed its writer is dead, and
+  what it sent may still arrive, until a recovery fences the segment.
 - A recovery decides the end of a segment once and for all: all that was confirmed, and a random part of the rest.
 - An object is created only where there is none; a request that is late may create it after it was deleted.
 """
@@ -41,7 +42,7 @@ Done = Callable[[Any], None]
 
 @dataclass(slots=True)
 class StoredWal:
-    """A segment. confirmed: number of entries; end: of entries, once it is decided. owner: the process that writes it."""
+    """A segment. confirmed: number of entries; end: of entries, once decided. owner: the process that writes it."""
 
     name: str
     number: int
@@ -199,21 +200,24 @@ class ObjectStorage:
             case "lost":
                 self._later(delay_s, lambda: done(ConnectionLostError("lost")))
             case "late":
-                self._later(delay_s + self._rng.uniform(0, self.late_s), lambda: self._put(request))
+                self._later(delay_s + self._rng.uniform(0, self.late_s), lambda: self._land(request))
                 self._later(delay_s, lambda: done(ConnectionLostError("lost")))
             case "answer":
-                self._later(delay_s, lambda: self._put(request))
+                self._later(delay_s, lambda: self._land(request))
                 self._later(2 * delay_s, lambda: done(ConnectionLostError("lost")))
             case _:
                 if fault == "foreign" and request.object not in self.objects:
                     self.objects[request.object] = ()
                 if fault == "twice":
-                    self._later(delay_s + self._rng.uniform(0, self.late_s), lambda: self._put(request))
+                    self._later(delay_s + self._rng.uniform(0, self.late_s), lambda: self._land(request))
                 self._later(delay_s, lambda: done(self._put(request)))
 
     def delete(self, object: ObjectId) -> None:
         self.objects.pop(object, None)
         self.deleted.add(object)
+
+    def _land(self, request: WriteObject) -> None:
+        self._put(request)
 
     def _put(self, request: WriteObject) -> ObjectWritten | ObjectKeyTakenError:
         there = self.objects.setdefault(request.object, request.slices)

@@ -23,9 +23,17 @@ from typing import Any
 from dlog.errors import ConnectionLostError, DLogError
 from dlog.machine import Answer, Asked, Effect, Received, Send, SetTimer, Tell, TimerFired
 from dlog.model.ids import Epoch
-from dlog.model.object_streams import NodeEpoch, NodeId, ObjectId, ObjectStreamId, Slice
+from dlog.model.object_streams import (
+    MetadataRecord,
+    NodeEpoch,
+    NodeId,
+    ObjectId,
+    ObjectStreamId,
+    Slice,
+    StreamsClosed,
+    UploadCommitted,
+)
 from dlog.objects.failover import FailoverWorker
-from dlog.objects.image import ObjectState
 from dlog.objects.node import ObjectNode, Phase
 from dlog.objects.node_messages import (
     AppendEntries,
@@ -35,15 +43,16 @@ from dlog.objects.node_messages import (
     OpenStreamHere,
     RecoverNode,
     StartNode,
+    TrimStreamHere,
     UploadAll,
 )
-from dlog.objects.node_operations import CommitUpload
 from dlog.objects.node_options import NodeOptions
+from dlog.objects.object_table import ObjectState
 from dlog.objects.outbox import Reply, Service
 from dlog.wire.node_wal import EntryMarks, StreamEntry, decode_wal_entry, stream_entry
 from tests.simulation.kernel import Violation, judged
 from tests.simulation.mutants import planting
-from tests.simulation.object_nodes_controller import ModelController
+from tests.simulation.object_nodes_controller import ControllerHost
 from tests.simulation.object_nodes_storage import ObjectStorage, StoredWal, WalStore
 from tests.simulation.plan import Plan
 from tests.simulation.worlds import Outcome, Room
@@ -75,6 +84,9 @@ MUST_REACH = (
     "clock_jumped",
     "stream_object",
     "set_object",
+    "trimmed",
+    "claimed",
+    "metadata_failed",
     "cache_read",
 )
 PROGRESS = {"acks": ("ack",), "uploads": ("committed",), "failovers": ("failover",)}
@@ -96,6 +108,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         "wal_entry_bytes_max": rng.choice((400, 1000)),
         "wal_segment_bytes": rng.choice((300, 1500)),
         "wal_read_entries": rng.choice((1, 5)),
+        "expiry_ms": rng.choice((300, 3000)),
         "retry_s": 0.05,
         "retry_max_s": 0.5,
     }
@@ -109,7 +122,6 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         "suspicions": rng.choice((0.0, 0.05)) if style != "suspected" else rng.choice((0.2, 0.5)),  # per second
         "late_s": rng.choice((0.5, 5.0)),
         "clock_jumps": rng.random() < 0.4,
-        "expiry_ms": rng.choice((300, 3000)),
         "moves": rng.choice((0.02, 0.1)),  # of each append
         "trims": rng.choice((0.0, 0.02)),
     }
@@ -129,13 +141,21 @@ class NodesWorld:
         self.clock_ms = 1_000_000  # how far the storage's clock is ahead
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         streams = [ObjectStreamId(number + 1) for number in range(plan.config["streams"])]
-        self.controller = ModelController(streams, self.now_ms, self.reached, plan.config["expiry_ms"])
         self.wal = WalStore(self.rng, self.later, self.reached, self.fails)
         self.storage = ObjectStorage(self.rng, self.later, self.reached, self.fails)
         self.storage.now_ms = self.now_ms
         self.storage.late_s = plan.config["late_s"]
         self.wal.on_delete = self._check_wal_deletion
-        self.controller.on_commit = self._check_commit
+        self.ends: dict[tuple[ObjectStreamId, int], int] = {}  # of ranges, once they are recorded
+        self.controller = ControllerHost(
+            self.rng,
+            self.later,
+            self.reached,
+            streams=len(streams),
+            now_ms=self.now_ms,
+            delete=self.storage.delete,
+        )
+        self.controller.on_record = self._recorded
         self.acked: dict[ObjectStreamId, dict[int, bytes]] = {stream: {} for stream in streams}
         self.submitted: dict[ObjectStreamId, set[bytes]] = {stream: set() for stream in streams}
         self.seen: dict[ObjectStreamId, dict[int, bytes]] = {stream: {} for stream in streams}  # by readers
@@ -184,7 +204,7 @@ class NodesWorld:
 
     def _tick(self) -> None:
         rng = self.rng
-        self.controller.tick(self.storage.delete)
+        self.controller.tick()
         if not self.is_quiet:
             if self.config["clock_jumps"] and rng.random() < 0.02:
                 self.clock_ms += rng.choice((-5000, 5000, 60_000))
@@ -192,6 +212,8 @@ class NodesWorld:
             for host in self.nodes.values():
                 if rng.random() < self.config["suspicions"] / 2:
                     host.suspect()
+            if self.fails():
+                self.controller.claim()
             if rng.random() < 0.3:
                 self._read_all()
         if self.now_s < END_S - 5:
@@ -203,8 +225,11 @@ class NodesWorld:
         fault = self.rng.choice(("lost", "late", "answer", "twice", "restart")) if self.fails() else ""
         lost = ConnectionLostError("the controller does not answer")
         match fault:
-            case "lost" | "restart":
+            case "lost":
                 self.later(delay_s, lambda: done(lost))
+            case "restart":
+                self.later(delay_s, lambda: self._carry_out(operation, done))
+                self.later(delay_s + self.rng.uniform(0, 0.01), self.controller.fail_append)
             case "late":
                 self.later(delay_s, lambda: done(lost))
                 late_s = self.rng.uniform(0, self.config["late_s"])
@@ -219,21 +244,28 @@ class NodesWorld:
                 self.later(delay_s, lambda: self._carry_out(operation, done))
 
     def _carry_out(self, operation: Any, done: Callable[[Any], None]) -> None:
-        result = self.controller.carry_out(operation)
-        self.later(self.rng.uniform(0.001, 0.02), lambda: done(result))
+        self.controller.ask(operation, lambda result: self.later(self.rng.uniform(0.001, 0.02), lambda: done(result)))
 
     # ---- checks -----------------------------------------------------------------------------------------------------
 
     def acknowledged(self, stream: ObjectStreamId, epoch: int, offset: int, payload: bytes) -> None:
         self.reached["ack"] += 1
-        found = self.controller.streams[stream].range(epoch)
-        if found is None or (found.end is not None and offset >= found.end):
-            raise Violation("O5", f"{stream}/{offset} is acknowledged, its range ended at {found and found.end}")
+        end = self.ends.get((stream, epoch))
+        if end is not None and offset >= end:
+            raise Violation("O5", f"{stream}/{offset} is acknowledged, its range ended at {end}")
         there = self.acked[stream].setdefault(offset, payload)
         if there != payload:
             raise Violation("O4", f"two entries are acknowledged at {stream}/{offset}: {there!r}, {payload!r}")
 
-    def _check_commit(self, commit: CommitUpload, slices: list[Slice]) -> None:
+    def _recorded(self, record: MetadataRecord) -> None:
+        match record:
+            case StreamsClosed(ends):
+                for stream, end in ends:
+                    self.ends[stream, self.controller.stream(stream).epoch] = end
+            case UploadCommitted():
+                self._check_commit(record)
+
+    def _check_commit(self, commit: UploadCommitted) -> None:
         self.reached["committed"] += 1
         self.reached["set_object"] += commit.set_object is not None
         self.reached["stream_object"] += len(commit.stream_objects)
@@ -243,11 +275,8 @@ class NodesWorld:
                 raise Violation("O1", f"object {object} is committed, and not there")
             if [data.slice for data in stored if data.slice == one] != [one]:
                 raise Violation("O1", f"object {object} has no {one}")
-        keys = [(one.stream, one.start) for one in slices]
-        if len(set(keys)) != len(keys):
-            raise Violation("O4", f"a slice is committed twice: {slices}")
 
-    def _objects_of(self, commit: CommitUpload) -> list[tuple[ObjectId, Slice]]:
+    def _objects_of(self, commit: UploadCommitted) -> list[tuple[ObjectId, Slice]]:
         found = [(one.object, Slice(one.stream, one.start, one.end)) for one in commit.stream_objects]
         if commit.set_object is not None:
             found += [(commit.set_object.object, one) for one in commit.set_object.slices]
@@ -257,15 +286,15 @@ class NodesWorld:
         """Everything in a segment that is deleted is in committed objects, or does not count."""
         for payload in stored.entries:
             for frame in decode_wal_entry(payload).frames:
-                stream = self.controller.streams[frame.stream]
-                found = stream.range(frame.epoch)
+                start = self.controller.stream(frame.stream).start
+                found = self.controller.range(frame.stream, frame.epoch)
                 if found is None:
                     continue
                 end = frame.end if found.end is None else min(frame.end, found.end)
-                if max(found.committed, stream.start) < end:
+                if max(found.committed, start) < end:
                     at = f"{frame.stream}/{found.committed}..{end}"
                     raise Violation("O6", f"WAL segment {stored.number} is deleted, with {at} not committed")
-        node = next((one for one in self.controller.nodes.values() if self._has(one.wal, stored.name)), None)
+        node = next((one for one in self.controller.image.nodes.values() if self._has(one.wal, stored.name)), None)
         if node is not None and stored.number >= node.flush_point.segment:
             raise Violation("O6", f"WAL segment {stored.number} is deleted, the flush point is {node.flush_point}")
 
@@ -274,9 +303,9 @@ class NodesWorld:
 
     def _read(self, stream: ObjectStreamId) -> dict[int, bytes]:
         """All entries of a stream: of committed objects, and behind them of the write-ahead logs."""
-        known = self.controller.streams[stream]
+        known = self.controller.stream(stream)
         found: dict[int, bytes] = {}
-        for start, (end, object) in sorted(known.slices.items()):
+        for start, end, object in self.controller.slices(stream):
             stored = self.storage.objects.get(object)
             data = next((d for d in stored or () if d.slice == Slice(stream, start, end)), None)
             if data is None:
@@ -300,7 +329,7 @@ class NodesWorld:
                 raise Violation("O4", f"{stream}/{at}..{one.end} is neither in objects nor in the log")
         return {number: payload for number, payload in found.items() if number >= known.start}
 
-    def _frames(self, name: str, stream: ObjectStreamId, epoch: int) -> list[Any]:
+    def _frames(self, name: NodeId, stream: ObjectStreamId, epoch: int) -> list[Any]:
         node = self.controller.node(name)
         frames = []
         for segment in node.wal:
@@ -317,7 +346,7 @@ class NodesWorld:
     def _read_all(self) -> None:
         """What every reader gets now: all that is acknowledged, and what was read before."""
         for stream, acked in self.acked.items():
-            start = self.controller.streams[stream].start
+            start = self.controller.stream(stream).start
             found = self._read(stream)
             if sorted(found) != list(range(start, start + len(found))):
                 raise Violation("O4", f"{stream} is read with a gap: {sorted(found)}")
@@ -341,14 +370,14 @@ class NodesWorld:
             left = [segment for segment in node.wal if segment.number < node.flush_point.segment]
             if left or len(node.wal) > 1:
                 raise Violation("N2", f"at rest node {host.name} has WAL segments left: {node.wal} {node.flush_point}")
-        for stream, known in self.controller.streams.items():
+        for stream, known in self.controller.image.streams.items():
             for one in known.ranges:
                 if one.end is None or max(one.committed, known.start) < one.end:
                     raise Violation("N2", f"at rest range {stream}/{one} is not uploaded")
-        states = {ObjectState.COMMITTED, ObjectState.MARKED}
         for object in self.storage.objects:
-            if self.controller.objects[object].state not in states and object not in self.storage.late:
-                raise Violation("O2", f"object {object} is named by nobody: {self.controller.objects[object]}")
+            state = self.controller.image.objects.state(object)
+            if state is not ObjectState.COMMITTED and object not in self.storage.late:
+                raise Violation("O2", f"object {object} is in the storage, its state is {state.name}")
 
 
 class Process:
@@ -431,7 +460,9 @@ class NodeHost:
     def begin(self) -> None:
         """Begin a process of the node."""
         world = self._world
-        process = self.process = self._process(ObjectNode(self.name, self._next_epoch(), world.options))
+        process = self.process = self._process(
+            ObjectNode(self.name, self._next_epoch(), world.rng.randbytes(8), world.options)
+        )
         process.ask(StartNode(), lambda result: self._started(process, result))
         world.later(1.0, lambda: self._watch(process))
 
@@ -440,7 +471,7 @@ class NodeHost:
         return Process(self._world, f"{self.name}{self._processes}", machine)
 
     def _next_epoch(self) -> NodeEpoch:
-        return NodeEpoch(self._world.controller.node(self.name).node_epoch + 1)
+        return NodeEpoch(self._world.controller.node_epoch(self.name) + 1)
 
     def _started(self, process: Process, result: Any) -> None:
         self._world.reached["node_came_back"] += not isinstance(result, DLogError) and self._processes > 1
@@ -469,7 +500,9 @@ class NodeHost:
             self.begin()
 
     def _fail_over(self) -> None:
-        worker = self._process(FailoverWorker(self.name, self._next_epoch(), self._world.options))
+        worker = self._process(
+            FailoverWorker(self.name, self._next_epoch(), self._world.rng.randbytes(8), self._world.options)
+        )
         self._workers = [*[one for one in self._workers if not one.is_dead], worker]
 
         def ended(result: Any) -> None:
@@ -516,7 +549,7 @@ class NodeHost:
             if isinstance(result, DLogError):
                 raise Violation("N2", f"without faults nothing is uploaded: {result!r}")
             process.die()
-            worker = self._process(FailoverWorker(self.name, self._next_epoch(), world.options))
+            worker = self._process(FailoverWorker(self.name, self._next_epoch(), world.rng.randbytes(8), world.options))
             worker.ask(RecoverNode(), lambda _: None)
             worker.ask(AwaitUploaded(), done)
 
@@ -562,7 +595,7 @@ class Client:
             return
         process = world.rng.choice(hosts).process
         assert process is not None
-        epoch = Epoch(world.controller.streams[self._stream].epoch + 1)
+        epoch = Epoch(world.controller.stream(self._stream).epoch + 1)
         self._waits = True
         world.later(2.0, self._give_up(process))
 
@@ -618,10 +651,11 @@ class Client:
             raise Violation("N1", f"the cache has other entries at {self._stream}/{first}")
 
     def _trim(self) -> None:
-        known = self._world.controller.streams[self._stream]
         acked = self._world.acked[self._stream]
-        if acked:
-            known.start = max(known.start, self._world.rng.randint(0, max(acked)))
+        if acked and self._process is not None:
+            start = self._world.rng.randint(0, max(acked) + 1)
+            request = TrimStreamHere(self._stream, Epoch(self._epoch), start)
+            self._process.ask(request, lambda result: self._world.reached.update(trimmed=result is None))
 
     def _close(self) -> None:
         process = self._process

@@ -8,7 +8,7 @@ from dlog.objects.node_wal import WalCleaner, WalWriter
 from dlog.objects.outbox import Outbox
 from dlog.objects.upload import Uploader
 from tests.simulation.mutants.objects import planted
-from tests.simulation.object_nodes_controller import ModelController
+from dlog.objects.controller import Controller
 from tests.simulation.worlds import Mutant
 
 MUTANTS = (
@@ -130,7 +130,7 @@ MUTANTS = (
     Mutant(
         name="an object that expired stays in the storage",
         invariants=("O2",),
-        parts=planted(ModelController, ("tick", "deleted(id)", "pass")),
+        parts=planted(Controller, ("_mark_expired", "if expired:", "if False:")),
     ),
     Mutant(
         name="a refused commit is given up",
