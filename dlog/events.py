@@ -556,6 +556,24 @@ class TablePinsRegion(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectControllerStarted(Event):
+    """This process decides about streams in objects. records: that the metadata stream had."""
+
+    name: ClassVar[str] = "object_controller.started"
+    controller: str
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectControllerEnded(Event):
+    """This process lost the metadata stream of streams in objects: another one decides from here on. Uploads and new
+    streams wait until that one has started; acknowledgements do not."""
+
+    name: ClassVar[str] = "object_controller.ended"
+    level: ClassVar[str] = "warning"
+    controller: str
+
+
 class NodeBegun(Event):
     """A node for streams in objects serves, or another process took over the work of one that does not answer. ranges:
     of streams, closed because the node's former process had them open."""
@@ -580,6 +598,43 @@ class NodeEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectNodeOpened(Event):
+    """A node for streams in objects was started (is_failover False), or another one takes over its work (True)."""
+
+    name: ClassVar[str] = "object_node.opened"
+    node: str
+    node_epoch: int
+    is_failover: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UploadsExpired(Event):
+    """Objects were prepared and not committed in time; they are deleted. What a live node wrote to them is uploaded
+    again. Many of them: uploads take longer than their expiry, or nodes die."""
+
+    name: ClassVar[str] = "uploads.expired"
+    level: ClassVar[str] = "warning"
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectsNotDeleted(Event):
+    """Objects that nothing refers to could not be deleted; it is tried again."""
+
+    name: ClassVar[str] = "objects.not_deleted"
+    level: ClassVar[str] = "warning"
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataSnapshotWritten(Event):
+    """A snapshot of the metadata of streams in objects is recorded. records: in it."""
+
+    name: ClassVar[str] = "metadata_snapshot.written"
+    records: int
+
+
 class ObjectsUploaded(Event):
     """An upload of a node is committed."""
 
@@ -590,6 +645,16 @@ class ObjectsUploaded(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class MetadataSnapshotFailed(Event):
+    """A snapshot of the metadata of streams in objects could not be written. A new controller or follower takes longer
+    to start until the next one is. records: that the metadata has."""
+
+    name: ClassVar[str] = "metadata_snapshot.failed"
+    level: ClassVar[str] = "warning"
+    records: int
+    reason: str
+
+
 class UploadStalled(Event):
     """An object could not be written; it is tried again. unuploaded_bytes: what the node keeps in memory and in its
     write-ahead log; appends are refused when that reaches its bound."""

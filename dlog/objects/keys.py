@@ -50,3 +50,20 @@ def parse_object_key(folder: str, key: str) -> ObjectKey | None:
 
 def _fields(key: ObjectKey) -> tuple[ObjectId, NodeId, NodeEpoch]:
     return key.object, key.node, key.node_epoch
+
+
+# ---- snapshots ------------------------------------------------------------------------------------------------------
+
+_SNAPSHOT = re.compile(r"snapshots/([0-9]{20})-([^/]+)\Z")
+
+
+def snapshot_key(folder: str, applied: int, controller: str) -> str:
+    """The key of a snapshot; keys are sorted by the number of records. controller: a name that was never used before,
+    so no two snapshots have one key."""
+    return f"{folder}/snapshots/{applied:020d}-{quote(controller, safe='')}"
+
+
+def parse_snapshot_key(folder: str, key: str) -> int | None:
+    """The number of records of the snapshot with this key; None: it is not the key of a snapshot."""
+    found = _SNAPSHOT.match(key, len(folder) + 1) if key.startswith(folder + "/") else None
+    return None if found is None else int(found[1])

@@ -83,6 +83,7 @@ class _Block:
 
 class ObjectTable:
     """All object ids. next_id: the first that was never used. owners: who may write objects; rows refer to it.
+    prepared, marked: numbers of objects in these states.
 
     Of each row: bytes (0 until it is committed); time: expiry, commit time or mark time, as its state is; stream: of
     an object with one stream, 0 for a stream-set object and until it is committed.
@@ -90,6 +91,8 @@ class ObjectTable:
 
     def __init__(self) -> None:
         self.next_id = ObjectId(1)
+        self.prepared = 0
+        self.marked = 0
         self.owners: list[tuple[NodeId, NodeEpoch]] = []
         self._owner_index: dict[tuple[NodeId, NodeEpoch], int] = {}
         self._blocks: dict[int, _Block] = {}
@@ -159,6 +162,7 @@ class ObjectTable:
             block.streams.append(0)
             block.prepared += 1
         self.next_id = ObjectId(first + count)
+        self.prepared += count
 
     def commit(self, object: ObjectId, stream: ObjectStreamId | None, bytes: int, time_ms: int) -> None:
         block, at = self._row(object)
@@ -166,6 +170,7 @@ class ObjectTable:
             raise _no_change(object, block.states[at], ObjectState.COMMITTED)
         block.states[at] = _COMMITTED
         block.prepared -= 1
+        self.prepared -= 1
         block.bytes[at] = bytes
         block.times[at] = time_ms
         block.streams[at] = stream or 0
@@ -175,10 +180,12 @@ class ObjectTable:
         state = block.states[at]
         if state == _PREPARED:
             block.prepared -= 1
+            self.prepared -= 1
         elif state != _COMMITTED:
             raise _no_change(object, state, ObjectState.MARKED)
         block.states[at] = _MARKED
         block.marked += 1
+        self.marked += 1
         block.times[at] = time_ms
 
     def destroy(self, object: ObjectId) -> None:
@@ -186,6 +193,7 @@ class ObjectTable:
         if block.states[at] != _MARKED:
             raise _no_change(object, block.states[at], ObjectState.DESTROYED)
         block.marked -= 1
+        self.marked -= 1
         for column in (block.slots, block.states, block.bytes, block.times, block.owners, block.streams):
             del column[at]
         if not block.slots:
@@ -262,6 +270,8 @@ class ObjectTable:
             block.owners, block.streams = rows.owners[at:end], rows.streams[at:end]
             block.prepared = block.states.count(_PREPARED)
             block.marked = block.states.count(_MARKED)
+            self.prepared += block.prepared
+            self.marked += block.marked
             at = end
 
 

@@ -20,6 +20,7 @@ from dlog.wire.object_records import _KINDS, ITEMS_MAX, EntryTooLargeError, deco
 U64 = st.integers(0, 2**64 - 1)
 ID = st.integers(1, 2**64 - 1)
 TEXT = st.text(min_size=1, max_size=20)
+OBJECT, STREAM = ID.map(model.ObjectId), ID.map(model.ObjectStreamId)
 IDS = st.lists(ID, max_size=5).map(tuple)
 
 
@@ -31,18 +32,18 @@ def intervals(draw: st.DrawFn) -> tuple[int, int]:
 
 @st.composite
 def slices(draw: st.DrawFn) -> tuple[Slice, ...]:
-    return tuple(Slice(draw(ID), *draw(intervals())) for _ in range(draw(st.integers(0, 4))))
+    return tuple(Slice(draw(STREAM), *draw(intervals())) for _ in range(draw(st.integers(0, 4))))
 
 
 @st.composite
 def set_objects(draw: st.DrawFn) -> StreamSetObject:
-    return StreamSetObject(draw(ID), draw(ID), draw(U64), draw(U64), draw(slices()))
+    return StreamSetObject(draw(OBJECT), draw(OBJECT), draw(U64), draw(U64), draw(slices()))
 
 
 @st.composite
 def stream_objects(draw: st.DrawFn) -> tuple[StreamObject, ...]:
     return tuple(
-        StreamObject(draw(ID), draw(ID), *draw(intervals()), draw(U64)) for _ in range(draw(st.integers(0, 4)))
+        StreamObject(draw(OBJECT), draw(STREAM), *draw(intervals()), draw(U64)) for _ in range(draw(st.integers(0, 4)))
     )
 
 
