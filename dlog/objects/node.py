@@ -267,7 +267,7 @@ class ObjectNode:
         self._wal.append(append)
 
     def _trim_stream(self, ticket: int, request: TrimStreamHere) -> None:
-        """Trim a stream, but not above what is confirmed: each recovery must be able to end it at or above its start."""
+        """Trim a stream, but not above what is confirmed: each recovery must find an end at or above its start."""
         local = self._streams.get(request.stream)
         if local is None or local.epoch != request.epoch or local.is_closing:
             text = f"the stream is not open here: stream={request.stream} epoch={request.epoch}"

@@ -149,8 +149,8 @@ class AppendEntries:
 
 @value
 class TrimStreamHere:
-    """Move the start of a stream that is open here forward, at most to the end of what is confirmed. Answered with None.
-    Raises StaleRequestError, NodeEndedError, and what the controller refuses."""
+    """Move the start of a stream that is open here forward, at most to the end of what is confirmed. Answered with
+    None. Raises StaleRequestError, NodeEndedError, and what the controller refuses."""
 
     stream: ObjectStreamId
     epoch: Epoch

@@ -1,8 +1,8 @@
 """Explores every order of events of a node that is fenced: does what it acknowledges lie below the recorded end?
 
 One node appends a few entries, and its write-ahead log rolls meanwhile. Others take over from it, one after another or
-at once: failover workers, or the node's next process. Each request is carried out at any moment after it was sent,
-and its answer arrives at any later one; an append is durable at one moment and confirmed at another; a recovery may keep
+at once: failover workers, or the node's next process. Each request is carried out at any moment after it was sent, and
+its answer arrives at any later one; an append is durable at one moment and confirmed at another; a recovery may keep
 any of what is not confirmed. The machines are those of dlog/objects/node.py and failover.py, the controller decides as
 dlog/objects/decisions.py. A process that dies is one whose next event never comes.
 
