@@ -13,7 +13,8 @@ from dlog.objects.node_messages import CreateWalSegment, StartNode, WalLocation
 from dlog.objects.node_options import NodeOptions
 from dlog.objects.operations import BeginWalSegment, Done, NodeIsOpen, OpenNode
 from dlog.objects.outbox import Question, Reply
-from dlog.wire.node_wal import EntryMarks, StreamEntry, WalEntry, WalFrame, encode_wal_entry, stream_entry
+from dlog.wire.node_wal import StreamEntry, WalEntry, WalFrame, encode_wal_entry, stream_entry
+from dlog.wire.stream_object import Span
 
 NODE, S1, S2, E1 = NodeId("a"), ObjectStreamId(1), ObjectStreamId(2), Epoch(1)
 NEW = NodeIsOpen((), (), WalPosition(0, 0))
@@ -91,7 +92,7 @@ def create_wal(driven: Driven) -> WalSegment:
 
 
 def entries(*payloads: bytes) -> tuple[StreamEntry, ...]:
-    return tuple(stream_entry(payload, EntryMarks(1, 2, 3)) for payload in payloads)
+    return tuple(stream_entry(payload, Span(1, 2, 3, 4)) for payload in payloads)
 
 
 def wal_entry(*frames: tuple[ObjectStreamId, Epoch, int, tuple[bytes, ...]], node_epoch: int = 1) -> bytes:
