@@ -319,7 +319,11 @@ class NodesWorld:
         the log of the node that wrote on."""
         known = self.controller.stream(stream)
         found: dict[int, bytes] = {}
-        at = known.start
+        at, before = known.start, 0
+        for start, end, object in self.controller.slices(stream):
+            if start < before:
+                raise Violation("O4", f"{stream}/{start} is committed twice, the second time in object {object}")
+            before = end
         while True:
             refs = find_objects(self.controller.image, stream, at, OFFSET_END - 1, 4).objects
             for ref in refs:
