@@ -41,7 +41,7 @@ from dlog.events import NodeBegun, NodeEnded
 from dlog.machine import Asked, Effect, Fact, PeerLost, Received, TimerFired
 from dlog.model.ids import Epoch
 from dlog.model.object_streams import NodeEpoch, NodeId, ObjectStreamId, WalPosition, WalSegment
-from dlog.objects.failover import NodeRecovery, finish_recovery
+from dlog.objects.failover import CLOSED_TOGETHER, NodeRecovery, finish_recovery
 from dlog.objects.node_cache import NodeCache, entry_bytes
 from dlog.objects.node_messages import (
     AppendEntries,
@@ -289,6 +289,10 @@ class ObjectNode:
 
     def _close_streams(self, ticket: int, streams: tuple[ObjectStreamId, ...]) -> None:
         assert self._wal is not None
+        if len(streams) > CLOSED_TOGETHER:
+            text = f"so many streams are not closed at once, close them in parts: streams={len(streams)}"
+            self._outbox.answer([ticket], InvalidRequestError(f"{text} most={CLOSED_TOGETHER}"))
+            return
         found = [self._streams.get(stream) for stream in dict.fromkeys(streams)]
         closing = [local for local in found if local is not None and not local.is_closing]
         if len(closing) < len(found):

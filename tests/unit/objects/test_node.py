@@ -217,7 +217,7 @@ def upload(driven: Driven, first: int = 10) -> CommitUpload:
 
 class TestUploading:
     def test_a_long_run_is_an_object_of_its_own_and_the_rest_is_one(self) -> None:
-        driven = serving(stream_object_bytes=100)
+        driven = serving(stream_object_bytes=100, upload_bytes=1000)
         append(driven, 5, b"a" * 50, b"b" * 50)
         append(driven, 0, b"z", stream=2)
         driven.reply(AppendWalEntry)
@@ -303,3 +303,14 @@ class TestUploading:
 def test_a_cache_that_is_smaller_than_an_append_is_refused() -> None:
     with pytest.raises(ValueError, match="cache_bytes_max"):
         NodeOptions(cache_bytes_max=10, wal_entry_bytes_max=11)
+
+
+def test_an_upload_that_could_have_too_many_objects_is_refused() -> None:
+    with pytest.raises(ValueError, match="stream_object_bytes"):
+        NodeOptions(upload_bytes=501, stream_object_bytes=1)
+
+
+def test_more_streams_than_the_controller_takes_are_not_closed_at_once() -> None:
+    driven = serving()
+    ticket = driven.ask(CloseStreamsHere((S1,) * 1001))
+    assert isinstance(driven.answers[ticket], InvalidRequestError)
