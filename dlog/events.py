@@ -623,3 +623,49 @@ class MetadataSnapshotFailed(Event):
     level: ClassVar[str] = "warning"
     records: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBegun(Event):
+    """A node for streams in objects serves, or another process took over the work of one that does not answer. ranges:
+    of streams, closed because the node's former process had them open."""
+
+    name: ClassVar[str] = "object_node.begun"
+    node: str
+    node_epoch: int
+    is_failover: bool
+    ranges: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEnded(Event):
+    """A node for streams in objects, or the process that took over its work, acknowledges nothing more: another one
+    took over, or its write-ahead log failed. It begins anew by itself."""
+
+    name: ClassVar[str] = "object_node.ended"
+    level: ClassVar[str] = "warning"
+    node: str
+    node_epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectsUploaded(Event):
+    """An upload of a node is committed."""
+
+    name: ClassVar[str] = "object_node.uploaded"
+    node: str
+    objects: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class UploadStalled(Event):
+    """An object could not be written; it is tried again. unuploaded_bytes: what the node keeps in memory and in its
+    write-ahead log; appends are refused when that reaches its bound."""
+
+    name: ClassVar[str] = "object_node.upload_stalled"
+    level: ClassVar[str] = "warning"
+    node: str
+    reason: str
+    unuploaded_bytes: int

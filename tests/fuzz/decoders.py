@@ -20,7 +20,7 @@ from dlog.errors import CookieError, DamagedError, DLogError, ProtocolError, Uns
 from dlog.io import zookeeper_layout, zookeeper_members
 from dlog.log.dedup_trailer import decode_trailer
 from dlog.model import object_streams
-from dlog.model.ids import BookieId, EntryId, LedgerId, SegmentNumber, Txid
+from dlog.model.ids import BookieId, EntryId, Epoch, LedgerId, SegmentNumber, Txid
 from dlog.model.ledger import DigestType, Fragment, LedgerMetadata
 from dlog.model.object_streams import NodeEpoch, NodeId, ObjectId, ObjectStreamId
 from dlog.model.quorum import Quorum
@@ -32,6 +32,7 @@ from dlog.wire import (
     digest,
     entry,
     ledger_metadata,
+    node_wal,
     object_records,
     object_snapshot,
     proxy,
@@ -185,6 +186,15 @@ _upload = object_streams.UploadCommitted(
 )
 
 
+def _node_wal_seeds() -> tuple[bytes, ...]:
+    marked = node_wal.stream_entry(b"abc", stream_object.Span(1, 2, 3, 4))
+    one = node_wal.WalFrame(ObjectStreamId(1), Epoch(1), 0, (marked, node_wal.stream_entry(b"")))
+    two = node_wal.WalFrame(ObjectStreamId(2), Epoch(7), 2**40, (node_wal.stream_entry(b"x" * 50),))
+    return tuple(
+        _joined(node_wal.encode_wal_entry(node_wal.WalEntry(NodeEpoch(5), frames))) for frames in ((one,), (one, two))
+    )
+
+
 def _splits(frames: Callable[[], Any]) -> Decode:
     return lambda data: _fed(frames)([data])
 
@@ -274,6 +284,7 @@ TARGETS = (
     Target("manifests", manifest.decode, (DamagedError,), (manifest.encode(manifest.Manifest()),)),
     Target("index trailers", lambda data: index.parse_trailer(data), (DamagedError,), (bytes(index.TRAILER_BYTES),)),
     Target("index chunks", lambda data: index.parse_chunk(data, 1), (DamagedError,), (bytes(64),)),
+    Target("WAL entries of nodes", node_wal.decode_wal_entry, STORED, _node_wal_seeds()),
     Target(
         "packets",
         lambda data: digest.Digest(7, DigestType.CRC32C).verify(data, 0),

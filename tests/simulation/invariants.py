@@ -2,8 +2,8 @@
 
 Ids are those of the reliability goals: L of a ledger, S of a stream, T of its ownership, D of streams that are deleted
 and created again, R of a read proxy's cache, F of a segment in files, K of a region, C of a chain of chunks in an
-object storage, O of streams in objects and their metadata, M of the log of that metadata. Reasons for an exception or a
-restriction are given here in words.
+object storage, O of streams in objects and their metadata, M of the log of that metadata, N of the nodes that write
+those streams. Reasons for an exception or a restriction are given here in words.
 
 Invariants:
 - Each id below is the first one that some planted defect must be caught by (`test_invariants.py` compares).
@@ -24,7 +24,7 @@ class Invariant(NamedTuple):
 
 
 LEDGER, STREAM, CACHE, FILES, REGION = "ledger", "stream", "cache", "files", "region"
-OBJECTS, CONTROLLER, COMPACTION = "objects", "controller", "compaction"
+OBJECTS, CONTROLLER, COMPACTION, NODES = "objects", "controller", "compaction", "nodes"
 
 INVARIANTS = {
     "L1": Invariant("what is acknowledged is below the end and can be read", LEDGER, "LedgerChecks._closed, finish"),
@@ -238,14 +238,16 @@ INVARIANTS = {
         "MetadataChecks._check_states, _check_epochs, deleted",
     ),
     "O4": Invariant(
-        "ranges of a stream abut and committed slices tile them, at every version; what is committed stays",
+        "ranges of a stream abut and committed slices tile them, at every version; what is committed stays; what is "
+        "acknowledged is read, once, in order, at its offset, from objects and the write-ahead logs",
         CONTROLLER,
-        "MetadataChecks._check_stream",
+        "MetadataChecks._check_stream, NodesWorld.acknowledged, _read, _read_all",
     ),
     "O5": Invariant(
-        "only the current epoch of a node, and the node of a range, commits; an epoch of a node is given to one caller",
+        "only the current epoch of a node, and the node of a range, commits; an epoch of a node is given to one caller; "
+        "nothing is acknowledged at or above the end of its range, once that is recorded",
         CONTROLLER,
-        "MetadataChecks._check_epochs, answered",
+        "MetadataChecks._check_epochs, answered, NodesWorld.acknowledged",
     ),
     "M1": Invariant(
         "images of one version are equal, whether made of all records or of a snapshot and the rest; every record fits",
@@ -255,14 +257,14 @@ INVARIANTS = {
     "M2": Invariant("a refused operation changes nothing", CONTROLLER, "ControllerProcess.request"),
     "M3": Invariant("what is answered as done is in the log", CONTROLLER, "MetadataChecks.answered"),
     "O1": Invariant(
-        "each object that metadata refers to is in the storage",
+        "each object that metadata refers to is in the storage, with its entries",
         COMPACTION,
-        "CompactionChecks._check_object, object_deleted, missing, finish",
+        "CompactionChecks._check_object, object_deleted, missing, finish, NodesWorld._check_commit, _read",
     ),
     "O2": Invariant(
         "only marked objects are deleted, and what nothing refers to is gone after its expiry or retention",
         COMPACTION,
-        "CompactionChecks.object_deleted, finish, _is_young",
+        "CompactionChecks.object_deleted, finish, _is_young, NodesWorld._check_at_rest",
         "An object that lands after its key was deleted stays: keys are never used again, so it harms nobody, and fsck "
         "finds it.",
     ),
@@ -281,5 +283,17 @@ INVARIANTS = {
         COMPACTION,
         "CompactionChecks.searched, read, finish, _read_all",
         "What is trimmed, dropped or deleted is an error that says so.",
+    ),
+    "O6": Invariant(
+        "a segment of a write-ahead log is deleted only below the flush point of a confirmed commit, with everything "
+        "in it committed",
+        NODES,
+        "NodesWorld._check_wal_deletion, _frames",
+    ),
+    "N1": Invariant("what was read once is read again", NODES, "NodesWorld._read_all, Client._read_cache"),
+    "N2": Invariant(
+        "without faults a node serves, closes its streams and uploads all, and its write-ahead log is deleted",
+        NODES,
+        "NodesWorld._check_at_rest, NodeHost.finish",
     ),
 }
