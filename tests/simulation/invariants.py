@@ -244,7 +244,7 @@ INVARIANTS = {
         "MetadataChecks._check_stream, NodesWorld.acknowledged, _read, _read_all",
     ),
     "O5": Invariant(
-        "only the current epoch of a node, and the node of a range, commits; an epoch of a node is given to one caller; "
+        "only the current epoch of a node, and the node of a range, commits; one caller gets an epoch of a node; "
         "nothing is acknowledged at or above the end of its range, once that is recorded",
         CONTROLLER,
         "MetadataChecks._check_epochs, answered, NodesWorld.acknowledged",
