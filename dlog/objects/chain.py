@@ -440,7 +440,8 @@ def _end_of(counting: Sequence[ChunkHead], known: int | None) -> int:
     """The end of the entries of these chunks. known: of those below them."""
     ends = [head.end for head in counting if head.kind is not ChunkKind.FENCE]
     end = ends[-1] if ends else known
-    assert end is not None, "the chunk before a FENCE is read, too"
+    if end is None:
+        raise DamagedError(f"the chunk before a FENCE is missing: number={counting[0].number - 1}")
     return end
 
 

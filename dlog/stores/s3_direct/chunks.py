@@ -70,10 +70,10 @@ def number_of(folder: Location, found: Found) -> int | None:
     return int(rest) if _NUMBER.match(rest) else None
 
 
-def segment_of(segments: Location, found: Found) -> tuple[str, int] | None:
-    """Segment and number of a chunk by its location; None for another object."""
+def segment_of(segments: Location, found: Found) -> str | None:
+    """The segment of a chunk by its location; None for another object."""
     name, _, number = found.location.removeprefix(f"{segments}/").partition("/")
-    return (name, int(number)) if _NAME.match(name) and _NUMBER.match(number) else None
+    return name if _NAME.match(name) and _NUMBER.match(number) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +173,15 @@ class ChunkReads:
         await asyncio.wait(loading)
         return tuple(one.result().head for one in loading)
 
+    async def kinds(self, chain: Chain, numbers: Sequence[int]) -> tuple[ChunkKind | None, ...]:
+        """The kinds of chunks, past the cache; None for one that is missing, or has no head that can be read. Raises
+        StoreUnavailableError."""
+        reading = [
+            self._cache.start(partial(self._kind, chain, number), f"kind of {number} of {chain.name}")
+            for number in numbers
+        ]
+        return tuple([await one for one in reading])
+
     async def start(self, chain: Chain, number: int) -> ChunkStart:
         """The start of a chunk, perhaps from the cache. Raises as `heads`."""
         found = await self._cache.get((chain.name, number, -1), partial(self.load_start, chain, number))
@@ -233,6 +242,18 @@ class ChunkReads:
         return head, decode_body(head, data)
 
     # ---- internal ---------------------------------------------------------------------------------------------------
+
+    async def _kind(self, chain: Chain, number: int) -> ChunkKind | None:
+        for _ in range(2):
+            try:
+                head = decode_head(await self._fetch(chain, number, 0, HEAD_BYTES))
+            except SegmentNotFoundError:
+                return None
+            except (DamagedError, UnsupportedVersionError):
+                continue
+            if (head.segment, head.number) == (chain.segment, number):
+                return head.kind
+        return None
 
     async def _fetch(self, chain: Chain, number: int, offset: int, size: int) -> bytes:
         async with self._turns:

@@ -11,7 +11,7 @@ Invariants:
   mounted. Nothing is created without the marker, either.
 - `delete` removes BEGIN first. A crash behind that leaves chunks that no call reads; `list` finds them, and a
   repetition removes them.
-- The FENCE that ended a segment outlives its deletion. A fenced writer that wakes up later, with entries to append,
+- FENCEs outlive the deletion (dlog/objects/deletion.py). A fenced writer that wakes up later, with entries to append,
   must find its number taken: else they would be acknowledged, and nobody would ever read them.
 """
 
@@ -40,6 +40,20 @@ from dlog.objects.chain import (
     Put,
     ReadHeads,
     TailFound,
+)
+from dlog.objects.deletion import (
+    AllListed,
+    ChainDeletion,
+    ChunksDeleted,
+    DeleteChunks,
+    DeletionFact,
+    Ending,
+    EndingTried,
+    EndSegment,
+    KindsRead,
+    ListAll,
+    ReadKinds,
+    SegmentDeleted,
 )
 from dlog.options import MiB
 from dlog.stores.contract import (
@@ -77,7 +91,7 @@ from dlog.stores.s3_direct.options import NAME, S3_DIRECT_SETTINGS, ObjectsOptio
 from dlog.stores.s3_direct.put_budget import PutBudget
 from dlog.stores.s3_direct.reader import ChainView, S3DirectReader
 from dlog.stores.s3_direct.writer import S3DirectWriter
-from dlog.wire.chunk import HEAD_BYTES, NONCE_BYTES, ChunkKind, decode_head, encode_chunk
+from dlog.wire.chunk import HEAD_BYTES, NONCE_BYTES, ChunkKind, encode_chunk
 
 ENTRY_BYTES_MAX = 1 * MiB
 PUTS_IN_FLIGHT = 8  # of a segment, see IN_FLIGHT_MAX of the chain
@@ -234,47 +248,50 @@ class S3DirectStore:
         return EntryId((await self.tail(ref.name)).end - 1)
 
     async def delete(self, ref: SegmentRef) -> None:
-        """See SegmentStore.delete. The FENCE of a segment that its writer did not seal stays, some 170 bytes."""
+        """See SegmentStore.delete. FENCEs stay, of some 170 bytes, as does an object near the end that cannot be
+        read."""
         try:
             chain = await self._chain(ref.name)
         except SegmentNotFoundError:
             return
-        with suppress(SegmentNotFoundError):  # deleted before, perhaps not all of it
-            with suppress(SegmentCorruptError):  # what cannot be read can be deleted
-                await self._begin(chain)
-            with suppress(SegmentCorruptError):
-                await self._find(chain, is_recovery=True)  # from here on its writer appends nothing
-        await self.objects.delete(chain.place(0))
+        nonce = self._rng.randbytes(NONCE_BYTES)
+        machine, effects = ChainDeletion().begin()
+        while True:
+            [effect] = effects
+            fact: DeletionFact
+            match effect:
+                case EndSegment():
+                    fact = EndingTried(await self._try_to_end(chain))
+                case ListAll():
+                    fact = await self._list_all(chain)
+                case ReadKinds(numbers):
+                    fact = KindsRead(await self.reads.kinds(chain, numbers))
+                case CreateChunk(number):
+                    fact = ChunkPut(number, await self._create_fence(chain, effect, nonce, 0))
+                case DeleteChunks(numbers):
+                    await self.objects.delete_many([chain.place(number) for number in numbers])
+                    fact = ChunksDeleted()
+                case GivenUp():
+                    raise self._unclear_end(chain)
+                case SegmentDeleted():
+                    break
+            machine, effects = machine.after(fact)
         async for left in self.objects.unfinished(chain.folder):
             await self.objects.discard(left)
-        found = [one async for one in self.objects.list(chain.folder)]
-        chunks = {number: one for one in found if (number := number_of(chain.folder, one)) is not None}
-        end = next((number for number, one in chunks.items() if one.bytes == HEAD_BYTES), -1)  # only ends have no body
-        await self.objects.delete_many([chain.place(number) for number in chunks if number != end])
-        if end >= 0 and not await self._is_fence(chain, end):
-            await self.objects.delete(chain.place(end))  # a writer that sealed appends nothing more
 
     async def list(self) -> AsyncIterator[str]:
-        """See SegmentStore.list. Also yields deleted segments of which more than the FENCE is left."""
+        """See SegmentStore.list. Also yields deleted segments of which more than FENCEs is left."""
         try:
             folder = await self._ready(creates=False)
         except NoSegmentsYetError:
             return
         segments = folder.below(SEGMENTS)
-        last, yielded = "", ""
-        fence = ""  # a segment of which a chunk without body was seen, and nothing before
+        yielded = ""
         async for found in self.objects.list(segments):
             at = segment_of(segments, found)
-            if at is None:
-                continue
-            name, number = at
-            is_first = name != last
-            last = name
-            if is_first and number > 0 and found.bytes == HEAD_BYTES:
-                fence = name
-            elif name != yielded and (not is_first or name != fence):
-                yielded = name
-                yield name
+            if at is not None and at != yielded and found.bytes != HEAD_BYTES:  # FENCEs have no body
+                yielded = at
+                yield at
 
     async def verify(self, ref: SegmentRef) -> Verification:
         """Read every chunk and check every byte. The storage keeps its own replicas."""
@@ -445,24 +462,13 @@ class S3DirectStore:
                         fact = Listed(number, await self.reads.numbers_behind(chain, number, PAGE))
                     case ReadHeads(first, last):
                         fact = HeadsRead(await self.reads.heads(chain, first, last))
-                    case CreateChunk(number, kind, first):
-                        parts = encode_chunk(
-                            kind,
-                            (),
-                            nonce=nonce,
-                            segment=chain.segment,
-                            number=number,
-                            epoch=0,  # a recovery does not know it
-                            first=first,
-                            bytes_before=machine.payload_bytes,
-                        )
-                        fact = ChunkPut(number, await self.create_chunk(chain, number, parts, waits=False))
+                    case CreateChunk(number):
+                        made = await self._create_fence(chain, effect, nonce, machine.payload_bytes)
+                        fact = ChunkPut(number, made)
                     case NoChain():
                         raise await self.missing(chain)
                     case GivenUp():
-                        raise StoreUnavailableError(
-                            f"it is unknown whether the segment was ended: folder={chain.folder}"
-                        )
+                        raise self._unclear_end(chain)
                     case TailFound():
                         return effect
                 machine, effects = machine.after(fact)
@@ -471,6 +477,40 @@ class S3DirectStore:
             raise SegmentCorruptError(f"{error.message}: folder={chain.folder}") from error
         except SegmentNotFoundError:
             raise await self.missing(chain) from None
+
+    async def _create_fence(self, chain: Chain, effect: CreateChunk, nonce: bytes, bytes_before: int) -> Put:
+        parts = encode_chunk(
+            effect.kind,
+            (),
+            nonce=nonce,
+            segment=chain.segment,
+            number=effect.number,
+            epoch=0,  # a recovery does not know it
+            first=effect.first,
+            bytes_before=bytes_before,
+        )
+        return await self.create_chunk(chain, effect.number, parts, waits=False)
+
+    def _unclear_end(self, chain: Chain) -> StoreUnavailableError:
+        return StoreUnavailableError(f"it is unknown whether the segment was ended: folder={chain.folder}")
+
+    async def _try_to_end(self, chain: Chain) -> Ending:
+        """Recover a segment that is to be deleted."""
+        try:
+            with suppress(SegmentCorruptError):
+                await self._begin(chain)
+            await self._find(chain, is_recovery=True)
+        except SegmentNotFoundError:
+            return Ending.MISSING
+        except SegmentCorruptError:
+            return Ending.DAMAGED
+        return Ending.ENDED
+
+    async def _list_all(self, chain: Chain) -> AllListed:
+        """The chunks of a segment."""
+        found = [one async for one in self.objects.list(chain.folder)]
+        sizes = {number: one.bytes for one in found if (number := number_of(chain.folder, one)) is not None}
+        return AllListed(tuple(sizes), frozenset(number for number, size in sizes.items() if size == HEAD_BYTES))
 
     async def _last_payloads(self, chain: Chain, found: TailFound) -> tuple[bytes, ...]:
         """Payloads of the last entries, if the recovery has read them."""
@@ -488,15 +528,6 @@ class S3DirectStore:
         told = "the payload's checksum does not match"
         entries = range(start.head.first, start.head.end)
         return [(EntryId(one), told) for one in entries if not await self.reads.payloads(chain, start, one, one, 0)]
-
-    async def _is_fence(self, chain: Chain, number: int) -> bool:
-        """Whether a chunk is a FENCE; one that cannot be decoded counts as such."""
-        try:
-            return decode_head(await self.objects.read(chain.place(number), 0, HEAD_BYTES)).kind is not ChunkKind.SEAL
-        except DamagedError:
-            return True
-        except SegmentNotFoundError:
-            return True
 
 
 def wrong_root(folder: Location) -> str:

@@ -349,14 +349,42 @@ async def test_a_segment_that_is_deleted_while_it_is_written_fences_its_writer(c
         await writer.append(EntryId(0), [b"x"])
 
 
-async def test_a_deletion_fences_the_writer_also_if_the_first_chunk_is_damaged(cluster: Cluster) -> None:
+@pytest.mark.parametrize("damage", [b"damaged", b"?" * HEAD_BYTES, None], ids=["short", "long", "missing"])
+@pytest.mark.parametrize("damaged", [{0}, {30}, {29, 30}, {14, 29}, set(range(20, 31)), set(range(31))], ids=str)
+async def test_a_deletion_fences_the_writer_whatever_is_damaged(
+    cluster: Cluster, damaged: set[int], damage: bytes | None
+) -> None:
     writer, ref = await created(await cluster.store())
     for entry in range(30):
         await writer.append(EntryId(entry), [b"x"])
-    cluster.objects.objects[cluster.chunks(ref.name)[0]] = b"damaged"
-    await (await cluster.store()).delete(ref)
+    chunks = cluster.chunks(ref.name)
+    if damage is None:
+        damaged = {number for number in damaged if number < 20}
+    for number in damaged:
+        if damage is None:
+            del cluster.objects.objects[chunks[number]]
+        else:
+            cluster.objects.objects[chunks[number]] = damage
+    other = await cluster.store()
+    await other.delete(ref)
+    await other.delete(ref)
+    left = cluster.chunks(ref.name)
     with pytest.raises(SegmentFencedError):
         await writer.append(EntryId(30), [b"late"])
+    assert cluster.chunks(ref.name) == left and 0 not in left
+    assert len(left) <= 16
+
+
+async def test_a_deletion_keeps_a_fence_that_it_cannot_read(cluster: Cluster) -> None:
+    writer, ref = await created(await cluster.store())
+    await writer.append(EntryId(0), [b"x"])
+    other = await cluster.store()
+    await other.recover(ref)
+    cluster.objects.objects[cluster.chunks(ref.name)[2]] = b"damaged"
+    await (await cluster.store()).delete(ref)
+    await (await cluster.store()).delete(ref)
+    with pytest.raises(SegmentFencedError):
+        await writer.append(EntryId(1), [b"late"])
 
 
 async def test_a_follower_notices_a_deletion(cluster: Cluster) -> None:
