@@ -167,7 +167,7 @@ class ChainDeletion:
         ends = [number for number, kind in kinds.items() if kind is not None and kind.is_end]
         if not free or (self.ending is Ending.MISSING and min(ends, default=top + 2) <= top + 1):
             return deletion._delete_begin()
-        return deletion, [CreateChunk(max(free), ChunkKind.FENCE, 0, 0)]
+        return deletion, [CreateChunk(max(free), ChunkKind.FENCE, 0, 0, 0)]
 
     def _near(self, numbers: Collection[int]) -> range:
         """The numbers that the writer may need next, and some above."""

@@ -230,4 +230,9 @@ INVARIANTS = {
     ),
     "C5": Invariant("a tail is found in O(log n) listings", OBJECTS, "TailProcess._list"),
     "C6": Invariant("the chunks that count tile the entries", OBJECTS, "ObjectsWorld._put"),
+    "C7": Invariant(
+        "where a chunk is missing that is known to have been confirmed, nobody finds an end below what was confirmed",
+        OBJECTS,
+        "TailProcess._check",
+    ),
 }

@@ -7,9 +7,10 @@ dlog/stores/object_storage/creating.py does. Every process may die between two e
 Styles of plan:
 - "swarm": a writer, recoveries, searches for the tail and followers, with all faults;
 - "long": a chain of hundreds of chunks and short pages of its listings, with few faults;
-- "fenced": recoveries begin while the writer has many chunks in flight, which land late.
+- "fenced": recoveries begin while the writer has many chunks in flight, which land late;
+- "lost": another program deletes a chunk that was confirmed, and is known to be by a chunk above it.
 
-The invariants C1 to C6 are in invariants.py.
+The invariants C1 to C7 are in invariants.py.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from tests.simulation.mutants import planting
 from tests.simulation.plan import Plan
 from tests.simulation.worlds import Outcome, Room
 
-STYLES = ("swarm", "long", "fenced")
+STYLES = ("swarm", "long", "fenced", "lost")
 MUST_REACH = (
     "ack",
     "recovered",
@@ -68,6 +69,8 @@ MUST_REACH = (
     "dead_chunk",
     "paged",
     "died",
+    "lost",
+    "told_as_damage",
 )
 PROGRESS = {"acks": ("ack",), "recoveries": ("recovered",), "entries followed": ("followed",)}
 SEGMENT = b"segment " * 2
@@ -97,6 +100,9 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     if style == "fenced":
         config |= {"entries": 60, "chunk_bytes_max": 1, "begins_at": rng.choice((0.05, 0.1, 0.2)), "seals": False}
         config |= {"finders": 4, "finders_begin_at": 1.0}
+    if style == "lost":
+        config |= {"entries": 60, "chunk_bytes_max": 1, "begins_at": rng.choice((0.5, 1.0)), "dies_at": 0.0}
+        config |= {"loses_at": rng.choice((0.1, 0.2, 0.4)), "faults": rng.choice((0.0, 0.05))}
     return Plan(seed=seed, config=config)
 
 
@@ -114,6 +120,8 @@ class ObjectsWorld:
         self.now_s = 0.0
         self.events = self.trace_hash = 0
         self.confirmed = 0  # by the writer
+        self.contiguous: dict[int, int] = {}  # of the writer's chunks: how many were confirmed when it was created
+        self.has_lost = False  # a chunk that counts
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
 
     def run(self) -> None:
@@ -126,6 +134,8 @@ class ObjectsWorld:
         for name in range(config["finders"]):
             begins_at = config.get("finders_begin_at", config["begins_at"])
             self.later(begins_at * self.rng.uniform(0, 2), TailProcess(self, f"t{name}", False).start)
+        if "loses_at" in config:
+            self.later(config["loses_at"], self._lose)
         followers = [FollowerProcess(self) for _ in range(config["followers"])]
         for follower in followers:
             self.later(self.rng.uniform(0, 1), follower.poll)
@@ -133,6 +143,8 @@ class ObjectsWorld:
         last = TailProcess(self, "last", True)
         last.start()
         self._drain()
+        if self.has_lost:
+            return
         if last.found is None and self.chunks:
             raise Violation("C2", "the last recovery, without faults, found no end")
         for follower in followers:
@@ -208,16 +220,30 @@ class ObjectsWorld:
         self.reached["dead_chunk"] += self.has_ended and number >= len(self.counting)
         return True
 
+    def _lose(self) -> None:
+        """Delete a confirmed chunk of the last ones, if a chunk above tells that it existed."""
+        known = max((self.contiguous.get(number, 0) for number in self.chunks), default=0)
+        if known < 2 or self.has_ended:
+            self.later(0.02, self._lose) if self.now_s < 1.0 else None
+            return
+        self.has_lost = True
+        self.reached["lost"] += 1
+        del self.chunks[self.rng.randrange(max(1, known - IN_FLIGHT_MAX), known)]
+
     def list_behind(self, behind: int) -> Listed:
         return Listed(behind, tuple(sorted(number for number in self.chunks if number > behind)[: self.config["page"]]))
 
-    def read_heads(self, first: int, last: int) -> HeadsRead:
-        there = range(first, last + 1)
-        return HeadsRead(tuple(decode_head(self.chunks[number]) for number in there if number in self.chunks))
+    def read_heads(self, numbers: Sequence[int]) -> HeadsRead | None:
+        """The answer; None if a chunk was deleted after it was listed."""
+        if not self.chunks.keys() >= set(numbers):
+            assert self.has_lost
+            return None
+        return HeadsRead(tuple(decode_head(self.chunks[number]) for number in numbers))
 
     def chunk(self, effect: CreateChunk, nonce: bytes, payloads: Sequence[bytes], bytes_before: int) -> bytes:
-        what: dict[str, Any] = {"number": effect.number, "first": effect.first, "bytes_before": bytes_before}
-        return b"".join(encode_chunk(effect.kind, payloads, nonce=nonce, segment=SEGMENT, epoch=1, **what))
+        what: dict[str, Any] = {"number": effect.number, "contiguous": effect.contiguous, "first": effect.first}
+        what |= {"epoch": 1, "bytes_before": bytes_before}
+        return b"".join(encode_chunk(effect.kind, payloads, nonce=nonce, segment=SEGMENT, **what))
 
     def nonce(self) -> bytes:
         return self.rng.randbytes(16)
@@ -231,6 +257,7 @@ class WriterProcess:
         self._nonce = world.nonce()
         self._machine = ChainWriter(world.config["chunk_bytes_max"])
         self._entries: list[bytes] = []
+        self._confirmed_chunks = 0
         self._is_open = False
         self._is_dead = False
 
@@ -274,14 +301,17 @@ class WriterProcess:
                 case CreateChunk(number, kind, first, end):
                     payloads = self._entries[first:end] if kind is not ChunkKind.BEGIN else [b"description"]
                     before = sum(map(len, self._entries[:first]))
+                    world.contiguous[number] = self._confirmed_chunks
                     data = world.chunk(effect, self._nonce, payloads, before)
                     world.create(number, data, lambda result, number=number: self._tell(ChunkPut(number, result)))  # type: ignore[misc]  # a default
                 case Begun():
                     self._is_open = True
+                    self._confirmed_chunks = 1
                     world.later(0.0, self._append)
                 case Confirmed(end):
                     if world.counted[:end] != self._entries[:end]:
                         raise Violation("C1", f"{end} entries are confirmed, {len(world.counted)} count")
+                    self._confirmed_chunks += 1
                     world.reached["ack"] += end - world.confirmed
                     world.confirmed = end
                 case Sealed(end):
@@ -306,19 +336,26 @@ class TailProcess:
         self._nonce = b""
         self._machine = ChainTail(is_recovery)
         self._listings = self._reads = self._confirmed = 0
+        self._began_with_loss = False
 
     def start(self) -> None:
         self._nonce = self._world.nonce()
         self._confirmed = self._world.confirmed
+        self._began_with_loss = self._world.has_lost
         self._listings = self._reads = 0
         search = TailSearch(page=self._world.config["page"])
         self._machine, effects = ChainTail(self._is_recovery, search=search).begin()
         self._perform(effects)
 
-    def _tell(self, fact: Listed | HeadsRead | ChunkPut) -> None:
+    def _tell(self, fact: Listed | HeadsRead | ChunkPut | None) -> None:
+        if fact is None:
+            return
         try:
             self._machine, effects = self._machine.after(fact)
         except DamagedError as error:
+            if self._world.has_lost:
+                self._world.reached["told_as_damage"] += 1
+                return
             raise Violation("C4", f"{self._name}: {error}") from error
         self._perform(effects)
 
@@ -338,12 +375,12 @@ class TailProcess:
             match effect:
                 case ListBehind(behind):
                     world.later(world.rng.uniform(0.001, 0.05), lambda behind=behind: self._list(behind))  # type: ignore[misc]  # a default
-                case ReadHeads(first, last):
+                case ReadHeads(numbers):
                     self._reads += 1
                     world.reached["outrun"] += self._reads > 1
                     if self._reads > READS_MAX:
                         raise Violation("C5", f"{self._name}: read heads {self._reads} times, and finds no end")
-                    heads = world.read_heads(first, last)
+                    heads = world.read_heads(numbers)
                     world.later(world.rng.uniform(0.001, 0.05), lambda heads=heads: self._tell(heads))  # type: ignore[misc]  # a default
                 case CreateChunk(number):
                     data = world.chunk(effect, self._nonce, (), sum(map(len, world.counted[: effect.first])))
@@ -360,6 +397,10 @@ class TailProcess:
         world = self._world
         self.found = found
         world.reached["recovered" if self._is_recovery else "tail"] += 1
+        if self._began_with_loss and found.end < self._confirmed:
+            raise Violation("C7", f"{self._name} found {found}, {self._confirmed} were confirmed, and a chunk is lost")
+        if world.has_lost and self._is_recovery:
+            return  # the segment has a FENCE that does not count
         size = sum(map(len, world.counted[: found.end]))
         if found.is_ended:
             if not (world.has_ended and found.end == len(world.counted) and found.payload_bytes == size):
@@ -377,13 +418,16 @@ class FollowerProcess:
         self.entries: list[bytes] = []
         self._world = world
         self._machine = ChainFollower()
+        self._is_over = False  # a chunk is missing
         self._polls = 0
 
     def poll(self) -> None:
         self._polls += 1
         self._perform(self._machine.poll())
 
-    def _tell(self, fact: Listed | HeadsRead) -> None:
+    def _tell(self, fact: Listed | HeadsRead | None) -> None:
+        if fact is None or self._is_over:
+            return
         try:
             self._machine, effects = self._machine.after(fact)
         except DamagedError as error:
@@ -403,11 +447,15 @@ class FollowerProcess:
                 case ListBehind(behind):
                     listed = world.list_behind(behind)
                     world.later(world.rng.uniform(0.001, 0.05), lambda listed=listed: self._tell(listed))  # type: ignore[misc]  # a default
-                case ReadHeads(first, last):
-                    heads = world.read_heads(first, last)
+                case ReadHeads(numbers):
+                    heads = world.read_heads(numbers)
                     world.later(world.rng.uniform(0.001, 0.05), lambda heads=heads: self._tell(heads))  # type: ignore[misc]  # a default
                 case ChunksFound(heads):
                     for head in heads:
+                        if head.number not in world.chunks:
+                            assert world.has_lost
+                            self._is_over = True
+                            return
                         if head.kind is ChunkKind.DATA:
                             body = world.chunks[head.number][HEAD_BYTES:]
                             self.entries += map(bytes, decode_body(head, body))

@@ -164,11 +164,11 @@ class ChunkReads:
             after = parse_location(listed[-1].location)
             assert after is not None, "it was listed"
 
-    async def heads(self, chain: Chain, first: int, last: int) -> tuple[ChunkHead, ...]:
+    async def heads(self, chain: Chain, numbers: Sequence[int]) -> tuple[ChunkHead, ...]:
         """The heads of chunks that exist. Raises SegmentNotFoundError, SegmentCorruptError, StoreUnavailableError."""
         loading = [
             self._cache.start(partial(self.start, chain, number), f"head {number} of {chain.name}")
-            for number in range(first, last + 1)
+            for number in numbers
         ]
         await asyncio.wait(loading)
         return tuple(one.result().head for one in loading)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dlog.stores.s3_direct.store import S3DirectStore
 
 FOLLOWED_MAX = 16  # sequential reads of a reader that are recognised as such
-STEPS_MAX = 32  # chunks whose heads are read one after another; the tail is searched if there are more
+STEPS_MAX = 32  # numbers of chunks that are looked at in order; the tail is searched if there are more
 KNOWN_MAX = 4096  # chunks whose entries are remembered
 
 
@@ -153,20 +153,20 @@ class ChainView:
         listed = await self._store.reads.numbers_behind(self.chain, effect.number - 1, PAGE)
         if not listed or listed[0] != effect.number:
             raise await self._store.missing(self.chain)
-        if len(listed) > STEPS_MAX:
+        if listed[-1] - listed[0] > STEPS_MAX:  # many chunks, or a gap that no writer leaves
             self.advance(await self._store.find_tail_of(self.chain))
             return
         _, effects = follower.after(Listed(effect.number, listed[1:]))
         for one in effects:
             assert isinstance(one, ReadHeads)
             try:
-                heads = await self._store.reads.heads(self.chain, one.first, one.last)
+                heads = await self._store.reads.heads(self.chain, one.numbers)
                 changed, _ = follower.after(HeadsRead(heads))
             except SegmentNotFoundError:
                 raise await self._store.missing(self.chain) from None
             except DamagedError as error:
                 raise SegmentCorruptError(f"{error.message}: folder={self.chain.folder}") from error
-            for head in heads[: changed.next_number - one.first]:
+            for head in heads[: changed.next_number - one.numbers[0]]:
                 self._learn(head)
             if changed.is_ended:  # as TailFound has it: without the chunk that ends the segment
                 changed = ChainFollower(changed.next_number - 1, changed.end, True)

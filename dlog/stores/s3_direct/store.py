@@ -460,8 +460,8 @@ class S3DirectStore:
                 match effect:
                     case ListBehind(number):
                         fact = Listed(number, await self.reads.numbers_behind(chain, number, PAGE))
-                    case ReadHeads(first, last):
-                        fact = HeadsRead(await self.reads.heads(chain, first, last))
+                    case ReadHeads(numbers):
+                        fact = HeadsRead(await self.reads.heads(chain, numbers))
                     case CreateChunk(number):
                         made = await self._create_fence(chain, effect, nonce, machine.payload_bytes)
                         fact = ChunkPut(number, made)
@@ -486,6 +486,7 @@ class S3DirectStore:
             segment=chain.segment,
             number=effect.number,
             epoch=0,  # a recovery does not know it
+            contiguous=effect.contiguous,
             first=effect.first,
             bytes_before=bytes_before,
         )

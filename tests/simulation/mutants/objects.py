@@ -51,13 +51,15 @@ MUTANTS = (
         style="fenced",
         parts=planted(
             ChainTail,
-            ("after", "[ReadHeads(number, number)]", "[TailFound(self.end, number, self.payload_bytes, True)]"),
+            ("after", "[ReadHeads((number,))]", "[TailFound(self.end, number, self.payload_bytes, True)]"),
         ),
     ),
     Mutant(
         name="a fence leaves a gap below it",
         invariants=("C2",),
-        parts=planted(ChainTail, ("_heads_read", "next_number=last.number + 1", "next_number=last.number + 2")),
+        parts=planted(
+            ChainTail, ("_heads_read", "free = self.first + len(counting)", "free = self.first + len(counting) + 1")
+        ),
     ),
     Mutant(
         name="a recovery takes a fence with an unclear answer for made",
@@ -72,7 +74,7 @@ MUTANTS = (
         name="chunks behind a fence are believed",
         invariants=("C2", "C3"),
         style="fenced",
-        parts=planted(ChainTail, ("_heads_read", "last = counting[-1]", "last = heads[-1]")),
+        parts=planted(ChainTail, ("_heads_read", "heads_that_count(before_gap, self.end)", "tuple(before_gap)")),
     ),
     Mutant(
         name="only the last chunk is looked at",
@@ -96,20 +98,20 @@ MUTANTS = (
         name="a recovery runs after a writer that is faster",
         invariants=("C5",),
         style="long",
-        parts=planted(ChainTail, ("_heads_read", "last.number == self.asked and not self.has_barrier", "False")),
+        parts=planted(ChainTail, ("_heads_read", "free - 1 == self.asked and not self.has_barrier", "False")),
     ),
     Mutant(
         name="a fence stops the writer further ahead than a recovery looks back",
         invariants=("C4", "C2", "C3"),
         style="fenced",
-        parts=planted(ChainTail, ("_heads_read", "last.number + self.ahead", "last.number + 3 * self.ahead")),
+        parts=planted(ChainTail, ("_heads_read", "self.asked + self.ahead", "self.asked + 3 * self.ahead")),
     ),
     Mutant(
         name="a follower believes a chunk behind a gap",
         invariants=("C4",),
         parts=planted(
             ChainFollower,
-            ("after", "_first_gap(self.next_number, numbers)", "(numbers[-1] + 1 if numbers else self.next_number)"),
+            ("after", "tuple(range(self.next_number, end))", "fact.numbers"),
         ),
     ),
     Mutant(
@@ -122,7 +124,25 @@ MUTANTS = (
         name="an entry is cut into two chunks",
         invariants=("C6",),
         parts=planted(
-            ChainWriter, ("_create", "kind, self.cut, self.appended)", "kind, max(0, self.cut - 1), self.appended)")
+            ChainWriter, ("_create", "kind, self.cut, self.appended,", "kind, max(0, self.cut - 1), self.appended,")
         ),
+    ),
+    Mutant(
+        name="chunks are said to exist that are not confirmed",
+        invariants=("C4",),
+        style="fenced",
+        parts=planted(ChainWriter, ("_create", "self.in_flight[0][0] if self.in_flight else ", "")),
+    ),
+    Mutant(
+        name="a recovery takes a missing chunk for the end",
+        invariants=("C7",),
+        style="lost",
+        parts=planted(ChainTail, ("_heads_read", "if any(head.contiguous > free for head in heads):", "if False:")),
+    ),
+    Mutant(
+        name="a chunk does not say what is confirmed",
+        invariants=("C7",),
+        style="lost",
+        parts=planted(ChainWriter, ("_create", "self.in_flight[0][0] if self.in_flight else self.next_number", "0")),
     ),
 )

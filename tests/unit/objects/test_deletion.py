@@ -60,7 +60,7 @@ def test_without_an_end_every_number_that_the_writer_may_need_is_taken(ending: E
     fences: list[int] = []
     for number in (7, 6, 4):
         assert deleting.after(listed(1, 2, 3, 5, *fences, without_body=fences)) == ReadKinds(tuple(fences))
-        assert deleting.after(KindsRead((FENCE,) * len(fences))) == CreateChunk(number, FENCE, 0, 0)
+        assert deleting.after(KindsRead((FENCE,) * len(fences))) == CreateChunk(number, FENCE, 0, 0, 0)
         fences.append(number)
         assert deleting.after(ChunkPut(number, Put.EXISTS if number == 6 else Put.MADE)) == ListAll()
         if ending is Ending.MISSING and number == 6:

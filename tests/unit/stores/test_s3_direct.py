@@ -359,7 +359,7 @@ async def test_a_deletion_fences_the_writer_whatever_is_damaged(
         await writer.append(EntryId(entry), [b"x"])
     chunks = cluster.chunks(ref.name)
     if damage is None:
-        damaged = {number for number in damaged if number < 20}
+        damaged = {number for number in damaged if number < 30}  # without the last one it is not known
     for number in damaged:
         if damage is None:
             del cluster.objects.objects[chunks[number]]
@@ -538,6 +538,34 @@ async def test_a_missing_chunk_of_a_completed_segment_is_damage_and_no_end(clust
     assert [name async for name in store.list()] == []
 
 
+@pytest.mark.parametrize("missing", [30, 37, 39])
+async def test_a_missing_chunk_of_an_unfinished_segment_is_damage_and_no_end(cluster: Cluster, missing: int) -> None:
+    writer, ref = await created(await cluster.store())
+    for entry in range(40):
+        await writer.append(EntryId(entry), [b"x"])
+    place = cluster.chunks(ref.name)[missing]
+    taken = cluster.objects.objects.pop(place)
+    store = await cluster.store()
+    for call in (store.recover, store.open_reader, store.find_tail):
+        with pytest.raises(SegmentCorruptError, match=f"missing: number={missing}"):
+            await call(ref)
+    cluster.objects.objects[place] = taken
+    assert (await store.recover(ref)).end == 39, "nothing was created there"
+
+
+async def test_a_reader_does_not_wait_for_ever_at_a_chunk_that_is_missing(cluster: Cluster) -> None:
+    writer, ref = await created(await cluster.store())
+    await writer.append(EntryId(0), [b"x"])
+    reader = await (await cluster.store()).open_reader(ref)
+    for entry in range(1, 40):
+        await writer.append(EntryId(entry), [b"x"])
+    del cluster.objects.objects[cluster.chunks(ref.name)[2]]
+    assert await reader.wait_lac(EntryId(0), 0.0) == 39
+    with pytest.raises(SegmentCorruptError, match="missing"):
+        await reader.read(EntryId(1), EntryId(39), 1)
+    await reader.close()
+
+
 async def test_a_missing_chunk_far_below_the_end_is_told_by_verify(cluster: Cluster) -> None:
     ref = await written(await cluster.store(), [b"%d" % entry for entry in range(60)])
     del cluster.objects.objects[cluster.chunks(ref.name)[11]]
@@ -583,7 +611,7 @@ async def test_a_first_chunk_that_describes_nothing_is_damage(cluster: Cluster, 
     ref = await written(await cluster.store(), [b"x"])
     place = cluster.chunks(ref.name)[0]
     head = decode_head(cluster.objects.objects[place])
-    what = {"number": 0, "epoch": 1, "first": 0, "bytes_before": 0}
+    what = {"number": 0, "epoch": 1, "contiguous": 0, "first": 0, "bytes_before": 0}
     parts = encode_chunk(ChunkKind.BEGIN, [description], nonce=head.nonce, segment=head.segment, **what)
     cluster.objects.objects[place] = b"".join(parts)
     store = await cluster.store()
