@@ -14,6 +14,8 @@ Invariants:
   instead, it goes on with the next. So it is repeatable, and all recoveries find the same end;
 - a chunk says how many chunks from BEGIN on existed when it was created. If one of these is missing, it was deleted by
   another program, and is no end: the chain is damaged. The last chunks may be missing unnoticed: nothing above tells;
+- after the last listing, and after its FENCE, a search sees that BEGIN exists. As a deletion begins with BEGIN, what is
+  missing in the listing was never there, and the FENCE is at no number that was used before;
 - a recovery that a live writer outruns creates a FENCE `ahead` numbers above a chunk that counts: the writer cannot
   pass it. So all chunks exist that lie further than `ahead` below any chunk. A FENCE does not know the end, which is
   that of the chunk before it.
@@ -110,7 +112,8 @@ class ListBehind:
 
 @value
 class ReadHeads:
-    """Effect: read the heads of these chunks, which exist."""
+    """Effect: read the heads of these chunks, which were listed, perhaps of none; then see that BEGIN exists. While it
+    does, no chunk has been deleted; if it does not, the machine gets no answer."""
 
     numbers: tuple[int, ...]
 
@@ -323,7 +326,7 @@ class ChainTail:
     FENCE that is being created. has_barrier: a FENCE is ahead. waits_for_window: the search is done, the chunks near
     the tail are being listed. first: of the numbers whose heads are being read. suspected: this chunk is missing, and a
     chunk above says that it existed; chunks are listed again before that is told as damage, since a listing that takes
-    long may miss a chunk that is older than one that it has.
+    long may miss a chunk that is older than one that it has. has_ended: the FENCE is created.
     """
 
     is_recovery: bool
@@ -337,6 +340,7 @@ class ChainTail:
     waits_for_window: bool = False
     first: int = 0
     suspected: int | None = None
+    has_ended: bool = False
 
     @property
     def ahead(self) -> int:
@@ -358,6 +362,9 @@ class ChainTail:
                     return replace(self, search=search), [NoChain()]
                 window = max(-1, search.low - self.ahead - 1)  # the end and the first gap lie above
                 return replace(self, search=search, waits_for_window=True), [ListBehind(window)]
+            case HeadsRead() if self.has_ended:
+                assert self.end is not None
+                return self, [TailFound(self.end, self.next_number, self.payload_bytes, True)]
             case HeadsRead(heads):
                 return self._heads_read(heads)
             case ChunkPut(number, result):
@@ -367,7 +374,7 @@ class ChainTail:
                         tail = replace(self, has_barrier=result is Put.MADE)
                         return tail, [ListBehind(self.next_number - 1)]
                     case Put.MADE:
-                        return self, [TailFound(self.end, number, self.payload_bytes, True)]
+                        return replace(self, has_ended=True), [ReadHeads(())]
                     case Put.EXISTS:
                         return replace(self, first=number), [ReadHeads((number,))]
                     case Put.UNKNOWN:

@@ -6,9 +6,10 @@ not exist. The other chunks follow, but for the FENCEs.
 
 Invariants:
 - a chunk of the writer is confirmed only if it counted before the deletion, also if the writer was frozen meanwhile:
-  the number that it needs next is taken, and stays so. The writer has at most `in_flight_max` chunks that are not
-  confirmed, so it needs a number that is at most so far below its last chunk, or the next one; the numbers above are
-  taken as well, in case that the last chunks are missing;
+  the number that it needs next is taken, and stays so. It is less than `in_flight_max` below the writer's last chunk,
+  which is at most three times as far below the last chunk of all that is not certainly a FENCE: this one may be a FENCE
+  that cannot be read, ahead of the writer. The numbers above are taken as well, in case that the last chunks are
+  missing;
 - a chunk without a readable head near the last chunk is kept: it may be a FENCE;
 - a deletion that was interrupted is finished by a repetition.
 
@@ -107,8 +108,7 @@ class Step(enum.Enum):
     ENDING = "ending"
     FENCING = "fencing"  # the chain is damaged: numbers are taken one after another
     DELETING_BEGIN = "deleting begin"
-    LISTING = "listing"
-    READING = "reading"
+    LISTING = "listing"  # and reading heads
     DELETING_CHUNKS = "deleting chunks"
     DELETING_LAST = "deleting last"
 
@@ -118,8 +118,7 @@ class ChainDeletion:
     """Deletes the chunks of a segment.
 
     ending: of the recovery. numbers: all that were listed; read: those whose heads are being read; fences: those that
-    are known to be FENCEs, all of them unless the segment was ended; last: to be
-    deleted last.
+    are known to be FENCEs; last: to be deleted last.
     """
 
     in_flight_max: int = IN_FLIGHT_MAX
@@ -140,7 +139,7 @@ class ChainDeletion:
             case EndingTried(result):
                 return replace(self, step=Step.FENCING, ending=result), [ListAll()]
             case AllListed(numbers, without_body):
-                near = self._near(numbers) if self.step is Step.LISTING and self.ending is not Ending.ENDED else ()
+                near = self._near(set(numbers) - without_body) if self.step is Step.LISTING else ()
                 read = tuple(number for number in numbers if number in without_body or number in near)
                 return replace(self, numbers=numbers, read=read), [ReadKinds(read)]
             case KindsRead(kinds) if self.step is Step.FENCING:
@@ -172,7 +171,7 @@ class ChainDeletion:
     def _near(self, numbers: Collection[int]) -> range:
         """The numbers that the writer may need next, and some above."""
         top = self._top(numbers)
-        return range(max(1, top - self.in_flight_max + 1), top + self.in_flight_max + 1)
+        return range(max(1, top - 4 * self.in_flight_max + 1), top + self.in_flight_max + 1)
 
     def _top(self, numbers: Collection[int]) -> int:
         return max(set(numbers) - self.fences, default=-self.in_flight_max)
@@ -182,9 +181,7 @@ class ChainDeletion:
 
     def _delete_chunks(self, kinds: dict[int, ChunkKind | None]) -> tuple[ChainDeletion, list[DeletionEffect]]:
         """The last chunk and a SEAL follow at the end: an interrupted deletion is known by its end next to them."""
-        kept = {number for number, kind in kinds.items() if kind is ChunkKind.FENCE}
-        near = kinds if self.ending is Ending.ENDED else self._near(self.numbers)
-        kept |= {number for number, kind in kinds.items() if kind is None and number in near}
+        kept = {number for number, kind in kinds.items() if kind in (ChunkKind.FENCE, None)}
         deleted = [number for number in self.numbers if number not in kept]
         last = {number for number, kind in kinds.items() if kind is ChunkKind.SEAL}.union(deleted[-1:])
         chunks = tuple(number for number in deleted if number not in last)

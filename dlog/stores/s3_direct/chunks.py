@@ -170,7 +170,8 @@ class ChunkReads:
             self._cache.start(partial(self.start, chain, number), f"head {number} of {chain.name}")
             for number in numbers
         ]
-        await asyncio.wait(loading)
+        if loading:
+            await asyncio.wait(loading)
         return tuple(one.result().head for one in loading)
 
     async def kinds(self, chain: Chain, numbers: Sequence[int]) -> tuple[ChunkKind | None, ...]:

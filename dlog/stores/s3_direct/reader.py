@@ -168,9 +168,10 @@ class ChainView:
                 raise SegmentCorruptError(f"{error.message}: folder={self.chain.folder}") from error
             for head in heads[: changed.next_number - one.numbers[0]]:
                 self._learn(head)
-            if changed.is_ended:  # as TailFound has it: without the chunk that ends the segment
-                changed = ChainFollower(changed.next_number - 1, changed.end, True)
-            self._change(changed)
+            if changed.is_ended:  # unless the number of a deleted chunk was used again
+                self.advance(await self._store.find_tail_of(self.chain))
+            else:
+                self._change(changed)
 
     async def _start(self, number: int) -> ChunkStart:
         try:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from functools import partial
 from random import Random
 from types import TracebackType
 from typing import Protocol
@@ -200,7 +200,6 @@ class S3DirectStore:
 
     async def recover(self, ref: SegmentRef) -> RecoveredSegment:
         chain = await self._chain(ref.name)
-        await self._begin(chain)
         found = await self._find(chain, is_recovery=True)
         return RecoveredSegment(EntryId(found.end - 1), await self._last_payloads(chain, found))
 
@@ -352,7 +351,7 @@ class S3DirectStore:
                 return Put.MADE if created is Creation.MADE else Put.EXISTS
 
     async def find_tail_of(self, chain: Chain) -> TailFound:
-        """The tail, in O(log n) requests, without a look at BEGIN. Raises StoreError."""
+        """The tail, in O(log n) requests. Raises StoreError."""
         return await self._find(chain, is_recovery=False)
 
     async def missing(self, chain: Chain) -> StoreError:
@@ -437,9 +436,8 @@ class S3DirectStore:
         raise SegmentNotFoundError(f"no such segment, it was deleted: folder={chain.folder}")
 
     async def _decided(self, chain: Chain, sealed_at: EntryId | None) -> TailFound:
-        """The tail of a segment that exists. sealed_at: the list has it as completed, so no writer may append: if its
-        end is not decided, decide it."""
-        await self._begin(chain)
+        """The tail of a segment. sealed_at: the list has it as completed, so no writer may append: if its end is not
+        decided, decide it."""
         found = await self._find(chain, is_recovery=False)
         if sealed_at is not None and not found.is_ended:
             if sealed_at >= found.end:  # an end is listed only once the store has decided it
@@ -450,7 +448,7 @@ class S3DirectStore:
         return found
 
     async def _find(self, chain: Chain, *, is_recovery: bool) -> TailFound:
-        """Run the state machine that finds the tail; as a recovery it ends the segment there."""
+        """Run the state machine that finds the tail; as a recovery it ends the segment there. Raises StoreError."""
         nonce = self._rng.randbytes(NONCE_BYTES)
         machine, effects = ChainTail(is_recovery).begin()
         try:
@@ -461,7 +459,9 @@ class S3DirectStore:
                     case ListBehind(number):
                         fact = Listed(number, await self.reads.numbers_behind(chain, number, PAGE))
                     case ReadHeads(numbers):
-                        fact = HeadsRead(await self.reads.heads(chain, numbers))
+                        reading = self.cache.start(partial(self.reads.heads, chain, numbers), f"heads of {chain.name}")
+                        await self._begin(chain)
+                        fact = HeadsRead(await reading)
                     case CreateChunk(number):
                         made = await self._create_fence(chain, effect, nonce, machine.payload_bytes)
                         fact = ChunkPut(number, made)
@@ -475,8 +475,8 @@ class S3DirectStore:
         except DamagedError as error:
             await self._begin(chain)  # deleted meanwhile?
             raise SegmentCorruptError(f"{error.message}: folder={chain.folder}") from error
-        except SegmentNotFoundError:
-            raise await self.missing(chain) from None
+        except SegmentNotFoundError as error:
+            raise await self.missing(chain) from error
 
     async def _create_fence(self, chain: Chain, effect: CreateChunk, nonce: bytes, bytes_before: int) -> Put:
         parts = encode_chunk(
@@ -498,8 +498,6 @@ class S3DirectStore:
     async def _try_to_end(self, chain: Chain) -> Ending:
         """Recover a segment that is to be deleted."""
         try:
-            with suppress(SegmentCorruptError):
-                await self._begin(chain)
             await self._find(chain, is_recovery=True)
         except SegmentNotFoundError:
             return Ending.MISSING

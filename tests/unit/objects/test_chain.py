@@ -202,7 +202,9 @@ class TestTail:
         chain = Chain(20, missing={15, 17})
         tail, effect = chain.find(ChainTail(is_recovery=True))
         assert effect == CreateChunk(15, FENCE, 140, 140, 15)
-        assert tail.after(ChunkPut(15, Put.MADE))[1] == [TailFound(140, 15, 980, True)]
+        tail, effects = tail.after(ChunkPut(15, Put.MADE))
+        assert effects == [ReadHeads(())], "BEGIN is still there"
+        assert tail.after(HeadsRead(()))[1] == [TailFound(140, 15, 980, True)]
 
     @pytest.mark.parametrize("end", [SEAL, FENCE])
     def test_the_end_that_was_decided_is_found(self, end: ChunkKind) -> None:
