@@ -235,4 +235,18 @@ INVARIANTS = {
         OBJECTS,
         "TailProcess._check",
     ),
+    "C8": Invariant(
+        "in a deleted segment nothing is confirmed but what counted before, whenever its writer wakes up, and whatever "
+        "is damaged",
+        OBJECTS,
+        "WriterProcess._perform",
+    ),
+    "C9": Invariant(
+        "who reads a segment that is being deleted finds it whole or not at all", OBJECTS, "TailProcess._check, _tell"
+    ),
+    "C10": Invariant(
+        "a deletion that is repeated to its end leaves nothing but FENCEs and what may be one",
+        OBJECTS,
+        "ObjectsWorld._finish_deletion",
+    ),
 }

@@ -8,9 +8,10 @@ Styles of plan:
 - "swarm": a writer, recoveries, searches for the tail and followers, with all faults;
 - "long": a chain of hundreds of chunks and short pages of its listings, with few faults;
 - "fenced": recoveries begin while the writer has many chunks in flight, which land late;
-- "lost": another program deletes a chunk that was confirmed, and is known to be by a chunk above it.
+- "lost": another program deletes a chunk that was confirmed, and is known to be by a chunk above it;
+- "deleted": the segment is deleted, by processes that die at any step, while its writer is frozen, and is read.
 
-The invariants C1 to C7 are in invariants.py.
+The invariants C1 to C10 are in invariants.py.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from dlog.errors import DamagedError
@@ -47,13 +49,29 @@ from dlog.objects.chain import (
     TailFound,
     TailSearch,
 )
+from dlog.objects.deletion import (
+    AllListed,
+    ChainDeletion,
+    ChunksDeleted,
+    DeleteChunks,
+    DeletionEffect,
+    DeletionFact,
+    Ending,
+    EndingTried,
+    EndSegment,
+    KindsRead,
+    ListAll,
+    ReadKinds,
+    SegmentDeleted,
+)
 from dlog.wire.chunk import HEAD_BYTES, ChunkHead, ChunkKind, decode_body, decode_head, encode_chunk
 from tests.simulation.kernel import Violation, judged
 from tests.simulation.mutants import planting
 from tests.simulation.plan import Plan
 from tests.simulation.worlds import Outcome, Room
 
-STYLES = ("swarm", "long", "fenced", "lost")
+WhenAwake = Callable[[Callable[[], None]], None]
+STYLES = ("swarm", "long", "fenced", "lost", "deleted")
 MUST_REACH = (
     "ack",
     "recovered",
@@ -71,11 +89,15 @@ MUST_REACH = (
     "died",
     "lost",
     "told_as_damage",
+    "deleted",
+    "died_deleting",
+    "not_found",
+    "woke_up",
 )
 PROGRESS = {"acks": ("ack",), "recoveries": ("recovered",), "entries followed": ("followed",)}
 SEGMENT = b"segment " * 2
 PUT_ATTEMPTS = 3
-READS_MAX = 2 + 2 * IN_FLIGHT_MAX  # of one recovery: a FENCE stops the writer so far ahead
+READS_MAX = 4 + 2 * IN_FLIGHT_MAX  # of one recovery: a FENCE stops the writer so far ahead
 END_S = 1000.0
 
 
@@ -103,7 +125,16 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     if style == "lost":
         config |= {"entries": 60, "chunk_bytes_max": 1, "begins_at": rng.choice((0.5, 1.0)), "dies_at": 0.0}
         config |= {"loses_at": rng.choice((0.1, 0.2, 0.4)), "faults": rng.choice((0.0, 0.05))}
+    if style == "deleted":
+        config |= {"entries": rng.choice((5, 60, 300)), "chunk_bytes_max": rng.choice((1, 20)), "dies_at": 0.0}
+        config |= {"begins_at": rng.choice((0.2, 0.5)), "finders_begin_at": 0.6, "recoveries": rng.choice((0, 1, 3))}
+        config |= {"finders": 10, "followers": 2, "freezes_at": rng.choice((0.05, 0.2, 0.4, 1.0))}
+        config |= {"deleters": rng.randint(1, 3), "deletes_at": rng.choice((0.3, 0.6)), "damages": rng.random() < 0.3}
     return Plan(seed=seed, config=config)
+
+
+def _at_once(step: Callable[[], None]) -> None:
+    step()
 
 
 class ObjectsWorld:
@@ -114,6 +145,7 @@ class ObjectsWorld:
         self.rng = random.Random(f"objects/{plan.config['style']}/{plan.seed}/run")
         self.reached: Counter[str] = Counter()
         self.chunks: dict[int, bytes] = {}  # the storage
+        self._created: dict[int, bytes] = {}  # also what is deleted or damaged
         self.counting: list[ChunkHead] = []
         self.counted: list[bytes] = []  # payloads of the entries that count
         self.has_ended = False
@@ -122,6 +154,8 @@ class ObjectsWorld:
         self.confirmed = 0  # by the writer
         self.contiguous: dict[int, int] = {}  # of the writer's chunks: how many were confirmed when it was created
         self.has_lost = False  # a chunk that counts
+        self.is_deleted = False  # BEGIN is; what is created from then on does not count
+        self.deletes = False  # any chunk of the segment was deleted
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
 
     def run(self) -> None:
@@ -136,10 +170,20 @@ class ObjectsWorld:
             self.later(begins_at * self.rng.uniform(0, 2), TailProcess(self, f"t{name}", False).start)
         if "loses_at" in config:
             self.later(config["loses_at"], self._lose)
+        if "deleters" in config:
+            self.later(config["freezes_at"], writer.freeze)
+            for _ in range(config["deleters"]):
+                dies_after = self.rng.choice((2, 4, 6, 8, 12, 1000))
+                self.later(config["deletes_at"] * self.rng.uniform(0.8, 2), DeleterProcess(self, dies_after).start)
+            if config["damages"]:
+                self.later(config["deletes_at"] * self.rng.uniform(0.5, 2), self._damage)
         followers = [FollowerProcess(self) for _ in range(config["followers"])]
         for follower in followers:
             self.later(self.rng.uniform(0, 1), follower.poll)
         self._drain()
+        if "deleters" in config:
+            self._finish_deletion(writer)
+            return
         last = TailProcess(self, "last", True)
         last.start()
         self._drain()
@@ -153,6 +197,32 @@ class ObjectsWorld:
             if follower.entries != self.counted:
                 raise Violation("C4", f"a follower has {len(follower.entries)} entries, {len(self.counted)} count")
 
+    def _finish_deletion(self, writer: WriterProcess) -> None:
+        """Delete what is left, wake up the writer, and delete again what it or a late request has created."""
+        for _ in range(2):
+            DeleterProcess(self, 10**9).start()
+            self._drain()
+            writer.wake_up()
+            self._drain()
+        DeleterProcess(self, 10**9).start()
+        self._drain()
+        kinds = [kind_of(number, data) for number, data in self.chunks.items()]
+        if any(kind not in (ChunkKind.FENCE, None) for kind in kinds):
+            raise Violation("C10", f"the segment is deleted, and these are left: {kinds}")
+        self.reached["deleted"] += 1
+
+    def _damage(self) -> None:
+        """Make the last chunks unreadable, or one of them."""
+        top = max(self.chunks, default=0)
+        for number in self.rng.choice(([top], [top - 1], [top - 2, top - 1, top], range(1, top + 1))):
+            if number in self.chunks:
+                self.chunks[number] = b"?" * self.rng.choice((1, HEAD_BYTES, 300))
+                self.has_lost = True
+
+    def delete(self, number: int) -> None:
+        self.deletes |= self.chunks.pop(number, None) is not None
+        self.is_deleted |= number == 0
+
     def later(self, delay_s: float, do: Callable[[], None]) -> None:
         self.events += 1
         heapq.heappush(self._queue, (self.now_s + delay_s, self.events, do))
@@ -165,16 +235,23 @@ class ObjectsWorld:
 
     # ---- the storage ------------------------------------------------------------------------------------------------
 
-    def create(self, number: int, data: bytes, done: Callable[[Put], None], attempt: int = 1) -> None:
-        """Create a chunk unless there is one; `done` gets what is certain."""
+    def create(
+        self, number: int, data: bytes, done: Callable[[Put], None], attempt: int = 1, when_awake: WhenAwake = _at_once
+    ) -> None:
+        """Create a chunk unless there is one; `done` gets what is certain. when_awake: runs the steps of the process
+        that asks."""
         rng, delay_s = self.rng, self.rng.uniform(0.01, 0.1)
         fault = rng.choice(("lost_request", "lost_answer", "late", "repeated")) if self._fails() else ""
         if fault:
             self.reached[fault] += 1
+
+        def resolve() -> None:
+            self._resolve(number, data, done, attempt, when_awake)
+
         if fault == "late":
             self.later(delay_s + rng.uniform(0, self.config["late_s"]), lambda: self._land_late(number, data))
         if fault in ("lost_request", "late"):
-            self.later(delay_s, lambda: self._resolve(number, data, done, attempt))
+            self.later(delay_s, lambda: when_awake(resolve))
             return
 
         def land() -> None:
@@ -182,9 +259,9 @@ class ObjectsWorld:
             if fault == "repeated":
                 is_made = self._put(number, data)
             if fault == "lost_answer" or not is_made:
-                self.later(rng.uniform(0.01, 0.1), lambda: self._resolve(number, data, done, attempt))
+                self.later(rng.uniform(0.01, 0.1), lambda: when_awake(resolve))
             else:
-                self.later(rng.uniform(0.01, 0.1), lambda: done(Put.MADE))
+                self.later(rng.uniform(0.01, 0.1), lambda: when_awake(lambda: done(Put.MADE)))
 
         self.later(delay_s, land)
 
@@ -194,12 +271,14 @@ class ObjectsWorld:
     def _fails(self) -> bool:
         return self.now_s < END_S and self.rng.random() < self.config["faults"]
 
-    def _resolve(self, number: int, data: bytes, done: Callable[[Put], None], attempt: int) -> None:
+    def _resolve(
+        self, number: int, data: bytes, done: Callable[[Put], None], attempt: int, when_awake: WhenAwake
+    ) -> None:
         there = self.chunks.get(number)
         if there is not None:
             done(Put.MADE if there[:HEAD_BYTES] == data[:HEAD_BYTES] else Put.EXISTS)
         elif attempt < PUT_ATTEMPTS:
-            self.create(number, data, done, attempt + 1)
+            self.create(number, data, done, attempt + 1, when_awake)
         else:
             done(Put.UNKNOWN)
 
@@ -207,7 +286,8 @@ class ObjectsWorld:
         if number in self.chunks:
             return False
         self.chunks[number] = data
-        while not self.has_ended and (following := self.chunks.get(len(self.counting))) is not None:
+        self._created[number] = data
+        while not (self.has_ended or self.is_deleted) and (following := self._created.get(len(self.counting))):
             head = decode_head(following)
             if head.first != len(self.counted) and head.kind is not ChunkKind.FENCE:
                 raise Violation("C6", f"chunk {head.number} begins with entry {head.first}, {len(self.counted)} count")
@@ -234,11 +314,12 @@ class ObjectsWorld:
         return Listed(behind, tuple(sorted(number for number in self.chunks if number > behind)[: self.config["page"]]))
 
     def read_heads(self, numbers: Sequence[int]) -> HeadsRead | None:
-        """The answer; None if a chunk was deleted after it was listed."""
-        if not self.chunks.keys() >= set(numbers):
-            assert self.has_lost
+        """The answer; None if a chunk was deleted after it was listed, or its head is damaged."""
+        try:
+            return HeadsRead(tuple(decode_head(self.chunks[number]) for number in numbers))
+        except (KeyError, DamagedError):
+            assert self.has_lost or self.deletes
             return None
-        return HeadsRead(tuple(decode_head(self.chunks[number]) for number in numbers))
 
     def chunk(self, effect: CreateChunk, nonce: bytes, payloads: Sequence[bytes], bytes_before: int) -> bytes:
         what: dict[str, Any] = {"number": effect.number, "contiguous": effect.contiguous, "first": effect.first}
@@ -247,6 +328,15 @@ class ObjectsWorld:
 
     def nonce(self) -> bytes:
         return self.rng.randbytes(16)
+
+
+def kind_of(number: int, data: bytes) -> ChunkKind | None:
+    """The kind of a chunk; None if its head cannot be read."""
+    try:
+        head = decode_head(data)
+    except DamagedError:
+        return None
+    return head.kind if head.number == number else None
 
 
 class WriterProcess:
@@ -260,6 +350,7 @@ class WriterProcess:
         self._confirmed_chunks = 0
         self._is_open = False
         self._is_dead = False
+        self._held: list[Callable[[], None]] | None = None  # steps of a frozen process
 
     def start(self) -> None:
         if self._world.config["dies_at"]:
@@ -267,11 +358,26 @@ class WriterProcess:
         self._machine, effects = self._machine.begin()
         self._perform(effects)
 
+    def freeze(self) -> None:
+        self._held = []
+
+    def wake_up(self) -> None:
+        held, self._held = self._held or [], None
+        self._world.reached["woke_up"] += bool(held)
+        for step in held:
+            step()
+
+    def _when_awake(self, step: Callable[[], None]) -> None:
+        step() if self._held is None else self._held.append(step)
+
     def _die(self) -> None:
         self._is_dead = True
         self._world.reached["died"] += 1
 
     def _append(self) -> None:
+        self._when_awake(self._append_one)
+
+    def _append_one(self) -> None:
         world = self._world
         if not self._is_open or self._is_dead:
             return
@@ -286,8 +392,10 @@ class WriterProcess:
             self._tell(SealAsked())
 
     def _linger(self) -> None:
-        if self._is_open:
-            self._tell(LingerOver())
+        self._when_awake(lambda: self._tell(LingerOver()) if self._is_open else None)
+
+    def _created(self, number: int, result: Put) -> None:
+        self._tell(ChunkPut(number, result))
 
     def _tell(self, fact: EntryAppended | LingerOver | SealAsked | ChunkPut) -> None:
         if not self._is_dead:
@@ -303,20 +411,24 @@ class WriterProcess:
                     before = sum(map(len, self._entries[:first]))
                     world.contiguous[number] = self._confirmed_chunks
                     data = world.chunk(effect, self._nonce, payloads, before)
-                    world.create(number, data, lambda result, number=number: self._tell(ChunkPut(number, result)))  # type: ignore[misc]  # a default
+                    done = partial(self._created, number)
+                    world.create(number, data, done, when_awake=self._when_awake)
                 case Begun():
                     self._is_open = True
                     self._confirmed_chunks = 1
                     world.later(0.0, self._append)
                 case Confirmed(end):
                     if world.counted[:end] != self._entries[:end]:
-                        raise Violation("C1", f"{end} entries are confirmed, {len(world.counted)} count")
+                        name = "C8" if world.is_deleted else "C1"
+                        raise Violation(name, f"{end} entries are confirmed, {len(world.counted)} count")
                     self._confirmed_chunks += 1
                     world.reached["ack"] += end - world.confirmed
                     world.confirmed = end
                 case Sealed(end):
                     if not (world.has_ended and end == len(world.counted)):
-                        raise Violation("C2", f"sealed at {end}, {len(world.counted)} count")
+                        raise Violation(
+                            "C8" if world.is_deleted else "C2", f"sealed at {end}, {len(world.counted)} count"
+                        )
                     world.reached["sealed"] += 1
                 case Fenced() | GivenUp():
                     self._is_open = False
@@ -328,8 +440,11 @@ class WriterProcess:
 class TailProcess:
     """A recovery, or a search for the tail."""
 
-    def __init__(self, world: ObjectsWorld, name: str, is_recovery: bool) -> None:
+    def __init__(
+        self, world: ObjectsWorld, name: str, is_recovery: bool, done: Callable[[Ending | None], None] | None = None
+    ) -> None:
         self.found: TailFound | None = None
+        self._done = done
         self._world = world
         self._name = name
         self._is_recovery = is_recovery
@@ -349,15 +464,32 @@ class TailProcess:
 
     def _tell(self, fact: Listed | HeadsRead | ChunkPut | None) -> None:
         if fact is None:
+            if not self._is_gone():
+                self._over(Ending.DAMAGED)
             return
         try:
             self._machine, effects = self._machine.after(fact)
         except DamagedError as error:
-            if self._world.has_lost:
+            if not self._is_gone():
+                if not self._world.has_lost:
+                    raise Violation("C9" if self._world.deletes else "C4", f"{self._name}: {error}") from error
                 self._world.reached["told_as_damage"] += 1
-                return
-            raise Violation("C4", f"{self._name}: {error}") from error
+                self._over(Ending.DAMAGED)
+            return
         self._perform(effects)
+
+    def _is_gone(self) -> bool:
+        """Whether there is no BEGIN; then the search ends."""
+        if 0 in self._world.chunks and not self._world.is_deleted:  # a late request may create BEGIN again
+            return False
+        self._world.reached["not_found"] += 1
+        self._over(Ending.MISSING)
+        return True
+
+    def _over(self, ending: Ending | None) -> None:
+        if self._done is not None:
+            done, self._done = self._done, None
+            done(ending)
 
     def _list(self, behind: int) -> None:
         world = self._world
@@ -380,22 +512,29 @@ class TailProcess:
                     world.reached["outrun"] += self._reads > 1
                     if self._reads > READS_MAX:
                         raise Violation("C5", f"{self._name}: read heads {self._reads} times, and finds no end")
-                    heads = world.read_heads(numbers)
-                    world.later(world.rng.uniform(0.001, 0.05), lambda heads=heads: self._tell(heads))  # type: ignore[misc]  # a default
+                    world.later(world.rng.uniform(0.001, 0.05), partial(self._read, numbers))
                 case CreateChunk(number):
                     data = world.chunk(effect, self._nonce, (), sum(map(len, world.counted[: effect.first])))
                     world.create(number, data, lambda result, number=number: self._tell(ChunkPut(number, result)))  # type: ignore[misc]  # a default
                 case TailFound():
                     self._check(effect)
                 case NoChain() | GivenUp():
-                    if world.now_s < END_S and world.chunks:
+                    if self._done is not None:
+                        self._over(Ending.MISSING if isinstance(effect, NoChain) else None)
+                    elif world.now_s < END_S and 0 in world.chunks:
                         world.later(1.0, self.start)
                 case _:
                     raise AssertionError(effect)
 
+    def _read(self, numbers: Sequence[int]) -> None:
+        if not self._is_gone():
+            heads = self._world.read_heads(numbers)
+            self._world.later(self._world.rng.uniform(0.001, 0.05), partial(self._tell, heads))
+
     def _check(self, found: TailFound) -> None:
         world = self._world
         self.found = found
+        self._over(Ending.ENDED)
         world.reached["recovered" if self._is_recovery else "tail"] += 1
         if self._began_with_loss and found.end < self._confirmed:
             raise Violation("C7", f"{self._name} found {found}, {self._confirmed} were confirmed, and a chunk is lost")
@@ -404,11 +543,76 @@ class TailProcess:
         size = sum(map(len, world.counted[: found.end]))
         if found.is_ended:
             if not (world.has_ended and found.end == len(world.counted) and found.payload_bytes == size):
-                raise Violation("C2", f"{self._name} found the end {found}, {len(world.counted)} count")
+                name = "C9" if world.deletes else "C2"
+                raise Violation(name, f"{self._name} found the end {found}, {len(world.counted)} count")
         elif self._is_recovery:
             raise Violation("C2", f"{self._name} recovered and found no end: {found}")
         if not self._confirmed <= found.end <= len(world.counted):
-            raise Violation("C3", f"{self._name} found {found}, {self._confirmed} were confirmed before")
+            name = "C9" if world.deletes else "C3"
+            raise Violation(name, f"{self._name} found {found}, {self._confirmed} were confirmed before")
+
+
+class DeleterProcess:
+    """Deletes the segment, and dies after so many steps."""
+
+    def __init__(self, world: ObjectsWorld, dies_after: int) -> None:
+        self._world = world
+        self._steps_left = dies_after
+        self._nonce = world.nonce()
+        self._machine = ChainDeletion()
+
+    def start(self) -> None:
+        if self._world.chunks:
+            self._machine, effects = self._machine.begin()
+            self._perform(effects)
+
+    def _tell(self, fact: DeletionFact) -> None:
+        self._machine, effects = self._machine.after(fact)
+        self._perform(effects)
+
+    def _later(self, do: Callable[[], None]) -> None:
+        self._steps_left -= 1
+        if self._steps_left:
+            self._world.later(self._world.rng.uniform(0.001, 0.05), do)
+        else:
+            self._world.reached["died_deleting"] += 1
+
+    def _perform(self, effects: Sequence[DeletionEffect]) -> None:
+        world = self._world
+        [effect] = effects
+        match effect:
+            case EndSegment():
+                self._later(TailProcess(world, "deleter", True, self._ended).start)
+            case ListAll():
+                self._later(self._list)
+            case ReadKinds(numbers):
+                self._later(partial(self._read, numbers))
+            case CreateChunk(number):
+                data = world.chunk(effect, self._nonce, (), 0)
+                world.create(number, data, lambda result: self._later(partial(self._tell, ChunkPut(number, result))))
+            case DeleteChunks(numbers):
+                self._delete(world.rng.sample(numbers, len(numbers)))
+            case SegmentDeleted() | GivenUp():
+                pass
+
+    def _ended(self, ending: Ending | None) -> None:
+        if ending is not None:  # else the recovery gave up, and so does the deletion
+            self._later(partial(self._tell, EndingTried(ending)))
+
+    def _list(self) -> None:
+        chunks = self._world.chunks
+        short = frozenset(number for number, data in chunks.items() if len(data) == HEAD_BYTES)
+        self._tell(AllListed(tuple(sorted(chunks)), short))
+
+    def _read(self, numbers: Sequence[int]) -> None:
+        self._tell(KindsRead(tuple(kind_of(number, self._world.chunks.get(number, b"")) for number in numbers)))
+
+    def _delete(self, left: Sequence[int]) -> None:
+        if left:
+            self._world.delete(left[0])
+            self._later(lambda: self._delete(left[1:]))
+        else:
+            self._later(lambda: self._tell(ChunksDeleted()))
 
 
 class FollowerProcess:
@@ -452,8 +656,8 @@ class FollowerProcess:
                     world.later(world.rng.uniform(0.001, 0.05), lambda heads=heads: self._tell(heads))  # type: ignore[misc]  # a default
                 case ChunksFound(heads):
                     for head in heads:
-                        if head.number not in world.chunks:
-                            assert world.has_lost
+                        if kind_of(head.number, world.chunks.get(head.number, b"")) is None:
+                            assert world.has_lost or world.deletes
                             self._is_over = True
                             return
                         if head.kind is ChunkKind.DATA:

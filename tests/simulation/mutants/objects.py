@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from dlog.objects.chain import ChainFollower, ChainTail, ChainWriter, TailSearch
+from dlog.objects.deletion import ChainDeletion
 from tests.simulation.mutants import edited
+from tests.simulation.objects_world import TailProcess
 from tests.simulation.worlds import Mutant
 
 Edit = tuple[str, str, str]
@@ -144,5 +146,52 @@ MUTANTS = (
         invariants=("C7",),
         style="lost",
         parts=planted(ChainWriter, ("_create", "self.in_flight[0][0] if self.in_flight else self.next_number", "0")),
+    ),
+    Mutant(
+        name="a deletion removes the fence",
+        invariants=("C8",),
+        style="deleted",
+        parts=planted(ChainDeletion, ("_delete_chunks", "kind in (ChunkKind.FENCE, None)", "kind is None")),
+    ),
+    Mutant(
+        name="a deletion removes what may be a fence",
+        invariants=("C8",),
+        style="deleted",
+        parts=planted(ChainDeletion, ("_delete_chunks", "kind in (ChunkKind.FENCE, None)", "kind is ChunkKind.FENCE")),
+    ),
+    Mutant(
+        name="a damaged segment is deleted without a fence",
+        invariants=("C8",),
+        style="deleted",
+        parts=planted(
+            ChainDeletion, ("after", "EndingTried(Ending.ENDED):", "EndingTried(Ending.ENDED | Ending.DAMAGED):")
+        ),
+    ),
+    Mutant(
+        name="of a damaged segment one number is taken",
+        invariants=("C8",),
+        style="deleted",
+        parts=planted(ChainDeletion, ("_near", "top - 4 * self.in_flight_max + 1", "top + 1")),
+    ),
+    Mutant(
+        name="a deletion begins with the other chunks",
+        invariants=("C9",),
+        style="deleted",
+        parts=planted(
+            ChainDeletion,
+            ("_delete_begin", "step=Step.DELETING_BEGIN), [DeleteChunks((0,))]", "step=Step.LISTING), [ListAll()]"),
+        ),
+    ),
+    Mutant(
+        name="a search does not see that there is no segment",
+        invariants=("C9",),
+        style="deleted",
+        parts={"planted": ((TailProcess, edited(TailProcess, ("_read", "if not self._is_gone():", "if True:"))),)},
+    ),
+    Mutant(
+        name="a deletion passes over a chunk",
+        invariants=("C10",),
+        style="deleted",
+        parts=planted(ChainDeletion, ("_delete_chunks", "number not in last)", "number not in last and number % 7)")),
     ),
 )
