@@ -151,9 +151,11 @@ class ChainView:
         [effect] = follower.poll()
         assert isinstance(effect, ListBehind)
         listed = await self._store.reads.numbers_behind(self.chain, effect.number - 1, PAGE)
-        if not listed or listed[0] != effect.number:
+        is_there = bool(listed) and listed[0] == effect.number
+        if not is_there and await self._store.reads.index(self.chain) is None:
             raise await self._store.missing(self.chain)
-        if listed[-1] - listed[0] > STEPS_MAX:  # many chunks, or a gap that no writer leaves
+        is_gap_next = len(listed) > 1 and listed[1] > listed[0] + 1
+        if not is_there or is_gap_next or listed[-1] - listed[0] > STEPS_MAX:
             self.advance(await self._store.find_tail_of(self.chain))
             return
         _, effects = follower.after(Listed(effect.number, listed[1:]))
@@ -266,7 +268,7 @@ class S3DirectReader:
     async def object_of(self, entry: EntryId) -> str:
         """The location of the object with an entry up to the LAC, for tools. Raises StoreError."""
         start = await self._view.chunk_of(entry)
-        return str(self._view.chain.place(start.head.number))
+        return str(await self._store.reads.place_of(self._view.chain, start.head.number))
 
     def learn_lac(self, lac: EntryId) -> None:
         self._view.learn_lac(lac)

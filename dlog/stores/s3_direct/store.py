@@ -2,6 +2,8 @@
 
     <root>/<cluster>/marker                            shows that the cluster's segments are here
     <root>/<cluster>/segments/<segment>/<number>       chunks; the segment is a random name that is never used again
+    <root>/<cluster>/segments/<segment>/index          where the chunks with entries are, once they are merged
+    <root>/<cluster>/segments/<segment>/data-<nonce>   merged chunks
 
 Visible entries are final, since a chunk that counts is never dropped.
 
@@ -11,6 +13,8 @@ Invariants:
   mounted. Nothing is created without the marker, either.
 - `delete` removes BEGIN first. A crash behind that leaves chunks that no call reads; `list` finds them, and a
   repetition removes them.
+- Where there is an index, it tells the end and has the entries (dlog/objects/merge.py): chunks may be missing. It is
+  looked for after the last listing of a search, and where a chunk is missing.
 - FENCEs outlive the deletion (dlog/objects/deletion.py). A fenced writer that wakes up later, with entries to append,
   must find its number taken: else they would be acknowledged, and nobody would ever read them.
 """
@@ -55,6 +59,27 @@ from dlog.objects.deletion import (
     ReadKinds,
     SegmentDeleted,
 )
+from dlog.objects.merge import (
+    BeginSought,
+    ChunksCopied,
+    CopyChunks,
+    CopyRead,
+    CreateIndex,
+    DeleteCopy,
+    DeleteMerged,
+    EndSought,
+    IndexPut,
+    IndexSought,
+    Merged,
+    MergeFact,
+    MergeOver,
+    ReadCopy,
+    Removed,
+    SeekBegin,
+    SeekEnd,
+    SeekIndex,
+    SegmentMerge,
+)
 from dlog.options import MiB
 from dlog.stores.contract import (
     STAGE,
@@ -72,7 +97,7 @@ from dlog.stores.contract import (
     Verification,
 )
 from dlog.stores.object_storage.async_lru_cache import AsyncLruCache
-from dlog.stores.object_storage.locations import Location
+from dlog.stores.object_storage.locations import Location, parse_location
 from dlog.stores.object_storage.port import Creation, Objects
 from dlog.stores.object_storage.probe import NONCE_HEX, probe
 from dlog.stores.s3_direct.chunks import (
@@ -83,6 +108,7 @@ from dlog.stores.s3_direct.chunks import (
     Extent,
     Key,
     check_name,
+    is_merged,
     number_of,
     parse_description,
     segment_of,
@@ -91,7 +117,16 @@ from dlog.stores.s3_direct.options import NAME, S3_DIRECT_SETTINGS, ObjectsOptio
 from dlog.stores.s3_direct.put_budget import PutBudget
 from dlog.stores.s3_direct.reader import ChainView, S3DirectReader
 from dlog.stores.s3_direct.writer import S3DirectWriter
-from dlog.wire.chunk import HEAD_BYTES, NONCE_BYTES, ChunkKind, encode_chunk
+from dlog.wire.chunk import (
+    HEAD_BYTES,
+    NONCE_BYTES,
+    ChunkHead,
+    ChunkKind,
+    decode_body,
+    decode_head,
+    encode_chunk,
+)
+from dlog.wire.chunk_index import INDEX_HEAD_BYTES, ChunkIndex, encode_index, make_index
 
 ENTRY_BYTES_MAX = 1 * MiB
 PUTS_IN_FLIGHT = 8  # of a segment, see IN_FLIGHT_MAX of the chain
@@ -148,7 +183,7 @@ class S3DirectStore:
         self.options = options
         self.objects = objects
         self.budget = PutBudget(options.puts_per_s)
-        self.cache: AsyncLruCache[Key, ChunkStart | Extent] = AsyncLruCache(options.cache_bytes_max)
+        self.cache: AsyncLruCache[Key, ChunkStart | Extent | ChunkIndex] = AsyncLruCache(options.cache_bytes_max)
         self.reads = ChunkReads(objects, options, self.cache)
         self._find_folder = find_folder
         self._creates = creates
@@ -275,8 +310,49 @@ class S3DirectStore:
                 case SegmentDeleted():
                     break
             machine, effects = machine.after(fact)
+        merged = [one async for one in self.objects.list(chain.folder) if is_merged(chain.folder, one)]
+        await self.objects.delete_many([location for one in merged if (location := parse_location(one.location))])
         async for left in self.objects.unfinished(chain.folder):
             await self.objects.discard(left)
+
+    async def merge(self, name: str) -> Merged:
+        """Merge the chunks of a segment that has ended into one object; at a later call, delete them.
+
+        Raises StoreError; nothing is lost then, and it may be called again."""
+        chain = await self._chain(name)
+        nonce = self._rng.randbytes(NONCE_BYTES)
+        machine, effects = SegmentMerge().begin()
+        try:
+            while True:
+                [effect] = effects
+                fact: MergeFact
+                match effect:
+                    case SeekIndex():
+                        fact = await self._seek_index(chain)
+                    case SeekEnd():
+                        fact = EndSought(await self._find(chain, is_recovery=False))
+                    case CopyChunks(first, end):
+                        fact = ChunksCopied(await self._copy_chunks(chain, nonce, first, end))
+                    case ReadCopy():
+                        fact = CopyRead(await self._read_copy(chain, nonce, machine.heads))
+                    case CreateIndex(heads):
+                        data = encode_index(make_index(nonce, heads))
+                        fact = IndexPut(await self._create(chain, chain.index, [data], INDEX_HEAD_BYTES))
+                    case SeekBegin():
+                        fact = BeginSought(await self._exists(chain))
+                    case DeleteCopy(with_index):
+                        if with_index:
+                            await self.objects.delete(chain.index)
+                        await self.objects.delete(chain.data(nonce))
+                        fact = Removed()
+                    case DeleteMerged(first, end):
+                        await self._delete_merged(chain, first, end)
+                        fact = Removed()
+                    case MergeOver(result):
+                        return result
+                machine, effects = machine.after(fact)
+        except DamagedError as error:
+            raise SegmentCorruptError(f"{error.message}: folder={chain.folder}") from error
 
     async def list(self) -> AsyncIterator[str]:
         """See SegmentStore.list. Also yields deleted segments of which more than FENCEs is left."""
@@ -333,12 +409,15 @@ class S3DirectStore:
             await self.budget.take()
         else:
             self.budget.take_nowait()
+        return await self._create(chain, chain.place(number), parts, HEAD_BYTES)
+
+    async def _create(self, chain: Chain, location: Location, parts: Sequence[Buffer], head_bytes: int) -> Put:
         now_s: Callable[[], float] = asyncio.get_running_loop().time
         end_s, delay_s = now_s() + self.options.retry_s, _RETRY_FIRST_S
         while True:
             try:
                 created = await self.objects.create_if_absent(
-                    chain.place(number), parts, head_bytes=HEAD_BYTES, within=chain.segments.parent
+                    location, parts, head_bytes=head_bytes, within=chain.segments.parent
                 )
             except SegmentNotFoundError:
                 return Put.EXISTS  # another process's chunk was there, and was deleted with the segment
@@ -460,7 +539,10 @@ class S3DirectStore:
                         fact = Listed(number, await self.reads.numbers_behind(chain, number, PAGE))
                     case ReadHeads(numbers):
                         reading = self.cache.start(partial(self.reads.heads, chain, numbers), f"heads of {chain.name}")
+                        seeking = self.cache.start(partial(self.reads.index, chain), f"index of {chain.name}")
                         await self._begin(chain)
+                        if (index := await seeking) is not None:
+                            return tail_of(index)
                         fact = HeadsRead(await reading)
                     case CreateChunk(number):
                         made = await self._create_fence(chain, effect, nonce, machine.payload_bytes)
@@ -474,6 +556,8 @@ class S3DirectStore:
                 machine, effects = machine.after(fact)
         except DamagedError as error:
             await self._begin(chain)  # deleted meanwhile?
+            if (index := await self.reads.index(chain)) is not None:
+                return tail_of(index)
             raise SegmentCorruptError(f"{error.message}: folder={chain.folder}") from error
         except SegmentNotFoundError as error:
             raise await self.missing(chain) from error
@@ -511,6 +595,63 @@ class S3DirectStore:
         sizes = {number: one.bytes for one in found if (number := number_of(chain.folder, one)) is not None}
         return AllListed(tuple(sizes), frozenset(number for number, size in sizes.items() if size == HEAD_BYTES))
 
+    async def _seek_index(self, chain: Chain) -> IndexSought:
+        index = await self.reads.index(chain)
+        if index is None:
+            return IndexSought(None)
+        found = [one async for one in self.objects.list(chain.folder) if one.location == str(chain.index)]
+        if not found:
+            raise await self.missing(chain)
+        age_ms = await self.objects.now_unix_ms(chain.segments) - found[0].modified_unix_ms
+        return IndexSought(index.end_number, age_ms >= 1000 * self.options.merged_grace_s)
+
+    async def _copy_chunks(self, chain: Chain, nonce: bytes, first: int, end: int) -> tuple[ChunkHead, ...]:
+        """Copy chunks to a data object, one after another, each checked."""
+        heads: list[ChunkHead] = []
+        writing = await self.objects.create(chain.data(nonce))
+        try:
+            for number in range(first, end):
+                head, data = await self.reads.whole(chain, number)
+                heads.append(head)
+                await writing.write([data])
+            await writing.finish()
+        except BaseException:
+            await writing.abort()
+            raise
+        return tuple(heads)
+
+    async def _read_copy(self, chain: Chain, nonce: bytes, heads: Sequence[ChunkHead]) -> tuple[ChunkHead, ...]:
+        """The heads of the chunks in a data object, all of which is checked. Raises DamagedError."""
+        found: list[ChunkHead] = []
+        at = 0
+        for head in heads:
+            size = HEAD_BYTES + head.body_bytes
+            data = await self.objects.read(chain.data(nonce), at, size)
+            found.append(decode_head(data))
+            decode_body(found[-1], data[HEAD_BYTES:])
+            at += size
+        return tuple(found)
+
+    async def _exists(self, chain: Chain) -> bool:
+        try:
+            await self._begin(chain)
+        except SegmentNotFoundError:
+            return False
+        return True
+
+    async def _delete_merged(self, chain: Chain, first: int, end: int) -> None:
+        """Delete merged chunks in their order, and data objects that the index does not name."""
+        index = await self.reads.index(chain)
+        assert index is not None, "an index is never deleted before its segment"
+        kept = {str(chain.index), str(chain.data(index.nonce))}
+        found = [one async for one in self.objects.list(chain.folder)]
+        numbers = [number for one in found if (number := number_of(chain.folder, one)) is not None]
+        chunks = sorted(number for number in numbers if first <= number < end)
+        for at in range(0, len(chunks), PAGE):
+            await self.objects.delete_many([chain.place(number) for number in chunks[at : at + PAGE]])
+        others = [one.location for one in found if is_merged(chain.folder, one) and one.location not in kept]
+        await self.objects.delete_many([place for other in others if (place := parse_location(other)) is not None])
+
     async def _last_payloads(self, chain: Chain, found: TailFound) -> tuple[bytes, ...]:
         """Payloads of the last entries, if the recovery has read them."""
         start = self.cache.find((chain.name, found.next_number - 1, -1))
@@ -527,6 +668,11 @@ class S3DirectStore:
         told = "the payload's checksum does not match"
         entries = range(start.head.first, start.head.end)
         return [(EntryId(one), told) for one in entries if not await self.reads.payloads(chain, start, one, one, 0)]
+
+
+def tail_of(index: ChunkIndex) -> TailFound:
+    """The tail of a merged segment."""
+    return TailFound(index.entries, index.end_number, index.payload_bytes, True)
 
 
 def wrong_root(folder: Location) -> str:
