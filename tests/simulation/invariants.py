@@ -249,4 +249,19 @@ INVARIANTS = {
         OBJECTS,
         "ObjectsWorld._finish_deletion",
     ),
+    "C11": Invariant(
+        "while a segment exists, all entries that count are in its chunks or in the data that its index names",
+        OBJECTS,
+        "ObjectsWorld.check_kept",
+    ),
+    "C12": Invariant(
+        "a merged segment has the end and the entries that it had before, for everybody",
+        OBJECTS,
+        "TailProcess._check, FollowerProcess._tell, MergeProcess._tell",
+    ),
+    "C13": Invariant(
+        "a merge that is repeated to its end leaves BEGIN, the end, the index and its data",
+        OBJECTS,
+        "ObjectsWorld._finish_merge",
+    ),
 }

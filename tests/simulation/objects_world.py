@@ -9,9 +9,10 @@ Styles of plan:
 - "long": a chain of hundreds of chunks and short pages of its listings, with few faults;
 - "fenced": recoveries begin while the writer has many chunks in flight, which land late;
 - "lost": another program deletes a chunk that was confirmed, and is known to be by a chunk above it;
-- "deleted": the segment is deleted, by processes that die at any step, while its writer is frozen, and is read.
+- "deleted": the segment is deleted, by processes that die at any step, while its writer is frozen, and is read;
+- "merged": chunks are merged, by processes that die at any step, and the segment may be deleted meanwhile.
 
-The invariants C1 to C10 are in invariants.py.
+The invariants C1 to C13 are in invariants.py.
 """
 
 from __future__ import annotations
@@ -64,14 +65,36 @@ from dlog.objects.deletion import (
     ReadKinds,
     SegmentDeleted,
 )
+from dlog.objects.merge import (
+    BeginSought,
+    ChunksCopied,
+    CopyChunks,
+    CopyRead,
+    CreateIndex,
+    DeleteCopy,
+    DeleteMerged,
+    EndSought,
+    IndexPut,
+    IndexSought,
+    MergeEffect,
+    MergeFact,
+    MergeOver,
+    ReadCopy,
+    Removed,
+    SeekBegin,
+    SeekEnd,
+    SeekIndex,
+    SegmentMerge,
+)
 from dlog.wire.chunk import HEAD_BYTES, ChunkHead, ChunkKind, decode_body, decode_head, encode_chunk
+from dlog.wire.chunk_index import ChunkIndex, decode_index, encode_index, make_index
 from tests.simulation.kernel import Violation, judged
 from tests.simulation.mutants import planting
 from tests.simulation.plan import Plan
 from tests.simulation.worlds import Outcome, Room
 
 WhenAwake = Callable[[Callable[[], None]], None]
-STYLES = ("swarm", "long", "fenced", "lost", "deleted")
+STYLES = ("swarm", "long", "fenced", "lost", "deleted", "merged")
 MUST_REACH = (
     "ack",
     "recovered",
@@ -93,9 +116,16 @@ MUST_REACH = (
     "died_deleting",
     "not_found",
     "woke_up",
+    "merged",
+    "cleaned",
+    "merge_was_late",
+    "died_merging",
+    "followed_merged",
+    "found_merged",
 )
 PROGRESS = {"acks": ("ack",), "recoveries": ("recovered",), "entries followed": ("followed",)}
 SEGMENT = b"segment " * 2
+INDEX = -1  # in place of a chunk's number
 PUT_ATTEMPTS = 3
 READS_MAX = 4 + 2 * IN_FLIGHT_MAX  # of one recovery: a FENCE stops the writer so far ahead
 END_S = 1000.0
@@ -130,6 +160,15 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         config |= {"begins_at": rng.choice((0.2, 0.5)), "finders_begin_at": 0.6, "recoveries": rng.choice((0, 1, 3))}
         config |= {"finders": 10, "followers": 2, "freezes_at": rng.choice((0.05, 0.2, 0.4, 1.0))}
         config |= {"deleters": rng.randint(1, 3), "deletes_at": rng.choice((0.3, 0.6)), "damages": rng.random() < 0.3}
+    if style == "merged":
+        config |= {"entries": rng.choice((5, 20, 60)), "chunk_bytes_max": rng.choice((1, 20)), "dies_at": 0.0}
+        config |= {"recoveries": rng.choice((0, 1)), "begins_at": rng.choice((0.2, 0.5)), "followers": 2}
+        config |= {"finders": 10, "finders_begin_at": 1.0, "freezes_at": rng.choice((0.2, 0.5, 100.0))}
+        config |= {"followers_begin_within_s": 6}
+        config |= {"mergers": rng.randint(1, 5), "merges_at": rng.choice((0.3, 1.0)), "damages": False}
+        config |= {"late_s": rng.choice((0.2, 2.0)), "faults": rng.choice((0.0, 0.05, 0.3))}
+        if rng.random() < 0.4:
+            config |= {"deleters": 1, "deletes_at": rng.choice((0.5, 1.5))}
     return Plan(seed=seed, config=config)
 
 
@@ -155,7 +194,10 @@ class ObjectsWorld:
         self.contiguous: dict[int, int] = {}  # of the writer's chunks: how many were confirmed when it was created
         self.has_lost = False  # a chunk that counts
         self.is_deleted = False  # BEGIN is; what is created from then on does not count
-        self.deletes = False  # any chunk of the segment was deleted
+        self.deletes = False  # any chunk of the segment was deleted, by its deletion
+        self.is_quiet = False  # no faults, and no grace period
+        self.index: bytes | None = None
+        self.copies: dict[bytes, bytes] = {}  # by nonce
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
 
     def run(self) -> None:
@@ -170,8 +212,12 @@ class ObjectsWorld:
             self.later(begins_at * self.rng.uniform(0, 2), TailProcess(self, f"t{name}", False).start)
         if "loses_at" in config:
             self.later(config["loses_at"], self._lose)
-        if "deleters" in config:
+        if "freezes_at" in config:
             self.later(config["freezes_at"], writer.freeze)
+        for _ in range(config.get("mergers", 0)):
+            dies_after = self.rng.choice((3, 6, 12, 30, 80, 1000, 1000))
+            self.later(config["merges_at"] * self.rng.uniform(0.5, 3), MergeProcess(self, dies_after).start)
+        if "deleters" in config:
             for _ in range(config["deleters"]):
                 dies_after = self.rng.choice((2, 4, 6, 8, 12, 1000))
                 self.later(config["deletes_at"] * self.rng.uniform(0.8, 2), DeleterProcess(self, dies_after).start)
@@ -179,7 +225,7 @@ class ObjectsWorld:
                 self.later(config["deletes_at"] * self.rng.uniform(0.5, 2), self._damage)
         followers = [FollowerProcess(self) for _ in range(config["followers"])]
         for follower in followers:
-            self.later(self.rng.uniform(0, 1), follower.poll)
+            self.later(self.rng.uniform(0, config.get("followers_begin_within_s", 1)), follower.poll)
         self._drain()
         if "deleters" in config:
             self._finish_deletion(writer)
@@ -187,6 +233,10 @@ class ObjectsWorld:
         last = TailProcess(self, "last", True)
         last.start()
         self._drain()
+        writer.wake_up()
+        self._drain()
+        if "mergers" in config:
+            self._finish_merge()
         if self.has_lost:
             return
         if last.found is None and self.chunks:
@@ -204,12 +254,62 @@ class ObjectsWorld:
             self._drain()
             writer.wake_up()
             self._drain()
+        self.is_quiet = True
         DeleterProcess(self, 10**9).start()
         self._drain()
         kinds = [kind_of(number, data) for number, data in self.chunks.items()]
         if any(kind not in (ChunkKind.FENCE, None) for kind in kinds):
             raise Violation("C10", f"the segment is deleted, and these are left: {kinds}")
         self.reached["deleted"] += 1
+
+    def _finish_merge(self) -> None:
+        """Merge, and delete what is merged."""
+        self.is_quiet = True
+        for _ in range(3):
+            MergeProcess(self, 10**9).start()
+            self._drain()
+        self.check_kept()
+        index = self.find_index()
+        if index is None:
+            if len(self.counting) > 3:
+                raise Violation("C13", f"{len(self.counting)} chunks count, and are not merged")
+            return
+        left = [number for number in self.chunks if 0 < number < index.end_number]
+        if left or list(self.copies) != [index.nonce]:
+            raise Violation("C13", f"the segment is merged, and chunks {left} and {len(self.copies)} copies are left")
+
+    def check_kept(self) -> None:
+        """Check that the entries that count are in chunks, or in the data of the index."""
+        if self.is_deleted or not self.chunks:
+            return
+        index = self.find_index()
+        there = [0] if index is not None else range(len(self.counting))
+        if not self.chunks.keys() >= set(there):
+            raise Violation("C11", f"of {len(self.counting)} chunks that count these are left: {sorted(self.chunks)}")
+        if index is not None and self.merged_entries(index) != self.counted:
+            raise Violation("C11", f"of {len(self.counted)} entries the index has {index.entries}, or other ones")
+
+    def find_index(self) -> ChunkIndex | None:
+        return decode_index(self.index) if self.index is not None else None
+
+    def merged_entries(self, index: ChunkIndex) -> list[bytes] | None:
+        """The entries in the data of an index; None if the data are missing."""
+        data = self.copies.get(index.nonce)
+        if data is None:
+            return None
+        found: list[bytes] = []
+        for number in range(1, index.end_number):
+            at, size = index.place(number) or (0, 0)
+            found += map(bytes, decode_body(decode_head(data[at:]), data[at + HEAD_BYTES : at + size]))
+        return found
+
+    def read_chunk(self, number: int) -> bytes | None:
+        """A chunk, of its object or of the merged data; None if there is none."""
+        index = self.find_index()
+        place = index.place(number) if index is not None else None
+        if number in self.chunks or index is None or place is None or index.nonce not in self.copies:
+            return self.chunks.get(number)
+        return self.copies[index.nonce][place[0] : sum(place)]
 
     def _damage(self) -> None:
         """Make the last chunks unreadable, or one of them."""
@@ -241,7 +341,7 @@ class ObjectsWorld:
         """Create a chunk unless there is one; `done` gets what is certain. when_awake: runs the steps of the process
         that asks."""
         rng, delay_s = self.rng, self.rng.uniform(0.01, 0.1)
-        fault = rng.choice(("lost_request", "lost_answer", "late", "repeated")) if self._fails() else ""
+        fault = rng.choice(("lost_request", "lost_answer", "late", "repeated")) if self._fails(number) else ""
         if fault:
             self.reached[fault] += 1
 
@@ -268,13 +368,14 @@ class ObjectsWorld:
     def _land_late(self, number: int, data: bytes) -> None:
         self._put(number, data)
 
-    def _fails(self) -> bool:
-        return self.now_s < END_S and self.rng.random() < self.config["faults"]
+    def _fails(self, number: int) -> bool:
+        share = self.config["faults"] if number != INDEX else 0.8
+        return self.now_s < END_S and not self.is_quiet and self.rng.random() < share
 
     def _resolve(
         self, number: int, data: bytes, done: Callable[[Put], None], attempt: int, when_awake: WhenAwake
     ) -> None:
-        there = self.chunks.get(number)
+        there = self.chunks.get(number) if number != INDEX else self.index
         if there is not None:
             done(Put.MADE if there[:HEAD_BYTES] == data[:HEAD_BYTES] else Put.EXISTS)
         elif attempt < PUT_ATTEMPTS:
@@ -283,6 +384,11 @@ class ObjectsWorld:
             done(Put.UNKNOWN)
 
     def _put(self, number: int, data: bytes) -> bool:
+        if number == INDEX:
+            self.reached["merge_was_late"] += self.is_deleted
+            is_made, self.index = self.index is None, self.index or data
+            self.check_kept()
+            return is_made
         if number in self.chunks:
             return False
         self.chunks[number] = data
@@ -316,9 +422,9 @@ class ObjectsWorld:
     def read_heads(self, numbers: Sequence[int]) -> HeadsRead | None:
         """The answer; None if a chunk was deleted after it was listed, or its head is damaged."""
         try:
-            return HeadsRead(tuple(decode_head(self.chunks[number]) for number in numbers))
-        except (KeyError, DamagedError):
-            assert self.has_lost or self.deletes
+            return HeadsRead(tuple(decode_head(self.read_chunk(number) or b"") for number in numbers))
+        except DamagedError:
+            assert self.has_lost or self.deletes or self.index
             return None
 
     def chunk(self, effect: CreateChunk, nonce: bytes, payloads: Sequence[bytes], bytes_before: int) -> bytes:
@@ -470,9 +576,10 @@ class TailProcess:
         try:
             self._machine, effects = self._machine.after(fact)
         except DamagedError as error:
-            if not self._is_gone():
+            if not self._is_gone() and not self._is_merged():
                 if not self._world.has_lost:
-                    raise Violation("C9" if self._world.deletes else "C4", f"{self._name}: {error}") from error
+                    name = "C9" if self._world.deletes else "C12" if self._world.index else "C4"
+                    raise Violation(name, f"{self._name}: {error}") from error
                 self._world.reached["told_as_damage"] += 1
                 self._over(Ending.DAMAGED)
             return
@@ -484,6 +591,15 @@ class TailProcess:
             return False
         self._world.reached["not_found"] += 1
         self._over(Ending.MISSING)
+        return True
+
+    def _is_merged(self) -> bool:
+        """Whether there is an index; then the search ends."""
+        index = self._world.find_index()
+        if index is None:
+            return False
+        self._world.reached["found_merged"] += 1
+        self._check(TailFound(index.entries, index.end_number, index.payload_bytes, True))
         return True
 
     def _over(self, ending: Ending | None) -> None:
@@ -527,7 +643,7 @@ class TailProcess:
                     raise AssertionError(effect)
 
     def _read(self, numbers: Sequence[int]) -> None:
-        if not self._is_gone():
+        if not self._is_gone() and not self._is_merged():
             heads = self._world.read_heads(numbers)
             self._world.later(self._world.rng.uniform(0.001, 0.05), partial(self._tell, heads))
 
@@ -543,12 +659,12 @@ class TailProcess:
         size = sum(map(len, world.counted[: found.end]))
         if found.is_ended:
             if not (world.has_ended and found.end == len(world.counted) and found.payload_bytes == size):
-                name = "C9" if world.deletes else "C2"
+                name = "C9" if world.deletes else "C12" if world.index else "C2"
                 raise Violation(name, f"{self._name} found the end {found}, {len(world.counted)} count")
         elif self._is_recovery:
-            raise Violation("C2", f"{self._name} recovered and found no end: {found}")
+            raise Violation("C12" if world.index else "C2", f"{self._name} recovered and found no end: {found}")
         if not self._confirmed <= found.end <= len(world.counted):
-            name = "C9" if world.deletes else "C3"
+            name = "C9" if world.deletes else "C12" if world.index else "C3"
             raise Violation(name, f"{self._name} found {found}, {self._confirmed} were confirmed before")
 
 
@@ -592,7 +708,10 @@ class DeleterProcess:
                 world.create(number, data, lambda result: self._later(partial(self._tell, ChunkPut(number, result))))
             case DeleteChunks(numbers):
                 self._delete(world.rng.sample(numbers, len(numbers)))
-            case SegmentDeleted() | GivenUp():
+            case SegmentDeleted():
+                world.index = None
+                world.copies.clear()
+            case GivenUp():
                 pass
 
     def _ended(self, ending: Ending | None) -> None:
@@ -615,6 +734,110 @@ class DeleterProcess:
             self._later(lambda: self._tell(ChunksDeleted()))
 
 
+class MergeProcess:
+    """Merges the chunks of the segment, or deletes merged ones, and dies after so many steps."""
+
+    def __init__(self, world: ObjectsWorld, dies_after: int) -> None:
+        self._world = world
+        self._steps_left = dies_after
+        self._nonce = world.nonce()
+        self._machine = SegmentMerge()
+        self._heads: list[ChunkHead] = []
+        self._copy = b""
+
+    def start(self) -> None:
+        self._machine, effects = self._machine.begin()
+        self._perform(effects)
+
+    def _tell(self, fact: MergeFact) -> None:
+        try:
+            self._machine, effects = self._machine.after(fact)
+        except DamagedError as error:
+            if not self._world.deletes:
+                raise Violation("C12", f"a merge: {error}") from error
+            return
+        self._perform(effects)
+
+    def _later(self, do: Callable[[], None]) -> None:
+        self._steps_left -= 1
+        if self._steps_left:
+            self._world.later(self._world.rng.uniform(0.001, 0.05), do)
+        else:
+            self._world.reached["died_merging"] += 1
+
+    def _perform(self, effects: Sequence[MergeEffect]) -> None:
+        world = self._world
+        [effect] = effects
+        match effect:
+            case SeekIndex():
+                self._later(self._seek_index)
+            case SeekEnd():
+                tail = TailProcess(world, "merge", False, lambda ending: self._end_sought(tail, ending))
+                self._later(tail.start)
+            case CopyChunks(first, end):
+                self._later(partial(self._copy_chunk, first, end))
+            case ReadCopy():
+                self._later(self._read_copy)
+            case CreateIndex(heads):
+                data = encode_index(make_index(self._nonce, heads))
+                world.create(INDEX, data, lambda result: self._later(partial(self._tell, IndexPut(result))))
+            case SeekBegin():
+                self._later(lambda: self._tell(BeginSought(0 in world.chunks)))
+            case DeleteCopy(with_index):
+                self._later(partial(self._delete_copy, with_index))
+            case DeleteMerged(first, end):
+                self._later(partial(self._delete_merged, [n for n in sorted(world.chunks) if first <= n < end]))
+            case MergeOver(result):
+                world.reached[result.value] += 1
+
+    def _seek_index(self) -> None:
+        index = self._world.find_index()
+        is_due = self._world.is_quiet or self._world.rng.random() < 0.6
+        self._tell(IndexSought(index.end_number if index else None, is_due))
+
+    def _end_sought(self, tail: TailProcess, ending: Ending | None) -> None:
+        if ending is Ending.ENDED and tail.found is not None:
+            self._later(partial(self._tell, EndSought(tail.found)))
+
+    def _copy_chunk(self, number: int, end: int) -> None:
+        if number == end:
+            self._world.copies[self._nonce] = self._copy
+            self._tell(ChunksCopied(tuple(self._heads)))
+        elif (data := self._world.read_chunk(number)) is not None:
+            self._heads.append(decode_head(data))
+            self._copy += data
+            self._later(partial(self._copy_chunk, number + 1, end))
+
+    def _read_copy(self) -> None:
+        data, at = self._world.copies.get(self._nonce), 0
+        if data is None:
+            return
+        heads: list[ChunkHead] = []
+        while at < len(data):
+            heads.append(decode_head(data[at:]))
+            at += HEAD_BYTES + heads[-1].body_bytes
+        self._tell(CopyRead(tuple(heads)))
+
+    def _delete_copy(self, with_index: bool) -> None:
+        if with_index:
+            self._world.index = None
+        self._world.copies.pop(self._nonce, None)
+        self._world.check_kept()
+        self._tell(Removed())
+
+    def _delete_merged(self, numbers: Sequence[int]) -> None:
+        world = self._world
+        if numbers:
+            world.chunks.pop(numbers[0], None)
+            world.check_kept()
+            self._later(partial(self._delete_merged, numbers[1:]))
+            return
+        if (index := world.find_index()) is not None:
+            world.copies = {nonce: data for nonce, data in world.copies.items() if nonce == index.nonce}
+            world.check_kept()
+        self._tell(Removed())
+
+
 class FollowerProcess:
     """Reads the chain while it grows."""
 
@@ -630,7 +853,16 @@ class FollowerProcess:
         self._perform(self._machine.poll())
 
     def _tell(self, fact: Listed | HeadsRead | None) -> None:
-        if fact is None or self._is_over:
+        if self._is_over:
+            return
+        index, world = self._world.find_index(), self._world
+        if fact is None or (index is not None and 0 in world.chunks and self._machine.next_number not in world.chunks):
+            self._is_over = True
+            if index is not None and 0 in world.chunks and not world.is_deleted:
+                self.entries = world.merged_entries(index) or []
+                world.reached["followed_merged"] += 1
+                if self.entries != world.counted:
+                    raise Violation("C12", f"a follower reads {len(self.entries)} merged, {len(world.counted)} count")
             return
         try:
             self._machine, effects = self._machine.after(fact)
@@ -656,13 +888,13 @@ class FollowerProcess:
                     world.later(world.rng.uniform(0.001, 0.05), lambda heads=heads: self._tell(heads))  # type: ignore[misc]  # a default
                 case ChunksFound(heads):
                     for head in heads:
-                        if kind_of(head.number, world.chunks.get(head.number, b"")) is None:
+                        data = world.read_chunk(head.number)
+                        if data is None or kind_of(head.number, data) is None:
                             assert world.has_lost or world.deletes
                             self._is_over = True
                             return
                         if head.kind is ChunkKind.DATA:
-                            body = world.chunks[head.number][HEAD_BYTES:]
-                            self.entries += map(bytes, decode_body(head, body))
+                            self.entries += map(bytes, decode_body(head, data[HEAD_BYTES:]))
                             world.reached["followed"] += head.entries
                     if self.entries != world.counted[: len(self.entries)]:
                         raise Violation("C4", f"a follower believes {len(self.entries)}, {len(world.counted)} count")

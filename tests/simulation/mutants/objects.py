@@ -6,6 +6,7 @@ from typing import Any
 
 from dlog.objects.chain import ChainFollower, ChainTail, ChainWriter, TailSearch
 from dlog.objects.deletion import ChainDeletion
+from dlog.objects.merge import SegmentMerge
 from tests.simulation.mutants import edited
 from tests.simulation.objects_world import TailProcess
 from tests.simulation.worlds import Mutant
@@ -186,12 +187,56 @@ MUTANTS = (
         name="a search does not see that there is no segment",
         invariants=("C9",),
         style="deleted",
-        parts={"planted": ((TailProcess, edited(TailProcess, ("_read", "if not self._is_gone():", "if True:"))),)},
+        parts={"planted": ((TailProcess, edited(TailProcess, ("_read", "not self._is_gone() and ", ""))),)},
     ),
     Mutant(
         name="a deletion passes over a chunk",
         invariants=("C10",),
         style="deleted",
         parts=planted(ChainDeletion, ("_delete_chunks", "number not in last)", "number not in last and number % 7)")),
+    ),
+    Mutant(
+        name="a segment that has not ended is merged",
+        invariants=("C11", "C12"),
+        style="merged",
+        parts=planted(SegmentMerge, ("after", "not tail.is_ended or ", "")),
+    ),
+    Mutant(
+        name="a merge deletes the copy that an index may name",
+        invariants=("C11",),
+        style="merged",
+        parts=planted(SegmentMerge, ("after", "IndexPut(Put.EXISTS):", "IndexPut(Put.EXISTS | Put.UNKNOWN):")),
+    ),
+    Mutant(
+        name="chunks are deleted though it is unclear whether there is an index",
+        invariants=("C11",),
+        style="merged",
+        parts=planted(
+            SegmentMerge, ("after", "[MergeOver(Merged.UNKNOWN)]", "[DeleteMerged(1, self.tail.next_number)]")
+        ),
+    ),
+    Mutant(
+        name="BEGIN is deleted as merged",
+        invariants=("C11",),
+        style="merged",
+        parts=planted(SegmentMerge, ("after", "[DeleteMerged(1, end_number)]", "[DeleteMerged(0, end_number)]")),
+    ),
+    Mutant(
+        name="the fence is deleted as merged",
+        invariants=("C1", "C12"),
+        style="merged",
+        parts=planted(SegmentMerge, ("after", "[DeleteMerged(1, end_number)]", "[DeleteMerged(1, end_number + 1)]")),
+    ),
+    Mutant(
+        name="a search does not look for an index",
+        invariants=("C12",),
+        style="merged",
+        parts={"planted": ((TailProcess, edited(TailProcess, ("_is_merged", "if index is None:", "if True:"))),)},
+    ),
+    Mutant(
+        name="a merge leaves a chunk",
+        invariants=("C13",),
+        style="merged",
+        parts=planted(SegmentMerge, ("after", "[DeleteMerged(1, end_number)]", "[DeleteMerged(2, end_number)]")),
     ),
 )
