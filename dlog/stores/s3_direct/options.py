@@ -33,6 +33,7 @@ class ObjectsOptions(ObjectStorageOptions):
     fetches_max: int = option(16, "reads at a time")
     extent_bytes: int = option(2 * MiB, "bytes read at once from an object")
     reads_ahead: int = option(8, "reads that are begun before a sequential reader needs them")
+    merges: bool = option(True, "merge the objects of a segment that has ended into one")
     merged_grace_s: float = option(900.0, "how long the objects of a segment stay after they were merged into one")
     cache_bytes_max: int = option(64 * MiB, "memory for what was read and may be asked for again")
 

@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Protocol
 
 from dlog.errors import ConfigError, DamagedError, DLogError
+from dlog.events import Event
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.segment import StoreSettings
 from dlog.objects.chain import (
@@ -113,6 +114,7 @@ from dlog.stores.s3_direct.chunks import (
     parse_description,
     segment_of,
 )
+from dlog.stores.s3_direct.merger import SegmentMerger
 from dlog.stores.s3_direct.options import NAME, S3_DIRECT_SETTINGS, ObjectsOptions
 from dlog.stores.s3_direct.put_budget import PutBudget
 from dlog.stores.s3_direct.reader import ChainView, S3DirectReader
@@ -172,6 +174,7 @@ class S3DirectStore:
         *,
         creates: bool = False,
         entry_bytes_max: int = ENTRY_BYTES_MAX,
+        tell: Callable[[Event], None] = lambda _: None,
     ) -> None:
         self.capabilities = Capabilities(
             visible_is_final=True,
@@ -185,6 +188,7 @@ class S3DirectStore:
         self.budget = PutBudget(options.puts_per_s)
         self.cache: AsyncLruCache[Key, ChunkStart | Extent | ChunkIndex] = AsyncLruCache(options.cache_bytes_max)
         self.reads = ChunkReads(objects, options, self.cache)
+        self._merger = SegmentMerger(self.merge, options.merged_grace_s, tell) if creates and options.merges else None
         self._find_folder = find_folder
         self._creates = creates
         self._rng = rng
@@ -199,6 +203,8 @@ class S3DirectStore:
     async def __aenter__(self) -> S3DirectStore:
         await self.cache.__aenter__()
         self._is_open = True
+        if self._merger is not None:
+            self.cache.start(self._merger.run, "merges of segments")
         return self
 
     async def __aexit__(
@@ -236,6 +242,7 @@ class S3DirectStore:
     async def recover(self, ref: SegmentRef) -> RecoveredSegment:
         chain = await self._chain(ref.name)
         found = await self._find(chain, is_recovery=True)
+        self.ended(chain.name)
         return RecoveredSegment(EntryId(found.end - 1), await self._last_payloads(chain, found))
 
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> S3DirectReader:
@@ -245,6 +252,8 @@ class S3DirectStore:
         if view is None:
             view = self._views[chain.name] = ChainView(self, chain)
         view.advance(found)
+        if found.is_ended:
+            self.ended(chain.name)
         reader = S3DirectReader(self, view)
         self._readers.add(reader)
         return reader
@@ -446,6 +455,11 @@ class S3DirectStore:
         view = self._views.get(name)
         if view is not None:
             view.learn_lac(lac)
+
+    def ended(self, name: str) -> None:
+        """Merge a segment that has ended, in the background."""
+        if self._merger is not None:
+            self._merger.add(name)
 
     def writer_ended(self, writer: S3DirectWriter) -> None:
         self._writers.discard(writer)

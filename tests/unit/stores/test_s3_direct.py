@@ -98,7 +98,8 @@ class Cluster:
         self.name = self.name or name
 
     async def store(self, *, creates: bool = True, **changes: object) -> S3DirectStore:
-        options = ObjectsOptions(**{"root": str(ROOT), "linger_s": 0.0, "retry_s": 0.2, "puts_per_s": 1e6, **changes})  # type: ignore[arg-type]
+        fixed: dict[str, object] = {"root": str(ROOT), "linger_s": 0.0, "retry_s": 0.2, "puts_per_s": 1e6}
+        options = ObjectsOptions(**{**fixed, "merges": False, **changes})  # type: ignore[arg-type]
         find = folder_finder(self.objects, ROOT, self.read, self.record, self._rng)
         store = S3DirectStore(self.objects, find, options, random.Random(self._rng.random()), creates=creates)
         return await self._stack.enter_async_context(store)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from unittest.mock import patch
 
 import pytest
 
+from dlog.events import Event, MergeFailed
 from dlog.model.ids import EntryId
 from dlog.objects.merge import Merged
 from dlog.stores.contract import (
@@ -18,6 +21,7 @@ from dlog.stores.contract import (
     StoreUnavailableError,
 )
 from dlog.stores.object_storage.locations import Location
+from dlog.stores.s3_direct.merger import SegmentMerger
 from tests.memory_objects import MemoryWriter, PutFault
 from tests.unit.stores.test_s3_direct import Cluster, Objects, created, read_all, written
 
@@ -221,6 +225,48 @@ async def test_an_interrupted_deletion_of_a_merged_segment_is_finished_later(
     assert bool(objects_of(cluster, ref)) == (ref.name in [name async for name in other.list()])
     await other.delete(ref)
     assert objects_of(cluster, ref) == []
+
+
+async def test_a_segment_that_has_ended_is_merged_in_the_background(cluster: Cluster) -> None:
+    told: list[Event] = []
+    done = asyncio.Event()
+    results: list[Merged | Exception] = [StoreUnavailableError("busy"), Merged.MERGED, Merged.CLEANED]
+
+    async def merge(name: str) -> Merged:
+        result = results.pop(0)
+        if not results:
+            done.set()
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    merger = SegmentMerger(merge, 0.0, told.append)
+    with patch("dlog.stores.s3_direct.merger.RETRY_S", 0.0):
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(merger.run(), name="merges")
+            merger.add("a")
+            merger.add("a")
+            await done.wait()
+            await asyncio.sleep(0)
+            merger.add("a")
+            running.cancel()
+    assert told == [MergeFailed("a", "busy")]
+
+
+async def test_a_store_merges_what_it_has_sealed(cluster: Cluster) -> None:
+    class Watched(KilledObjects):
+        async def delete_many(self, locations: Sequence[Location]) -> None:
+            await super().delete_many(locations)
+            if not locations:  # the last step of a merge: no copy is left over
+                done.set()
+
+    done = asyncio.Event()
+    cluster.objects = Watched()
+    store = await cluster.store(merged_grace_s=0.0, merges=True)
+    ref = await written(store, PAYLOADS)
+    await done.wait()
+    assert len(objects_of(cluster, ref)) == 4
+    assert await read_all(await cluster.store(), ref) == PAYLOADS
 
 
 async def test_damaged_chunks_are_not_merged(cluster: Cluster) -> None:
