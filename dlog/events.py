@@ -544,6 +544,17 @@ class ObjectsOutOfReach(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class MergeFailed(Event):
+    """The objects of a segment that has ended could not be merged into one. Nothing is lost: the segment is read as
+    before. It is tried again, unless an object is damaged."""
+
+    name: ClassVar[str] = "objects.merge_failed"
+    level: ClassVar[str] = "warning"
+    segment: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TablePinsRegion(Event):
     """A table keeps many records of its region from being deleted: flush it and mark it, or drop it. records: of all
     tables, from its first live one on."""

@@ -296,4 +296,38 @@ INVARIANTS = {
         NODES,
         "NodesWorld._check_at_rest, NodeHost.finish",
     ),
+    "C7": Invariant(
+        "where a chunk is missing that is known to have been confirmed, nobody finds an end below what was confirmed",
+        OBJECTS,
+        "TailProcess._check",
+    ),
+    "C8": Invariant(
+        "in a deleted segment nothing is confirmed but what counted before, whenever its writer wakes up, and whatever "
+        "is damaged",
+        OBJECTS,
+        "WriterProcess._perform",
+    ),
+    "C9": Invariant(
+        "who reads a segment that is being deleted finds it whole or not at all", OBJECTS, "TailProcess._check, _tell"
+    ),
+    "C10": Invariant(
+        "a deletion that is repeated to its end leaves nothing but FENCEs and what may be one",
+        OBJECTS,
+        "ObjectsWorld._finish_deletion",
+    ),
+    "C11": Invariant(
+        "while a segment exists, all entries that count are in its chunks or in the data that its index names",
+        OBJECTS,
+        "ObjectsWorld.check_kept",
+    ),
+    "C12": Invariant(
+        "a merged segment has the end and the entries that it had before, for everybody",
+        OBJECTS,
+        "TailProcess._check, FollowerProcess._tell, MergeProcess._tell",
+    ),
+    "C13": Invariant(
+        "a merge that is repeated to its end leaves BEGIN, the end, the index and its data",
+        OBJECTS,
+        "ObjectsWorld._finish_merge",
+    ),
 }
