@@ -574,6 +574,7 @@ class ObjectControllerEnded(Event):
     controller: str
 
 
+@dataclass(frozen=True, slots=True)
 class NodeBegun(Event):
     """A node for streams in objects serves, or another process took over the work of one that does not answer. ranges:
     of streams, closed because the node's former process had them open."""
@@ -635,6 +636,7 @@ class MetadataSnapshotWritten(Event):
     records: int
 
 
+@dataclass(frozen=True, slots=True)
 class ObjectsUploaded(Event):
     """An upload of a node is committed."""
 
@@ -655,6 +657,7 @@ class MetadataSnapshotFailed(Event):
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
 class UploadStalled(Event):
     """An object could not be written; it is tried again. unuploaded_bytes: what the node keeps in memory and in its
     write-ahead log; appends are refused when that reaches its bound."""
@@ -664,3 +667,26 @@ class UploadStalled(Event):
     node: str
     reason: str
     unuploaded_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectsCompacted(Event):
+    """Objects of a node were replaced by others with the same entries. kind: of the plan."""
+
+    name: ClassVar[str] = "objects.compacted"
+    node: str
+    kind: str
+    sources: int
+    objects: int
+    bytes_read: int
+    bytes_written: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionFailed(Event):
+    """Objects of a node could not be compacted; it is tried again. Nothing is lost: reads need more requests."""
+
+    name: ClassVar[str] = "objects.compaction_failed"
+    level: ClassVar[str] = "warning"
+    node: str
+    reason: str
