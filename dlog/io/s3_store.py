@@ -79,7 +79,5 @@ async def open_s3_store(
     wal = choose_wal(options.wal, stores)
     wals = {name: store for name, store in stores.items() if name in WAL_STORES or name == options.wal}
     start = machine_starter(tell)
-    async with S3Store(
-        metadata, objects, find_objects, wal, wals, options, start, rng, node=node, tell=tell
-    ) as store:
+    async with S3Store(metadata, objects, find_objects, wal, wals, options, start, rng, node=node, tell=tell) as store:
         yield store

@@ -166,6 +166,11 @@ class ObjectNode:
         self._settle()
         return self._outbox.take()
 
+    @property
+    def error(self) -> NodeEndedError | None:
+        """Why it has ended; None: it has not."""
+        return self._error
+
     def read(self, stream: ObjectStreamId, start: int, end: int, bytes_max: int) -> list[StreamEntry]:
         """Confirmed entries from the cache; see NodeCache.read. What it does not have is in objects."""
         return self.cache.read(stream, start, end, bytes_max)

@@ -114,7 +114,9 @@ class Compactions:
                 match effect:
                     case CompactionDone(bytes_read, bytes_written):
                         sources, made = len(plan.sources), len(plan.new_objects)
-                        self._tell(ObjectsCompacted(plan.node, plan.kind.value, sources, made, bytes_read, bytes_written))
+                        self._tell(
+                            ObjectsCompacted(plan.node, plan.kind.value, sources, made, bytes_read, bytes_written)
+                        )
                         return True
                     case CompactionAbandoned(reason, error):
                         if error is not None:
@@ -197,5 +199,3 @@ class _Performer:
             return CommitRefused(error.message)
         assert isinstance(done, Done)
         return done
-
-

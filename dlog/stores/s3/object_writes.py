@@ -37,7 +37,9 @@ class ObjectWrites:
             parts = await asyncio.to_thread(encode_object, request, self._node)
         else:
             parts = encode_object(request, self._node)
-        await self.create(folder, request.object, object_location(folder, request.object, self._node, request.node_epoch), parts)
+        await self.create(
+            folder, request.object, object_location(folder, request.object, self._node, request.node_epoch), parts
+        )
         return ObjectWritten(sum(map(len, parts)), await self._objects.now_unix_ms(folder))
 
     async def create(self, folder: Location, object: ObjectId, location: Location, parts: Sequence[Buffer]) -> None:
@@ -60,5 +62,3 @@ def encode_object(request: WriteObject, node: NodeId) -> list[Buffer]:
 
 def _span(marks: EntryMarks | None) -> Span | None:
     return None if marks is None else Span(marks.first_txid, marks.last_txid, marks.time_ms, marks.time_ms)
-
-

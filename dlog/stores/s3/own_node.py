@@ -18,7 +18,8 @@ from dlog.model.object_streams import NodeEpoch, NodeId, ObjectStreamId
 from dlog.objects.node import ObjectNode
 from dlog.objects.node_messages import StartNode
 from dlog.objects.node_options import NodeOptions
-from dlog.stores.contract import StoreUnavailableError
+from dlog.stores.contract import StoreError, StoreUnavailableError
+from dlog.stores.s3.errors import store_error
 from dlog.stores.s3.metadata import MetadataView
 from dlog.stores.s3.node_services import NodeServices
 from dlog.stores.s3.object_writes import ObjectWrites
@@ -43,6 +44,10 @@ class RunningNode:
     @property
     def node_epoch(self) -> NodeEpoch:
         return self.machine.node_epoch
+
+    def error(self, otherwise: DLogError) -> StoreError:
+        """Why requests to it fail. otherwise: what the last one said."""
+        return store_error(self.machine.error or otherwise)
 
     async def stop(self) -> None:
         self.over.set()

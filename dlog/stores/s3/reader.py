@@ -72,8 +72,7 @@ class EntryReads:
             with suppress(StoreUnavailableError):
                 await self._store.metadata.fresh()
         with suppress(StoreUnavailableError, SegmentNotFoundError):
-            async with self._store.followers.use(view.node) as follower:
-                await follower.catch_up()
+            await self._store.views.follower(view).catch_up()
 
     async def _read_now(self, view: SegmentView, first: int, last: int, max_bytes: int) -> list[Buffer]:
         """What can be read now, by the image that is here; none: nothing."""
@@ -89,13 +88,10 @@ class EntryReads:
                 raise _deleted(view) from error
             if result.objects:
                 ref = result.objects[0]
-                return list(
-                    await store.reads.read(object_name(image, ref.object), ref, stream, start, end, max_bytes)
-                )
+                return list(await store.reads.read(object_name(image, ref.object), ref, stream, start, end, max_bytes))
         elif stream < image.next_stream:
             raise _deleted(view)
-        async with store.followers.use(view.node) as follower:
-            return await follower.read(stream, start, end, max_bytes)
+        return await store.views.follower(view).read(stream, start, end, max_bytes)
 
 
 def _deleted(view: SegmentView) -> SegmentNotFoundError:

@@ -46,7 +46,6 @@ from dlog.stores.contract import (
 from dlog.stores.object_storage.async_lru_cache import AsyncLruCache
 from dlog.stores.object_storage.port import Objects
 from dlog.stores.s3.compaction import Compactions
-from dlog.stores.s3.errors import store_error
 from dlog.stores.s3.failovers import Failovers
 from dlog.stores.s3.metadata import MetadataView
 from dlog.stores.s3.object_reads import ObjectGoneError, ObjectReads, object_name, payload_bytes
@@ -103,7 +102,9 @@ class S3Store:
         node: NodeId | None = None,
         tell: Callable[[Event], None] = lambda _: None,
     ) -> None:
-        largest = min([store.capabilities.entry_bytes_max for store in (*wals.values(), *([wal] if wal else []))] or [0])
+        largest = min(
+            [store.capabilities.entry_bytes_max for store in (*wals.values(), *([wal] if wal else []))] or [0]
+        )
         self.capabilities = Capabilities(
             visible_is_final=True,
             entry_bytes_max=max(0, largest - WAL_OVERHEAD_BYTES),
@@ -326,9 +327,7 @@ class S3Store:
             raise StoreUnavailableError(f"the store is closed, open another one: store={NAME}")
 
     def _new_follower(self, wals: Mapping[str, SegmentStore], node: NodeId) -> WalFollower:
-        return WalFollower(
-            node, self.metadata, wals, self.cache, self.views.confirmed, poll_s=self.options.poll_max_s
-        )
+        return WalFollower(node, self.metadata, wals, self.cache, self.views.confirmed, poll_s=self.options.poll_max_s)
 
     async def _create(self, node: OwnNode, key: str, timeout_s: float) -> S3Writer:
         running = await node.serving(timeout_s)
@@ -343,7 +342,7 @@ class S3Store:
         try:
             start: int = await running.actor.ask(OpenStreamHere(place.stream, place.epoch))
         except DLogError as error:
-            raise store_error(error) from error
+            raise running.error(error) from error
         self._keys[place.stream] = key
         writer = S3Writer(self, running, place, start)
         self._writers.add(writer)
@@ -477,5 +476,3 @@ class S3Store:
 def _is_closed(place: Place, image: Image) -> bool:
     found = range_of(image, place)
     return found is None or found.end is not None
-
-

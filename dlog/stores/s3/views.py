@@ -94,11 +94,18 @@ class SegmentViews:
         view.users += 1
         view.take(found)
         self._learn_here(view)
-        if view.end is None and view.follower is None and not self._is_here(view):
-            view.follower = self._followers.acquire(view.node)
-            if (end := view.follower.end_of(place.stream)) is not None:
+        if view.end is None and not self._is_here(view):
+            end = self.follower(view).end_of(place.stream)
+            if end is not None:
                 view.learn(end - view.start - 1)
         return view
+
+    def follower(self, view: SegmentView) -> WalFollower:
+        """The follower of the log with what is not uploaded of a segment, for as long as the view needs it. Raises
+        ReaderClosedError."""
+        if view.follower is None:
+            view.follower = self._followers.acquire(view.node)
+        return view.follower
 
     def release(self, view: SegmentView) -> None:
         view.users -= 1
@@ -146,8 +153,8 @@ class SegmentViews:
                 if view.end is not None and view.follower is not None and image_has(image, view):
                     self._followers.release(view.follower)
                     view.follower = None
-                elif view.end is None and view.follower is None and not self._is_here(view):
-                    view.follower = self._followers.acquire(view.node)  # the node here that wrote it has ended
+                elif view.end is None and not self._is_here(view):
+                    self.follower(view)  # the node here that wrote it may have ended
             await asyncio.sleep(0)
 
 
@@ -155,4 +162,3 @@ def image_has(image: Image, view: SegmentView) -> bool:
     """Whether all entries of a segment are in objects."""
     found = range_of(image, view.place)
     return found is None or (found.end is not None and found.committed >= found.end)
-

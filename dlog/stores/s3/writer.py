@@ -28,7 +28,6 @@ from dlog.stores.contract import (
     copy_error,
     settle,
 )
-from dlog.stores.s3.errors import store_error
 from dlog.stores.s3.own_node import RunningNode
 from dlog.stores.s3.places import Place
 from dlog.wire.node_wal import StreamEntry, stream_entry
@@ -145,7 +144,7 @@ class S3Writer:
         except StaleRequestError as error:
             raise _fenced(self.name) from error
         except DLogError as error:
-            raise store_error(error) from error
+            raise self._running.error(error) from error
         self._store.views.ended(self.place.stream, end)
         return int(end)
 
@@ -168,7 +167,7 @@ class S3Writer:
             except DLogError as error:
                 pending.is_sent = False
                 self._sent -= 1
-                self._end(store_error(error))
+                self._end(self._running.error(error))
 
     def _answered(self, pending: _Pending, result: Any) -> None:
         if self._error is not None:
@@ -180,7 +179,7 @@ class S3Writer:
         elif isinstance(result, StaleRequestError):
             self._end(_fenced(self.name))
         else:
-            self._end(store_error(result))
+            self._end(self._running.error(result))
 
     def _confirm(self, pending: _Pending) -> None:
         assert self._pending[0] is pending, "appends are confirmed in order"
@@ -253,5 +252,3 @@ def _looked_at(done: asyncio.Future[EntryId]) -> None:
     """Do not log a failure that no caller awaits."""
     if not done.cancelled():
         done.exception()
-
-
