@@ -572,6 +572,7 @@ class ObjectControllerEnded(Event):
     name: ClassVar[str] = "object_controller.ended"
     level: ClassVar[str] = "warning"
     controller: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -634,6 +635,7 @@ class MetadataSnapshotWritten(Event):
 
     name: ClassVar[str] = "metadata_snapshot.written"
     records: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 Ids are those of the reliability goals: L of a ledger, S of a stream, T of its ownership, D of streams that are deleted
 and created again, R of a read proxy's cache, F of a segment in files, K of a region, C of a chain of chunks in an
-object storage, O of streams in objects, N of the nodes that write those. Reasons for an exception or a restriction are given here in words.
+object storage, O of streams in objects, N of the nodes that write those. Reasons for an exception or
+a restriction are given here in words.
 
 Invariants:
 - Each id below is the first one that some planted defect must be caught by (`test_invariants.py` compares).

@@ -17,6 +17,7 @@ _MODULES = {
     "region": "tests.simulation.region_world",
     "objects": "tests.simulation.objects_world",
     "nodes": "tests.simulation.object_nodes_world",
+    "controller": "tests.simulation.object_controller_world",
     "service": "tests.simulation.service.room",
 }
 NAMES = tuple(_MODULES)
