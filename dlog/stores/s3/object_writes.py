@@ -12,8 +12,7 @@ from dlog.stores.object_storage.locations import Location
 from dlog.stores.object_storage.port import Buffer, Creation, Objects
 from dlog.stores.s3.places import object_location
 from dlog.stores.s3.ports import FindObjects
-from dlog.wire.node_wal import EntryMarks
-from dlog.wire.stream_object import BLOCK_HEAD_BYTES, ObjectEncoder, ObjectEntry, Span
+from dlog.wire.stream_object import BLOCK_HEAD_BYTES, ObjectEncoder, ObjectEntry
 
 THREAD_BYTES = 256 * KiB  # from here on objects are encoded in a thread
 
@@ -56,9 +55,5 @@ def encode_object(request: WriteObject, node: NodeId) -> list[Buffer]:
     parts: list[Buffer] = []
     for data in request.slices:
         for offset, entry in enumerate(data.entries, data.slice.start):
-            parts += encoder.add(data.slice.stream, offset, ObjectEntry(entry.payload, _span(entry.marks)))
+            parts += encoder.add(data.slice.stream, offset, ObjectEntry(entry.payload, entry.span))
     return [*parts, *encoder.finish()]
-
-
-def _span(marks: EntryMarks | None) -> Span | None:
-    return None if marks is None else Span(marks.first_txid, marks.last_txid, marks.time_ms, marks.time_ms)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlog.objects.compaction import CompactionOptions
-from dlog.objects.node_options import NodeOptions
+from dlog.objects.node_options import STREAM_OBJECTS_MAX, NodeOptions
 from dlog.stores.s3_direct.options import ObjectsOptions
 from dlog.stores.settings import SettingsSchema
 from dlog.wire.node_wal import ENTRY_BYTES_MAX as ENTRY_OVERHEAD
@@ -20,7 +20,7 @@ def node_options(options: ObjectsOptions, wal_entry_bytes_max: int) -> NodeOptio
     return NodeOptions(
         upload_bytes=options.upload_bytes,
         upload_interval_s=options.upload_s,
-        stream_object_bytes=options.stream_object_bytes,
+        stream_object_bytes=max(options.stream_object_bytes, -(-options.upload_bytes // STREAM_OBJECTS_MAX)),
         cache_bytes_max=max(options.node_cache_bytes_max, wal_entry_bytes_max),
         wal_entry_bytes_max=wal_entry_bytes_max,
         wal_segment_bytes=options.wal_segment_bytes,
