@@ -587,6 +587,30 @@ class ObjectControllerEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class NodeBegun(Event):
+    """A node for streams in objects serves, or another process took over the work of one that does not answer. ranges:
+    of streams, closed because the node's former process had them open."""
+
+    name: ClassVar[str] = "object_node.begun"
+    node: str
+    node_epoch: int
+    is_failover: bool
+    ranges: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEnded(Event):
+    """A node for streams in objects, or the process that took over its work, acknowledges nothing more: another one
+    took over, or its write-ahead log failed. It begins anew by itself."""
+
+    name: ClassVar[str] = "object_node.ended"
+    level: ClassVar[str] = "warning"
+    node: str
+    node_epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ObjectNodeOpened(Event):
     """A node for streams in objects was started (is_failover False), or another one takes over its work (True)."""
 
@@ -626,6 +650,16 @@ class MetadataSnapshotWritten(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectsUploaded(Event):
+    """An upload of a node is committed."""
+
+    name: ClassVar[str] = "object_node.uploaded"
+    node: str
+    objects: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class MetadataSnapshotFailed(Event):
     """A snapshot of the metadata of streams in objects could not be written. A new controller or follower takes longer
     to start until the next one is. records: that the metadata has."""
@@ -634,40 +668,6 @@ class MetadataSnapshotFailed(Event):
     level: ClassVar[str] = "warning"
     records: int
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class NodeBegun(Event):
-    """A node for streams in objects serves, or another process took over the work of one that does not answer. ranges:
-    of streams, closed because the node's former process had them open."""
-
-    name: ClassVar[str] = "object_node.begun"
-    node: str
-    node_epoch: int
-    is_failover: bool
-    ranges: int
-
-
-@dataclass(frozen=True, slots=True)
-class NodeEnded(Event):
-    """A node for streams in objects, or the process that took over its work, acknowledges nothing more: another one
-    took over, or its write-ahead log failed. It begins anew by itself."""
-
-    name: ClassVar[str] = "object_node.ended"
-    level: ClassVar[str] = "warning"
-    node: str
-    node_epoch: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectsUploaded(Event):
-    """An upload of a node is committed."""
-
-    name: ClassVar[str] = "object_node.uploaded"
-    node: str
-    objects: int
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -680,3 +680,26 @@ class UploadStalled(Event):
     node: str
     reason: str
     unuploaded_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectsCompacted(Event):
+    """Objects of a node were replaced by others with the same entries. kind: of the plan."""
+
+    name: ClassVar[str] = "objects.compacted"
+    node: str
+    kind: str
+    sources: int
+    objects: int
+    bytes_read: int
+    bytes_written: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionFailed(Event):
+    """Objects of a node could not be compacted; it is tried again. Nothing is lost: reads need more requests."""
+
+    name: ClassVar[str] = "objects.compaction_failed"
+    level: ClassVar[str] = "warning"
+    node: str
+    reason: str

@@ -166,6 +166,11 @@ class ObjectNode:
         self._settle()
         return self._outbox.take()
 
+    @property
+    def error(self) -> NodeEndedError | None:
+        """Why it has ended; None: it has not."""
+        return self._error
+
     def read(self, stream: ObjectStreamId, start: int, end: int, bytes_max: int) -> list[StreamEntry]:
         """Confirmed entries from the cache; see NodeCache.read. What it does not have is in objects."""
         return self.cache.read(stream, start, end, bytes_max)
@@ -406,12 +411,14 @@ class ObjectNode:
         self._error = NodeEndedError(text, outcome_unknown=False)
         self._error.__cause__ = error
         unknown, unsent = self._wal.take_all() if self._wal is not None else ([], [])
-        self._fail(unknown, NodeEndedError(text))
+        in_doubt = NodeEndedError(text)
+        in_doubt.__cause__ = error
+        self._fail(unknown, in_doubt)
         self._fail(unsent, self._error)
         waiting = self._tickets
         others = [*waiting.starting, *waiting.opening, *waiting.trimming, *waiting.uploading]
         self._outbox.answer(others, self._error)
-        self._outbox.answer([closing.ticket for closing in waiting.closing], NodeEndedError(text))
+        self._outbox.answer([closing.ticket for closing in waiting.closing], in_doubt)
         self._tickets = _Tickets()
         self._streams.clear()
         self._outbox.close()

@@ -95,6 +95,11 @@ class AsyncLruCache(Generic[K, V]):
         if key not in self._kept and self._is_open:
             self._begin(key, load)
 
+    def keep(self, key: K, value: V) -> None:
+        """Cache a value that the caller has read."""
+        if key not in self._kept and key not in self._loading:
+            self._keep(key, value)
+
     def _begin(self, key: K, load: Callable[[], Awaitable[V]]) -> asyncio.Future[V]:
         loading = self._loading.get(key)
         if loading is None:

@@ -10,6 +10,7 @@ from dlog.stores.object_storage.options import ObjectStorageOptions
 from dlog.stores.settings import SettingsSchema
 
 NAME = "s3-direct"
+WAL_STORES = ("", "ledger", "s3-direct", "file")
 S3_DIRECT_SETTINGS = SettingsSchema(NAME)  # a stream has none
 
 
@@ -19,6 +20,10 @@ class ObjectsOptions(ObjectStorageOptions):
 
     A writer of a segment needs memory for eight objects of chunk_bytes_max on their way. puts_per_s: of all segments of
     this process together; where more would be needed, objects become larger, and appends wait longer.
+
+    The options from `wal` on are those of the store `s3`, which has its objects below the same root. node_cache_bytes_max
+    should be some times upload_bytes, so that appends go on during uploads. A merge of objects is written again whole:
+    the larger major_bytes, the fewer objects, and the more is written.
     """
 
     root: str = option(
@@ -36,6 +41,18 @@ class ObjectsOptions(ObjectStorageOptions):
     merges: bool = option(True, "merge the objects of a segment that has ended into one")
     merged_grace_s: float = option(900.0, "how long the objects of a segment stay after they were merged into one")
     cache_bytes_max: int = option(64 * MiB, "memory for what was read and may be asked for again")
+    wal: str = option("", "store of the write-ahead log of `s3`: ledger, s3-direct or file; empty: the first there is")
+    upload_bytes: int = option(64 * MiB, "entries of `s3` that are uploaded together")
+    upload_s: float = option(60.0, "age at which entries of `s3` are uploaded")
+    stream_object_bytes: int = option(8 * MiB, "a segment of `s3` with so much in an upload has an object of its own")
+    node_cache_bytes_max: int = option(
+        256 * MiB, "memory for entries of `s3` that are not uploaded; then appends wait for uploads"
+    )
+    wal_segment_bytes: int = option(64 * MiB, "size at which the next segment of the write-ahead log begins")
+    compaction_s: float = option(600.0, "time between two looks for objects of `s3` that should be merged or split")
+    split_after_s: float = option(7200.0, "age at which the streams of a shared object of `s3` get their own objects")
+    minor_bytes: int = option(128 * MiB, "largest object that a frequent merge makes")
+    major_bytes: int = option(1024 * MiB, "largest object that a rare merge makes")
 
     def __post_init__(self) -> None:
         ObjectStorageOptions.__post_init__(self)
@@ -43,5 +60,9 @@ class ObjectsOptions(ObjectStorageOptions):
         check_positive(self, "fetches_max", "extent_bytes", "reads_ahead", "cache_bytes_max")
         if self.merged_grace_s < 0:
             raise ValueError(f"merged_grace_s must not be negative: {self.merged_grace_s}")
+        check_positive(self, "upload_bytes", "upload_s", "stream_object_bytes", "node_cache_bytes_max")
+        check_positive(self, "wal_segment_bytes", "compaction_s", "split_after_s", "minor_bytes", "major_bytes")
+        if self.wal not in WAL_STORES:
+            raise ValueError(f"wal must be empty or one of {', '.join(filter(None, WAL_STORES))}: {self.wal!r}")
         if self.root:
             parse_root(self.root)  # raises ConfigError

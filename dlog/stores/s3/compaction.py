@@ -1,0 +1,201 @@
+"""Compacts the objects of this process's node in the background: plans of dlog/objects/compaction.py, one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from dlog.errors import DLogError, Remedy
+from dlog.events import CompactionFailed, Event, ObjectsCompacted
+from dlog.model.object_streams import NO_OBJECT, NodeEpoch, ObjectId
+from dlog.objects.compaction import (
+    CompactionOptions,
+    CompactionPlan,
+    plan_set_objects,
+    plan_stream_objects,
+    set_objects_to_read,
+    streams_of,
+)
+from dlog.objects.compaction_run import (
+    BytesRead,
+    CommitRefused,
+    CommitUnclear,
+    CompactionAbandoned,
+    CompactionDone,
+    CompactionEffect,
+    CompactionFact,
+    CompactionRun,
+    PartWritten,
+    ReadBytes,
+    StorageFailed,
+    WritePart,
+)
+from dlog.objects.operations import CommitCompaction, Done, ObjectsArePrepared, PrepareObjects
+from dlog.stores.contract import StoreError
+from dlog.stores.object_storage.port import ObjectWriter, Objects
+from dlog.stores.s3.metadata import MetadataView
+from dlog.stores.s3.object_reads import ObjectReads, object_name
+from dlog.stores.s3.object_writes import ObjectWrites
+from dlog.stores.s3.own_node import OwnNode
+from dlog.stores.s3.places import object_location
+from dlog.stores.s3.ports import FindObjects
+from dlog.wire.stream_object import ObjectIndex
+
+MAJOR_EVERY = 6  # rounds: one of them also makes the rare, large merges
+COMMITS_UNCLEAR_MAX = 10  # then the run is given up
+
+
+class Compactions:
+    """See the module. Runs only while the node serves, under its epoch."""
+
+    def __init__(
+        self,
+        node: OwnNode,
+        metadata: MetadataView,
+        objects: Objects,
+        find_objects: FindObjects,
+        reads: ObjectReads,
+        options: CompactionOptions,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._node = node
+        self._metadata = metadata
+        self._objects = objects
+        self._find_objects = find_objects
+        self._reads = reads
+        self._options = options
+        self._tell = tell
+        self._writes = ObjectWrites(objects, find_objects, node.node)
+
+    async def run(self, every_s: float) -> None:
+        """Compact until cancelled."""
+        rounds = 0
+        while True:
+            await asyncio.sleep(every_s)
+            rounds += 1
+            try:
+                await self.round(is_major=rounds % MAJOR_EVERY == 0)
+            except DLogError as error:
+                self._tell(CompactionFailed(self._node.node, error.message))
+
+    async def round(self, *, is_major: bool) -> int:
+        """Make plans and run them; returns how many were carried out. Raises StoreError."""
+        running = self._node.current
+        if running is None:
+            return 0
+        node, epoch = self._node.node, running.node_epoch
+        image = await self._metadata.read()
+        indexes: dict[ObjectId, ObjectIndex] = {}
+        for object in set_objects_to_read(image, node, self._options):
+            with suppress(StoreError):  # a damaged one is left alone
+                indexes[object] = await self._reads.index(object_name(image, object))
+        now_ms = await self._objects.now_unix_ms(await self._find_objects())
+        image = await self._metadata.read()
+        done = 0
+        for plan in plan_set_objects(image, node, now_ms, indexes, self._options):
+            done += await self._run(plan, epoch, indexes)
+        for stream in tuple(streams_of(await self._metadata.read(), node)):
+            image = await self._metadata.read()
+            for plan in plan_stream_objects(image, node, stream, self._options, is_major=is_major):
+                done += await self._run(plan, epoch, {})
+            await asyncio.sleep(0)
+        return done
+
+    async def _run(self, plan: CompactionPlan, epoch: NodeEpoch, indexes: dict[ObjectId, ObjectIndex]) -> bool:
+        """Run a plan; whether it is recorded."""
+        machine = CompactionRun(plan, epoch, await self._metadata.read(), indexes=indexes)
+        performer = _Performer(self, epoch)
+        effects = deque[CompactionEffect](machine.begin())
+        try:
+            while effects:
+                effect = effects.popleft()
+                match effect:
+                    case CompactionDone(bytes_read, bytes_written):
+                        sources, made = len(plan.sources), len(plan.new_objects)
+                        self._tell(
+                            ObjectsCompacted(plan.node, plan.kind.value, sources, made, bytes_read, bytes_written)
+                        )
+                        return True
+                    case CompactionAbandoned(reason, error):
+                        if error is not None:
+                            self._tell(CompactionFailed(plan.node, reason))
+                        return False
+                effects.extend(machine.handle(await performer.perform(effect)))
+        finally:
+            await performer.close()
+        return False
+
+
+class _Performer:
+    """Performs the effects of one run."""
+
+    def __init__(self, owner: Compactions, epoch: NodeEpoch) -> None:
+        self._owner = owner
+        self._epoch = epoch
+        self._writers: dict[ObjectId, ObjectWriter] = {}
+        self._unclear = 0
+
+    async def perform(self, effect: CompactionEffect) -> CompactionFact:
+        owner = self._owner
+        match effect:
+            case ReadBytes(object, position, size):
+                try:
+                    return BytesRead(object, position, await self._read(object, position, size))
+                except DLogError as error:
+                    return StorageFailed(object, error)
+            case WritePart(object, number):
+                try:
+                    await self._write(effect)
+                except DLogError as error:
+                    return StorageFailed(object, error)
+                return PartWritten(object, number)
+            case PrepareObjects():
+                try:
+                    prepared = await owner._metadata.ask(effect)
+                except DLogError as error:
+                    return StorageFailed(NO_OBJECT, error)
+                assert isinstance(prepared, ObjectsArePrepared)
+                return prepared
+            case CommitCompaction():
+                return await self._commit(effect)
+        raise AssertionError(f"no effect of a compaction: {effect}")
+
+    async def close(self) -> None:
+        for writer in self._writers.values():
+            await writer.abort()
+
+    async def _read(self, object: ObjectId, position: int, size: int) -> bytes:
+        name = object_name(await self._owner._metadata.read(), object)
+        folder = await self._owner._find_objects()
+        return await self._owner._objects.read(
+            object_location(folder, object, name.node, name.node_epoch), position, size
+        )
+
+    async def _write(self, part: WritePart) -> None:
+        owner = self._owner
+        folder = await owner._find_objects()
+        location = object_location(folder, part.object, owner._node.node, self._epoch)
+        if part.number == 0 and part.is_last:
+            await owner._writes.create(folder, part.object, location, part.data)
+            return
+        writer = self._writers.get(part.object)
+        if writer is None:
+            writer = self._writers[part.object] = await owner._objects.create(location)
+        await writer.write(part.data)
+        if part.is_last:
+            await writer.finish()
+            del self._writers[part.object]
+
+    async def _commit(self, operation: CommitCompaction) -> CompactionFact:
+        try:
+            done = await self._owner._metadata.port.ask(operation)
+        except DLogError as error:
+            if error.remedy is Remedy.RETRY or error.outcome_unknown:
+                self._unclear += 1
+                if self._unclear < COMMITS_UNCLEAR_MAX:
+                    return CommitUnclear()
+            return CommitRefused(error.message)
+        assert isinstance(done, Done)
+        return done

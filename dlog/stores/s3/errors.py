@@ -1,0 +1,38 @@
+"""Errors of the machines of dlog/objects as those of the contract of segment stores."""
+
+from __future__ import annotations
+
+from dlog.errors import ClosedError, DamagedError, DLogError, FencedError, Remedy, TruncatedError
+from dlog.objects.errors import ObjectStreamNotFoundError
+from dlog.objects.node_messages import NodeEndedError
+from dlog.stores.contract import (
+    SegmentCorruptError,
+    SegmentFencedError,
+    SegmentNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+)
+
+
+def is_fence(error: BaseException | None) -> bool:
+    """Whether a node ended because another process took over."""
+    return isinstance(error, SegmentFencedError | FencedError) and not isinstance(error, NodeEndedError)
+
+
+def store_error(error: DLogError) -> StoreError:
+    """What an error of the controller or of a node means for a segment."""
+    if isinstance(error, StoreError):
+        return error
+    unknown = error.outcome_unknown
+    kind: type[StoreError] = StoreUnavailableError
+    if isinstance(error, NodeEndedError):
+        kind = SegmentFencedError if is_fence(error.__cause__) else StoreUnavailableError
+    elif isinstance(error, FencedError):
+        kind = SegmentFencedError
+    elif isinstance(error, ObjectStreamNotFoundError | TruncatedError):
+        kind = SegmentNotFoundError
+    elif isinstance(error, DamagedError) or (error.remedy is Remedy.REPORT and not isinstance(error, ClosedError)):
+        kind = SegmentCorruptError
+    made = kind(error.message, outcome_unknown=unknown)
+    made.__cause__ = error
+    return made

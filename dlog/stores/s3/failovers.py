@@ -1,0 +1,117 @@
+"""Takes over the work of nodes that do not answer, so that segments that they have open get an end.
+
+A failover fences a whole node: it closes all its streams, and uploads what is only in its log. One at a time begins in
+a process. When another process is at it already, that one is given some time first: each failover fences the one
+before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from random import Random
+
+from dlog.errors import DLogError
+from dlog.events import Event
+from dlog.model.object_streams import NodeEpoch, NodeId
+from dlog.objects.failover import FailoverWorker
+from dlog.objects.image import Image
+from dlog.objects.node_messages import AwaitUploaded, RecoverNode
+from dlog.objects.node_options import NodeOptions
+from dlog.stores.s3.errors import store_error
+from dlog.stores.s3.metadata import MetadataView
+from dlog.stores.s3.node_services import NodeServices
+from dlog.stores.s3.object_writes import ObjectWrites
+from dlog.stores.s3.own_node import NONCE_BYTES
+from dlog.stores.s3.ports import MachineActor, StartMachine
+from dlog.stores.s3.tasks import Tasks
+from dlog.stores.s3.wal_segments import WalSegments
+
+
+class Failovers:
+    """The failovers of one process. new_wal, new_writes: make what a machine needs. other_s: how long another process's
+    failover may take before this one begins its own."""
+
+    def __init__(
+        self,
+        metadata: MetadataView,
+        new_wal: Callable[[], WalSegments],
+        new_writes: Callable[[NodeId], ObjectWrites],
+        options: NodeOptions,
+        start: StartMachine,
+        tasks: Tasks,
+        rng: Random,
+        on_event: Callable[[Event], None],
+        *,
+        other_s: float,
+    ) -> None:
+        self._metadata = metadata
+        self._new_wal = new_wal
+        self._new_writes = new_writes
+        self._options = options
+        self._start = start
+        self._tasks = tasks
+        self._rng = rng
+        self._on_event = on_event
+        self._other_s = other_s
+        self._turn = asyncio.Lock()
+
+    async def close_streams(self, node: NodeId, is_closed: Callable[[Image], bool]) -> None:
+        """Have the streams of a node closed. is_closed: whether the one of interest is. Raises StoreError; also if
+        another failover was faster, then look again."""
+        async with self._turn:
+            image = await self._metadata.fresh()
+            if is_closed(image):
+                return
+            known = image.nodes[node]
+            if known.is_failover and await self._other_closes(known.node_epoch, node, is_closed):
+                return
+            await self._run(node, NodeEpoch(known.node_epoch + 1))
+
+    async def _other_closes(self, epoch: NodeEpoch, node: NodeId, is_closed: Callable[[Image], bool]) -> bool:
+        """Wait for another process's failover; whether the stream is closed."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + self._other_s * self._rng.uniform(0.5, 1.5)
+        while (left_s := end_s - loop.time()) > 0:
+            await self._metadata.wait_newer(min(left_s, 0.5))
+            image = await self._metadata.read()
+            if is_closed(image):
+                return True
+            if image.nodes[node].node_epoch != epoch:
+                break
+        return is_closed(await self._metadata.fresh())
+
+    async def _run(self, node: NodeId, epoch: NodeEpoch) -> None:
+        worker = FailoverWorker(node, epoch, self._rng.randbytes(NONCE_BYTES), self._options)
+        wal = self._new_wal()
+        services = NodeServices(self._metadata.port, wal, self._new_writes(node), self._tasks)
+        services.actor = actor = self._start(
+            f"failover of {node} epoch {epoch}",
+            worker,
+            send=services.send,
+            on_event=self._on_event,
+            on_end=lambda: None,
+        )
+        try:
+            await actor.ask(RecoverNode())
+        except DLogError as error:
+            await _end(actor, wal)
+            raise store_error(error) from error
+        except BaseException:
+            self._tasks.start(partial(_end, actor, wal), f"end of the failover of {node}")
+            raise
+        self._tasks.start(partial(self._upload, actor, wal), f"uploads of {node} epoch {epoch}")
+
+    async def _upload(self, actor: MachineActor, wal: WalSegments) -> None:
+        """Let the uploads go on to their end. If they fail, or this process ends, the node itself does them when it
+        starts again, or the next failover."""
+        try:
+            await actor.ask(AwaitUploaded())
+        finally:
+            await _end(actor, wal)
+
+
+async def _end(actor: MachineActor, wal: WalSegments) -> None:
+    actor.stop()
+    await wal.close()

@@ -1,0 +1,478 @@
+"""The segment store `s3`: the contract of dlog/stores/contract.py on the node of this process and the metadata of
+streams in objects.
+
+A segment is an object stream with one range (places.py says why). Its entries are acknowledged by the node's write-ahead
+log, which all segments of the process share, and are uploaded later. Visible entries are final.
+
+Invariants:
+- A segment that the image here does not have is not found only if an image says so that is newer than the call.
+- The end of a segment is that of its range in the metadata. Whoever needs it decided closes the range: on this process's
+  node if that writes it, else by a failover of the node that does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from random import Random
+from types import TracebackType
+from typing import Any
+
+from dlog.errors import DLogError, InvalidRequestError, TruncatedError
+from dlog.events import Event
+from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
+from dlog.model.object_streams import NodeId, ObjectRef, ObjectStreamId
+from dlog.model.segment import StoreSettings
+from dlog.objects.image import Image, Range
+from dlog.objects.node_messages import CloseStreamsHere, OpenStreamHere
+from dlog.objects.operations import CreateStreams, DeleteStreams, Done, StreamsCreated
+from dlog.objects.search import find_objects
+from dlog.stores.contract import (
+    STAGE,
+    Capabilities,
+    MisconfiguredError,
+    RecoveredSegment,
+    SegmentCorruptError,
+    SegmentFencedError,
+    SegmentNotFoundError,
+    SegmentRef,
+    SegmentStat,
+    SegmentStore,
+    StoreUnavailableError,
+    Verification,
+)
+from dlog.stores.object_storage.async_lru_cache import AsyncLruCache
+from dlog.stores.object_storage.port import Objects
+from dlog.stores.s3.compaction import Compactions
+from dlog.stores.s3.failovers import Failovers
+from dlog.stores.s3.metadata import MetadataView
+from dlog.stores.s3.object_reads import ObjectGoneError, ObjectReads, object_name, payload_bytes
+from dlog.stores.s3.object_writes import ObjectWrites
+from dlog.stores.s3.options import (
+    ENTRIES_IN_FLIGHT,
+    NAME,
+    S3_SETTINGS,
+    WAL_OVERHEAD_BYTES,
+    compaction_options,
+    node_options,
+)
+from dlog.stores.s3.own_node import OwnNode
+from dlog.stores.s3.places import FIRST_EPOCH, Place, parse_place, parse_segment_key, range_of, segment_key
+from dlog.stores.s3.ports import FindObjects, ObjectMetadata, StartMachine
+from dlog.stores.s3.reader import EntryReads, S3Reader
+from dlog.stores.s3.tasks import Tasks
+from dlog.stores.s3.views import SegmentView, SegmentViews
+from dlog.stores.s3.wal_follower import WalFollower, WalFollowers
+from dlog.stores.s3.wal_segments import WalSegments
+from dlog.stores.s3.writer import S3Writer
+from dlog.stores.s3_direct.options import ObjectsOptions
+
+LAST_PAYLOADS = 3  # that a recovery returns, if they are in memory
+METADATA_S = 10.0  # for the image here to reach a version
+OTHER_FAILOVER_S = 3.0  # for a failover that another process has begun
+OBJECTS_AT_ONCE = 64  # of one search, when a segment is walked through
+READ_BYTES = 1 << 20  # at once, when a segment is walked through
+_NONCE_BITS = 64
+
+
+class S3Store:
+    """A SegmentStore: `async with S3Store(...) as store`. The caller closes the objects and the WAL's stores.
+
+    node: the id of this process's node, the same after a restart; None: it creates no segments. wal: where the node's
+    log is written; wals: all stores of this process that may have logs of nodes, by name. find_objects: the folder of
+    the objects. tell: gets events.
+    """
+
+    name = NAME
+    settings = S3_SETTINGS
+
+    def __init__(
+        self,
+        metadata: ObjectMetadata,
+        objects: Objects,
+        find_objects: FindObjects,
+        wal: SegmentStore | None,
+        wals: Mapping[str, SegmentStore],
+        options: ObjectsOptions,
+        start: StartMachine,
+        rng: Random,
+        *,
+        node: NodeId | None = None,
+        tell: Callable[[Event], None] = lambda _: None,
+    ) -> None:
+        largest = min(
+            [store.capabilities.entry_bytes_max for store in (*wals.values(), *([wal] if wal else []))] or [0]
+        )
+        self.capabilities = Capabilities(
+            visible_is_final=True,
+            entry_bytes_max=max(0, largest - WAL_OVERHEAD_BYTES),
+            is_written=node is not None and wal is not None,
+            takes_stages=False,
+            durability=wal.capabilities.durability if wal is not None else "",
+            entries_in_flight=ENTRIES_IN_FLIGHT,
+            bytes_in_flight=ENTRIES_IN_FLIGHT * max(1, largest),
+            reads_ahead=options.reads_ahead,
+        )
+        self.options = options
+        self.tasks = Tasks(tell)
+        self.cache: AsyncLruCache[Any, Any] = AsyncLruCache(options.cache_bytes_max)
+        self.metadata = MetadataView(metadata, METADATA_S)
+        self.reads = ObjectReads(
+            objects, find_objects, self.cache, fetches_max=options.fetches_max, reads_ahead=options.reads_ahead
+        )
+        self.entries = EntryReads(self)
+        self.followers = WalFollowers(partial(self._new_follower, wals), self.tasks)
+        self.node: OwnNode | None = None
+        self.compactions: Compactions | None = None
+        machine_options = node_options(options, max(largest, 2 * WAL_OVERHEAD_BYTES))
+        new_writes = partial(ObjectWrites, objects, find_objects)
+        if wal is not None and node is not None:
+            self.node = OwnNode(
+                node,
+                self.metadata,
+                partial(WalSegments, wal, wals),
+                new_writes(node),
+                machine_options,
+                start,
+                self.tasks,
+                rng,
+                tell,
+            )
+            self.compactions = Compactions(
+                self.node, self.metadata, objects, find_objects, self.reads, compaction_options(options), tell
+            )
+        self.views = SegmentViews(self.metadata, self.node, self.followers, self.tasks)
+        any_wal = wal if wal is not None else next(iter(wals.values()), None)
+        self._failovers: Failovers | None = None
+        if any_wal is not None:
+            self._failovers = Failovers(
+                self.metadata,
+                partial(WalSegments, any_wal, wals),
+                new_writes,
+                machine_options,
+                start,
+                self.tasks,
+                rng,
+                tell,
+                other_s=OTHER_FAILOVER_S,
+            )
+        self._rng = rng
+        self._is_open = False
+        self._is_compacting = False
+        self._writers: set[S3Writer] = set()
+        self._readers: set[S3Reader] = set()
+        self._keys: dict[ObjectStreamId, str] = {}  # that name segments; those of deleted ones may be among them
+
+    async def __aenter__(self) -> S3Store:
+        await self.cache.__aenter__()
+        await self.tasks.__aenter__()
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        finally:
+            await self.tasks.__aexit__(kind, error, trace)
+            await self.cache.__aexit__(kind, error, trace)
+
+    def check_capacity(self, settings: StoreSettings) -> None:
+        """Does nothing: what a segment needs, its node's log and the object storage have."""
+
+    async def create(
+        self, stream: StreamName, number: SegmentNumber, epoch: Epoch, settings: StoreSettings
+    ) -> S3Writer:
+        self._check_open()
+        self.settings.complete(dict(settings))
+        if number == STAGE:
+            raise InvalidRequestError("no stage can be written here, choose another store for it: store=s3")
+        if self.node is None:
+            raise MisconfiguredError("this process has no node, so it cannot create segments: store=s3")
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + self.options.retry_s
+        key = segment_key(stream, number, f"{self._rng.getrandbits(_NONCE_BITS):016x}")
+        while True:
+            try:
+                return await self._create(self.node, key, max(0.1, end_s - loop.time()))
+            except (SegmentFencedError, StoreUnavailableError) as error:
+                if loop.time() >= end_s:
+                    raise StoreUnavailableError(error.message, outcome_unknown=False) from error
+            await asyncio.sleep(0.05)
+            key = segment_key(stream, number, f"{self._rng.getrandbits(_NONCE_BITS):016x}")
+
+    async def recover(self, ref: SegmentRef) -> RecoveredSegment:
+        place = parse_place(ref.name)
+        found = await self._decide(place)
+        assert found.end is not None
+        return RecoveredSegment(EntryId(found.end - found.start - 1), self._last_payloads(place, found))
+
+    async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> S3Reader:
+        place = parse_place(ref.name)
+        found = await self._find(place)
+        if found.end is None and not self._is_written_here(place):
+            with suppress(StoreUnavailableError):  # without a controller, what is known is read
+                found = await self._find(place, is_fresh=True)
+        if found.end is None and sealed_at is not None:
+            found = await self._decide(place)
+        view = self.views.acquire(place, found)
+        reader = S3Reader(self, view)
+        self._readers.add(reader)
+        return reader
+
+    async def stat(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> SegmentStat:
+        place = parse_place(ref.name)
+        found = await self._find(place)
+        if found.end is None:
+            found = await self._find(place, is_fresh=True)
+        if found.end is None and sealed_at is not None:
+            found = await self._decide(place)
+        if found.end is None:
+            return SegmentStat()
+        return SegmentStat(EntryId(found.end - found.start - 1), await self._payload_bytes(place, found))
+
+    async def stage_of(self, name: str) -> StreamName | None:
+        place = parse_place(name)
+        await self._find(place)
+        described = self.describe(await self.metadata.read(), place)
+        return described[0] if described is not None and described[1] == STAGE else None
+
+    async def find_tail(self, ref: SegmentRef) -> EntryId:
+        place = parse_place(ref.name)
+        found = await self._find(place, is_fresh=True)
+        if found.end is not None:
+            return EntryId(found.end - found.start - 1)
+        end = None if self.node is None else self.node.confirmed_end(place.stream)
+        if end is None:
+            async with self.followers.use(found.node) as follower:
+                await follower.catch_up()
+                end = follower.end_of(place.stream)
+        found = await self._find(place)  # what the log does not have any more, the image has by now
+        return EntryId(max(found.committed, found.end or 0, end or 0) - found.start - 1)
+
+    async def delete(self, ref: SegmentRef) -> None:
+        """See SegmentStore.delete. Its stream objects are deleted by the controller; what it has in shared objects goes
+        when they are compacted."""
+        try:
+            place = parse_place(ref.name)
+            await self._decide(place)
+        except SegmentNotFoundError:
+            return
+        done = await self.metadata.ask(DeleteStreams((place.stream,), self._key_of(await self.metadata.read(), place)))
+        assert isinstance(done, Done)
+        await self.metadata.reach(done.version)
+        self._keys.pop(place.stream, None)
+
+    async def list(self) -> AsyncIterator[str]:
+        self._check_open()
+        image = await self.metadata.fresh()
+        for stream, its in tuple(image.streams.items()):
+            for one in its.ranges:
+                if not one.is_dropped:
+                    yield Place(stream, one.epoch).name
+
+    async def verify(self, ref: SegmentRef) -> Verification:
+        """Read every block of every object, past the cache, and what is not uploaded. The storage keeps its own
+        replicas."""
+        place = parse_place(ref.name)
+        found = await self._find(place, is_fresh=True)
+        end = found.start + await self.find_tail(ref) + 1
+        view = self.views.acquire(place, found)
+        damaged: list[tuple[EntryId, str]] = []
+        try:
+            at = found.start
+            while at < end:
+                upto, reason = await self._verify_from(view, at, end)
+                if reason:
+                    damaged += [(EntryId(one - found.start), reason) for one in range(at, upto)]
+                at = upto
+        finally:
+            self.views.release(view)
+        return Verification(end - found.start, tuple(damaged))
+
+    async def close(self) -> None:
+        """Abandon every writer, close every reader, stop the node. What is not uploaded stays in its log."""
+        self._is_open = False
+        self.tasks.is_open = False
+        for writer in tuple(self._writers):
+            await writer.abandon()
+        for reader in tuple(self._readers):
+            await reader.close()
+        if self.node is not None:
+            await self.node.close()
+        await self.followers.close()
+
+    # ---- for writers, readers and tools ------------------------------------------------------------------------------
+
+    def writer_ended(self, writer: S3Writer) -> None:
+        self._writers.discard(writer)
+
+    def reader_closed(self, reader: S3Reader, view: SegmentView) -> None:
+        if reader in self._readers:
+            self._readers.discard(reader)
+            self.views.release(view)
+
+    def describe(self, image: Image, place: Place) -> tuple[StreamName, SegmentNumber] | None:
+        """For which stream a segment was created, and under which number."""
+        key = self._key_of(image, place)
+        return None if key is None else parse_segment_key(key)
+
+    # ---- internal ---------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise StoreUnavailableError(f"the store is closed, open another one: store={NAME}")
+
+    def _new_follower(self, wals: Mapping[str, SegmentStore], node: NodeId) -> WalFollower:
+        return WalFollower(node, self.metadata, wals, self.cache, self.views.confirmed, poll_s=self.options.poll_max_s)
+
+    async def _create(self, node: OwnNode, key: str, timeout_s: float) -> S3Writer:
+        running = await node.serving(timeout_s)
+        if self.compactions is not None and not self._is_compacting:
+            self._is_compacting = True
+            self.tasks.start(
+                partial(self.compactions.run, self.options.compaction_s), f"compacts objects of {node.node}"
+            )
+        created = await self.metadata.ask(CreateStreams(key, 1))
+        assert isinstance(created, StreamsCreated)
+        place = Place(created.streams[0], FIRST_EPOCH)
+        try:
+            start: int = await running.actor.ask(OpenStreamHere(place.stream, place.epoch))
+        except DLogError as error:
+            raise running.error(error) from error
+        self._keys[place.stream] = key
+        writer = S3Writer(self, running, place, start)
+        self._writers.add(writer)
+        self._check_open()
+        return writer
+
+    def _is_written_here(self, place: Place) -> bool:
+        return self.node is not None and self.node.confirmed_end(place.stream) is not None
+
+    async def _find(self, place: Place, *, is_fresh: bool = False) -> Range:
+        """The range of a segment. is_fresh: as of now; else perhaps an older one, still open. Raises
+        SegmentNotFoundError, StoreUnavailableError."""
+        self._check_open()
+        image = await (self.metadata.fresh() if is_fresh else self.metadata.read())
+        found = range_of(image, place)
+        if found is None and not is_fresh:
+            found = range_of(await self.metadata.fresh(), place)
+        if found is None:
+            raise SegmentNotFoundError(f"no such segment, it was deleted: location={place.name}")
+        return found
+
+    async def _decide(self, place: Place) -> Range:
+        """The range of a segment once it has an end. Raises SegmentNotFoundError, StoreUnavailableError."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + self.options.retry_s
+        while True:
+            found = await self._find(place, is_fresh=True)
+            if found.end is not None:
+                return found
+            try:
+                await self._close_range(place, found, max(0.1, end_s - loop.time()))
+            except (StoreUnavailableError, SegmentFencedError) as error:
+                if loop.time() >= end_s:
+                    raise StoreUnavailableError(
+                        f"the segment's end cannot be decided now: location={place.name} why={error.message}"
+                    ) from error
+                await self.metadata.wait_newer(self._rng.uniform(0.01, 0.1))
+
+    async def _close_range(self, place: Place, found: Range, timeout_s: float) -> None:
+        """Close an open range where it is, or fail over its node. Raises StoreError."""
+        if self.node is not None and found.node == self.node.node:
+            running = await self.node.serving(timeout_s)
+            if found.node_epoch != running.node_epoch:
+                return  # this node closed it when it started
+            try:
+                [(_, end)] = await running.actor.ask(CloseStreamsHere((place.stream,)))
+            except DLogError as error:
+                raise StoreUnavailableError(error.message) from error  # another call closes it, or the node ended
+            self.views.ended(place.stream, end)
+            return
+        if self._failovers is None:
+            raise MisconfiguredError("this process has no store for the logs of nodes, so it cannot recover: store=s3")
+        await self._failovers.close_streams(found.node, partial(_is_closed, place))
+
+    def _last_payloads(self, place: Place, found: Range) -> tuple[bytes, ...]:
+        """Payloads of the last entries, if this process's node has them."""
+        if self.node is None or found.end is None:
+            return ()
+        start = max(found.start, found.end - LAST_PAYLOADS)
+        cached = self.node.cached(place.stream, start, found.end, READ_BYTES)
+        return tuple(bytes(entry.payload) for entry in cached) if len(cached) == found.end - start else ()
+
+    def _key_of(self, image: Image, place: Place) -> str | None:
+        """The key that names a segment. Ids are never used again, so what was found once stays true."""
+        if place.stream not in self._keys:
+            for key, text in image.keys.items():
+                if parse_segment_key(key) is not None and text.isdigit():
+                    self._keys[ObjectStreamId(int(text))] = key
+        return self._keys.get(place.stream)
+
+    async def _payload_bytes(self, place: Place, found: Range) -> int:
+        """Of all entries of a segment that has an end: from the indexes of objects, and of what is not uploaded."""
+        assert found.end is not None
+        view = self.views.acquire(place, found)
+        try:
+            total, at, end = 0, found.start, found.end
+            while at < end:
+                objects = await self._objects_from(place, at, end)
+                try:
+                    for ref in objects:
+                        name = object_name(await self.metadata.read(), ref.object)
+                        upto = min(ref.end, end)
+                        rows = await self.reads.rows(name, place.stream, at, upto)
+                        if rows[0].start != at or rows[-1].end != upto:
+                            break
+                        total += sum(map(payload_bytes, rows))
+                        at = upto
+                except ObjectGoneError:
+                    await self.metadata.fresh()
+                if at < end and (not objects or objects[-1].start < at):
+                    some = await self.entries.read(view, at - found.start, end - found.start - 1, READ_BYTES)
+                    total += sum(map(len, some))
+                    at += len(some)
+            return total
+        finally:
+            self.views.release(view)
+
+    async def _objects_from(self, place: Place, at: int, end: int) -> tuple[ObjectRef, ...]:
+        try:
+            return find_objects(await self.metadata.read(), place.stream, at, end, OBJECTS_AT_ONCE).objects
+        except TruncatedError as error:
+            raise SegmentNotFoundError(f"no such segment, it was deleted: location={place.name}") from error
+
+    async def _verify_from(self, view: SegmentView, at: int, end: int) -> tuple[int, str]:
+        """Check some entries from `at` on: up to which, and what is wrong with them; empty: nothing."""
+        upto, stream = at, view.place.stream
+        for ref in (await self._objects_from(view.place, at, end))[:1]:
+            upto = min(ref.end, end)
+            try:
+                name = object_name(await self.metadata.read(), ref.object)
+                rows = await self.reads.rows(name, stream, at, upto)
+                upto = min(rows[0].end, end)
+                await self.reads.block(name, rows[0], past_cache=True)
+            except ObjectGoneError as error:
+                image = await self.metadata.fresh()
+                if range_of(image, view.place) is None:
+                    raise SegmentNotFoundError(f"no such segment: location={view.place.name}") from error
+                if ref not in await self._objects_from(view.place, at, end):
+                    return at, ""  # compacted meanwhile
+                return upto, f"an object is missing: {error.message}"
+            except SegmentCorruptError as error:
+                return upto, error.message
+            return upto, ""
+        try:
+            some = await self.entries.read(view, at - view.start, end - view.start - 1, READ_BYTES)
+        except SegmentCorruptError as error:
+            return at + 1, error.message
+        return at + len(some), ""
+
+
+def _is_closed(place: Place, image: Image) -> bool:
+    found = range_of(image, place)
+    return found is None or found.end is not None

@@ -1,0 +1,54 @@
+"""Background work of the store `s3`: tasks of one scope, with names, which end with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+
+from dlog.errors import DLogError
+from dlog.events import Event, WorkFailed
+from dlog.stores.contract import ReaderClosedError
+
+
+class Tasks:
+    """A scope of tasks. Use it in `async with`: they are cancelled at its end.
+
+    tell: gets WorkFailed for a task that ends with an error; a typed one is expected and not told.
+    """
+
+    def __init__(self, tell: Callable[[Event], None]) -> None:
+        self._tell = tell
+        self._group = asyncio.TaskGroup()
+        self._running: set[asyncio.Task[None]] = set()
+        self.is_open = False
+
+    async def __aenter__(self) -> Tasks:
+        await self._group.__aenter__()
+        self.is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.is_open = False
+        for task in tuple(self._running):
+            task.cancel()
+        await self._group.__aexit__(None, None, None)
+
+    def start(self, work: Callable[[], Awaitable[object]], name: str) -> asyncio.Task[None]:
+        """Run work in a task. Raises ReaderClosedError after the end."""
+        if not self.is_open:
+            raise ReaderClosedError("the store is closed, open another one")
+        task = self._group.create_task(self._run(work, name), name=name)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def _run(self, work: Callable[[], Awaitable[object]], name: str) -> None:
+        try:
+            await work()
+        except DLogError:
+            pass
+        except Exception as error:  # noqa: BLE001 - one piece of work must not end all others
+            self._tell(WorkFailed(name, repr(error)))
