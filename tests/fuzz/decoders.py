@@ -22,7 +22,7 @@ from dlog.log.dedup_trailer import decode_trailer
 from dlog.model import object_streams
 from dlog.model.ids import BookieId, EntryId, Epoch, LedgerId, SegmentNumber, Txid
 from dlog.model.ledger import DigestType, Fragment, LedgerMetadata
-from dlog.model.object_streams import NodeEpoch, ObjectStreamId
+from dlog.model.object_streams import NodeEpoch, NodeId, ObjectId, ObjectStreamId
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Owner, Segment
 from dlog.stores.kinds import stored_settings
@@ -39,6 +39,7 @@ from dlog.wire import (
     proxy_codec,
     proxy_protocol,
     stream_metadata,
+    stream_object,
 )
 from dlog.wire.entry import Codec, Record, build_record_set, encode_entry
 from tests.stream_settings import SETTINGS
@@ -143,6 +144,29 @@ def _metadata_seeds() -> tuple[bytes, ...]:
     return (ledger_metadata.encode(metadata), text, b"BookieMetadataFormatVersion\t1\n1\n1\n0\n0\ta:1\n-1\tCLOSED\n")
 
 
+def _object_seeds() -> tuple[bytes, ...]:
+    found = []
+    for span in (None, stream_object.Span(1, 2, 3, 4)):
+        encoder = stream_object.ObjectEncoder(ObjectId(7), NodeId("n"), NodeEpoch(1), block_bytes=30)
+        parts = []
+        for stream, offset in ((1, 0), (1, 1), (1, 2**40), (2, 5)):
+            parts += encoder.add(
+                ObjectStreamId(stream), offset, stream_object.ObjectEntry(b"entry" * (offset % 7), span)
+            )
+        found.append(_joined([*parts, *encoder.finish()]))
+    return tuple(found)
+
+
+def _decode_object(data: bytes) -> object:
+    """The entries of a whole object, by its footer, its index and its blocks."""
+    footer = stream_object.decode_footer(data, len(data))
+    index = stream_object.index_in(footer, data)
+    if index is None:
+        raise DamagedError("the index begins before the object")
+    rows = stream_object.decode_index(footer, index).blocks
+    return [stream_object.decode_block(row, data[row.position : row.position + row.bytes]) for row in rows]
+
+
 _segment = Segment(number=SegmentNumber(1), name="7", first_txid=Txid(1))
 _cookie = bookie_info.encode_cookie(bookie_info.Cookie(BookieId("a:1"), ("/j",), ("/l",), "id"))
 _note = b"dlog1" + msgpack.packb(
@@ -220,6 +244,7 @@ TARGETS = (
         STORED,
         (b'1\nBKDL\n{"1":{"str":"h"},"2":{"str":"/l"},"6":{"str":"h"}}',),
     ),
+    Target("objects with entries", _decode_object, STORED, _object_seeds()),
     Target("numbers", lambda data: stream_metadata.decode_number(data, "x"), STORED, (b"17",)),
     Target("cookies", bookie_info.decode_cookie, (CookieError,), (_cookie.encode(),)),
     Target(
