@@ -42,7 +42,7 @@ async def _demo(arguments: Sequence[str]) -> int:
             print("starting three brokers of Kafka", flush=True)
             await system.start(Path(room), {"heap_mib": HEAP_MIB})
             victim = next(node.pid for node in system.nodes() if node.name == VICTIM)
-            flags = ("--kafka", str(system.address()["bootstrap"]), "--broker", str(victim), *arguments)
+            flags = ("--kafka", str(system.address()["bootstrap"]), "--victim", str(victim), *arguments)
             process = await asyncio.create_subprocess_exec(
                 *python_module("dlog.cli.demo", *flags), env=module_environment(), preexec_fn=die_with_parent()
             )

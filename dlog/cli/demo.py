@@ -1,10 +1,11 @@
 """`make demo`: appends a file while processes are killed, reads it back, and compares.
 
     python -m dlog.cli.demo [FILE]
-    python -m dlog.cli.demo --kafka HOST:PORT[,...] --broker PID [FILE]    as loadtest/kafka_demo.py runs it
+    python -m dlog.cli.demo --kafka HOST:PORT[,...] --victim PID [FILE]    as loadtest/kafka_demo.py runs it
+    python -m dlog.cli.demo --objects ROOT --victim PID [FILE]             as loadtest/s3_demo.py runs it
 
 Starts a cluster in a temporary directory with `dlog up` and appends the lines of FILE. Kills the stream's owner with
-SIGKILL when a third of the records is acknowledged, and a bookie, or a broker of Kafka, at half of them. Then reads
+SIGKILL when a third of the records is acknowledged, and a bookie, or the victim, at half of them. Then reads
 everything back from the first DLSN and from a txid in the middle and compares line by line; has Spark count the words
 and compares the counts. Exit 1 if a line or a count differs. All printed figures are measured in this run, without
 pacing.
@@ -95,19 +96,25 @@ class Compared:
 @click.argument("file", required=False)
 @click.option("--keep", is_flag=True, help="Keep the directory of the cluster.")
 @click.option("--kafka", metavar="HOST:PORT[,...]", help="Have no bookies, and the stream on these brokers.")
-@click.option("--broker", type=click.IntRange(1), metavar="PID", help="With --kafka: the process of a broker to kill.")
-def demo(file: str | None, keep: bool, kafka: str | None, broker: int | None) -> int:
+@click.option("--objects", metavar="ROOT", help="Have no bookies, and the stream as objects below this root.")
+@click.option("--victim", type=click.IntRange(1), metavar="PID", help="With either: a process of it to kill.")
+def demo(file: str | None, keep: bool, kafka: str | None, objects: str | None, victim: int | None) -> int:
     """Append the lines of FILE to a new cluster while processes are killed, read them back, compare.
 
     Without FILE: the source of Python's standard library, at most 300,000 lines.
     """
-    if (kafka is None) != (broker is None):
-        raise click.UsageError("--kafka and --broker go together")
+    if kafka is not None and objects is not None:
+        raise click.UsageError("the stream is in one store: give --kafka or --objects")
+    if (kafka is None and objects is None) != (victim is None):
+        raise click.UsageError("--victim goes with --kafka or --objects, and they with it")
+    flags: tuple[str, ...] = ()
+    if victim is not None:
+        flags = ("--bookies", "0", *(("--kafka", kafka) if kafka is not None else ("--objects", str(objects))))
     begun_s = monotonic_s()
     lines = _lines_of(Path(file)) if file else _library_lines()
     directory = Path(tempfile.mkdtemp(prefix="dlog-demo-"))
     try:
-        whole = asyncio.run(_demo(directory, lines, kafka, broker))
+        whole = asyncio.run(_demo(directory, lines, flags, victim))
     finally:
         if keep:
             _say(f"the cluster's directory is kept: {directory}; `dlog up --dir {directory}` starts it again")
@@ -117,9 +124,10 @@ def demo(file: str | None, keep: bool, kafka: str | None, broker: int | None) ->
     return EXIT_OK if whole else EXIT_FAILED
 
 
-async def _demo(directory: Path, lines: list[bytes], kafka: str | None, broker: int | None) -> bool:
+async def _demo(directory: Path, lines: list[bytes], flags: Sequence[str], victim: int | None) -> bool:
+    """flags: of `dlog up`. victim: a process of the store to kill; None: a bookie."""
     size = sum(map(len, lines)) + len(lines)
-    storage, flags = ("3 bookies, ", ()) if kafka is None else ("", ("--bookies", "0", "--kafka", kafka))
+    storage = "3 bookies, " if victim is None else ""
     _say(f"{len(lines):,} lines, {size / 1e6:.1f} MB; starting ZooKeeper, {storage}2 write and 2 read proxies")
     begun_s = monotonic_s()
     async with _cluster(directory, flags) as running:
@@ -127,7 +135,7 @@ async def _demo(directory: Path, lines: list[bytes], kafka: str | None, broker: 
         async with connect(running.connect) as client:
             await client.create(STREAM)
             begun_s = monotonic_s()
-            appended = await _append(client, directory, lines, broker)
+            appended = await _append(client, directory, lines, victim)
             seconds = monotonic_s() - begun_s
             _tell_append(appended, len(lines), size, seconds, begun_s)
             first = appended.batches[0].first
@@ -193,20 +201,20 @@ def _kill(directory: Path, role: str, matches: Callable[[str], bool]) -> str:
     return f"{role} {'proxy ' if role != 'bookie' else ''}{part.id} (pid {part.pid}, {part.address})"
 
 
-def _kill_broker(pid: int) -> str:
-    """SIGKILL a broker of Kafka; returns its description."""
+def _kill_victim(pid: int) -> str:
+    """SIGKILL the process given by --victim; returns its description."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
-        raise CommandError(f"no broker has this process id: pid={pid}", "name one with --broker") from None
-    return f"a broker of Kafka (pid {pid})"
+        raise CommandError(f"no process has this id: pid={pid}", "name one with --victim") from None
+    return f"a process of the store (pid {pid})"
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 
-async def _append(client: Client, directory: Path, lines: list[bytes], broker: int | None) -> Appended:
-    """Append all lines; kill the owner when a third of them is acknowledged, and a bookie, or the broker, at half."""
+async def _append(client: Client, directory: Path, lines: list[bytes], victim: int | None) -> Appended:
+    """Append all lines; kill the owner when a third of them is acknowledged, and a bookie, or the victim, at half."""
     appended = Appended()
     owner = await client.owner(STREAM)  # looked up now, so that the kill itself is prompt
     with _bar(len(lines)) as advance:
@@ -220,7 +228,7 @@ async def _append(client: Client, directory: Path, lines: list[bytes], broker: i
             if not appended.kills and done >= 1 / 3:
                 killed(_kill(directory, "write", lambda address: address == owner.location))
             elif len(appended.kills) == 1 and done >= 1 / 2:
-                killed(_kill(directory, "bookie", lambda _: True) if broker is None else _kill_broker(broker))
+                killed(_kill(directory, "bookie", lambda _: True) if victim is None else _kill_victim(victim))
 
         def killed(what: str) -> None:
             appended.kills.append(Kill(what, monotonic_s(), appended.records))
@@ -285,7 +293,7 @@ async def _count_words(running: RunningCluster, lines: list[bytes]) -> bool:
     begun_s = monotonic_s()
     process = await asyncio.create_subprocess_exec(
         *python_module("dlog.cli.demo_words", running.zookeeper, running.namespace, STREAM),
-        env=module_environment(**({"DLOG_KAFKA_TOPICS": running.kafka_topics} if running.kafka_topics else {})),
+        env=module_environment(DLOG_KAFKA_TOPICS=running.kafka_topics, DLOG_OBJECTS_ROOT=running.objects_root),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -297,8 +305,10 @@ async def _count_words(running: RunningCluster, lines: list[bytes]) -> bool:
         return False
     seconds = monotonic_s() - begun_s
     counts, expected = json.loads(told), count_words(lines)
+    async with connect(running.connect) as client:
+        store = (await client.stat(STREAM)).segments[0].store
     common = ", ".join(f"{word} {count:,}" for word, count in expected.most_common(3))
-    source = "Kafka" if running.kafka_topics else "the bookies"
+    source = {"ledger": "the bookies", "kafka": "Kafka"}.get(store, "the objects")
     wrong = sum(1 for word in counts.keys() | expected.keys() if counts.get(word) != expected[word])
     _say(
         f"Spark counted {sum(counts.values()):,} words, {len(counts):,} different ones, directly from {source} in "

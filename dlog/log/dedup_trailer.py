@@ -6,10 +6,11 @@ It is the payload of a control record, which readers of the format skip: `dlog1`
 
 with one element per batch of the entry, in order. The snapshot is the producer table before this entry's batches:
 
-    [[segment, entry], [[producer, floor, next, [[sequence, records, segment, entry, slot, txid], ...]], ...]]
+    [[segment, entry], [[producer, floor, next, [[sequence, records, segment, entry, slot, txid], ...]], ...], window]
 
 least recently used first. Its first element is the horizon: no producer that wrote above this entry is missing; [0, -1]
-while none is missing. `floor`: whether batches of lower sequence were written is unknown.
+while none is missing. `floor`: whether batches of lower sequence were written is unknown. `window`: so many batches an
+owner of the stream has allowed a producer to have unanswered, at most; absent if none has allowed more than the least.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import msgpack
 
 from dlog.errors import DamagedError
 from dlog.model.ids import EntryId
+from dlog.model.window import WINDOW_MAX
 
 MAGIC = b"dlog1"
 
@@ -60,10 +62,12 @@ class ProducerSnapshot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProducerTableSnapshot:
-    """The producer table, least recently used first. horizon: see dlog/log/producer_table.py."""
+    """The producer table, least recently used first. horizon: see dlog/log/producer_table.py. window: the most batches
+    that a producer was ever allowed to have unanswered; 0: not more than the least."""
 
     horizon: tuple[int, int]
     producers: tuple[ProducerSnapshot, ...]
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,8 @@ def pack_snapshot(snapshot: ProducerTableSnapshot | None) -> bytes:
     """Encode a snapshot as one msgpack value."""
     if snapshot is None:
         return b"\xc0"
-    packed: bytes = msgpack.packb((snapshot.horizon, snapshot.producers))
+    window = (snapshot.window,) if snapshot.window else ()
+    packed: bytes = msgpack.packb((snapshot.horizon, snapshot.producers, *window))
     return packed
 
 
@@ -137,10 +142,13 @@ _BOUNDS = {"strict_map_key": True, "max_map_len": 0, "max_ext_len": 0, "max_str_
 def _decode_snapshot(value: Any) -> ProducerTableSnapshot | None:
     if value is None:
         return None
-    horizon, producers = _array(value)
+    horizon, producers, *window = _array(value)
     segment, entry = _array(horizon)
+    [allowed] = window or [0]
     return ProducerTableSnapshot(
-        (_number(segment), _number(entry, -1)), tuple(map(_decode_producer, _array(producers)))
+        (_number(segment), _number(entry, -1)),
+        tuple(map(_decode_producer, _array(producers))),
+        min(_number(allowed), WINDOW_MAX),
     )
 
 

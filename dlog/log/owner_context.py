@@ -125,14 +125,7 @@ class OwnerContext:
     def hold(self) -> None:
         """The claim succeeded: keep the stream's metadata, and recover the stream."""
         self.register = StreamMetadataUpdater(self.claim, self.options)
-        for segment in self.value.segments[-self.options.recover_segments_max :]:
-            self._set_window(segment.store)  # which earlier owners told
         self.enter(Phase.RECOVERING)
-
-    def _set_window(self, store: str) -> Capabilities:
-        capabilities = self.stores.get(store, UNKNOWN_STORE)
-        self.table.set_window(window_for(capabilities.bytes_in_flight, self.options.window_min))
-        return capabilities
 
     # ---- time (labels only) -----------------------------------------------------------------------------------------
 
@@ -160,7 +153,8 @@ class OwnerContext:
 
     def open(self, segment: Segment, txid: int) -> None:
         """Append to this segment from now on."""
-        store = self._set_window(segment.store)
+        store = self.stores.get(segment.store, UNKNOWN_STORE)
+        self.table.set_window(window_for(store.bytes_in_flight, self.options.window_min))
         self._opened = segment
         self.out.append(Tell(SegmentStarted(self.stream, segment.number, segment.name)))
         opened = OpenSegment(segment.number, segment.location, txid, store.visible_is_final, store.entries_in_flight)

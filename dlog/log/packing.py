@@ -188,4 +188,5 @@ def _thinned(snapshot: ProducerTableSnapshot, positions_max: int) -> ProducerTab
             p._replace(positions=p.positions[len(p.positions) - min(positions_max, len(p.positions)) :])
             for p in snapshot.producers
         ),
+        snapshot.window,
     )

@@ -77,13 +77,13 @@ class Producer:
 
 class ProducerTable:
     """Producers of one stream, least recently used first. horizon: (segment, entry); all that wrote above are here.
-    window: batches that a producer may have unanswered now."""
+    window: batches that a producer may have unanswered now; the least one until `set_window`."""
 
-    __slots__ = ("_new", "_producers", "_producers_max", "_window_max", "horizon", "window")
+    __slots__ = ("_new", "_producers", "_producers_max", "_window_max", "_window_min", "horizon", "window")
 
     def __init__(self, producers_max: int, window: int, horizon: EntryPosition = NOTHING_FORGOTTEN) -> None:
         self.horizon = horizon
-        self.window = self._window_max = window
+        self.window = self._window_max = self._window_min = window
         self._producers: dict[bytes, Producer] = {}  # by name; those with a batch in an entry
         self._new: dict[bytes, Producer] = {}  # by name; those with admitted batches only, none in an entry yet
         self._producers_max = producers_max
@@ -104,8 +104,9 @@ class ProducerTable:
         return self._new.get(name) or self._producers.get(name)
 
     def set_window(self, window: int) -> None:
-        """Producers may have so many batches unanswered from now on. Those that were allowed more before still have
-        them, so the table never remembers fewer again."""
+        """Producers may have so many batches unanswered from now on. Those that were allowed more before may still have
+        them, and the owner that allowed them may be a former one, so neither this table nor one that is restored from
+        its snapshots remembers fewer again."""
         self.window = window
         self._window_max = max(self._window_max, window)
 
@@ -187,6 +188,8 @@ class ProducerTable:
                 self._new[producer.name] = producer.older
 
     def _repeated(self, producer: Producer, request: WriteBatch) -> Batch | BatchWritten | DLogError:
+        """The answer to a batch that is pending or in the log. It allows the least window: that of the table may not be
+        in the log yet, which it is once an entry of the current segment is confirmed."""
         sequence, after = request.sequence, request.sequence + request.count
         if sequence < producer.floor:
             return ProducerUnknownError(
@@ -205,8 +208,8 @@ class ProducerTable:
         for position in producer.positions:
             if position.sequence <= sequence and after <= position.sequence + position.records:
                 dlsn = of(position.segment, position.entry, position.slot + sequence - position.sequence)
-                return BatchWritten(dlsn, request.count, Txid(position.txid), True, self.window)
-        return BatchWritten(DLSN_INVALID, request.count, NO_TXID, True, self.window)
+                return BatchWritten(dlsn, request.count, Txid(position.txid), True, self._window_min)
+        return BatchWritten(DLSN_INVALID, request.count, NO_TXID, True, self._window_min)
 
     # ---- into entries, and confirmed --------------------------------------------------------------------------------
 
@@ -250,11 +253,13 @@ class ProducerTable:
             tuple(
                 ProducerSnapshot(p.id, p.floor, p.logged, self._positions_in_log(p)) for p in self._producers.values()
             ),
+            self._window_max if self._window_max > self._window_min else 0,
         )
 
     def restore(self, snapshot: ProducerTableSnapshot, at: EntryPosition) -> None:
         """Replace the table by the snapshot found in the entry `at`."""
         self.horizon = snapshot.horizon
+        self._window_max = max(self._window_max, snapshot.window)
         self._producers.clear()
         for noted in snapshot.producers:
             producer = Producer(noted.producer, noted.floor)

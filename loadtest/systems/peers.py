@@ -1,6 +1,7 @@
 """`python -m loadtest peers`: installs the systems that dlog is compared with, or starts one of them.
 
-It also installs HDFS and versitygw (an S3 server) for tests of cold storage, and Delta Lake for tests of tables.
+It also installs HDFS and versitygw (an S3 server) for tests of cold storage and of streams on S3, and Delta Lake for
+tests of tables; `peers start versitygw` prints its address and keys as lines for a shell.
 
     peers install NAME... | --all    install what is missing, in .cache/peers
     peers start NAME [--dir DIR]     start it on loopback, print its addresses, stop it on Ctrl-C
@@ -85,7 +86,8 @@ def _parser() -> argparse.ArgumentParser:
         "--if-possible", action="store_true", help="skip systems whose tools (mvn, javac, go) are missing"
     )
     starting = commands.add_parser("start", help="start a system on loopback; Ctrl-C stops it")
-    starting.add_argument("name", choices=sorted(VARIANTS), metavar="NAME", help=", ".join(VARIANTS))
+    names = (*VARIANTS, "versitygw")
+    starting.add_argument("name", choices=sorted(names), metavar="NAME", help=", ".join(names))
     starting.add_argument("--dir", help="empty directory for its data, kept afterwards; default: a temporary one")
     starting.add_argument(
         "--option", action="append", default=[], metavar="KEY=VALUE", help="option of the system, such as heap_mib=512"
@@ -109,17 +111,25 @@ def _empty(named: str | None) -> Path:
     return directory
 
 
+def _system(name: str) -> tuple[ServerSystem | versitygw.S3Server, Mapping[str, str]]:
+    """A system that is not started, and the options that it has unless others are given."""
+    if name == "versitygw":
+        return versitygw.S3Server(), {}
+    variant = VARIANTS[name]
+    system = variant.make(name)
+    assert isinstance(system, ServerSystem)
+    return system, variant.preset
+
+
 async def _serve(name: str, room: Path, passing: bool, options: Mapping[str, str]) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
-    variant = VARIANTS[name]
-    system = variant.make(name)
-    assert isinstance(system, ServerSystem)
+    system, preset = _system(name)
     try:
         async with asyncio.TaskGroup() as group:
-            starting = group.create_task(system.start(room, {**variant.preset, **options}), name="start")
+            starting = group.create_task(system.start(room, {**preset, **options}), name="start")
             stopping = group.create_task(stop.wait(), name="stop")
             await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
             if starting.done() and not starting.cancelled() and starting.exception() is None:

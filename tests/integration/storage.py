@@ -20,6 +20,7 @@ import pytest
 from dlog.io.children import die_with_parent
 from dlog.io.settings import load
 from dlog.stores.cold.options import ColdOptions
+from loadtest.systems import versitygw
 from loadtest.systems.java import HDFS, jvm
 from loadtest.systems.versitygw import SERVER
 from tests.parts import need
@@ -99,16 +100,10 @@ def options_of(kept: Storage, **changes: Any) -> ColdOptions:
 def _versitygw(directory: Path) -> Iterator[Storage]:
     (directory / "data" / BUCKET).mkdir(parents=True)
     port = free_port()
-    command = [str(SERVER), "--port", f"{HOST}:{port}", "--region", "us-east-1", "--keep-alive", "--quiet"]
-    keys = {"ROOT_ACCESS_KEY": "testkey", "ROOT_SECRET_KEY": "testsecret"}
-    with _process([*command, "posix", str(directory / "data")], directory / "log", keys) as server:
+    line, keys = versitygw.command(port, directory / "data")
+    with _process(line, directory / "log", keys) as server:
         _until(lambda: _answers(port), server, directory / "log")
-        told = {
-            "DLOG_COLD_S3_ENDPOINT": f"http://{HOST}:{port}",
-            "DLOG_COLD_S3_REGION": "us-east-1",
-            "DLOG_COLD_S3_ACCESS_KEY": "testkey",
-            "DLOG_COLD_S3_SECRET_KEY": "testsecret",
-        }
+        told = versitygw.settings(port, "cold")
         yield Storage("s3", f"s3://{BUCKET}/logs", told, directory / "data" / BUCKET / "logs")
 
 

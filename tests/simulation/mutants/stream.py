@@ -21,7 +21,6 @@ from dlog.log.changes import (
 )
 from dlog.log.metadata_updater import StreamMetadataUpdater
 from dlog.log.owner import StreamOwnerMachine
-from dlog.log.owner_context import OwnerContext
 from dlog.log.producer_table import Producer, ProducerTable
 from dlog.log.reading import StreamReaderMachine
 from dlog.log.recovery import StreamRecovery
@@ -1051,7 +1050,7 @@ WINDOWS = (
         name="a new owner remembers as many batches as its own segment's store needs",
         invariants=("S17",),
         style="stores",
-        parts=planted(OwnerContext, ("hold", "self._set_window(segment.store)", "segment.store")),
+        parts=planted(ProducerTable, ("restore", "max(self._window_max, snapshot.window)", "self._window_max")),
     ),
 )
 

@@ -27,6 +27,7 @@ from dlog.log.dedup_trailer import (
     pack_snapshot,
 )
 from dlog.model.ids import EntryId
+from dlog.model.window import WINDOW_MAX
 
 U63 = st.integers(0, 2**63 - 1)
 ID = st.binary(min_size=16, max_size=16)
@@ -102,6 +103,14 @@ def test_a_field_of_a_wrong_kind_is_damage(value: Any) -> None:
 def test_a_field_of_a_wrong_kind_is_damage_to_who_wants_the_sums(value: Any) -> None:
     with pytest.raises(DamagedError):
         decode_batch_checksums(MAGIC + msgpack.packb(value))
+
+
+@pytest.mark.parametrize(("window", "read"), [(0, 0), (16, 16), (WINDOW_MAX + 1, WINDOW_MAX)])
+def test_a_snapshot_has_the_window_if_more_than_the_least_was_allowed(window: int, read: int) -> None:
+    snapshot = ProducerTableSnapshot((0, -1), (), window)
+    found = decode_trailer(encode_trailer(1, -1, [], snapshot)).snapshot
+    assert found is not None
+    assert found.window == read
 
 
 @settings(max_examples=150)

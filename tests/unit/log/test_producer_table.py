@@ -68,20 +68,32 @@ def test_a_table_never_remembers_fewer_batches_than_it_allowed_before() -> None:
     known.set_window(3)
     for entry in range(5):
         accepted(known, batch(entry), entry=entry)
-    assert known.judge(batch(1, retry=True)) == BatchWritten(of(1, 1, 0), 1, 5, True, 3)  # type: ignore[arg-type]
-    assert known.judge(batch(0, retry=True)) == BatchWritten(DLSN_INVALID, 1, NO_TXID, True, 3)
+    assert known.judge(batch(1, retry=True)) == BatchWritten(of(1, 1, 0), 1, 5, True, 2)  # type: ignore[arg-type]
+    assert known.judge(batch(0, retry=True)) == BatchWritten(DLSN_INVALID, 1, NO_TXID, True, 2)
 
 
-def test_what_an_earlier_owner_remembered_is_kept_until_the_producer_writes_again() -> None:
+def test_a_later_owner_remembers_as_many_batches_as_an_earlier_one_allowed() -> None:
+    """Whatever became of the segments in whose store that many were allowed, and also for producers that had written
+    fewer batches when the owner changed."""
     before = table()
     before.set_window(4)
-    for entry in range(4):
-        accepted(before, batch(entry), entry=entry)
+    before.set_window(2)
+    accepted(before, batch(0), entry=0)
     known = table()
-    known.restore(before.snapshot(), (1, 4))
+    known.restore(before.snapshot(), (1, 1))
     assert known.snapshot() == before.snapshot()
-    accepted(known, batch(4), entry=4)
-    assert [len(p.positions) for p in known.snapshot().producers] == [2]
+    for entry in range(1, 5):
+        accepted(known, batch(entry), entry=entry)
+    assert [len(p.positions) for p in known.snapshot().producers] == [4]
+
+
+def test_a_repeated_batch_allows_the_least_window_since_a_greater_one_may_not_be_in_the_log_yet() -> None:
+    known = table()
+    accepted(known, batch(0), entry=0)
+    known.set_window(4)
+    repeated = known.judge(batch(0, retry=True))
+    assert isinstance(repeated, BatchWritten)
+    assert repeated.window == 2
 
 
 def test_a_stranger_is_new_with_its_first_batch_only() -> None:

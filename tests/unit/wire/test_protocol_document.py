@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +133,5 @@ def test_the_note_of_an_entry() -> None:
         [[producer, 5, 2, 99, 0]],
         [[1, 2], [[producer, 0, 5, [[0, 5, 1, 2, 3, 77]]]]],
     ]
+    widened: Any = msgpack.unpackb(encode_trailer(1234, -1, [], replace(snapshot, window=16))[5:])
+    assert widened[3] == [*written[3], 16]

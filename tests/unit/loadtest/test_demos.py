@@ -1,4 +1,4 @@
-"""The demo on Kafka: what it says if a part is missing, and how the Makefile starts it."""
+"""The demos on Kafka and on S3: what they say if a part is missing, and how the Makefile starts them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import kafka_demo
+from loadtest import kafka_demo, s3_demo
+from loadtest.systems import versitygw
 from loadtest.systems.java import KAFKA
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,11 +26,22 @@ def test_without_maven_a_line_says_how_to_get_it(
     assert "no mvn on PATH to fetch the jars of kafka: run apt-get install maven" in line
 
 
+def test_without_go_a_line_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(versitygw, "SERVER", tmp_path / "versitygw")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert s3_demo.main([]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no go on PATH to build versitygw: run apt-get install golang-go" in line
+
+
 @pytest.mark.parametrize(
     ("given", "status", "runs"),
     [
         ((), 0, "dlog.cli.demo x.txt"),
         (("STORE=kafka",), 0, "loadtest.kafka_demo x.txt"),
+        (("STORE=s3-direct",), 0, "loadtest.s3_demo x.txt"),
         (("STORE=tape",), 2, "no such store for the demo: STORE=tape; use STORE=kafka"),
     ],
 )
