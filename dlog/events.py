@@ -572,8 +572,10 @@ class ObjectControllerEnded(Event):
     name: ClassVar[str] = "object_controller.ended"
     level: ClassVar[str] = "warning"
     controller: str
+    reason: str
 
 
+@dataclass(frozen=True, slots=True)
 class NodeBegun(Event):
     """A node for streams in objects serves, or another process took over the work of one that does not answer. ranges:
     of streams, closed because the node's former process had them open."""
@@ -633,8 +635,10 @@ class MetadataSnapshotWritten(Event):
 
     name: ClassVar[str] = "metadata_snapshot.written"
     records: int
+    bytes: int
 
 
+@dataclass(frozen=True, slots=True)
 class ObjectsUploaded(Event):
     """An upload of a node is committed."""
 
@@ -655,6 +659,7 @@ class MetadataSnapshotFailed(Event):
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
 class UploadStalled(Event):
     """An object could not be written; it is tried again. unuploaded_bytes: what the node keeps in memory and in its
     write-ahead log; appends are refused when that reaches its bound."""
