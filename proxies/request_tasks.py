@@ -22,7 +22,7 @@ class RequestTasks:
         self._waiting = 0
 
     def answer(self, request: int, work: Coroutine[Any, Any, dict[str, Any]]) -> None:
-        """Run `work` and reply with its result or the DLogError it raises. Raises OverCapacityError, and UnavailableError
+        """Run `work` and reply with its result or the DLogError it raises. Raises OverCapacityError; UnavailableError
         while the process shuts down."""
         if self._waiting >= QUESTIONS_MAX:
             work.close()

@@ -11,6 +11,6 @@ from dlog.io.object_metadata import ProxySender
 
 
 def operation_sender(members: Membership, rng: Random, options: ClientOptions | None = None) -> ProxySender:
-    """A sender for ObjectMetadata (dlog/io/object_metadata.py). members: knows the addresses of write proxies."""
+    """A sender for ObjectMetadataClient (dlog/io/object_metadata.py). members: knows the addresses of write proxies."""
     chosen = options or ClientOptions()
     return ProxySender(members, lambda address: Connection.open(address, chosen), rng)

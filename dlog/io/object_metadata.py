@@ -37,6 +37,7 @@ from dlog.objects.operation_codec import decode_answer, encode_operation
 from dlog.objects.operations import CloseStreams, CommitCompaction, CommitUpload, Operation, Result
 from dlog.options import check_positive, option
 from dlog.stores.contract import SegmentStore, StoreUnavailableError
+from dlog.stores.object_storage.locations import Location
 from dlog.stores.object_storage.port import Objects
 from dlog.wire.proxy import ObjectsAsk, Question
 
@@ -173,8 +174,8 @@ class ProxySender:
             self._link = None
 
 
-class ObjectMetadata:
-    """Implements ObjectMetadata of dlog/stores/s3/ports.py: `async with ObjectMetadata(...) as metadata`.
+class ObjectMetadataClient:
+    """Implements ObjectMetadata of dlog/stores/s3/ports.py: `async with ObjectMetadataClient(...) as metadata`.
 
     stores: those that may have segments of the metadata stream. find_root: below it are the objects. sender: the way to
     the controller.
@@ -206,7 +207,7 @@ class ObjectMetadata:
         self._tasks: asyncio.TaskGroup | None = None
         self._following: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> ObjectMetadata:
+    async def __aenter__(self) -> ObjectMetadataClient:
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         self._following = self._tasks.create_task(self._follow(), name="follow the metadata of streams in objects")
@@ -250,6 +251,16 @@ class ObjectMetadata:
                 while self._defect is None and (self._image is None or self._image.version < version):
                     await self._news.wait()
         return self._defect is None and self._image is not None and self._image.version >= version
+
+    async def find_folder(self) -> Location:
+        """Where the objects of this incarnation of the metadata stream are; waits until the stream was read. Raises
+        StoreUnavailableError, also while there is no metadata stream: the first operation creates it."""
+        self._wanted.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._options.attempt_s):
+                while not self._incarnation and self._defect is None:
+                    await self._news.wait()
+        return (await self._find_root()).below(self.folder)
 
     async def _follow(self) -> None:
         await self._wanted.wait()

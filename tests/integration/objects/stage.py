@@ -10,7 +10,7 @@ from typing import Any
 
 from actors.object_controller import ObjectControllerOptions
 from dlog.client.operation_sender import operation_sender
-from dlog.io.object_metadata import ObjectMetadata, ObjectMetadataOptions
+from dlog.io.object_metadata import ObjectMetadataClient, ObjectMetadataOptions
 from dlog.objects.image import Image
 from dlog.objects.image_snapshot import contents_of
 from dlog.objects.options import ControllerOptions
@@ -48,7 +48,7 @@ class Stage:
         return access
 
     @asynccontextmanager
-    async def follower(self, sender: Any = None, **options: Any) -> AsyncIterator[ObjectMetadata]:
+    async def follower(self, sender: Any = None, **options: Any) -> AsyncIterator[ObjectMetadataClient]:
         """Another process. sender: of a write proxy; None: it asks proxies over sockets."""
         rng = random.Random(2)
         sender = operation_sender(self.local.metadata, rng) if sender is None else sender
@@ -56,7 +56,9 @@ class Stage:
             **{"ask_deadline_s": PATIENCE_S, "retry_max_s": 0.05, "poll_s": 0.05, "recheck_s": 0.2, **options}
         )
         stores = self.local._stores()
-        async with ObjectMetadata(self.local.metadata, stores, self.objects, find_root, sender, rng, given) as metadata:
+        async with ObjectMetadataClient(
+            self.local.metadata, stores, self.objects, find_root, sender, rng, given
+        ) as metadata:
             yield metadata
         if hasattr(sender, "close"):
             await sender.close()
@@ -75,7 +77,7 @@ def contents(image: Image) -> bytes:
     return encode_snapshot(contents_of(image))
 
 
-async def equal(followers: list[ObjectMetadata], version: int) -> Image:
+async def equal(followers: list[ObjectMetadataClient], version: int) -> Image:
     """Wait until all followers have this version; their images are equal then."""
     for follower in followers:
         assert await follower.wait_version(version, PATIENCE_S)
