@@ -15,7 +15,7 @@ from typing import Any
 
 from dlog.io.metadata import StreamMetadataStore
 from dlog.model.dlsn import DLSN
-from dlog.model.ids import TXID_END_OF_STREAM, StreamName
+from dlog.model.ids import TXID_END_OF_STREAM, StreamName, is_reserved
 from dlog.model.segment import Segment, StreamMetadata
 from dlog.stores.contract import SegmentStore
 from dlog.wire.stream_metadata import settings_to_map
@@ -36,7 +36,8 @@ class Listings:
     """Lists the names of all streams in pages; a listing reads the names once.
 
     Invariants:
-    - a listing contains every stream that exists from before its first page until after its last one;
+    - a listing contains every stream that exists from before its first page until after its last one, but those that
+      dlog keeps for itself;
     - a page that does not continue a kept listing (unknown here, or another page) reads the names again;
     - at most LISTINGS_MAX listings are kept, each until its last page; the least recently used is dropped first.
     """
@@ -52,7 +53,8 @@ class Listings:
         """
         kept = self._kept.pop(listing, None) if listing is not None else None
         if kept is None or kept.after != after:
-            names = sorted(name for name in await self._metadata.streams() if name > after)
+            every = await self._metadata.streams()
+            names = sorted(name for name in every if name > after and not is_reserved(name))
             kept, listing = _Listing(after, deque(names)), None
         page = [kept.names.popleft() for _ in range(min(limit, NAMES_MAX, len(kept.names)))]
         if not kept.names:

@@ -135,7 +135,9 @@ class Detector:
     async def _wait_open(self, address: str) -> ProxyConnection:
         """Connect within ping_timeout_max_s; beyond the time limit the peer is suspected meanwhile."""
         assert self._tasks is not None, "the detector runs"
-        opening = self._tasks.create_task(_settled(self._open(address)), name=f"connect to proxy {address}")
+        work = self._open(address)
+        opening = self._tasks.create_task(_settled(work), name=f"connect to proxy {address}")
+        opening.add_done_callback(lambda _: work.close())  # needed if cancelled before the first step
         try:
             if not await self._is_in_time(address, opening) and not await self._answers(address):
                 self._suspect(address, "no Welcome in time")

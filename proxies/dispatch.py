@@ -2,6 +2,7 @@
 
 Invariants:
 - a request has one reply;
+- no request of a peer changes a stream that dlog keeps for itself;
 - a batch is counted in once and out once, and needs no task. While counted its bytes may be kept, here or in a
   forwarding connection; above the limits connections are not read and batches are refused.
 """
@@ -22,13 +23,33 @@ from dlog.errors import (
     UnavailableError,
 )
 from dlog.log.messages import BatchWritten
-from dlog.wire.proxy import Done, Hello, List, Message, Ping, Stat, Write
+from dlog.model.ids import is_reserved, user_stream_name
+from dlog.wire.proxy import (
+    Alter,
+    Create,
+    Delete,
+    Done,
+    HandOver,
+    Hello,
+    ImportSegments,
+    List,
+    Message,
+    MoveSegment,
+    Ping,
+    Seal,
+    SinkWrite,
+    Stat,
+    Truncate,
+    Write,
+)
 from proxies.acks import AckJoiner
 from proxies.admission import Admission
 from proxies.connection import Connection
 from proxies.forwarding import Forwarding, ForwardingPool
 from proxies.request_tasks import RequestTasks
 
+#: requests that change a stream: refused for the streams that dlog keeps for itself
+CHANGES = (Write, Create, Delete, Truncate, Seal, Alter, HandOver, ImportSegments, SinkWrite, MoveSegment)
 VIEWED_BYTES_MIN = 16 * 1024  # a view keeps the whole receive buffer alive, so smaller bodies are copied
 
 
@@ -78,6 +99,8 @@ class Dispatch:
             raise InvalidRequestError(
                 f"a {self._common.role} proxy does not serve this request: {type(message).__name__}"
             )
+        if isinstance(message, CHANGES) and is_reserved(message.stream):
+            user_stream_name(message.stream)
         handler(message)
 
     def flush(self) -> None:

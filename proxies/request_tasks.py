@@ -22,12 +22,19 @@ class RequestTasks:
         self._waiting = 0
 
     def answer(self, request: int, work: Coroutine[Any, Any, dict[str, Any]]) -> None:
-        """Run `work` and reply with its result or the DLogError it raises. Raises OverCapacityError."""
+        """Run `work` and reply with its result or the DLogError it raises. Raises OverCapacityError; UnavailableError
+        while the process shuts down."""
         if self._waiting >= QUESTIONS_MAX:
             work.close()
             raise OverCapacityError("too many requests are pending on this connection, wait for their replies first")
+        name = f"request {request} of {self._connection.peer}"
+        try:
+            task = self._tasks.start_alone(self._work_out(request, work), name=name)
+        except DLogError:
+            work.close()
+            raise
         self._waiting += 1
-        self._tasks.start_alone(self._work_out(request, work), name=f"request {request} of {self._connection.peer}")
+        task.add_done_callback(lambda _: work.close())  # needed if cancelled before the first step
 
     async def _work_out(self, request: int, work: Coroutine[Any, Any, dict[str, Any]]) -> None:
         try:

@@ -41,7 +41,7 @@ from dlog.client.pipeline import Pipeline
 from dlog.errors import DLogError, NotEnoughBookiesError, RecordTooLargeError, StreamExistsError
 from dlog.io.clock import monotonic_s
 from dlog.model.dlsn import DLSN
-from dlog.model.ids import stream_name
+from dlog.model.ids import user_stream_name
 
 LASTING_S = 2.0  # an obstacle that lasts this long is reported; too few bookies at once
 STOP_S = 3.0  # how long to wait for pending batches after a signal; then their outcome is unknown
@@ -96,7 +96,7 @@ def append(
     The last line of output has the number of acknowledged records and their first and last DLSN, also after a failure
     or a signal. After the first signal no more input is read; pending records are waited for.
     """
-    stream_name(stream)
+    user_stream_name(stream)
     begun_s = monotonic_s()
     failure: DLogError | None = None
     with _input(file) as descriptor, _progress(descriptor, quiet=as_json) as progress:

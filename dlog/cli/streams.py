@@ -15,7 +15,7 @@ from dlog.cli.output import MutatingCommand, confirm, dlsn_text, say, say_json, 
 from dlog.client.client import Client, connect
 from dlog.client.stream_info import SegmentInfo, SettingsChanges, StreamInfo, StreamSettings, settings_to_map
 from dlog.model import dlsn as dlsns
-from dlog.model.ids import stream_name
+from dlog.model.ids import stream_name, user_stream_name
 from dlog.options import parse_bytes, parse_duration_s
 from dlog.stores.kinds import SCHEMAS
 
@@ -105,7 +105,7 @@ def create(
     kept for ever.
     """
     settings = _settings(given)
-    stream_name(stream)
+    user_stream_name(stream)
     made = ask(connect, directory, lambda client: client.create(stream, exist_ok=exist_ok, **settings))
     if as_json:
         exists = {"exists": True, "settings": settings_to_map(made.settings)}
@@ -128,7 +128,7 @@ def alter(stream: str, connect: str | None, directory: str | None, as_json: bool
     """Change settings of STREAM while it is written: those that are given here. The retention applies at once, the
     others from the next segment on."""
     settings = _settings(given)
-    stream_name(stream)
+    user_stream_name(stream)
     if not settings:
         raise click.UsageError("no setting is given; `dlog alter --help` lists them")
     now = ask(connect, directory, lambda client: client.alter(stream, **settings))
@@ -209,7 +209,7 @@ def show(stream: str, connect: str | None, directory: str | None, as_json: bool)
 def truncate(stream: str, dlsn: str, connect: str | None, directory: str | None, as_json: bool) -> None:
     """Truncate STREAM: records before DLSN can no longer be read; whole segments of them are deleted. The truncation
     point only moves forward. Exit 1 if DLSN is after the last record."""
-    stream_name(stream)
+    user_stream_name(stream)
     at = dlsns.parse(dlsn)
     first = ask(connect, directory, lambda client: client.truncate(stream, at))
     if as_json:
@@ -226,7 +226,7 @@ def truncate(stream: str, dlsn: str, connect: str | None, directory: str | None,
 @cluster_options
 def seal(stream: str, connect: str | None, directory: str | None, as_json: bool) -> None:
     """Seal STREAM for good after its last acknowledged record. Readers then end there."""
-    stream_name(stream)
+    user_stream_name(stream)
     ask(connect, directory, lambda client: client.seal(stream))
     if as_json:
         say_json({"stream": stream, "sealed": True})
@@ -250,7 +250,7 @@ def seal(stream: str, connect: str | None, directory: str | None, as_json: bool)
 @cluster_options
 def delete(stream: str, yes: bool, force: bool, connect: str | None, directory: str | None, as_json: bool) -> None:
     """Delete STREAM and all its records. Later appends are not acknowledged."""
-    stream_name(stream)
+    user_stream_name(stream)
     if not yes:
         confirm(f"Delete {stream} and all its records?", "whether to delete all records")
     ask(connect, directory, lambda client: client.delete(stream, force=force))

@@ -61,7 +61,7 @@ from dlog.errors import (
     to_raise,
 )
 from dlog.model.dlsn import DLSN, parse
-from dlog.model.ids import stream_name
+from dlog.model.ids import stream_name, user_stream_name
 from dlog.model.segment import LEDGER
 from dlog.model.sink import SinkBatch
 from dlog.wire import proxy
@@ -293,7 +293,7 @@ class Client:
         InvalidRequestError (a setting); RequestTimeoutError (the stream may exist). Retries inside this call create it
         at most once: not again after another client deleted it. After a cancellation the stream may exist.
         """
-        router = self._check(stream)
+        router = self._check_changed(stream)
         incarnation, unknown = os.urandom(12).hex(), False
         while True:
             told = await ask(router, lambda request: proxy.GetIncarnation(request, stream))
@@ -334,7 +334,7 @@ class Client:
         Raises StreamNotFoundError, InvalidRequestError (a setting, or none given); RequestTimeoutError (they may be
         altered). After a cancellation they may be altered.
         """
-        router = self._check(stream)
+        router = self._check_changed(stream)
         if not settings:
             raise InvalidRequestError(f"no setting to alter, name at least one: stream={stream}")
         incarnation: str | None = None
@@ -366,7 +366,7 @@ class Client:
 
         Raises StreamNotFoundError, SegmentNotEndedError.
         """
-        router = self._check(stream)
+        router = self._check_changed(stream)
         told = await ask(router, lambda request: proxy.GetIncarnation(request, stream))
         incarnation = told["incarnation"]
         if incarnation is None:
@@ -409,7 +409,7 @@ class Client:
         """Truncate the stream before `dlsn`: earlier records can no longer be read; whole segments of them are deleted.
         The truncation point only moves forward; returns the first position kept. Raises StreamNotFoundError,
         PositionBeyondEndError for a point behind the last record."""
-        router = self._check(stream)
+        router = self._check_changed(stream)
         point = parse(dlsn) if isinstance(dlsn, str) else dlsn
         incarnation = await self.incarnation(stream)
         told = await ask(router, lambda request: proxy.Truncate(request, stream, incarnation, (*point,)), stream=stream)
@@ -417,7 +417,7 @@ class Client:
 
     async def seal(self, stream: str) -> None:
         """Seal the stream for good after its last acknowledged record. Idempotent. Raises StreamNotFoundError."""
-        router = self._check(stream)
+        router = self._check_changed(stream)
         incarnation = await self.incarnation(stream)
         await ask(router, lambda request: proxy.Seal(request, stream, incarnation), stream=stream)
 
@@ -443,7 +443,7 @@ class Client:
 
         incarnation: that of the stream which the stages were written for (see `incarnation`); None: the present one.
         """
-        router = self._check(stream)
+        router = self._check_changed(stream)
         of_incarnation = incarnation or await self.incarnation(stream)
         b = batch or SinkBatch("", 0, "", 0)
         told = tuple((location, int(last)) for location, last in parts)
@@ -470,7 +470,7 @@ class Client:
         """Append a sink's batch as one record set, exactly once: a repetition, also by another process, appends nothing
         (`duplicate`). Raises as `append_batch`, and InvalidRequestError if a program of another query or of a
         higher epoch writes for this sink; ProducerUnknownError as `import_segments` does. incarnation: as there."""
-        router = self._check(stream)
+        router = self._check_changed(stream)
         records = checked_batch(payloads)
         check_txid(txid)
         body = build_record_set(records)
@@ -501,7 +501,7 @@ class Client:
         the same entry ids must exist already. The data at `location` is left alone. Idempotent.
 
         Raises InvalidRequestError, TruncatedError. incarnation: as in `import_segments`."""
-        router = self._check(stream)
+        router = self._check_changed(stream)
         of_incarnation = incarnation or await self.incarnation(stream)
         await ask(
             router,
@@ -547,11 +547,17 @@ class Client:
         Idempotent: nothing happens to a stream without an owner. Raises StreamNotFoundError; RequestTimeoutError
         (it may be released), for example while ZooKeeper is unreachable.
         """
-        router = self._check(stream)
+        router = self._check_changed(stream)
         incarnation = await self.incarnation(stream)
         await ask(router, lambda request: proxy.HandOver(request, stream, incarnation), stream=stream)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _check_changed(self, stream: str) -> Router:
+        """`_check` for a request that changes the stream."""
+        router = self._check(stream)
+        user_stream_name(stream)
+        return router
 
     def _check(self, stream: str | None) -> Router:
         if self._broken is not None:
@@ -567,7 +573,7 @@ class Client:
     def _producer(self, stream: str) -> Producer:
         producer = self._producers.get(stream)
         if producer is None or self._forks != _forks:
-            router = self._check(stream)
+            router = self._check_changed(stream)
             if len(self._producers) >= self._producers_max:
                 self._let_go()
             producer = self._resting.pop(stream, None) or Producer(stream, router, self.options)

@@ -45,6 +45,26 @@ def stream_name(text: str) -> StreamName:
     return StreamName(text)
 
 
+RESERVED_PREFIX = "_dlog."  # of the names of streams that dlog keeps for itself
+METADATA_STREAM = StreamName("_dlog.objects")  # the metadata of streams in objects
+
+
+def is_reserved(stream: str) -> bool:
+    """Whether dlog keeps a stream of this name for itself: programs may read it, and only proxies change it."""
+    return stream.startswith(RESERVED_PREFIX)
+
+
+def user_stream_name(text: str) -> StreamName:
+    """Check the name of a stream that a program creates, writes or changes. Raises InvalidStreamNameError, also for a
+    reserved name."""
+    if is_reserved(text):
+        raise InvalidStreamNameError(
+            f"stream names that begin with {RESERVED_PREFIX!r} are reserved for dlog itself, they can only be read; "
+            f"choose another name: name={text[:80]!r}"
+        )
+    return stream_name(text)
+
+
 def bookie_id(text: str) -> BookieId:
     """Check a bookie id by BookKeeper's grammar. Raises InvalidRequestError."""
     if not _BOOKIE.match(text) or text == "readonly" or len(text) > 255:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dlog.errors import ConfigError, InvalidRequestError
 from dlog.io.stores import StoresOptions
-from dlog.model.ids import stream_name
+from dlog.model.ids import user_stream_name
 from dlog.model.sink import sink_name
 from dlog.options import MiB, parse_duration_s
 from dlog.spark.options import (
@@ -101,7 +101,7 @@ def _name(check: Callable[[str], str]) -> Callable[[str], str]:
 #: option -> field and its parser
 _OPTIONS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "namespace": ("namespace", read_path),
-    "stream": ("stream", _name(stream_name)),
+    "stream": ("stream", _name(user_stream_name)),
     "sinkId": ("sink_id", _name(sink_name)),
     "sinkEpoch": ("sink_epoch", read_retries),
     "deliveryGuarantee": ("guarantee", read_one_of(EXACTLY_ONCE, AT_LEAST_ONCE)),

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dlog.errors import ConfigError, InvalidRequestError, RecordTooLargeError, TxidOutOfOrderError
 from dlog.log.staging import StagedSet
-from dlog.model.ids import TXID_MAX, stream_name
+from dlog.model.ids import TXID_MAX, user_stream_name
 from dlog.wire.entry import RECORD_BYTES_MAX, SET_OVERHEAD, SET_RECORD_OVERHEAD, build_record_set
 
 ENTRY_BYTES = 256 * 1024  # approximate size of an entry
@@ -73,7 +73,7 @@ def rows_of(batch: pa.RecordBatch, stream: str) -> Iterator[tuple[str, list[Row]
     for name, row in zip(names.to_pylist(), rows, strict=True):
         by_stream.setdefault(name, []).append(row)
     for name, some in by_stream.items():
-        yield stream_name(name), some
+        yield user_stream_name(name), some
 
 
 class Cutter:

@@ -18,7 +18,7 @@ from dlog.errors import DLogError, MetadataUnavailableError
 from dlog.log.contents import EntryContents, read_contents
 from dlog.log.seeking import BinarySearch, SeekTarget
 from dlog.machine import Missing, Versioned
-from dlog.model.ids import SEGMENT_FIRST, EntryId, StreamName, stream_name
+from dlog.model.ids import SEGMENT_FIRST, EntryId, StreamName, is_reserved, stream_name
 from dlog.model.segment import Location, Segment, StreamKey, StreamMetadata
 from dlog.spark.cluster_connection import Cluster
 from dlog.spark.offsets import BEGINNING, StreamPosition
@@ -66,7 +66,8 @@ class StreamViewer:
         """Every selected stream that exists, by name. Raises as `_stream` does."""
         names: Sequence[str] = options.streams
         if not names:
-            names = sorted(name for name in await cluster.metadata.streams() if options.selects(name))
+            every = await cluster.metadata.streams()
+            names = sorted(name for name in every if options.selects(name) and not is_reserved(name))
         found = {name: await self._stream(cluster, stream_name(name)) for name in names}
         return {name: seen for name, seen in found.items() if seen is not None}
 

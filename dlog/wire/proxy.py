@@ -43,6 +43,7 @@ class Op(enum.IntEnum):
     MOVE_SEGMENT = 19
     GET_INCARNATION = 20
     ALTER = 21
+    OBJECTS_ASK = 22
     WELCOME = 64
     WRITTEN = 65
     FAILED = 66
@@ -338,6 +339,17 @@ class MoveSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectsAsk:
+    """Have the controller of streams in objects decide an operation (dlog/objects/operation_codec.py). suspect: an
+    address that just failed the client, see GetOwner. Done {"answer": [bin, ...]}: the parts of the answer's bytes; a
+    refusal of the controller is an answer, too."""
+
+    request: int
+    suspect: str | None = None
+    body: Buffer = b""
+
+
+@dataclass(frozen=True, slots=True)
 class Welcome:
     """Reply to Hello. version: the one used from now on. limits: frame_bytes_max, batch_bytes_max, ..."""
 
@@ -453,6 +465,7 @@ Question = (
     | ImportSegments
     | SinkWrite
     | MoveSegment
+    | ObjectsAsk
 )
 Reply = Welcome | Written | Failed | Done | Entries | ReaderEvent | Lac | GoAway
 Message = Question | Reply

@@ -3,8 +3,8 @@
     frame = length u32 | header_bytes u16 | header | body          `length` counts the bytes after it
     header = msgpack array [op, field, field, ...]                 all fields, in SCHEMA's order
 
-Write and SinkWrite have a body (a record set), also Entries (payloads), Done (a msgpack map) and ImportSegments
-(an array).
+Write and SinkWrite have a body (a record set), also Entries (payloads), Done (a msgpack map), ImportSegments (an
+array) and ObjectsAsk (an operation).
 
 Invariants:
 - SCHEMA defines the protocol; a test checks docs/protocol.md against it.
@@ -264,6 +264,7 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
         proxy.Alter,
         (("request", U63), ("stream", TEXT), ("incarnation", INCARNATION), ("version", U63), ("settings", MAP)),
     ),
+    Op.OBJECTS_ASK: (proxy.ObjectsAsk, (("request", U63), ("suspect", _or_nil(TEXT)))),
     Op.WELCOME: (
         proxy.Welcome,
         (("request", U63), ("version", U16), ("server", TEXT), ("role", TEXT), ("limits", LIMITS)),
@@ -315,7 +316,7 @@ def encode(message: Message) -> list[Buffer]:
     """
     body: Buffer = b""
     match message:
-        case proxy.Write() | proxy.Entries() | proxy.SinkWrite():
+        case proxy.Write() | proxy.Entries() | proxy.SinkWrite() | proxy.ObjectsAsk():
             body = message.body
         case proxy.Done():
             body = _packed(message.result, message)
@@ -508,6 +509,7 @@ _BODIES: dict[Op, Callable[[memoryview], Any]] = {
     Op.DONE: _result,
     Op.IMPORT_SEGMENTS: _parts,
     Op.SINK_WRITE: _as_it_is,
+    Op.OBJECTS_ASK: _as_it_is,
 }
 _DECODERS = {
     int(op): (cls, tuple(kind.check for _, kind in fields), _BODIES.get(op)) for op, (cls, fields) in SCHEMA.items()

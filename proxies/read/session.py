@@ -24,7 +24,7 @@ from dlog.errors import (
     StreamUnavailableError,
     UnavailableError,
 )
-from dlog.model.ids import stream_name
+from dlog.model.ids import METADATA_STREAM, stream_name
 from dlog.wire.proxy import (
     Cancel,
     Credit,
@@ -32,6 +32,7 @@ from dlog.wire.proxy import (
     GetOwner,
     GetOwners,
     Hello,
+    ObjectsAsk,
     Read,
     ReaderEvent,
     ReaderEventKind,
@@ -76,6 +77,7 @@ class ReadSession(Dispatch):
             GetOwners: self._get_owners,
             Write: self._write,
             Tail: self._wrong_door,
+            ObjectsAsk: self._wrong_door,
             **dict.fromkeys(get_args(Handed), self._hand_on),
         }
 
@@ -146,8 +148,9 @@ class ReadSession(Dispatch):
     def _hand_on(self, m: Handed) -> None:
         self._answer(m, self._server.relay.ask(m))
 
-    def _wrong_door(self, m: Write | Tail) -> None:
-        location = next(iter(self._server.relay.addresses(m.stream)), None)
+    def _wrong_door(self, m: Write | Tail | ObjectsAsk) -> None:
+        stream = METADATA_STREAM if isinstance(m, ObjectsAsk) else m.stream
+        location = next(iter(self._server.relay.addresses(stream)), None)
         if location is None:
             raise StreamUnavailableError(
                 "this is a read proxy and no write proxy is registered: start one, or try again"

@@ -12,7 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -41,6 +41,10 @@ QUIET_S = 1.0  # a stream used within this time is not released, however many th
 RETIRES_AT_ONCE = 8
 RELEASE_S = 10.0  # shorter than clients wait for the reply
 _NOBODY: frozenset[str] = frozenset()  # shared by all streams: an empty set takes 216 B
+
+
+async def _nothing_to_wait_for(_: StreamName) -> None:
+    """Return at once."""
 
 
 class Advisor(Protocol):
@@ -87,7 +91,8 @@ class OwnedStreams:
 
     build: makes an owner, not yet started, that calls back at its end. build_deletion: makes a deletion, not yet
     started. waiting_max: requests that may wait for one stream's take-over. on_gone: called when a stream is no longer
-    owned here. is_followed: whether a stream's LAC has subscribers. may_retire: whether ZooKeeper can be reached,
+    owned here. on_release: awaited before a stream is handed over. is_followed: whether a stream is needed here though
+    it is not written, as its LAC has subscribers. may_retire: whether ZooKeeper can be reached,
     without which no stream is released for idleness. is_unfit: whether another proxy, if there is one, should take
     streams over instead of this one. idle_s: a stream unused for so long is released. streams_max: above it streams
     unused for QUIET_S are released, least recently used first. release_s: time limit of a hand-over.
@@ -106,6 +111,7 @@ class OwnedStreams:
         idle_s: float,
         streams_max: int,
         on_gone: Callable[[StreamName], None],
+        on_release: Callable[[StreamName], Awaitable[None]] = _nothing_to_wait_for,
         is_followed: Callable[[str], bool],
         may_retire: Callable[[], bool],
         is_unfit: Callable[[], bool] = lambda: False,
@@ -123,6 +129,7 @@ class OwnedStreams:
         self._idle_s = idle_s
         self._streams_max = streams_max
         self._on_gone = on_gone
+        self._on_release = on_release
         self._is_followed = is_followed
         self._may_retire = may_retire
         self._is_unfit = is_unfit
@@ -208,6 +215,7 @@ class OwnedStreams:
         self._asked[holding] = None
         try:
             async with asyncio.timeout(self._release_s):
+                await self._on_release(holding.stream)
                 await holding.owner.hand_over()
         except TimeoutError:
             raise RequestTimeoutError(

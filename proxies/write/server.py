@@ -20,6 +20,7 @@ from dlog.errors import DLogError
 from dlog.events import ClaimLost, Event, LacMoved, ProxyDrained, ProxyDraining, StreamReady, StreamStalled
 from dlog.io.clock import NeverAheadClock
 from dlog.io.metadata import ProxyInfo, SessionState
+from dlog.io.object_metadata import ProxySender
 from dlog.io.shared_timers import ProcessTimers, SharedTimers
 from dlog.model.ids import NO_ENTRY, ProxyId, StreamName, stream_name
 from dlog.ownership.claim import Claimant
@@ -39,6 +40,7 @@ from proxies.streams import ProxyMetadata
 from proxies.write.admin import Admin
 from proxies.write.dependency_check import DependencyCheck
 from proxies.write.lac_subscriptions import LacSubscriptions
+from proxies.write.object_controllers import ObjectControllers, ObjectStorageAccess, OperationConnection
 from proxies.write.options import WriteOptions
 from proxies.write.owned_streams import OwnedStreams
 from proxies.write.ownership_advisor import OwnershipAdvisor
@@ -49,6 +51,7 @@ from proxies.write.upkeep import Upkeep
 
 RELEASES_AT_ONCE = 32
 UNREGISTER_S = 2.0
+ASK_CONNECT_S = 1.0  # to the proxy that has the controller of streams in objects
 OWNERS_END_S = 2.0  # for owners that are left after the hand-over
 REGION_WAIT_S = 5.0  # for a region to be open before the proxy serves; Kafka may be out of reach
 
@@ -62,9 +65,11 @@ class WriteProxy:
         metadata: ProxyMetadata,
         stores: Mapping[str, SegmentStore],
         *,
+        object_storage: ObjectStorageAccess | None = None,
         tell: Callable[[Event], None] = serving.tell,
         rng: random.Random | None = None,
     ) -> None:
+        """object_storage: None: this process does not host the controller of streams in objects."""
         self.options = options
         self.role = "write"
         self.address = ""
@@ -80,11 +85,13 @@ class WriteProxy:
         self.fitness: DependencyCheck
         self.placing: OwnershipAdvisor
         self.admin: Admin
+        self.object_controllers: ObjectControllers
         self.forwarding: ForwardingPool
         self.health = Health(metadata, patience_s=options.unready_after_s, needs_bookies="ledger" in stores)
         self.listener: serving.Listener
         self._metadata = metadata
         self._stores = stores
+        self._object_storage = object_storage
         self._tell = tell
         self._rng = rng or serving.seeded()
         self._owner_options = options.owner  # shared by all streams
@@ -243,10 +250,19 @@ class WriteProxy:
             idle_s=options.idle_s,
             streams_max=options.streams_max,
             on_gone=self._gone,
-            is_followed=self.tails.has,
+            on_release=lambda stream: self.object_controllers.release(stream),
+            is_followed=lambda stream: self.tails.has(stream) or self.object_controllers.hosts(stream),
             may_retire=lambda: self._metadata.state is SessionState.CONNECTED,
             is_unfit=lambda: bool(self.fitness.lacks),
         )
+        self.object_controllers = ObjectControllers(
+            self.owned_streams, self._metadata, self._stores, supervisor, self._object_storage, tell=self._tell
+        )
+        if self._object_storage is not None:
+            remote = ProxySender(
+                self._metadata, lambda address: dialler.open(address, ASK_CONNECT_S, OperationConnection), self._rng
+            )
+            self._object_storage.sender.attach(self.object_controllers, remote)
         self.fitness = DependencyCheck(self._metadata, self.owned_streams, has_peer=lambda: bool(self.other_writers()))
         self.admin = Admin(self._metadata, self._stores, self.owned_streams, self.placing, self.tasks, tell=self._tell)
         self._upkeep = Upkeep(
@@ -306,6 +322,7 @@ class WriteProxy:
         self.tails.moved(event)
 
     def _gone(self, stream: StreamName) -> None:
+        self.object_controllers.gone(stream)
         self.tails.end(stream, lambda: self.owned_streams.elsewhere(stream))
 
     # ---- shutdown ---------------------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ from dlog.wire.proxy import (
     Hello,
     ImportSegments,
     MoveSegment,
+    ObjectsAsk,
     Ping,
     Read,
     ReaderEvent,
@@ -68,10 +69,12 @@ from proxies.forwarding import Forwarding
 from proxies.write import lac_subscriptions as lac
 from proxies.write.admin import Admin
 from proxies.write.dependency_check import DependencyCheck
+from proxies.write.object_controllers import ObjectControllers
 from proxies.write.owned_streams import OwnedStream, OwnedStreams
 from proxies.write.ownership_advisor import ClaimHere, OwnershipAdvisor
 
 TAILS_MAX = 10_000  # on one connection
+ANSWER_PART_BYTES = 512 * 1024  # a part of an answer about metadata: a binary in a result has at most 1 MiB
 
 
 class WriteServerContext(dispatch.ServerContext, Protocol):
@@ -82,6 +85,7 @@ class WriteServerContext(dispatch.ServerContext, Protocol):
     placing: OwnershipAdvisor
     fitness: DependencyCheck
     tails: lac.LacSubscriptions
+    object_controllers: ObjectControllers
 
     def read_proxy(self, stream: str) -> str | None:
         """Address of the read proxy that the ring prefers for a stream."""
@@ -124,6 +128,7 @@ class WriteSession(Dispatch):
             ImportSegments: self._import_segments,
             SinkWrite: self._sink_write,
             MoveSegment: self._move_segment,
+            ObjectsAsk: self._objects_ask,
             Read: self._read,
             Credit: self._credit,
         }
@@ -310,6 +315,9 @@ class WriteSession(Dispatch):
     def _move_segment(self, m: MoveSegment) -> None:
         self._answer(m, self._segment_moved(m))
 
+    def _objects_ask(self, m: ObjectsAsk) -> None:
+        self._questions.answer(m.request, self._decided(bytes(m.body), m.suspect))
+
     def _read(self, m: Read) -> None:
         """A read sent to a write proxy: redirect it to a read proxy, or forward it."""
         location = self._server.read_proxy(m.stream)
@@ -335,6 +343,10 @@ class WriteSession(Dispatch):
         """Send a request to the owner, after checking its incarnation against metadata read now."""
         await self._server.admin.check_incarnation(m.stream, m.incarnation)
         return await self._server.owned_streams.ask(stream_name(m.stream), request)
+
+    async def _decided(self, operation: bytes, suspect: str | None) -> dict[str, Any]:
+        answer = await self._server.object_controllers.ask(operation, suspect)
+        return {"answer": [answer[at : at + ANSWER_PART_BYTES] for at in range(0, len(answer), ANSWER_PART_BYTES)]}
 
     async def _truncate_before(self, m: Truncate) -> dict[str, Any]:
         first = await self._ask_owner(m, TruncateBefore(of(*m.dlsn), m.incarnation))

@@ -25,6 +25,8 @@ from dlog.model.ledger import DigestType, Fragment, LedgerMetadata
 from dlog.model.object_streams import NodeEpoch, NodeId, ObjectId, ObjectStreamId
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Owner, Segment
+from dlog.objects import operation_codec, operations
+from dlog.objects.errors import OffsetMismatchError
 from dlog.stores.kinds import stored_settings
 from dlog.wire import (
     bookie,
@@ -273,6 +275,26 @@ TARGETS = (
         lambda data: object_records.decode_entry(data),
         STORED,
         (object_records.encode_entry(7, [_upload, object_streams.KeyDeleted("k")]),),
+    ),
+    Target(
+        "operations on metadata",
+        lambda data: operation_codec.decode_operation(data),
+        (DamagedError, UnsupportedVersionError, operation_codec.OperationTooLargeError),
+        (
+            operation_codec.encode_operation(operations.GetKey("k")),
+            operation_codec.encode_operation(
+                operations.CloseStreams(NodeId("n"), NodeEpoch(1), ((ObjectStreamId(1), Epoch(2), 3),))
+            ),
+        ),
+    ),
+    Target(
+        "answers about metadata",
+        lambda data: operation_codec.decode_answer(data),
+        STORED,
+        (
+            operation_codec.encode_answer(operations.KeyValue(b"v", is_new=True)),
+            operation_codec.encode_answer(OffsetMismatchError("no", expected=5)),
+        ),
     ),
     Target(
         "metadata snapshots",

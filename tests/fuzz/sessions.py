@@ -11,12 +11,15 @@ import random
 import socket
 from collections.abc import Callable
 
+from dlog.objects.operation_codec import encode_operation
+from dlog.objects.operations import GetKey
 from dlog.wire import proxy
 from tests.fuzz.decoders import mutated
 from tests.integration.bookie.raw import FENCE, KEY, RECOVERY, add_frame, batch_frame, read_frame
 from tests.integration.hostile.talk import HELLO, said, write
 
 PATIENCE_S = 0.2
+OPERATION = encode_operation(GetKey("k"))
 INCARNATION = "a1"  # the incarnation of every stream that is created here
 Frames = Callable[[random.Random], list[bytes]]
 
@@ -69,6 +72,7 @@ def proxy_frames(rng: random.Random) -> list[bytes]:
         lambda: said(
             proxy.MoveSegment(number, stream, INCARNATION, rng.randrange(3), "ledger", "1", "cold", "file:/nowhere")
         ),
+        lambda: said(proxy.ObjectsAsk(number, rng.choice((None, "x")), rng.choice((b"", b"?", OPERATION)))),
         lambda: said(proxy.List(number, "", rng.randrange(10))),
         lambda: said(proxy.Ping(number)),
         lambda: said(proxy.Seal(number, stream, INCARNATION)) if rng.random() < 0.02 else said(proxy.Ping(number)),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlog.errors import ConfigError, DamagedError, DLogError, MetadataUnavailableError
 from dlog.io.zookeeper_protocol import NodeExistsError, NoNodeError
-from dlog.model.ids import stream_name
+from dlog.model.ids import user_stream_name
 from dlog.model.sink import SinkBatch, Standing, sink_name, standing
 from dlog.options import MiB
 from dlog.spark.cluster_connection import Cluster
@@ -152,7 +152,7 @@ def _source(selection: Selection, options: BackfillOptions) -> SourceOptions:
     """Raises ConfigError."""
     if len(selection.streams) != 1 or selection.pattern:
         raise ConfigError("backfill copies one stream: name it with --stream")
-    stream_name(options.to)
+    user_stream_name(options.to)
     if options.to == selection.streams[0]:
         raise ConfigError(f"a stream cannot be copied to itself, choose another target: stream={options.to}")
     given = dict(options.source)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from dlog.errors import ConfigError, StreamNotFoundError
 from dlog.io.clock import unix_ms
 from dlog.io.stores import load_stores
-from dlog.model.ids import StreamName, stream_name
+from dlog.model.ids import StreamName, is_reserved, stream_name
 from dlog.model.offloading import Record
 from dlog.model.segment import Segment
 from dlog.spark.cluster_connection import Cluster, reach
@@ -77,7 +77,7 @@ async def _look(cluster: Cluster, *, job: Job) -> None:
     there = {*await cluster.metadata.streams(), *await records.streams()}
     if missing := sorted({stream_name(name) for name in job.selection.streams} - there):
         raise StreamNotFoundError(f"no such stream: stream={missing[0]} namespace={job.selection.namespace}")
-    chosen = sorted(name for name in there if job.is_meant(name))
+    chosen = sorted(name for name in there if job.is_meant(name) and not is_reserved(name))
     if not chosen and job.selection.pattern:
         raise ConfigError(f"no stream matches; `dlog ls` lists streams: pattern={job.selection.pattern[:60]!r}")
 

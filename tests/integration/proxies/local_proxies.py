@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from dlog.events import Event
 from proxies.read.options import ReadOptions
 from proxies.read.server import ReadProxy
+from proxies.write.object_controllers import ObjectStorageAccess
 from proxies.write.options import WriteOptions
 from proxies.write.server import WriteProxy
 from tests.memory_metadata import MemoryMetadata
@@ -82,12 +83,18 @@ class LocalProxies:
         self.state = MemoryStoreState()
         self.tasks = tasks
         self.running: list[Running] = []
+        self.object_storage: Callable[[], ObjectStorageAccess] | None = None  # of write proxies that are started
         self.other_stores: dict[str, Any] = {}  # by name, for proxies that are started from now on
 
     async def write_proxy(self, **options: Any) -> Running:
         events = Events()
         proxy = WriteProxy(
-            WriteOptions(**options), self.metadata, self._stores(), tell=events.tell, rng=random.Random(1)
+            WriteOptions(**options),
+            self.metadata,
+            self._stores(),
+            object_storage=None if self.object_storage is None else self.object_storage(),
+            tell=events.tell,
+            rng=random.Random(1),
         )
         return await self._start(proxy, events)
 

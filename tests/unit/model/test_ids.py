@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlog.errors import InvalidRequestError, InvalidStreamNameError
-from dlog.model.ids import bookie_id, escape_name, stream_name
+from dlog.model.ids import METADATA_STREAM, bookie_id, escape_name, is_reserved, stream_name, user_stream_name
 
 
 @pytest.mark.parametrize("name", ["a", "orders-2024.eu_1", "_x", "-", "9", "a..b", "a" * 200])
@@ -48,3 +48,16 @@ def test_any_text_is_escaped_to_a_part_of_a_name(text: str) -> None:
 def test_ids_of_ledgers_and_names_of_files_are_not_changed() -> None:
     assert escape_name("4711") == "4711"
     assert escape_name("00ff" * 8) == "00ff" * 8
+
+
+def test_names_that_dlog_keeps_for_itself() -> None:
+    assert stream_name(METADATA_STREAM) == METADATA_STREAM  # it may be read
+    for name in (METADATA_STREAM, "_dlog.", "_dlog.x"):
+        assert is_reserved(name)
+        with pytest.raises(InvalidStreamNameError, match="reserved"):
+            user_stream_name(name)
+    for name in ("_dlog", "dlog.x", "__dlog.x", "a_dlog."):
+        assert not is_reserved(name)
+        assert user_stream_name(name) == name
+    with pytest.raises(InvalidStreamNameError, match="empty"):
+        user_stream_name("")

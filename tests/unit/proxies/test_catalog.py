@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlog.model.ids import EntryId, SegmentNumber, StreamName, Txid
+from dlog.model.ids import METADATA_STREAM, EntryId, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Segment, StreamMetadata
 from dlog.model.segment_list import SegmentList
 from proxies.catalog import LISTINGS_MAX, SEGMENTS_MAX, Listings, describe, with_tail
@@ -136,3 +136,9 @@ async def test_a_long_stream_is_described_like_a_short_one(count: int) -> None:
     assert told["segments_left_out"] == max(0, count - SEGMENTS_MAX)
     assert with_tail(told, count, 7, None)["segments"][-1]["lac"] == 7
     assert all("lac" not in s for s in with_tail(told, 1, 7, None)["segments"][:-1])
+
+
+async def test_a_listing_does_not_show_the_streams_that_dlog_keeps_for_itself() -> None:
+    metadata = Counted(3)
+    metadata.known.append(METADATA_STREAM)
+    assert await listed(Listings(metadata), 2) == ["s00000", "s00001", "s00002"]

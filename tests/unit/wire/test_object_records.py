@@ -15,7 +15,8 @@ from dlog.errors import DamagedError, UnsupportedVersionError
 from dlog.model import object_streams as model
 from dlog.model.object_streams import MetadataRecord, Slice, StreamObject, StreamSetObject, WalPosition, WalSegment
 from dlog.wire.digest import crc32c
-from dlog.wire.object_records import _KINDS, ITEMS_MAX, EntryTooLargeError, decode_entry, encode_entry
+from dlog.wire.object_fields import ITEMS_MAX
+from dlog.wire.object_records import _KINDS, EntryTooLargeError, decode_entry, encode_entry
 
 U64 = st.integers(0, 2**64 - 1)
 ID = st.integers(1, 2**64 - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from dlog.errors import DLogError
 from dlog.log.dedup_trailer import BatchPosition, ProducerSnapshot, ProducerTableSnapshot, TrailerBatch, encode_trailer
 from dlog.model.ids import SegmentNumber, StreamName, Txid
 from dlog.model.segment import Segment, StreamMetadata
+from dlog.objects.errors import BY_CODE as REFUSALS
+from dlog.objects.operation_codec import OPERATION_BYTES_MAX, OPERATIONS, RESULTS
 from dlog.wire import bookie, proxy_codec
 from dlog.wire.bookie import Code
 from dlog.wire.entry import RECORD_BYTES_MAX, SET_OVERHEAD, SET_RECORD_OVERHEAD
@@ -51,7 +54,7 @@ def test_every_operation_and_its_fields() -> None:
 
 def test_the_messages_with_a_body() -> None:
     with_body = {int(row[0]) for row in rows("1.4") if len(row) > 3 and row[3]}
-    assert with_body == {Op.WRITE, Op.SINK_WRITE, Op.IMPORT_SEGMENTS, Op.DONE, Op.ENTRIES}
+    assert with_body == {Op.WRITE, Op.SINK_WRITE, Op.IMPORT_SEGMENTS, Op.OBJECTS_ASK, Op.DONE, Op.ENTRIES}
 
 
 def test_every_kind_is_explained() -> None:
@@ -75,6 +78,20 @@ def test_every_error_by_number() -> None:
     assert documented == {
         cls.code: (cls.__name__, cls.remedy.value, "yes" if cls.outcome_unknown else "no") for cls in declared()
     }
+
+
+def test_operations_on_metadata_and_answers() -> None:
+    for index, kinds in ((1, OPERATIONS), (2, RESULTS)):
+        documented = {int(row[0]): (row[1], re.findall(r"`(\w+)`", row[2])) for row in rows("1.11", index)}
+        assert documented == {
+            kind: ("nil", [])
+            if cls is type(None)
+            else (cls.__name__, [field.name for field in dataclasses.fields(cls)])
+            for kind, (cls, _) in kinds.items()
+        }
+    refusals = {int(row[0]): row[1] for row in rows("1.11", 3)}
+    assert refusals == {code: cls.__name__ for code, cls in REFUSALS.items()}
+    assert f"{OPERATION_BYTES_MAX:,}" in section("1.11")
 
 
 def test_numbers_that_bound() -> None:

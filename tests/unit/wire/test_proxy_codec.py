@@ -69,7 +69,7 @@ def messages(draw: st.DrawFn) -> Message:
     if op is Op.WRITE:
         values["sequence"] = draw(st.integers(0, 2**62))
         values["body"] = draw(st.binary(max_size=100))
-    elif op is Op.SINK_WRITE:
+    elif op in (Op.SINK_WRITE, Op.OBJECTS_ASK):
         values["body"] = draw(st.binary(max_size=100))
     elif op is Op.IMPORT_SEGMENTS:
         values["parts"] = tuple(draw(st.lists(st.tuples(LOCATION, U63), max_size=5)))
@@ -237,12 +237,12 @@ def test_a_header_longer_than_its_frame_is_refused() -> None:
             list(FrameDecoder().feed(frame))
 
 
-def test_only_five_messages_have_a_body() -> None:
+def test_only_six_messages_have_a_body() -> None:
     with_body = set()
     for op, (cls, fields) in SCHEMA.items():
         if {f.name for f in dataclasses.fields(cls)} != {name for name, _ in fields}:
             with_body.add(op)
-    assert with_body == {Op.WRITE, Op.SINK_WRITE, Op.IMPORT_SEGMENTS, Op.ENTRIES, Op.DONE}
+    assert with_body == {Op.WRITE, Op.SINK_WRITE, Op.IMPORT_SEGMENTS, Op.OBJECTS_ASK, Op.ENTRIES, Op.DONE}
     with pytest.raises(ProtocolError, match="no body"):
         decoded(16, 1, body=b"x")
 
