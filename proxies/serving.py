@@ -131,6 +131,7 @@ class Listener:
         self.connections: dict[Connection, None] = {}  # in order of arrival
         self.accepted = 0
         self.refused_count = 0
+        self._is_closed = False
         self._is_full = False  # a connection was refused for capacity, and none was accepted since
         self.incomplete_bytes = 0  # of incomplete frames
         self._options = options
@@ -177,7 +178,8 @@ class Listener:
         return meters
 
     def close(self) -> None:
-        """Accept no more; idempotent."""
+        """Accept no more; idempotent. A connection that was being accepted meanwhile is aborted."""
+        self._is_closed = True
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -205,6 +207,8 @@ class Listener:
     def admit(self, connection: Connection) -> Acceptance:
         self.connections[connection] = None
         self.accepted += 1
+        if self._is_closed:
+            asyncio.get_running_loop().call_soon(connection.abort)
         beyond = len(self.connections) - self._options.connections_max
         if beyond <= 0:
             self._is_full = False

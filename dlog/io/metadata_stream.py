@@ -33,6 +33,7 @@ from dlog.stores.contract import (
     SegmentRef,
     SegmentStore,
     SegmentTruncatedError,
+    StoreUnavailableError,
 )
 from dlog.stores.object_storage.locations import Location
 from dlog.stores.object_storage.port import Objects
@@ -150,9 +151,11 @@ class MetadataStreamReader:
             if value is not None and self.position < value.first_dlsn:
                 raise CutOffError("the metadata stream was truncated") from None
             raise
-        except DLogError:
+        except (DLogError, OSError) as error:
             await self._leave()
             self._changed.set()
+            if isinstance(error, OSError):
+                raise StoreUnavailableError(f"the metadata stream cannot be read now: {error}") from error
             raise
 
     async def _read(self, segment: Segment, position: DLSN, wait_s: float) -> list[tuple[DLSN, bytes]]:

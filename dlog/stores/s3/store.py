@@ -213,7 +213,7 @@ class S3Store:
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> S3Reader:
         place = parse_place(ref.name)
         found = await self._find(place)
-        if found.end is None and not self._is_written_here(place):
+        if not self._is_written_here(place):
             with suppress(StoreUnavailableError):  # without a controller, what is known is read
                 found = await self._find(place, is_fresh=True)
         if found.end is None and sealed_at is not None:
@@ -225,9 +225,7 @@ class S3Store:
 
     async def stat(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> SegmentStat:
         place = parse_place(ref.name)
-        found = await self._find(place)
-        if found.end is None:
-            found = await self._find(place, is_fresh=True)
+        found = await self._find(place, is_fresh=True)
         if found.end is None and sealed_at is not None:
             found = await self._decide(place)
         if found.end is None:

@@ -141,10 +141,14 @@ class WalFollower:
         while True:
             try:
                 await self._follow_once()
-            except SegmentNotFoundError:
+            except SegmentNotFoundError:  # deleted, so all of it is in objects
+                gone = self._readers.pop(self._segment, None)
+                if gone is not None:
+                    await gone[1].close()
                 await self._metadata.wait_newer(self._poll_s)
             except StoreError:
                 await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(0)
 
     async def close(self) -> None:
         self._is_closed = True
@@ -165,11 +169,9 @@ class WalFollower:
                     if self._readers.get(self._segment) is current:
                         await self._read(*current)
                 return
-        else:
-            image = await self._metadata.read()
-            if self.node not in image.nodes or not image.nodes[self.node].wal:
-                await self._metadata.wait_newer(self._poll_s)
         await self.catch_up()
+        if self._segment not in self._readers:  # the image has no segment from there on
+            await self._metadata.wait_newer(self._poll_s)
 
     async def _scan(self) -> None:
         segments = await self._segments()

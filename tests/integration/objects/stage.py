@@ -34,6 +34,7 @@ class Stage:
     def __init__(self, local: LocalProxies, **options: Any) -> None:
         self.local = local
         self.objects = MemoryObjects()
+        self.store = "memory"  # of the metadata stream
         self.options = ObjectControllerOptions(
             tick_s=0.05,
             replay_wait_s=0.05,
@@ -43,7 +44,7 @@ class Stage:
         local.object_storage = self._access
 
     def _access(self) -> ObjectStorageAccess:
-        access = ObjectStorageAccess(objects=self.objects, find_root=find_root, store="memory", options=self.options)
+        access = ObjectStorageAccess(objects=self.objects, find_root=find_root, store=self.store, options=self.options)
         self.accesses.append(access)
         return access
 

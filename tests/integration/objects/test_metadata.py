@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from dlog.errors import InvalidRequestError
 from dlog.events import MetadataSnapshotWritten, ObjectControllerEnded, ObjectControllerStarted
+from dlog.io.stores import open_file_store
 from dlog.model.ids import METADATA_STREAM, Epoch
 from dlog.model.object_streams import NodeEpoch, NodeId, ObjectStreamId
 from dlog.model.segment import StreamKey
@@ -26,12 +30,18 @@ from dlog.objects.operations import (
     StreamIsOpen,
     StreamsCreated,
 )
-from dlog.stores.contract import StoreUnavailableError
-from dlog.wire.proxy import Failed, ObjectsAsk
-from tests.integration.objects.stage import PATIENCE_S, Stage, equal, until
+from dlog.stores.contract import SegmentStore, StoreUnavailableError
+from dlog.stores.file.options import FileStoreOptions
+from dlog.stores.object_storage.locations import Location
+from dlog.stores.s3_direct.options import ObjectsOptions
+from dlog.stores.s3_direct.store import MARKER, S3DirectStore, marker_text
+from dlog.wire.proxy import Create, Failed, ObjectsAsk
+from proxies.write.server import WriteProxy
+from tests.integration.objects.stage import PATIENCE_S, ROOT, Stage, equal, until
 from tests.integration.proxies.local_proxies import LocalProxies
 from tests.integration.proxies.local_proxies import local as open_local_proxies
-from tests.integration.proxies.raw import Raw
+from tests.integration.proxies.raw import Raw, RawProducer
+from tests.memory_objects import MemoryObjects
 
 NODE, ONE = NodeId("n"), NodeEpoch(1)
 
@@ -139,7 +149,46 @@ def await_version(follower: object) -> bool:
         return False
 
 
-async def test_a_frozen_controller_that_lost_the_stream_answers_nothing_as_done(local: LocalProxies) -> None:
+@asynccontextmanager
+async def opened(store: str, directory: Path) -> AsyncIterator[SegmentStore]:
+    rng = random.Random(3)
+    if store == "file":
+        async with open_file_store(FileStoreOptions(directory=str(directory)), rng, creates=True) as made:
+            yield made
+        return
+
+    async def find(*, creates: bool) -> Location:
+        return ROOT.below("chunks")
+
+    options = ObjectsOptions(root=str(ROOT), linger_s=0.001, poll_min_s=0.005, poll_max_s=0.02)
+    objects = MemoryObjects()
+    objects.objects[str(ROOT.below("chunks", MARKER))] = marker_text("chunks")
+    async with S3DirectStore(objects, find, options, rng, creates=True) as chunks:
+        yield chunks
+
+
+@pytest.mark.parametrize("store", ["file", "s3-direct"])
+async def test_the_metadata_stream_in_other_stores(local: LocalProxies, store: str, tmp_path: Path) -> None:
+    stage = Stage(local, snapshot_records=15)
+    stage.store = store
+    async with opened(store, tmp_path / "segments") as made:
+        local.other_stores[store] = made
+        await local.write_proxy()
+        await local.write_proxy()
+        async with stage.follower() as first, stage.follower() as second:
+            for number in range(20):
+                await first.ask(PutKey(f"a{number}", b"x"))
+            await stage.owner().kill()
+            for number in range(20):
+                await second.ask(PutKey(f"b{number}", b"x"))
+            async with stage.follower() as late:
+                await until(lambda: all(_keys(follower) == 40 for follower in (first, second, late)))
+                await equal([first, second, late], late.image.version)
+        for running in local.running:
+            await running.kill()
+
+
+async def test_a_new_controller_knows_what_the_one_before_recorded(local: LocalProxies) -> None:
     stage = Stage(local)
     one = await local.write_proxy()
     async with stage.follower() as follower:
@@ -194,7 +243,13 @@ async def test_the_stream_is_not_released_while_it_has_a_controller(local: Local
     proxy = await local.write_proxy(idle_s=0.1)
     async with stage.follower() as follower:
         await follower.ask(PutKey("a", b"1"))
-        await asyncio.sleep(0.5)
+        async with Raw(proxy.address) as raw:
+            await raw.ask(Create, "other", {"store": "memory"})
+            await RawProducer(raw, "other").write([b"x"])
+        write = proxy.proxy
+        assert isinstance(write, WriteProxy)
+        await until(lambda: write.owned_streams.retired == 1)  # the other one
+        assert write.owned_streams.find("other") is None
         assert stage.owner() is proxy
         assert not [e for e in proxy.events if isinstance(e, ObjectControllerEnded)]
 

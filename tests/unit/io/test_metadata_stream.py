@@ -106,7 +106,8 @@ async def stream() -> Stream:
 
 async def test_it_is_created_once() -> None:
     on = await stream()
-    (before, _), _ = await on.value(), await create_metadata_stream(on.metadata, "other")
+    before, _ = await on.value()
+    await create_metadata_stream(on.metadata, "other")
     value, _ = await on.value()
     assert (value.incarnation, value.settings) == (before.incarnation, before.settings)
     assert (value.settings.store, value.settings.retention_s) == ("memory", 0.0)

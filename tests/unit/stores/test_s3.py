@@ -1,0 +1,472 @@
+"""Tests the store `s3` where the contract suite does not look: entries that move while they are read, lagging images,
+failover and restart of nodes, deletions, bad objects, and a node without room."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from dlog.errors import ConfigError
+from dlog.events import Event, ObjectsCompacted
+from dlog.io.s3_store import choose_wal, open_s3_store
+from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
+from dlog.model.object_streams import NodeId
+from dlog.objects.image import ObjectState
+from dlog.objects.node_messages import UploadAll
+from dlog.stores.contract import (
+    MisconfiguredError,
+    SegmentCorruptError,
+    SegmentFencedError,
+    SegmentNotFoundError,
+    SegmentRef,
+    StoreUnavailableError,
+)
+from dlog.stores.object_storage.locations import Location, parse_root
+from dlog.stores.object_storage.port import Creation
+from dlog.stores.s3.places import parse_place, parse_segment_key, range_of, segment_key
+from dlog.stores.s3.store import S3Store
+from dlog.stores.s3.writer import S3Writer
+from dlog.stores.s3_direct.options import ObjectsOptions
+from tests.memory_objects import MemoryObjects
+from tests.memory_store import MemoryStore, MemoryStoreState
+from tests.object_metadata import MemoryController, MemoryMetadata, away
+
+STREAM = StreamName("s")
+FOLDER = parse_root("s3://bucket/logs/objects")
+W1, W2, W3 = NodeId("w1"), NodeId("w2"), NodeId("w3")
+OPTIONS: dict[str, Any] = {
+    "root": "s3://bucket/logs",
+    "upload_bytes": 1 << 20,
+    "upload_s": 1e6,
+    "stream_object_bytes": 1 << 16,
+    "node_cache_bytes_max": 1 << 20,
+    "wal_segment_bytes": 3000,
+    "compaction_s": 1e6,
+    "split_after_s": 1000.0,
+    "poll_max_s": 0.02,
+    "retry_s": 5.0,
+}
+
+
+class Wal(MemoryStore):
+    """A log in memory, under the name of a store that may have logs."""
+
+    name = "ledger"
+
+
+class Objects(MemoryObjects):
+    """is_full: no object can be created."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_full = False
+
+    async def create_if_absent(self, location: Location, data: Sequence[Any], **more: Any) -> Creation:
+        if self.is_full:
+            raise StoreUnavailableError("the storage has no room")
+        return await super().create_if_absent(location, data, **more)
+
+
+class Cluster:
+    """Opens stores of one cluster, as its processes do."""
+
+    def __init__(self) -> None:
+        self.objects = Objects()
+        self.controller = MemoryController(self.objects, FOLDER)
+        self.wal = MemoryStoreState()
+        self.events: list[Event] = []
+        self.metadata = MemoryMetadata(self.controller)
+        self._stack = AsyncExitStack()
+        self._number = 0
+
+    async def __aenter__(self) -> Cluster:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stack.aclose()
+
+    async def store(self, node: NodeId | None, *, is_lagging: bool = False, **changes: Any) -> S3Store:
+        async def find_folder() -> Location:
+            return FOLDER
+
+        wal = Wal(self.wal, entry_bytes_max=100_000)
+        opening = open_s3_store(
+            MemoryMetadata(self.controller, is_lagging=is_lagging),
+            self.objects,
+            find_folder,
+            {"ledger": wal},
+            ObjectsOptions(**{**OPTIONS, **changes}),
+            random.Random(os.urandom(8)),
+            node=node,
+            tell=self.events.append,
+        )
+        return await self._stack.enter_async_context(opening)
+
+    async def segment(self, store: S3Store) -> tuple[S3Writer, SegmentRef]:
+        self._number += 1
+        writer = await store.create(STREAM, SegmentNumber(self._number), Epoch(1), ())
+        return writer, SegmentRef(STREAM, SegmentNumber(self._number), writer.name)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait for a state of the metadata."""
+        while not holds():
+            assert await self.metadata.wait_version(self.controller.version + 1, 30.0)
+
+    def committed(self, ref: SegmentRef) -> int:
+        found = range_of(self.metadata.image, parse_place(ref.name))
+        assert found is not None
+        return found.committed - found.start
+
+    def states(self, state: ObjectState) -> int:
+        return self.metadata.image.objects.count(state)
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    async with Cluster() as cluster:
+        yield cluster
+
+
+def entry(number: int) -> bytes:
+    return b"entry %d " % number + b"." * (number * 37 % 300)
+
+
+async def append(writer: S3Writer, first: int, end: int) -> None:
+    for number in range(first, end):
+        await writer.append(EntryId(number), [entry(number)])
+
+
+async def upload(store: S3Store) -> None:
+    assert store.node is not None and store.node.current is not None
+    await store.node.current.actor.ask(UploadAll())
+
+
+async def read(store: S3Store, ref: SegmentRef, end: int, first: int = 0, max_bytes: int = 1000) -> list[bytes]:
+    reader = await store.open_reader(ref)
+    try:
+        while (await reader.wait_lac(EntryId(end - 2), 30.0)) < end - 1:
+            pass
+        found: list[bytes] = []
+        while first + len(found) < end:
+            found += await reader.read(EntryId(first + len(found)), EntryId(end - 1), max_bytes)
+        return found
+    finally:
+        await reader.close()
+
+
+# ---- entries that move ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_lagging", [False, True])
+async def test_entries_are_read_across_objects_the_log_and_the_nodes_memory_while_they_move(
+    cluster: Cluster, is_lagging: bool
+) -> None:
+    one = await cluster.store(W1, split_after_s=0.001, minor_bytes=1 << 20)
+    two = await cluster.store(W2, is_lagging=is_lagging)
+    segments = [await cluster.segment(one) for _ in range(3)]
+    expected = [entry(number) for number in range(60)]
+    tail = await two.open_reader(segments[0][1])
+    for end in range(10, 61, 10):
+        for writer, _ in segments:
+            await append(writer, end - 10, end)
+        tail.learn_lac(EntryId(end - 1))
+        assert await tail.read(EntryId(end - 1), EntryId(end - 1), 1) == [entry(end - 1)]
+        if end % 20 == 0:
+            await upload(one)
+            cluster.objects.time_ms += 1000
+            assert one.compactions is not None
+            await one.compactions.round(is_major=end == 60)
+        for store in (one, two):
+            for _, ref in segments:
+                for first in (0, end // 2, end - 1):
+                    assert await read(store, ref, end, first) == expected[first:end]
+        await cluster.controller.tick(20 * 60_000)  # the controller deletes what was compacted
+    await tail.close()
+    for writer, ref in segments:
+        assert await writer.seal() == 59
+        assert (await two.verify(ref)).damaged == ()
+        assert (await two.stat(ref)).payload_bytes == sum(map(len, expected))
+    kinds = {event.kind for event in cluster.events if isinstance(event, ObjectsCompacted)}
+    assert {"force-split", "minor"} <= kinds
+    assert cluster.states(ObjectState.MARKED) == 0
+    assert len(cluster.objects.objects) == cluster.states(ObjectState.COMMITTED)
+
+
+async def test_a_reader_without_a_controller_reads_what_is_known_here(cluster: Cluster) -> None:
+    one, two = await cluster.store(W1), await cluster.store(W2)
+    writer, ref = await cluster.segment(one)
+    await append(writer, 0, 10)
+    assert len(await read(two, ref, 10)) == 10
+    async with away(cluster.controller):
+        assert len(await read(two, ref, 10)) == 10
+        await append(writer, 10, 12)  # acknowledgements do not need it either
+        assert len(await read(two, ref, 12)) == 12
+        with pytest.raises(StoreUnavailableError):
+            await two.find_tail(ref)
+
+
+async def test_lost_answers_of_the_controller_do_no_harm(cluster: Cluster) -> None:
+    one = await cluster.store(W1)
+    for number in range(5):
+        cluster.controller.lost = 1
+        writer, ref = await cluster.segment(one)
+        await append(writer, 0, 5)
+        cluster.controller.lost = 1 + number % 3
+        await upload(one)
+        cluster.controller.lost = 1
+        assert await writer.seal() == 4
+        assert len(await read(one, ref, 5)) == 5
+    assert len([name async for name in one.list()]) == 5
+
+
+async def test_another_controller_goes_on_where_the_one_before_stopped(cluster: Cluster) -> None:
+    one = await cluster.store(W1)
+    writer, ref = await cluster.segment(one)
+    await append(writer, 0, 5)
+    cluster.controller.restart()
+    await append(writer, 5, 10)
+    await upload(one)
+    assert await writer.seal() == 9
+    assert cluster.committed(ref) == 10
+
+
+# ---- nodes that end -------------------------------------------------------------------------------------------------
+
+
+async def test_a_recovery_takes_over_the_work_of_the_whole_node(cluster: Cluster) -> None:
+    one, two = await cluster.store(W1), await cluster.store(W2)
+    segments = [await cluster.segment(one) for _ in range(3)]
+    for writer, _ in segments:
+        await append(writer, 0, 7)
+    await upload(one)
+    for writer, _ in segments:
+        await append(writer, 7, 12)
+    assert (await two.recover(segments[0][1])).end == 11
+    for writer, ref in segments:
+        with pytest.raises(SegmentFencedError):
+            await writer.append(EntryId(12), [b"late"])
+        assert (await two.stat(ref)).end == 11, "all its streams are closed"
+        assert (await two.recover(ref)).end == 11
+        assert await read(two, ref, 12) == [entry(number) for number in range(12)]
+    await cluster.until(lambda: all(cluster.committed(ref) == 12 for _, ref in segments))
+    writer, ref = await cluster.segment(one)  # it begins again under the next epoch
+    await append(writer, 0, 3)
+    assert await read(two, ref, 3) == [entry(number) for number in range(3)]
+    assert cluster.metadata.image.nodes[W1].node_epoch >= 3
+
+
+async def test_a_process_without_a_node_recovers_and_creates_nothing(cluster: Cluster) -> None:
+    one, tool = await cluster.store(W1), await cluster.store(None)
+    writer, ref = await cluster.segment(one)
+    await append(writer, 0, 4)
+    assert not tool.capabilities.is_written
+    with pytest.raises(MisconfiguredError, match="no node"):
+        await tool.create(STREAM, SegmentNumber(9), Epoch(1), ())
+    assert (await tool.recover(ref)).end == 3
+    assert await read(tool, ref, 4) == [entry(number) for number in range(4)]
+
+
+async def test_a_node_that_starts_again_ends_what_it_had_open_and_uploads_it(cluster: Cluster) -> None:
+    one = await cluster.store(W1)
+    writer, ref = await cluster.segment(one)
+    await append(writer, 0, 9)
+    await one.close()
+    again = await cluster.store(W1)
+    other, other_ref = await cluster.segment(again)
+    await append(other, 0, 2)
+    assert (await again.recover(ref)).end == 8
+    await cluster.until(lambda: cluster.committed(ref) == 9)
+    assert await read(again, ref, 9) == [entry(number) for number in range(9)]
+    assert await read(again, other_ref, 2) == [entry(0), entry(1)]
+    assert cluster.metadata.image.nodes[W1].node_epoch == 2
+
+
+async def test_a_failed_log_ends_the_node_and_the_next_one_has_what_was_acknowledged(cluster: Cluster) -> None:
+    one = await cluster.store(W1)
+    writer, ref = await cluster.segment(one)
+    await append(writer, 0, 5)
+    [wal] = cluster.metadata.image.nodes[W1].wal
+    await Wal(cluster.wal).recover(SegmentRef(StreamName("_dlog.wal"), SegmentNumber(wal.number), wal.name))
+    with pytest.raises(SegmentFencedError):
+        await writer.append(EntryId(5), [b"in doubt"])
+    assert (await one.recover(ref)).end == 4
+    other, _ = await cluster.segment(one)
+    await append(other, 0, 1)
+
+
+async def test_the_log_is_deleted_once_it_is_uploaded(cluster: Cluster) -> None:
+    one = await cluster.store(W1)
+    writer, ref = await cluster.segment(one)
+    await append(writer, 0, 100)
+    assert len(cluster.metadata.image.nodes[W1].wal) > 2, "it has rolled"
+    await upload(one)
+    await cluster.until(lambda: len(cluster.metadata.image.nodes[W1].wal) == 1)
+    assert len(cluster.wal.segments) <= 2
+    two = await cluster.store(W2)
+    assert await read(two, ref, 100) == [entry(number) for number in range(100)]
+
+
+async def test_a_node_without_room_lets_appends_wait_and_ends_the_segment_only_after_a_deadline(
+    cluster: Cluster,
+) -> None:
+    one = await cluster.store(W1, node_cache_bytes_max=100_000)
+    writer, ref = await cluster.segment(one)
+    cluster.objects.is_full = True
+    appends = [writer.append(EntryId(number), [b"x" * 30_000]) for number in range(6)]
+    await appends[0]
+    assert not appends[-1].done()
+    cluster.objects.is_full = False
+    for one_append in appends:
+        await one_append
+    assert await writer.seal() == 5
+    impatient = await cluster.store(W2, node_cache_bytes_max=100_000, retry_s=0.05)
+    writer, ref = await cluster.segment(impatient)
+    cluster.objects.is_full = True
+    appends = [writer.append(EntryId(number), [b"x" * 30_000]) for number in range(6)]
+    with pytest.raises(StoreUnavailableError, match="not uploaded") as raised:
+        await appends[-1]
+    assert not raised.value.outcome_unknown
+    cluster.objects.is_full = False
+    confirmed = writer.last_confirmed
+    await writer.abandon()
+    assert (await (await cluster.store(W3)).recover(ref)).end == confirmed
+
+
+# ---- deletion -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
+async def test_segments_are_deleted_in_any_order_until_nothing_is_left(
+    cluster: Cluster, order: tuple[int, ...]
+) -> None:
+    one, two = await cluster.store(W1), await cluster.store(W2)
+    segments = [await cluster.segment(one) for _ in range(3)]
+    for number, (writer, _) in enumerate(segments):
+        await append(writer, 0, 5)
+        if number != 1:
+            await upload(one)
+        if number != 2:
+            await writer.seal()
+    left = {ref.name for _, ref in segments}
+    for at in order:
+        ref = segments[at][1]
+        await two.delete(ref)
+        left.discard(ref.name)
+        assert {name async for name in one.list()} == left
+        for _, other in segments:
+            if other.name in left:
+                assert await read(two, other, 5) == [entry(number) for number in range(5)]
+            else:
+                with pytest.raises(SegmentNotFoundError):
+                    await one.open_reader(other)
+    assert [key for key in cluster.metadata.image.keys if parse_segment_key(key)] == []
+    assert not cluster.metadata.image.streams
+    writer, ref = await cluster.segment(two)
+    await append(writer, 0, 1)
+    await upload(two)
+    for store in (one, two):
+        assert store.node is not None and store.compactions is not None
+        await store.node.serving(30.0)
+        await store.compactions.round(is_major=False)
+    for _ in range(3):
+        await cluster.controller.tick(20 * 60_000)
+    assert len(cluster.objects.objects) == 1, "only what is alive is left"
+
+
+async def test_a_reader_of_a_deleted_segment_is_told(cluster: Cluster) -> None:
+    one, two = await cluster.store(W1), await cluster.store(W2)
+    writer, ref = await cluster.segment(one)
+    await append(writer, 0, 5)
+    await writer.seal()
+    reader = await two.open_reader(ref)
+    await one.delete(ref)
+    with pytest.raises(SegmentNotFoundError):
+        await reader.read(EntryId(0), EntryId(4), 1000)
+    await reader.close()
+
+
+# ---- bad objects ----------------------------------------------------------------------------------------------------
+
+
+def _flipped(data: bytes, _: bytes) -> bytes:
+    return data[:150] + bytes([data[150] ^ 1]) + data[151:]
+
+
+def _cut_short(data: bytes, _: bytes) -> bytes:
+    return data[:-20]
+
+
+def _foreign(_: bytes, other: bytes) -> bytes:
+    return other
+
+
+@pytest.mark.parametrize("change", [_flipped, _cut_short, _foreign])
+async def test_a_bad_object_is_told_and_never_read_as_entries(
+    cluster: Cluster, change: Callable[[bytes, bytes], bytes]
+) -> None:
+    one, two = await cluster.store(W1), await cluster.store(W2)
+    writer, ref = await cluster.segment(one)
+    other, _ = await cluster.segment(one)
+    await append(writer, 0, 5)
+    await upload(one)
+    await append(other, 0, 5)
+    await upload(one)
+    await append(writer, 5, 7)
+    await writer.seal()
+    first, second = sorted(cluster.objects.objects, key=lambda name: name.rpartition("/")[2])
+    sound = cluster.objects.objects[first]
+    cluster.objects.objects[first] = change(sound, cluster.objects.objects[second])
+    reader = await two.open_reader(ref)
+    with pytest.raises(SegmentCorruptError):
+        await reader.read(EntryId(0), EntryId(6), 1000)
+    assert await reader.read(EntryId(5), EntryId(6), 1000) == [entry(5), entry(6)]
+    await reader.close()
+    assert [number for number, _ in (await two.verify(ref)).damaged] == list(range(5))
+    cluster.objects.objects[first] = sound
+    assert await read(two, ref, 7) == [entry(number) for number in range(7)], "damage is not cached"
+
+
+async def test_a_lost_object_is_damage_and_no_end(cluster: Cluster) -> None:
+    one, two = await cluster.store(W1), await cluster.store(W2)
+    writer, ref = await cluster.segment(one)
+    await append(writer, 0, 5)
+    await upload(one)
+    await writer.seal()
+    cluster.objects.objects.clear()
+    reader = await two.open_reader(ref)
+    with pytest.raises(SegmentCorruptError, match="missing"):
+        await reader.read(EntryId(0), EntryId(4), 1000)
+    await reader.close()
+    assert len((await two.verify(ref)).damaged) == 5
+
+
+# ---- names and options ----------------------------------------------------------------------------------------------
+
+
+def test_a_key_says_for_which_segment_it_is() -> None:
+    key = segment_key(StreamName("a/b"), SegmentNumber(7), "00ff")
+    assert parse_segment_key(key) == ("a/b", 7)
+    for other in ("records/", "records/a", "records/a/x/00", "other/a/1/00"):
+        assert parse_segment_key(other) is None
+
+
+@pytest.mark.parametrize("name", ["", "1", "1.", ".0", "0.0", "1.01", "x.0", "1.0.0", "1" * 30 + ".0"])
+def test_a_name_that_none_of_its_segments_can_have_is_not_found(name: str) -> None:
+    with pytest.raises(SegmentNotFoundError):
+        parse_place(name)
+
+
+def test_the_log_is_written_in_the_wanted_store_or_the_first_there_is() -> None:
+    ledger, file = Wal(), MemoryStore()
+    assert choose_wal("", {"file": file, "ledger": ledger}) is ledger
+    assert choose_wal("file", {"file": file, "ledger": ledger}) is file
+    assert choose_wal("", {}) is None
+    with pytest.raises(ConfigError, match="wal"):
+        choose_wal("s3-direct", {"file": file})
+    with pytest.raises(ValueError, match="wal must be"):
+        ObjectsOptions(wal="kafka")
