@@ -11,14 +11,17 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
+from dlog.client.operation_sender import operation_sender
 from dlog.events import Event
 from dlog.io.bookie_client import BookieClient, BookieClientOptions
 from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
 from dlog.io.metadata_contact import connection_events
+from dlog.io.s3_store import JoinController, S3Access
 from dlog.io.settings import configured
 from dlog.io.stores import StoresOptions, load_stores, open_stores
 from dlog.io.zookeeper_members import MemberOptions
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.model.object_streams import NodeId
 from dlog.stores.contract import SegmentStore
 from proxies import serving
 from proxies.streams import ProxyMetadata
@@ -63,8 +66,12 @@ async def opened(
     tell: Callable[[Event], None],
     rng: random.Random,
     tuning: BackendLimits = TUNING,
+    join: JoinController | None = None,
+    node: NodeId | None = None,
 ) -> AsyncIterator[Parts]:
     """Connect a proxy to ZooKeeper and open its bookie client and segment stores; the scope closes them.
+
+    join, node: of the store `s3`, see dlog/io/s3_store.py; without join the proxy asks other proxies.
 
     Raises MetadataUnavailableError, ConfigError.
     """
@@ -78,7 +85,16 @@ async def opened(
         ) as metadata,
         BookieClient(resolver(metadata), rng=rng, options=tuning.bookies, on_event=tell) as bookies,
         Ledgers(metadata, bookies, rng=rng, options=tuning.ledgers, on_event=tell) as ledgers,
-        open_stores(ledgers, metadata, tuning.stores, rng, writable=options.stores, creates=True, tell=tell) as stores,
+        open_stores(
+            ledgers,
+            metadata,
+            tuning.stores,
+            rng,
+            writable=options.stores,
+            creates=True,
+            s3=S3Access(metadata, join or (lambda *_: operation_sender(metadata, rng)), node),
+            tell=tell,
+        ) as stores,
     ):
         with connection_events(metadata, tell):
             yield Parts(metadata, stores)

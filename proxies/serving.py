@@ -60,9 +60,9 @@ class ServingOptions:
     http_port: int = option(0, "port of /metrics, /live, /ready and /haproxy; 0: none")
     stores: tuple[str, ...] = option(
         (),
-        "stores of segments, the first for streams that name none: ledger, file, kafka, s3-direct; "
-        "empty: ledger, file if [file] has a directory, kafka if [kafka] has topics, and s3-direct if [objects] has a "
-        "root",
+        "stores of segments, the first for streams that name none: ledger, file, kafka, s3-direct, s3; "
+        "empty: ledger, file if [file] has a directory, kafka if [kafka] has topics, and s3-direct and s3 if [objects] "
+        "has a root",
     )
     proxy_protocol: str = option(
         "off", "whether a header of the PROXY protocol begins a connection: off, optional or required"

@@ -318,7 +318,7 @@ class _Cluster:
         stores = ["file"]
         if places.objects_root:  # of these two, what is only configured does not become the default
             environment["DLOG_OBJECTS_ROOT"] = places.objects_root
-            stores.insert(0 if self._plan.objects else 1, "s3-direct")
+            stores[0 if self._plan.objects else 1 :] = ["s3-direct", "s3", *stores[0 if self._plan.objects else 1 :]]
         if places.kafka_topics:
             environment["DLOG_KAFKA_TOPICS"] = places.kafka_topics
             stores.insert(0 if self._plan.kafka else len(stores), "kafka")

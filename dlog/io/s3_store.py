@@ -4,22 +4,43 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Any
 
-from dlog.errors import ConfigError
 from dlog.events import Event, WorkFailed
 from dlog.io.driver import Driver
+from dlog.io.metadata import VersionedStore
+from dlog.io.metadata_stream import FindRoot, choose_metadata_store
+from dlog.io.object_metadata import ObjectMetadataClient, OperationSender
 from dlog.machine import Machine
 from dlog.model.object_streams import NodeId
 from dlog.stores.contract import SegmentStore
+from dlog.stores.object_storage.locations import Location
 from dlog.stores.object_storage.port import Objects
 from dlog.stores.s3.ports import FindObjects, ObjectMetadata, StartMachine
 from dlog.stores.s3.store import S3Store
 from dlog.stores.s3_direct.options import WAL_STORES, ObjectsOptions
+from dlog.stores.s3_direct.store import S3DirectStore
 
+FOLDER = "streams"  # below that of the cluster
 REQUESTS_MAX = 1_000_000  # of one machine; appends are bounded where they are admitted, and by the node's memory
+
+
+#: gives the way to the controller. Arguments: the objects, their root, and the store of metadata; the root is found at
+#: the first use
+JoinController = Callable[[Objects, FindRoot, str], OperationSender]
+
+
+@dataclass(frozen=True, slots=True)
+class S3Access:
+    """What the store `s3` needs of its process. node: the id of a write proxy; None: of a process that creates no
+    segments."""
+
+    metadata: VersionedStore
+    join: JoinController
+    node: NodeId | None = None
 
 
 def machine_starter(tell: Callable[[Event], None]) -> StartMachine:
@@ -46,20 +67,6 @@ def _ended(tell: Callable[[Event], None], on_end: Callable[[], None], driver: Dr
     on_end()
 
 
-def choose_wal(wanted: str, stores: Mapping[str, SegmentStore]) -> SegmentStore | None:
-    """The store of this process's log: the wanted one, else the first that there is. None: this process has none.
-
-    Raises ConfigError if the wanted one is not there, or is not written here.
-    """
-    names = [wanted] if wanted else [name for name in WAL_STORES if name]
-    for name in names:
-        if name in stores and stores[name].capabilities.is_written:
-            return stores[name]
-    if wanted:
-        raise ConfigError(f"the store of the write-ahead log is not configured here, see `wal` in [objects]: {wanted}")
-    return None
-
-
 @asynccontextmanager
 async def open_s3_store(
     metadata: ObjectMetadata,
@@ -76,8 +83,37 @@ async def open_s3_store(
 
     node: the id of a write proxy; None: of a process that creates no segments. Raises ConfigError.
     """
-    wal = choose_wal(options.wal, stores)
-    wals = {name: store for name, store in stores.items() if name in WAL_STORES or name == options.wal}
+    chosen = stores[choose_metadata_store(stores, options.wal)]
+    wal = chosen if chosen.capabilities.is_written else None
+    wals = {name: store for name, store in stores.items() if name in WAL_STORES}
     start = machine_starter(tell)
     async with S3Store(metadata, objects, find_objects, wal, wals, options, start, rng, node=node, tell=tell) as store:
+        yield store
+
+
+@asynccontextmanager
+async def open_cluster_s3_store(
+    access: S3Access,
+    direct: S3DirectStore,
+    stores: Mapping[str, SegmentStore],
+    options: ObjectsOptions,
+    rng: Random,
+    tell: Callable[[Event], None],
+) -> AsyncIterator[S3Store]:
+    """The store on the metadata stream of the cluster, open in the scope.
+
+    direct: the store `s3-direct`, which has the same objects. stores: as of open_s3_store. Raises ConfigError.
+    """
+    creates, objects = access.node is not None, direct.objects
+
+    async def find_root() -> Location:
+        return (await direct.cluster_folder(creates=creates)).below(FOLDER)
+
+    sender = access.join(objects, find_root, choose_metadata_store(stores, options.wal))
+    async with (
+        ObjectMetadataClient(access.metadata, stores, objects, find_root, sender, rng) as metadata,
+        open_s3_store(
+            metadata, objects, metadata.find_folder, stores, options, rng, node=access.node, tell=tell
+        ) as store,
+    ):
         yield store

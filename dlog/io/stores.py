@@ -31,6 +31,7 @@ from dlog.io.ledgers import Ledgers
 from dlog.io.objects import Objects
 from dlog.io.reserve import SpaceReserve
 from dlog.io.s3_direct_store import open_s3_direct_store
+from dlog.io.s3_store import S3Access, open_cluster_s3_store
 from dlog.io.settings import load
 from dlog.io.threads import RealThreads
 from dlog.stores.cold.options import ColdOptions
@@ -41,6 +42,7 @@ from dlog.stores.file.store import FileStore
 from dlog.stores.kafka.store import KafkaStore
 from dlog.stores.kinds import SCHEMAS
 from dlog.stores.ledger import LedgerStore
+from dlog.stores.s3.options import NAME as S3
 from dlog.stores.s3_direct.options import ObjectsOptions
 from dlog.stores.s3_direct.store import S3DirectStore
 
@@ -75,6 +77,7 @@ class StoresOptions:
             FileStore.name: bool(self.file.directory),
             KafkaStore.name: bool(self.kafka.topics),
             S3DirectStore.name: bool(self.objects.root),
+            S3: bool(self.objects.root),
         }
         return tuple(name for name in WRITABLE if placed.get(name, True))
 
@@ -102,9 +105,10 @@ async def open_stores(
     *,
     writable: Sequence[str] = (),
     creates: bool = False,
+    s3: S3Access | None = None,
     tell: Callable[[Event], None] = lambda _: None,
 ) -> AsyncIterator[Mapping[str, SegmentStore]]:
-    """Stores by name, open in the scope.
+    """Stores by name, open in the scope. s3: without it that store is left out.
 
     writable: those that streams may be created on, the default first; none: see StoresOptions.default_stores. Cold
     storage follows them. creates: create the directory of the file store, the namespace of topics, or the folder of
@@ -113,6 +117,8 @@ async def open_stores(
     """
     names = tuple(writable) or options.default_stores()
     unknown = [name for name in names if name not in WRITABLE]
+    if S3 in names and S3DirectStore.name not in names:  # for what they share, and for the log where it is one
+        names = (*names, S3DirectStore.name)
     if unknown:
         raise ConfigError(f"no such segment store, choose from {', '.join(WRITABLE)}: stores={','.join(names)}")
     async with AsyncExitStack() as stack:
@@ -150,10 +156,14 @@ async def open_stores(
                     creates=creates,
                     tell=tell,
                 )
-                stores[name] = await stack.enter_async_context(opening_objects)
-            else:
+                stores[name] = direct = await stack.enter_async_context(opening_objects)
+            elif name == LedgerStore.name:
                 stores[name] = LedgerStore(ledgers)
                 stack.push_async_callback(stores[name].close)
+        if S3 in names and s3 is not None:
+            opening_s3 = open_cluster_s3_store(s3, direct, stores, options.objects, rng, tell)
+            on_objects = await stack.enter_async_context(opening_s3)
+            stores = {name: on_objects if name == S3 else stores[name] for name in names}
         objects = await stack.enter_async_context(Objects(options.cold))
         cold = await stack.enter_async_context(ColdStore(objects, options.cold))
         yield {**stores, cold.name: cold}

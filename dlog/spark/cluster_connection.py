@@ -24,9 +24,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import uvloop
 
 from dlog.client.check import check_thread
+from dlog.client.operation_sender import operation_sender
 from dlog.errors import DLogError, InvalidRequestError, Remedy
 from dlog.io.bookie_client import BookieClient
 from dlog.io.ledgers import Ledgers, resolver
+from dlog.io.s3_store import S3Access
 from dlog.io.stores import StoresOptions, load_stores, open_stores
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.stores.contract import MisconfiguredError, SegmentStore
@@ -215,7 +217,7 @@ class ClusterConnection:
                 await ZooKeeperMetadata.connect(self._zookeeper, self._namespace, rng=rng) as metadata,
                 BookieClient(resolver(metadata), rng=rng) as bookies,
                 Ledgers(metadata, bookies, rng=rng) as ledgers,
-                open_stores(ledgers, metadata, self._stores, rng) as stores,
+                open_stores(ledgers, metadata, self._stores, rng, s3=_s3_access(metadata, rng)) as stores,
             ):
                 opened.set_result(Cluster(metadata, ledgers, stores))
                 await over.wait()
@@ -305,3 +307,8 @@ def _end_all() -> None:
     for (pid, *_), found in tuple(_reaches.items()):
         if pid == os.getpid():
             found.end()
+
+
+def _s3_access(metadata: ZooKeeperMetadata, rng: random.Random) -> S3Access:
+    """For a process that creates no segments, and asks the controller through proxies."""
+    return S3Access(metadata, lambda *_: operation_sender(metadata, rng))

@@ -9,11 +9,12 @@ from dlog.model.segment import StoreSettings
 from dlog.stores.file.options import FILE_SETTINGS
 from dlog.stores.kafka.options import KAFKA_SETTINGS
 from dlog.stores.ledger import LEDGER_SETTINGS
+from dlog.stores.s3.options import S3_SETTINGS
 from dlog.stores.s3_direct.options import S3_DIRECT_SETTINGS
 from dlog.stores.settings import SettingsSchema
 
 SCHEMAS: Mapping[str, SettingsSchema] = {
-    schema.store: schema for schema in (LEDGER_SETTINGS, FILE_SETTINGS, KAFKA_SETTINGS, S3_DIRECT_SETTINGS)
+    schema.store: schema for schema in (LEDGER_SETTINGS, FILE_SETTINGS, KAFKA_SETTINGS, S3_DIRECT_SETTINGS, S3_SETTINGS)
 }
 
 

@@ -6,11 +6,17 @@ Flags, signals and logs of the process are in __main__.py, so that the simulatio
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Callable
 
 from dlog.events import Event
+from dlog.hostport import join_host_port
+from dlog.io.metadata_stream import FindRoot
+from dlog.model.object_streams import NodeId
+from dlog.stores.object_storage.port import Objects
 from proxies import parts, serving
+from proxies.write.object_controllers import LocalSender, ObjectStorageAccess
 from proxies.write.options import WriteOptions
 from proxies.write.server import WriteProxy
 
@@ -26,6 +32,20 @@ async def run(
 ) -> None:
     """Serve until `stop`, then hand streams over. on_ready: clients may connect. Raises as WriteProxy.run does."""
     rng = rng or serving.seeded()
-    async with parts.opened(options, tell=tell, rng=rng, tuning=tuning) as opened:
-        proxy = WriteProxy(options, opened.metadata, opened.stores, tell=tell, rng=rng)
+    access: list[ObjectStorageAccess] = []  # one if the store `s3` is configured
+
+    def host(objects: Objects, find_root: FindRoot, store: str) -> LocalSender:
+        access.append(ObjectStorageAccess(objects=objects, find_root=find_root, store=store))
+        return access[0].sender
+
+    async with parts.opened(options, tell=tell, rng=rng, tuning=tuning, join=host, node=_node(options)) as opened:
+        hosted = access[0] if access else None
+        proxy = WriteProxy(options, opened.metadata, opened.stores, object_storage=hosted, tell=tell, rng=rng)
         await proxy.run(stop, lambda name, address: on_ready(proxy))
+
+
+def _node(options: WriteOptions) -> NodeId:
+    """The id of this process's node: the same after a restart, if the configuration says which proxy it is."""
+    if options.id or options.advertise:
+        return NodeId(options.id or options.advertise)
+    return NodeId(join_host_port(options.host, options.port) if options.port else f"proxy-{os.urandom(8).hex()}")

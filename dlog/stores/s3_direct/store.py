@@ -220,7 +220,7 @@ class S3DirectStore:
 
     async def check_root(self) -> None:
         """Check that the storage answers, has this cluster's marker, and does what segments need. Raises StoreError."""
-        folder = await self._ready(creates=self._creates)
+        folder = await self.cluster_folder(creates=self._creates)
         await self._check_marker(folder)
         if self._creates:
             await self._probe(folder)
@@ -229,7 +229,7 @@ class S3DirectStore:
         self, stream: StreamName, number: SegmentNumber, epoch: Epoch, settings: StoreSettings
     ) -> S3DirectWriter:
         self.settings.complete(dict(settings))
-        folder = await self._ready(creates=self._creates)
+        folder = await self.cluster_folder(creates=self._creates)
         await self._check_marker(folder)
         await self._probe(folder)
         chain = Chain(folder.below(SEGMENTS), f"{self._rng.getrandbits(128):032x}")
@@ -366,7 +366,7 @@ class S3DirectStore:
     async def list(self) -> AsyncIterator[str]:
         """See SegmentStore.list. Also yields deleted segments of which more than FENCEs is left."""
         try:
-            folder = await self._ready(creates=False)
+            folder = await self.cluster_folder(creates=False)
         except NoSegmentsYetError:
             return
         segments = folder.below(SEGMENTS)
@@ -450,6 +450,22 @@ class S3DirectStore:
             return error
         return SegmentCorruptError(f"a chunk of the segment is missing: folder={chain.folder}")
 
+    async def cluster_folder(self, *, creates: bool) -> Location:
+        """The folder of this cluster's objects, for the store `s3` as well. creates: make it if there never was one.
+        Raises StoreError."""
+        if not self._is_open:
+            raise StoreUnavailableError(f"the store is closed, open another one: store={NAME}")
+        if self._folder is None:
+            try:
+                self._folder = await self._find_folder(creates=creates)
+            except StoreError:
+                raise
+            except ConfigError as error:
+                raise MisconfiguredError(error.message) from error
+            except DLogError as error:
+                raise StoreUnavailableError(error.message) from error
+        return self._folder
+
     def confirmed(self, name: str, lac: EntryId) -> None:
         """Tell this process's readers of a segment."""
         view = self._views.get(name)
@@ -474,21 +490,6 @@ class S3DirectStore:
 
     # ---- internal ---------------------------------------------------------------------------------------------------
 
-    async def _ready(self, *, creates: bool) -> Location:
-        """The folder of this cluster's objects. Raises StoreError."""
-        if not self._is_open:
-            raise StoreUnavailableError(f"the store is closed, open another one: store={NAME}")
-        if self._folder is None:
-            try:
-                self._folder = await self._find_folder(creates=creates)
-            except StoreError:
-                raise
-            except ConfigError as error:
-                raise MisconfiguredError(error.message) from error
-            except DLogError as error:
-                raise StoreUnavailableError(error.message) from error
-        return self._folder
-
     async def _check_marker(self, folder: Location) -> None:
         """Raise StoreOutOfReachError unless this cluster's marker is there."""
         text = marker_text(folder.name)
@@ -509,7 +510,7 @@ class S3DirectStore:
     async def _chain(self, name: str) -> Chain:
         """Raises SegmentNotFoundError if the name is none of this store's."""
         check_name(name)
-        return Chain((await self._ready(creates=False)).below(SEGMENTS), name)
+        return Chain((await self.cluster_folder(creates=False)).below(SEGMENTS), name)
 
     async def _begin(self, chain: Chain) -> Description:
         """Read BEGIN. Raises SegmentNotFoundError, SegmentCorruptError, StoreUnavailableError."""
