@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from dlog.errors import ConfigError
 from dlog.events import Event, ObjectsCompacted
-from dlog.io.s3_store import choose_wal, open_s3_store
+from dlog.io.s3_store import open_s3_store
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.object_streams import NodeId
 from dlog.objects.image import ObjectState
@@ -461,12 +460,6 @@ def test_a_name_that_none_of_its_segments_can_have_is_not_found(name: str) -> No
         parse_place(name)
 
 
-def test_the_log_is_written_in_the_wanted_store_or_the_first_there_is() -> None:
-    ledger, file = Wal(), MemoryStore()
-    assert choose_wal("", {"file": file, "ledger": ledger}) is ledger
-    assert choose_wal("file", {"file": file, "ledger": ledger}) is file
-    assert choose_wal("", {}) is None
-    with pytest.raises(ConfigError, match="wal"):
-        choose_wal("s3-direct", {"file": file})
+def test_a_log_is_not_written_in_a_store_that_needs_one() -> None:
     with pytest.raises(ValueError, match="wal must be"):
         ObjectsOptions(wal="kafka")
