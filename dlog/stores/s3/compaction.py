@@ -34,7 +34,7 @@ from dlog.objects.compaction_run import (
 )
 from dlog.objects.operations import CommitCompaction, Done, ObjectsArePrepared, PrepareObjects
 from dlog.stores.contract import StoreError
-from dlog.stores.object_storage.port import ObjectWriter, Objects
+from dlog.stores.object_storage.port import Objects, ObjectWriter
 from dlog.stores.s3.metadata import MetadataView
 from dlog.stores.s3.object_reads import ObjectReads, object_name
 from dlog.stores.s3.object_writes import ObjectWrites

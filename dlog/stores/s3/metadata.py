@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dlog.errors import DLogError
+from dlog.model.object_streams import NodeId
 from dlog.objects.image import Image
 from dlog.objects.operations import DeleteKey, Done, Operation, Result
 from dlog.stores.contract import StoreUnavailableError
@@ -25,6 +26,14 @@ class MetadataView:
             return self.port.image.version
         except StoreUnavailableError:
             return -1
+
+    def node_epoch(self, node: NodeId) -> int:
+        """The epoch of a node in the image here; 0: it has none."""
+        try:
+            known = self.port.image.nodes.get(node)
+        except StoreUnavailableError:
+            return 0
+        return 0 if known is None else known.node_epoch
 
     async def read(self) -> Image:
         """The image here, which may be older than the controller's. Raises StoreUnavailableError."""

@@ -1,13 +1,13 @@
 """The segment store `s3`: the contract of dlog/stores/contract.py on the node of this process and the metadata of
 streams in objects.
 
-A segment is an object stream with one range (places.py says why). Its entries are acknowledged by the node's write-ahead
-log, which all segments of the process share, and are uploaded later. Visible entries are final.
+A segment is an object stream with one range (places.py says why). Its entries are acknowledged by the node's
+write-ahead log, which all segments of the process share, and are uploaded later. Visible entries are final.
 
 Invariants:
 - A segment that the image here does not have is not found only if an image says so that is newer than the call.
-- The end of a segment is that of its range in the metadata. Whoever needs it decided closes the range: on this process's
-  node if that writes it, else by a failover of the node that does.
+- The end of a segment is that of its range in the metadata. Whoever needs it decided closes the range: on this
+  process's node if that writes it, else by a failover of the node that does.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from dlog.stores.contract import (
     SegmentRef,
     SegmentStat,
     SegmentStore,
+    StoreError,
     StoreUnavailableError,
     Verification,
 )
@@ -202,6 +203,8 @@ class S3Store:
                 if loop.time() >= end_s:
                     raise StoreUnavailableError(error.message, outcome_unknown=False) from error
             await asyncio.sleep(0.05)
+            with suppress(StoreError):
+                await self.metadata.fresh()  # another process may have taken over the node's work
             key = segment_key(stream, number, f"{self._rng.getrandbits(_NONCE_BITS):016x}")
 
     async def recover(self, ref: SegmentRef) -> RecoveredSegment:

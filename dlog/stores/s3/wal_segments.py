@@ -34,7 +34,7 @@ def wal_store(stores: Mapping[str, SegmentStore], name: str) -> SegmentStore:
     if found is None:
         known = ", ".join(sorted(stores)) or "none"
         raise MisconfiguredError(
-            f"a write-ahead log lies in a store that this process does not have, configure it: store={name} known={known}"
+            f"a write-ahead log lies in a store that this process lacks, configure it: store={name} known={known}"
         )
     return found
 
