@@ -90,7 +90,7 @@ class OwnNode:
         self._running: RunningNode | None = None  # the last machine, perhaps over
         self._serving: RunningNode | None = None
         self._changed = asyncio.Event()  # replaced each time it is set
-        self._is_kept = False
+        self._keeping: asyncio.Task[None] | None = None
         self._last_error: DLogError | None = None
 
     @property
@@ -108,9 +108,8 @@ class OwnNode:
 
     async def serving(self, timeout_s: float) -> RunningNode:
         """The node, started if need be. Raises StoreUnavailableError."""
-        if not self._is_kept:
-            self._tasks.start(self._keep, f"node {self.node}")
-            self._is_kept = True
+        if self._keeping is None:
+            self._keeping = self._tasks.start(self._keep, f"node {self.node}")
         try:
             async with asyncio.timeout(timeout_s):
                 while (current := self.current) is None:
@@ -134,6 +133,9 @@ class OwnNode:
 
     async def close(self) -> None:
         """Stop. What is not uploaded stays in the log, for the next process of this node."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait((self._keeping,))
         running, self._running, self._serving = self._running, None, None
         if running is not None:
             await running.stop()

@@ -47,6 +47,7 @@ class Life:
             work.close()
         self.dead.set()
         await asyncio.Event().wait()
+        raise AssertionError("a dead process goes on")
 
 
 class MortalMetadata(MemoryMetadata):
