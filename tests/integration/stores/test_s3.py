@@ -193,6 +193,7 @@ class _OnObjects(StoreContract):
                 Objects(given) as objects,
                 Processes(objects, folder, open_wal, given, is_lagging=False) as processes,
             ):
+                await objects.now_unix_ms(folder)  # makes the client, which takes a while
                 yield processes.open_segment_store
 
 
