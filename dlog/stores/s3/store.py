@@ -45,6 +45,7 @@ from dlog.stores.contract import (
     Verification,
 )
 from dlog.stores.object_storage.async_lru_cache import AsyncLruCache
+from dlog.stores.object_storage.locations import Location
 from dlog.stores.object_storage.port import Objects
 from dlog.stores.s3.compaction import Compactions
 from dlog.stores.s3.failovers import Failovers
@@ -117,6 +118,7 @@ class S3Store:
             reads_ahead=options.reads_ahead,
         )
         self.options = options
+        find_objects = _Remembered(find_objects)
         self.tasks = Tasks(tell)
         self.cache: AsyncLruCache[Any, Any] = AsyncLruCache(options.cache_bytes_max)
         self.metadata = MetadataView(metadata, METADATA_S)
@@ -472,6 +474,19 @@ class S3Store:
         except SegmentCorruptError as error:
             return at + 1, error.message
         return at + len(some), ""
+
+
+class _Remembered:
+    """Asks for the folder of objects once: it stays the same while the metadata stream does."""
+
+    def __init__(self, find: FindObjects) -> None:
+        self._find = find
+        self._folder: Location | None = None
+
+    async def __call__(self) -> Location:
+        if self._folder is None:
+            self._folder = await self._find()
+        return self._folder
 
 
 def _is_closed(place: Place, image: Image) -> bool:
