@@ -285,6 +285,19 @@ async def test_a_node_that_starts_again_ends_what_it_had_open_and_uploads_it(clu
     assert cluster.metadata.image.nodes[W1].node_epoch == 2
 
 
+async def test_a_node_that_was_taken_over_while_it_was_idle_begins_again(cluster: Cluster) -> None:
+    one, two = await cluster.store(W1), await cluster.store(W2)
+    writer, ref = await cluster.segment(one)
+    idle, _ = await cluster.segment(one)
+    await append(writer, 0, 3)
+    assert (await two.recover(ref)).end == 2
+    other, other_ref = await cluster.segment(one)
+    await append(other, 0, 2)
+    assert await read(two, other_ref, 2) == [entry(0), entry(1)]
+    with pytest.raises(SegmentFencedError):
+        await idle.append(EntryId(0), [b"late"])
+
+
 async def test_a_failed_log_ends_the_node_and_the_next_one_has_what_was_acknowledged(cluster: Cluster) -> None:
     one = await cluster.store(W1)
     writer, ref = await cluster.segment(one)
