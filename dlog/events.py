@@ -544,6 +544,17 @@ class ObjectsOutOfReach(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class MergeFailed(Event):
+    """The objects of a segment that has ended could not be merged into one. Nothing is lost: the segment is read as
+    before. It is tried again, unless an object is damaged."""
+
+    name: ClassVar[str] = "objects.merge_failed"
+    level: ClassVar[str] = "warning"
+    segment: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TablePinsRegion(Event):
     """A table keeps many records of its region from being deleted: flush it and mark it, or drop it. records: of all
     tables, from its first live one on."""
@@ -572,30 +583,6 @@ class ObjectControllerEnded(Event):
     name: ClassVar[str] = "object_controller.ended"
     level: ClassVar[str] = "warning"
     controller: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class NodeBegun(Event):
-    """A node for streams in objects serves, or another process took over the work of one that does not answer. ranges:
-    of streams, closed because the node's former process had them open."""
-
-    name: ClassVar[str] = "object_node.begun"
-    node: str
-    node_epoch: int
-    is_failover: bool
-    ranges: int
-
-
-@dataclass(frozen=True, slots=True)
-class NodeEnded(Event):
-    """A node for streams in objects, or the process that took over its work, acknowledges nothing more: another one
-    took over, or its write-ahead log failed. It begins anew by itself."""
-
-    name: ClassVar[str] = "object_node.ended"
-    level: ClassVar[str] = "warning"
-    node: str
-    node_epoch: int
     reason: str
 
 
@@ -639,16 +626,6 @@ class MetadataSnapshotWritten(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectsUploaded(Event):
-    """An upload of a node is committed."""
-
-    name: ClassVar[str] = "object_node.uploaded"
-    node: str
-    objects: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class MetadataSnapshotFailed(Event):
     """A snapshot of the metadata of streams in objects could not be written. A new controller or follower takes longer
     to start until the next one is. records: that the metadata has."""
@@ -657,6 +634,40 @@ class MetadataSnapshotFailed(Event):
     level: ClassVar[str] = "warning"
     records: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBegun(Event):
+    """A node for streams in objects serves, or another process took over the work of one that does not answer. ranges:
+    of streams, closed because the node's former process had them open."""
+
+    name: ClassVar[str] = "object_node.begun"
+    node: str
+    node_epoch: int
+    is_failover: bool
+    ranges: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEnded(Event):
+    """A node for streams in objects, or the process that took over its work, acknowledges nothing more: another one
+    took over, or its write-ahead log failed. It begins anew by itself."""
+
+    name: ClassVar[str] = "object_node.ended"
+    level: ClassVar[str] = "warning"
+    node: str
+    node_epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectsUploaded(Event):
+    """An upload of a node is committed."""
+
+    name: ClassVar[str] = "object_node.uploaded"
+    node: str
+    objects: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -435,7 +435,8 @@ async def _read(
     start: ReadingStart = await find(FindStart(None if starts is None else tuple(starts.items())))
     wanted, end = start.ends, start.end
     while True:
-        scan = EntryScan(number, start, skips=skip_damaged)
+        # all that is damaged is reported, and costs no other record, so no record is passed over
+        scan = EntryScan(number, replace(start, seeks=None) if skip_damaged else start, skips=skip_damaged)
         reading = ReadAhead(topics.topics, topics.paths[Topic.DATA], start.end)
         try:
             is_done = False

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from random import Random
 
 from dlog.errors import ConfigError, DLogError
+from dlog.events import Event
 from dlog.io.objects import Objects
 from dlog.model.ids import is_location_name
 from dlog.stores.contract import SegmentNotFoundError, StoreOutOfReachError, StoreUnavailableError
@@ -44,6 +45,7 @@ async def open_s3_direct_store(
     rng: Random,
     *,
     creates: bool = False,
+    tell: Callable[[Event], None] = lambda _: None,
 ) -> AsyncIterator[S3DirectStore]:
     """The store, open in the scope. read_cluster, record_cluster: the name of the cluster's folder in metadata.
 
@@ -62,7 +64,7 @@ async def open_s3_direct_store(
             )
         if creates and await read_cluster() is not None:
             await _check_at_start(find)
-        async with S3DirectStore(objects, find, options, rng, creates=creates) as store:
+        async with S3DirectStore(objects, find, options, rng, creates=creates, tell=tell) as store:
             yield store
 
 

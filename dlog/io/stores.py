@@ -148,6 +148,7 @@ async def open_stores(
                     partial(identities.record_store_identity, name),
                     rng,
                     creates=creates,
+                    tell=tell,
                 )
                 stores[name] = await stack.enter_async_context(opening_objects)
             else:

@@ -12,6 +12,10 @@ Invariants:
   only if it counts, and none of its chunks lies further than `in_flight_max` above the first gap, or above the end;
 - a recovery reports an end only at a FENCE or SEAL below which all chunks count; where it finds a chunk that counts
   instead, it goes on with the next. So it is repeatable, and all recoveries find the same end;
+- a chunk says how many chunks from BEGIN on existed when it was created. If one of these is missing, it was deleted by
+  another program, and is no end: the chain is damaged. The last chunks may be missing unnoticed: nothing above tells;
+- after the last listing, and after its FENCE, a search sees that BEGIN exists. As a deletion begins with BEGIN, what is
+  missing in the listing was never there, and the FENCE is at no number that was used before;
 - a recovery that a live writer outruns creates a FENCE `ahead` numbers above a chunk that counts: the writer cannot
   pass it. So all chunks exist that lie further than `ahead` below any chunk. A FENCE does not know the end, which is
   that of the chunk before it.
@@ -89,12 +93,14 @@ class HeadsRead:
 
 @value
 class CreateChunk:
-    """Effect: create a chunk unless there is one of this number. first, end: its entries, half-open."""
+    """Effect: create a chunk unless there is one of this number. first, end: its entries, half-open. contiguous: number
+    of chunks from BEGIN on that certainly exist."""
 
     number: int
     kind: ChunkKind
     first: int
     end: int
+    contiguous: int
 
 
 @value
@@ -106,10 +112,10 @@ class ListBehind:
 
 @value
 class ReadHeads:
-    """Effect: read the heads of the chunks first..last, which exist."""
+    """Effect: read the heads of these chunks, which were listed, perhaps of none; then see that BEGIN exists. While it
+    does, no chunk has been deleted; if it does not, the machine gets no answer."""
 
-    first: int
-    last: int
+    numbers: tuple[int, ...]
 
 
 @value
@@ -262,7 +268,8 @@ class ChainWriter:
 
     def _create(self, kind: ChunkKind) -> tuple[ChainWriter, CreateChunk]:
         """Create a chunk of all entries that are not cut."""
-        effect = CreateChunk(self.next_number, kind, self.cut, self.appended)
+        contiguous = self.in_flight[0][0] if self.in_flight else self.next_number
+        effect = CreateChunk(self.next_number, kind, self.cut, self.appended, contiguous)
         changed = replace(
             self,
             next_number=self.next_number + 1,
@@ -317,7 +324,9 @@ class ChainTail:
     is_recovery: create a FENCE. in_flight_max: at least that of any writer. next_number: of the first chunk that is not
     known to exist; end and payload_bytes: of the entries below it; 0 and None: not known. asked: the number of the
     FENCE that is being created. has_barrier: a FENCE is ahead. waits_for_window: the search is done, the chunks near
-    the tail are being listed.
+    the tail are being listed. first: of the numbers whose heads are being read. suspected: this chunk is missing, and a
+    chunk above says that it existed; chunks are listed again before that is told as damage, since a listing that takes
+    long may miss a chunk that is older than one that it has. has_ended: the FENCE is created.
     """
 
     is_recovery: bool
@@ -326,9 +335,12 @@ class ChainTail:
     next_number: int = 0
     end: int | None = None
     payload_bytes: int = 0
-    asked: int = 0
+    asked: int = -1
     has_barrier: bool = False
     waits_for_window: bool = False
+    first: int = 0
+    suspected: int | None = None
+    has_ended: bool = False
 
     @property
     def ahead(self) -> int:
@@ -350,6 +362,9 @@ class ChainTail:
                     return replace(self, search=search), [NoChain()]
                 window = max(-1, search.low - self.ahead - 1)  # the end and the first gap lie above
                 return replace(self, search=search, waits_for_window=True), [ListBehind(window)]
+            case HeadsRead() if self.has_ended:
+                assert self.end is not None
+                return self, [TailFound(self.end, self.next_number, self.payload_bytes, True)]
             case HeadsRead(heads):
                 return self._heads_read(heads)
             case ChunkPut(number, result):
@@ -359,43 +374,49 @@ class ChainTail:
                         tail = replace(self, has_barrier=result is Put.MADE)
                         return tail, [ListBehind(self.next_number - 1)]
                     case Put.MADE:
-                        return self, [TailFound(self.end, number, self.payload_bytes, True)]
+                        return replace(self, has_ended=True), [ReadHeads(())]
                     case Put.EXISTS:
-                        return self, [ReadHeads(number, number)]
+                        return replace(self, first=number), [ReadHeads((number,))]
                     case Put.UNKNOWN:
                         return self, [GivenUp()]
 
     def _window_listed(self, listed: Listed) -> tuple[ChainTail, list[TailEffect]]:
-        """Read the heads of the last chunks before the first gap: the end, if there is one, is among them."""
+        """Read the heads of the last chunks: the end, if there is one, is among those before the first gap."""
         first = listed.behind + 1
-        number = _first_gap(first, listed.numbers)
-        if number == first:
+        if _first_gap(first, listed.numbers) == first:
             if first == 0:
                 return self, [NoChain()]
-            if first == self.next_number:
+            if first != self.next_number:
+                raise DamagedError(f"a chunk is missing below the tail of the segment: number={first}")
+            if not listed.numbers:
                 return self._fence(first)
-            raise DamagedError(f"a chunk is missing below the tail of the segment: number={first}")
-        return self, [ReadHeads(first, number - 1)]
+        return replace(self, first=first), [ReadHeads(listed.numbers)]
 
     def _heads_read(self, heads: Sequence[ChunkHead]) -> tuple[ChainTail, list[TailEffect]]:
-        counting = heads_that_count(heads, self.end)
-        last = counting[-1]
+        before_gap = [head for at, head in enumerate(heads) if head.number == self.first + at]
+        counting = heads_that_count(before_gap, self.end)
         end, size = _end_of(counting, self.end), self.payload_bytes
         for head in counting:
             if head.kind is not ChunkKind.FENCE:
                 size = head.bytes_before + (head.payload_bytes if head.kind is ChunkKind.DATA else 0)
-        if last.kind.is_end:
-            return self, [TailFound(end, last.number, size, True)]
-        tail = replace(self, next_number=last.number + 1, end=end, payload_bytes=size)
+        if counting and counting[-1].kind.is_end:
+            return self, [TailFound(end, counting[-1].number, size, True)]
+        free = self.first + len(counting)
+        if any(head.contiguous > free for head in heads):
+            if free == self.suspected:
+                raise DamagedError(f"a chunk of the segment is missing: number={free}")
+            return replace(self, suspected=free), [ListBehind(self.first - 1)]
+        tail = replace(self, next_number=free, end=end, payload_bytes=size)
         if not self.is_recovery:
-            return tail, [TailFound(end, tail.next_number, size, False)]
-        if last.number == self.asked and not self.has_barrier:
-            return tail._fence(last.number + self.ahead)
-        return tail._fence(tail.next_number)
+            return tail, [TailFound(end, free, size, False)]
+        if free - 1 == self.asked and not self.has_barrier:
+            return tail._fence(self.asked + self.ahead)
+        return tail._fence(free)
 
     def _fence(self, number: int) -> tuple[ChainTail, list[TailEffect]]:
         assert self.end is not None
-        return replace(self, asked=number), [CreateChunk(number, ChunkKind.FENCE, self.end, self.end)]
+        fence = CreateChunk(number, ChunkKind.FENCE, self.end, self.end, self.next_number)
+        return replace(self, asked=number), [fence]
 
 
 # ---- following ------------------------------------------------------------------------------------------------------
@@ -419,7 +440,8 @@ class ChainFollower:
             case Listed(behind, numbers):
                 assert behind == self.next_number - 1
                 end = _first_gap(self.next_number, numbers)
-                return self, [ReadHeads(self.next_number, end - 1)] if end > self.next_number else []
+                numbers = tuple(range(self.next_number, end))
+                return self, [ReadHeads(numbers)] if numbers else []
             case HeadsRead(heads):
                 counting = heads_that_count(heads, self.end)
                 last = counting[-1]
@@ -440,7 +462,8 @@ def _end_of(counting: Sequence[ChunkHead], known: int | None) -> int:
     """The end of the entries of these chunks. known: of those below them."""
     ends = [head.end for head in counting if head.kind is not ChunkKind.FENCE]
     end = ends[-1] if ends else known
-    assert end is not None, "the chunk before a FENCE is read, too"
+    if end is None:
+        raise DamagedError("the chunk before a FENCE is missing")
     return end
 
 

@@ -42,7 +42,7 @@ class CompactionOptions:
     force_split_after_ms: age at which a stream-set object is split. set_objects_max: of the newest stream-set objects,
     so many are looked at in one round. memory_bytes: of the stream-set objects of one plan. split_bytes: a stream with
     so many bytes in a row gets a stream object. minor_bytes, major_bytes: largest result of a merge of stream objects.
-    sources_max, new_objects_max: of one plan.
+    sources_max, new_objects_max, runs_max: of one plan; a run is an interval of a stream, in a new object.
     """
 
     force_split_after_ms: int = 2 * 3600 * 1000
@@ -53,6 +53,7 @@ class CompactionOptions:
     major_bytes: int = 10 << 30
     sources_max: int = 1000
     new_objects_max: int = SLICES_MAX
+    runs_max: int = SLICES_MAX
 
 
 class PlanKind(enum.Enum):
@@ -182,17 +183,40 @@ def _collect(stream: ObjectStreamId, table: SliceTable, found: dict[ObjectId, li
 
 
 def _batches(sources: Sequence[_SetSource], options: CompactionOptions) -> Iterator[list[_SetSource]]:
-    """Neighbours that together keep within the memory of one plan; one that exceeds it is alone."""
+    """Neighbours that together keep within the memory of one plan and the slices of one commit; one that exceeds these
+    is alone."""
     batch: list[_SetSource] = []
-    size = 0
+    size, runs = 0, _RunCount()
     for source in sources:
-        if batch and (size + source.bytes > options.memory_bytes or len(batch) == options.sources_max):
+        is_full = size + source.bytes > options.memory_bytes or len(batch) == options.sources_max
+        if batch and (is_full or runs.with_these(source.slices) > options.runs_max):
             yield batch
-            batch, size = [], 0
+            batch, size, runs = [], 0, _RunCount()
         batch.append(source)
         size += source.bytes
+        runs.add(source.slices)
     if batch:
         yield batch
+
+
+class _RunCount:
+    """Counts the runs that slices form which do not overlap."""
+
+    def __init__(self) -> None:
+        self._runs = 0
+        self._starts: set[tuple[ObjectStreamId, int]] = set()
+        self._ends: set[tuple[ObjectStreamId, int]] = set()
+
+    def with_these(self, slices: Iterable[Slice]) -> int:
+        """The number of runs with the slices of another object."""
+        return self._runs + sum(
+            1 - ((part.stream, part.start) in self._ends) - ((part.stream, part.end) in self._starts) for part in slices
+        )
+
+    def add(self, slices: Sequence[Slice]) -> None:
+        self._runs = self.with_these(slices)
+        self._starts.update((part.stream, part.start) for part in slices)
+        self._ends.update((part.stream, part.end) for part in slices)
 
 
 def _sharing(

@@ -22,10 +22,11 @@ import enum
 from collections import deque
 from dataclasses import dataclass, field
 
-from dlog.errors import DamagedError, DLogError
+from dlog.errors import DamagedError, DLogError, UnsupportedVersionError
 from dlog.model.object_streams import NodeEpoch, ObjectId, Slice, StreamObject, StreamSetObject
 from dlog.objects.compaction import CompactionPlan, NewObject, Part, find_uncovered
 from dlog.objects.image import Image, ObjectState
+from dlog.objects.operations import CommitCompaction, Done, ObjectsArePrepared, PrepareObjects
 from dlog.values import value
 from dlog.wire.stream_object import (
     BLOCK_BYTES,
@@ -57,13 +58,6 @@ class BytesRead:
 
 
 @value
-class IdsPrepared:
-    """The answer to PrepareIds: the ids from `first` on may be written."""
-
-    first: ObjectId
-
-
-@value
 class PartWritten:
     """The answer to WritePart; of the last part: the object exists whole."""
 
@@ -73,30 +67,25 @@ class PartWritten:
 
 @value
 class StorageFailed:
-    """A read or write of an object, or the preparation of ids (object NO_OBJECT), was given up."""
+    """A read or write of an object was given up, or ids are refused (object NO_OBJECT)."""
 
     object: ObjectId
     error: DLogError
 
 
 @value
-class CommitConfirmed:
-    """The compaction is recorded."""
-
-
-@value
 class CommitRefused:
-    """The compaction is not recorded and never will be."""
+    """The answer to CommitCompaction: it is not recorded and never will be."""
 
     reason: str
 
 
 @value
 class CommitUnclear:
-    """The compaction may have been recorded."""
+    """The answer to CommitCompaction: it may have been recorded."""
 
 
-CompactionFact = BytesRead | IdsPrepared | PartWritten | StorageFailed | CommitConfirmed | CommitRefused | CommitUnclear
+CompactionFact = BytesRead | ObjectsArePrepared | PartWritten | StorageFailed | Done | CommitRefused | CommitUnclear
 
 
 # ---- effects --------------------------------------------------------------------------------------------------------
@@ -112,13 +101,6 @@ class ReadBytes:
 
 
 @value
-class PrepareIds:
-    """Ask the controller for so many object ids; answered by IdsPrepared or StorageFailed."""
-
-    count: int
-
-
-@value
 class WritePart:
     """Write a part of a new object, as its next part. is_last: the object is whole with it.
 
@@ -130,15 +112,6 @@ class WritePart:
     number: int
     data: tuple[Buffer, ...]
     is_last: bool
-
-
-@value
-class CommitCompaction:
-    """Ask the controller to record the compaction; answered by CommitConfirmed, CommitRefused or CommitUnclear."""
-
-    sources: tuple[ObjectId, ...]
-    set_objects: tuple[StreamSetObject, ...]
-    stream_objects: tuple[StreamObject, ...]
 
 
 @value
@@ -159,7 +132,9 @@ class CompactionAbandoned:
     unfinished: tuple[ObjectId, ...]
 
 
-CompactionEffect = ReadBytes | PrepareIds | WritePart | CommitCompaction | CompactionDone | CompactionAbandoned
+#: Two operations of the controller are among them: PrepareObjects is answered by ObjectsArePrepared or StorageFailed,
+#: CommitCompaction by Done, CommitRefused or CommitUnclear.
+CompactionEffect = ReadBytes | PrepareObjects | WritePart | CommitCompaction | CompactionDone | CompactionAbandoned
 
 
 # ---- the machine ----------------------------------------------------------------------------------------------------
@@ -190,12 +165,17 @@ TRANSITIONS: dict[Phase, set[Phase]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyOptions:
-    """held_bytes_max: see the module. piece_bytes: of one read. part_bytes: of one write, at least 5 MiB on S3."""
+    """held_bytes_max: see the module. piece_bytes: of one read. part_bytes: of one write, at least 5 MiB on S3.
+
+    prepare_max: ids that are asked for at once. expiry_ms: by when the run must have ended.
+    """
 
     held_bytes_max: int = 64 * MIB
     piece_bytes: int = 8 * MIB
     part_bytes: int = 16 * MIB
     block_bytes: int = BLOCK_BYTES
+    prepare_max: int = 1000
+    expiry_ms: int = 24 * 3600 * 1000
 
 
 @dataclass(slots=True)
@@ -266,7 +246,9 @@ class CompactionRun:
         self._steps: deque[_Step] = deque()
         self._pieces: deque[_Piece] = deque()  # that are not asked for yet
         self._asked: dict[tuple[ObjectId, int], _Piece] = {}
+        self._ids: list[ObjectId] = []
         self._outputs: list[_Output] = []
+        self._by_id: dict[ObjectId, _Output] = {}
         self._unwritten_bytes = self._written_whole = 0
         self._commit: CommitCompaction | None = None
 
@@ -297,16 +279,16 @@ class CompactionRun:
                 case Phase.INDEXES, BytesRead(object, position, data) if (object, position) in self._reading:
                     self._reading.remove((object, position))
                     return self._index_read(object, data)
-                case Phase.IDS, IdsPrepared(first):
-                    self._plan_copy(first)
-                    return self._copy()
+                case Phase.IDS, ObjectsArePrepared(first, count):
+                    self._ids += [ObjectId(first + at) for at in range(count)]
+                    return self._prepare()
                 case Phase.COPYING, BytesRead(object, position, data) if (object, position) in self._asked:
                     self._piece_read(self._asked.pop((object, position)), data)
                     return self._copy()
                 case Phase.COPYING, PartWritten(object, number):
                     self._part_written(object, number)
                     return self._copy()
-                case Phase.COMMITTING, CommitConfirmed():
+                case Phase.COMMITTING, Done():
                     self._set_phase(Phase.DONE)
                     return [CompactionDone(self.bytes_read, self.bytes_written)]
                 case Phase.COMMITTING, CommitRefused(reason):
@@ -316,7 +298,7 @@ class CompactionRun:
                     return [self._commit]
                 case _:
                     return []
-        except DamagedError as error:
+        except (DamagedError, UnsupportedVersionError) as error:
             return self._abandon(error.message, error)
 
     # ---- indexes and ids ----
@@ -345,23 +327,26 @@ class CompactionRun:
         return self._image.objects.bytes_of(object) if known else len(data)
 
     def _prepare(self) -> list[CompactionEffect]:
-        self._set_phase(Phase.IDS)
-        return [PrepareIds(len(self.plan.new_objects))]
+        """Ask for the ids that are missing; begin to copy if none is."""
+        if self.phase is not Phase.IDS:
+            self._set_phase(Phase.IDS)
+        missing = len(self.plan.new_objects) - len(self._ids)
+        if missing <= 0:
+            self._plan_copy()
+            return self._copy()
+        count, expiry_ms = min(missing, self._options.prepare_max), self._options.expiry_ms
+        return [PrepareObjects(self.plan.node, self._node_epoch, count, expiry_ms)]
 
     # ---- copying ----
 
-    def _plan_copy(self, first: ObjectId) -> None:
+    def _plan_copy(self) -> None:
         self._set_phase(Phase.COPYING)
+        block_bytes = self._options.block_bytes
         self._outputs = [
-            _Output(
-                new,
-                ObjectId(first + at),
-                ObjectEncoder(
-                    ObjectId(first + at), self.plan.node, self._node_epoch, block_bytes=self._options.block_bytes
-                ),
-            )
-            for at, new in enumerate(self.plan.new_objects)
+            _Output(new, object, ObjectEncoder(object, self.plan.node, self._node_epoch, block_bytes=block_bytes))
+            for object, new in zip(self._ids, self.plan.new_objects, strict=True)
         ]
+        self._by_id = {output.object: output for output in self._outputs}
         wanted = [(at, part) for at, new in enumerate(self.plan.new_objects) for part in new.parts]
         by_block = self._plan_pieces([part for _, part in wanted])
         seen: set[int] = set()
@@ -411,13 +396,13 @@ class CompactionRun:
         piece.data = memoryview(data)
 
     def _part_written(self, object: ObjectId, number: int) -> None:
-        at = object - self._outputs[0].object
-        if not (0 <= at < len(self._outputs) and number in self._outputs[at].unwritten):
+        output = self._by_id.get(object)
+        if output is None or number not in output.unwritten:
             return
-        size = self._outputs[at].unwritten.pop(number)
+        size = output.unwritten.pop(number)
         self.held_bytes -= size
         self._unwritten_bytes -= size
-        self._written_whole += self._outputs[at].is_whole
+        self._written_whole += output.is_whole
 
     def _copy(self) -> list[CompactionEffect]:
         """Copy what can be copied, and read what can be read. The only place that does."""
@@ -484,6 +469,8 @@ class CompactionRun:
             return self._abandon(fault)
         self._set_phase(Phase.COMMITTING)
         self._commit = CommitCompaction(
+            self.plan.node,
+            self._node_epoch,
             self.plan.sources,
             tuple(
                 StreamSetObject(one.object, one.new.order, one.new.time_ms, one.encoder.bytes, one.encoder.slices())

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from dlog.errors import DLogError, InvalidRequestError, OverCapacityError
+from dlog.errors import DamagedError, DLogError, InvalidRequestError, OverCapacityError
 from dlog.events import (
     MetadataSnapshotFailed,
     MetadataSnapshotWritten,
@@ -283,14 +283,21 @@ class Controller:
         return result
 
     def _record(self, records: tuple[MetadataRecord, ...]) -> None:
-        """Append an entry. Raises InvalidRequestError if the records do not fit into one; then nothing was done."""
+        """Append an entry. Raises InvalidRequestError if the records do not fit into one; then nothing was done.
+
+        Raises AssertionError if they do not fit the image: then a decision is wrong, and this controller is used no
+        more. The stream has nothing of it.
+        """
         try:
             data = encode_entry(self.image.version, records)
         except EntryTooLargeError as error:
             raise InvalidRequestError(
                 f"the operation cannot be recorded, it is too large or malformed: {error}"
             ) from None
-        self.image.apply_all(records)
+        try:
+            self.image.apply_all(records)
+        except DamagedError as error:
+            raise AssertionError(f"a decision does not fit the image: {error}") from error
         self._number += 1
         self._on_way.append(_Entry(self._number, self.image.version))
         self._snapshot_bytes += len(data)

@@ -7,7 +7,7 @@ Invariants:
 - only the current epoch of a node opens, closes, trims, prepares and commits for it;
 - an operation that was done is done again without a record.
 
-Source: AutoMQ 1.1.0, StreamControlManager and S3ObjectControlManager; what differs is in docs/decisions.
+Source: AutoMQ 1.1.0, StreamControlManager and S3ObjectControlManager.
 """
 
 from __future__ import annotations

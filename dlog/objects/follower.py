@@ -1,8 +1,8 @@
 """Follows the metadata stream from its start or from a snapshot, and keeps an image of it.
 
 A truncated stream begins in the middle. The follower then looks for the record of a snapshot that has all records
-before the first entry, loads the snapshot and reads on behind it. The controller truncates the stream only up to the
-snapshot before the last one, so there is such a record.
+before the first entry, loads the snapshot and reads on behind it. The controller keeps the last two snapshots, and the
+stream from the first of them on, so there is such a record.
 
 Invariants:
 - the image has all records below its version, and no other;
@@ -97,8 +97,7 @@ class Follower:
         record, self._loading = self._loading, None
         assert record is not None and self.image is None
         if data is None:
-            self._first = None
-            return [ReadFrom(0)]  # a newer one has replaced it
+            return []  # newer ones have replaced it; their records lie further on
         if len(data) != record.bytes or crc32c(data) != record.crc32c:
             raise DamagedError(f"a snapshot of metadata is not the one that was recorded: key={record.key}")
         self.image = image_of(decode_snapshot(data))

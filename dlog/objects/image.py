@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from dlog.errors import DamagedError
@@ -217,7 +217,7 @@ class Image:
 
     def apply(self, record: MetadataRecord) -> None:
         """Apply the next record. Raises DamagedError if it does not fit; then this image is used no more."""
-        _APPLY[type(record)](self, record)
+        getattr(self, _APPLY[type(record)])(record)
         self.version += 1
 
     def apply_all(self, records: Iterable[MetadataRecord]) -> None:
@@ -427,22 +427,22 @@ class Image:
         self.snapshots = [*self.snapshots, record][-SNAPSHOTS_KEPT:]
 
 
-_APPLY: dict[type, Callable[[Image, Any], None]] = {
-    KeyPut: Image._key_put,
-    KeyDeleted: Image._key_deleted,
-    StreamCreated: Image._stream_created,
-    StreamOpened: Image._stream_opened,
-    StreamsClosed: Image._streams_closed,
-    StreamTrimmed: Image._stream_trimmed,
-    RangeDropped: Image._range_dropped,
-    StreamDeleted: Image._stream_deleted,
-    NodeOpened: Image._node_opened,
-    WalSegmentBegun: Image._wal_segment_begun,
-    WalSegmentsDeleted: Image._wal_segments_deleted,
-    ObjectsPrepared: Image._objects_prepared,
-    UploadCommitted: Image._upload_committed,
-    CompactionCommitted: Image._compaction_committed,
-    ObjectsMarked: Image._objects_marked,
-    ObjectsDestroyed: Image._objects_destroyed,
-    SnapshotWritten: Image._snapshot_written,
+_APPLY: dict[type, str] = {
+    KeyPut: "_key_put",
+    KeyDeleted: "_key_deleted",
+    StreamCreated: "_stream_created",
+    StreamOpened: "_stream_opened",
+    StreamsClosed: "_streams_closed",
+    StreamTrimmed: "_stream_trimmed",
+    RangeDropped: "_range_dropped",
+    StreamDeleted: "_stream_deleted",
+    NodeOpened: "_node_opened",
+    WalSegmentBegun: "_wal_segment_begun",
+    WalSegmentsDeleted: "_wal_segments_deleted",
+    ObjectsPrepared: "_objects_prepared",
+    UploadCommitted: "_upload_committed",
+    CompactionCommitted: "_compaction_committed",
+    ObjectsMarked: "_objects_marked",
+    ObjectsDestroyed: "_objects_destroyed",
+    SnapshotWritten: "_snapshot_written",
 }

@@ -41,7 +41,7 @@ from dlog.events import NodeBegun, NodeEnded
 from dlog.machine import Asked, Effect, Fact, PeerLost, Received, TimerFired
 from dlog.model.ids import Epoch
 from dlog.model.object_streams import NodeEpoch, NodeId, ObjectStreamId, WalPosition, WalSegment
-from dlog.objects.failover import NodeRecovery, finish_recovery
+from dlog.objects.failover import CLOSED_TOGETHER, NodeRecovery, finish_recovery
 from dlog.objects.node_cache import NodeCache, entry_bytes
 from dlog.objects.node_messages import (
     AppendEntries,
@@ -267,7 +267,7 @@ class ObjectNode:
         self._wal.append(append)
 
     def _trim_stream(self, ticket: int, request: TrimStreamHere) -> None:
-        """Trim a stream, but not above what is confirmed: each recovery must be able to end it at or above its start."""
+        """Trim a stream, but not above what is confirmed: each recovery must find an end at or above its start."""
         local = self._streams.get(request.stream)
         if local is None or local.epoch != request.epoch or local.is_closing:
             text = f"the stream is not open here: stream={request.stream} epoch={request.epoch}"
@@ -289,6 +289,10 @@ class ObjectNode:
 
     def _close_streams(self, ticket: int, streams: tuple[ObjectStreamId, ...]) -> None:
         assert self._wal is not None
+        if len(streams) > CLOSED_TOGETHER:
+            text = f"so many streams are not closed at once, close them in parts: streams={len(streams)}"
+            self._outbox.answer([ticket], InvalidRequestError(f"{text} most={CLOSED_TOGETHER}"))
+            return
         found = [self._streams.get(stream) for stream in dict.fromkeys(streams)]
         closing = [local for local in found if local is not None and not local.is_closing]
         if len(closing) < len(found):

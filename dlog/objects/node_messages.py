@@ -149,8 +149,8 @@ class AppendEntries:
 
 @value
 class TrimStreamHere:
-    """Move the start of a stream that is open here forward, at most to the end of what is confirmed. Answered with None.
-    Raises StaleRequestError, NodeEndedError, and what the controller refuses."""
+    """Move the start of a stream that is open here forward, at most to the end of what is confirmed. Answered with
+    None. Raises StaleRequestError, NodeEndedError, and what the controller refuses."""
 
     stream: ObjectStreamId
     epoch: Epoch
@@ -162,7 +162,8 @@ class CloseStreamsHere:
     """Close streams that are open here, without uploading anything. Answered with a tuple of streams and their ends.
 
     Appends that are not on their way to the write-ahead log fail first; those that are count if it confirms them: a
-    reader of the log may have seen them. Raises StaleRequestError (one is not open here), NodeEndedError.
+    reader of the log may have seen them. Raises InvalidRequestError (more than 1000 streams), StaleRequestError (one is
+    not open here), NodeEndedError.
     """
 
     streams: tuple[ObjectStreamId, ...]

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from dlog.options import KiB, MiB, option
 
+STREAM_OBJECTS_MAX = 500  # of one upload: its ids are prepared together
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
@@ -29,3 +31,6 @@ class NodeOptions:
         if self.cache_bytes_max < self.wal_entry_bytes_max:
             text = "cache_bytes_max is at least wal_entry_bytes_max, else a large append never fits"
             raise ValueError(f"{text}: {self.cache_bytes_max} < {self.wal_entry_bytes_max}")
+        if self.upload_bytes > STREAM_OBJECTS_MAX * self.stream_object_bytes:
+            text = f"an upload has at most {STREAM_OBJECTS_MAX} stream objects, raise stream_object_bytes"
+            raise ValueError(f"{text}: upload_bytes={self.upload_bytes} stream_object_bytes={self.stream_object_bytes}")

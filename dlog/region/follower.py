@@ -107,7 +107,7 @@ class _Goal:
 
 
 class RecentEntries:
-    """The newest entries of all tables, for readers at the tail: some bytes of them at most."""
+    """The entries that were added last, of all tables, for readers: some bytes of them at most."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -116,7 +116,9 @@ class RecentEntries:
         self._payloads: dict[tuple[int, int], bytes] = {}
 
     def add(self, table: int, sequence: int, payload: bytes) -> None:
-        """Keep an entry, and drop the oldest ones if there are too many."""
+        """Keep an entry unless it is kept already, and drop the oldest ones if there are too many."""
+        if (table, sequence) in self._payloads:
+            return
         self._order.append((table, sequence))
         self._payloads[table, sequence] = payload
         self._bytes += len(payload) + ENTRY_OVERHEAD_BYTES

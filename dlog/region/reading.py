@@ -11,7 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from dlog.errors import DLogError, InvalidRequestError
@@ -69,17 +69,22 @@ def find_start(state: RegionState, first: int, request: FindStart, *, seek_bytes
         state.rule,
         tuple((number, entry[1], entry[0]) for number, entry in found.items() if entry is not None),
         () if state.rule.nonce else tuple((number, table.next_seq_num) for number, table in tables.items()),
-        tuple(_seeks(state, ends, seek_bytes)) if request.starts is not None and len(ends) <= SEEK_TABLES_MAX else None,
+        find_seeks(state, ends, seek_bytes) if request.starts is not None and len(ends) <= SEEK_TABLES_MAX else None,
     )
 
 
-def _seeks(state: RegionState, wanted: Collection[int], seek_bytes: int) -> Iterator[tuple[int, int, int]]:
+def find_seeks(
+    state: RegionState, wanted: Collection[int], seek_bytes: int = SEEK_BYTES
+) -> tuple[tuple[int, int, int], ...]:
+    """Where a reader of few tables may go on: `seeks` of a ReadingStart."""
     tables = state.meta.tables
     sizes = Sizes(tables.values())
-    for number in wanted:
-        for (_, here), (sequence, there) in pairwise(tables[number].seq_offset_mapping.items()):
-            if sizes.between(here, there) >= seek_bytes:
-                yield number, sequence, there
+    return tuple(
+        (number, sequence, there)
+        for number in wanted
+        for (_, here), (sequence, there) in pairwise(tables[number].seq_offset_mapping.items())
+        if sizes.between(here, there) >= seek_bytes
+    )
 
 
 class PlainSequences:
@@ -116,12 +121,15 @@ class PlainSequences:
 class EntryScan:
     """Picks the entries out of the records of the data topic, which are fed in order, from `start.begin` on.
 
-    skips: leave out records that cannot be decoded, instead of raising. problems: what was left out, one line each.
-    next: by table, the sequence that is wanted next.
+    skips: leave out records that cannot be decoded, instead of raising; those that the scan seeks over are not looked
+    at. problems: what was left out, one line each. next: by table, the sequence that is wanted next. beside: tables
+    whose entries are returned too if the scan comes by them, each with the offset behind its last record that counts;
+    set by the caller, also between two calls of `feed`.
     """
 
     def __init__(self, region: int, start: ReadingStart, *, skips: bool = False) -> None:
         self.problems: list[str] = []
+        self.beside: Mapping[int, int] = {}
         self._region = region
         self._start = start
         self._lost = start.lost
@@ -166,9 +174,10 @@ class EntryScan:
                     self.next[table] = end
 
     def _seek(self) -> None:
-        """Go on behind records of which none is wanted, as a reader that begins there."""
+        """Go on behind records of which none is wanted, as a reader that begins there. None of a batch that is not
+        complete is wanted either: what is wanted next lies at a mapped offset, which is not reached yet."""
         is_fenced = self._rule is not None and bool(self._rule.nonce)  # version 0 counts by the sequences before
-        if self._start.seeks is None or self._skips or not is_fenced or self._reader.is_within_batch:
+        if self._start.seeks is None or not is_fenced:
             return
         ends, end = self._start.ends, self._start.end
         at = min(
@@ -195,6 +204,8 @@ class EntryScan:
             table, sequence = entry.table, entry.sequence
             wanted = ends.get(table)
             if wanted is None:
+                if sequence and offset < self.beside.get(table, 0):
+                    yield RegionEntry(table, sequence, entry.payload, offset)
                 continue
             _, end, watermark = wanted
             expected = following[table]

@@ -16,7 +16,7 @@ from dlog.errors import DamagedError, InvalidRequestError
 from dlog.wire.region import RegionSnapshot, TableSnapshot
 
 MAP_EVERY = 64  # records from one mapped sequence to the next,
-MAP_EVERY_BYTES = 256 * 1024  # or bytes, whatever is reached first
+MAP_EVERY_BYTES = 256 * 1024  # or bytes, whatever is reached first; and behind a gap
 
 
 @dataclass(slots=True)
@@ -65,8 +65,11 @@ class TableMeta:
             return None
         return next(((one, at) for one in sequences[index:] if (at := self.seq_offset_mapping[one]) >= first), None)
 
-    def add(self, sequence: int, offset: int, size: int, *, map_every: int = MAP_EVERY) -> None:
-        """Note a record of `size` bytes that counts. Raises DamagedError if it is not the next one."""
+    def add(
+        self, sequence: int, offset: int, size: int, *, map_every: int = MAP_EVERY, map_gap: int | None = None
+    ) -> None:
+        """Note a record of `size` bytes that counts. map_gap: it is mapped if so many records of other tables lie
+        before it. Raises DamagedError if it is not the next one."""
         if sequence != self.next_seq_num or offset < self.current_high_watermark:
             raise DamagedError(
                 f"the records of a table are not in order: sequence={sequence} expected={self.next_seq_num} "
@@ -75,7 +78,8 @@ class TableMeta:
         mapping = self.seq_offset_mapping
         last = next(reversed(mapping), None)
         self._bytes += size
-        if last is None or sequence - last >= map_every or self._bytes >= MAP_EVERY_BYTES:
+        is_behind_gap = map_gap is not None and offset - self.current_high_watermark >= map_gap
+        if last is None or sequence - last >= map_every or self._bytes >= MAP_EVERY_BYTES or is_behind_gap:
             mapping[sequence] = offset
             self._bytes = 0
         self.payload_bytes += size
@@ -109,14 +113,18 @@ class RegionMeta:
         self._map_every = map_every
 
     def add(self, table: int, sequence: int, offset: int, size: int) -> None:
-        """See TableMeta.add. A sequence of 0 begins the table."""
+        """See TableMeta.add. A sequence of 0 begins the table.
+
+        A gap is `map_every` times as long as those of tables that take turns. So all gaps that are mapped are at most
+        one in `map_every` records of the region.
+        """
         found = self.tables.get(table)
         if found is None:
             found = self.tables[table] = TableMeta()
         if sequence == 0:
             found.begin = offset
             return
-        found.add(sequence, offset, size, map_every=self._map_every)
+        found.add(sequence, offset, size, map_every=self._map_every, map_gap=self._map_every * len(self.tables))
 
     def drop(self, table: int) -> None:
         """Forget a table that nobody needs."""

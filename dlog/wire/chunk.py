@@ -2,13 +2,15 @@
 
     chunk  = head | rows | payloads
     head   = "DLOGCHNK" | version u16 | kind u8 | 0 u8 | nonce 16 | segment 16 | number u64 | epoch i64
-             | first entry u64 | end entry u64 | bytes before u64 | body bytes u64 | body crc32c u32 | crc32c u32
+             | contiguous u64 | first entry u64 | end entry u64 | bytes before u64 | body bytes u64 | body crc32c u32
+             | crc32c u32
     body   = rows | payloads
     rows   = for each entry: length u32 | crc32c u32 of its payload; then crc32c u32 of the rows
     payloads = those of the entries first entry .. end entry - 1, one after another; of a BEGIN chunk, which has no
              entries, the description of the segment
 
-Big-endian. The interval of entries is half-open; one without entries is empty, at the number of entries before the
+Big-endian. contiguous: the chunks 0 to contiguous - 1 existed when this one was created: they must be there. The
+interval of entries is half-open; one without entries is empty, at the number of entries before the
 chunk. `bytes before` counts the payload bytes of all entries before the chunk. A FENCE may lie above chunks that were
 created after it, so its interval and `bytes before` are not those that count. nonce: random, of the process that
 created the chunk. The head's checksum covers the head before it. Chunks of a kind other than DATA have no rows.
@@ -16,7 +18,8 @@ created the chunk. The head's checksum covers the head before it. Chunks of a ki
 Invariants:
 - every byte is covered by a checksum: the head by its own, the body by that in the head; rows and payloads have their
   own as well, so that a part of a chunk can be checked;
-- every fault is a DamagedError, a newer version an UnsupportedVersionError.
+- every fault is a DamagedError, another version an UnsupportedVersionError. Version 1, without `contiguous`, was in no
+  release.
 """
 
 from __future__ import annotations
@@ -31,11 +34,11 @@ from dlog.wire.digest import crc32c
 
 Buffer = bytes | bytearray | memoryview
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"DLOGCHNK"
 NONCE_BYTES = SEGMENT_BYTES = 16
 
-_HEAD = struct.Struct(f">8sHBB{NONCE_BYTES}s{SEGMENT_BYTES}sQqQQQQI")
+_HEAD = struct.Struct(f">8sHBB{NONCE_BYTES}s{SEGMENT_BYTES}sQqQQQQQI")
 _CRC = struct.Struct(">I")
 _ROW = struct.Struct(">II")
 _START = struct.Struct(">8sH")
@@ -61,13 +64,15 @@ _KINDS = {int(kind): kind for kind in ChunkKind}
 
 @value
 class ChunkHead:
-    """The head of a chunk. first, end: its entries, half-open. bytes_before: payload bytes of all entries before it."""
+    """The head of a chunk. contiguous: so many chunks from BEGIN on existed when it was created. first, end: its
+    entries, half-open. bytes_before: payload bytes of all entries before it."""
 
     kind: ChunkKind
     nonce: bytes
     segment: bytes
     number: int
     epoch: int
+    contiguous: int
     first: int
     end: int
     bytes_before: int
@@ -109,6 +114,7 @@ def encode_chunk(
     segment: bytes,
     number: int,
     epoch: int,
+    contiguous: int,
     first: int,
     bytes_before: int,
 ) -> list[Buffer]:
@@ -125,7 +131,7 @@ def encode_chunk(
         crc, size = crc32c(payload, crc), size + len(payload)
     end = first + (len(payloads) if kind is ChunkKind.DATA else 0)
     head = _HEAD.pack(
-        *(MAGIC, VERSION, kind, 0, nonce, segment, number, epoch, first, end, bytes_before, size, crc),
+        *(MAGIC, VERSION, kind, 0, nonce, segment, number, epoch, contiguous, first, end, bytes_before, size, crc),
     )
     return [head + _CRC.pack(crc32c(head)), rows, *payloads]
 
@@ -139,6 +145,8 @@ def decode_head(data: Buffer) -> ChunkHead:
         raise DamagedError(f"the object is no chunk of a segment: begins_with={bytes(magic)!r}")
     if version > VERSION:
         raise UnsupportedVersionError(f"the chunk has a newer format, upgrade: version={version} known={VERSION}")
+    if version == 1:
+        raise UnsupportedVersionError("the chunk has format 1, of no release, create the stream again")
     if _CRC.unpack_from(data, _HEAD.size)[0] != crc32c(memoryview(data)[: _HEAD.size]):
         raise DamagedError("the checksum of a chunk's head does not match")
     _, _, kind, zero, *fields = _HEAD.unpack_from(data)
@@ -147,6 +155,8 @@ def decode_head(data: Buffer) -> ChunkHead:
     head = ChunkHead(_KINDS[kind], *fields)
     if head.end < head.first or head.payload_bytes < 0 or (head.kind is not ChunkKind.DATA and head.entries):
         raise DamagedError(f"the chunk's sizes do not fit: first={head.first} end={head.end} bytes={head.body_bytes}")
+    if head.contiguous > head.number:
+        raise DamagedError(f"the chunk's numbers do not fit: number={head.number} contiguous={head.contiguous}")
     return head
 
 

@@ -4,11 +4,11 @@
     head      = "DLOGNWAL" | version u8 | 0 u8 | frames u16 | node epoch u64 | frames bytes u32 | payload bytes u32
                 | frames crc32c u32 | crc32c u32
     frame     = stream u64 | stream epoch i64 | first offset u64 | entries u32 | entry*
-    entry     = length u32 | crc32c u32 of its payload | has_marks u8 | [first txid i64 | last txid i64 | time i64]
+    entry     = length u32 | crc32c u32 of its payload | has_span u8 | [span 4 x i64]
     payloads  = those of all entries of all frames, one after another
 
-Big-endian. A frame has entries of one stream under one epoch, with offsets first, first + 1 and so on. time: Unix
-milliseconds. The head's checksum covers the head before it.
+Big-endian. A frame has entries of one stream under one epoch, with offsets first, first + 1 and so on. A span is
+that of stream_object.py. The head's checksum covers the head before it.
 
 Invariants:
 - every byte is covered by a checksum: the head by its own, the frames by that in the head, each payload by that of its
@@ -26,6 +26,7 @@ from dlog.model.ids import Epoch
 from dlog.model.object_streams import NodeEpoch, ObjectStreamId
 from dlog.values import value
 from dlog.wire.digest import crc32c
+from dlog.wire.stream_object import Span
 
 Buffer = bytes | bytearray | memoryview
 
@@ -39,28 +40,19 @@ _CRC = struct.Struct(">I")
 _START = struct.Struct(">8sB")
 _FRAME = struct.Struct(">QqQI")
 _ENTRY = struct.Struct(">IIB")
-_MARKS = struct.Struct(">qqq")
+_SPAN = struct.Struct(">qqqq")
 HEAD_BYTES = _HEAD.size + _CRC.size
 FRAME_BYTES = _FRAME.size
-ENTRY_BYTES_MAX = _ENTRY.size + _MARKS.size  # besides the payload
-
-
-@value
-class EntryMarks:
-    """Positions of the records in an entry: transaction ids of the first and the last, time of the last in Unix ms."""
-
-    first_txid: int
-    last_txid: int
-    time_ms: int
+ENTRY_BYTES_MAX = _ENTRY.size + _SPAN.size  # besides the payload
 
 
 @value
 class StreamEntry:
-    """An entry of an object stream. marks: None if it has no records. crc: CRC32C of the payload."""
+    """An entry of an object stream. span: None if it has no txids and times. crc: CRC32C of the payload."""
 
     payload: Buffer
     crc: int
-    marks: EntryMarks | None = None
+    span: Span | None = None
 
 
 @value
@@ -85,9 +77,9 @@ class WalEntry:
     frames: tuple[WalFrame, ...]
 
 
-def stream_entry(payload: Buffer, marks: EntryMarks | None = None) -> StreamEntry:
+def stream_entry(payload: Buffer, span: Span | None = None) -> StreamEntry:
     """An entry with its checksum."""
-    return StreamEntry(payload, crc32c(payload), marks)
+    return StreamEntry(payload, crc32c(payload), span)
 
 
 def encode_wal_entry(entry: WalEntry) -> list[Buffer]:
@@ -98,9 +90,9 @@ def encode_wal_entry(entry: WalEntry) -> list[Buffer]:
         assert frame.entries and frame.end < OFFSET_END
         table += _FRAME.pack(frame.stream, frame.epoch, frame.first, len(frame.entries))
         for one in frame.entries:
-            table += _ENTRY.pack(len(one.payload), one.crc, one.marks is not None)
-            if one.marks is not None:
-                table += _MARKS.pack(one.marks.first_txid, one.marks.last_txid, one.marks.time_ms)
+            table += _ENTRY.pack(len(one.payload), one.crc, one.span is not None)
+            if one.span is not None:
+                table += _SPAN.pack(one.span.first_txid, one.span.last_txid, one.span.first_ms, one.span.last_ms)
             payloads.append(one.payload)
             size += len(one.payload)
     head = _HEAD.pack(
@@ -155,13 +147,13 @@ def _decode_frames(table: memoryview, count: int, payloads: memoryview) -> tuple
 
 
 def _decode_entry(table: memoryview, at: int, payloads: memoryview) -> tuple[StreamEntry, int]:
-    length, crc, has_marks = _ENTRY.unpack_from(table, at)
+    length, crc, has_span = _ENTRY.unpack_from(table, at)
     at += _ENTRY.size
-    if has_marks > 1:
-        raise DamagedError(f"an entry in a WAL entry has unknown flags: flags={has_marks}")
-    marks = EntryMarks(*_MARKS.unpack_from(table, at)) if has_marks else None
-    at += _MARKS.size if has_marks else 0
+    if has_span > 1:
+        raise DamagedError(f"an entry in a WAL entry has unknown flags: flags={has_span}")
+    span = Span(*_SPAN.unpack_from(table, at)) if has_span else None
+    at += _SPAN.size if has_span else 0
     payload = payloads[:length]
     if len(payload) != length or crc32c(payload) != crc:
         raise DamagedError(f"the checksum of an entry in a WAL entry does not match: bytes={length}")
-    return StreamEntry(payload, crc, marks), at
+    return StreamEntry(payload, crc, span), at

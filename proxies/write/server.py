@@ -53,6 +53,7 @@ RELEASES_AT_ONCE = 32
 UNREGISTER_S = 2.0
 ASK_CONNECT_S = 1.0  # to the proxy that has the controller of streams in objects
 OWNERS_END_S = 2.0  # for owners that are left after the hand-over
+REGION_WAIT_S = 5.0  # for a region to be open before the proxy serves; Kafka may be out of reach
 
 
 class WriteProxy:
@@ -124,11 +125,13 @@ class WriteProxy:
                 if default is not None:
                     checking = check_store(default, partial(self.health.note, default.trouble), self._tell)
                     self.tasks.start(checking, name="check the default store")
-                for store in self._stores.values():
-                    if isinstance(store, KafkaStore):
-                        self.tasks.start(store.keep_region_open(), name="keep a region open")
+                on_regions = [store for store in self._stores.values() if isinstance(store, KafkaStore)]
+                for store in on_regions:
+                    self.tasks.start(store.keep_region_open(), name="keep a region open")
                 if options.upkeep_s:
                     self.tasks.start(self._upkeep.run(), name="upkeep")
+                for store in on_regions:  # else a stream that comes to this proxy waits for new topics
+                    await store.wait_region_checked(REGION_WAIT_S)
                 await self.listener.serve()
                 await self.health.listen(options.host, options.http_port)
                 await self._metadata.register_proxy(

@@ -189,7 +189,7 @@ _upload = object_streams.UploadCommitted(
 
 
 def _node_wal_seeds() -> tuple[bytes, ...]:
-    marked = node_wal.stream_entry(b"abc", node_wal.EntryMarks(1, 2, 3))
+    marked = node_wal.stream_entry(b"abc", stream_object.Span(1, 2, 3, 4))
     one = node_wal.WalFrame(ObjectStreamId(1), Epoch(1), 0, (marked, node_wal.stream_entry(b"")))
     two = node_wal.WalFrame(ObjectStreamId(2), Epoch(7), 2**40, (node_wal.stream_entry(b"x" * 50),))
     return tuple(

@@ -36,6 +36,7 @@ SMALLER = {
     "-m tests.simulation stream --seed 7 --trace": "-m tests.simulation stream --seed 7 --trace",
     "-m tests.simulation --mutants": "",  # tests/simulation/test_*.py::test_a_planted_defect_is_caught
     "-m tests.simulation.region_fencing --items 4": "-m tests.simulation.region_fencing --items 3",
+    "-m tests.simulation.node_fencing --appends 2 --others w": "-m tests.simulation.node_fencing --appends 1",
     "-m tests.chaos --minutes 2 --seed 1": "",  # tests/chaos/test_chaos.py
 }
 

@@ -93,6 +93,7 @@ class Tail:
 class Chunk(NamedTuple):
     nonce: str
     kind: ChunkKind
+    contiguous: int
     first: int
     end: int
 
@@ -238,7 +239,8 @@ class Explorer:
         is_made = number not in chunks
         if is_made:
             nonce = self._nonce(request.sender, request.attempt)
-            chunks[number] = Chunk(nonce, request.chunk.kind, request.chunk.first, request.chunk.end)
+            chunk = request.chunk
+            chunks[number] = Chunk(nonce, chunk.kind, chunk.contiguous, chunk.first, chunk.end)
         answers = state.answers
         if self._waits(state, request):
             answers |= {Answer(request.sender, request.attempt, number, is_made)}
@@ -311,8 +313,8 @@ class Explorer:
             match queue.popleft():
                 case ListBehind(behind):
                     fact = Listed(behind, tuple(sorted(number for number in chunks if number > behind)))
-                case ReadHeads(first, last):
-                    fact = HeadsRead(tuple(_head(n, chunks[n]) for n in range(first, last + 1) if n in chunks))
+                case ReadHeads(numbers):
+                    fact = HeadsRead(tuple(_head(number, chunks[number]) for number in numbers))
                 case CreateChunk() as chunk:
                     requests.append(Request(name, tail.attempt, chunk, self._copies))
                     continue
@@ -343,7 +345,8 @@ def _ordered(requests: Sequence[Request]) -> tuple[Request, ...]:
 
 def _head(number: int, chunk: Chunk) -> ChunkHead:
     size = rows_size(chunk.end - chunk.first) if chunk.kind is ChunkKind.DATA else 0
-    return ChunkHead(chunk.kind, chunk.nonce.encode(), b"", number, 1, chunk.first, chunk.end, 0, size, 0)
+    which = (chunk.contiguous, chunk.first, chunk.end)
+    return ChunkHead(chunk.kind, chunk.nonce.encode(), b"", number, 1, *which, 0, size, 0)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,7 +2,8 @@
 
 Ids are those of the reliability goals: L of a ledger, S of a stream, T of its ownership, D of streams that are deleted
 and created again, R of a read proxy's cache, F of a segment in files, K of a region, C of a chain of chunks in an
-object storage, O of streams in objects, N of the nodes that write those. Reasons for an exception or a restriction are given here in words.
+object storage, O of streams in objects and their metadata, M of the log of that metadata, N of the nodes that write
+those streams. Reasons for an exception or a restriction are given here in words.
 
 Invariants:
 - Each id below is the first one that some planted defect must be caught by (`test_invariants.py` compares).
@@ -23,8 +24,7 @@ class Invariant(NamedTuple):
 
 
 LEDGER, STREAM, CACHE, FILES, REGION = "ledger", "stream", "cache", "files", "region"
-OBJECTS = "objects"
-NODES = "nodes"
+OBJECTS, CONTROLLER, COMPACTION, NODES = "objects", "controller", "compaction", "nodes"
 
 INVARIANTS = {
     "L1": Invariant("what is acknowledged is below the end and can be read", LEDGER, "LedgerChecks._closed, finish"),
@@ -231,25 +231,58 @@ INVARIANTS = {
     ),
     "C5": Invariant("a tail is found in O(log n) listings", OBJECTS, "TailProcess._list"),
     "C6": Invariant("the chunks that count tile the entries", OBJECTS, "ObjectsWorld._put"),
-    "O1": Invariant(
-        "each slice that is committed is in an object that exists, with its entries",
-        NODES,
-        "NodesWorld._check_commit, _read",
-    ),
-    "O2": Invariant(
-        "at rest every object is named by metadata, or was created by a late request after its deletion",
-        NODES,
-        "NodesWorld._check_at_rest",
+    "O3": Invariant(
+        "an object goes from prepared to committed, marked and destroyed; what is committed is found, and only what is "
+        "marked in the log is deleted",
+        CONTROLLER,
+        "MetadataChecks._check_states, _check_epochs, deleted",
     ),
     "O4": Invariant(
-        "what is acknowledged is read, once, in order, at its offset, from objects and the write-ahead logs",
-        NODES,
-        "NodesWorld.acknowledged, _read, _read_all",
+        "ranges of a stream abut and committed slices tile them, at every version; what is committed stays; what is "
+        "acknowledged is read, once, in order, at its offset, from objects and the write-ahead logs",
+        CONTROLLER,
+        "MetadataChecks._check_stream, NodesWorld.acknowledged, _read, _read_all",
     ),
     "O5": Invariant(
+        "only the current epoch of a node, and the node of a range, commits; one caller gets an epoch of a node; "
         "nothing is acknowledged at or above the end of its range, once that is recorded",
-        NODES,
-        "NodesWorld.acknowledged",
+        CONTROLLER,
+        "MetadataChecks._check_epochs, answered, NodesWorld.acknowledged",
+    ),
+    "M1": Invariant(
+        "images of one version are equal, whether made of all records or of a snapshot and the rest; every record fits",
+        CONTROLLER,
+        "MetadataChecks.landed, compare, ControllerProcess._handled, ReaderProcess._tell, ControllerWorld.run",
+    ),
+    "M2": Invariant("a refused operation changes nothing", CONTROLLER, "ControllerProcess.request"),
+    "M3": Invariant("what is answered as done is in the log", CONTROLLER, "MetadataChecks.answered"),
+    "O1": Invariant(
+        "each object that metadata refers to is in the storage, with its entries",
+        COMPACTION,
+        "CompactionChecks._check_object, object_deleted, missing, finish, NodesWorld._check_commit, _read",
+    ),
+    "O2": Invariant(
+        "only marked objects are deleted, and what nothing refers to is gone after its expiry or retention",
+        COMPACTION,
+        "CompactionChecks.object_deleted, finish, _is_young, NodesWorld._check_at_rest",
+        "An object that lands after its key was deleted stays: keys are never used again, so it harms nobody, and fsck "
+        "finds it.",
+    ),
+    "O7": Invariant(
+        "bytes that the storage gave wrong are neither read nor copied",
+        COMPACTION,
+        "CompactionChecks._check_object, read",
+    ),
+    "O8": Invariant(
+        "the output of a compaction is its input, entry for entry, with txids and times, at any offset",
+        COMPACTION,
+        "CompactionChecks.after, _check_object",
+    ),
+    "O9": Invariant(
+        "a reader gets every acknowledged and uploaded entry, or a partial result that it may ask for again",
+        COMPACTION,
+        "CompactionChecks.searched, read, finish, _read_all",
+        "What is trimmed, dropped or deleted is an error that says so.",
     ),
     "O6": Invariant(
         "a segment of a write-ahead log is deleted only below the flush point of a confirmed commit, with everything "
@@ -262,5 +295,39 @@ INVARIANTS = {
         "without faults a node serves, closes its streams and uploads all, and its write-ahead log is deleted",
         NODES,
         "NodesWorld._check_at_rest, NodeHost.finish",
+    ),
+    "C7": Invariant(
+        "where a chunk is missing that is known to have been confirmed, nobody finds an end below what was confirmed",
+        OBJECTS,
+        "TailProcess._check",
+    ),
+    "C8": Invariant(
+        "in a deleted segment nothing is confirmed but what counted before, whenever its writer wakes up, and whatever "
+        "is damaged",
+        OBJECTS,
+        "WriterProcess._perform",
+    ),
+    "C9": Invariant(
+        "who reads a segment that is being deleted finds it whole or not at all", OBJECTS, "TailProcess._check, _tell"
+    ),
+    "C10": Invariant(
+        "a deletion that is repeated to its end leaves nothing but FENCEs and what may be one",
+        OBJECTS,
+        "ObjectsWorld._finish_deletion",
+    ),
+    "C11": Invariant(
+        "while a segment exists, all entries that count are in its chunks or in the data that its index names",
+        OBJECTS,
+        "ObjectsWorld.check_kept",
+    ),
+    "C12": Invariant(
+        "a merged segment has the end and the entries that it had before, for everybody",
+        OBJECTS,
+        "TailProcess._check, FollowerProcess._tell, MergeProcess._tell",
+    ),
+    "C13": Invariant(
+        "a merge that is repeated to its end leaves BEGIN, the end, the index and its data",
+        OBJECTS,
+        "ObjectsWorld._finish_merge",
     ),
 }

@@ -1,8 +1,8 @@
-"""Explores every order of events of a node that is fenced: does what it acknowledges lie below the end that is recorded?
+"""Explores every order of events of a node that is fenced: does what it acknowledges lie below the recorded end?
 
-One node appends a few entries, and its write-ahead log rolls meanwhile. Two others take over from it, one after another
-or at once: failover workers, or the node's next process. Each request is carried out at any moment after it was sent,
-and its answer arrives at any later one; an append is durable at one moment and confirmed at another; a recovery may keep
+One node appends a few entries, and its write-ahead log rolls meanwhile. Others take over from it, one after another or
+at once: failover workers, or the node's next process. Each request is carried out at any moment after it was sent, and
+its answer arrives at any later one; an append is durable at one moment and confirmed at another; a recovery may keep
 any of what is not confirmed. The machines are those of dlog/objects/node.py and failover.py, the controller decides as
 dlog/objects/decisions.py. A process that dies is one whose next event never comes.
 
@@ -63,7 +63,8 @@ from dlog.stores.contract import SegmentFencedError
 from dlog.wire.node_wal import decode_wal_entry, stream_entry
 
 NODE, STREAM, EPOCH = NodeId("a"), ObjectStreamId(1), Epoch(0)
-OPTIONS = NodeOptions(wal_segment_bytes=1, wal_entries_in_flight=2, wal_entry_bytes_max=150)
+OPTIONS = NodeOptions(wal_segment_bytes=1, wal_entries_in_flight=2, wal_entry_bytes_max=150, wal_read_entries=1)
+FIRST_APPEND = 10  # ticket
 LANDED = "landed"  # an append that is durable, and not confirmed
 CONFIRMED, FENCED = "confirmed", "fenced"
 
@@ -147,15 +148,12 @@ class Explorer:
 
     def _serve(self, state: State) -> State:
         """Let the first process alone start and open the stream."""
-        while len(dict(state.histories)["1"]) < 4:
-            before = state
-            for following in self._steps(state):
-                if [pair for pair in following.histories if pair[1]] in ([], [following.histories[0]]):
-                    if not any(carried.process != "1" for carried in following.carried):
-                        state = following
-                        break
-            assert state != before
+        while len(state.histories[0][1]) < 4:
+            state = next(following for following in self._steps(state) if not self._others_act(following))
         return state
+
+    def _others_act(self, state: State) -> bool:
+        return any(history for _, history in state.histories[1:]) or any(one.process != "1" for one in state.carried)
 
     # ---- machines ---------------------------------------------------------------------------------------------------
 
@@ -170,7 +168,7 @@ class Explorer:
             machine = FailoverWorker(NODE, epoch, name.encode(), OPTIONS)
         else:
             machine = ObjectNode(NODE, epoch, name.encode(), OPTIONS)
-        tickets = {0: -1}
+        tickets: dict[int, Any] = {0: -1}
 
         def tell(fact: Any) -> None:
             for effect in machine.handle(fact):
@@ -181,8 +179,9 @@ class Explorer:
                         if ticket == 0:
                             told.ended = error.__cause__
                     case Answer(ticket, result):
+                        assert not isinstance(result, DLogError)
                         tickets[ticket] = result
-                        if ticket >= 10:
+                        if ticket >= FIRST_APPEND:
                             told.acked = max(told.acked, result)
 
         tell(Asked(0, RecoverNode() if name.endswith("w") else StartNode()))
@@ -197,7 +196,7 @@ class Explorer:
                 has_appended = True
                 for offset in range(self._appends):
                     entries = (stream_entry(b"%d" % offset + b"." * 40),)
-                    tell(Asked(10 + offset, AppendEntries(STREAM, EPOCH, offset, entries)))
+                    tell(Asked(FIRST_APPEND + offset, AppendEntries(STREAM, EPOCH, offset, entries)))
         self._told[name, history] = told
         return told
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from dlog.errors import ConnectionLostError, UnavailableError
@@ -92,7 +93,8 @@ class ControllerHost:
         """All committed slices of a stream: start, end, object."""
         known = self.stream(stream)
         tables = [known.objects, *(node.slices[stream] for node in self.image.nodes.values() if stream in node.slices)]
-        return sorted(row for table in tables for row in zip(table.starts, table.ends, table.objects, strict=True))
+        rows = [row for table in tables for row in zip(table.starts, table.ends, table.objects, strict=True)]
+        return sorted((start, end, ObjectId(object)) for start, end, object in rows)
 
     # ---- the controller ---------------------------------------------------------------------------------------------
 
@@ -149,8 +151,7 @@ class ControllerHost:
                     if (done := self._asked.pop(ticket, None)) is not None:
                         done(result)
                 case DeleteObjects(keys):
-                    generation = self._generation
-                    self._later(0.01, lambda keys=keys: self._delete_objects(generation, keys))  # type: ignore[misc]  # a default
+                    self._later(0.01, partial(self._delete_objects, self._generation, keys))
                 case Deposed():
                     self._later(0.05, self.claim)
                 case Tell():

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dlog.errors import ConnectionLostError, DLogError, UnavailableError
-from dlog.model.object_streams import ObjectId, WalSegment
+from dlog.model.object_streams import NodeId, ObjectId, ObjectStreamId, WalSegment
 from dlog.objects.node_messages import (
     AppendWalEntry,
     CreateWalSegment,
@@ -30,11 +30,18 @@ from dlog.objects.node_messages import (
     ReadWalEntries,
     RecoverWalSegment,
     SealWalSegment,
-    SliceData,
     WalLocation,
     WriteObject,
 )
 from dlog.stores.contract import SegmentFencedError, SegmentNotFoundError, StoreUnavailableError
+from dlog.wire.stream_object import (
+    ObjectEncoder,
+    ObjectEntry,
+    decode_block,
+    decode_footer,
+    decode_index,
+    index_in,
+)
 
 Later = Callable[[float, Callable[[], None]], None]
 Done = Callable[[Any], None]
@@ -175,11 +182,23 @@ class WalStore:
         self._later(self._delay_s(), land)
 
 
+def encode_object(node: NodeId, request: WriteObject) -> bytes:
+    """The bytes of an object, as the owner of a node's machine encodes them."""
+    encoder = ObjectEncoder(request.object, node, request.node_epoch, block_bytes=100)
+    parts = [
+        part
+        for data in request.slices
+        for offset, entry in enumerate(data.entries, data.slice.start)
+        for part in encoder.add(data.slice.stream, offset, ObjectEntry(entry.payload, entry.span))
+    ]
+    return b"".join(bytes(part) for part in [*parts, *encoder.finish()])
+
+
 class ObjectStorage:
     """The object storage. objects: what is there. deleted: ids of objects that were deleted."""
 
     def __init__(self, rng: random.Random, later: Later, reached: Counter[str], fails: Callable[[], bool]) -> None:
-        self.objects: dict[ObjectId, tuple[SliceData, ...]] = {}
+        self.objects: dict[ObjectId, bytes] = {}
         self.deleted: set[ObjectId] = set()
         self.late: set[ObjectId] = set()  # created after they were deleted
         self.late_s = 1.0
@@ -189,7 +208,22 @@ class ObjectStorage:
         self._reached = reached
         self._fails = fails
 
-    def ask(self, request: WriteObject, done: Done) -> None:
+    def entries(self, object: ObjectId) -> dict[tuple[ObjectStreamId, int], bytes] | None:
+        """The payloads in an object, by stream and offset; None: there is no object. Raises DamagedError."""
+        data = self.objects.get(object)
+        if data is None:
+            return None
+        footer = decode_footer(data, len(data))
+        index = index_in(footer, data)
+        assert index is not None and footer.object == object
+        found: dict[tuple[ObjectStreamId, int], bytes] = {}
+        for row in decode_index(footer, index).blocks:
+            block = decode_block(row, data[row.position : row.position + row.bytes])
+            found |= {(row.stream, row.start + n): bytes(entry.payload) for n, entry in enumerate(block)}
+        return found
+
+    def ask(self, node: NodeId, request: WriteObject, done: Done) -> None:
+        data = encode_object(node, request)
         delay_s = self._rng.uniform(0.005, 0.1)
         fault = self._rng.choice(("refused", "lost", "late", "answer", "twice", "foreign")) if self._fails() else ""
         if fault:
@@ -200,31 +234,30 @@ class ObjectStorage:
             case "lost":
                 self._later(delay_s, lambda: done(ConnectionLostError("lost")))
             case "late":
-                self._later(delay_s + self._rng.uniform(0, self.late_s), lambda: self._land(request))
+                self._later(delay_s + self._rng.uniform(0, self.late_s), lambda: self._land(request, data))
                 self._later(delay_s, lambda: done(ConnectionLostError("lost")))
             case "answer":
-                self._later(delay_s, lambda: self._land(request))
+                self._later(delay_s, lambda: self._land(request, data))
                 self._later(2 * delay_s, lambda: done(ConnectionLostError("lost")))
             case _:
                 if fault == "foreign" and request.object not in self.objects:
-                    self.objects[request.object] = ()
+                    self.objects[request.object] = b"foreign"
                 if fault == "twice":
-                    self._later(delay_s + self._rng.uniform(0, self.late_s), lambda: self._land(request))
-                self._later(delay_s, lambda: done(self._put(request)))
+                    self._later(delay_s + self._rng.uniform(0, self.late_s), lambda: self._land(request, data))
+                self._later(delay_s, lambda: done(self._put(request, data)))
 
     def delete(self, object: ObjectId) -> None:
         self.objects.pop(object, None)
         self.deleted.add(object)
 
-    def _land(self, request: WriteObject) -> None:
-        self._put(request)
+    def _land(self, request: WriteObject, data: bytes) -> None:
+        self._put(request, data)
 
-    def _put(self, request: WriteObject) -> ObjectWritten | ObjectKeyTakenError:
-        there = self.objects.setdefault(request.object, request.slices)
+    def _put(self, request: WriteObject, data: bytes) -> ObjectWritten | ObjectKeyTakenError:
+        there = self.objects.setdefault(request.object, data)
         if request.object in self.deleted:
             self._reached["put_after_deletion"] += request.object not in self.late
             self.late.add(request.object)
-        if there != request.slices:
+        if there != data:
             return ObjectKeyTakenError(f"another object is there: object={request.object}")
-        size = sum(len(entry.payload) for data in there for entry in data.entries)
-        return ObjectWritten(size, self.now_ms())
+        return ObjectWritten(len(data), self.now_ms())

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dlog.errors import ConnectionLostError, DLogError
+from dlog.errors import ConnectionLostError, DamagedError, DLogError
 from dlog.machine import Answer, Asked, Effect, Received, Send, SetTimer, Tell, TimerFired
 from dlog.model.ids import Epoch
 from dlog.model.object_streams import (
@@ -49,7 +49,9 @@ from dlog.objects.node_messages import (
 from dlog.objects.node_options import NodeOptions
 from dlog.objects.object_table import ObjectState
 from dlog.objects.outbox import Reply, Service
-from dlog.wire.node_wal import EntryMarks, StreamEntry, decode_wal_entry, stream_entry
+from dlog.objects.search import find_objects
+from dlog.wire.node_wal import OFFSET_END, StreamEntry, decode_wal_entry, stream_entry
+from dlog.wire.stream_object import Span
 from tests.simulation.kernel import Violation, judged
 from tests.simulation.mutants import planting
 from tests.simulation.object_nodes_controller import ControllerHost
@@ -156,6 +158,7 @@ class NodesWorld:
             delete=self.storage.delete,
         )
         self.controller.on_record = self._recorded
+        self._decoded: dict[ObjectId, dict[tuple[ObjectStreamId, int], bytes]] = {}
         self.acked: dict[ObjectStreamId, dict[int, bytes]] = {stream: {} for stream in streams}
         self.submitted: dict[ObjectStreamId, set[bytes]] = {stream: set() for stream in streams}
         self.seen: dict[ObjectStreamId, dict[int, bytes]] = {stream: {} for stream in streams}  # by readers
@@ -270,11 +273,21 @@ class NodesWorld:
         self.reached["set_object"] += commit.set_object is not None
         self.reached["stream_object"] += len(commit.stream_objects)
         for object, one in self._objects_of(commit):
-            stored = self.storage.objects.get(object)
-            if stored is None:
+            if self.storage.objects.get(object) is None:
                 raise Violation("O1", f"object {object} is committed, and not there")
-            if [data.slice for data in stored if data.slice == one] != [one]:
-                raise Violation("O1", f"object {object} has no {one}")
+            found = self._entries_of(object)
+            if any(found.get((one.stream, n)) not in self.submitted[one.stream] for n in range(one.start, one.end)):
+                raise Violation("O1", f"object {object} does not have {one}")
+
+    def _entries_of(self, object: ObjectId) -> dict[tuple[ObjectStreamId, int], bytes]:
+        """The entries of a committed object."""
+        known = self._decoded.get(object)
+        if known is None or object not in self.storage.objects:
+            try:
+                known = self._decoded[object] = self.storage.entries(object) or {}
+            except DamagedError as error:
+                raise Violation("O1", f"object {object} is committed, and damaged: {error}") from error
+        return known
 
     def _objects_of(self, commit: UploadCommitted) -> list[tuple[ObjectId, Slice]]:
         found = [(one.object, Slice(one.stream, one.start, one.end)) for one in commit.stream_objects]
@@ -302,32 +315,49 @@ class NodesWorld:
         return any(segment.name == name for segment in wal)
 
     def _read(self, stream: ObjectStreamId) -> dict[int, bytes]:
-        """All entries of a stream: of committed objects, and behind them of the write-ahead logs."""
+        """All entries of a stream, as a reader finds them: of the objects that a search finds, and where these end, of
+        the log of the node that wrote on."""
         known = self.controller.stream(stream)
         found: dict[int, bytes] = {}
+        at, before = known.start, 0
         for start, end, object in self.controller.slices(stream):
-            stored = self.storage.objects.get(object)
-            data = next((d for d in stored or () if d.slice == Slice(stream, start, end)), None)
-            if data is None:
-                if end <= known.start:
-                    continue
-                raise Violation("O1", f"object {object} is committed, and does not have {stream}/{start}..{end}")
-            for number, entry in enumerate(data.entries, start):
-                if number in found:
-                    raise Violation("O4", f"{stream}/{number} is in two objects")
-                found[number] = bytes(entry.payload)
-        for one in known.ranges:
-            at = max(one.committed, min(known.start, one.end if one.end is not None else known.start))
-            for frame in self._frames(one.node, stream, one.epoch):
-                end = frame.end if one.end is None else min(frame.end, one.end)
-                if frame.first > at:
-                    raise Violation("O4", f"the log has a gap at {stream}/{at}..{frame.first}")
-                for number in range(at, end):
-                    found[number] = bytes(frame.entries[number - frame.first].payload)
-                at = max(at, end)
-            if one.end is not None and at < one.end:
-                raise Violation("O4", f"{stream}/{at}..{one.end} is neither in objects nor in the log")
-        return {number: payload for number, payload in found.items() if number >= known.start}
+            if start < before:
+                raise Violation("O4", f"{stream}/{start} is committed twice, the second time in object {object}")
+            before = end
+        while True:
+            refs = find_objects(self.controller.image, stream, at, OFFSET_END - 1, 4).objects
+            for ref in refs:
+                entries = self._entries_of(ref.object)
+                for number in range(at, ref.end):
+                    if (stream, number) not in entries:
+                        raise Violation("O1", f"object {ref} does not have {stream}/{number}")
+                    found[number] = entries[stream, number]
+                at = ref.end
+            if not refs:
+                read = self._read_log(stream, at)
+                found |= read
+                at += len(read)
+                if not read:
+                    break
+        last = known.ranges[-1].end if known.ranges else 0
+        if last is not None and at < last:
+            raise Violation("O4", f"{stream}/{at}..{last} is neither in objects nor in the log")
+        return found
+
+    def _read_log(self, stream: ObjectStreamId, at: int) -> dict[int, bytes]:
+        """Entries from `at` on, of the log of the node that has the range there."""
+        found: dict[int, bytes] = {}
+        ranges = self.controller.stream(stream).ranges
+        one = next((one for one in ranges if one.start <= at and (one.end is None or at < one.end)), None)
+        for frame in () if one is None else self._frames(one.node, stream, one.epoch):
+            assert one is not None
+            end = frame.end if one.end is None else min(frame.end, one.end)
+            if at < frame.first:
+                raise Violation("O4", f"the log has a gap at {stream}/{at}..{frame.first}, {one.committed}")
+            for number in range(at, end):
+                found[number] = bytes(frame.entries[number - frame.first].payload)
+            at = max(at, end)
+        return found
 
     def _frames(self, name: NodeId, stream: ObjectStreamId, epoch: int) -> list[Any]:
         node = self.controller.node(name)
@@ -383,8 +413,9 @@ class NodesWorld:
 class Process:
     """A machine, its timers and its callers, until it dies. name: of the process, not of its node."""
 
-    def __init__(self, world: NodesWorld, name: str, machine: ObjectNode | FailoverWorker) -> None:
+    def __init__(self, world: NodesWorld, node: NodeId, name: str, machine: ObjectNode | FailoverWorker) -> None:
         self.machine = machine
+        self.node = node
         self.is_dead = False
         self.name = name
         self._world = world
@@ -424,7 +455,7 @@ class Process:
                 elif service is Service.WAL:
                     world.wal.ask(self.name, question.request, done)
                 else:
-                    world.storage.ask(question.request, done)
+                    world.storage.ask(self.node, question.request, done)
             case SetTimer(key, after_s):
                 world.later(after_s, lambda: self.tell(TimerFired(key, world.now_s)))
             case Answer(ticket, result):
@@ -468,7 +499,7 @@ class NodeHost:
 
     def _process(self, machine: ObjectNode | FailoverWorker) -> Process:
         self._processes += 1
-        return Process(self._world, f"{self.name}{self._processes}", machine)
+        return Process(self._world, self.name, f"{self.name}{self._processes}", machine)
 
     def _next_epoch(self) -> NodeEpoch:
         return NodeEpoch(self._world.controller.node_epoch(self.name) + 1)
@@ -621,9 +652,9 @@ class Client:
         for _ in range(world.rng.choice((1, 1, 3))):
             self._number += 1
             payload = b"%d:%d" % (self._stream, self._number) + b"." * world.rng.choice((0, 10, 60))
-            marks = EntryMarks(self._number, self._number, 5) if world.rng.random() < 0.5 else None
+            span = Span(self._number, self._number, 5, 5) if world.rng.random() < 0.5 else None
             world.submitted[self._stream].add(payload)
-            entries.append(stream_entry(payload, marks))
+            entries.append(stream_entry(payload, span))
         first = self._next
         self._next += len(entries)
 

@@ -16,7 +16,9 @@ _MODULES = {
     "files": "tests.simulation.file_world",
     "region": "tests.simulation.region_world",
     "objects": "tests.simulation.objects_world",
+    "compaction": "tests.simulation.compaction_world",
     "nodes": "tests.simulation.object_nodes_world",
+    "controller": "tests.simulation.object_controller_world",
     "service": "tests.simulation.service.room",
 }
 NAMES = tuple(_MODULES)

@@ -59,11 +59,11 @@ DEFECTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "a chunk behind a gap is believed": (
         "C3 C4",
-        _tail(("_window_listed", "_first_gap(first, listed.numbers)", "listed.numbers[-1] + 1")),
+        _tail(("_heads_read", "[head for at, head in enumerate(heads) if head.number == self.first + at]", "heads")),
     ),
     "a chunk behind a fence is believed": (
         "C3",
-        _tail(("_heads_read", "counting = heads_that_count(heads, self.end)", "counting = tuple(heads)")),
+        _tail(("_heads_read", "counting = heads_that_count(before_gap, self.end)", "counting = tuple(before_gap)")),
     ),
     "only the last chunk is looked at": (
         "C3 C4",
@@ -71,11 +71,11 @@ DEFECTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "a recovery that loses its number takes it for the end": (
         "C3",
-        _tail(("after", "[ReadHeads(number, number)]", "[TailFound(self.end, number, self.payload_bytes, True)]")),
+        _tail(("after", "[ReadHeads((number,))]", "[TailFound(self.end, number, self.payload_bytes, True)]")),
     ),
     "a fence leaves a gap below it": (
         "C3",
-        _tail(("_heads_read", "next_number=last.number + 1", "next_number=last.number + 2")),
+        _tail(("_heads_read", "+ len(counting)", "+ len(counting) + 1")),
     ),
     "a recovery that is unsure takes its fence for made": (
         "C3",

@@ -15,7 +15,8 @@ MODULES = [
         *("ledger_checks", "stream_checks", "stream_world", "stream_parts", "stream_follower", "stream_sinks"),
         *("stream_retention", "stream_offload", "stream_imports", "stream_removal"),
         *("cache_checks", "cache_world", "lives_world", "file_world", "region_checks", "region_world"),
-        *("region_followers", "objects_world", "object_nodes_world"),
+        *("region_followers", "objects_world", "object_controller_world", "object_controller_checks"),
+        *("compaction_checks", "object_nodes_world"),
     )
 ]
 
@@ -24,8 +25,8 @@ def test_the_table_is_whole() -> None:
     expected = {f"L{n}" for n in range(1, 13)} | {f"S{n}" for n in range(1, 18)}
     expected |= {f"T{n}" for n in range(1, 8)} | {f"R{n}" for n in range(1, 6)} | {"D1", "D2", "E1", "E2"}
     expected |= {f"F{n}" for n in range(1, 8)} | {f"K{n}" for n in range(1, 13) if n != 6}
-    expected |= {f"C{n}" for n in range(1, 7)}
-    expected |= {f"O{n}" for n in (1, 2, 4, 5, 6)} | {"N1", "N2"}
+    expected |= {f"C{n}" for n in range(1, 14)} | {f"O{n}" for n in range(1, 10)}
+    expected |= {f"M{n}" for n in range(1, 4)} | {"N1", "N2"}
     assert set(INVARIANTS) == expected
 
 

@@ -11,7 +11,7 @@ from tests.simulation.mutants.object_nodes import MUTANTS
 from tests.simulation.object_nodes_world import room
 from tests.simulation.worlds import Mutant
 
-SEEDS = int(os.environ.get("DLOG_SIM_SEEDS", "60"))
+SEEDS = int(os.environ.get("DLOG_SIM_SEEDS", "40"))
 ROOM = room()
 
 

@@ -2,6 +2,7 @@
 
 Invariants:
 - One read of a region's tail is under way at a time; all readers that wait for new entries share it.
+- Readers of older entries fetch one after the other, and share what they came by (dlog/stores/kafka/passed_entries.py).
 - A follower that failed is not used again; the next caller gets another one.
 """
 
@@ -18,10 +19,11 @@ from dlog.region.follower import RegionFollower
 from dlog.region.messages import CatchUp, ReadingStart, ReadOn, Topic
 from dlog.region.names import region_number, topic_names
 from dlog.region.options import FollowerOptions
-from dlog.region.reading import EntryScan
+from dlog.region.reading import EntryScan, find_seeks
 from dlog.region.state import RegionState
 from dlog.region.tables import TableMeta
 from dlog.stores.kafka.options import KafkaStoreOptions
+from dlog.stores.kafka.passed_entries import PassedEntries
 from dlog.stores.kafka.ports import RegionActor, StartActor
 from dlog.wire.region import NONCE_BYTES
 
@@ -35,10 +37,17 @@ class ReadBytes:
 
 
 class FollowedRegion:
-    """One region. users: readers and calls that use it now. counts: those of the process."""
+    """One region. users: readers and calls that use it now. passed: entries that scans came by. counts: those of the
+    process."""
 
     def __init__(
-        self, name: str, data_topic: str, follower: RegionFollower, actor: RegionActor, counts: ReadBytes
+        self,
+        name: str,
+        data_topic: str,
+        follower: RegionFollower,
+        actor: RegionActor,
+        passed: PassedEntries,
+        counts: ReadBytes,
     ) -> None:
         self.name = name
         self.number = region_number(name)
@@ -46,6 +55,7 @@ class FollowedRegion:
         self.actor = actor
         self.users = 0
         self.left_at_s = 0.0  # when the last user left
+        self.passed = passed
         self.counts = counts
         self._counted_bytes = 0  # of what the follower read
         self._follower = follower
@@ -91,11 +101,18 @@ class FollowedRegion:
 
     def scan(self, table: int, first: int) -> EntryScan:
         """A scan of one table's entries, from a sequence on up to those that are known now. The first one must be
-        known."""
+        known.
+
+        It begins at most MAP_EVERY records of the table, or MAP_EVERY_BYTES, before that one, and passes over
+        SEEK_BYTES or more of other tables where the mapping tells. If another scan came by an entry nearer to the first
+        one, it begins there, and takes all records: readers of the other tables want them, too.
+        """
         state = self.state
         meta = state.meta.known(table)
         ends = {table: (first, meta.next_seq_num, meta.current_high_watermark)}
-        start = ReadingStart(meta.floor(first), state.offset, ends, (), state.rule)
+        floor, place = meta.floor(first), self.passed.place(table, first)
+        seeks = find_seeks(state, ends) if floor >= place else None
+        start = ReadingStart(max(floor, place), state.offset, ends, (), state.rule, seeks=seeks)
         return EntryScan(self.number, start, skips=True)
 
     async def ask(self, request: Any) -> Any:
@@ -175,7 +192,8 @@ class FollowedRegions:
             machine = RegionFollower(region_number(name), partial(self._rng.randbytes, NONCE_BYTES), options)
             actor = self._start(namespace, name, machine)
             data_topic = topic_names(namespace, name)[Topic.DATA]
-            found = FollowedRegion(name, data_topic, machine, actor, self.counts)
+            passed = PassedEntries(self._options.recent_bytes)
+            found = FollowedRegion(name, data_topic, machine, actor, passed, self.counts)
         self._regions[name] = found
         idle = [one for one in self._regions.values() if not one.users and one is not found]
         for one in idle[: max(0, len(idle) - self._options.regions_max)]:

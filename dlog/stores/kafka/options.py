@@ -18,7 +18,9 @@ class KafkaStoreOptions:
     region_bytes: int = option(1 * GiB, "bytes of records in a region; then the next one begins")
     region_tables: int = option(10_000, "segments in a region; then the next one begins")
     trim_bytes: int = option(128 * MiB, "bytes of deleted segments until the front of their region is deleted")
-    recent_bytes: int = option(8 * MiB, "bytes of the newest entries of each region with readers that are kept")
+    recent_bytes: int = option(
+        8 * MiB, "bytes of the newest entries of each region with readers that are kept, and as many of older ones"
+    )
     poll_min_s: float = option(0.005, "first wait for entries that another process appends; doubles up to poll_max_s")
     poll_max_s: float = option(0.2, "longest wait before the topic is looked at again")
     reload_after_s: float = option(30.0, "the state of a region that nobody used for so long is read again")

@@ -1,4 +1,10 @@
-"""Reads one segment: from the newest entries that the region's follower keeps, else from the topic."""
+"""Reads one segment: from the newest entries that the region's follower keeps, else from the topic.
+
+The topic has the entries of all segments of the region, so a scan of one reads those of others too: at most all bytes
+from its first entry to its last, without gaps of SEEK_BYTES or more behind which the mapping has an entry
+(RegionMeta.add). Readers of several segments that go through the same part of a region at about the same time fetch it
+once.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +60,11 @@ class TableScan:
         """Records that could not be used, one line each."""
         return self._scan.problems
 
+    @property
+    def has_fetched(self) -> bool:
+        """Whether the next entry is fetched already."""
+        return bool(self._ahead)
+
     async def take(self, last: int, bytes_max: int) -> list[bytes]:
         """Entries up to `last`: at most bytes_max bytes of them, but at least one.
 
@@ -61,7 +72,7 @@ class TableScan:
         program, SegmentNotFoundError if the segment was deleted, and what the topics raise.
         """
         assert self.next < self.end, "there is nothing to take"
-        ahead = self._ahead
+        ahead, passed = self._ahead, self._region.passed
         while not ahead:
             if self._lost is not None:
                 why = "; ".join(self._scan.problems[:3]) or "the records are not in the topic"
@@ -73,9 +84,12 @@ class TableScan:
             except OffsetOutOfRangeError as error:
                 raise await self._out_of_range(error) from None
             self._region.counts.fetched += sum(len(one.key) + len(one.value) for one in records)
+            self._scan.beside = passed.beside(self._table, self._region.table)
             for one in self._scan.feed(records):
                 if isinstance(one, LostEntries):
                     self._lost = one
+                elif one.table != self._table:
+                    passed.keep(one)
                 elif self._lost is None:
                     ahead.append(one.payload)
         found: list[bytes] = []
@@ -171,6 +185,7 @@ class KafkaSegmentReader:
         if not self._closed:
             self._closed = True
             self._scans.clear()
+            self._region.passed.leave(self._table)
             self._region.leave()
             self._on_closed(self)
             self._region.wake()
@@ -194,6 +209,7 @@ class KafkaSegmentReader:
         region = self._region
         found = region.recent(self._table, first, last, bytes_max)
         if found:
+            region.passed.leave(self._table)
             return found
         meta = region.table(self._table)
         if meta is None or meta.next_seq_num <= last:  # the owner told more than this process has read
@@ -212,7 +228,24 @@ class KafkaSegmentReader:
             found = region.recent(self._table, first, last, bytes_max)
             if found:
                 return found
-        scan = self._scans.pop(first, None) or TableScan(region, self._topics, self._table, first)
+        found = await self._read_old(first, last, bytes_max)
+        region.passed.want(self._table, first + len(found))
+        return found
+
+    async def _read_old(self, first: int, last: int, bytes_max: int) -> list[bytes]:
+        """Read sequences that are known, from what was fetched, else from the topic."""
+        scan = self._scans.pop(first, None)
+        if scan is not None and scan.has_fetched:
+            return await self._take(scan, last, bytes_max)
+        region = self._region
+        region.passed.want(self._table, first)
+        async with region.passed.pass_lock:
+            found = region.passed.find(self._table, first, last, bytes_max)
+            if found:
+                return found
+            return await self._take(scan or TableScan(region, self._topics, self._table, first), last, bytes_max)
+
+    async def _take(self, scan: TableScan, last: int, bytes_max: int) -> list[bytes]:
         found = await scan.take(last, bytes_max)
         if scan.next < scan.end:
             self._scans[scan.next] = scan

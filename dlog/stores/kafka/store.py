@@ -51,7 +51,7 @@ from dlog.stores.contract import (
     Verification,
 )
 from dlog.stores.kafka.errors import store_error
-from dlog.stores.kafka.followed import FollowedRegion, FollowedRegions, ReadBytes
+from dlog.stores.kafka.followed import FollowedRegion, FollowedRegions, ReadBytes, wait_set
 from dlog.stores.kafka.locations import TableLocation, parse_location
 from dlog.stores.kafka.options import KAFKA_SETTINGS, NAME, KafkaStoreOptions
 from dlog.stores.kafka.owned import OwnedRegions
@@ -62,7 +62,7 @@ from dlog.wire.region import NONCE_BYTES, RecordKind
 
 T = TypeVar("T")
 
-REGION_CHECK_S = 5.0  # how often it is checked that a region is open
+REGION_CHECK_S = 1.0  # how often it is checked that a region is open; one read of metadata until there are segments
 VERIFY_BYTES = 1024 * 1024  # at once
 LAST_PAYLOADS = 3  # that a recovery returns, if they are at hand
 FIND_BYTES_MAX = 8 * MiB  # read to find the offset of an entry
@@ -131,6 +131,7 @@ class KafkaStore:
         self._find_namespace = find_namespace
         self._namespace = ""  # not asked yet
         self._sweeps = sweeps
+        self._region_checked = asyncio.Event()
         self._tasks = asyncio.TaskGroup()
         self._background: set[asyncio.Task[None]] = set()
         self._open = False
@@ -183,7 +184,14 @@ class KafkaStore:
         while True:
             with suppress(DLogError):  # the next time may do
                 await self._owned.prepare(await self._ready(creates=False))
+            self._region_checked.set()
             await asyncio.sleep(every_s)
+
+    async def wait_region_checked(self, timeout_s: float) -> None:
+        """Wait until `keep_region_open` has opened a region, found that none is needed yet, or failed once; at most
+        timeout_s. New topics take seconds, as a broker that follows one too early tries again after
+        `replica.fetch.backoff.ms`."""
+        await wait_set(self._region_checked, timeout_s)
 
     def check_capacity(self, settings: StoreSettings) -> None:
         """Does nothing: a segment needs no members."""

@@ -29,12 +29,16 @@ from dlog.stores.object_storage.locations import Location, parse_location
 from dlog.stores.object_storage.port import Found, Objects
 from dlog.stores.s3_direct.options import ObjectsOptions
 from dlog.wire.chunk import HEAD_BYTES, ChunkHead, ChunkKind, decode_body, decode_head, decode_rows
+from dlog.wire.chunk_index import ChunkIndex, decode_index
 from dlog.wire.digest import crc32c
 
+INDEX_BYTES_MAX = 1 << 30
 START_BYTES = 64 * KiB  # of a chunk, read first: its head, often all of it
 _NUMBER_DIGITS = 20
 _NAME = re.compile(r"[0-9a-f]{32}\Z")
 _NUMBER = re.compile(rf"[0-9]{{{_NUMBER_DIGITS}}}\Z")
+_DATA = "data-"
+_MERGED = re.compile(rf"(?:index|{_DATA}[0-9a-f]{{32}})\Z")
 
 Key = tuple[str, int, int]  # segment, chunk, extent; -1 for the start of the chunk
 
@@ -57,6 +61,15 @@ class Chain:
     def place(self, number: int) -> Location:
         return self.folder.below(f"{number:0{_NUMBER_DIGITS}d}")
 
+    @property
+    def index(self) -> Location:
+        """Of a merged segment's index."""
+        return self.folder.below("index")
+
+    def data(self, nonce: bytes) -> Location:
+        """Of merged chunks."""
+        return self.folder.below(f"{_DATA}{nonce.hex()}")
+
 
 def check_name(name: str) -> None:
     """Raises SegmentNotFoundError if no segment here can have this name."""
@@ -70,10 +83,15 @@ def number_of(folder: Location, found: Found) -> int | None:
     return int(rest) if _NUMBER.match(rest) else None
 
 
-def segment_of(segments: Location, found: Found) -> tuple[str, int] | None:
-    """Segment and number of a chunk by its location; None for another object."""
-    name, _, number = found.location.removeprefix(f"{segments}/").partition("/")
-    return (name, int(number)) if _NAME.match(name) and _NUMBER.match(number) else None
+def segment_of(segments: Location, found: Found) -> str | None:
+    """The segment of a chunk, or of what is made of chunks, by its location; None for another object."""
+    name, _, rest = found.location.removeprefix(f"{segments}/").partition("/")
+    return name if _NAME.match(name) and (_NUMBER.match(rest) or _MERGED.match(rest)) else None
+
+
+def is_merged(folder: Location, found: Found) -> bool:
+    """Whether an object is an index or merged chunks."""
+    return _MERGED.match(found.location.removeprefix(f"{folder}/")) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +163,7 @@ class ChunkReads:
     """Reads chunks for all segments of a process."""
 
     def __init__(
-        self, objects: Objects, options: ObjectsOptions, cache: AsyncLruCache[Key, ChunkStart | Extent]
+        self, objects: Objects, options: ObjectsOptions, cache: AsyncLruCache[Key, ChunkStart | Extent | ChunkIndex]
     ) -> None:
         self._objects = objects
         self._options = options
@@ -164,14 +182,24 @@ class ChunkReads:
             after = parse_location(listed[-1].location)
             assert after is not None, "it was listed"
 
-    async def heads(self, chain: Chain, first: int, last: int) -> tuple[ChunkHead, ...]:
+    async def heads(self, chain: Chain, numbers: Sequence[int]) -> tuple[ChunkHead, ...]:
         """The heads of chunks that exist. Raises SegmentNotFoundError, SegmentCorruptError, StoreUnavailableError."""
         loading = [
             self._cache.start(partial(self.start, chain, number), f"head {number} of {chain.name}")
-            for number in range(first, last + 1)
+            for number in numbers
         ]
-        await asyncio.wait(loading)
+        if loading:
+            await asyncio.wait(loading)
         return tuple(one.result().head for one in loading)
+
+    async def kinds(self, chain: Chain, numbers: Sequence[int]) -> tuple[ChunkKind | None, ...]:
+        """The kinds of chunks, past the cache; None for one that is missing, or has no head that can be read. Raises
+        StoreUnavailableError."""
+        reading = [
+            self._cache.start(partial(self._kind, chain, number), f"kind of {number} of {chain.name}")
+            for number in numbers
+        ]
+        return tuple([await one for one in reading])
 
     async def start(self, chain: Chain, number: int) -> ChunkStart:
         """The start of a chunk, perhaps from the cache. Raises as `heads`."""
@@ -226,17 +254,77 @@ class ChunkReads:
         for number in range(first, min(first + left, next_number)):
             self._cache.ahead((chain.name, number, -1), partial(self.load_start, chain, number))
 
-    async def whole(self, chain: Chain, number: int) -> tuple[ChunkHead, list[memoryview]]:
-        """Read a chunk and check every byte. Raises DamagedError, SegmentNotFoundError."""
-        head = (await self.load_start(chain, number)).head
-        data = await self._fetch(chain, number, HEAD_BYTES, head.body_bytes)
-        return head, decode_body(head, data)
+    async def whole(self, chain: Chain, number: int) -> tuple[ChunkHead, bytes]:
+        """Read a chunk and check every byte; return its head and all of it. Raises DamagedError, SegmentNotFoundError,
+        SegmentCorruptError, StoreUnavailableError."""
+        start = await self.load_start(chain, number)
+        data = await self._fetch(chain, number, HEAD_BYTES, start.head.body_bytes)
+        decode_body(start.head, data)
+        return start.head, start.data[:HEAD_BYTES] + data
+
+    async def index(self, chain: Chain) -> ChunkIndex | None:
+        """The index of a merged segment, perhaps from the cache; None if there is none. Raises SegmentCorruptError,
+        StoreUnavailableError."""
+        try:
+            found = await self._cache.get((chain.name, -1, -1), partial(self._load_index, chain))
+        except SegmentNotFoundError:
+            return None
+        assert isinstance(found, ChunkIndex)
+        return found
+
+    async def place_of(self, chain: Chain, number: int) -> Location:
+        """The location of the object with a chunk. Raises as `index`."""
+        index = await self.index(chain)
+        return chain.place(number) if index is None else chain.data(index.nonce)
 
     # ---- internal ---------------------------------------------------------------------------------------------------
 
+    async def _kind(self, chain: Chain, number: int) -> ChunkKind | None:
+        for _ in range(2):
+            try:
+                head = decode_head(await self._fetch(chain, number, 0, HEAD_BYTES))
+            except SegmentNotFoundError:
+                return None
+            except (DamagedError, UnsupportedVersionError):
+                continue
+            if (head.segment, head.number) == (chain.segment, number):
+                return head.kind
+        return None
+
     async def _fetch(self, chain: Chain, number: int, offset: int, size: int) -> bytes:
+        """Read a part of a chunk: of its object, or, once there is none, of the merged chunks."""
+        index = self._cache.find((chain.name, -1, -1))
+        if index is None:
+            try:
+                return await self._read(chain.place(number), offset, size)
+            except SegmentNotFoundError:
+                index = await self.index(chain) if number else None
+                if index is None:
+                    raise
+        assert isinstance(index, ChunkIndex)
+        place = index.place(number)
+        if place is None:
+            return await self._read(chain.place(number), offset, size)
+        at, end = place
+        return await self._read(chain.data(index.nonce), at + offset, min(size, end - offset))
+
+    async def _read(self, location: Location, offset: int, size: int) -> bytes:
         async with self._turns:
-            return await self._objects.read(chain.place(number), offset, size)
+            return await self._objects.read(location, offset, size)
+
+    async def _load_index(self, chain: Chain) -> ChunkIndex:
+        for is_last in (False, True):
+            data = await self._read(chain.index, 0, INDEX_BYTES_MAX)
+            try:
+                found = decode_index(data)
+                if found.segment != chain.segment:
+                    raise DamagedError("the index is one of another segment")
+            except (DamagedError, UnsupportedVersionError) as error:
+                if is_last:
+                    raise SegmentCorruptError(f"{error.message}: object={chain.index}") from error
+            else:
+                return found
+        raise AssertionError("the last one returns or raises")
 
     async def _load_start(self, chain: Chain, number: int) -> ChunkStart:
         data = await self._fetch(chain, number, 0, START_BYTES)

@@ -33,11 +33,15 @@ class ObjectsOptions(ObjectStorageOptions):
     fetches_max: int = option(16, "reads at a time")
     extent_bytes: int = option(2 * MiB, "bytes read at once from an object")
     reads_ahead: int = option(8, "reads that are begun before a sequential reader needs them")
+    merges: bool = option(True, "merge the objects of a segment that has ended into one")
+    merged_grace_s: float = option(900.0, "how long the objects of a segment stay after they were merged into one")
     cache_bytes_max: int = option(64 * MiB, "memory for what was read and may be asked for again")
 
     def __post_init__(self) -> None:
         ObjectStorageOptions.__post_init__(self)
         check_positive(self, "chunk_bytes_max", "puts_per_s", "retry_s", "poll_min_s", "poll_max_s")
         check_positive(self, "fetches_max", "extent_bytes", "reads_ahead", "cache_bytes_max")
+        if self.merged_grace_s < 0:
+            raise ValueError(f"merged_grace_s must not be negative: {self.merged_grace_s}")
         if self.root:
             parse_root(self.root)  # raises ConfigError

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dlog.stores.s3_direct.store import S3DirectStore
 
 FOLLOWED_MAX = 16  # sequential reads of a reader that are recognised as such
-STEPS_MAX = 32  # chunks whose heads are read one after another; the tail is searched if there are more
+STEPS_MAX = 32  # numbers of chunks that are looked at in order; the tail is searched if there are more
 KNOWN_MAX = 4096  # chunks whose entries are remembered
 
 
@@ -151,26 +151,29 @@ class ChainView:
         [effect] = follower.poll()
         assert isinstance(effect, ListBehind)
         listed = await self._store.reads.numbers_behind(self.chain, effect.number - 1, PAGE)
-        if not listed or listed[0] != effect.number:
+        is_there = bool(listed) and listed[0] == effect.number
+        if not is_there and await self._store.reads.index(self.chain) is None:
             raise await self._store.missing(self.chain)
-        if len(listed) > STEPS_MAX:
+        is_gap_next = len(listed) > 1 and listed[1] > listed[0] + 1
+        if not is_there or is_gap_next or listed[-1] - listed[0] > STEPS_MAX:
             self.advance(await self._store.find_tail_of(self.chain))
             return
         _, effects = follower.after(Listed(effect.number, listed[1:]))
         for one in effects:
             assert isinstance(one, ReadHeads)
             try:
-                heads = await self._store.reads.heads(self.chain, one.first, one.last)
+                heads = await self._store.reads.heads(self.chain, one.numbers)
                 changed, _ = follower.after(HeadsRead(heads))
             except SegmentNotFoundError:
                 raise await self._store.missing(self.chain) from None
             except DamagedError as error:
                 raise SegmentCorruptError(f"{error.message}: folder={self.chain.folder}") from error
-            for head in heads[: changed.next_number - one.first]:
+            for head in heads[: changed.next_number - one.numbers[0]]:
                 self._learn(head)
-            if changed.is_ended:  # as TailFound has it: without the chunk that ends the segment
-                changed = ChainFollower(changed.next_number - 1, changed.end, True)
-            self._change(changed)
+            if changed.is_ended:  # unless the number of a deleted chunk was used again
+                self.advance(await self._store.find_tail_of(self.chain))
+            else:
+                self._change(changed)
 
     async def _start(self, number: int) -> ChunkStart:
         try:
@@ -265,7 +268,7 @@ class S3DirectReader:
     async def object_of(self, entry: EntryId) -> str:
         """The location of the object with an entry up to the LAC, for tools. Raises StoreError."""
         start = await self._view.chunk_of(entry)
-        return str(self._view.chain.place(start.head.number))
+        return str(await self._store.reads.place_of(self._view.chain, start.head.number))
 
     def learn_lac(self, lac: EntryId) -> None:
         self._view.learn_lac(lac)

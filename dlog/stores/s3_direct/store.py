@@ -2,6 +2,8 @@
 
     <root>/<cluster>/marker                            shows that the cluster's segments are here
     <root>/<cluster>/segments/<segment>/<number>       chunks; the segment is a random name that is never used again
+    <root>/<cluster>/segments/<segment>/index          where the chunks with entries are, once they are merged
+    <root>/<cluster>/segments/<segment>/data-<nonce>   merged chunks
 
 Visible entries are final, since a chunk that counts is never dropped.
 
@@ -11,7 +13,9 @@ Invariants:
   mounted. Nothing is created without the marker, either.
 - `delete` removes BEGIN first. A crash behind that leaves chunks that no call reads; `list` finds them, and a
   repetition removes them.
-- The FENCE that ended a segment outlives its deletion. A fenced writer that wakes up later, with entries to append,
+- Where there is an index, it tells the end and has the entries (dlog/objects/merge.py): chunks may be missing. It is
+  looked for after the last listing of a search, and where a chunk is missing.
+- FENCEs outlive the deletion (dlog/objects/deletion.py). A fenced writer that wakes up later, with entries to append,
   must find its number taken: else they would be acknowledged, and nobody would ever read them.
 """
 
@@ -19,12 +23,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from functools import partial
 from random import Random
 from types import TracebackType
 from typing import Protocol
 
 from dlog.errors import ConfigError, DamagedError, DLogError
+from dlog.events import Event
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.segment import StoreSettings
 from dlog.objects.chain import (
@@ -40,6 +45,41 @@ from dlog.objects.chain import (
     Put,
     ReadHeads,
     TailFound,
+)
+from dlog.objects.deletion import (
+    AllListed,
+    ChainDeletion,
+    ChunksDeleted,
+    DeleteChunks,
+    DeletionFact,
+    Ending,
+    EndingTried,
+    EndSegment,
+    KindsRead,
+    ListAll,
+    ReadKinds,
+    SegmentDeleted,
+)
+from dlog.objects.merge import (
+    BeginSought,
+    ChunksCopied,
+    CopyChunks,
+    CopyRead,
+    CreateIndex,
+    DeleteCopy,
+    DeleteMerged,
+    EndSought,
+    IndexPut,
+    IndexSought,
+    Merged,
+    MergeFact,
+    MergeOver,
+    ReadCopy,
+    Removed,
+    SeekBegin,
+    SeekEnd,
+    SeekIndex,
+    SegmentMerge,
 )
 from dlog.options import MiB
 from dlog.stores.contract import (
@@ -58,7 +98,7 @@ from dlog.stores.contract import (
     Verification,
 )
 from dlog.stores.object_storage.async_lru_cache import AsyncLruCache
-from dlog.stores.object_storage.locations import Location
+from dlog.stores.object_storage.locations import Location, parse_location
 from dlog.stores.object_storage.port import Creation, Objects
 from dlog.stores.object_storage.probe import NONCE_HEX, probe
 from dlog.stores.s3_direct.chunks import (
@@ -69,15 +109,26 @@ from dlog.stores.s3_direct.chunks import (
     Extent,
     Key,
     check_name,
+    is_merged,
     number_of,
     parse_description,
     segment_of,
 )
+from dlog.stores.s3_direct.merger import SegmentMerger
 from dlog.stores.s3_direct.options import NAME, S3_DIRECT_SETTINGS, ObjectsOptions
 from dlog.stores.s3_direct.put_budget import PutBudget
 from dlog.stores.s3_direct.reader import ChainView, S3DirectReader
 from dlog.stores.s3_direct.writer import S3DirectWriter
-from dlog.wire.chunk import HEAD_BYTES, NONCE_BYTES, ChunkKind, decode_head, encode_chunk
+from dlog.wire.chunk import (
+    HEAD_BYTES,
+    NONCE_BYTES,
+    ChunkHead,
+    ChunkKind,
+    decode_body,
+    decode_head,
+    encode_chunk,
+)
+from dlog.wire.chunk_index import INDEX_HEAD_BYTES, ChunkIndex, encode_index, make_index
 
 ENTRY_BYTES_MAX = 1 * MiB
 PUTS_IN_FLIGHT = 8  # of a segment, see IN_FLIGHT_MAX of the chain
@@ -123,6 +174,7 @@ class S3DirectStore:
         *,
         creates: bool = False,
         entry_bytes_max: int = ENTRY_BYTES_MAX,
+        tell: Callable[[Event], None] = lambda _: None,
     ) -> None:
         self.capabilities = Capabilities(
             visible_is_final=True,
@@ -134,8 +186,9 @@ class S3DirectStore:
         self.options = options
         self.objects = objects
         self.budget = PutBudget(options.puts_per_s)
-        self.cache: AsyncLruCache[Key, ChunkStart | Extent] = AsyncLruCache(options.cache_bytes_max)
+        self.cache: AsyncLruCache[Key, ChunkStart | Extent | ChunkIndex] = AsyncLruCache(options.cache_bytes_max)
         self.reads = ChunkReads(objects, options, self.cache)
+        self._merger = SegmentMerger(self.merge, options.merged_grace_s, tell) if creates and options.merges else None
         self._find_folder = find_folder
         self._creates = creates
         self._rng = rng
@@ -150,6 +203,8 @@ class S3DirectStore:
     async def __aenter__(self) -> S3DirectStore:
         await self.cache.__aenter__()
         self._is_open = True
+        if self._merger is not None:
+            self.cache.start(self._merger.run, "merges of segments")
         return self
 
     async def __aexit__(
@@ -186,8 +241,8 @@ class S3DirectStore:
 
     async def recover(self, ref: SegmentRef) -> RecoveredSegment:
         chain = await self._chain(ref.name)
-        await self._begin(chain)
         found = await self._find(chain, is_recovery=True)
+        self.ended(chain.name)
         return RecoveredSegment(EntryId(found.end - 1), await self._last_payloads(chain, found))
 
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> S3DirectReader:
@@ -197,6 +252,8 @@ class S3DirectStore:
         if view is None:
             view = self._views[chain.name] = ChainView(self, chain)
         view.advance(found)
+        if found.is_ended:
+            self.ended(chain.name)
         reader = S3DirectReader(self, view)
         self._readers.add(reader)
         return reader
@@ -234,47 +291,91 @@ class S3DirectStore:
         return EntryId((await self.tail(ref.name)).end - 1)
 
     async def delete(self, ref: SegmentRef) -> None:
-        """See SegmentStore.delete. The FENCE of a segment that its writer did not seal stays, some 170 bytes."""
+        """See SegmentStore.delete. FENCEs stay, of some 170 bytes, as does an object near the end that cannot be
+        read."""
         try:
             chain = await self._chain(ref.name)
         except SegmentNotFoundError:
             return
-        with suppress(SegmentNotFoundError):  # deleted before, perhaps not all of it
-            with suppress(SegmentCorruptError):  # what cannot be read can be deleted
-                await self._begin(chain)
-            with suppress(SegmentCorruptError):
-                await self._find(chain, is_recovery=True)  # from here on its writer appends nothing
-        await self.objects.delete(chain.place(0))
+        nonce = self._rng.randbytes(NONCE_BYTES)
+        machine, effects = ChainDeletion().begin()
+        while True:
+            [effect] = effects
+            fact: DeletionFact
+            match effect:
+                case EndSegment():
+                    fact = EndingTried(await self._try_to_end(chain))
+                case ListAll():
+                    fact = await self._list_all(chain)
+                case ReadKinds(numbers):
+                    fact = KindsRead(await self.reads.kinds(chain, numbers))
+                case CreateChunk(number):
+                    fact = ChunkPut(number, await self._create_fence(chain, effect, nonce, 0))
+                case DeleteChunks(numbers):
+                    await self.objects.delete_many([chain.place(number) for number in numbers])
+                    fact = ChunksDeleted()
+                case GivenUp():
+                    raise self._unclear_end(chain)
+                case SegmentDeleted():
+                    break
+            machine, effects = machine.after(fact)
+        merged = [one async for one in self.objects.list(chain.folder) if is_merged(chain.folder, one)]
+        await self.objects.delete_many([location for one in merged if (location := parse_location(one.location))])
         async for left in self.objects.unfinished(chain.folder):
             await self.objects.discard(left)
-        found = [one async for one in self.objects.list(chain.folder)]
-        chunks = {number: one for one in found if (number := number_of(chain.folder, one)) is not None}
-        end = next((number for number, one in chunks.items() if one.bytes == HEAD_BYTES), -1)  # only ends have no body
-        await self.objects.delete_many([chain.place(number) for number in chunks if number != end])
-        if end >= 0 and not await self._is_fence(chain, end):
-            await self.objects.delete(chain.place(end))  # a writer that sealed appends nothing more
+
+    async def merge(self, name: str) -> Merged:
+        """Merge the chunks of a segment that has ended into one object; at a later call, delete them.
+
+        Raises StoreError; nothing is lost then, and it may be called again."""
+        chain = await self._chain(name)
+        nonce = self._rng.randbytes(NONCE_BYTES)
+        machine, effects = SegmentMerge().begin()
+        try:
+            while True:
+                [effect] = effects
+                fact: MergeFact
+                match effect:
+                    case SeekIndex():
+                        fact = await self._seek_index(chain)
+                    case SeekEnd():
+                        fact = EndSought(await self._find(chain, is_recovery=False))
+                    case CopyChunks(first, end):
+                        fact = ChunksCopied(await self._copy_chunks(chain, nonce, first, end))
+                    case ReadCopy():
+                        fact = CopyRead(await self._read_copy(chain, nonce, machine.heads))
+                    case CreateIndex(heads):
+                        data = encode_index(make_index(nonce, heads))
+                        fact = IndexPut(await self._create(chain, chain.index, [data], INDEX_HEAD_BYTES))
+                    case SeekBegin():
+                        fact = BeginSought(await self._exists(chain))
+                    case DeleteCopy(with_index):
+                        if with_index:
+                            await self.objects.delete(chain.index)
+                        await self.objects.delete(chain.data(nonce))
+                        fact = Removed()
+                    case DeleteMerged(first, end):
+                        await self._delete_merged(chain, first, end)
+                        fact = Removed()
+                    case MergeOver(result):
+                        return result
+                machine, effects = machine.after(fact)
+        except DamagedError as error:
+            raise SegmentCorruptError(f"{error.message}: folder={chain.folder}") from error
 
     async def list(self) -> AsyncIterator[str]:
-        """See SegmentStore.list. Also yields deleted segments of which more than the FENCE is left."""
+        """See SegmentStore.list. Also yields deleted segments of which more than FENCEs is left."""
         try:
             folder = await self._ready(creates=False)
         except NoSegmentsYetError:
             return
         segments = folder.below(SEGMENTS)
-        last, yielded = "", ""
-        fence = ""  # a segment of which a chunk without body was seen, and nothing before
+        yielded = ""
         async for found in self.objects.list(segments):
             at = segment_of(segments, found)
-            if at is None:
-                continue
-            name, number = at
-            is_first = name != last
-            last = name
-            if is_first and number > 0 and found.bytes == HEAD_BYTES:
-                fence = name
-            elif name != yielded and (not is_first or name != fence):
-                yielded = name
-                yield name
+            if at is not None and at != yielded and found.bytes != HEAD_BYTES:  # FENCEs have no body
+                yielded = at
+                yield at
 
     async def verify(self, ref: SegmentRef) -> Verification:
         """Read every chunk and check every byte. The storage keeps its own replicas."""
@@ -317,12 +418,15 @@ class S3DirectStore:
             await self.budget.take()
         else:
             self.budget.take_nowait()
+        return await self._create(chain, chain.place(number), parts, HEAD_BYTES)
+
+    async def _create(self, chain: Chain, location: Location, parts: Sequence[Buffer], head_bytes: int) -> Put:
         now_s: Callable[[], float] = asyncio.get_running_loop().time
         end_s, delay_s = now_s() + self.options.retry_s, _RETRY_FIRST_S
         while True:
             try:
                 created = await self.objects.create_if_absent(
-                    chain.place(number), parts, head_bytes=HEAD_BYTES, within=chain.segments.parent
+                    location, parts, head_bytes=head_bytes, within=chain.segments.parent
                 )
             except SegmentNotFoundError:
                 return Put.EXISTS  # another process's chunk was there, and was deleted with the segment
@@ -335,7 +439,7 @@ class S3DirectStore:
                 return Put.MADE if created is Creation.MADE else Put.EXISTS
 
     async def find_tail_of(self, chain: Chain) -> TailFound:
-        """The tail, in O(log n) requests, without a look at BEGIN. Raises StoreError."""
+        """The tail, in O(log n) requests. Raises StoreError."""
         return await self._find(chain, is_recovery=False)
 
     async def missing(self, chain: Chain) -> StoreError:
@@ -351,6 +455,11 @@ class S3DirectStore:
         view = self._views.get(name)
         if view is not None:
             view.learn_lac(lac)
+
+    def ended(self, name: str) -> None:
+        """Merge a segment that has ended, in the background."""
+        if self._merger is not None:
+            self._merger.add(name)
 
     def writer_ended(self, writer: S3DirectWriter) -> None:
         self._writers.discard(writer)
@@ -420,9 +529,8 @@ class S3DirectStore:
         raise SegmentNotFoundError(f"no such segment, it was deleted: folder={chain.folder}")
 
     async def _decided(self, chain: Chain, sealed_at: EntryId | None) -> TailFound:
-        """The tail of a segment that exists. sealed_at: the list has it as completed, so no writer may append: if its
-        end is not decided, decide it."""
-        await self._begin(chain)
+        """The tail of a segment. sealed_at: the list has it as completed, so no writer may append: if its end is not
+        decided, decide it."""
         found = await self._find(chain, is_recovery=False)
         if sealed_at is not None and not found.is_ended:
             if sealed_at >= found.end:  # an end is listed only once the store has decided it
@@ -433,7 +541,7 @@ class S3DirectStore:
         return found
 
     async def _find(self, chain: Chain, *, is_recovery: bool) -> TailFound:
-        """Run the state machine that finds the tail; as a recovery it ends the segment there."""
+        """Run the state machine that finds the tail; as a recovery it ends the segment there. Raises StoreError."""
         nonce = self._rng.randbytes(NONCE_BYTES)
         machine, effects = ChainTail(is_recovery).begin()
         try:
@@ -443,34 +551,120 @@ class S3DirectStore:
                 match effect:
                     case ListBehind(number):
                         fact = Listed(number, await self.reads.numbers_behind(chain, number, PAGE))
-                    case ReadHeads(first, last):
-                        fact = HeadsRead(await self.reads.heads(chain, first, last))
-                    case CreateChunk(number, kind, first):
-                        parts = encode_chunk(
-                            kind,
-                            (),
-                            nonce=nonce,
-                            segment=chain.segment,
-                            number=number,
-                            epoch=0,  # a recovery does not know it
-                            first=first,
-                            bytes_before=machine.payload_bytes,
-                        )
-                        fact = ChunkPut(number, await self.create_chunk(chain, number, parts, waits=False))
+                    case ReadHeads(numbers):
+                        reading = self.cache.start(partial(self.reads.heads, chain, numbers), f"heads of {chain.name}")
+                        seeking = self.cache.start(partial(self.reads.index, chain), f"index of {chain.name}")
+                        await self._begin(chain)
+                        if (index := await seeking) is not None:
+                            return tail_of(index)
+                        fact = HeadsRead(await reading)
+                    case CreateChunk(number):
+                        made = await self._create_fence(chain, effect, nonce, machine.payload_bytes)
+                        fact = ChunkPut(number, made)
                     case NoChain():
                         raise await self.missing(chain)
                     case GivenUp():
-                        raise StoreUnavailableError(
-                            f"it is unknown whether the segment was ended: folder={chain.folder}"
-                        )
+                        raise self._unclear_end(chain)
                     case TailFound():
                         return effect
                 machine, effects = machine.after(fact)
         except DamagedError as error:
             await self._begin(chain)  # deleted meanwhile?
+            if (index := await self.reads.index(chain)) is not None:
+                return tail_of(index)
             raise SegmentCorruptError(f"{error.message}: folder={chain.folder}") from error
+        except SegmentNotFoundError as error:
+            raise await self.missing(chain) from error
+
+    async def _create_fence(self, chain: Chain, effect: CreateChunk, nonce: bytes, bytes_before: int) -> Put:
+        parts = encode_chunk(
+            effect.kind,
+            (),
+            nonce=nonce,
+            segment=chain.segment,
+            number=effect.number,
+            epoch=0,  # a recovery does not know it
+            contiguous=effect.contiguous,
+            first=effect.first,
+            bytes_before=bytes_before,
+        )
+        return await self.create_chunk(chain, effect.number, parts, waits=False)
+
+    def _unclear_end(self, chain: Chain) -> StoreUnavailableError:
+        return StoreUnavailableError(f"it is unknown whether the segment was ended: folder={chain.folder}")
+
+    async def _try_to_end(self, chain: Chain) -> Ending:
+        """Recover a segment that is to be deleted."""
+        try:
+            await self._find(chain, is_recovery=True)
         except SegmentNotFoundError:
-            raise await self.missing(chain) from None
+            return Ending.MISSING
+        except SegmentCorruptError:
+            return Ending.DAMAGED
+        return Ending.ENDED
+
+    async def _list_all(self, chain: Chain) -> AllListed:
+        """The chunks of a segment."""
+        found = [one async for one in self.objects.list(chain.folder)]
+        sizes = {number: one.bytes for one in found if (number := number_of(chain.folder, one)) is not None}
+        return AllListed(tuple(sizes), frozenset(number for number, size in sizes.items() if size == HEAD_BYTES))
+
+    async def _seek_index(self, chain: Chain) -> IndexSought:
+        index = await self.reads.index(chain)
+        if index is None:
+            return IndexSought(None)
+        found = [one async for one in self.objects.list(chain.folder) if one.location == str(chain.index)]
+        if not found:
+            raise await self.missing(chain)
+        age_ms = await self.objects.now_unix_ms(chain.segments) - found[0].modified_unix_ms
+        return IndexSought(index.end_number, age_ms >= 1000 * self.options.merged_grace_s)
+
+    async def _copy_chunks(self, chain: Chain, nonce: bytes, first: int, end: int) -> tuple[ChunkHead, ...]:
+        """Copy chunks to a data object, one after another, each checked."""
+        heads: list[ChunkHead] = []
+        writing = await self.objects.create(chain.data(nonce))
+        try:
+            for number in range(first, end):
+                head, data = await self.reads.whole(chain, number)
+                heads.append(head)
+                await writing.write([data])
+            await writing.finish()
+        except BaseException:
+            await writing.abort()
+            raise
+        return tuple(heads)
+
+    async def _read_copy(self, chain: Chain, nonce: bytes, heads: Sequence[ChunkHead]) -> tuple[ChunkHead, ...]:
+        """The heads of the chunks in a data object, all of which is checked. Raises DamagedError."""
+        found: list[ChunkHead] = []
+        at = 0
+        for head in heads:
+            size = HEAD_BYTES + head.body_bytes
+            data = await self.objects.read(chain.data(nonce), at, size)
+            found.append(decode_head(data))
+            decode_body(found[-1], data[HEAD_BYTES:])
+            at += size
+        return tuple(found)
+
+    async def _exists(self, chain: Chain) -> bool:
+        try:
+            await self._begin(chain)
+        except SegmentNotFoundError:
+            return False
+        return True
+
+    async def _delete_merged(self, chain: Chain, first: int, end: int) -> None:
+        """Delete merged chunks in their order, and data objects that the index does not name."""
+        index = await self.reads.index(chain)
+        assert index is not None, "an index is never deleted before its segment"
+        kept = {str(chain.index), str(chain.data(index.nonce))}
+        found = [one async for one in self.objects.list(chain.folder)]
+        numbers = [number for one in found if (number := number_of(chain.folder, one)) is not None]
+        chunks = sorted(number for number in numbers if first <= number < end)
+        for at in range(0, len(chunks), PAGE):
+            await self.objects.delete_many([chain.place(number) for number in chunks[at : at + PAGE]])
+        others = [one.location for one in found if is_merged(chain.folder, one) and one.location not in kept]
+        await self.objects.delete_many([place for other in others if (place := parse_location(other)) is not None])
 
     async def _last_payloads(self, chain: Chain, found: TailFound) -> tuple[bytes, ...]:
         """Payloads of the last entries, if the recovery has read them."""
@@ -489,14 +683,10 @@ class S3DirectStore:
         entries = range(start.head.first, start.head.end)
         return [(EntryId(one), told) for one in entries if not await self.reads.payloads(chain, start, one, one, 0)]
 
-    async def _is_fence(self, chain: Chain, number: int) -> bool:
-        """Whether a chunk is a FENCE; one that cannot be decoded counts as such."""
-        try:
-            return decode_head(await self.objects.read(chain.place(number), 0, HEAD_BYTES)).kind is not ChunkKind.SEAL
-        except DamagedError:
-            return True
-        except SegmentNotFoundError:
-            return True
+
+def tail_of(index: ChunkIndex) -> TailFound:
+    """The tail of a merged segment."""
+    return TailFound(index.entries, index.end_number, index.payload_bytes, True)
 
 
 def wrong_root(folder: Location) -> str:

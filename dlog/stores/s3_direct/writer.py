@@ -138,8 +138,8 @@ class S3DirectWriter:
 
     def _perform_one(self, effect: WriterEffect) -> None:
         match effect:
-            case CreateChunk(number, kind, first, end):
-                self._create(number, kind, first, end)
+            case CreateChunk():
+                self._create(effect)
             case Begun():
                 self._begun.set_result(None)
             case Confirmed(end):
@@ -147,6 +147,7 @@ class S3DirectWriter:
             case Sealed(end):
                 assert self._seal is not None
                 self._seal.set_result(EntryId(end - 1))
+                self._store.ended(self.name)
                 self._fail(SegmentSealedError(f"the segment is sealed: location={self.name}"))
             case Fenced():
                 self._fail(SegmentFencedError(f"another process recovered the segment: location={self.name}"))
@@ -154,8 +155,9 @@ class S3DirectWriter:
                 told = f"it is unknown whether an object was created: folder={self._chain.folder}"
                 self._fail(StoreUnavailableError(told, outcome_unknown=True))
 
-    def _create(self, number: int, kind: ChunkKind, first: int, end: int) -> None:
-        payloads: list[Buffer] = [self._payloads.popleft() for _ in range(end - first)]
+    def _create(self, effect: CreateChunk) -> None:
+        number, kind = effect.number, effect.kind
+        payloads: list[Buffer] = [self._payloads.popleft() for _ in range(effect.end - effect.first)]
         size = sum(map(len, payloads))
         if kind is ChunkKind.BEGIN:
             payloads = [self._description.encode()]
@@ -167,7 +169,8 @@ class S3DirectWriter:
             segment=self._chain.segment,
             number=number,
             epoch=self._description.epoch,
-            first=first,
+            contiguous=effect.contiguous,
+            first=effect.first,
             bytes_before=self._bytes_cut,
         )
         self._bytes_cut += size

@@ -76,6 +76,7 @@ SMALL: dict[str, Any] = {
     "poll_min_s": 0.002,
     "poll_max_s": 0.05,
     "puts_per_s": 1e6,
+    "merged_grace_s": 0.0,
 }
 
 

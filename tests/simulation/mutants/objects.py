@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dlog.objects.chain import ChainFollower, ChainTail, ChainWriter, TailSearch
+from dlog.objects.deletion import ChainDeletion
+from dlog.objects.merge import SegmentMerge
 from tests.simulation.mutants import edited
+from tests.simulation.objects_world import TailProcess
 from tests.simulation.worlds import Mutant
 
 Edit = tuple[str, str, str]
@@ -51,13 +54,15 @@ MUTANTS = (
         style="fenced",
         parts=planted(
             ChainTail,
-            ("after", "[ReadHeads(number, number)]", "[TailFound(self.end, number, self.payload_bytes, True)]"),
+            ("after", "[ReadHeads((number,))]", "[TailFound(self.end, number, self.payload_bytes, True)]"),
         ),
     ),
     Mutant(
         name="a fence leaves a gap below it",
         invariants=("C2",),
-        parts=planted(ChainTail, ("_heads_read", "next_number=last.number + 1", "next_number=last.number + 2")),
+        parts=planted(
+            ChainTail, ("_heads_read", "free = self.first + len(counting)", "free = self.first + len(counting) + 1")
+        ),
     ),
     Mutant(
         name="a recovery takes a fence with an unclear answer for made",
@@ -72,7 +77,7 @@ MUTANTS = (
         name="chunks behind a fence are believed",
         invariants=("C2", "C3"),
         style="fenced",
-        parts=planted(ChainTail, ("_heads_read", "last = counting[-1]", "last = heads[-1]")),
+        parts=planted(ChainTail, ("_heads_read", "heads_that_count(before_gap, self.end)", "tuple(before_gap)")),
     ),
     Mutant(
         name="only the last chunk is looked at",
@@ -96,20 +101,20 @@ MUTANTS = (
         name="a recovery runs after a writer that is faster",
         invariants=("C5",),
         style="long",
-        parts=planted(ChainTail, ("_heads_read", "last.number == self.asked and not self.has_barrier", "False")),
+        parts=planted(ChainTail, ("_heads_read", "free - 1 == self.asked and not self.has_barrier", "False")),
     ),
     Mutant(
         name="a fence stops the writer further ahead than a recovery looks back",
         invariants=("C4", "C2", "C3"),
         style="fenced",
-        parts=planted(ChainTail, ("_heads_read", "last.number + self.ahead", "last.number + 3 * self.ahead")),
+        parts=planted(ChainTail, ("_heads_read", "self.asked + self.ahead", "self.asked + 3 * self.ahead")),
     ),
     Mutant(
         name="a follower believes a chunk behind a gap",
         invariants=("C4",),
         parts=planted(
             ChainFollower,
-            ("after", "_first_gap(self.next_number, numbers)", "(numbers[-1] + 1 if numbers else self.next_number)"),
+            ("after", "tuple(range(self.next_number, end))", "fact.numbers"),
         ),
     ),
     Mutant(
@@ -122,7 +127,116 @@ MUTANTS = (
         name="an entry is cut into two chunks",
         invariants=("C6",),
         parts=planted(
-            ChainWriter, ("_create", "kind, self.cut, self.appended)", "kind, max(0, self.cut - 1), self.appended)")
+            ChainWriter, ("_create", "kind, self.cut, self.appended,", "kind, max(0, self.cut - 1), self.appended,")
         ),
+    ),
+    Mutant(
+        name="chunks are said to exist that are not confirmed",
+        invariants=("C4",),
+        style="fenced",
+        parts=planted(ChainWriter, ("_create", "self.in_flight[0][0] if self.in_flight else ", "")),
+    ),
+    Mutant(
+        name="a recovery takes a missing chunk for the end",
+        invariants=("C7",),
+        style="lost",
+        parts=planted(ChainTail, ("_heads_read", "if any(head.contiguous > free for head in heads):", "if False:")),
+    ),
+    Mutant(
+        name="a chunk does not say what is confirmed",
+        invariants=("C7",),
+        style="lost",
+        parts=planted(ChainWriter, ("_create", "self.in_flight[0][0] if self.in_flight else self.next_number", "0")),
+    ),
+    Mutant(
+        name="a deletion removes the fence",
+        invariants=("C8",),
+        style="deleted",
+        parts=planted(ChainDeletion, ("_delete_chunks", "kind in (ChunkKind.FENCE, None)", "kind is None")),
+    ),
+    Mutant(
+        name="a deletion removes what may be a fence",
+        invariants=("C8",),
+        style="deleted",
+        parts=planted(ChainDeletion, ("_delete_chunks", "kind in (ChunkKind.FENCE, None)", "kind is ChunkKind.FENCE")),
+    ),
+    Mutant(
+        name="a damaged segment is deleted without a fence",
+        invariants=("C8",),
+        style="deleted",
+        parts=planted(
+            ChainDeletion, ("after", "EndingTried(Ending.ENDED):", "EndingTried(Ending.ENDED | Ending.DAMAGED):")
+        ),
+    ),
+    Mutant(
+        name="of a damaged segment one number is taken",
+        invariants=("C8",),
+        style="deleted",
+        parts=planted(ChainDeletion, ("_near", "top - 4 * self.in_flight_max + 1", "top + 1")),
+    ),
+    Mutant(
+        name="a deletion begins with the other chunks",
+        invariants=("C9",),
+        style="deleted",
+        parts=planted(
+            ChainDeletion,
+            ("_delete_begin", "step=Step.DELETING_BEGIN), [DeleteChunks((0,))]", "step=Step.LISTING), [ListAll()]"),
+        ),
+    ),
+    Mutant(
+        name="a search does not see that there is no segment",
+        invariants=("C9",),
+        style="deleted",
+        parts={"planted": ((TailProcess, edited(TailProcess, ("_read", "not self._is_gone() and ", ""))),)},
+    ),
+    Mutant(
+        name="a deletion passes over a chunk",
+        invariants=("C10",),
+        style="deleted",
+        parts=planted(ChainDeletion, ("_delete_chunks", "number not in last)", "number not in last and number % 7)")),
+    ),
+    Mutant(
+        name="a segment that has not ended is merged",
+        invariants=("C11", "C12"),
+        style="merged",
+        parts=planted(SegmentMerge, ("after", "not tail.is_ended or ", "")),
+    ),
+    Mutant(
+        name="a merge deletes the copy that an index may name",
+        invariants=("C11",),
+        style="merged",
+        parts=planted(SegmentMerge, ("after", "IndexPut(Put.EXISTS):", "IndexPut(Put.EXISTS | Put.UNKNOWN):")),
+    ),
+    Mutant(
+        name="chunks are deleted though it is unclear whether there is an index",
+        invariants=("C11",),
+        style="merged",
+        parts=planted(
+            SegmentMerge, ("after", "[MergeOver(Merged.UNKNOWN)]", "[DeleteMerged(1, self.tail.next_number)]")
+        ),
+    ),
+    Mutant(
+        name="BEGIN is deleted as merged",
+        invariants=("C11",),
+        style="merged",
+        parts=planted(SegmentMerge, ("after", "[DeleteMerged(1, end_number)]", "[DeleteMerged(0, end_number)]")),
+    ),
+    Mutant(
+        name="the fence is deleted as merged",
+        invariants=("C1", "C12"),
+        style="merged",
+        parts=planted(SegmentMerge, ("after", "[DeleteMerged(1, end_number)]", "[DeleteMerged(1, end_number + 1)]")),
+    ),
+    Mutant(
+        name="a search does not look for an index",
+        invariants=("C12",),
+        style="merged",
+        parts={"planted": ((TailProcess, edited(TailProcess, ("_is_merged", "if index is None:", "if True:"))),)},
+    ),
+    Mutant(
+        name="a merge leaves a chunk",
+        invariants=("C13",),
+        style="merged",
+        parts=planted(SegmentMerge, ("after", "[DeleteMerged(1, end_number)]", "[DeleteMerged(2, end_number)]")),
     ),
 )

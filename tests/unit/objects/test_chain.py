@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -31,6 +32,7 @@ from dlog.objects.chain import (
     SealAsked,
     Sealed,
     TailFound,
+    TailSearch,
 )
 from dlog.wire.chunk import ChunkHead, ChunkKind, rows_size
 
@@ -42,7 +44,7 @@ class Writing:
 
     def __init__(self, chunk_bytes_max: int = 100) -> None:
         self.writer, effects = ChainWriter(chunk_bytes_max).begin()
-        assert effects == [CreateChunk(0, BEGIN, 0, 0)]
+        assert effects == [CreateChunk(0, BEGIN, 0, 0, 0)]
         assert self.made(0) == [Begun()]
 
     def append(self, size: int = 10) -> list[object]:
@@ -70,22 +72,22 @@ class TestWriter:
 
     def test_a_chunk_is_cut_at_once_while_nothing_is_in_flight(self) -> None:
         writing = Writing()
-        assert writing.append() == [CreateChunk(1, DATA, 0, 1)]
+        assert writing.append() == [CreateChunk(1, DATA, 0, 1, 1)]
         assert writing.append() == writing.append() == []
-        assert writing.made(1) == [Confirmed(1), CreateChunk(2, DATA, 1, 3)]
+        assert writing.made(1) == [Confirmed(1), CreateChunk(2, DATA, 1, 3, 2)]
 
     def test_a_full_chunk_does_not_wait(self) -> None:
         writing = Writing()
         writing.append()
         assert writing.append(99) == []
-        assert writing.append(1) == [CreateChunk(2, DATA, 1, 3)]
+        assert writing.append(1) == [CreateChunk(2, DATA, 1, 3, 1)]
 
     def test_entries_that_have_lingered_do_not_wait(self) -> None:
         writing = Writing()
         assert writing.linger() == []
         writing.append()
         assert writing.append() == []
-        assert writing.linger() == [CreateChunk(2, DATA, 1, 2)]
+        assert writing.linger() == [CreateChunk(2, DATA, 1, 2, 1)]
         assert writing.append() == [], "the next ones have not lingered"
 
     def test_chunks_are_confirmed_in_order(self) -> None:
@@ -99,22 +101,22 @@ class TestWriter:
         writing = Writing()
         effects = [effect for _ in range(IN_FLIGHT_MAX + 3) for effect in writing.append(100)]
         assert len(effects) == IN_FLIGHT_MAX
-        cut = CreateChunk(IN_FLIGHT_MAX + 1, DATA, IN_FLIGHT_MAX, IN_FLIGHT_MAX + 3)
+        cut = CreateChunk(IN_FLIGHT_MAX + 1, DATA, IN_FLIGHT_MAX, IN_FLIGHT_MAX + 3, 2)
         assert writing.made(1) == [Confirmed(1), cut]
 
     def test_a_seal_follows_when_all_is_confirmed(self) -> None:
         writing = Writing()
         writing.append()
         writing.append()
-        assert writing.seal() == [CreateChunk(2, DATA, 1, 2)]
+        assert writing.seal() == [CreateChunk(2, DATA, 1, 2, 1)]
         assert writing.made(2) == []
-        assert writing.made(1) == [Confirmed(1), Confirmed(2), CreateChunk(3, SEAL, 2, 2)]
+        assert writing.made(1) == [Confirmed(1), Confirmed(2), CreateChunk(3, SEAL, 2, 2, 3)]
         assert writing.made(3) == [Sealed(2)]
         assert writing.made(3) == []
 
     def test_an_empty_segment_is_sealed(self) -> None:
         writing = Writing()
-        assert writing.seal() == [CreateChunk(1, SEAL, 0, 0)]
+        assert writing.seal() == [CreateChunk(1, SEAL, 0, 0, 1)]
         assert writing.made(1) == [Sealed(0)]
 
     @pytest.mark.parametrize(("result", "effect"), [(Put.EXISTS, Fenced()), (Put.UNKNOWN, GivenUp())])
@@ -134,6 +136,7 @@ class Chain:
         self.end = (many - 1, end) if end is not None else None
         self.requests = 0
         self.grows_by = 0
+        self.unconfirmed = IN_FLIGHT_MAX - 1  # chunks below each one, when it was created
 
     def head(self, number: int) -> ChunkHead:
         kind = BEGIN if number == 0 else DATA
@@ -142,7 +145,8 @@ class Chain:
         first = max(0, 10 * (number - 1))
         last = first + (10 if kind is DATA else 0)
         size = rows_size(10) + 70 if kind is DATA else 0
-        return ChunkHead(kind, b"", b"", number, 1, first, last, 7 * first, size, 0)
+        contiguous = max(0, number - self.unconfirmed)
+        return ChunkHead(kind, b"", b"", number, 1, contiguous, first, last, 7 * first, size, 0)
 
     def answer(self, effect: object) -> Listed | HeadsRead:
         self.requests += 1
@@ -152,8 +156,8 @@ class Chain:
         match effect:
             case ListBehind(behind):
                 return Listed(behind, tuple([number for number in self.numbers if number > behind][:PAGE]))
-            case ReadHeads(first, last):
-                return HeadsRead(tuple(self.head(number) for number in range(first, last + 1)))
+            case ReadHeads(numbers):
+                return HeadsRead(tuple(map(self.head, numbers)))
         raise AssertionError(effect)
 
     def find(self, tail: ChainTail) -> tuple[ChainTail, object]:
@@ -197,8 +201,10 @@ class TestTail:
     def test_chunks_behind_a_gap_do_not_count(self) -> None:
         chain = Chain(20, missing={15, 17})
         tail, effect = chain.find(ChainTail(is_recovery=True))
-        assert effect == CreateChunk(15, FENCE, 140, 140)
-        assert tail.after(ChunkPut(15, Put.MADE))[1] == [TailFound(140, 15, 980, True)]
+        assert effect == CreateChunk(15, FENCE, 140, 140, 15)
+        tail, effects = tail.after(ChunkPut(15, Put.MADE))
+        assert effects == [ReadHeads(())], "BEGIN is still there"
+        assert tail.after(HeadsRead(()))[1] == [TailFound(140, 15, 980, True)]
 
     @pytest.mark.parametrize("end", [SEAL, FENCE])
     def test_the_end_that_was_decided_is_found(self, end: ChunkKind) -> None:
@@ -214,15 +220,18 @@ class TestTail:
     def test_a_recovery_goes_on_behind_the_chunk_that_was_faster(self) -> None:
         chain = Chain(20)
         tail, effect = chain.find(ChainTail(is_recovery=True))
-        assert effect == CreateChunk(20, FENCE, 190, 190)
+        assert effect == CreateChunk(20, FENCE, 190, 190, 20)
         tail, effects = tail.after(ChunkPut(20, Put.EXISTS))
-        assert effects == [ReadHeads(20, 20)]
+        assert effects == [ReadHeads((20,))]
         tail, effects = tail.after(HeadsRead((chain.head(20),)))
-        assert effects == [CreateChunk(20 + tail.ahead, FENCE, 200, 200)], "the writer is stopped there"
+        assert effects == [CreateChunk(20 + tail.ahead, FENCE, 200, 200, 21)], "the writer is stopped there"
         tail, effects = tail.after(ChunkPut(20 + tail.ahead, Put.MADE))
         assert effects == [ListBehind(20)]
         tail, effects = tail.after(Listed(20, (20 + tail.ahead,)))
-        assert effects == [CreateChunk(21, FENCE, 200, 200)]
+        assert effects == [ReadHeads((20 + tail.ahead,))]
+        barrier = ChunkHead(FENCE, b"", b"", 20 + tail.ahead, 1, 21, 200, 200, 1400, 0, 0)
+        tail, effects = tail.after(HeadsRead((barrier,)))
+        assert effects == [CreateChunk(21, FENCE, 200, 200, 21)]
         chain.end = (21, FENCE)
         tail, effects = tail.after(ChunkPut(21, Put.EXISTS))
         tail, effects = tail.after(HeadsRead((chain.head(21),)))
@@ -236,8 +245,8 @@ class TestTail:
         tail, _ = tail.after(ChunkPut(20 + tail.ahead, Put.MADE))
         stop = 20 + tail.ahead
         tail, effects = tail.after(Listed(20, tuple(range(21, stop + 1))))
-        assert effects == [ReadHeads(21, stop)]
-        fence = ChunkHead(FENCE, b"", b"", stop, 1, 200, 200, 1400, 0, 0)
+        assert effects == [ReadHeads(tuple(range(21, stop + 1)))]
+        fence = ChunkHead(FENCE, b"", b"", stop, 1, 21, 200, 200, 1400, 0, 0)
         tail, effects = tail.after(HeadsRead((*map(chain.head, range(21, stop)), fence)))
         end = 10 * (stop - 1)
         assert effects == [TailFound(end, stop, 7 * end, True)]
@@ -255,7 +264,43 @@ class TestTail:
         tail, _ = chain.find(ChainTail(is_recovery=True))
         tail, _ = tail.after(ChunkPut(20, Put.EXISTS))
         with pytest.raises(DamagedError, match="does not continue"):
-            tail.after(HeadsRead((chain.head(21),)))
+            tail.after(HeadsRead((replace(chain.head(21), number=20),)))
+
+    @pytest.mark.parametrize("is_recovery", [True, False])
+    def test_a_missing_chunk_that_was_confirmed_is_damage_and_no_end(self, is_recovery: bool) -> None:
+        for missing in range(5, 19):
+            chain = Chain(20, missing={missing})
+            chain.unconfirmed = 0
+            with pytest.raises(DamagedError, match=f"missing: number={missing}"):
+                chain.find(ChainTail(is_recovery))
+
+    def test_a_missing_chunk_below_a_seal_is_damage(self) -> None:
+        chain = Chain(20, end=SEAL, missing={17, 18})
+        chain.unconfirmed = 0
+        with pytest.raises(DamagedError, match="missing: number=17"):
+            chain.find(ChainTail(is_recovery=True))
+
+    def test_a_listing_that_missed_a_chunk_is_repeated(self) -> None:
+        chain = Chain(20)
+        chain.unconfirmed = 0
+        tail, effects = ChainTail(is_recovery=True, search=TailSearch(low=19)).begin()
+        while not tail.waits_for_window:
+            tail, effects = tail.after(chain.answer(effects[0]))
+        tail, effects = tail.after(Listed(2, tuple(number for number in range(3, 20) if number != 12)))
+        tail, effects = tail.after(chain.answer(effects[0]))
+        assert effects == [ListBehind(2)]
+        tail, effects = tail.after(chain.answer(effects[0]))
+        tail, effects = tail.after(chain.answer(effects[0]))
+        assert effects == [CreateChunk(20, FENCE, 190, 190, 20)]
+
+    def test_a_chain_of_fences_is_damage(self) -> None:
+        tail, _ = ChainTail(is_recovery=True).begin()
+        numbers = tuple(range(40))
+        tail, _ = tail.after(Listed(-1, numbers))
+        tail, _ = tail.after(Listed(22, numbers[23:]))
+        fences = tuple(ChunkHead(FENCE, b"", b"", number, 1, 0, 0, 0, 0, 0, 0) for number in numbers[23:])
+        with pytest.raises(DamagedError, match="before a FENCE"):
+            tail.after(HeadsRead(fences))
 
 
 class TestFollower:
@@ -265,8 +310,8 @@ class TestFollower:
         chain, follower = Chain(10, missing={7}), ChainFollower()
         assert follower.poll() == [ListBehind(-1)]
         follower, effects = follower.after(chain.answer(ListBehind(-1)))
-        assert effects == [ReadHeads(0, 6)]
-        follower, effects = follower.after(chain.answer(ReadHeads(0, 6)))
+        assert effects == [ReadHeads(tuple(range(7)))]
+        follower, effects = follower.after(chain.answer(ReadHeads(tuple(range(7)))))
         assert effects == [ChunksFound(tuple(map(chain.head, range(7))), False)]
         assert (follower.next_number, follower.end) == (7, 60)
         follower, effects = follower.after(chain.answer(ListBehind(6)))
@@ -276,7 +321,7 @@ class TestFollower:
         chain, follower = Chain(5, end=FENCE), ChainFollower()
         chain.numbers.append(5)
         follower, effects = follower.after(chain.answer(ListBehind(-1)))
-        assert effects == [ReadHeads(0, 5)]
-        follower, effects = follower.after(chain.answer(ReadHeads(0, 5)))
+        assert effects == [ReadHeads(tuple(range(6)))]
+        follower, effects = follower.after(chain.answer(ReadHeads(tuple(range(6)))))
         assert effects == [ChunksFound(tuple(map(chain.head, range(5))), True)]
         assert (follower.is_ended, follower.end, follower.poll()) == (True, 30, [])

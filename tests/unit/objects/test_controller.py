@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+import pytest
+
 from dlog.errors import DLogError, FencedError, InvalidRequestError, OverCapacityError
 from dlog.events import MetadataSnapshotFailed, ObjectNodeOpened, ObjectsNotDeleted, UploadsExpired
 from dlog.machine import Answer, Tell
@@ -17,6 +19,7 @@ from dlog.model.object_streams import (
     ObjectStreamId,
     SnapshotWritten,
 )
+from dlog.objects import controller
 from dlog.objects.controller import (
     AppendEntry,
     AppendFailed,
@@ -262,6 +265,14 @@ def test_snapshots_are_recorded_and_the_stream_is_truncated_to_the_one_before() 
     assert story.of(DeleteSnapshots) == [DeleteSnapshots(3)]
     again = Story(story.machine.image)
     assert again.of(TruncateMetadata) == [TruncateMetadata(3)]
+
+
+def test_a_wrong_decision_ends_the_controller_before_anything_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = Story()
+    monkeypatch.setattr(controller, "decide", lambda *_: ((ObjectsDestroyed((ObjectId(1),)),), Done()))
+    with pytest.raises(AssertionError, match="does not fit"):
+        story.ask(PutKey("k", b""))
+    assert story.appended == []
 
 
 def test_a_snapshot_is_due_by_bytes_too() -> None:

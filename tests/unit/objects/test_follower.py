@@ -59,11 +59,11 @@ def test_a_truncated_stream_is_followed_from_the_first_snapshot_that_fits() -> N
     assert version(follower) == 6
 
 
-def test_a_snapshot_that_is_gone_is_looked_for_again() -> None:
+def test_in_place_of_a_snapshot_that_is_gone_the_next_one_is_used() -> None:
     _, record = snapshot(5)
     follower = Follower()
     follower.handle(entry(4, key(4), record))
-    assert follower.handle(SnapshotRead(None)) == [ReadFrom(0)]
+    assert follower.handle(SnapshotRead(None)) == []
     assert follower.handle(entry(5, record)) == [LoadSnapshot("s")]
 
 

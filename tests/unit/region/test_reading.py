@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 
@@ -28,9 +30,17 @@ def _state(data: TopicList) -> RegionState:
     return state
 
 
-def _read(data: TopicList, start: ReadingStart, records_at_once: int = 2, *, skips: bool = False) -> Found:
+def _read(
+    data: TopicList,
+    start: ReadingStart,
+    records_at_once: int = 2,
+    *,
+    skips: bool = False,
+    beside: Mapping[int, int] = MappingProxyType({}),
+) -> Found:
     """Tables and sequences of what is read, and what is lost."""
     scan = EntryScan(REGION, start, skips=skips)
+    scan.beside = beside
     found: list[RegionEntry | LostEntries] = []
     is_done = False
     while not is_done:
@@ -197,6 +207,29 @@ def test_a_record_that_is_left_out_is_named() -> None:
     found = list(scan.feed(data.stored(1)))
     assert found[-1] == LostEntries(T, 4, 5)
     assert scan.problems == ["data topic: a record of another region: region=5 offset=6"]
+
+
+@pytest.mark.parametrize("records_at_once", [1, 2, 100])
+def test_entries_of_tables_beside_come_along_if_they_count(records_at_once: int) -> None:
+    data = TopicList(
+        fence(),
+        batch(0, (T, 0), (T, 1), (U, 0), (U, 1)),
+        batch(1, (U, 2), (T, 2)),
+        batch(9, (U, 9), nonce=OTHER),  # of a deposed owner
+        batch(1, (U, 2), (T, 2)),  # a second copy
+        TableEnd(U),
+        batch(2, (T, 3), (U, 3)),
+        batch(3, (U, 4)),
+        batch(4, (T, 4)),
+    )
+    state = _state(data)
+    start = find_start(state, 0, FindStart(((T, 1),)))
+    whole: Found = [(T, 1), (U, 1), (U, 2), (T, 2), (T, 3), (T, 4)]
+    assert _read(data, start, records_at_once, beside={U: 6}) == whole
+    assert _read(data, start, records_at_once, beside={U: 5}) == [one for one in whole if one != (U, 2)]
+    within = replace(start, begin=6, ends={T: (2, 5, state.offset)})  # a batch whose front is not read
+    assert _read(data, within, records_at_once, beside={U: 6}) == [(T, 2), (T, 3), (T, 4)]
+    assert state.meta.tables[U].current_high_watermark == 6
 
 
 def test_the_record_that_begins_a_table_is_not_an_entry() -> None:

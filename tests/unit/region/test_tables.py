@@ -41,6 +41,30 @@ def test_a_mapping_is_sparse_by_records_and_by_bytes() -> None:
     assert list(big.seq_offset_mapping) == [1, 3, 5, 7, 9]
 
 
+def test_the_record_behind_a_long_gap_is_mapped() -> None:
+    region = RegionMeta(map_every=64)
+    offset = 0
+    for table, records in ((1, 5), (2, 2 * 64), (1, 3), (2, 2 * 64 - 1), (1, 3)):
+        for _ in range(records):
+            region.add(table, region.next_seq_num(table), offset, 10)
+            offset += 1
+    assert list(region.tables[1].seq_offset_mapping.items()) == [(1, 0), (6, 5 + 2 * 64)]
+
+
+@pytest.mark.parametrize("pauses", [1, 64, 1000, 5000])
+def test_gaps_map_at_most_one_in_map_every_records(pauses: int) -> None:
+    rng, region = random.Random(pauses), RegionMeta(map_every=64)
+    offset = 0
+    while offset < 50_000:
+        table = rng.randrange(1 + rng.randrange(50))
+        for _ in range(1 + rng.randrange(pauses)):
+            region.add(table, region.next_seq_num(table), offset, 10)
+            offset += 1
+    regular = sum(1 + (meta.next_seq_num - 1) // 64 for meta in region.tables.values())
+    mapped = sum(len(meta.seq_offset_mapping) for meta in region.tables.values())
+    assert mapped <= regular + offset // 64
+
+
 @pytest.mark.parametrize("below", [4, 12, 0])
 def test_a_mark_backwards_or_beyond_the_next_record_is_refused(below: int) -> None:
     table = TableMeta()

@@ -98,7 +98,8 @@ class Cluster:
         self.name = self.name or name
 
     async def store(self, *, creates: bool = True, **changes: object) -> S3DirectStore:
-        options = ObjectsOptions(**{"root": str(ROOT), "linger_s": 0.0, "retry_s": 0.2, "puts_per_s": 1e6, **changes})  # type: ignore[arg-type]
+        fixed: dict[str, object] = {"root": str(ROOT), "linger_s": 0.0, "retry_s": 0.2, "puts_per_s": 1e6}
+        options = ObjectsOptions(**{**fixed, "merges": False, **changes})  # type: ignore[arg-type]
         find = folder_finder(self.objects, ROOT, self.read, self.record, self._rng)
         store = S3DirectStore(self.objects, find, options, random.Random(self._rng.random()), creates=creates)
         return await self._stack.enter_async_context(store)
@@ -349,14 +350,42 @@ async def test_a_segment_that_is_deleted_while_it_is_written_fences_its_writer(c
         await writer.append(EntryId(0), [b"x"])
 
 
-async def test_a_deletion_fences_the_writer_also_if_the_first_chunk_is_damaged(cluster: Cluster) -> None:
+@pytest.mark.parametrize("damage", [b"damaged", b"?" * HEAD_BYTES, None], ids=["short", "long", "missing"])
+@pytest.mark.parametrize("damaged", [{0}, {30}, {29, 30}, {14, 29}, set(range(20, 31)), set(range(31))], ids=str)
+async def test_a_deletion_fences_the_writer_whatever_is_damaged(
+    cluster: Cluster, damaged: set[int], damage: bytes | None
+) -> None:
     writer, ref = await created(await cluster.store())
     for entry in range(30):
         await writer.append(EntryId(entry), [b"x"])
-    cluster.objects.objects[cluster.chunks(ref.name)[0]] = b"damaged"
-    await (await cluster.store()).delete(ref)
+    chunks = cluster.chunks(ref.name)
+    if damage is None:
+        damaged = {number for number in damaged if number < 30}  # without the last one it is not known
+    for number in damaged:
+        if damage is None:
+            del cluster.objects.objects[chunks[number]]
+        else:
+            cluster.objects.objects[chunks[number]] = damage
+    other = await cluster.store()
+    await other.delete(ref)
+    await other.delete(ref)
+    left = cluster.chunks(ref.name)
     with pytest.raises(SegmentFencedError):
         await writer.append(EntryId(30), [b"late"])
+    assert cluster.chunks(ref.name) == left and 0 not in left
+    assert len(left) <= 16 + len(damaged)
+
+
+async def test_a_deletion_keeps_a_fence_that_it_cannot_read(cluster: Cluster) -> None:
+    writer, ref = await created(await cluster.store())
+    await writer.append(EntryId(0), [b"x"])
+    other = await cluster.store()
+    await other.recover(ref)
+    cluster.objects.objects[cluster.chunks(ref.name)[2]] = b"damaged"
+    await (await cluster.store()).delete(ref)
+    await (await cluster.store()).delete(ref)
+    with pytest.raises(SegmentFencedError):
+        await writer.append(EntryId(1), [b"late"])
 
 
 async def test_a_follower_notices_a_deletion(cluster: Cluster) -> None:
@@ -510,6 +539,34 @@ async def test_a_missing_chunk_of_a_completed_segment_is_damage_and_no_end(clust
     assert [name async for name in store.list()] == []
 
 
+@pytest.mark.parametrize("missing", [30, 37, 39])
+async def test_a_missing_chunk_of_an_unfinished_segment_is_damage_and_no_end(cluster: Cluster, missing: int) -> None:
+    writer, ref = await created(await cluster.store())
+    for entry in range(40):
+        await writer.append(EntryId(entry), [b"x"])
+    place = cluster.chunks(ref.name)[missing]
+    taken = cluster.objects.objects.pop(place)
+    store = await cluster.store()
+    for call in (store.recover, store.open_reader, store.find_tail):
+        with pytest.raises(SegmentCorruptError, match=f"missing: number={missing}"):
+            await call(ref)
+    cluster.objects.objects[place] = taken
+    assert (await store.recover(ref)).end == 39, "nothing was created there"
+
+
+async def test_a_reader_does_not_wait_for_ever_at_a_chunk_that_is_missing(cluster: Cluster) -> None:
+    writer, ref = await created(await cluster.store())
+    await writer.append(EntryId(0), [b"x"])
+    reader = await (await cluster.store()).open_reader(ref)
+    for entry in range(1, 40):
+        await writer.append(EntryId(entry), [b"x"])
+    del cluster.objects.objects[cluster.chunks(ref.name)[2]]
+    assert await reader.wait_lac(EntryId(0), 0.0) == 39
+    with pytest.raises(SegmentCorruptError, match="missing"):
+        await reader.read(EntryId(1), EntryId(39), 1)
+    await reader.close()
+
+
 async def test_a_missing_chunk_far_below_the_end_is_told_by_verify(cluster: Cluster) -> None:
     ref = await written(await cluster.store(), [b"%d" % entry for entry in range(60)])
     del cluster.objects.objects[cluster.chunks(ref.name)[11]]
@@ -555,7 +612,7 @@ async def test_a_first_chunk_that_describes_nothing_is_damage(cluster: Cluster, 
     ref = await written(await cluster.store(), [b"x"])
     place = cluster.chunks(ref.name)[0]
     head = decode_head(cluster.objects.objects[place])
-    what = {"number": 0, "epoch": 1, "first": 0, "bytes_before": 0}
+    what = {"number": 0, "epoch": 1, "contiguous": 0, "first": 0, "bytes_before": 0}
     parts = encode_chunk(ChunkKind.BEGIN, [description], nonce=head.nonce, segment=head.segment, **what)
     cluster.objects.objects[place] = b"".join(parts)
     store = await cluster.store()

@@ -16,7 +16,15 @@ HUGE = 2**40 + 7
 
 def chunk(kind: ChunkKind, *payloads: bytes) -> bytes:
     parts = encode_chunk(
-        kind, payloads, nonce=NONCE, segment=SEGMENT, number=HUGE, epoch=HUGE + 1, first=HUGE + 2, bytes_before=HUGE + 3
+        kind,
+        payloads,
+        nonce=NONCE,
+        segment=SEGMENT,
+        number=HUGE,
+        epoch=HUGE + 1,
+        contiguous=HUGE - 4,
+        first=HUGE + 2,
+        bytes_before=HUGE + 3,
     )
     return b"".join(parts)
 
@@ -26,8 +34,9 @@ def test_a_chunk_of_entries_is_read_back_whole_and_in_parts(payloads: tuple[byte
     data = chunk(ChunkKind.DATA, *payloads)
     head = decode_head(data)
     assert (head.kind, head.nonce, head.segment, head.number) == (ChunkKind.DATA, NONCE, SEGMENT, HUGE)
-    assert (head.epoch, head.first, head.end, head.bytes_before) == (
+    assert (head.epoch, head.contiguous, head.first, head.end, head.bytes_before) == (
         HUGE + 1,
+        HUGE - 4,
         HUGE + 2,
         HUGE + 2 + len(payloads),
         HUGE + 3,
@@ -75,11 +84,18 @@ def test_a_changed_byte_of_the_rows_is_noticed_without_the_payloads() -> None:
             decode_rows(head, changed)
 
 
-def test_a_newer_version_is_told_from_damage() -> None:
+@pytest.mark.parametrize(("version", "told"), [(1, "of no release"), (3, "upgrade")])
+def test_another_version_is_told_from_damage(version: int, told: str) -> None:
     data = bytearray(chunk(ChunkKind.DATA, b"one"))
-    data[9] = 2
-    with pytest.raises(UnsupportedVersionError, match="upgrade"):
+    data[9] = version
+    with pytest.raises(UnsupportedVersionError, match=told):
         decode_head(data)
+
+
+def test_a_chunk_that_knows_of_chunks_above_it_is_damaged() -> None:
+    numbers = {"number": 7, "epoch": 1, "contiguous": 8, "first": 0, "bytes_before": 0}
+    with pytest.raises(DamagedError, match="contiguous=8"):
+        decode_head(b"".join(encode_chunk(ChunkKind.DATA, [b"x"], nonce=NONCE, segment=SEGMENT, **numbers)))
 
 
 def test_a_foreign_object_is_told() -> None:

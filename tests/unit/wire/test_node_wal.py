@@ -16,7 +16,6 @@ from dlog.wire.digest import crc32c
 from dlog.wire.node_wal import (
     MAGIC,
     OFFSET_END,
-    EntryMarks,
     StreamEntry,
     WalEntry,
     WalFrame,
@@ -24,16 +23,18 @@ from dlog.wire.node_wal import (
     encode_wal_entry,
     stream_entry,
 )
+from dlog.wire.stream_object import Span
 
 HUGE = 2**40 + 7
-ONE = WalFrame(ObjectStreamId(HUGE), Epoch(3), HUGE + 1, (stream_entry(b"one", EntryMarks(-1, HUGE, 5)),))
-TWO = WalFrame(ObjectStreamId(2), Epoch(-1), 0, (stream_entry(b""), stream_entry(b"x" * 5000, EntryMarks(4, 5, 6))))
+ONE = WalFrame(ObjectStreamId(HUGE), Epoch(3), HUGE + 1, (stream_entry(b"one", Span(-1, HUGE, 5, 6)),))
+TWO = WalFrame(ObjectStreamId(2), Epoch(-1), 0, (stream_entry(b""), stream_entry(b"x" * 5000, Span(4, 5, 6, 7))))
 ENTRY = WalEntry(NodeEpoch(HUGE + 2), (ONE, TWO))
 
+numbers = st.integers(-(2**63), 2**63 - 1)
 entries = st.builds(
     stream_entry,
     st.binary(max_size=40),
-    st.none() | st.builds(EntryMarks, *[st.integers(-(2**63), 2**63 - 1)] * 3),
+    st.none() | st.builds(Span, numbers, numbers, numbers, numbers),
 )
 frames = st.builds(
     WalFrame,
