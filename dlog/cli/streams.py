@@ -36,7 +36,8 @@ def ask(connect_to: str | None, directory: str | None, work: Callable[[Client], 
 def _store_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     where = (
         "Where segments lie: on bookies (ledger), in files of the machine that all processes of the cluster run on "
-        "(file), in topics of Kafka (kafka), or as objects on S3 or in a directory (s3-direct)."
+        "(file), in topics of Kafka (kafka), or as objects on S3 or in a directory: acknowledged by "
+        "these (s3-direct), or by a log in another store and uploaded later (s3)."
     )
     return click.option("--store", type=click.Choice(list(SCHEMAS)), help=f"{where} {default}")
 

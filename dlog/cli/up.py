@@ -81,8 +81,8 @@ STOP_OTHERS_S = 20.0
 @click.option(
     "--objects",
     metavar="ROOT",
-    help="Where the store s3-direct has its objects, s3://bucket/prefix or file:///path; with --bookies 0 new streams "
-    "lie there. Default: as before, `objects` in the directory at first.",
+    help="Where the stores s3 and s3-direct have their objects, s3://bucket/prefix or file:///path; with --bookies 0 "
+    "new streams lie there (s3-direct). Default: as before, `objects` in the directory at first.",
 )
 @click.option("--write-proxies", type=click.IntRange(1, 64), help="Number. Default: as before, 2 at first.")
 @click.option("--read-proxies", type=click.IntRange(1, 64), help="Number. Default: as before, 2 at first.")
