@@ -60,7 +60,7 @@ class Orphans:
 
 
 @dataclass(slots=True)
-class _Named:
+class NamedSegments:
     """Locations that are named, which no two stores share; streams with unreadable metadata, whose segments are
     unknown. completed_unix_ms: of completed segments in topics, by location."""
 
@@ -84,12 +84,7 @@ async def find_orphans(cluster: Cluster, zookeeper: str, namespace: str, *, age_
     orphans.chains = len(chains)
     there = [int(ledger) async for ledger in cluster.ledgers.list()]
     orphans.ledgers = len(there)
-    named = _Named()
-    for other in await _namespaces(cluster.metadata):
-        if other != namespace:
-            async with _opened(zookeeper, other) as metadata:
-                await _collect(metadata, other, named)
-    await _collect(cluster.metadata, namespace, named)
+    named = await read_named_segments(cluster.metadata, zookeeper, namespace)
     for ledger in there:
         if str(ledger) not in named.names:
             await _judge(cluster, LedgerId(ledger), named, age_s, orphans)
@@ -108,6 +103,17 @@ async def find_orphans(cluster: Cluster, zookeeper: str, namespace: str, *, age_
     return orphans
 
 
+async def read_named_segments(metadata: ZooKeeperMetadata, zookeeper: str, namespace: str) -> NamedSegments:
+    """What is named in every namespace of the cluster now, this one last. Raises MetadataUnavailableError."""
+    named = NamedSegments()
+    for other in await _namespaces(metadata):
+        if other != namespace:
+            async with _opened(zookeeper, other) as its_metadata:
+                await _collect(its_metadata, other, named)
+    await _collect(metadata, namespace, named)
+    return named
+
+
 async def _listed(store: SegmentStore, where: str, orphans: Orphans) -> list[str]:
     """All segments of a store; none, and a failure, if it does not answer. where: they are, for the message."""
     try:
@@ -118,7 +124,7 @@ async def _listed(store: SegmentStore, where: str, orphans: Orphans) -> list[str
         return []
 
 
-async def _judge(cluster: Cluster, ledger: LedgerId, named: _Named, age_s: float, orphans: Orphans) -> None:
+async def _judge(cluster: Cluster, ledger: LedgerId, named: NamedSegments, age_s: float, orphans: Orphans) -> None:
     try:
         metadata = await cluster.ledgers.metadata_of(ledger)
     except LedgerNotFoundError:
@@ -149,7 +155,7 @@ async def _judge(cluster: Cluster, ledger: LedgerId, named: _Named, age_s: float
     )
 
 
-async def _judge_file(store: FileStore, name: str, named: _Named, age_s: float, orphans: Orphans) -> None:
+async def _judge_file(store: FileStore, name: str, named: NamedSegments, age_s: float, orphans: Orphans) -> None:
     try:
         file = await store.describe(name)
         changed = await asyncio.to_thread(os.stat, file.path)
@@ -173,7 +179,7 @@ async def _judge_file(store: FileStore, name: str, named: _Named, age_s: float, 
     )
 
 
-async def _judge_table(store: KafkaStore, name: str, named: _Named, age_s: float, orphans: Orphans) -> None:
+async def _judge_table(store: KafkaStore, name: str, named: NamedSegments, age_s: float, orphans: Orphans) -> None:
     location = parse_location(name)
     later = [
         completed_unix_ms
@@ -200,7 +206,7 @@ async def _judge_table(store: KafkaStore, name: str, named: _Named, age_s: float
     )
 
 
-async def _judge_chain(store: S3DirectStore, name: str, named: _Named, age_s: float, orphans: Orphans) -> None:
+async def _judge_chain(store: S3DirectStore, name: str, named: NamedSegments, age_s: float, orphans: Orphans) -> None:
     stream, number, what = "", 0, "what an interrupted deletion left"
     try:
         since_s = await store.age_s(name)
@@ -224,7 +230,7 @@ async def _judge_chain(store: S3DirectStore, name: str, named: _Named, age_s: fl
     )
 
 
-async def _collect(metadata: ZooKeeperMetadata, namespace: str, named: _Named) -> None:
+async def _collect(metadata: ZooKeeperMetadata, namespace: str, named: NamedSegments) -> None:
     await _collect_beside(metadata, f"{namespace}/.sinks", "stage-", named)
     for name in await metadata.streams():
         try:
@@ -247,7 +253,7 @@ async def _collect(metadata: ZooKeeperMetadata, namespace: str, named: _Named) -
     await _collect_beside(metadata, f"{namespace}/.offloaded", "", named)
 
 
-async def _collect_beside(metadata: ZooKeeperMetadata, path: str, prefix: str, named: _Named) -> None:
+async def _collect_beside(metadata: ZooKeeperMetadata, path: str, prefix: str, named: NamedSegments) -> None:
     """Collect locations: what follows the last `-` of names two levels below this znode that begin with the prefix, as
     `escape_name` encodes it."""
     for one in await _children(metadata, path):
