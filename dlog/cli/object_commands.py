@@ -237,7 +237,7 @@ def _range_row(image: Image, name: str) -> dict[str, Any]:
         "entries": None if found.end is None else found.end - found.start,
         "uploaded": found.committed - found.start,
         "objects": objects,
-        "bytes": sum(one["bytes"] for one in objects if one["kind"] == "stream"),
+        "bytes": sum(one["bytes"] for one in objects if one["kind"] == "stream") or None,
         "node": found.node,
         "kept_as": _parts_text(objects, found),
     }
@@ -390,7 +390,7 @@ def _log(image: Image, found: Range) -> str:
     if node is None or not node.wal:
         return f"the segment is {what}, and node {found.node} has no write-ahead log"
     wal = ", ".join(f"{one.store} {one.name}" for one in node.wal if one.number >= node.flush_point.segment)
-    at = f"segment {node.flush_point.segment}, entry {node.flush_point.entry}"
+    at = f"its segment {node.flush_point.segment}, entry {node.flush_point.entry}"
     return f"the segment is {what}: in the write-ahead log of node {found.node}, from {at} on ({wal or 'none yet'})"
 
 
