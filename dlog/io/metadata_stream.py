@@ -44,6 +44,7 @@ READ_BYTES = MiB  # of entries at once
 SNAPSHOT_PART_BYTES = 8 * MiB  # of one read of a snapshot
 THREAD_BYTES = 256 * KiB  # what is larger is decoded in a thread
 POSITIONS_MAX = 1024
+READINGS_MAX = 3  # of a stream in which no snapshot was found
 SEGMENT_BYTES = 64 * MiB  # of the metadata stream: truncation frees whole segments
 STORES_OF_METADATA = ("ledger", "s3-direct", "file")
 
@@ -299,6 +300,7 @@ class MetadataReplay:
         self._find_root = find_root
         self._machine = Follower()
         self._has_read = False
+        self._readings = 0  # of the whole stream, without a snapshot
 
     async def read_to_end(self, wait_s: float, is_over: Callable[[], bool]) -> Image:
         """Read all completed segments of the stream, and return the image; the caller takes it over. For an owner,
@@ -306,16 +308,17 @@ class MetadataReplay:
 
         wait_s: for one change of metadata. Raises as `step`.
         """
-        while not self.reader.is_at_end:
+        while True:
             if is_over():
                 raise StreamUnavailableError("the stream has another owner, or will have")
             before = self.reader.position
             if not await self.step(0.0) and self.reader.position == before and not self.reader.is_at_end:
                 await self.reader.wait_change(wait_s)
+            elif self.reader.is_at_end:
+                self._caught_up()
+                if self.image is not None:
+                    return self.image
             await asyncio.sleep(0)
-        self._caught_up()
-        assert self.image is not None
-        return self.image
 
     async def step(self, wait_s: float) -> bool:
         """Read on, and apply what came; whether anything came within wait_s.
@@ -347,11 +350,17 @@ class MetadataReplay:
         return bool(records)
 
     def _caught_up(self) -> None:
-        """Everything was read that can be read now. Raises DamagedError."""
+        """Everything was read that can be read now. Raises DamagedError if the image is still not known, also after the
+        stream was read again: snapshots are deleted, and the stream is truncated, while it is read."""
         value, image = self.reader.value, self._machine.image
         if image is None and self.image is None:
             is_cut = value is not None and value.first_dlsn > DLSN_FIRST
             if self._has_read or is_cut:
+                self._readings += 1
+                if self._readings < READINGS_MAX:
+                    self._machine = Follower()
+                    self.reader.go_to(None)
+                    return
                 raise DamagedError(
                     f"the metadata stream begins in the middle and has no snapshot: stream={METADATA_STREAM} "
                     f"first={value.first_dlsn if value is not None else None}"

@@ -31,7 +31,7 @@ class ObjectKey:
 def object_key(folder: str, object: ObjectId, node: NodeId, node_epoch: NodeEpoch) -> str:
     """The key of an object. folder: of this incarnation of the metadata stream, without a slash at its end."""
     assert object > 0 and node_epoch > 0 and node
-    return f"{folder}/{object & 0xFF:02x}/{object:016x}-{node_epoch}-{quote(node, safe='')}"
+    return f"{folder}/{object & 0xFF:02x}/{object:016x}-{node_epoch}-{_quoted(node)}"
 
 
 def parse_object_key(folder: str, key: str) -> ObjectKey | None:
@@ -42,10 +42,15 @@ def parse_object_key(folder: str, key: str) -> ObjectKey | None:
     if found is None:
         return None
     prefix, object, node_epoch, node = found.groups()
-    parsed = ObjectKey(ObjectId(int(object, 16)), NodeId(unquote(node)), NodeEpoch(int(node_epoch)))
+    parsed = ObjectKey(ObjectId(int(object, 16)), NodeId(unquote(node.replace("=", "%"))), NodeEpoch(int(node_epoch)))
     if not parsed.object or prefix != object[-2:] or object_key(folder, *_fields(parsed)) != key:
         return None
     return parsed
+
+
+def _quoted(name: str) -> str:
+    """A name as a part of a key, percent-encoded with `=` in place of `%`, which no location may have."""
+    return quote(name, safe="").replace("%", "=")
 
 
 def _fields(key: ObjectKey) -> tuple[ObjectId, NodeId, NodeEpoch]:
@@ -60,7 +65,7 @@ _SNAPSHOT = re.compile(r"snapshots/([0-9]{20})-([^/]+)\Z")
 def snapshot_key(folder: str, applied: int, controller: str) -> str:
     """The key of a snapshot; keys are sorted by the number of records. controller: a name that was never used before,
     so no two snapshots have one key."""
-    return f"{folder}/snapshots/{applied:020d}-{quote(controller, safe='')}"
+    return f"{folder}/snapshots/{applied:020d}-{_quoted(controller)}"
 
 
 def parse_snapshot_key(folder: str, key: str) -> int | None:

@@ -98,8 +98,8 @@ class Failovers:
         except DLogError as error:
             await _end(actor, wal)
             raise store_error(error) from error
-        except BaseException:
-            self._tasks.start(partial(_end, actor, wal), f"end of the failover of {node}")
+        except BaseException:  # a caller that is cancelled; the streams are closed by whoever asks next
+            actor.stop()
             raise
         self._tasks.start(partial(self._upload, actor, wal), f"uploads of {node} epoch {epoch}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dlog.errors import DLogError
+from dlog.model.object_streams import NodeId
 from dlog.objects.image import Image
 from dlog.objects.operations import DeleteKey, Done, Operation, Result
 from dlog.stores.contract import StoreUnavailableError
@@ -23,16 +24,32 @@ class MetadataView:
         """Of the image here; -1: it was not read yet."""
         try:
             return self.port.image.version
-        except StoreUnavailableError:
+        except DLogError:
             return -1
 
+    def node_epoch(self, node: NodeId) -> int:
+        """The epoch of a node in the image here; 0: it has none."""
+        try:
+            known = self.port.image.nodes.get(node)
+        except DLogError:
+            return 0
+        return 0 if known is None else known.node_epoch
+
     async def read(self) -> Image:
-        """The image here, which may be older than the controller's. Raises StoreUnavailableError."""
+        """The image here, which may be older than the controller's. Raises StoreError."""
         try:
             return self.port.image
         except StoreUnavailableError:
             await self.port.wait_version(0, self._timeout_s)
+            return self._image()
+        except DLogError as error:
+            raise store_error(error) from error
+
+    def _image(self) -> Image:
+        try:
             return self.port.image
+        except DLogError as error:
+            raise store_error(error) from error
 
     async def fresh(self) -> Image:
         """The image, with everything that was recorded before this call. Costs a question to the controller, which
@@ -40,7 +57,7 @@ class MetadataView:
         done = await self.ask(DeleteKey(BARRIER_KEY))
         assert isinstance(done, Done)
         await self.reach(done.version)
-        return self.port.image
+        return self._image()
 
     async def ask(self, operation: Operation) -> Result:
         """Ask the controller. Raises StoreError."""

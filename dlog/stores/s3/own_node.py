@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from random import Random
 
@@ -18,7 +19,7 @@ from dlog.model.object_streams import NodeEpoch, NodeId, ObjectStreamId
 from dlog.objects.node import ObjectNode
 from dlog.objects.node_messages import StartNode
 from dlog.objects.node_options import NodeOptions
-from dlog.stores.contract import StoreError, StoreUnavailableError
+from dlog.stores.contract import SegmentFencedError, StoreError, StoreUnavailableError
 from dlog.stores.s3.errors import store_error
 from dlog.stores.s3.metadata import MetadataView
 from dlog.stores.s3.node_services import NodeServices
@@ -29,6 +30,7 @@ from dlog.stores.s3.wal_segments import WalSegments
 from dlog.wire.node_wal import StreamEntry
 
 NONCE_BYTES = 16
+LOOK_S = 2.0  # between two looks whether another process took over
 _RESTART_FIRST_S, _RESTART_MAX_S = 0.05, 5.0
 
 
@@ -39,6 +41,7 @@ class RunningNode:
         self.machine = machine
         self.actor = actor
         self.over = over
+        self.is_fenced = False  # the image has a greater node epoch
         self._wal = wal
 
     @property
@@ -47,6 +50,9 @@ class RunningNode:
 
     def error(self, otherwise: DLogError) -> StoreError:
         """Why requests to it fail. otherwise: what the last one said."""
+        if self.is_fenced and self.machine.error is None:
+            text = f"another process took over the work of this node: node_epoch={self.node_epoch}"
+            return SegmentFencedError(text, outcome_unknown=otherwise.outcome_unknown)
         return store_error(self.machine.error or otherwise)
 
     async def stop(self) -> None:
@@ -84,20 +90,26 @@ class OwnNode:
         self._running: RunningNode | None = None  # the last machine, perhaps over
         self._serving: RunningNode | None = None
         self._changed = asyncio.Event()  # replaced each time it is set
-        self._is_kept = False
+        self._keeping: asyncio.Task[None] | None = None
         self._last_error: DLogError | None = None
 
     @property
     def current(self) -> RunningNode | None:
-        """The node that serves now; None: there is none."""
+        """The node that serves now; None: there is none. One that another process took over is over, also if it was
+        idle and has not noticed."""
         serving = self._serving
-        return None if serving is None or serving.over.is_set() else serving
+        if serving is None or serving.over.is_set():
+            return None
+        if self._metadata.node_epoch(self.node) > serving.node_epoch:
+            serving.is_fenced = True
+            serving.over.set()
+            return None
+        return serving
 
     async def serving(self, timeout_s: float) -> RunningNode:
         """The node, started if need be. Raises StoreUnavailableError."""
-        if not self._is_kept:
-            self._tasks.start(self._keep, f"node {self.node}")
-            self._is_kept = True
+        if self._keeping is None:
+            self._keeping = self._tasks.start(self._keep, f"node {self.node}")
         try:
             async with asyncio.timeout(timeout_s):
                 while (current := self.current) is None:
@@ -121,6 +133,9 @@ class OwnNode:
 
     async def close(self) -> None:
         """Stop. What is not uploaded stays in the log, for the next process of this node."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait((self._keeping,))
         running, self._running, self._serving = self._running, None, None
         if running is not None:
             await running.stop()
@@ -140,13 +155,20 @@ class OwnNode:
                 failures = 0
                 self._serving = running
                 self._change()
-                await running.over.wait()
+                await self._wait_over(running)
             if self._running is not None:
                 await self._running.stop()
             self._serving = None
             pause_s = min(_RESTART_FIRST_S * 2.0**failures, _RESTART_MAX_S)
             failures += 1
             await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
+
+    async def _wait_over(self, running: RunningNode) -> None:
+        """Wait until a node is over; from time to time the image is looked at."""
+        while self.current is running:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await running.over.wait()
 
     async def _begin(self) -> RunningNode:
         """A machine under the next epoch, started."""

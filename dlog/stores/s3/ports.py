@@ -70,5 +70,5 @@ class StartMachine(Protocol):
         on_event: Callable[[Event], None],
         on_end: Callable[[], None],
     ) -> MachineActor:
-        """Run a machine. send: performs its Send effects. on_end: called once it has ended, for whatever reason."""
+        """Run a machine. send: performs its Send effects. on_end: called once when it has ended, for any reason."""
         ...

@@ -161,6 +161,7 @@ class S3Reader:
     async def close(self) -> None:
         if self._is_open:
             self._is_open = False
+            self._view.wake()
             self._store.reader_closed(self, self._view)
 
     def _check_open(self) -> None:

@@ -1,13 +1,13 @@
 """The segment store `s3`: the contract of dlog/stores/contract.py on the node of this process and the metadata of
 streams in objects.
 
-A segment is an object stream with one range (places.py says why). Its entries are acknowledged by the log of the node,
-which all segments of the process share, and are uploaded later. Visible entries are final.
+A segment is an object stream with one range (places.py says why). Its entries are acknowledged by the node's
+write-ahead log, which all segments of the process share, and are uploaded later. Visible entries are final.
 
 Invariants:
 - A segment that the image here does not have is not found only if an image says so that is newer than the call.
-- The end of a segment is that of its range in the metadata. Whoever needs it decided closes the range: on the node of
-  this process if that writes it, else by a failover of the node that does.
+- The end of a segment is that of its range in the metadata. Whoever needs it decided closes the range: on this
+  process's node if that writes it, else by a failover of the node that does.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ from dlog.stores.contract import (
     SegmentRef,
     SegmentStat,
     SegmentStore,
+    StoreError,
     StoreUnavailableError,
     Verification,
 )
 from dlog.stores.object_storage.async_lru_cache import AsyncLruCache
+from dlog.stores.object_storage.locations import Location
 from dlog.stores.object_storage.port import Objects
 from dlog.stores.s3.compaction import Compactions
 from dlog.stores.s3.failovers import Failovers
@@ -116,6 +118,7 @@ class S3Store:
             reads_ahead=options.reads_ahead,
         )
         self.options = options
+        find_objects = _Remembered(find_objects)
         self.tasks = Tasks(tell)
         self.cache: AsyncLruCache[Any, Any] = AsyncLruCache(options.cache_bytes_max)
         self.metadata = MetadataView(metadata, METADATA_S)
@@ -202,6 +205,8 @@ class S3Store:
                 if loop.time() >= end_s:
                     raise StoreUnavailableError(error.message, outcome_unknown=False) from error
             await asyncio.sleep(0.05)
+            with suppress(StoreError):
+                await self.metadata.fresh()  # another process may have taken over the node's work
             key = segment_key(stream, number, f"{self._rng.getrandbits(_NONCE_BITS):016x}")
 
     async def recover(self, ref: SegmentRef) -> RecoveredSegment:
@@ -469,6 +474,19 @@ class S3Store:
         except SegmentCorruptError as error:
             return at + 1, error.message
         return at + len(some), ""
+
+
+class _Remembered:
+    """Asks for the folder of objects once: it stays the same while the metadata stream does."""
+
+    def __init__(self, find: FindObjects) -> None:
+        self._find = find
+        self._folder: Location | None = None
+
+    async def __call__(self) -> Location:
+        if self._folder is None:
+            self._folder = await self._find()
+        return self._folder
 
 
 def _is_closed(place: Place, image: Image) -> bool:

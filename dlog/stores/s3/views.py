@@ -43,13 +43,13 @@ class SegmentView:
         """Everything up to this entry is confirmed."""
         if self.end is None and lac > self.lac:
             self.lac = EntryId(lac)
-            self._wake()
+            self.wake()
 
     def ended(self, end: int) -> None:
         """The segment has its end."""
         if self.end is None:
             self.end = self.lac = EntryId(end)
-            self._wake()
+            self.wake()
 
     def refresh(self, image: Image) -> None:
         """Take over what an image says."""
@@ -58,7 +58,7 @@ class SegmentView:
             self.take(found)
         elif self.place.stream not in image.streams and self.place.stream < image.next_stream:
             self.is_deleted = True
-            self._wake()
+            self.wake()
 
     def take(self, found: Range) -> None:
         if found.end is not None:
@@ -66,7 +66,8 @@ class SegmentView:
         else:
             self.learn(found.committed - found.start - 1)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let calls that wait for the LAC look again."""
         moved, self.moved = self.moved, asyncio.Event()
         moved.set()
 

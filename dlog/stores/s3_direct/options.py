@@ -21,8 +21,8 @@ class ObjectsOptions(ObjectStorageOptions):
     A writer of a segment needs memory for eight objects of chunk_bytes_max on their way. puts_per_s: of all segments of
     this process together; where more would be needed, objects become larger, and appends wait longer.
 
-    The options from `wal` on are those of the store `s3`, which has its objects below the same root. The node's cache,
-    node_cache_bytes_max, should be some times upload_bytes, so that appends go on during uploads. A merge of objects is
+    The options from `wal` on are those of the store `s3`, which has its objects below the same root.
+    node_cache_bytes_max should be some times upload_bytes, so that appends go on during uploads. What is merged is
     written again whole: the larger major_bytes, the fewer objects, and the more is written.
     """
 

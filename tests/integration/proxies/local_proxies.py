@@ -124,3 +124,5 @@ async def local() -> AsyncIterator[LocalProxies]:
         finally:
             for running in built.running:
                 running.task.cancel()
+    for _ in range(10):
+        await asyncio.sleep(0)  # connections that were being accepted are aborted in the next turns

@@ -169,9 +169,11 @@ class TestOnADirectory(StoreContract):
         (tmp_path / "objects").mkdir()
         options = ObjectsOptions(root=f"file://{tmp_path}", **EAGER)
         folder = parse_root(f"file://{tmp_path}/objects/f")
-        async with Objects(options) as objects:
-            async with Processes(objects, folder, open_wal, options, is_lagging=False) as processes:
-                yield processes.open_segment_store
+        async with (
+            Objects(options) as objects,
+            Processes(objects, folder, open_wal, options, is_lagging=False) as processes,
+        ):
+            yield processes.open_segment_store
         for store in opened:
             await store.close()
 
@@ -191,6 +193,7 @@ class _OnObjects(StoreContract):
                 Objects(given) as objects,
                 Processes(objects, folder, open_wal, given, is_lagging=False) as processes,
             ):
+                await objects.now_unix_ms(folder)  # makes the client, which takes a while
                 yield processes.open_segment_store
 
 
@@ -200,7 +203,7 @@ class TestOnADirectoryWithoutAnythingElse(_OnObjects):
         (tmp_path / "root" / "objects").mkdir(parents=True)
 
         def options(**changes: object) -> ObjectsOptions:
-            return ObjectsOptions(**{"root": f"file://{tmp_path}/root", **SMALL, **changes})  # type: ignore[arg-type]
+            return ObjectsOptions(**{"root": f"file://{tmp_path}/root", **SMALL, **changes})
 
         async for open_store in self.run_stores(options):
             yield open_store

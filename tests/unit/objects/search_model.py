@@ -121,7 +121,7 @@ class History:
 
     def trim(self, stream: ObjectStreamId, start: int) -> None:
         its = self.streams[stream]
-        if its.start <= start <= its.end:
+        if max(its.start, self.image.streams[stream].start) <= start <= its.end:  # a dropped range moves it, too
             self.apply(StreamTrimmed(stream, start))
             its.start = start
             its.uploaded = {offset: there for offset, there in its.uploaded.items() if offset >= start}

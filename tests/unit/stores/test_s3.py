@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from dlog.errors import ConfigError
 from dlog.events import Event, ObjectsCompacted
-from dlog.io.s3_store import choose_wal, open_s3_store
+from dlog.io.s3_store import open_s3_store
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.object_streams import NodeId
 from dlog.objects.image import ObjectState
@@ -286,6 +285,19 @@ async def test_a_node_that_starts_again_ends_what_it_had_open_and_uploads_it(clu
     assert cluster.metadata.image.nodes[W1].node_epoch == 2
 
 
+async def test_a_node_that_was_taken_over_while_it_was_idle_begins_again(cluster: Cluster) -> None:
+    one, two = await cluster.store(W1), await cluster.store(W2)
+    writer, ref = await cluster.segment(one)
+    idle, _ = await cluster.segment(one)
+    await append(writer, 0, 3)
+    assert (await two.recover(ref)).end == 2
+    other, other_ref = await cluster.segment(one)
+    await append(other, 0, 2)
+    assert await read(two, other_ref, 2) == [entry(0), entry(1)]
+    with pytest.raises(SegmentFencedError):
+        await idle.append(EntryId(0), [b"late"])
+
+
 async def test_a_failed_log_ends_the_node_and_the_next_one_has_what_was_acknowledged(cluster: Cluster) -> None:
     one = await cluster.store(W1)
     writer, ref = await cluster.segment(one)
@@ -461,12 +473,6 @@ def test_a_name_that_none_of_its_segments_can_have_is_not_found(name: str) -> No
         parse_place(name)
 
 
-def test_the_log_is_written_in_the_wanted_store_or_the_first_there_is() -> None:
-    ledger, file = Wal(), MemoryStore()
-    assert choose_wal("", {"file": file, "ledger": ledger}) is ledger
-    assert choose_wal("file", {"file": file, "ledger": ledger}) is file
-    assert choose_wal("", {}) is None
-    with pytest.raises(ConfigError, match="wal"):
-        choose_wal("s3-direct", {"file": file})
+def test_a_log_is_not_written_in_a_store_that_needs_one() -> None:
     with pytest.raises(ValueError, match="wal must be"):
         ObjectsOptions(wal="kafka")
