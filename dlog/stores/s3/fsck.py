@@ -26,7 +26,7 @@ from dlog.objects.fsck import (
 )
 from dlog.objects.image import Image, ObjectState
 from dlog.stores.contract import SegmentCorruptError
-from dlog.stores.object_storage.locations import Location, parse_location
+from dlog.stores.object_storage.locations import Location
 from dlog.stores.object_storage.port import Objects
 from dlog.stores.s3.object_reads import ObjectGoneError, ObjectReads, object_name
 from dlog.values import value
@@ -73,7 +73,7 @@ class ObjectCheck:
         """Raises StoreError."""
         before = committed_objects(await self._read())
         listed = await self._list()
-        now_ms = await self._objects.now_unix_ms(self._root)
+        now_ms = await self._objects.now_unix_ms(self._root.parent)
         image = await self._fresh()
         comparison = compare(image, self._folder, listed, before, now_ms, overdue_ms=overdue_ms)
         version, findings = image.version, list(comparison.findings)
@@ -109,9 +109,7 @@ class ObjectCheck:
         above = f"{self._root}/"
         found: list[ListedObject] = []
         async for one in self._objects.list(self._root):
-            location = parse_location(one.location)
-            key = (str(location) if location is not None else one.location).removeprefix(above)
-            found.append(ListedObject(key, one.bytes))
+            found.append(ListedObject(one.location.removeprefix(above), one.bytes))
         return found
 
     async def _check(self, object: ObjectId, expected: Sequence[Slice]) -> list[Finding]:
