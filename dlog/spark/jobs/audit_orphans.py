@@ -1,7 +1,8 @@
 """Finds orphans: ledgers, and segments in files, in topics and in objects, that nothing names.
 
-One is named by the segment list of a stream, as allocated to it, as a sink's stage (dlog/spark/stages.py) and, for a
-while, as the old copy of a segment that was moved to cold storage (dlog/spark/jobs/offload_records.py).
+One is named by the segment list of a stream, as allocated to it, as a part of a node's write-ahead log (store `s3`), as
+a sink's stage (dlog/spark/stages.py) and, for a while, as the old copy of a segment that was moved to cold storage
+(dlog/spark/jobs/offload_records.py).
 
 Invariants:
 - names are read after ledgers, files, tables and chains of objects were listed, in every namespace of the cluster, and
@@ -28,7 +29,7 @@ from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.io.zookeeper_protocol import NoNodeError
 from dlog.log.changes import allocated_location
 from dlog.machine import Missing, Versioned
-from dlog.model.ids import LedgerId
+from dlog.model.ids import METADATA_STREAM, LedgerId
 from dlog.model.ledger import LedgerMetadata
 from dlog.model.segment import StreamKey, StreamMetadata
 from dlog.spark.cluster_connection import Cluster
@@ -37,6 +38,9 @@ from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError, Segm
 from dlog.stores.file.store import FileStore
 from dlog.stores.kafka.locations import parse_location
 from dlog.stores.kafka.store import KafkaStore
+from dlog.stores.s3.options import NAME as S3
+from dlog.stores.s3.places import WAL_STREAM
+from dlog.stores.s3.store import S3Store
 from dlog.stores.s3_direct.store import S3DirectStore
 from dlog.wire.stream_metadata import decode_binding
 
@@ -62,10 +66,12 @@ class Orphans:
 @dataclass(slots=True)
 class NamedSegments:
     """Locations that are named, which no two stores share; streams with unreadable metadata, whose segments are
-    unknown. completed_unix_ms: of completed segments in topics, by location."""
+    unknown. with_logs: namespaces with nodes that have write-ahead logs. completed_unix_ms: of completed segments in
+    topics, by location."""
 
     names: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
+    with_logs: set[str] = field(default_factory=set)
     completed_unix_ms: dict[str, int] = field(default_factory=dict)
 
 
@@ -85,6 +91,7 @@ async def find_orphans(cluster: Cluster, zookeeper: str, namespace: str, *, age_
     there = [int(ledger) async for ledger in cluster.ledgers.list()]
     orphans.ledgers = len(there)
     named = await read_named_segments(cluster.metadata, zookeeper, namespace)
+    await _name_logs(cluster, namespace, named, orphans)
     for ledger in there:
         if str(ledger) not in named.names:
             await _judge(cluster, LedgerId(ledger), named, age_s, orphans)
@@ -114,14 +121,31 @@ async def read_named_segments(metadata: ZooKeeperMetadata, zookeeper: str, names
     return named
 
 
+async def _name_logs(cluster: Cluster, namespace: str, named: NamedSegments, orphans: Orphans) -> None:
+    """Add the segments of write-ahead logs. Where they are not known, no segment of a log is judged."""
+    store = cluster.stores.get(S3)
+    if named.with_logs == {namespace} and isinstance(store, S3Store):
+        try:
+            named.names |= await store.log_segments()
+            return
+        except StoreError as error:
+            failure = f"write-ahead logs are not known, and not audited: {error.message}; run the audit again"
+            orphans.failures.append(_failure(failure))
+    if named.with_logs:
+        named.unknown.add(WAL_STREAM)
+
+
 async def _listed(store: SegmentStore, where: str, orphans: Orphans) -> list[str]:
     """All segments of a store; none, and a failure, if it does not answer. where: they are, for the message."""
     try:
         return [name async for name in store.list()]
     except StoreError as error:
-        failure = f"segments in {where} cannot be listed: {error.message}; run the audit again"
-        orphans.failures.append({"stream": None, "segment": None, "entries": None, "bookie": None, "error": failure})
+        orphans.failures.append(_failure(f"segments in {where} cannot be listed: {error.message}; run the audit again"))
         return []
+
+
+def _failure(error: str) -> dict[str, object]:
+    return {"stream": None, "segment": None, "entries": None, "bookie": None, "error": error}
 
 
 async def _judge(cluster: Cluster, ledger: LedgerId, named: NamedSegments, age_s: float, orphans: Orphans) -> None:
@@ -233,6 +257,8 @@ async def _judge_chain(store: S3DirectStore, name: str, named: NamedSegments, ag
 async def _collect(metadata: ZooKeeperMetadata, namespace: str, named: NamedSegments) -> None:
     await _collect_beside(metadata, f"{namespace}/.sinks", "stage-", named)
     for name in await metadata.streams():
+        if name == METADATA_STREAM:
+            named.with_logs.add(namespace)
         try:
             outcome = await metadata.read(StreamKey(name))
         except DLogError:
