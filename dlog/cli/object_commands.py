@@ -356,6 +356,13 @@ def _searched(
             rest = f"segment {segment.number} is not known here yet, or deleted"
             break
         first, end = found.start + entry, found.start + (1 << 62) if found.end is None else found.end
+        if first > end:
+            raise CommandError(
+                f"the segment has fewer entries: stream={stream} segment={segment.number} entry={entry} "
+                f"entries={end - found.start}",
+                f"`dlog object show {stream}` lists its segments",
+                misused=False,
+            )
         entry = 0
         try:
             result = find_objects(image, place.stream, first, max(first, end), limit - len(objects))

@@ -122,9 +122,14 @@ def test_an_entry_is_explained_by_the_write_ahead_log_until_it_is_uploaded(
 def test_a_stream_without_such_segments_and_positions_that_are_not_there_are_told(
     on_objects: Up, written: dict[str, Any]
 ) -> None:
+    ok(on_objects, "create", "ended", "--store", "s3")
+    ok(on_objects, "append", "ended", given=b"one\n")
+    ok(on_objects, "seal", "ended")
     for arguments, hint in (
         (("search", "d"), "no segments in the store s3"),
         (("search", "a", "--from", "9:0:0"), "does not have this segment"),
+        (("search", "ended", "--from", "1:9:0"), "has fewer entries"),
+        (("search", "ended", "--from", "9"), "has fewer entries"),
         (("search", "nobody"), "no such stream"),
         (("show", "nobody"), "no such stream"),
     ):
