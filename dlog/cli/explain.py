@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,9 +19,14 @@ from dlog.log.dedup_trailer import decode_trailer, is_note
 from dlog.model import dlsn as dlsns
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import NO_ENTRY, EntryId, LedgerId, SegmentNumber, stream_name
-from dlog.stores.contract import SegmentRef
+from dlog.stores.contract import SegmentNotFoundError, SegmentRef
 from dlog.stores.file.format import ENTRY_HEAD
 from dlog.wire.entry import decode_entry, record_set_count
+
+if TYPE_CHECKING:
+    from dlog.model.object_streams import NodeId, ObjectStreamId
+    from dlog.objects.image import Image
+    from dlog.stores.s3.store import S3Store
 
 
 @click.command()
@@ -37,8 +42,8 @@ def explain(
     directory: str | None,
     as_json: bool,
 ) -> None:
-    """Show where the record of STREAM at DLSN is stored: segment, ledger and bookies, file, topic of Kafka, or object,
-    entry, and its batch."""
+    """Show where the record of STREAM at DLSN is stored: segment, ledger and bookies, file, topic of Kafka, object or
+    write-ahead log, entry, and its batch."""
     stream_name(stream)
     at = dlsns.parse(dlsn)
     cluster = find_cluster(
@@ -83,6 +88,8 @@ async def _explain(stream: str, at: DLSN, cluster: Cluster) -> dict[str, Any]:
         return told | await _in_topic(stream, at, segment.location, cluster)
     if segment.store == "s3-direct":
         return told | await _in_objects(stream, at, segment.location, cluster)
+    if segment.store == "s3":
+        return told | await _in_shared_objects(stream, at, segment.location, cluster)
     if segment.store != "ledger":
         return told
     async with ledgers_of(cluster.zookeeper, cluster.namespace, None) as ledgers:
@@ -168,6 +175,63 @@ async def _in_objects(stream: str, at: DLSN, location: str, cluster: Cluster) ->
         except DLogError as error:
             told["entry"] = f"cannot be read: {error.message}"
     return told
+
+
+async def _in_shared_objects(stream: str, at: DLSN, location: str, cluster: Cluster) -> dict[str, Any]:
+    """The segment's object stream, and the object, or the entry of the node's write-ahead log, that has the entry."""
+    from dlog.cli.object_access import open_objects
+    from dlog.objects.search import find_objects
+    from dlog.stores.s3.places import object_location, parse_place, range_of
+
+    if not cluster.stores().objects.root:
+        return {"entry": "not read: set DLOG_OBJECTS_ROOT to the root of the objects"}
+    told: dict[str, Any] = {}
+    ref = SegmentRef(stream_name(stream), SegmentNumber(at.segment), location)
+    async with open_objects(cluster) as access:
+        store = access.store
+        try:
+            place = parse_place(location)
+            end = await store.find_tail(ref)
+            image = await access.image()
+            found = range_of(image, place)
+            if found is None:
+                raise SegmentNotFoundError(f"no such segment, it was deleted: location={location}")
+            state = "being written" if found.end is None else "ended"
+            told["node"] = found.node
+            told["entries"] = f"{end + 1} ({state}, {found.committed - found.start} of them uploaded)"
+            if not 0 <= at.entry <= end:
+                told["entry"] = f"{at.entry} is not confirmed; the last confirmed entry is {end}"
+                return told
+            offset = found.start + at.entry
+            objects = find_objects(image, place.stream, offset, offset + 1, 1).objects
+            if objects:
+                node, node_epoch = image.objects.owner(objects[0].object)
+                folder = (await access.root()).below(await access.folder())
+                told["object"] = str(object_location(folder, objects[0].object, node, node_epoch))
+                shared = "an object for many segments" if objects[0].is_set_object else "an object of this segment only"
+                first, last = objects[0].start - found.start, objects[0].end - found.start - 1
+                told["holds"] = f"entries {first} to {last} of the segment, {shared}"
+            else:
+                told["log"] = await _in_log(store, image, found.node, place.stream, offset)
+            reader = await store.open_reader(ref)
+            reader.learn_lac(end)
+            [payload] = await reader.read(EntryId(at.entry), EntryId(at.entry), 1)
+            told |= describe_entry(payload, at.slot)
+        except DLogError as error:
+            told["entry"] = f"cannot be read: {error.message}"
+    return told
+
+
+async def _in_log(store: S3Store, image: Image, node: NodeId, stream: ObjectStreamId, offset: int) -> str:
+    """Where in the write-ahead log of a node an entry is that is not uploaded."""
+    async with store.followers.use(node) as follower:
+        await follower.catch_up()
+        position = follower.place_of(stream, offset)
+    segments = image.nodes[node].wal if node in image.nodes else []
+    segment = next((one for one in segments if position is not None and one.number == position.segment), None)
+    if position is None or segment is None:
+        return f"of {node}; the entry is being uploaded just now, ask again"
+    return f"entry {position.entry} of {segment.store} {segment.name}, segment {segment.number} of the log of {node}"
 
 
 async def _in_topic(stream: str, at: DLSN, location: str, cluster: Cluster) -> dict[str, Any]:

@@ -43,6 +43,7 @@ _COMMANDS = {
     "owners": "dlog.cli.streams",
     "explain": "dlog.cli.explain",
     "ledger": "dlog.cli.ledgers",
+    "object": "dlog.cli.object_commands",
     "bookie": "dlog.cli.bookies",
     "write-proxy": "dlog.cli.servers",
     "read-proxy": "dlog.cli.servers",

@@ -1,7 +1,8 @@
 """Finds orphans: ledgers, and segments in files, in topics and in objects, that nothing names.
 
-One is named by the segment list of a stream, as allocated to it, as a sink's stage (dlog/spark/stages.py) and, for a
-while, as the old copy of a segment that was moved to cold storage (dlog/spark/jobs/offload_records.py).
+One is named by the segment list of a stream, as allocated to it, as a part of a node's write-ahead log (store `s3`), as
+a sink's stage (dlog/spark/stages.py) and, for a while, as the old copy of a segment that was moved to cold storage
+(dlog/spark/jobs/offload_records.py).
 
 Invariants:
 - names are read after ledgers, files, tables and chains of objects were listed, in every namespace of the cluster, and
@@ -28,7 +29,7 @@ from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.io.zookeeper_protocol import NoNodeError
 from dlog.log.changes import allocated_location
 from dlog.machine import Missing, Versioned
-from dlog.model.ids import LedgerId
+from dlog.model.ids import METADATA_STREAM, LedgerId
 from dlog.model.ledger import LedgerMetadata
 from dlog.model.segment import StreamKey, StreamMetadata
 from dlog.spark.cluster_connection import Cluster
@@ -37,6 +38,9 @@ from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError, Segm
 from dlog.stores.file.store import FileStore
 from dlog.stores.kafka.locations import parse_location
 from dlog.stores.kafka.store import KafkaStore
+from dlog.stores.s3.options import NAME as S3
+from dlog.stores.s3.places import WAL_STREAM
+from dlog.stores.s3.store import S3Store
 from dlog.stores.s3_direct.store import S3DirectStore
 from dlog.wire.stream_metadata import decode_binding
 
@@ -60,12 +64,14 @@ class Orphans:
 
 
 @dataclass(slots=True)
-class _Named:
+class NamedSegments:
     """Locations that are named, which no two stores share; streams with unreadable metadata, whose segments are
-    unknown. completed_unix_ms: of completed segments in topics, by location."""
+    unknown. with_logs: namespaces with nodes that have write-ahead logs. completed_unix_ms: of completed segments in
+    topics, by location."""
 
     names: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
+    with_logs: set[str] = field(default_factory=set)
     completed_unix_ms: dict[str, int] = field(default_factory=dict)
 
 
@@ -84,12 +90,8 @@ async def find_orphans(cluster: Cluster, zookeeper: str, namespace: str, *, age_
     orphans.chains = len(chains)
     there = [int(ledger) async for ledger in cluster.ledgers.list()]
     orphans.ledgers = len(there)
-    named = _Named()
-    for other in await _namespaces(cluster.metadata):
-        if other != namespace:
-            async with _opened(zookeeper, other) as metadata:
-                await _collect(metadata, other, named)
-    await _collect(cluster.metadata, namespace, named)
+    named = await read_named_segments(cluster.metadata, zookeeper, namespace)
+    await _name_logs(cluster, namespace, named, orphans)
     for ledger in there:
         if str(ledger) not in named.names:
             await _judge(cluster, LedgerId(ledger), named, age_s, orphans)
@@ -108,17 +110,45 @@ async def find_orphans(cluster: Cluster, zookeeper: str, namespace: str, *, age_
     return orphans
 
 
+async def read_named_segments(metadata: ZooKeeperMetadata, zookeeper: str, namespace: str) -> NamedSegments:
+    """What is named in every namespace of the cluster now, this one last. Raises MetadataUnavailableError."""
+    named = NamedSegments()
+    for other in await _namespaces(metadata):
+        if other != namespace:
+            async with _opened(zookeeper, other) as its_metadata:
+                await _collect(its_metadata, other, named)
+    await _collect(metadata, namespace, named)
+    return named
+
+
+async def _name_logs(cluster: Cluster, namespace: str, named: NamedSegments, orphans: Orphans) -> None:
+    """Add the segments of write-ahead logs. Where they are not known, no segment of a log is judged."""
+    store = cluster.stores.get(S3)
+    if named.with_logs == {namespace} and isinstance(store, S3Store):
+        try:
+            named.names |= await store.log_segments()
+            return
+        except StoreError as error:
+            failure = f"write-ahead logs are not known, and not audited: {error.message}; run the audit again"
+            orphans.failures.append(_failure(failure))
+    if named.with_logs:
+        named.unknown.add(WAL_STREAM)
+
+
 async def _listed(store: SegmentStore, where: str, orphans: Orphans) -> list[str]:
     """All segments of a store; none, and a failure, if it does not answer. where: they are, for the message."""
     try:
         return [name async for name in store.list()]
     except StoreError as error:
-        failure = f"segments in {where} cannot be listed: {error.message}; run the audit again"
-        orphans.failures.append({"stream": None, "segment": None, "entries": None, "bookie": None, "error": failure})
+        orphans.failures.append(_failure(f"segments in {where} cannot be listed: {error.message}; run the audit again"))
         return []
 
 
-async def _judge(cluster: Cluster, ledger: LedgerId, named: _Named, age_s: float, orphans: Orphans) -> None:
+def _failure(error: str) -> dict[str, object]:
+    return {"stream": None, "segment": None, "entries": None, "bookie": None, "error": error}
+
+
+async def _judge(cluster: Cluster, ledger: LedgerId, named: NamedSegments, age_s: float, orphans: Orphans) -> None:
     try:
         metadata = await cluster.ledgers.metadata_of(ledger)
     except LedgerNotFoundError:
@@ -149,7 +179,7 @@ async def _judge(cluster: Cluster, ledger: LedgerId, named: _Named, age_s: float
     )
 
 
-async def _judge_file(store: FileStore, name: str, named: _Named, age_s: float, orphans: Orphans) -> None:
+async def _judge_file(store: FileStore, name: str, named: NamedSegments, age_s: float, orphans: Orphans) -> None:
     try:
         file = await store.describe(name)
         changed = await asyncio.to_thread(os.stat, file.path)
@@ -173,7 +203,7 @@ async def _judge_file(store: FileStore, name: str, named: _Named, age_s: float, 
     )
 
 
-async def _judge_table(store: KafkaStore, name: str, named: _Named, age_s: float, orphans: Orphans) -> None:
+async def _judge_table(store: KafkaStore, name: str, named: NamedSegments, age_s: float, orphans: Orphans) -> None:
     location = parse_location(name)
     later = [
         completed_unix_ms
@@ -200,7 +230,7 @@ async def _judge_table(store: KafkaStore, name: str, named: _Named, age_s: float
     )
 
 
-async def _judge_chain(store: S3DirectStore, name: str, named: _Named, age_s: float, orphans: Orphans) -> None:
+async def _judge_chain(store: S3DirectStore, name: str, named: NamedSegments, age_s: float, orphans: Orphans) -> None:
     stream, number, what = "", 0, "what an interrupted deletion left"
     try:
         since_s = await store.age_s(name)
@@ -224,9 +254,11 @@ async def _judge_chain(store: S3DirectStore, name: str, named: _Named, age_s: fl
     )
 
 
-async def _collect(metadata: ZooKeeperMetadata, namespace: str, named: _Named) -> None:
+async def _collect(metadata: ZooKeeperMetadata, namespace: str, named: NamedSegments) -> None:
     await _collect_beside(metadata, f"{namespace}/.sinks", "stage-", named)
     for name in await metadata.streams():
+        if name == METADATA_STREAM:
+            named.with_logs.add(namespace)
         try:
             outcome = await metadata.read(StreamKey(name))
         except DLogError:
@@ -247,7 +279,7 @@ async def _collect(metadata: ZooKeeperMetadata, namespace: str, named: _Named) -
     await _collect_beside(metadata, f"{namespace}/.offloaded", "", named)
 
 
-async def _collect_beside(metadata: ZooKeeperMetadata, path: str, prefix: str, named: _Named) -> None:
+async def _collect_beside(metadata: ZooKeeperMetadata, path: str, prefix: str, named: NamedSegments) -> None:
     """Collect locations: what follows the last `-` of names two levels below this znode that begin with the prefix, as
     `escape_name` encodes it."""
     for one in await _children(metadata, path):

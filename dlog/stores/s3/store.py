@@ -323,6 +323,11 @@ class S3Store:
         key = self._key_of(image, place)
         return None if key is None else parse_segment_key(key)
 
+    async def log_segments(self) -> frozenset[str]:
+        """Names of the segments of all nodes' write-ahead logs, in whatever store. Raises StoreError."""
+        image = await self.metadata.fresh()
+        return frozenset(segment.name for node in image.nodes.values() for segment in node.wal)
+
     # ---- internal ---------------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:

@@ -109,6 +109,15 @@ class WalFollower:
         total = sum(one.bytes for one in noted[at:]) if noted[at].first == start else -1
         return noted[-1].end, total
 
+    def place_of(self, stream: ObjectStreamId, offset: int) -> WalPosition | None:
+        """The entry of the log that has an entry of a stream, for tools; None: the log does not have it, or not any
+        more."""
+        noted = self._streams.get(stream, [])
+        at = bisect_right(noted, offset, key=_first) - 1
+        if at < 0 or noted[at].end <= offset:
+            return None
+        return WalPosition(noted[at].segment, noted[at].entry)
+
     async def read(self, stream: ObjectStreamId, start: int, end: int, bytes_max: int) -> list[Buffer]:
         """Entries from `start` on, below `end`, without a gap; none if the log does not have `start`, or not any more.
         Raises StoreError."""

@@ -68,6 +68,11 @@ CASES: dict[str, Case] = {
     "ledger strays": Case("ledger strays --gap 10"),
     "ledger verify": Case("ledger verify {ledger}"),
     "ls": Case("ls"),
+    "object fsck": Case("object fsck"),
+    "object fsck --json": Case("object fsck --json"),
+    "object ls": Case("object ls"),
+    "object search": Case("object search {objects} --from 0"),
+    "object show": Case("object show {objects}"),
     "owners": Case("owners"),
     "read": Case("read {stream} --limit 3"),
     "read --format json": Case("read {stream} --limit 3 --format json"),
@@ -108,13 +113,16 @@ def places(cluster: Up) -> dict[str, str]:
     assert code == 0, err
     with connect_sync(cluster.running.connect) as client:
         sink = Abandoned(cluster, client).sink
+    code, _, err = dlog("create", "objects", "--store", "s3", directory=cluster.directory)
+    assert code == 0, err
+    made(cluster, "objects")
     topics = str(cluster.directory / "topics")
     for words in ("region create n/r", "region write n/r --table 1", "region write n/r --table 2"):
         code, _, err = dlog(
             *words.split(), "--topics", f"file://{topics}", directory=cluster.directory, given=b"1\n2\n"
         )
         assert code == 0, err
-    return {"stream": "out", "ledger": ledger, "sink": sink, "topics": topics}
+    return {"stream": "out", "ledger": ledger, "sink": sink, "topics": topics, "objects": "objects"}
 
 
 def made(cluster: Up, stream: str) -> str:

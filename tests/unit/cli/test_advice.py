@@ -41,6 +41,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     "ledger verify": ("1",),
     "ledger recover": ("1", "--yes"),
     "ledger adopt": ("1",),
+    "object show": ("s",),
+    "object search": ("s",),
     "sink retire": ("k",),
     "region create": ("n/r",),
     "region write": ("n/r", "--table", "1"),
@@ -69,6 +71,9 @@ OTHERS = {
     "region show",
     "region read",
     "region verify",
+    "object ls",
+    "object show",
+    "object search",
 } | {f"ledger {name}" for name in ("ls", "show", "read", "verify", "strays")}
 
 

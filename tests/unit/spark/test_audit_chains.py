@@ -10,14 +10,18 @@ from typing import Any, cast
 import pytest
 
 from dlog.io.s3_direct_store import open_s3_direct_store
-from dlog.model.ids import EntryId, Epoch, SegmentNumber, Txid
+from dlog.io.s3_store import open_s3_store
+from dlog.model.ids import METADATA_STREAM, EntryId, Epoch, SegmentNumber, Txid
+from dlog.model.object_streams import NodeId
 from dlog.model.segment import Segment
 from dlog.spark.jobs.audit_findings import Kind
 from dlog.stores.contract import SegmentRef
-from dlog.stores.object_storage.locations import parse_location
+from dlog.stores.object_storage.locations import Location, parse_location, parse_root
 from dlog.stores.s3_direct.options import ObjectsOptions
 from dlog.stores.s3_direct.store import S3DirectStore
 from dlog.stores.s3_direct.writer import S3DirectWriter
+from tests.memory_objects import MemoryObjects
+from tests.object_metadata import MemoryController, MemoryMetadata
 from tests.unit.spark.test_audit_files import NAME, PAYLOADS, Tree, kinds, read
 
 
@@ -80,6 +84,42 @@ async def test_what_is_gone_or_open_is_found(store: S3DirectStore) -> None:
     await store.delete(SegmentRef(NAME, SegmentNumber(2), two.name))
     facts = await tree.look()
     assert set(kinds(facts.findings)) == {(Kind.CHAIN_OPEN, 1), (Kind.CHAIN_GONE, 2)}
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_a_nodes_log_is_no_orphan_and_is_not_judged_while_it_is_unknown(
+    store: S3DirectStore, is_away: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.object_metadata.TRIES", 2)
+    objects, folder = MemoryObjects(), parse_root("s3://bucket/streams/i")
+    controller = MemoryController(objects, folder)
+
+    async def find_folder() -> Location:
+        return folder
+
+    opening = open_s3_store(
+        MemoryMetadata(controller),
+        objects,
+        find_folder,
+        {"s3-direct": store},
+        ObjectsOptions(root="s3://bucket"),
+        random.Random(3),
+        node=NodeId("w1"),
+    )
+    async with opening as logged:
+        writer = await logged.create(NAME, SegmentNumber(1), Epoch(1), ())
+        await writer.append(EntryId(0), [b"x"])
+        [log] = [name async for name in store.list()]
+        orphan = await written(store, 2)
+        tree = tree_of(store)
+        cast(dict[str, Any], tree.cluster.stores)["s3"] = logged
+        assert len((await tree.orphans()).findings) == 2, "without a metadata stream there are no logs"
+        tree.names.append(METADATA_STREAM)
+        controller.is_away = is_away
+        orphans = await tree.orphans()
+        assert [orphan.name in one.found for one in orphans.findings] == [True] and log != orphan.name
+        assert len(orphans.failures) == is_away
+        controller.is_away = False
 
 
 async def test_chains_that_nothing_names_are_orphans(store: S3DirectStore) -> None:

@@ -41,17 +41,18 @@ class _NoLedgers:
 
 
 class Tree:
-    """A cluster without bookies: its one stream, and the registrations of sinks."""
+    """A cluster without bookies: its one stream, under all `names`, and the registrations of sinks."""
 
     def __init__(self, store: FileStore | None) -> None:
         self.value = StreamMetadata(name=NAME, max_segment=SegmentNumber(9))
+        self.names = [NAME]
         self.registered: list[str] = []
         self.zookeeper = self
         stores: dict[str, Any] = {} if store is None else {"file": store}
         self.cluster = Cluster(cast(Any, self), cast(Any, _NoLedgers()), stores)
 
     async def streams(self) -> list[StreamName]:
-        return [NAME]
+        return self.names
 
     async def read(self, key: StreamKey) -> Versioned:
         return Versioned(self.value, 0)

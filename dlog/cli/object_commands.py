@@ -1,0 +1,625 @@
+"""`dlog object`: inspects the objects of streams, and checks them against the metadata, without proxies."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any, TypeVar
+
+import click
+
+from dlog.cli.discovery import Cluster, find_cluster, zookeeper_options
+from dlog.cli.object_access import ObjectAccess, open_objects
+from dlog.cli.output import (
+    EXIT_FAILED,
+    EXIT_OK,
+    CommandError,
+    MutatingCommand,
+    confirm,
+    note,
+    say,
+    say_json,
+    say_table,
+    size_text,
+)
+from dlog.errors import DLogError, TruncatedError
+from dlog.model import dlsn as dlsns
+from dlog.model.ids import SegmentNumber, StreamName, stream_name
+from dlog.model.object_streams import ObjectId, ObjectStreamId, Slice
+from dlog.model.segment import Segment
+from dlog.objects.fsck import Comparison, Finding, Kind, ListedChain, find_unlisted_chains, slices_by_object
+from dlog.objects.image import Image, Range
+from dlog.objects.keys import object_key
+from dlog.objects.object_table import ObjectState
+from dlog.objects.search import find_objects
+from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError, SegmentRef, StoreError
+from dlog.stores.s3.fsck import Checked, ObjectCheck
+from dlog.stores.s3.places import Place, parse_place, parse_segment_key, range_of
+from dlog.values import value
+
+SegmentNames = dict[ObjectStreamId, tuple[StreamName, SegmentNumber]]
+F = TypeVar("F", bound=Callable[..., Any])
+S3, DIRECT = "s3", "s3-direct"
+YOUNG_S = 3600.0  # a chain that is younger may be listed in a moment
+SLICES_SAID = 3  # of an object, in a table
+OFFSETS_MAX = 2**63 - 1
+
+
+@click.group()
+def object() -> None:
+    """Inspect the objects of streams in the stores s3 and s3-direct, and check them against the metadata."""
+
+
+def _cluster(hosts: str | None, namespace: str | None, directory: str | None) -> Cluster:
+    return find_cluster(hosts=hosts, namespace=namespace, directory=directory, need_zookeeper=True)
+
+
+def _limit(what: str, default: int) -> Callable[[F], F]:
+    return click.option(
+        "--limit", "-n", type=click.IntRange(1), metavar="N", default=default, show_default=True, help=what
+    )
+
+
+# ---- ls -------------------------------------------------------------------------------------------------------------
+
+
+@object.command()
+@_limit("List at most N objects.", 1000)
+@click.option("--after", type=click.IntRange(0), default=0, help="List objects with ids above this one. Default 0.")
+@click.option(
+    "--state", type=click.Choice(["prepared", "committed", "marked"]), help="List only objects in this state."
+)
+@zookeeper_options
+def ls(
+    limit: int,
+    after: int,
+    state: str | None,
+    hosts: str | None,
+    namespace: str | None,
+    directory: str | None,
+    as_json: bool,
+) -> None:
+    """List the objects of the store s3 that the metadata name, in order of their ids.
+
+    An object is prepared, then committed, then marked for deletion; destroyed ones are not listed. Objects of
+    s3-direct are named by no metadata: `dlog object show STREAM` lists them.
+    """
+    wanted = None if state is None else ObjectState[state.upper()]
+
+    async def work() -> tuple[list[dict[str, Any]], int]:
+        async with open_objects(_cluster(hosts, namespace, directory)) as access:
+            image = await access.image()
+            ids = (one for one in image.objects.ids() if one > after and wanted in (None, image.objects.state(one)))
+            some = list(islice(ids, limit + 1))
+            rows = _rows(image, await access.folder(), some[:limit])
+            return rows, some[limit - 1] if len(some) > limit else 0
+
+    rows, last = asyncio.run(work())
+    if as_json:
+        say_json(rows)
+    else:
+        say_table(
+            ("object", "kind", "state", "bytes", "node", "holds", "key"),
+            (
+                (str(r["object"]), r["kind"], r["state"], r["bytes"], r["node"], _slices_text(r["slices"]), r["key"])
+                for r in rows
+            ),
+        )
+    if last:
+        note(f"there are more: `dlog object ls --after {last}` goes on")
+
+
+def _rows(image: Image, folder: str, ids: Sequence[ObjectId]) -> list[dict[str, Any]]:
+    """What the metadata have of these objects, as plain values."""
+    slices, segments = slices_by_object(image), _segment_names(image)
+    rows = []
+    for one in ids:
+        state, (node, node_epoch) = image.objects.state(one), image.objects.owner(one)
+        kind = "" if state is ObjectState.PREPARED else "stream" if image.objects.stream_of(one) else "set"
+        held = [_slice_row(part, segments) for part in slices.get(one, [])]
+        rows.append(
+            {
+                "object": one,
+                "kind": kind,
+                "state": state.name.lower(),
+                "bytes": image.objects.bytes_of(one),
+                "node": node,
+                "node_epoch": node_epoch,
+                "time_ms": image.objects.time_ms(one),
+                "slices": held,
+                "key": object_key(folder, one, node, node_epoch),
+            }
+        )
+    return rows
+
+
+def _segment_names(image: Image) -> SegmentNames:
+    """For each object stream the segment that it is."""
+    found: SegmentNames = {}
+    for key, text in image.keys.items():
+        named = parse_segment_key(key)
+        if named is not None and text.isdigit():
+            found[ObjectStreamId(int(text))] = named
+    return found
+
+
+def _slice_row(part: Slice, segments: SegmentNames) -> dict[str, Any]:
+    stream, number = segments.get(part.stream, (None, None))
+    return {
+        "object_stream": part.stream,
+        "stream": stream,
+        "segment": number,
+        "first_entry": part.start,
+        "last_entry": part.end - 1,
+    }
+
+
+def _slices_text(slices: Sequence[dict[str, Any]]) -> str:
+    said = [
+        f"{one['stream'] or one['object_stream']}{'' if one['segment'] is None else ':' + str(one['segment'])} "
+        f"entries {one['first_entry']}-{one['last_entry']}"
+        for one in slices[:SLICES_SAID]
+    ]
+    more = [f"and {len(slices) - SLICES_SAID:,} more"] if len(slices) > SLICES_SAID else []
+    return ", ".join([*said, *more])
+
+
+# ---- show -----------------------------------------------------------------------------------------------------------
+
+
+@object.command()
+@click.argument("stream")
+@_limit("Show at most the newest N segments.", 100)
+@zookeeper_options
+def show(
+    stream: str, limit: int, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool
+) -> None:
+    """Show the segments of STREAM that are in objects: how far each is written and uploaded, and its objects."""
+    name = stream_name(stream)
+
+    async def work() -> tuple[list[dict[str, Any]], int]:
+        async with open_objects(_cluster(hosts, namespace, directory)) as access:
+            segments = [one for one in (await access.stream(name)).listed if one.store in (S3, DIRECT)]
+            image = await access.image()
+            return [await _segment_row(access, image, one) for one in segments[-limit:]], max(0, len(segments) - limit)
+
+    rows, left_out = asyncio.run(work())
+    if as_json:
+        say_json({"stream": stream, "segments": rows, "left_out": left_out})
+        return
+    say_table(
+        ("segment", "location", "store", "state", "entries", "uploaded", "objects", "bytes", "node", "kept as"),
+        (
+            (
+                *(r[name] for name in ("segment", "location", "store", "state", "entries", "uploaded")),
+                len(r["objects"]) if r["chunks"] is None else r["chunks"],
+                *(r[name] for name in ("bytes", "node", "kept_as")),
+            )
+            for r in rows
+        ),
+    )
+    if left_out:
+        note(f"{left_out:,} older segments are left out: --limit shows more")
+
+
+async def _segment_row(access: ObjectAccess, image: Image, segment: Segment) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "segment": int(segment.number),
+        "location": segment.name,
+        "store": segment.store,
+        "state": "being written",
+        "entries": None,
+        "uploaded": None,
+        "objects": [],
+        "chunks": None,
+        "bytes": None,
+        "node": None,
+        "kept_as": "",
+    }
+    try:
+        more = await _chain_row(access, segment.name) if segment.store == DIRECT else _range_row(image, segment.name)
+    except StoreError as error:
+        more = {"state": "cannot be read", "kept_as": error.message}
+    return row | more
+
+
+def _range_row(image: Image, name: str) -> dict[str, Any]:
+    place = parse_place(name)
+    found = range_of(image, place)
+    if found is None:
+        raise SegmentNotFoundError("the metadata of objects do not have it (any more)")
+    objects = [*_objects_of(image, place, found)]
+    return {
+        "state": "being written" if found.end is None else "ended",
+        "entries": None if found.end is None else found.end - found.start,
+        "uploaded": found.committed - found.start,
+        "objects": objects,
+        "bytes": sum(one["bytes"] for one in objects if one["kind"] == "stream") or None,
+        "node": found.node,
+        "kept_as": _parts_text(objects, found),
+    }
+
+
+def _objects_of(image: Image, place: Place, found: Range) -> Iterable[dict[str, Any]]:
+    """The objects with a segment's entries, in order."""
+    at, end = max(found.start, image.streams[place.stream].start), found.committed
+    while at < end:
+        result = find_objects(image, place.stream, at, end, 1000)
+        if not result.objects:
+            return
+        for one in result.objects:
+            yield {
+                "object": one.object,
+                "kind": "set" if one.is_set_object else "stream",
+                "first_entry": one.start - found.start,
+                "last_entry": min(one.end, end) - found.start - 1,
+                "bytes": image.objects.bytes_of(one.object),
+            }
+        at = result.covered_to
+
+
+def _parts_text(objects: Sequence[dict[str, Any]], found: Range) -> str:
+    own = sum(one["kind"] == "stream" for one in objects)
+    parts = [f"{own} of its own"] if own else []
+    parts += [f"{len(objects) - own} shared"] if own < len(objects) else []
+    is_all = found.end is not None and found.committed >= found.end
+    return ", ".join(parts + ([] if is_all else ["the rest in the node's write-ahead log"]))
+
+
+async def _chain_row(access: ObjectAccess, name: str) -> dict[str, Any]:
+    tail, folder = await access.direct.tail(name), await access.direct.folder_of(name)
+    chunks = size = 0
+    is_merged = False
+    async for one in access.direct.objects.list(folder):
+        chunks, size = chunks + 1, size + one.bytes
+        is_merged = is_merged or one.location == str(folder.below("index"))
+    return {
+        "state": "ended" if tail.is_ended else "being written",
+        "entries": tail.end,
+        "uploaded": tail.end,
+        "chunks": chunks,
+        "bytes": size,
+        "kept_as": f"{'merged, ' if is_merged else 'chunks, '}in {folder}",
+    }
+
+
+# ---- search ---------------------------------------------------------------------------------------------------------
+
+
+@object.command()
+@click.argument("stream")
+@click.option(
+    "--from",
+    "start",
+    metavar="OFFSET|DLSN",
+    default="0",
+    show_default=True,
+    help="Where to begin: a DLSN, or a number of entries from the first segment in the store s3 on.",
+)
+@_limit("Find at most N objects.", 20)
+@zookeeper_options
+def search(
+    stream: str,
+    start: str,
+    limit: int,
+    hosts: str | None,
+    namespace: str | None,
+    directory: str | None,
+    as_json: bool,
+) -> None:
+    """Show which objects of the store s3 have the entries of STREAM from there on, as readers find them.
+
+    Prints the objects in order, how far they reach, and where the rest is, by the metadata as they are here.
+    """
+    name = stream_name(stream)
+
+    async def work() -> dict[str, Any]:
+        async with open_objects(_cluster(hosts, namespace, directory)) as access:
+            segments = [one for one in (await access.stream(name)).segments if one.store == S3]
+            if not segments:
+                raise CommandError(
+                    f"the stream has no segments in the store s3: stream={name}",
+                    f"`dlog show {name}` tells where they are",
+                    misused=False,
+                )
+            return _searched(await access.image(), await access.folder(), name, segments, start, limit)
+
+    told = asyncio.run(work())
+    if as_json:
+        say_json(told)
+        return
+    say_table(
+        ("segment", "first entry", "last entry", "object", "kind", "key"),
+        (
+            (r["segment"], r["first_entry"], r["last_entry"], str(r["object"]), r["kind"], r["key"])
+            for r in told["objects"]
+        ),
+    )
+    say("")
+    say(f"covered    up to {told['covered_to']}, by version {told['version']} of the metadata")
+    say(f"rest       {told['rest']}")
+
+
+def _searched(
+    image: Image, folder: str, stream: StreamName, segments: Sequence[Segment], start: str, limit: int
+) -> dict[str, Any]:
+    at, entry = _begin(image, stream, segments, start)
+    objects: list[dict[str, Any]] = []
+    covered, rest = f"{segments[at].number}:{entry}:0", "there is none: these are all entries"
+    for segment in segments[at:]:
+        place = parse_place(segment.name)
+        found = range_of(image, place)
+        if found is None:
+            rest = f"segment {segment.number} is not known here yet, or deleted"
+            break
+        first, end = found.start + entry, found.start + (1 << 62) if found.end is None else found.end
+        if first > end:
+            raise CommandError(
+                f"the segment has fewer entries: stream={stream} segment={segment.number} entry={entry} "
+                f"entries={end - found.start}",
+                f"`dlog object show {stream}` lists its segments",
+                misused=False,
+            )
+        entry = 0
+        try:
+            result = find_objects(image, place.stream, first, max(first, end), limit - len(objects))
+        except TruncatedError as error:
+            rest = error.message
+            break
+        for one in result.objects:
+            row: dict[str, Any] = {"object": one.object, "kind": "set" if one.is_set_object else "stream"}
+            row |= {"key": object_key(folder, one.object, *image.objects.owner(one.object))}
+            row |= {"segment": int(segment.number), "first_entry": one.start - found.start}
+            objects.append(row | {"last_entry": one.end - found.start - 1})
+        covered = f"{segment.number}:{result.covered_to - found.start}:0"
+        if result.covered_to < end:
+            is_full = len(objects) >= limit and result.covered_to < found.committed
+            rest = (
+                f"more objects follow: `dlog object search {stream} --from {covered}`"
+                if is_full
+                else _log(image, found)
+            )
+            break
+        if len(objects) >= limit and segment is not segments[-1]:
+            covered = f"{segment.number + 1}:0:0"
+            rest = f"more segments follow: `dlog object search {stream} --from {covered}`"
+            break
+    return {"stream": stream, "objects": objects, "covered_to": covered, "version": image.version, "rest": rest}
+
+
+def _log(image: Image, found: Range) -> str:
+    """Where what is not uploaded of a range is."""
+    node = image.nodes.get(found.node)
+    what = "being written" if found.end is None else "ended, and not wholly uploaded"
+    if node is None or not node.wal:
+        return f"the segment is {what}, and node {found.node} has no write-ahead log"
+    wal = ", ".join(f"{one.store} {one.name}" for one in node.wal if one.number >= node.flush_point.segment)
+    at = f"its segment {node.flush_point.segment}, entry {node.flush_point.entry}"
+    return f"the segment is {what}: in the write-ahead log of node {found.node}, from {at} on ({wal or 'none yet'})"
+
+
+def _begin(image: Image, stream: StreamName, segments: Sequence[Segment], start: str) -> tuple[int, int]:
+    """Index of the segment, and the entry in it."""
+    if re.fullmatch(r"[0-9]{1,19}", start):
+        left = int(start)
+        for at, segment in enumerate(segments):
+            found = range_of(image, parse_place(segment.name))
+            if found is None or found.end is None or left < found.end - found.start or at == len(segments) - 1:
+                return at, left
+            left -= found.end - found.start
+    wanted = dlsns.parse(start)
+    for at, segment in enumerate(segments):
+        if segment.number == wanted.segment:
+            return at, int(wanted.entry)
+    raise CommandError(
+        f"the stream does not have this segment in the store s3 (any more): stream={stream} segment={wanted.segment}",
+        f"`dlog object show {stream}` lists its segments",
+        misused=False,
+    )
+
+
+# ---- fsck -----------------------------------------------------------------------------------------------------------
+
+
+@value
+class _Fsck:
+    """Result of a check. chains: of s3-direct. removed: findings that were repaired."""
+
+    checked: Checked
+    chains: int
+    chain_findings: tuple[Finding, ...]
+    removed: int
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return self.checked.findings + self.chain_findings
+
+    @property
+    def orphans(self) -> tuple[Finding, ...]:
+        return tuple(one for one in self.findings if one.kind is Kind.ORPHAN)
+
+
+@object.command(cls=MutatingCommand, when_unknown="how much was removed is unknown: run it again, that is harmless")
+@click.option("--repair", is_flag=True, help="Remove orphans, and nothing else.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--no-blocks", is_flag=True, help="Do not read the objects: compare the listing with the metadata only.")
+@click.option(
+    "--older-than",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    default=YOUNG_S,
+    show_default=True,
+    help="Age of a segment of s3-direct that no stream lists, before it is told.",
+)
+@click.option("--segments", "listed", metavar="STREAM", help="Print the segments of STREAM that the bucket has, only.")
+@_limit("Print at most N findings; --json prints all.", 100)
+@zookeeper_options
+def fsck(
+    repair: bool,
+    yes: bool,
+    no_blocks: bool,
+    older_than: float,
+    listed: str | None,
+    limit: int,
+    hosts: str | None,
+    namespace: str | None,
+    directory: str | None,
+    as_json: bool,
+) -> int:
+    """Check the objects of the cluster against the metadata. Reads every block. Exit 1 if something is wrong.
+
+    \b
+    orphan    named by no metadata, and never will be; --repair removes it
+    hole      entries that are uploaded by the metadata are in no object
+    zombie    destroyed by the metadata: an upload landed after the deletion
+    missing   committed by the metadata, and not there
+    damaged   a checksum does not match
+    overdue   prepared and not committed, long after its expiry
+    foreign   no object of the cluster has such a name
+
+    Of s3-direct it finds the segments that no stream lists; `dlog pipeline audit` reads the others.
+    """
+    cluster = _cluster(hosts, namespace, directory)
+    if listed is not None:
+        name = stream_name(listed)
+        if repair:
+            raise CommandError("--segments prints segments, and repairs nothing", "leave out --repair")
+        return _say_segments(name, asyncio.run(_segments(cluster, name)), as_json)
+
+    told = asyncio.run(_check(cluster, not no_blocks, older_than))
+    if repair and told.orphans:
+        if not yes:
+            confirm(f"Remove {len(told.orphans):,} orphans from the bucket?", "whether to remove the orphans")
+        told = replace(told, removed=asyncio.run(_remove(cluster, told, older_than)))
+    left = len(told.findings) - told.removed
+    if as_json:
+        say_json(_fsck_json(told))
+        return EXIT_FAILED if left else EXIT_OK
+    for one in told.findings[:limit]:
+        say(f"{one.kind:<8}  {one.place}: {one.why}")
+    if len(told.findings) > limit:
+        note(f"{len(told.findings) - limit:,} more findings: --limit or --json prints them")
+    checked = told.checked
+    say(
+        f"{checked.listed:,} objects of {size_text(checked.bytes)} and {told.chains:,} segments of s3-direct listed, "
+        f"{checked.blocks:,} blocks of {checked.objects:,} objects read, {len(told.findings):,} findings"
+        + (f", {told.removed:,} removed" if repair else "")
+    )
+    if not repair and told.orphans:
+        note("`dlog object fsck --repair` removes the orphans")
+    return EXIT_FAILED if left else EXIT_OK
+
+
+async def _check(cluster: Cluster, reads_blocks: bool, older_than_s: float) -> _Fsck:
+    async with open_objects(cluster) as access:
+        if not await access.has_objects():
+            return _Fsck(Checked(Comparison((), 0, 0), (), 0, 0, 0, 0, 0), 0, (), 0)
+        checked = await (await _object_check(access)).run(reads_blocks=reads_blocks)
+        chains = await _chains(access)
+        unlisted = await _unlisted(access, cluster, chains, older_than_s)
+        return _Fsck(checked, len(chains), tuple(unlisted), 0)
+
+
+async def _remove(cluster: Cluster, told: _Fsck, older_than_s: float) -> int:
+    """Remove what is an orphan still; how many."""
+    async with open_objects(cluster) as access:
+        removed = await (await _object_check(access)).remove(told.checked.findings)
+        chains = [one.place for one in told.chain_findings]
+        for one in await _unlisted(access, cluster, chains, older_than_s):
+            await access.direct.delete(SegmentRef(StreamName("_"), SegmentNumber(1), one.place))
+            removed += 1
+        return removed
+
+
+async def _object_check(access: ObjectAccess) -> ObjectCheck:
+    objects, root, folder = access.direct.objects, await access.root(), await access.folder()
+    return ObjectCheck(objects, root, folder, access.store.reads, access.image, access.fresh)
+
+
+async def _chains(access: ObjectAccess) -> list[str]:
+    return [name async for name in access.direct.list()]
+
+
+async def _unlisted(
+    access: ObjectAccess, cluster: Cluster, chains: Sequence[str], older_than_s: float
+) -> list[Finding]:
+    """The chains that no stream lists, and no node has as its log. chains: listed before."""
+    from dlog.spark.jobs.audit_orphans import read_named_segments
+
+    named = await read_named_segments(access.metadata, cluster.zookeeper, cluster.namespace)
+    image = await access.fresh()
+    logs = {one.name for node in image.nodes.values() for one in node.wal if one.store == DIRECT}
+    described: list[ListedChain] = []
+    for name in chains:
+        if name in named.names or name in logs:
+            continue
+        try:
+            age_ms = int(await access.direct.age_s(name) * 1000)
+        except SegmentNotFoundError:
+            continue  # deleted meanwhile
+        try:
+            stream = str((await access.direct.describe(name)).stream)
+        except (SegmentNotFoundError, SegmentCorruptError):
+            stream = ""
+        described.append(ListedChain(name, stream, age_ms))
+    return find_unlisted_chains(described, named.names | logs, named.unknown, int(older_than_s * 1000))
+
+
+def _fsck_json(told: _Fsck) -> dict[str, Any]:
+    checked = told.checked
+    return {
+        "version": checked.version,
+        "objects_listed": checked.listed,
+        "bytes_listed": checked.bytes,
+        "objects_later": checked.comparison.later,
+        "objects_read": checked.objects,
+        "blocks_read": checked.blocks,
+        "chains_listed": told.chains,
+        "removed": told.removed,
+        "findings": [
+            {"kind": str(one.kind), "place": one.place, "why": one.why, "object": one.object} for one in told.findings
+        ],
+    }
+
+
+# ---- segments, from the bucket and the metadata stream alone --------------------------------------------------------
+
+
+async def _segments(cluster: Cluster, stream: StreamName) -> list[dict[str, Any]]:
+    """The segments of a stream that are in objects, whatever its own metadata have."""
+    async with open_objects(cluster) as access:
+        if not await access.has_objects():
+            return []
+        image = await access.image()
+        rows: list[dict[str, Any]] = []
+        for object_stream, (name, number) in _segment_names(image).items():
+            its = image.streams.get(object_stream)
+            for found in its.ranges if name == stream and its is not None else ():
+                if not found.is_dropped:
+                    place = f"{object_stream}.{found.epoch}"
+                    entries = None if found.end is None else found.end - found.start
+                    rows.append(_listed_segment(number, S3, place, entries, found.end is not None))
+        for chain in await _chains(access):
+            try:
+                described = await access.direct.describe(chain)
+                if described.stream == stream:
+                    tail = await access.direct.tail(chain)
+                    rows.append(_listed_segment(described.number, DIRECT, chain, tail.end, tail.is_ended))
+            except DLogError as error:
+                note(f"a segment of s3-direct cannot be read: location={chain}: {error.message}")
+        return sorted(rows, key=lambda row: (row["segment"], row["store"], row["location"]))
+
+
+def _listed_segment(number: int, store: str, location: str, entries: int | None, is_ended: bool) -> dict[str, Any]:
+    return {"segment": int(number), "store": store, "location": location, "entries": entries, "ended": is_ended}
+
+
+def _say_segments(stream: StreamName, rows: list[dict[str, Any]], as_json: bool) -> int:
+    if as_json:
+        say_json({"stream": stream, "segments": rows})
+    else:
+        say_table(("segment", "store", "location", "entries", "ended"), (tuple(row.values()) for row in rows))
+    return EXIT_OK
