@@ -133,7 +133,8 @@ def demo(
 async def _demo(
     directory: Path, lines: list[bytes], flags: Sequence[str], store: str | None, victim: int | None
 ) -> bool:
-    """flags: of `dlog up`. store: of the stream; None: the cluster's default. victim: a process of the store to kill; None: a bookie."""
+    """flags: of `dlog up`. store: of the stream; None: the default. victim: a process of the store to kill; None: a
+    bookie."""
     size = sum(map(len, lines)) + len(lines)
     storage = "3 bookies, " if victim is None else ""
     _say(f"{len(lines):,} lines, {size / 1e6:.1f} MB; starting ZooKeeper, {storage}2 write and 2 read proxies")

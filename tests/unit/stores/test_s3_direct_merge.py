@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from dlog.events import Event, MergeFailed
-from dlog.model.ids import EntryId
+from dlog.model.ids import WAL_STREAM, EntryId, Epoch, SegmentNumber
 from dlog.objects.merge import Merged
 from dlog.stores.contract import (
     SegmentCorruptError,
@@ -267,6 +267,21 @@ async def test_a_store_merges_what_it_has_sealed(cluster: Cluster) -> None:
     await done.wait()
     assert len(objects_of(cluster, ref)) == 4
     assert await read_all(await cluster.store(), ref) == PAYLOADS
+
+
+async def test_segments_of_a_write_ahead_log_are_not_merged(cluster: Cluster) -> None:
+    """They are deleted as soon as their entries are uploaded. Segments are merged in the order in which they ended."""
+    store = await cluster.store(merged_grace_s=0.0, merges=True)
+    writer = await store.create(WAL_STREAM, SegmentNumber(1), Epoch(1), ())
+    for entry, payload in enumerate(PAYLOADS):
+        await writer.append(EntryId(entry), [payload])
+    await writer.seal()
+    log = SegmentRef(WAL_STREAM, SegmentNumber(1), writer.name)
+    ref = await written(store, PAYLOADS)
+    while "index" not in objects_of(cluster, ref):
+        await asyncio.sleep(0)
+    assert "index" not in objects_of(cluster, log)
+    assert await read_all(store, log) == PAYLOADS
 
 
 async def test_damaged_chunks_are_not_merged(cluster: Cluster) -> None:
