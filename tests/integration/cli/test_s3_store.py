@@ -318,21 +318,31 @@ def test_names_of_dlogs_own_streams_are_refused_to_whoever_changes_them(on_objec
 
 
 def test_a_proxy_without_objects_says_what_to_configure(on_objects: Up) -> None:
-    ok(on_objects, "create", "elsewhere", "--store", "s3")
-    ok(on_objects, "append", "elsewhere", given=LINES)
+    """Some streams it leaves to other proxies; the others it cannot read."""
+    names, many = [f"elsewhere-{n}" for n in range(6)], LINES * 30
+    for name in names:
+        ok(on_objects, "create", name, "--store", "s3")
+        ok(on_objects, "append", name, given=many)
     kill_writers(on_objects)  # else the owner gives what it has in memory
-    ok(on_objects, "append", "elsewhere", given=WIDE)
+    for name in names:
+        ok(on_objects, "append", name, given=WIDE)
+    refused = []
     with proxy(on_objects, "read", "bare") as (_, address, _):
-        code, out, err = dlog(
-            *("read", "elsewhere", "--from-start", "--connect", f"dlog://{address}"), directory=on_objects.directory
-        )
-        assert (code, out) == (1, b"")
-        assert "store=s3" in err and "DLOG_OBJECTS_ROOT" in err, err
+        for name in names:
+            read = ("read", name, "--from-start", "--connect", f"dlog://{address}")
+            code, out, err = dlog(*read, directory=on_objects.directory)
+            if code:
+                assert (code, out) == (1, b"")
+                assert "store=s3" in err and "set `root` in [objects], or DLOG_OBJECTS_ROOT" in err, err
+                refused.append(name)
+            else:
+                assert out == many + WIDE
+    assert refused
     with proxy(on_objects, "write", "bare") as (_, address, _):
         arguments = ("create", "more", "--store", "s3", "--connect", f"dlog://{address}")
         code, _, err = dlog(*arguments, directory=on_objects.directory)
         assert code == 2 and "no such store, choose one of" in err, err
-    assert read_by_each(on_objects, "elsewhere") == LINES + WIDE
+    assert read_by_each(on_objects, refused[0]) == many + WIDE
 
 
 # ---- a cluster with bookies ------------------------------------------------------------------------------------------
@@ -358,8 +368,7 @@ def test_with_bookies_kill_9_of_everything_at_once_loses_nothing(tmp_path: Path,
     code, _, err = dlog("up", "--objects", f"file://{elsewhere}", directory=directory)
     assert code == 2 and "not at this root" in err, err
     assert not elsewhere.exists(), "nothing is created there"
-    with up(directory, "--config", str(config)) as again:
-        assert again.running.objects_root == f"file://{root}", "as it was"
+    with up(directory, "--objects", f"file://{root}", "--config", str(config)) as again:
         assert read_by_each(again, "s") == written + LINES
         ok(again, "append", "s", given=LINES)
         assert read_by_each(again, "s") == written + LINES + LINES
