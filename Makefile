@@ -20,6 +20,7 @@ help:
 	@echo "make demo [FILE=lines.txt]   a cluster on this machine; the file goes in while processes are killed, and comes back"
 	@echo "make demo STORE=kafka        the same with the stream on three brokers of Kafka, which are started, too"
 	@echo "make demo STORE=s3-direct    the same with the stream as objects on an S3 server, which is started, too"
+	@echo "make demo STORE=s3           the same with the stream in objects behind a log that many streams share"
 	@echo "make test                    every test but those of make test-slow; CI runs both"
 	@echo "make test-slow               what measures, and compares with other releases and systems"
 	@echo "make check                   the fast lane: lint, types, import contracts, unit, few simulation seeds"
@@ -43,8 +44,8 @@ demo: setup
 	@case "$(STORE)" in \
 	"") $(BIN)/python -m dlog.cli.demo $(FILE);; \
 	kafka) $(BIN)/python -m loadtest.kafka_demo $(FILE);; \
-	s3-direct) $(BIN)/python -m loadtest.s3_demo $(FILE);; \
-	*) echo "no such store for the demo: STORE=$(STORE); use STORE=kafka, STORE=s3-direct, or leave it out" >&2; exit 2;; esac
+	s3-direct|s3) $(BIN)/python -m loadtest.s3_demo --store $(STORE) $(FILE);; \
+	*) echo "no such store for the demo: STORE=$(STORE); use STORE=kafka, STORE=s3-direct, STORE=s3, or leave it out" >&2; exit 2;; esac
 
 lint: setup
 	$(BIN)/ruff check .

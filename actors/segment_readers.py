@@ -20,6 +20,7 @@ from dlog.stores.contract import (
     SegmentStore,
     StoreUnavailableError,
 )
+from dlog.stores.kinds import not_configured
 
 READERS_MAX = 8  # of one stream, open at once
 
@@ -98,7 +99,7 @@ class SegmentReaders:
     def _store(self, segment: Segment) -> SegmentStore:
         store = self._stores.get(segment.store)
         if store is None:
-            raise MisconfiguredError(f"this proxy is not configured with the segment store: store={segment.store}")
+            raise MisconfiguredError(not_configured(segment.store))
         return store
 
     def _ref(self, segment: Segment) -> SegmentRef:

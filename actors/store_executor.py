@@ -50,6 +50,7 @@ from dlog.stores.contract import (
     StoreError,
     StoreUnavailableError,
 )
+from dlog.stores.kinds import not_configured
 
 SlowQuestion = CreateSegment | RecoverSegment | ReadEntries | SealSegment | ExamineStage | DeleteSegment
 READ_BYTES_MAX = 4 * 1024 * 1024  # of one read while an owner reads back its predecessor's segment
@@ -211,9 +212,7 @@ class StoreExecutor:
     def _store(self, name: str) -> SegmentStore:
         store = self._stores.get(name)
         if store is None:
-            raise MisconfiguredError(
-                f"this proxy is not configured with the store: store={name} known={sorted(self._stores)}"
-            )
+            raise MisconfiguredError(f"{not_configured(name)} known={sorted(self._stores)}")
         return store
 
     def _ref(self, segment: Segment) -> SegmentRef:

@@ -1,6 +1,6 @@
-"""`make demo STORE=s3-direct`: the demo on an S3 server, which is installed if needed, started and stopped.
+"""`make demo STORE=s3-direct` or `STORE=s3`: the demo on an S3 server, which is installed if needed, started, stopped.
 
-    python -m loadtest.s3_demo [FILE]
+    python -m loadtest.s3_demo [--store s3-direct|s3] [FILE]
 
 The server is versitygw. The demo kills it at half of the records; a second later it runs again.
 Exit 0: every record came back; 1: one did not, or something is missing or failed; 2: wrong usage.

@@ -2,7 +2,7 @@
 
     python -m dlog.cli.demo [FILE]
     python -m dlog.cli.demo --kafka HOST:PORT[,...] --victim PID [FILE]    as loadtest/kafka_demo.py runs it
-    python -m dlog.cli.demo --objects ROOT --victim PID [FILE]             as loadtest/s3_demo.py runs it
+    python -m dlog.cli.demo --objects ROOT --store STORE --victim PID [FILE]    as loadtest/s3_demo.py runs it
 
 Starts a cluster in a temporary directory with `dlog up` and appends the lines of FILE. Kills the stream's owner with
 SIGKILL when a third of the records is acknowledged, and a bookie, or the victim, at half of them. Then reads
@@ -49,6 +49,7 @@ LINES_MAX = 300_000
 BATCHES_MIN = 60  # so that kills fall between batches even with a small file
 BATCH_BYTES = 180 * 1024
 UP_TIMEOUT_S = 240.0
+OBJECT_STORES = ("s3-direct", "s3")
 
 
 @dataclass(slots=True)
@@ -97,8 +98,11 @@ class Compared:
 @click.option("--keep", is_flag=True, help="Keep the directory of the cluster.")
 @click.option("--kafka", metavar="HOST:PORT[,...]", help="Have no bookies, and the stream on these brokers.")
 @click.option("--objects", metavar="ROOT", help="Have no bookies, and the stream as objects below this root.")
+@click.option("--store", type=click.Choice(OBJECT_STORES), help="With --objects: the store; s3-direct by default.")
 @click.option("--victim", type=click.IntRange(1), metavar="PID", help="With either: a process of it to kill.")
-def demo(file: str | None, keep: bool, kafka: str | None, objects: str | None, victim: int | None) -> int:
+def demo(
+    file: str | None, keep: bool, kafka: str | None, objects: str | None, store: str | None, victim: int | None
+) -> int:
     """Append the lines of FILE to a new cluster while processes are killed, read them back, compare.
 
     Without FILE: the source of Python's standard library, at most 300,000 lines.
@@ -107,6 +111,8 @@ def demo(file: str | None, keep: bool, kafka: str | None, objects: str | None, v
         raise click.UsageError("the stream is in one store: give --kafka or --objects")
     if (kafka is None and objects is None) != (victim is None):
         raise click.UsageError("--victim goes with --kafka or --objects, and they with it")
+    if store is not None and objects is None:
+        raise click.UsageError("--store goes with --objects")
     flags: tuple[str, ...] = ()
     if victim is not None:
         flags = ("--bookies", "0", *(("--kafka", kafka) if kafka is not None else ("--objects", str(objects))))
@@ -114,7 +120,7 @@ def demo(file: str | None, keep: bool, kafka: str | None, objects: str | None, v
     lines = _lines_of(Path(file)) if file else _library_lines()
     directory = Path(tempfile.mkdtemp(prefix="dlog-demo-"))
     try:
-        whole = asyncio.run(_demo(directory, lines, flags, victim))
+        whole = asyncio.run(_demo(directory, lines, flags, store, victim))
     finally:
         if keep:
             _say(f"the cluster's directory is kept: {directory}; `dlog up --dir {directory}` starts it again")
@@ -124,8 +130,11 @@ def demo(file: str | None, keep: bool, kafka: str | None, objects: str | None, v
     return EXIT_OK if whole else EXIT_FAILED
 
 
-async def _demo(directory: Path, lines: list[bytes], flags: Sequence[str], victim: int | None) -> bool:
-    """flags: of `dlog up`. victim: a process of the store to kill; None: a bookie."""
+async def _demo(
+    directory: Path, lines: list[bytes], flags: Sequence[str], store: str | None, victim: int | None
+) -> bool:
+    """flags: of `dlog up`. store: of the stream; None: the default. victim: a process of the store to kill; None: a
+    bookie."""
     size = sum(map(len, lines)) + len(lines)
     storage = "3 bookies, " if victim is None else ""
     _say(f"{len(lines):,} lines, {size / 1e6:.1f} MB; starting ZooKeeper, {storage}2 write and 2 read proxies")
@@ -133,7 +142,7 @@ async def _demo(directory: Path, lines: list[bytes], flags: Sequence[str], victi
     async with _cluster(directory, flags) as running:
         _say(f"the cluster is up after {monotonic_s() - begun_s:.1f} s: {running.connect}")
         async with connect(running.connect) as client:
-            await client.create(STREAM)
+            await (client.create(STREAM) if store is None else client.create(STREAM, store=store))
             begun_s = monotonic_s()
             appended = await _append(client, directory, lines, victim)
             seconds = monotonic_s() - begun_s

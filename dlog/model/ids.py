@@ -47,6 +47,7 @@ def stream_name(text: str) -> StreamName:
 
 RESERVED_PREFIX = "_dlog."  # of the names of streams that dlog keeps for itself
 METADATA_STREAM = StreamName("_dlog.objects")  # the metadata of streams in objects
+WAL_STREAM = StreamName("_dlog.wal")  # that segments of write-ahead logs of nodes are created for
 
 
 def is_reserved(stream: str) -> bool:

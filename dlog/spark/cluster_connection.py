@@ -34,6 +34,7 @@ from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.stores.contract import MisconfiguredError, SegmentStore
 from dlog.stores.file.store import FileStore
 from dlog.stores.kafka.store import KafkaStore
+from dlog.stores.s3.options import NAME as S3
 from dlog.stores.s3_direct.options import NAME as S3_DIRECT
 
 IDLE_S = 10.0
@@ -49,6 +50,7 @@ _HINTS = {
     FileStore.name: "set file.directory (or DLOG_FILE_DIRECTORY)",
     KafkaStore.name: "set kafka.topics (or DLOG_KAFKA_TOPICS)",
     S3_DIRECT: "set objects.root (or DLOG_OBJECTS_ROOT)",
+    S3: "set objects.root (or DLOG_OBJECTS_ROOT)",
 }
 
 

@@ -18,6 +18,21 @@ SCHEMAS: Mapping[str, SettingsSchema] = {
 }
 
 
+#: how a process gets a store that it is not configured with
+HOW_TO_CONFIGURE: Mapping[str, str] = {
+    FILE_SETTINGS.store: "set `directory` in [file], or DLOG_FILE_DIRECTORY",
+    KAFKA_SETTINGS.store: "set `topics` in [kafka], or DLOG_KAFKA_TOPICS",
+    S3_DIRECT_SETTINGS.store: "set `root` in [objects], or DLOG_OBJECTS_ROOT",
+    S3_SETTINGS.store: "set `root` in [objects], or DLOG_OBJECTS_ROOT",
+}
+
+
+def not_configured(store: str) -> str:
+    """What to tell about a store that this proxy lacks."""
+    how = HOW_TO_CONFIGURE.get(store, "add it to the option `stores`")
+    return f"this proxy is not configured with the store, {how} for it: store={store}"
+
+
 def stored_settings(store: str, stored: Mapping[str, Any]) -> StoreSettings:
     """The settings of a stream's store as metadata holds them, with defaults. Those of a store that this version does
     not know stay as they are. Raises InvalidRequestError."""

@@ -36,6 +36,7 @@ from dlog.machine import Conflict, Missing, OutcomeUnknown, Versioned
 from dlog.model.ids import SegmentNumber, StreamName, stream_name
 from dlog.model.segment import StoreSettings, StreamKey, StreamMetadata, StreamSettings
 from dlog.stores.contract import SegmentRef, SegmentStore, StoreUnavailableError
+from dlog.stores.kinds import not_configured
 from dlog.wire.stream_metadata import settings_from_map, settings_to_map
 from proxies import catalog
 from proxies.streams import ProxyMetadata, current_incarnation, read_incarnation, read_stream
@@ -297,7 +298,7 @@ class Admin:
     async def _delete_segment(self, store: str, ref: SegmentRef) -> _DeleteResult:
         try:
             if store not in self._stores:
-                raise StoreUnavailableError(f"this proxy is not configured with the store: store={store}")
+                raise StoreUnavailableError(not_configured(store))
             await self._stores[store].delete(ref)
         except DLogError as error:
             if error.remedy is Remedy.STOP:

@@ -30,14 +30,25 @@ from dlog.model.ids import METADATA_STREAM, StreamName
 from dlog.objects.errors import ControllerLostError
 from dlog.objects.operation_codec import decode_operation, encode_answer
 from dlog.objects.operations import NodeIsOpen, Result
+from dlog.objects.options import ControllerOptions
 from dlog.options import MiB
 from dlog.stores.contract import MisconfiguredError, SegmentStore
 from dlog.stores.object_storage.port import Objects
+from dlog.stores.s3_direct.options import ObjectsOptions
 from proxies.proxy_connection import ProxyConnection
 from proxies.streams import ProxyMetadata
 from proxies.write.owned_streams import OwnedStream, OwnedStreams
 
 RECHECK_S = 30.0
+TICK_MIN_S, TICK_MAX_S = 1.0, 10.0  # between two looks at which objects may be deleted
+
+
+def controller_options(options: ObjectsOptions) -> ObjectControllerOptions:
+    """Options of the controller, from the section [objects]."""
+    return ObjectControllerOptions(
+        tick_s=min(max(options.marked_grace_s, TICK_MIN_S), TICK_MAX_S),
+        controller=ControllerOptions(retention_ms=int(options.marked_grace_s * 1000)),
+    )
 
 
 class OperationConnection(ProxyConnection):

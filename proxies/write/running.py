@@ -16,7 +16,7 @@ from dlog.io.metadata_stream import FindRoot
 from dlog.model.object_streams import NodeId
 from dlog.stores.object_storage.port import Objects
 from proxies import parts, serving
-from proxies.write.object_controllers import LocalSender, ObjectStorageAccess
+from proxies.write.object_controllers import LocalSender, ObjectStorageAccess, controller_options
 from proxies.write.options import WriteOptions
 from proxies.write.server import WriteProxy
 
@@ -35,7 +35,8 @@ async def run(
     access: list[ObjectStorageAccess] = []  # one if the store `s3` is configured
 
     def host(objects: Objects, find_root: FindRoot, store: str) -> LocalSender:
-        access.append(ObjectStorageAccess(objects=objects, find_root=find_root, store=store))
+        its_options = controller_options(tuning.stores.objects)
+        access.append(ObjectStorageAccess(objects=objects, find_root=find_root, store=store, options=its_options))
         return access[0].sender
 
     async with parts.opened(options, tell=tell, rng=rng, tuning=tuning, join=host, node=_node(options)) as opened:

@@ -22,7 +22,6 @@ from dlog.stores.object_storage.locations import Location
 from dlog.values import value
 
 RECORDS = "records/"  # keys of segments begin with it
-WAL_STREAM = StreamName("_dlog.wal")  # of segments of write-ahead logs
 BARRIER_KEY = "barrier"  # never put; an operation on it tells the version of the controller's image
 FIRST_EPOCH = Epoch(0)  # of the only range of a segment
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from dlog.model.ids import EntryId, Epoch, SegmentNumber
+from dlog.model.ids import WAL_STREAM, EntryId, Epoch, SegmentNumber
 from dlog.model.object_streams import NodeEpoch, WalSegment
 from dlog.objects.node_messages import WalLocation
 from dlog.options import MiB
@@ -19,7 +19,6 @@ from dlog.stores.contract import (
     StoreError,
     StoreUnavailableError,
 )
-from dlog.stores.s3.places import WAL_STREAM
 
 READ_BYTES = 4 * MiB  # of a recovery's read
 

@@ -53,6 +53,9 @@ class ObjectsOptions(ObjectStorageOptions):
     split_after_s: float = option(7200.0, "age at which the streams of a shared object of `s3` get their own objects")
     minor_bytes: int = option(128 * MiB, "largest object that a frequent merge makes")
     major_bytes: int = option(1024 * MiB, "largest object that a rare merge makes")
+    marked_grace_s: float = option(
+        600.0, "how long an object of `s3` stays that is needed no more, for readers with older metadata"
+    )
 
     def __post_init__(self) -> None:
         ObjectStorageOptions.__post_init__(self)
@@ -62,6 +65,8 @@ class ObjectsOptions(ObjectStorageOptions):
             raise ValueError(f"merged_grace_s must not be negative: {self.merged_grace_s}")
         check_positive(self, "upload_bytes", "upload_s", "stream_object_bytes", "node_cache_bytes_max")
         check_positive(self, "wal_segment_bytes", "compaction_s", "split_after_s", "minor_bytes", "major_bytes")
+        if self.marked_grace_s < 0:
+            raise ValueError(f"marked_grace_s must not be negative: {self.marked_grace_s}")
         if self.wal not in WAL_STORES:
             raise ValueError(f"wal must be empty or one of {', '.join(filter(None, WAL_STORES))}: {self.wal!r}")
         if self.root:

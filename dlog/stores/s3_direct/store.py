@@ -30,7 +30,7 @@ from typing import Protocol
 
 from dlog.errors import ConfigError, DamagedError, DLogError
 from dlog.events import Event
-from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
+from dlog.model.ids import WAL_STREAM, EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.segment import StoreSettings
 from dlog.objects.chain import (
     PAGE,
@@ -242,7 +242,7 @@ class S3DirectStore:
     async def recover(self, ref: SegmentRef) -> RecoveredSegment:
         chain = await self._chain(ref.name)
         found = await self._find(chain, is_recovery=True)
-        self.ended(chain.name)
+        self.ended(ref.stream, chain.name)
         return RecoveredSegment(EntryId(found.end - 1), await self._last_payloads(chain, found))
 
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> S3DirectReader:
@@ -253,7 +253,7 @@ class S3DirectStore:
             view = self._views[chain.name] = ChainView(self, chain)
         view.advance(found)
         if found.is_ended:
-            self.ended(chain.name)
+            self.ended(ref.stream, chain.name)
         reader = S3DirectReader(self, view)
         self._readers.add(reader)
         return reader
@@ -472,9 +472,9 @@ class S3DirectStore:
         if view is not None:
             view.learn_lac(lac)
 
-    def ended(self, name: str) -> None:
-        """Merge a segment that has ended, in the background."""
-        if self._merger is not None:
+    def ended(self, stream: StreamName, name: str) -> None:
+        """Merge a segment that has ended, in the background; but not one of a node's log, which is deleted soon."""
+        if self._merger is not None and stream != WAL_STREAM:
             self._merger.add(name)
 
     def writer_ended(self, writer: S3DirectWriter) -> None:

@@ -147,7 +147,7 @@ class S3DirectWriter:
             case Sealed(end):
                 assert self._seal is not None
                 self._seal.set_result(EntryId(end - 1))
-                self._store.ended(self.name)
+                self._store.ended(self._description.stream, self.name)
                 self._fail(SegmentSealedError(f"the segment is sealed: location={self.name}"))
             case Fenced():
                 self._fail(SegmentFencedError(f"another process recovered the segment: location={self.name}"))

@@ -53,11 +53,12 @@ def test_the_lines_that_it_prints_give_a_storage_that_segments_can_be_written_to
 
 
 @pytest.mark.slow
-def test_the_demo_on_s3_brings_every_line_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("store", ["s3-direct", "s3"])
+def test_the_demo_on_s3_brings_every_line_back(tmp_path: Path, store: str) -> None:
     need_storage("s3")
     lines = tmp_path / "lines.txt"
     lines.write_text("".join(f"line {number}\n" for number in range(20_000)))
-    command = [sys.executable, "-m", "loadtest.s3_demo", str(lines)]
+    command = [sys.executable, "-m", "loadtest.s3_demo", "--store", store, str(lines)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "lost 0, duplicated 0, out of order 0" in done.stdout and "SIGKILL a process of the store" in done.stdout

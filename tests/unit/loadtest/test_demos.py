@@ -41,7 +41,8 @@ def test_without_go_a_line_says_how_to_get_it(
     [
         ((), 0, "dlog.cli.demo x.txt"),
         (("STORE=kafka",), 0, "loadtest.kafka_demo x.txt"),
-        (("STORE=s3-direct",), 0, "loadtest.s3_demo x.txt"),
+        (("STORE=s3-direct",), 0, "loadtest.s3_demo --store s3-direct x.txt"),
+        (("STORE=s3",), 0, "loadtest.s3_demo --store s3 x.txt"),
         (("STORE=tape",), 2, "no such store for the demo: STORE=tape; use STORE=kafka"),
     ],
 )

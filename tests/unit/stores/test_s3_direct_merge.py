@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from dlog.events import Event, MergeFailed
-from dlog.model.ids import EntryId
+from dlog.model.ids import WAL_STREAM, EntryId, Epoch, SegmentNumber
 from dlog.objects.merge import Merged
 from dlog.stores.contract import (
     SegmentCorruptError,
@@ -253,20 +253,42 @@ async def test_a_segment_that_has_ended_is_merged_in_the_background(cluster: Clu
     assert told == [MergeFailed("a", "busy")]
 
 
-async def test_a_store_merges_what_it_has_sealed(cluster: Cluster) -> None:
-    class Watched(KilledObjects):
-        async def delete_many(self, locations: Sequence[Location]) -> None:
-            await super().delete_many(locations)
-            if not locations:  # the last step of a merge: no copy is left over
-                done.set()
+class WatchedObjects(KilledObjects):
+    """merged: set when a merge is over."""
 
-    done = asyncio.Event()
-    cluster.objects = Watched()
+    def __init__(self) -> None:
+        super().__init__()
+        self.merged = asyncio.Event()
+
+    async def delete_many(self, locations: Sequence[Location]) -> None:
+        await super().delete_many(locations)
+        if not locations:  # the last step of a merge: no copy is left over
+            self.merged.set()
+
+
+async def test_a_store_merges_what_it_has_sealed(cluster: Cluster) -> None:
+    cluster.objects = objects = WatchedObjects()
     store = await cluster.store(merged_grace_s=0.0, merges=True)
     ref = await written(store, PAYLOADS)
-    await done.wait()
+    await objects.merged.wait()
     assert len(objects_of(cluster, ref)) == 4
     assert await read_all(await cluster.store(), ref) == PAYLOADS
+
+
+async def test_segments_of_a_write_ahead_log_are_not_merged(cluster: Cluster) -> None:
+    """They are deleted as soon as their entries are uploaded. Segments are merged in the order in which they ended."""
+    cluster.objects = objects = WatchedObjects()
+    store = await cluster.store(merged_grace_s=0.0, merges=True)
+    writer = await store.create(WAL_STREAM, SegmentNumber(1), Epoch(1), ())
+    for entry, payload in enumerate(PAYLOADS):
+        await writer.append(EntryId(entry), [payload])
+    await writer.seal()
+    log = SegmentRef(WAL_STREAM, SegmentNumber(1), writer.name)
+    ref = await written(store, PAYLOADS)
+    await objects.merged.wait()
+    assert "index" in objects_of(cluster, ref)
+    assert "index" not in objects_of(cluster, log)
+    assert await read_all(store, log) == PAYLOADS
 
 
 async def test_damaged_chunks_are_not_merged(cluster: Cluster) -> None:
