@@ -5,8 +5,9 @@
 Invariants:
 - An operation is decided by the image with all records before it, those on their way too; what is refused records
   nothing.
-- An answer other than a refusal goes out once every record that it rests on is confirmed. If an append fails, this
-  controller is over: it answers nothing as done, and its owner claims the stream anew and replays it.
+- An answer other than a refusal goes out once an entry is confirmed that was appended after the operation came, if
+  need be one without records. So it rests on all that any controller recorded before the operation came. If an append
+  fails, this controller is over: it answers nothing as done, and its owner claims the stream anew and replays it.
 - Only the controller deletes objects, and only after the record that marks them is confirmed and `retention_ms` is
   over; then it records that they are destroyed. No clock decides about data: who commits a marked object is refused.
 - A snapshot counts once its record is confirmed. Then the metadata stream is truncated up to the snapshot before it,
@@ -274,20 +275,17 @@ class Controller:
         if isinstance(operation, OpenNode) and self._openers.get(operation.node) == operation:
             node = self.image.nodes[operation.node]
             if (node.node_epoch, node.is_failover) == (operation.node_epoch, operation.is_failover):
+                self._record(())
                 return node_state(self.image, operation.node)
         records, result = decide(self.image, operation, self._now_ms, self._options)
-        if records:
-            self._record(records)
+        self._record(records)  # also none: only an append tells whether this controller has been deposed
         if isinstance(operation, OpenNode):
             self._openers[operation.node] = operation
         return result
 
     def _record(self, records: tuple[MetadataRecord, ...]) -> None:
-        """Append an entry. Raises InvalidRequestError if the records do not fit into one; then nothing was done.
-
-        Raises AssertionError if they do not fit the image: then a decision is wrong, and this controller is used no
-        more. The stream has nothing of it.
-        """
+        """Append an entry, perhaps without records. Raises InvalidRequestError if the records do not fit into one; then
+        nothing was done."""
         try:
             data = encode_entry(self.image.version, records)
         except EntryTooLargeError as error:

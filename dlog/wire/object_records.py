@@ -119,7 +119,7 @@ def decode_entry(data: Buffer) -> tuple[int, tuple[MetadataRecord, ...]]:
 
 def _records(value: Any) -> tuple[int, tuple[MetadataRecord, ...]]:
     before, plain = value
-    if type(plain) is not list or not 1 <= len(plain) <= RECORDS_MAX:
+    if type(plain) is not list or len(plain) > RECORDS_MAX:
         raise ValueError("not a list of records, or too long")
     return read_u64(before), tuple(map(_record, plain))
 

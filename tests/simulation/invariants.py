@@ -255,7 +255,11 @@ INVARIANTS = {
         "MetadataChecks.landed, compare, ControllerProcess._handled, ReaderProcess._tell, ControllerWorld.run",
     ),
     "M2": Invariant("a refused operation changes nothing", CONTROLLER, "ControllerProcess.request"),
-    "M3": Invariant("what is answered as done is in the log", CONTROLLER, "MetadataChecks.answered"),
+    "M3": Invariant(
+        "what is answered as done is in the log, and rests on all that was in it when the operation came",
+        CONTROLLER,
+        "MetadataChecks.answered",
+    ),
     "O1": Invariant(
         "each object that metadata refers to is in the storage, with its entries",
         COMPACTION,

@@ -203,14 +203,17 @@ class MetadataChecks:
 
     # ---- answers ----------------------------------------------------------------------------------------------------
 
-    def answered(self, operation: Operation, result: Any) -> None:
-        """M3: what is answered as done is in the log. O5: an epoch of a node is given to one caller."""
+    def answered(self, operation: Operation, since: int, result: Any) -> None:
+        """M3: what is answered as done is in the log, and rests on all that was in it when the operation came, at the
+        version `since`. O5: an epoch of a node is given to one caller."""
         if isinstance(operation, OpenNode):
             which = (operation.node, operation.node_epoch)
             if self._openers.setdefault(which, operation.nonce) != operation.nonce:
                 raise Violation("O5", f"two callers opened a node with one epoch: {operation}")
         if isinstance(result, Done) and result.version > self.image.version:
             raise Violation("M3", f"answered at version {result.version}, which the log does not have: {operation}")
+        if isinstance(result, Done) and result.version < since:
+            raise Violation("M3", f"answered at version {result.version}, the log had {since} before: {operation}")
         if not self._is_in_log(operation, result):
             raise Violation("M3", f"answered, and not in the log: {operation} {result}")
 

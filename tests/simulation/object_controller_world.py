@@ -318,7 +318,7 @@ class ControllerProcess:
         self._world = world
         self._name = name
         self._machine: Controller | None = None
-        self._asked: dict[int, tuple[Operation, Callable[[Any], None]]] = {}
+        self._asked: dict[int, tuple[Operation, int, Callable[[Any], None]]] = {}  # with the version of the log
         self._ticket = 0
 
     def claim(self) -> None:
@@ -364,7 +364,7 @@ class ControllerProcess:
         world = self._world
         self._ticket += 1
         ticket = self._ticket
-        self._asked[ticket] = (operation, answer)
+        self._asked[ticket] = (operation, world.checks.image.version, answer)
         before, is_compared = machine.image.version, world.rng.random() < 0.1
         image = digest(machine.image) if is_compared else b""
         effects = self._handled(machine, Requested(ticket, operation))
@@ -452,9 +452,9 @@ class ControllerProcess:
         self._tell(SnapshotStored(len(data), crc32c(data)), epoch)
 
     def _answer(self, ticket: int, result: Any) -> None:
-        operation, answer = self._asked.pop(ticket)
+        operation, since, answer = self._asked.pop(ticket)
         if not isinstance(result, DLogError):
-            self._world.checks.answered(operation, result)
+            self._world.checks.answered(operation, since, result)
         elif result.outcome_unknown and not isinstance(result, ControllerLostError):
             raise Violation("M2", f"a refusal leaves the outcome open: {operation} {result!r}")
         self._world.later(self._world.rng.uniform(0.001, 0.1), lambda: answer(result))

@@ -29,7 +29,7 @@ from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.io.zookeeper_protocol import NoNodeError
 from dlog.log.changes import allocated_location
 from dlog.machine import Missing, Versioned
-from dlog.model.ids import METADATA_STREAM, LedgerId
+from dlog.model.ids import METADATA_STREAM, WAL_STREAM, LedgerId
 from dlog.model.ledger import LedgerMetadata
 from dlog.model.segment import StreamKey, StreamMetadata
 from dlog.spark.cluster_connection import Cluster
@@ -39,7 +39,6 @@ from dlog.stores.file.store import FileStore
 from dlog.stores.kafka.locations import parse_location
 from dlog.stores.kafka.store import KafkaStore
 from dlog.stores.s3.options import NAME as S3
-from dlog.stores.s3.places import WAL_STREAM
 from dlog.stores.s3.store import S3Store
 from dlog.stores.s3_direct.store import S3DirectStore
 from dlog.wire.stream_metadata import decode_binding

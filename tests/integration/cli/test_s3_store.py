@@ -234,24 +234,6 @@ def test_an_owner_that_was_frozen_and_taken_over_has_its_appends_refused(on_obje
     assert read_by_each(on_objects, "frozen") == written + LINES
 
 
-def test_a_second_proxy_with_the_id_of_another_ends_and_harms_nothing(on_objects: Up) -> None:
-    """It waits some seconds for the registration of the other to end, and may own streams in that time."""
-    on_objects.wait(lambda: all(part.pid for part in on_objects.running.parts))
-    appended: dict[str, bool] = {}
-    with proxy(on_objects, "write", "write-1", DLOG_OBJECTS_ROOT=on_objects.running.objects_root) as second:
-        process, address, log = second
-        while process.poll() is None:
-            name = f"twice-{len(appended)}"
-            ok(on_objects, "create", name, "--store", "s3")
-            through_it = ("append", name, "--connect", f"dlog://{address}")
-            appended[name] = dlog(*through_it, directory=on_objects.directory, given=LINES)[0] == 0
-        assert "another process is registered under this name; stop it first" in log.read_text()
-    assert any(appended.values())
-    for name, is_appended in appended.items():
-        ok(on_objects, "append", name, given=WIDE)
-        assert read_by_each(on_objects, name) in ([LINES + WIDE] if is_appended else [WIDE, LINES + WIDE])
-
-
 def test_a_stream_moves_between_stores_while_it_is_written(on_objects: Up) -> None:
     ok(on_objects, "create", "moved", "--store", "s3", "--segment-bytes", "64KiB")
     command = python_module("dlog", "append", "moved", "-", "--dir", str(on_objects.directory))

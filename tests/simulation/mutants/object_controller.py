@@ -230,6 +230,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        name="a controller answers by its image without an append",
+        invariants=("M3",),
+        style="rivals",
+        parts=planted(Controller, ("_decide", "self._record(records)", "records and self._record(records)")),
+    ),
+    Mutant(
         name="a deposed controller answers what it has decided",
         invariants=("M3",),
         style="rivals",

@@ -250,6 +250,7 @@ async def test_requests_are_bounded() -> None:
                 await on.actor.ask(GetKey("a"))
             on.owner.confirm()
             on.owner.confirm()
+        on.owner.confirms = True
         assert await on.actor.ask(GetKey("k0")) == KeyValue(b"v")
 
 
