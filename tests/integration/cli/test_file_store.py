@@ -80,7 +80,7 @@ def test_files_are_the_default_here_and_other_stores_are_refused_with_what_there
     assert shown(files, "g")["settings"]["store"] == "file"
     code, _, err = dlog("create", "h", "--store", "ledger", directory=files.directory)
     assert code == 2
-    assert "choose one of ['file', 's3-direct']" in err and "store=ledger" in err
+    assert "choose one of ['file', 's3', 's3-direct']" in err and "store=ledger" in err
     code, _, err = dlog("show", "h", directory=files.directory)
     assert code == 1, "nothing was created"
 

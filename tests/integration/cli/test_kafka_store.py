@@ -89,7 +89,7 @@ def test_streams_may_lie_in_files_too_and_stores_that_are_not_here_are_refused(o
     assert ok(on_topics, "read", "in-files", "--from-start") == LINES
     assert stores_of(on_topics, "in-files") == ["file"]
     code, _, err = dlog("create", "h", "--store", "ledger", directory=on_topics.directory)
-    assert code == 2 and "choose one of ['file', 'kafka', 's3-direct']" in err
+    assert code == 2 and "choose one of ['file', 'kafka', 's3', 's3-direct']" in err
     code, _, err = dlog("create", "h", "--ensemble", "1", directory=on_topics.directory)
     assert code == 2 and "those of this store are none: store=kafka setting=ensemble" in err
 
