@@ -36,15 +36,17 @@ class Touch:
 class StartSegment:
     """Add an in-progress segment to the list and clear it from `allocated`.
 
-    Changes nothing if the number is in use already (see `was_made`): a Java writer, which does not check our claim,
-    was faster.
+    Changes nothing if the list has this number or a greater one, truncated or not (see `was_made`): a Java writer,
+    which does not check our claim, was faster, and the segment of this number may be truncated and forgotten by now. Of
+    an empty list all segments were empty, and their numbers are reused.
     """
 
     segment: Segment
     allocated: str  # the name under which `allocated` may hold it, "" if it does not
 
     def apply(self, value: StreamMetadata) -> StreamMetadata:
-        if value.segment(self.segment.number) is not None:
+        newest = (value.segments or value.truncated)[-1:]
+        if newest and self.segment.number <= newest[0].number:
             return value
         allocated = "" if self.allocated and value.allocated == self.allocated else value.allocated
         return replace(value.with_segment(self.segment), allocated=allocated)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dlog.log.changes import StartSegment
 from dlog.log.reading import StreamReaderMachine
 from tests.simulation import rooms
 from tests.simulation.mutants import edited
@@ -35,6 +36,7 @@ RARE = (
         StreamReaderMachine,
         ("_is_cut_off", "if start is not None and start.is_of_tail", "if False"),
     ),
+    ("s9-stranger-2701000193", "S9", StartSegment, ("apply", "self.segment.number <=", "self.segment.number ==")),
     ("r2-tail-900110440", "R2", StreamReaderMachine, ("_step", " or number > stop.last_segment", "")),
 )
 

@@ -102,6 +102,14 @@ def test_starting_a_segment_takes_its_place_out_of_allocated_and_no_other() -> N
     assert StartSegment(segment(4, completed=False), "9z").apply(before).allocated == "4a"
 
 
+def test_a_segment_is_not_started_below_the_truncation_point() -> None:
+    """A Java writer went on beyond this owner's segment, and what it wrote first is truncated by now."""
+    before = TruncateTo(of(3, 0, 0)).apply(stream(3))
+    late = StartSegment(segment(2, completed=False), "")
+    assert late.apply(before) == before
+    assert not late.was_made(before)
+
+
 def test_completing_records_the_end_and_goes_on_counting() -> None:
     after = CompleteSegment(SegmentNumber(3), ledger("3a"), END, 9000).apply(stream(2))
     done = after.segments[2]
