@@ -241,7 +241,7 @@ class ObjectControllerActor:
         for future in asked.values():
             if not future.done():
                 future.set_exception(to_raise(error))
-                future.exception()  # whoever waits gets it; nobody may
+                future.exception()  # asyncio logs an error that no caller retrieves
 
     # ---- effects -----------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ class NodeEpochExpiredError(FencedError):
     outcome_unknown = False
 
     def __init__(self, message: str = "", *, current: int = 0, **kw: object) -> None:
-        super().__init__(message, **kw)  # type: ignore[arg-type]
+        super().__init__(message, **kw)  # type: ignore[arg-type]  # outcome_unknown at most
         self.current = current
 
 
@@ -45,7 +45,7 @@ class OffsetMismatchError(StaleRequestError):
     code = 574
 
     def __init__(self, message: str = "", *, expected: int = -1, **kw: object) -> None:
-        super().__init__(message, **kw)  # type: ignore[arg-type]
+        super().__init__(message, **kw)  # type: ignore[arg-type]  # outcome_unknown at most
         self.expected = expected
 
 

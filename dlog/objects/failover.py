@@ -273,17 +273,9 @@ class FailoverWorker:
             self._awaiting = []
 
     def _opened(self, state: NodeIsOpen) -> None:
-        self._cleaner = WalCleaner(self._node, self.node_epoch, self._outbox, over=self._over)
-        self._uploader = Uploader(
-            self._node,
-            self.node_epoch,
-            self._options,
-            self._outbox,
-            self._cache,
-            committed=self._cleaner.flushed,
-            over=self._over,
+        self._uploader, self._cleaner = begin_uploads(
+            self._node, self.node_epoch, state, self._options, self._outbox, self._cache, over=self._over
         )
-        self._uploader.pass_to(state.flush_point)
 
     def _add(self, frames: tuple[WalFrame, ...], position: WalPosition) -> None:
         assert self._uploader is not None
@@ -309,6 +301,23 @@ class FailoverWorker:
             self._error.__cause__ = error
             self._outbox.close()
             self._outbox.tell(NodeEnded(self._node, self.node_epoch, error.message))
+
+
+def begin_uploads(
+    node: NodeId,
+    node_epoch: NodeEpoch,
+    state: NodeIsOpen,
+    options: NodeOptions,
+    outbox: Outbox,
+    cache: NodeCache,
+    *,
+    over: Callable[[DLogError], None],
+) -> tuple[Uploader, WalCleaner]:
+    """The uploads of a node that was opened, from its flush point on, and the deletion of its log behind them."""
+    cleaner = WalCleaner(node, node_epoch, outbox, over=over)
+    uploader = Uploader(node, node_epoch, options, outbox, cache, committed=cleaner.flushed, over=over)
+    uploader.pass_to(state.flush_point)
+    return uploader, cleaner
 
 
 def finish_recovery(state: NodeIsOpen, uploader: Uploader, cleaner: WalCleaner) -> int:

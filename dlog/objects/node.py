@@ -41,7 +41,7 @@ from dlog.events import NodeBegun, NodeEnded
 from dlog.machine import Asked, Effect, Fact, PeerLost, Received, TimerFired
 from dlog.model.ids import Epoch
 from dlog.model.object_streams import NodeEpoch, NodeId, ObjectStreamId, WalPosition, WalSegment
-from dlog.objects.failover import CLOSED_TOGETHER, NodeRecovery, finish_recovery
+from dlog.objects.failover import CLOSED_TOGETHER, NodeRecovery, begin_uploads, finish_recovery
 from dlog.objects.node_cache import NodeCache, entry_bytes
 from dlog.objects.node_messages import (
     AppendEntries,
@@ -341,17 +341,9 @@ class ObjectNode:
         self._outbox.answer([closing.ticket], tuple((stream, end) for stream, _, end in closing.ends))
 
     def _opened(self, state: NodeIsOpen) -> None:
-        self._cleaner = WalCleaner(self._node, self.node_epoch, self._outbox, over=self._over)
-        self._uploader = Uploader(
-            self._node,
-            self.node_epoch,
-            self._options,
-            self._outbox,
-            self.cache,
-            committed=self._cleaner.flushed,
-            over=self._over,
+        self._uploader, self._cleaner = begin_uploads(
+            self._node, self.node_epoch, state, self._options, self._outbox, self.cache, over=self._over
         )
-        self._uploader.pass_to(state.flush_point)
 
     def _recovered(self, frames: tuple[WalFrame, ...], position: WalPosition) -> None:
         assert self._uploader is not None

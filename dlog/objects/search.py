@@ -7,7 +7,8 @@ binary search, so the cost grows with the objects and ranges that the result cov
 others.
 
 A result without all that was asked for is *partial*: the metadata may lag, or the entries are not uploaded yet. That is
-never the end of the stream. Its reader waits for an image with a greater version, or asks who has the stream open.
+never the end of the stream. The caller waits for an image with a greater version, or reads the write-ahead log of the
+node that has the stream open.
 
 Source: AutoMQ 1.1.0, S3StreamsMetadataImage.getObjects.
 """

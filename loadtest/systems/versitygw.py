@@ -1,7 +1,7 @@
 """versitygw, an S3 server on a directory: built from its Go module, started on loopback with one bucket.
 
-It is no peer of the load test: the tests of cold storage and of the store `s3-direct` use it, and so does whoever tries
-streams on S3 without an account. It does not sync what it writes.
+It is not compared with dlog. The tests of cold storage and of streams on S3 use it, and with it users can try streams
+on S3 without an account. It does not sync what it writes.
 
 Source: the dependencies notes, section 4.
 """

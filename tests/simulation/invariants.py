@@ -312,7 +312,7 @@ INVARIANTS = {
         "WriterProcess._perform",
     ),
     "C9": Invariant(
-        "who reads a segment that is being deleted finds it whole or not at all", OBJECTS, "TailProcess._check, _tell"
+        "a reader finds a segment that is being deleted whole or not at all", OBJECTS, "TailProcess._check, _tell"
     ),
     "C10": Invariant(
         "a deletion that is repeated to its end leaves nothing but FENCEs and what may be one",

@@ -15,7 +15,7 @@ A machine is deterministic, so its state is what it has been told: a state here 
 Invariants, checked in each state:
 - F1: what was acknowledged lies below the recorded end of its range.
 - F2: the entries below the recorded end are in the log, those that were acknowledged at their offsets.
-- F3: whoever takes over ends only because another one took over from it.
+- F3: a failover worker ends only because another worker, or the restarted node, took over from it.
 """
 
 from __future__ import annotations

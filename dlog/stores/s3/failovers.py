@@ -98,7 +98,7 @@ class Failovers:
         except DLogError as error:
             await _end(actor, wal)
             raise store_error(error) from error
-        except BaseException:  # a caller that is cancelled; the streams are closed by whoever asks next
+        except BaseException:  # cancelled: the next caller fails the node over again
             actor.stop()
             raise
         self._tasks.start(partial(self._upload, actor, wal), f"uploads of {node} epoch {epoch}")

@@ -286,7 +286,7 @@ def test_what_is_truncated_retired_or_deleted_leaves_no_objects(on_objects: Up, 
     assert read_by_each(on_objects, "truncated") == LINES
 
 
-def test_names_of_dlogs_own_streams_are_refused_to_whoever_changes_them(on_objects: Up) -> None:
+def test_clients_cannot_change_streams_with_reserved_names(on_objects: Up) -> None:
     ok(on_objects, "append", "any", "--create", given=LINES)
     for command in (
         ("create", "_dlog.x"),

@@ -69,7 +69,7 @@ class Stage:
         return next(
             running
             for running in self.local.running
-            if not running.task.done() and running.proxy.object_controllers.hosts("_dlog.objects")  # type: ignore[union-attr]
+            if not running.task.done() and running.proxy.object_controllers.hosts("_dlog.objects")  # type: ignore[union-attr]  # write proxies only
         )
 
 

@@ -77,7 +77,7 @@ async def test_a_controller_on_ledgers_is_followed_and_replaced(bookies: BookieC
             owner = next(
                 its
                 for its in running
-                if its.proxy.object_controllers.hosts("_dlog.objects")  # type: ignore[union-attr]
+                if its.proxy.object_controllers.hosts("_dlog.objects")  # type: ignore[union-attr]  # write proxies only
             )
             await owner.kill()
             for number in range(20):

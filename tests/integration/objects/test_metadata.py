@@ -110,7 +110,7 @@ async def test_operations_go_on_when_the_controller_changes(local: LocalProxies,
 
     async def put(number: int, follower: object) -> None:
         key = f"k{number}"
-        value = await follower.ask(PutKey(key, b"%d" % number))  # type: ignore[attr-defined]
+        value = await follower.ask(PutKey(key, b"%d" % number))  # type: ignore[attr-defined]  # a follower
         assert isinstance(value, KeyValue)
         values.setdefault(key, []).append(value)
 
@@ -128,7 +128,7 @@ async def test_operations_go_on_when_the_controller_changes(local: LocalProxies,
                     elif how == "drain":
                         tasks.create_task(owner.drain())
                     else:
-                        holding = owner.proxy.owned_streams.find(METADATA_STREAM)  # type: ignore[union-attr]
+                        holding = owner.proxy.owned_streams.find(METADATA_STREAM)  # type: ignore[union-attr]  # a write proxy
                         assert holding is not None
                         assert holding.owner is not None
                         holding.owner.stop()
@@ -146,7 +146,7 @@ async def test_operations_go_on_when_the_controller_changes(local: LocalProxies,
 
 def await_version(follower: object) -> bool:
     try:
-        return follower.image.version >= 62  # type: ignore[attr-defined, no-any-return]
+        return follower.image.version >= 62  # type: ignore[attr-defined, no-any-return]  # a follower
     except StoreUnavailableError:
         return False
 
@@ -196,12 +196,12 @@ async def test_a_new_controller_knows_what_the_one_before_recorded(local: LocalP
     async with stage.follower() as follower:
         await follower.ask(PutKey("a", b"1"))
         seen = await local.metadata.read(StreamKey(METADATA_STREAM))
-        epoch = seen.value.owner.epoch  # type: ignore[union-attr]
+        epoch = seen.value.owner.epoch  # type: ignore[union-attr]  # it exists
         two = await local.write_proxy()
         await one.kill()
         assert await follower.ask(PutKey("b", b"2")) == KeyValue(b"2", is_new=True)
         seen = await local.metadata.read(StreamKey(METADATA_STREAM))
-        assert seen.value.owner.epoch > epoch  # type: ignore[union-attr]
+        assert seen.value.owner.epoch > epoch  # type: ignore[union-attr]  # it exists
         assert [e.records for e in two.events if isinstance(e, ObjectControllerStarted)] == [1]
         assert await follower.ask(PutKey("a", b"other")) == KeyValue(b"1")
 
@@ -220,7 +220,7 @@ async def test_snapshots_truncate_the_stream_and_a_new_follower_starts_from_one(
         await until(lambda: len([key for key in stage.objects.objects if "/snapshots/" in key]) <= 2)
         await follower.ask(PutKey("last", b"x"))
         seen = await local.metadata.read(StreamKey(METADATA_STREAM))
-        assert seen.value.first_dlsn > (1, 0, 0)  # type: ignore[union-attr]
+        assert seen.value.first_dlsn > (1, 0, 0)  # type: ignore[union-attr]  # it exists
         async with stage.follower() as late:
             await until(lambda: _keys(late) == 49 and _keys(follower) == 49)
             await equal([follower, late], follower.image.version)
@@ -235,7 +235,7 @@ async def test_snapshots_truncate_the_stream_and_a_new_follower_starts_from_one(
 
 def _keys(follower: object) -> int:
     try:
-        return len(follower.image.keys)  # type: ignore[attr-defined]
+        return len(follower.image.keys)  # type: ignore[attr-defined]  # a follower
     except StoreUnavailableError:
         return -1
 
