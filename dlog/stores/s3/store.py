@@ -245,16 +245,22 @@ class S3Store:
 
     async def find_tail(self, ref: SegmentRef) -> EntryId:
         place = parse_place(ref.name)
-        found = await self._find(place, is_fresh=True)
-        if found.end is not None:
-            return EntryId(found.end - found.start - 1)
-        end = None if self.node is None else self.node.confirmed_end(place.stream)
-        if end is None:
-            async with self.followers.use(found.node) as follower:
-                await follower.catch_up()
-                end = follower.end_of(place.stream)
-        found = await self._find(place)  # what the log does not have any more, the image has by now
-        return EntryId(max(found.committed, found.end or 0, end or 0) - found.start - 1)
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + self.options.retry_s
+        while True:
+            found = await self._find(place, is_fresh=True)
+            if found.end is not None:
+                return EntryId(found.end - found.start - 1)
+            try:
+                end = await self._confirmed_end(place, found)
+            except SegmentNotFoundError as error:  # of the log: uploaded and deleted meanwhile, which metadata tells
+                if loop.time() >= end_s:
+                    raise StoreUnavailableError(
+                        f"a segment of the write-ahead log is missing: node={found.node} why={error.message}"
+                    ) from error
+                continue
+            found = await self._find(place)  # what the log does not have any more, the image has by now
+            return EntryId(max(found.committed, found.end or 0, end) - found.start - 1)
 
     async def delete(self, ref: SegmentRef) -> None:
         """See SegmentStore.delete. Its stream objects are deleted by the controller; what it has in shared objects goes
@@ -388,6 +394,16 @@ class S3Store:
                         f"the segment's end cannot be decided now: location={place.name} why={error.message}"
                     ) from error
                 await self.metadata.wait_newer(self._rng.uniform(0.01, 0.1))
+
+    async def _confirmed_end(self, place: Place, found: Range) -> int:
+        """The end of what the log of a range's node has of it; 0: nothing. Raises StoreError; SegmentNotFoundError is
+        about a segment of the log."""
+        end = None if self.node is None else self.node.confirmed_end(place.stream)
+        if end is not None:
+            return end
+        async with self.followers.use(found.node) as follower:
+            await follower.catch_up()
+            return follower.end_of(place.stream) or 0
 
     async def _close_range(self, place: Place, found: Range, timeout_s: float) -> None:
         """Close an open range where it is, or fail over its node. Raises StoreError."""

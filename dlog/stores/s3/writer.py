@@ -97,11 +97,12 @@ class S3Writer:
     async def seal(self) -> EntryId:
         if self._error is not None:
             raise copy_error(self._error, outcome_unknown=False)
-        self._is_sealed = True
         if self._sealing is None:
-            self._sealing = asyncio.get_running_loop().create_future()
-            self._sealing.add_done_callback(_looked_at)
-            self._store.tasks.start(partial(self._seal, self._sealing), f"seals {self.name}")
+            done: asyncio.Future[EntryId] = asyncio.get_running_loop().create_future()
+            self._store.tasks.start(partial(self._seal, done), f"seals {self.name}")
+            done.add_done_callback(_looked_at)
+            self._sealing = done
+        self._is_sealed = True
         await asyncio.wait((self._sealing,))
         return self._sealing.result()
 

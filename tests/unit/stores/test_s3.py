@@ -29,6 +29,7 @@ from dlog.stores.object_storage.locations import Location, parse_root
 from dlog.stores.object_storage.port import Creation
 from dlog.stores.s3.places import parse_place, parse_segment_key, range_of, segment_key
 from dlog.stores.s3.store import S3Store
+from dlog.stores.s3.wal_follower import WalFollower
 from dlog.stores.s3.writer import S3Writer
 from dlog.stores.s3_direct.options import ObjectsOptions
 from tests.memory_objects import MemoryObjects
@@ -194,6 +195,39 @@ async def test_entries_are_read_across_objects_the_log_and_the_nodes_memory_whil
     assert {"force-split", "minor"} <= kinds
     assert cluster.states(ObjectState.MARKED) == 0
     assert len(cluster.objects.objects) == cluster.states(ObjectState.COMMITTED)
+
+
+async def test_a_tail_is_found_while_the_log_that_has_it_is_uploaded_and_deleted(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = await cluster.store(W1), await cluster.store(None)
+    writer, ref = await cluster.segment(one)
+    await append(writer, 0, 30)
+    original = WalFollower.catch_up
+    moved: list[WalFollower] = []
+
+    async def catch_up(follower: WalFollower) -> None:
+        """The scan has read the image, and finds the segment of the log deleted."""
+        if not moved:
+            moved.append(follower)
+            await upload(one)
+            raise SegmentNotFoundError("no such segment of the log")
+        await original(follower)
+
+    monkeypatch.setattr(WalFollower, "catch_up", catch_up)
+    assert await two.find_tail(ref) == 29
+    assert moved
+
+
+async def test_a_closed_store_seals_nothing(cluster: Cluster) -> None:
+    one = await cluster.store(W1)
+    writer, _ = await cluster.segment(one)
+    one.tasks.is_open = False
+    for _ in range(2):
+        with pytest.raises(StoreUnavailableError):
+            await writer.seal()
+    one.tasks.is_open = True
+    assert await writer.seal() == -1
 
 
 async def test_a_reader_without_a_controller_reads_what_is_known_here(cluster: Cluster) -> None:
