@@ -200,10 +200,10 @@ class S3Objects:
     async def _client(self) -> Any:
         async with self._making:
             if self._made is None:
-                opening = await asyncio.to_thread(_client_of, self._options)  # takes seconds: imports, JSON
+                session = await asyncio.to_thread(_session)  # takes seconds: imports, JSON
                 try:
                     with _errors("any"):
-                        self._made = await self._stack.enter_async_context(opening)
+                        self._made = await self._stack.enter_async_context(_client_of(session, self._options))
                 except ValueError as error:
                     raise MisconfiguredError(f"S3 client cannot be made; check the s3_* options: {error}") from error
         return self._made
@@ -317,13 +317,22 @@ class _BusyError(StoreUnavailableError):
     """The service serves fewer requests than it gets."""
 
 
-def _client_of(options: ObjectStorageOptions) -> Any:
-    """A client, to be entered. Raises MisconfiguredError."""
+def _session() -> Any:
+    """A session that has loaded the models of S3. Raises MisconfiguredError."""
     try:
-        from aiobotocore.config import AioConfig
         from aiobotocore.session import get_session
     except ImportError as error:
         raise MisconfiguredError(f"S3 needs aiobotocore: pip install 'dlogd[s3]' ({error})") from None
+    session = get_session()
+    for part in ("service-2", "endpoint-rule-set-1", "paginators-1"):  # the loader caches the models
+        session.get_component("data_loader").load_service_model("s3", part)
+    return session
+
+
+def _client_of(session: Any, options: ObjectStorageOptions) -> Any:
+    """A client, to be entered at once: it holds a coroutine."""
+    from aiobotocore.config import AioConfig
+
     config = AioConfig(
         s3={"addressing_style": options.s3_addressing},
         max_pool_connections=options.s3_connections_max,
@@ -333,9 +342,6 @@ def _client_of(options: ObjectStorageOptions) -> Any:
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    session = get_session()
-    for part in ("service-2", "endpoint-rule-set-1", "paginators-1"):  # the loader caches the models
-        session.get_component("data_loader").load_service_model("s3", part)
     return session.create_client(
         "s3",
         endpoint_url=options.s3_endpoint or None,
