@@ -37,12 +37,21 @@ def cluster() -> None:
 
 
 @cluster.command(cls=MutatingCommand, when_unknown="whether it was created is unknown: run it again, that is harmless")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(0, min_open=True),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for a ZooKeeper that does not answer yet.",
+)
 @zookeeper_options
-def init(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
+def init(hosts: str | None, namespace: str | None, directory: str | None, wait_s: float, as_json: bool) -> None:
     """Create the root of a cluster and bind the namespace to it. Harmless if it exists already."""
     from dlog.io.zookeeper_cluster import cluster_init
 
-    made = asyncio.run(cluster_init(*zookeeper(hosts, namespace, directory)))
+    made = asyncio.run(cluster_init(*zookeeper(hosts, namespace, directory), connect_timeout_s=wait_s))
     if as_json:
         say_json({"instance_id": made.instance_id, "namespace": made.namespace, "made": made.made, "bound": made.bound})
         return

@@ -9,6 +9,7 @@ Source: BookKeeper `ZKRegistrationManager.initNewCluster`, DistributedLog `DLMet
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from dataclasses import dataclass
 
@@ -29,10 +30,19 @@ from dlog.io.zookeeper_layout import (
     parents_of,
     parse_layout,
 )
-from dlog.io.zookeeper_protocol import BadVersionError, MultiFailedError, NodeExistsError, NoNodeError, Op
+from dlog.io.zookeeper_protocol import (
+    BadVersionError,
+    ConnectionLossError,
+    MultiFailedError,
+    NodeExistsError,
+    NoNodeError,
+    NotConnectedError,
+    Op,
+)
 from dlog.wire.stream_metadata import Binding, decode_binding, encode_binding
 
 _TRIES = 10
+_AGAIN_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +56,41 @@ class ClusterInit:
 
 
 async def cluster_init(
-    hosts: str, namespace: str, *, ledgers_root: str = "/ledgers", session_timeout_s: float = 10.0
+    hosts: str,
+    namespace: str,
+    *,
+    ledgers_root: str = "/ledgers",
+    session_timeout_s: float = 10.0,
+    connect_timeout_s: float = 10.0,
 ) -> ClusterInit:
     """Create the cluster at `hosts` and bind `namespace` to it; one multi creates all that is missing.
 
-    Raises MetadataUnavailableError; ConfigError if the namespace is bound to another cluster; UnsupportedVersionError
-    if the cluster has another ledger layout.
+    If ZooKeeper is not there yet, or drops the connection, it is tried again until connect_timeout_s is over. Raises
+    MetadataUnavailableError; ConfigError if the namespace is bound to another cluster; UnsupportedVersionError if the
+    cluster has another ledger layout.
     """
     ledgers, streams = LedgerPaths(ledgers_root), StreamPaths(namespace)
     binding = binding_of(hosts, ledgers_root)
-    async with await ZooKeeper.connect(hosts, session_timeout_s=session_timeout_s) as zk:
-        for _ in range(_TRIES):
-            made, instance_id, ops = await _plan_root(zk, ledgers)
-            bound, more = await _plan_binding(zk, streams, binding, planned={op.path for op in ops})
+    until_s = asyncio.get_running_loop().time() + connect_timeout_s
+    tries_left = _TRIES
+    async with await ZooKeeper.connect(
+        hosts, session_timeout_s=session_timeout_s, connect_timeout_s=connect_timeout_s
+    ) as zk:
+        while tries_left:
             try:
+                made, instance_id, ops = await _plan_root(zk, ledgers)
+                bound, more = await _plan_binding(zk, streams, binding, planned={op.path for op in ops})
                 await zk.multi(ops + more)
             except MultiFailedError as failed:
                 if not isinstance(failed.error, (NodeExistsError, NoNodeError, BadVersionError)):
                     raise
-                continue  # another process creates it at the same time
-            return ClusterInit(instance_id, namespace, made, bound)
+                tries_left -= 1  # another process creates it at the same time
+            except (ConnectionLossError, NotConnectedError):
+                if asyncio.get_running_loop().time() >= until_s:
+                    raise
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                return ClusterInit(instance_id, namespace, made, bound)
     raise MetadataUnavailableError(f"another process keeps changing the cluster's znodes; try again: hosts={hosts}")
 
 

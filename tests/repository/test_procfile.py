@@ -43,7 +43,8 @@ def test_the_procfile_starts_a_cluster_that_takes_and_gives_records(tmp_path: Pa
     try:
         deadline = time.monotonic() + DEADLINE_S
         while (made := dlog("create", "orders")).returncode != 0:
-            assert runner.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text() + made.stderr
+            running = runner.poll() is None
+            assert running and time.monotonic() < deadline, _explain(tmp_path / "log") + made.stderr
         assert dlog("append", "orders", "-", text="a\nb\n").returncode == 0
         assert dlog("read", "orders").stdout == "a\nb\n"
     finally:
@@ -52,3 +53,11 @@ def test_the_procfile_starts_a_cluster_that_takes_and_gives_records(tmp_path: Pa
             runner.wait(timeout=120)
         finally:
             runner.kill()
+
+
+def _explain(log: Path) -> str:
+    """The runner's log, and at its end once more what the process said that stopped first."""
+    text = log.read_text()
+    stopped = re.search(r"system +\| (\S+) stopped", text)
+    of_it = [line for line in text.splitlines() if stopped is not None and f" {stopped[1]} " in line]
+    return "\n".join([text, *of_it, ""])

@@ -13,6 +13,7 @@ from kazoo.client import KazooClient
 from kazoo.security import make_acl
 
 from dlog.errors import ClusterNotFoundError, ConfigError, Remedy, UnsupportedVersionError
+from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
 from dlog.io.metadata import BookieInfo, ProxyInfo
 from dlog.io.zookeeper_cluster import cluster_init
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
@@ -26,6 +27,7 @@ from dlog.model.quorum import Quorum
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
 from dlog.wire.stream_metadata import decode_segment, encode_segment
 from tests.deleting import delete_stream
+from tests.integration.zookeeper.toxic import Toxic
 
 pytestmark = pytest.mark.zookeeper
 
@@ -80,6 +82,28 @@ async def test_a_cluster_is_made_once_however_many_make_it(zookeeper_hosts: str,
         f'"5":{{"str":"{server}"}},"6":{{"str":"{server}"}},"7":{{"str":"{server}"}}}}'
     )
     assert data(kazoo, "/messaging") == b""
+
+
+async def test_a_cluster_is_made_though_the_connection_is_lost_meanwhile(
+    zookeeper_hosts: str, kazoo: KazooClient
+) -> None:
+    async with Toxic(zookeeper_hosts) as toxic, asyncio.TaskGroup() as tasks:
+        toxic.silence_after = b"HierarchicalLedgerManagerFactory"  # the transaction arrives, its reply does not
+        making = tasks.create_task(cluster_init(toxic.hosts, NAMESPACE, connect_timeout_s=40.0), name="init")
+        await toxic.silenced.wait()
+        toxic.silence_after, toxic.silence_replies = None, False
+        toxic.cut()
+    assert making.result().instance_id == data(kazoo, "/ledgers/INSTANCEID").decode()
+
+
+async def test_a_cluster_is_made_on_a_server_that_is_started_later(own_zookeeper: EmbeddedZooKeeper) -> None:
+    await own_zookeeper.start()
+    await own_zookeeper.stop()
+    async with asyncio.TaskGroup() as tasks:
+        making = tasks.create_task(cluster_init(own_zookeeper.hosts, NAMESPACE, connect_timeout_s=40.0), name="init")
+        await asyncio.sleep(0)
+        await own_zookeeper.start()
+    assert making.result().made
 
 
 async def test_a_cluster_that_differs_is_left_alone(zookeeper_hosts: str, kazoo: KazooClient) -> None:
