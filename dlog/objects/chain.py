@@ -37,6 +37,8 @@ from dlog.values import value
 from dlog.wire.chunk import ChunkHead, ChunkKind
 
 IN_FLIGHT_MAX = 8
+AHEAD = 4  # times in_flight_max: until a recovery that was outrun knows the tail and has created a FENCE ahead of it, a
+# writer makes up to in_flight_max chunks in the time of each of three requests
 PAGE = 1000  # numbers of one listing
 
 
@@ -323,8 +325,9 @@ class ChainTail:
 
     is_recovery: create a FENCE. in_flight_max: at least that of any writer. next_number: of the first chunk that is not
     known to exist; end and payload_bytes: of the entries below it; 0 and None: not known. asked: the number of the
-    FENCE that is being created. has_barrier: a FENCE is ahead. waits_for_window: the search is done, the chunks near
-    the tail are being listed. first: of the numbers whose heads are being read. suspected: this chunk is missing, and a
+    FENCE that is being created. is_outrun: another process had used that number before. has_barrier: there was a FENCE
+    ahead of the writer when heads were read last. waits_for_window: the search is done, the chunks near the tail are
+    being listed. first: of the numbers whose heads are being read. suspected: this chunk is missing, and a
     chunk above says that it existed; chunks are listed again before that is told as damage, since a listing that takes
     long may miss a chunk that is older than one that it has. has_ended: the FENCE is created.
     """
@@ -336,6 +339,7 @@ class ChainTail:
     end: int | None = None
     payload_bytes: int = 0
     asked: int = -1
+    is_outrun: bool = False
     has_barrier: bool = False
     waits_for_window: bool = False
     first: int = 0
@@ -345,9 +349,10 @@ class ChainTail:
     @property
     def ahead(self) -> int:
         """How far above a chunk that counts a FENCE may be created."""
-        return 2 * self.in_flight_max
+        return AHEAD * self.in_flight_max
 
     def begin(self) -> tuple[ChainTail, list[TailEffect]]:
+        assert self.search.page > self.ahead + 1
         return self, [ListBehind(self.search.next_behind())]
 
     def after(self, fact: Listed | HeadsRead | ChunkPut) -> tuple[ChainTail, list[TailEffect]]:
@@ -370,13 +375,12 @@ class ChainTail:
             case ChunkPut(number, result):
                 assert self.is_recovery and number == self.asked and self.end is not None
                 match result:
-                    case Put.MADE | Put.EXISTS if number != self.next_number:
-                        tail = replace(self, has_barrier=result is Put.MADE)
-                        return tail, [ListBehind(self.next_number - 1)]
-                    case Put.MADE:
+                    case Put.MADE if number == self.next_number:
                         return replace(self, has_ended=True), [ReadHeads(())]
-                    case Put.EXISTS:
-                        return replace(self, first=number), [ReadHeads((number,))]
+                    case Put.EXISTS if number == self.next_number and not self.has_barrier:
+                        return replace(self, is_outrun=True)._stop_ahead()
+                    case Put.MADE | Put.EXISTS:
+                        return self, [ListBehind(self.next_number - 1)]
                     case Put.UNKNOWN:
                         return self, [GivenUp()]
 
@@ -406,12 +410,14 @@ class ChainTail:
             if free == self.suspected:
                 raise DamagedError(f"a chunk of the segment is missing: number={free}")
             return replace(self, suspected=free), [ListBehind(self.first - 1)]
-        tail = replace(self, next_number=free, end=end, payload_bytes=size)
+        barrier = any(head.kind is ChunkKind.FENCE and head.number > free for head in heads)
+        tail = replace(self, next_number=free, end=end, payload_bytes=size, has_barrier=barrier)
         if not self.is_recovery:
             return tail, [TailFound(end, free, size, False)]
-        if free - 1 == self.asked and not self.has_barrier:
-            return tail._fence(self.asked + self.ahead)
-        return tail._fence(free)
+        return tail._stop_ahead() if self.is_outrun and not barrier else tail._fence(free)
+
+    def _stop_ahead(self) -> tuple[ChainTail, list[TailEffect]]:
+        return self._fence(self.next_number - 1 + self.ahead)
 
     def _fence(self, number: int) -> tuple[ChainTail, list[TailEffect]]:
         assert self.end is not None

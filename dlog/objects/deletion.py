@@ -7,8 +7,8 @@ not exist. The other chunks follow, but for the FENCEs.
 Invariants:
 - a chunk of the writer is confirmed only if it counted before the deletion, also if the writer was frozen meanwhile:
   the number that it needs next is taken, and stays so. It is less than `in_flight_max` below the writer's last chunk,
-  which is at most three times as far below the last chunk of all that is not certainly a FENCE: this one may be a FENCE
-  that cannot be read, ahead of the writer. The numbers above are taken as well, in case that the last chunks are
+  which is at most `AHEAD + 1` times as far below the last chunk of all that is not certainly a FENCE: this one may be a
+  FENCE that cannot be read, ahead of the writer. The numbers above are taken as well, in case that the last chunks are
   missing;
 - a chunk without a readable head near the last chunk is kept: it may be a FENCE;
 - a deletion that was interrupted is finished by a repetition.
@@ -22,7 +22,7 @@ import enum
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from dlog.objects.chain import IN_FLIGHT_MAX, ChunkPut, CreateChunk, GivenUp, Put
+from dlog.objects.chain import AHEAD, IN_FLIGHT_MAX, ChunkPut, CreateChunk, GivenUp, Put
 from dlog.values import value
 from dlog.wire.chunk import ChunkKind
 
@@ -171,7 +171,7 @@ class ChainDeletion:
     def _near(self, numbers: Collection[int]) -> range:
         """The numbers that the writer may need next, and some above."""
         top = self._top(numbers)
-        return range(max(1, top - 4 * self.in_flight_max + 1), top + self.in_flight_max + 1)
+        return range(max(1, top - (AHEAD + 2) * self.in_flight_max + 1), top + self.in_flight_max + 1)
 
     def _top(self, numbers: Collection[int]) -> int:
         return max(set(numbers) - self.fences, default=-self.in_flight_max)
@@ -181,7 +181,7 @@ class ChainDeletion:
 
     def _delete_chunks(self, kinds: dict[int, ChunkKind | None]) -> tuple[ChainDeletion, list[DeletionEffect]]:
         """The last chunk and a SEAL follow at the end: an interrupted deletion is known by its end next to them."""
-        kept = {number for number, kind in kinds.items() if kind in (ChunkKind.FENCE, None)}
+        kept = self.fences.union(number for number, kind in kinds.items() if kind in (ChunkKind.FENCE, None))
         deleted = [number for number in self.numbers if number not in kept]
         last = {number for number, kind in kinds.items() if kind is ChunkKind.SEAL}.union(deleted[-1:])
         chunks = tuple(number for number in deleted if number not in last)

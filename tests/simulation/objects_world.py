@@ -26,6 +26,7 @@ from typing import Any
 
 from dlog.errors import DamagedError
 from dlog.objects.chain import (
+    AHEAD,
     IN_FLIGHT_MAX,
     Begun,
     ChainFollower,
@@ -127,7 +128,7 @@ PROGRESS = {"acks": ("ack",), "recoveries": ("recovered",), "entries followed": 
 SEGMENT = b"segment " * 2
 INDEX = -1  # in place of a chunk's number
 PUT_ATTEMPTS = 3
-READS_MAX = 4 + 2 * IN_FLIGHT_MAX  # of one recovery: a FENCE stops the writer so far ahead
+READS_MAX = 4 + IN_FLIGHT_MAX  # of one recovery
 END_S = 1000.0
 
 
@@ -137,9 +138,9 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     is_long = style == "long"
     config: dict[str, Any] = {
         "style": style,
-        "entries": rng.randint(200, 600) if is_long else rng.randint(0, 60),
+        "entries": rng.randint(200, 1200) if is_long else rng.randint(0, 60),
         "chunk_bytes_max": 1 if is_long else rng.choice((1, 20, 200)),
-        "page": rng.choice((2 * IN_FLIGHT_MAX + 2, 20)) if is_long else rng.choice((2 * IN_FLIGHT_MAX + 2, 1000)),
+        "page": rng.choice((2, 4) if is_long else (2, 1000)),  # and as many more as the FENCE may be ahead
         "recoveries": rng.choice((1, 2, 3)),
         "finders": rng.randint(1, 3),
         "followers": rng.randint(0, 2),
@@ -169,6 +170,8 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         config |= {"late_s": rng.choice((0.2, 2.0)), "faults": rng.choice((0.0, 0.05, 0.3))}
         if rng.random() < 0.4:
             config |= {"deleters": 1, "deletes_at": rng.choice((0.5, 1.5))}
+    config["in_flight"] = IN_FLIGHT_MAX if is_long else rng.choice((2, 4, IN_FLIGHT_MAX))
+    config["page"] += AHEAD * config["in_flight"]
     return Plan(seed=seed, config=config)
 
 
@@ -414,7 +417,7 @@ class ObjectsWorld:
             return
         self.has_lost = True
         self.reached["lost"] += 1
-        del self.chunks[self.rng.randrange(max(1, known - IN_FLIGHT_MAX), known)]
+        del self.chunks[self.rng.randrange(max(1, known - self.config["in_flight"]), known)]
 
     def list_behind(self, behind: int) -> Listed:
         return Listed(behind, tuple(sorted(number for number in self.chunks if number > behind)[: self.config["page"]]))
@@ -451,7 +454,7 @@ class WriterProcess:
     def __init__(self, world: ObjectsWorld) -> None:
         self._world = world
         self._nonce = world.nonce()
-        self._machine = ChainWriter(world.config["chunk_bytes_max"])
+        self._machine = ChainWriter(world.config["chunk_bytes_max"], in_flight_max=world.config["in_flight"])
         self._entries: list[bytes] = []
         self._confirmed_chunks = 0
         self._is_open = False
@@ -555,7 +558,7 @@ class TailProcess:
         self._name = name
         self._is_recovery = is_recovery
         self._nonce = b""
-        self._machine = ChainTail(is_recovery)
+        self._machine = ChainTail(is_recovery, world.config["in_flight"])
         self._listings = self._reads = self._confirmed = 0
         self._began_with_loss = False
 
@@ -565,7 +568,7 @@ class TailProcess:
         self._began_with_loss = self._world.has_lost
         self._listings = self._reads = 0
         search = TailSearch(page=self._world.config["page"])
-        self._machine, effects = ChainTail(self._is_recovery, search=search).begin()
+        self._machine, effects = ChainTail(self._is_recovery, self._world.config["in_flight"], search).begin()
         self._perform(effects)
 
     def _tell(self, fact: Listed | HeadsRead | ChunkPut | None) -> None:
@@ -675,7 +678,7 @@ class DeleterProcess:
         self._world = world
         self._steps_left = dies_after
         self._nonce = world.nonce()
-        self._machine = ChainDeletion()
+        self._machine = ChainDeletion(world.config["in_flight"])
 
     def start(self) -> None:
         if self._world.chunks:

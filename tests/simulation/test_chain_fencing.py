@@ -71,7 +71,13 @@ DEFECTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "a recovery that loses its number takes it for the end": (
         "C3",
-        _tail(("after", "[ReadHeads((number,))]", "[TailFound(self.end, number, self.payload_bytes, True)]")),
+        _tail(
+            (
+                "after",
+                "replace(self, is_outrun=True)._stop_ahead()",
+                "self, [TailFound(self.end, number, self.payload_bytes, True)]",
+            )
+        ),
     ),
     "a fence leaves a gap below it": (
         "C3",
@@ -81,7 +87,7 @@ DEFECTS: dict[str, tuple[str, dict[str, Any]]] = {
         "C3",
         _tail(
             ("after", "case Put.UNKNOWN:", "case Put.UNKNOWN if False:"),
-            ("after", "case Put.MADE:", "case Put.MADE | Put.UNKNOWN:"),
+            ("after", "case Put.MADE if number == self.next_number:", "case Put.MADE | Put.UNKNOWN:"),
         ),
     ),
 }

@@ -8,6 +8,7 @@ import pytest
 
 from dlog.log.changes import StartSegment
 from dlog.log.reading import StreamReaderMachine
+from dlog.objects.deletion import ChainDeletion
 from tests.simulation import rooms
 from tests.simulation.mutants import edited
 from tests.simulation.plan import Plan
@@ -37,6 +38,7 @@ RARE = (
         ("_is_cut_off", "if start is not None and start.is_of_tail", "if False"),
     ),
     ("s9-stranger-2701000193", "S9", StartSegment, ("apply", "self.segment.number <=", "self.segment.number ==")),
+    ("c8-deleted-3400020008", "C8", ChainDeletion, ("_delete_chunks", "self.fences.union(", "set(")),
     ("r2-tail-900110440", "R2", StreamReaderMachine, ("_step", " or number > stop.last_segment", "")),
 )
 

@@ -46,7 +46,7 @@ MUTANTS = (
         name="more chunks are in flight than a recovery looks back",
         invariants=("C2", "C3", "C4"),
         style="fenced",
-        parts=planted(ChainWriter, ("_has_chunk_to_cut", "< self.in_flight_max", "< 3 * self.in_flight_max")),
+        parts=planted(ChainWriter, ("_has_chunk_to_cut", "< self.in_flight_max", "< 6 * self.in_flight_max")),
     ),
     Mutant(
         name="a recovery takes the chunk that was faster for the end",
@@ -54,7 +54,11 @@ MUTANTS = (
         style="fenced",
         parts=planted(
             ChainTail,
-            ("after", "[ReadHeads((number,))]", "[TailFound(self.end, number, self.payload_bytes, True)]"),
+            (
+                "after",
+                "replace(self, is_outrun=True)._stop_ahead()",
+                "self, [TailFound(self.end, number, self.payload_bytes, True)]",
+            ),
         ),
     ),
     Mutant(
@@ -70,7 +74,7 @@ MUTANTS = (
         parts=planted(
             ChainTail,
             ("after", "case Put.UNKNOWN:", "case Put.UNKNOWN if 0:"),
-            ("after", "case Put.MADE:", "case Put.MADE | Put.UNKNOWN:"),
+            ("after", "case Put.MADE if number == self.next_number:", "case Put.MADE | Put.UNKNOWN:"),
         ),
     ),
     Mutant(
@@ -95,19 +99,20 @@ MUTANTS = (
         name="a search walks the whole chain",
         invariants=("C5",),
         style="long",
+        seeds=2000,
         parts=planted(TailSearch, ("next_behind", "return self.low + self.step", "return self.low")),
     ),
     Mutant(
         name="a recovery runs after a writer that is faster",
         invariants=("C5",),
         style="long",
-        parts=planted(ChainTail, ("_heads_read", "free - 1 == self.asked and not self.has_barrier", "False")),
+        parts=planted(ChainTail, ("after", "self.next_number and not self.has_barrier", "-1")),
     ),
     Mutant(
         name="a fence stops the writer further ahead than a recovery looks back",
         invariants=("C4", "C2", "C3"),
         style="fenced",
-        parts=planted(ChainTail, ("_heads_read", "self.asked + self.ahead", "self.asked + 3 * self.ahead")),
+        parts=planted(ChainTail, ("_stop_ahead", "self.ahead", "3 * self.ahead")),
     ),
     Mutant(
         name="a follower believes a chunk behind a gap",
@@ -172,7 +177,7 @@ MUTANTS = (
         name="of a damaged segment one number is taken",
         invariants=("C8",),
         style="deleted",
-        parts=planted(ChainDeletion, ("_near", "top - 4 * self.in_flight_max + 1", "top + 1")),
+        parts=planted(ChainDeletion, ("_near", "top - (AHEAD + 2) * self.in_flight_max + 1", "top + 1")),
     ),
     Mutant(
         name="a deletion begins with the other chunks",
@@ -187,6 +192,7 @@ MUTANTS = (
         name="a search does not see that there is no segment",
         invariants=("C9",),
         style="deleted",
+        seeds=3000,
         parts={"planted": ((TailProcess, edited(TailProcess, ("_read", "not self._is_gone() and ", ""))),)},
     ),
     Mutant(

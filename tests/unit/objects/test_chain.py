@@ -217,37 +217,60 @@ class TestTail:
         _, found = chain.find(ChainTail(is_recovery=True))
         assert found == TailFound(180, 19, 7 * 180, True)
 
-    def test_a_recovery_goes_on_behind_the_chunk_that_was_faster(self) -> None:
+    def test_a_recovery_that_is_outrun_stops_the_writer_ahead_and_ends_the_segment_at_the_gap(self) -> None:
         chain = Chain(20)
         tail, effect = chain.find(ChainTail(is_recovery=True))
         assert effect == CreateChunk(20, FENCE, 190, 190, 20)
+        stop = 19 + tail.ahead
         tail, effects = tail.after(ChunkPut(20, Put.EXISTS))
-        assert effects == [ReadHeads((20,))]
-        tail, effects = tail.after(HeadsRead((chain.head(20),)))
-        assert effects == [CreateChunk(20 + tail.ahead, FENCE, 200, 200, 21)], "the writer is stopped there"
-        tail, effects = tail.after(ChunkPut(20 + tail.ahead, Put.MADE))
-        assert effects == [ListBehind(20)]
-        tail, effects = tail.after(Listed(20, (20 + tail.ahead,)))
-        assert effects == [ReadHeads((20 + tail.ahead,))]
-        barrier = ChunkHead(FENCE, b"", b"", 20 + tail.ahead, 1, 21, 200, 200, 1400, 0, 0)
-        tail, effects = tail.after(HeadsRead((barrier,)))
+        assert effects == [CreateChunk(stop, FENCE, 190, 190, 20)], "the writer is stopped there"
+        tail, effects = tail.after(ChunkPut(stop, Put.MADE))
+        assert effects == [ListBehind(19)]
+        tail, effects = tail.after(Listed(19, (20, 21, stop)))
+        assert effects == [ReadHeads((20, 21, stop))]
+        barrier = ChunkHead(FENCE, b"", b"", stop, 1, 20, 190, 190, 1330, 0, 0)
+        tail, effects = tail.after(HeadsRead((chain.head(20), chain.head(21), barrier)))
+        assert effects == [CreateChunk(22, FENCE, 210, 210, 22)], "behind all chunks that were faster"
+        tail, effects = tail.after(ChunkPut(22, Put.EXISTS))
+        assert effects == [ListBehind(21)], "no second FENCE ahead"
+        chain.end = (22, FENCE)
+        tail, effects = tail.after(Listed(21, (22, stop)))
+        tail, effects = tail.after(HeadsRead((chain.head(22), barrier)))
+        assert effects == [TailFound(210, 22, 1470, True)]
+
+    def test_a_recovery_that_is_outrun_again_creates_the_next_fence_ahead_at_once(self) -> None:
+        chain = Chain(20)
+        tail, _ = chain.find(ChainTail(is_recovery=True))
+        tail, _ = tail.after(ChunkPut(20, Put.EXISTS))
+        stop = 19 + tail.ahead
+        tail, effects = tail.after(ChunkPut(stop, Put.EXISTS))
+        assert effects == [ListBehind(19)]
+        numbers = tuple(range(20, stop + 1))
+        tail, _ = tail.after(Listed(19, numbers))
+        tail, effects = tail.after(HeadsRead(tuple(map(chain.head, numbers))))
+        assert effects == [CreateChunk(stop + tail.ahead, FENCE, 10 * stop, 10 * stop, stop + 1)]
+
+    def test_the_fence_of_another_recovery_ahead_is_as_good_as_its_own(self) -> None:
+        chain = Chain(20)
+        tail, _ = chain.find(ChainTail(is_recovery=True))
+        tail, _ = tail.after(ChunkPut(20, Put.EXISTS))
+        stop = 19 + tail.ahead
+        tail, _ = tail.after(ChunkPut(stop, Put.EXISTS))
+        tail, _ = tail.after(Listed(19, (20, stop)))
+        barrier = ChunkHead(FENCE, b"", b"", stop, 1, 20, 190, 190, 1330, 0, 0)
+        tail, effects = tail.after(HeadsRead((chain.head(20), barrier)))
         assert effects == [CreateChunk(21, FENCE, 200, 200, 21)]
-        chain.end = (21, FENCE)
-        tail, effects = tail.after(ChunkPut(21, Put.EXISTS))
-        tail, effects = tail.after(HeadsRead((chain.head(21),)))
-        assert effects == [TailFound(200, 21, 1400, True)]
 
     def test_a_fence_ahead_ends_the_segment_once_the_writer_has_filled_the_gap(self) -> None:
         chain = Chain(20)
         tail, _ = chain.find(ChainTail(is_recovery=True))
         tail, _ = tail.after(ChunkPut(20, Put.EXISTS))
-        tail, _ = tail.after(HeadsRead((chain.head(20),)))
-        tail, _ = tail.after(ChunkPut(20 + tail.ahead, Put.MADE))
-        stop = 20 + tail.ahead
-        tail, effects = tail.after(Listed(20, tuple(range(21, stop + 1))))
-        assert effects == [ReadHeads(tuple(range(21, stop + 1)))]
-        fence = ChunkHead(FENCE, b"", b"", stop, 1, 21, 200, 200, 1400, 0, 0)
-        tail, effects = tail.after(HeadsRead((*map(chain.head, range(21, stop)), fence)))
+        stop = 19 + tail.ahead
+        tail, _ = tail.after(ChunkPut(stop, Put.MADE))
+        tail, effects = tail.after(Listed(19, tuple(range(20, stop + 1))))
+        assert effects == [ReadHeads(tuple(range(20, stop + 1)))]
+        fence = ChunkHead(FENCE, b"", b"", stop, 1, 20, 190, 190, 1330, 0, 0)
+        tail, effects = tail.after(HeadsRead((*map(chain.head, range(20, stop)), fence)))
         end = 10 * (stop - 1)
         assert effects == [TailFound(end, stop, 7 * end, True)]
 
@@ -263,6 +286,8 @@ class TestTail:
         chain = Chain(20)
         tail, _ = chain.find(ChainTail(is_recovery=True))
         tail, _ = tail.after(ChunkPut(20, Put.EXISTS))
+        tail, _ = tail.after(ChunkPut(19 + tail.ahead, Put.MADE))
+        tail, _ = tail.after(Listed(19, (20,)))
         with pytest.raises(DamagedError, match="does not continue"):
             tail.after(HeadsRead((replace(chain.head(21), number=20),)))
 
