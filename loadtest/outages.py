@@ -84,7 +84,7 @@ class Heirs:
             await cluster.start(room, {"write-proxies": "1", "read-proxies": "1", "config": str(config)})
             running = read_run_file(room / "cluster")
             assert running is not None, "started"
-            dying = await stack.enter_async_context(_write_proxy(running, room / "dying.printed"))
+            dying = await stack.enter_async_context(write_proxy(running, room / "dying.printed", "dying"))
             target = f"{running.connect},{dying.address}"
 
             async def connect(count: int) -> list[dlog.Client]:
@@ -322,9 +322,13 @@ class _Proxy:
 
 
 @asynccontextmanager
-async def _write_proxy(running: RunningCluster, printed: Path) -> AsyncIterator[_Proxy]:
+async def write_proxy(
+    running: RunningCluster, printed: Path, name: str, more: Mapping[str, str] | None = None
+) -> AsyncIterator[_Proxy]:
+    """Run one. more: added to its environment. Raises CannotRunError with what it printed."""
     environment = {key: value for key, value in module_environment().items() if not key.startswith("DLOG_")}
-    flags = ("--zookeeper", running.zookeeper, "--namespace", running.namespace, "--id", "dying")
+    environment |= more or {}
+    flags = ("--zookeeper", running.zookeeper, "--namespace", running.namespace, "--id", name)
     with printed.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *python_module("proxies.write", *flags),

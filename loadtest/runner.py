@@ -38,6 +38,8 @@ SCRIPTS = {
     "soak": scripts.soak,
     "scan": scripts.scan,
     "reopen": scripts.reopen,
+    "uploads": scripts.uploads,
+    "examine": scripts.examine,
 }
 LOOK_S = 1.5  # measuring host conditions before a turn
 _FAILURES = (CannotRunError, DLogError, OSError, TimeoutError, ValueError, AssertionError, LookupError)

@@ -1,4 +1,4 @@
-"""Scripts of cells without faults: a load, a catch-up read beside a load, idle logs, a soak.
+"""Scripts of cells without faults: a load, a catch-up read beside a load, idle logs, a soak, uploads, a part alone.
 
 A script starts what it needs and measures between two instants of one clock; the bench checks the records.
 """
@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from loadtest import s3_prices
 from loadtest.bench import READ_BACK_S, STOP_S, Bench, Outcome, cost_figures, latencies, produced_figures, until_ns
 from loadtest.histogram import joined
+from loadtest.judge import Verdict
 from loadtest.soaking import Load
 from loadtest.spec import Shape
-from loadtest.systems.base import CannotRunError
+from loadtest.systems.base import CannotRunError, System
 
+LOAD_S = 3600.0  # the load lasts until it is stopped
+QUIET_S = 1.5  # time without a new object after which an upload has ended
 LOGS_TO_WEIGH = 100  # with fewer, memory per log is lost in what the first log allocates
 
 
@@ -193,6 +198,58 @@ async def soak(bench: Bench) -> Outcome:
     return Outcome(soaked.verdict, figures=figures | {"rss_ratios": ratios}, usage=bench.watch.used())
 
 
+async def uploads(bench: Bench) -> Outcome:
+    """A load, with the requests to the object storage counted between the ends of two uploads."""
+    shape, system = bench.shape, bench.system
+    await bench.make_logs(shape.logs)
+    producer = await bench.producer(0, seconds=LOAD_S)
+    start_ns = bench.go([producer])
+    await until_ns(start_ns + int(shape.warmup_s * 1e9))
+    async with bench.watching():
+        begin, begin_ns, acked = await _uploaded(system, shape), time.monotonic_ns(), producer.acked
+        await until_ns(begin_ns + int(shape.seconds * 1e9))
+        end, end_ns, acked = await _uploaded(system, shape), time.monotonic_ns(), producer.acked - acked
+    producer.stop()
+    verdict, produced, _ = await bench.finish()
+    outcome = _outcome(bench, verdict, produced)
+    requests = {name: count - begin[name] for name, count in end.items() if count > begin[name]}
+    took_s, size = (end_ns - begin_ns) / 1e9, acked * shape.record_bytes
+    puts = sum(count for name, count in requests.items() if s3_prices.is_put(name))
+    outcome.figures |= {
+        "counted_s": round(took_s, 2),
+        "counted_mb_per_s": round(size / took_s / 1e6, 3),
+        "puts_per_s": round(puts / took_s, 3),
+        "requests_per_gib": round(sum(requests.values()) / size * 2**30, 1),
+        "dollars_per_tb": round(s3_prices.request_dollars(requests) / size * 1e12, 4),
+        "space_dollars_per_tb_month": s3_prices.SPACE_DOLLARS_A_TB_MONTH,
+        "requests": requests,
+    }
+    return outcome
+
+
+async def _uploaded(system: System, shape: Shape) -> Counter[str]:
+    """Wait until objects were put, and then none for QUIET_S; the requests so far."""
+    end_s = time.monotonic() + shape.patience_s
+    requests = Counter(system.requests())
+    first = last = requests["PutObject"]
+    changed_s = time.monotonic()
+    while last == first or time.monotonic() - changed_s < QUIET_S:
+        if time.monotonic() > end_s:
+            raise CannotRunError(f"no upload ended within {shape.patience_s:g} s: requests={dict(requests)}")
+        await asyncio.sleep(0.1)
+        requests = Counter(system.requests())
+        if requests["PutObject"] != last:
+            last, changed_s = requests["PutObject"], time.monotonic()
+    return requests
+
+
+async def examine(bench: Bench) -> Outcome:
+    """Measure a part of the system by itself."""
+    async with bench.watching():
+        figures = await bench.system.examine(bench.shape)
+    return Outcome(Verdict(), figures=dict(figures), usage=bench.watch.used())
+
+
 def backlog_records(shape: Shape) -> int:
     return shape.backlog_mb * 1_000_000 // shape.record_bytes
 
@@ -204,7 +261,8 @@ async def write_backlog(bench: Bench, number: int, records: int, *, crash: bool 
     if records < 1:
         return
     batch = 1 if bench.system.lacks("batch") else max(1, 64 * 1024 // shape.record_bytes)
-    changes: dict[str, Any] = {"mode": "window", "batch_records": batch, "window": max(64 * batch, 2048)}
+    window = max(64 * batch, 2048, bench.system.backlog_bytes // shape.record_bytes)
+    changes: dict[str, Any] = {"mode": "window", "batch_records": batch, "window": window}
     if crash:
         changes["options"] = {**bench.options, "crash": "true"}
     producer = await bench.producer(number, seconds=3600.0, warmup_s=0.0, records=records, **changes)

@@ -22,13 +22,18 @@ from loadtest.systems.base import FEATURES
 
 WORKLOADS = Path(__file__).parent / "workloads"
 Scale = Literal["quick", "full"]
-SCRIPTS = ("load", "catch-up", "fault", "roll", "kill-all", "hand-over", "idle", "soak", "scan", "reopen")
+SCRIPTS = (
+    *("load", "catch-up", "fault", "roll", "kill-all", "hand-over", "idle", "soak", "scan", "reopen"),
+    *("uploads", "examine"),
+)
+SUBJECTS = {"search": 5e-6, "image": 2.5e-5, "chain": 1e-4, "commit": 0.0, "node-kill": 0.0}  # estimated s an object
 SCALES: Mapping[str, Mapping[str, float]] = {
     "quick": {"seconds": 5.0, "warmup_s": 2.0},
     "full": {"seconds": 60.0, "warmup_s": 10.0},
 }
 CELL_S = 3.0  # estimated overhead per cell: starting generators, reading records back, checking them
 LOG_S = 0.005  # estimated time to create, open and read back one log
+CREATE_S = 0.02  # estimated time to create one stream in objects
 REGION_RECORD_S = 2e-5  # estimated time to write and to read one record of a region
 JUDGE_S = 0.7  # estimated time to read back and check one second of a maximum-throughput load
 
@@ -57,6 +62,8 @@ class Shape:
     fault: str = ""  # "kill" or "freeze", for script "fault"
     target: str = "owner"  # or "storage", "leader"
     unsaved: float = 0.01  # share of a backlog that is behind the last snapshot, for script "reopen"
+    subject: str = ""  # for script "examine": see SUBJECTS
+    objects: int = 1  # of an image, or chunks of a chain
     frozen_s: float = 5.0
     idle_s: float = 10.0
     retention_s: float = 10.0  # of the streams of a soak
@@ -69,6 +76,8 @@ class Shape:
         _one_of("flavour", self.flavour, ("fast", "user"))
         _one_of("mode", self.mode, ("window", "await", "open"))
         _one_of("target", self.target, ("owner", "storage", "leader"))
+        if self.script == "examine":
+            _one_of("subject", self.subject, tuple(SUBJECTS))
         if self.script == "fault":
             _one_of("fault", self.fault, ("kill", "freeze"))
         if self.record_bytes < PAYLOAD_BYTES_MIN:
@@ -77,7 +86,7 @@ class Shape:
             raise ValueError(f"record_bytes must be at most {MiB}: record_bytes={self.record_bytes}")
         if self.batch_bytes and self.batch_bytes < self.record_bytes:
             raise ValueError(f"batch_bytes must be 0 or at least record_bytes: batch_bytes={self.batch_bytes}")
-        for name in ("window", "tasks", "rate", "logs", "tables", "producers", "reader_processes", "faults"):
+        for name in ("window", "tasks", "rate", "logs", "tables", "producers", "reader_processes", "faults", "objects"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1: {name}={getattr(self, name)}")
         for name in ("readers", "backlog_mb", "calm_s", "frozen_s", "idle_s", "warmup_s", "zipf"):
@@ -126,6 +135,9 @@ class Shape:
             return CELL_S + backlog + 20
         if self.script in ("scan", "reopen"):
             return CELL_S + backlog * 4 + self.backlog_mb * 1e6 / self.record_bytes * REGION_RECORD_S
+        if self.script == "examine":
+            creating_s = 2 * self.logs * CREATE_S if self.subject == "node-kill" else 0.0
+            return CELL_S + self.seconds + creating_s + self.objects * SUBJECTS[self.subject]
         if self.script == "soak":
             return CELL_S + self.seconds * 1.05
         if self.script == "idle":
@@ -249,7 +261,7 @@ def _said(name: str, value: Any) -> str:
             return _size(value) + (" batches" if name == "batch_bytes" else "")
         case "rate":
             return f"{value:,}/s"
-        case "logs" | "readers" | "tables":
+        case "logs" | "readers" | "tables" | "objects":
             return f"{value:,} {name if value != 1 else name[:-1]}"
     return f"{name} {value}"
 

@@ -107,6 +107,41 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
     ),
     "W26": (Column("response_ms.p50", "p50 ms", decides=True), Column("response_ms.p99", "p99 ms"), _MB, _GEN),
     "W27": _HURT,
+    "W28": (Column("mb_per_s", "MB/s", more_is_better=True, decides=True), *_MAX[2:4], _CPU, _RSS, _GEN),
+    "W29": (
+        Column("puts_per_s", "PUT/s"),
+        Column("requests_per_gib", "requests/GiB"),
+        Column("dollars_per_tb", "$ of requests/TB"),
+        Column("space_dollars_per_tb_month", "$ of space/TB and month"),
+        Column("counted_mb_per_s", "MB/s"),
+        Column("counted_s", "s counted"),
+        Column("response_ms.p50", "p50 ms"),
+        Column("response_ms.p99", "p99 ms"),
+        _RSS,
+    ),
+    "W30": (Column("p50_us", "p50 µs"), Column("p99_us", "p99 µs")),
+    "W31": (
+        Column("image_mb", "image MB"),
+        Column("load_s", "loaded in s"),
+        Column("applied_per_s", "records applied/s"),
+        Column("followed_per_s", "decoded and applied/s"),
+        Column("snapshot_mb", "snapshot MB"),
+    ),
+    "W32": (
+        Column("commit_p50_ms", "commit p50 ms"),
+        Column("append_p50_ms", "append p50 ms"),
+        Column("ratio", "ratio"),
+        Column("commit_p99_ms", "commit p99 ms"),
+        Column("append_p99_ms", "append p99 ms"),
+        Column("commit_bytes", "bytes of an operation"),
+    ),
+    "W33": (
+        Column("written_p50_s", "written again p50 s"),
+        Column("written_p99_s", "p99 s"),
+        Column("written_max_s", "max s"),
+        Column("uploaded_s", "all uploaded s"),
+    ),
+    "W34": (Column("turns", "requests one after another"), Column("requests", "requests"), Column("chunks", "chunks")),
 }
 
 

@@ -128,7 +128,7 @@ def read_notes(path: Path) -> list[Note]:
             )
         if note.get("goal") and (note.get("workload") or note.get("figure")):
             raise ValueError(f"a note on a goal may name only its system besides: file={path} note={note!r:.60}")
-        if note.get("goal") and note["goal"] not in {goal.id for goal in (*goals.GOALS, *goals.KAFKA_GOALS)}:
+        if note.get("goal") and note["goal"] not in goals.ids():
             raise ValueError(f"no such goal: file={path} goal={note['goal']!r:.20}")
         found.append(Note(**note))
     return found

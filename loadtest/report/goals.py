@@ -70,11 +70,16 @@ class Judged:
 
 
 def judged(figures: Figures) -> list[Judged]:
-    """Every goal, in order; those on Kafka only if one of their systems ran, and only those if no other did."""
-    on_kafka = not KAFKA_SYSTEMS.isdisjoint(figures.run.systems)
-    has_others = OURS in figures.run.systems or not on_kafka
-    chosen = (*(GOALS if has_others else ()), *(KAFKA_GOALS if on_kafka else ()))
-    return [_judge(figures, goal) for goal in chosen]
+    """Every goal, in order; those of a further set only if one of its systems ran, the first ones only if theirs did or
+    no other set is chosen."""
+    chosen = [goal for its, goals in FURTHER if not its.isdisjoint(figures.run.systems) for goal in goals]
+    has_others = OURS in figures.run.systems or not chosen
+    return [_judge(figures, goal) for goal in (*(GOALS if has_others else ()), *chosen)]
+
+
+def ids() -> set[str]:
+    """Of all goals."""
+    return {goal.id for goals in (GOALS, *(goals for _, goals in FURTHER)) for goal in goals}
 
 
 def _judge(figures: Figures, goal: Goal) -> Judged:
@@ -172,6 +177,13 @@ def _append_beyond(figures: Figures) -> float | None:
     found = [figures.where("W1", name, **_B100) for name in ("dlog-kafka", BARE)]
     ours, theirs = (None if one is None else one.value("response_ms.p50") for one in found)
     return None if ours is None or theirs is None else ours - 1.3 * theirs
+
+
+def _search_growth(figures: Figures) -> float | None:
+    """p50 of a search among 10^6 objects, divided by that among 10^3."""
+    found = [figures.where("W30", METADATA, objects=objects) for objects in (1_000_000, 1000)]
+    many, few = (None if one is None else one.value("p50_us") for one in found)
+    return many / few if many is not None and few else None
 
 
 def _up(goal: str, says: str, where: _Where, base: float, moonshot: float, unit: str = "", peer: str = "") -> Goal:
@@ -330,3 +342,120 @@ KAFKA_GOALS: tuple[Goal, ...] = (
         up=False,
     ),
 )
+
+
+# ---- streams on S3 ---------------------------------------------------------------------------------------------------
+
+BARE_S3, DIRECT, S3, LEDGER, METADATA = "s3-aiobotocore", "dlog-s3-direct", "dlog-s3", "dlog-ledger", "dlog-metadata"
+DELAYED = "-delayed"  # the variants with 100 ms added to a PUT and 30 ms to a GET
+S3_SYSTEMS = frozenset({DIRECT, DIRECT + DELAYED, S3, S3 + DELAYED, METADATA})
+_SLOW = "with 100 ms a PUT and 30 ms a GET"
+_SUFFIXES = {"": "", DELAYED: f", {_SLOW}"}
+_W2_S3: _Where = ("W2", "response_ms.p99", {"rate": 10_000, "record_bytes": 1024})
+
+
+def _s3(
+    goal: str, says: str, system: str, where: _Where, base: float, *, peer: str = "", unit: str = "", up: bool = False
+) -> Goal:
+    workload, figure, cell = where
+    return Goal(goal, says, workload, base, figure=figure, cell=cell, peer=peer, system=system, at_least=up, unit=unit)
+
+
+def _s3_both(
+    goal: str, says: str, system: str, where: _Where, base: float, *, peer: str = "", unit: str = "", up: bool = False
+) -> tuple[Goal, Goal]:
+    """The goal without delays, and with them; a bare peer has the same delays."""
+    plain, slow = (
+        _s3(
+            goal,
+            f"{says}{more}",
+            system + suffix,
+            where,
+            base,
+            peer=peer + suffix if peer == BARE_S3 else peer,
+            unit=unit,
+            up=up,
+        )
+        for suffix, more in _SUFFIXES.items()
+    )
+    return plain, slow
+
+
+S3_GOALS: tuple[Goal, ...] = (
+    _s3("S1", "s3-direct, one append in flight, p50, against a bare PUT", DIRECT, _W1, 1.5, peer=BARE_S3),
+    _s3(
+        "S1",
+        f"s3-direct, one append in flight, p50, against a bare PUT, {_SLOW}",
+        DIRECT + DELAYED,
+        _W1,
+        1.1,
+        peer=BARE_S3 + DELAYED,
+    ),
+    *_s3_both(
+        "S2",
+        "s3-direct, batches of 100 KiB, MB/s, against bare PUTs of 8 MiB, as many at once",
+        DIRECT,
+        ("W28", "mb_per_s", {}),
+        0.6,
+        peer=BARE_S3,
+        up=True,
+    ),
+    *_s3_both(
+        "S3", "s3, log on ledgers, one append in flight, p50, against the store ledger", S3, _W1, 1.25, peer=LEDGER
+    ),
+    *_s3_both(
+        "S3",
+        "s3, log on ledgers, batches of 100 KiB, MB/s, against the store ledger",
+        S3,
+        _W4,
+        0.7,
+        peer=LEDGER,
+        up=True,
+    ),
+    *_s3_both(
+        "S3",
+        "s3, log on ledgers, p99 of 10 MB/s while it uploads, against the store ledger",
+        S3,
+        _W2_S3,
+        2,
+        peer=LEDGER,
+    ),
+    *_s3_both("S4", "1,000 streams, 10 MB/s in all: PUTs", S3, ("W29", "puts_per_s", {}), 2, unit="PUT/s"),
+    *_s3_both("S4", "1,000 streams, 10 MB/s in all: requests", S3, ("W29", "requests_per_gib", {}), 120, unit="a GiB"),
+    *(
+        goal
+        for system in (S3, DIRECT)
+        for goal in _s3_both(
+            "S5",
+            f"catch-up read of {system.removeprefix('dlog-')} through a proxy, MB/s, against bare reads of 8 MiB, four "
+            "at once",
+            system,
+            ("W24", "scan_mb_per_s", {}),
+            0.5,
+            peer=BARE_S3,
+            up=True,
+        )
+    ),
+    _s3("S6", "search in 10^6 objects, p50", METADATA, ("W30", "p50_us", {"objects": 1_000_000}), 30, unit="µs"),
+    _s3("S6", "search in 10^6 objects, p99", METADATA, ("W30", "p99_us", {"objects": 1_000_000}), 1000, unit="µs"),
+    Goal("S6", "search in 10^6 objects over 10^3, p50", "W30", 2, unit="x", system=METADATA, compute=_search_growth),
+    _s3("S7", "image of 10^6 objects: memory", METADATA, ("W31", "image_mb", {}), 200, unit="MB"),
+    _s3("S7", "image of 10^6 objects: loaded in", METADATA, ("W31", "load_s", {}), 3, unit="s"),
+    _s3("S7", "records applied to an image", METADATA, ("W31", "applied_per_s", {}), 50_000, unit="records/s", up=True),
+    *(
+        _s3(
+            "S8",
+            f"commit of {streams:,} stream{'s' * (streams > 1)} over an append of the same bytes, p50",
+            S3,
+            ("W32", "ratio", {"logs": streams}),
+            2,
+            unit="x",
+        )
+        for streams in (1, 1000)
+    ),
+    *_s3_both("S9", "node killed, 1,000 streams: written again, p50", S3, ("W33", "written_p50_s", {}), 1.5, unit="s"),
+    *_s3_both("S9", "node killed, 62 MB not uploaded: all uploaded", S3, ("W33", "uploaded_s", {}), 30, unit="s"),
+    _s3("S10", "recovery of 100,000 chunks: requests one after another", METADATA, ("W34", "turns", {}), 40),
+)
+
+FURTHER = ((KAFKA_SYSTEMS, KAFKA_GOALS), (S3_SYSTEMS, S3_GOALS))  # sets of goals, and the systems that they are of

@@ -39,7 +39,10 @@ _TOLD = {
     "soak": ("rate", "record_bytes", "logs", "retention_s", "seconds"),
     "scan": ("record_bytes", "backlog_mb"),
     "reopen": ("record_bytes", "backlog_mb", "unsaved"),
+    "uploads": ("rate", "record_bytes", "logs", "zipf", "warmup_s", "seconds"),
+    "examine": ("objects", "logs", "backlog_mb"),
 }
+_INSTALLED = {"file": "", "s3": "versitygw"}  # what a system of another name needs; nothing
 
 
 class Table(NamedTuple):
@@ -130,7 +133,8 @@ def _again(figures: Figures) -> list[str]:
     whole = list(dict.fromkeys(str(part["plan"]) for part in parts if part.get("plan")))
     alone = [plain(str(part.get("command"))) for part in parts if not part.get("plan")]
     commands = [*whole, *dict.fromkeys(alone), "python -m loadtest report RUN.json --markdown FILE"]
-    peers = sorted({name.partition("-")[0] for name in figures.peers} - {"file"})  # a file needs no installation
+    named = {name.partition("-")[0] for name in figures.peers}
+    peers = sorted({_INSTALLED.get(name, name) for name in named} - {""})
     installs = [f"python -m loadtest peers install {name}" for name in peers]
     rows = [
         (str(part.get("piece") or ""), plain(str(part.get("command"))), str(part.get("began")), str(part.get("rounds")))

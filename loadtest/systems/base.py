@@ -75,6 +75,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     from loadtest.soaking import Load, Soaked
+    from loadtest.spec import Shape
 
 Position = tuple[int, ...]
 CREATES = 32  # logs created concurrently, one per request
@@ -126,6 +127,7 @@ class System(ABC):
     owner_role: ClassVar[str] = ""  # role of the process that acknowledges a log's appends (killed in W10, W11)
     start_s: ClassVar[float] = 5.0  # estimated duration of start and stop, for --estimate
     storage_role: ClassVar[str] = ""  # role of processes that store (killed in W12, if not the log's owner)
+    backlog_bytes: ClassVar[int] = 0  # pending while a backlog is written, at least; for systems that need many
 
     def __init__(self, variant: str) -> None:
         self.variant = variant  # its full name, such as "kafka-default"
@@ -239,6 +241,14 @@ class System(ABC):
         """Take over a log whose owner crashed, in a process of its own, which then ends without closing it (W25).
         with_snapshot: else delete the snapshots before."""
         raise NotApplicable("its logs have no snapshots")
+
+    def requests(self) -> Mapping[str, int]:
+        """Requests to the object storage so far, by the name of S3's operation (W29)."""
+        raise NotApplicable("it makes no requests to an object storage")
+
+    async def examine(self, shape: Shape) -> Mapping[str, Any]:
+        """Measure a part of the system by itself: shape.subject (W30-W34); its figures."""
+        raise NotApplicable(f"it has no part such as this: {shape.subject}")
 
     async def soak(self, load: Load) -> Soaked:
         """A load with retention while streams and readers come and go (W22)."""

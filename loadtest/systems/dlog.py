@@ -31,6 +31,7 @@ from dlog.hostport import split_host_port
 from dlog.io.children import die_with_parent, module_environment, python_module
 from loadtest.processes import usage
 from loadtest.soaking import Load, Soak, Soaked
+from loadtest.systems import versitygw
 from loadtest.systems.base import (
     Acked,
     CannotRunError,
@@ -49,7 +50,7 @@ from loadtest.systems.base import (
 PATIENCE_S = 90.0
 STEP_S = 0.02  # interval of polling the run file
 _UP = {"bookies": "3", "write-proxies": "2", "read-proxies": "2"}
-_OPTIONS = (*_UP, "config")
+_OPTIONS = (*_UP, "config", "objects")
 _CONFIGS = {"small-disk": Path(__file__).with_name("small-disk.toml")}  # values of option `config`
 _ORDER = ("bookie", "write", "read")
 
@@ -414,6 +415,12 @@ def _on_kafka(variant: str) -> System:
     return DlogKafka(variant)
 
 
+def _on_s3(variant: str) -> System:
+    from loadtest.systems import dlog_metadata, dlog_s3  # the latter imports this module
+
+    return dlog_metadata.DlogMetadata(variant) if variant == "dlog-metadata" else dlog_s3.DlogS3(variant)
+
+
 def _of_regions(variant: str) -> System:
     from loadtest.systems import dlog_regions, kafka  # the first imports Kafka's module, which dlog alone does not need
 
@@ -438,5 +445,13 @@ VARIANTS: Mapping[str, Variant] = {
     ),
     "dlog-directory-region": Variant(_of_regions, {}, "dlog's client of regions alone, in topics of a directory"),
     "dlog-directory": Variant(_of_regions, {}, "dlog's topics in a directory, without regions"),
+    "dlog-s3-direct": Variant(_on_s3, {}, "dlog with 2 write and 2 read proxies, its streams as chains of objects"),
+    "dlog-s3-direct-delayed": Variant(
+        _on_s3, versitygw.DELAYED, "dlog-s3-direct with 100 ms added to a PUT and 30 ms to a GET of the object storage"
+    ),
+    "dlog-s3": Variant(_on_s3, {}, "dlog with streams in the store s3, its write-ahead log on 3 bookies"),
+    "dlog-s3-delayed": Variant(_on_s3, versitygw.DELAYED, "dlog-s3 with 100 ms added to a PUT and 30 ms to a GET"),
+    "dlog-ledger": Variant(Dlog, {}, "dlog with streams on 3 bookies, for comparison with dlog-s3"),
+    "dlog-metadata": Variant(_on_s3, {}, "dlog's metadata of streams in objects alone, in one process"),
     "dlog-spare": Variant(Dlog, {"bookies": "4"}, "dlog with a fourth bookie to replace a lost one"),
 }

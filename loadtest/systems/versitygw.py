@@ -1,20 +1,25 @@
 """versitygw, an S3 server on a directory: built from its Go module, started on loopback with one bucket.
 
-It is not compared with dlog. The tests of cold storage and of streams on S3 use it, and with it users can try streams
-on S3 without an account. It does not sync what it writes.
+It is not compared with dlog: streams on S3 and bare requests are measured on it (loadtest/plans/s3.toml). The tests of
+cold storage and of streams on S3 use it, and with it users can try streams on S3 without an account. It does not sync
+what it writes. With delays, clients reach it through loadtest/s3_proxy.py.
 
 Source: the dependencies notes, section 4.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
+import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dlog.io.children import module_environment
 from loadtest.systems.base import Durability
 from loadtest.systems.java import CACHE, FetchFailedError, PartMissingError, run
-from loadtest.systems.nodes import HOST, Ports, Server, known_options, listens
+from loadtest.systems.nodes import HOST, Ports, Server, known_options, listens, option_int
 
 VERSION = "v1.8.0"
 MODULE = f"github.com/versity/versitygw/cmd/versitygw@{VERSION}"
@@ -22,6 +27,11 @@ SERVER = CACHE / "versitygw" / VERSION / "versitygw"
 FETCH_S = 1500.0
 BUCKET = "logs"
 REGION = "us-east-1"
+OPTIONS = {"put_ms": "0", "get_ms": "0"}  # added to each PUT, and to each GET and HEAD
+DELAYED = {"put_ms": "100", "get_ms": "30"}  # as a service in another building has it
+ACCESS_LOG = "access.log"
+_DELAYED = (("put", "PUT"), ("get", "GET"), ("get", "HEAD"))
+_OPERATION = re.compile(rb" s3_(\w+) ")
 SECTIONS = ("objects", "cold")  # of the configuration that take the server's address and keys
 
 
@@ -39,10 +49,10 @@ def install() -> bool:
     return True
 
 
-def command(port: int, data: Path) -> tuple[list[str], dict[str, str]]:
+def command(port: int, data: Path, *flags: str) -> tuple[list[str], dict[str, str]]:
     """The command line of a server on a directory, and its environment. Each directory in `data` is a bucket."""
-    line = [str(SERVER), "--port", f"{HOST}:{port}", "--region", REGION, "--keep-alive", "--quiet", "posix", str(data)]
-    return line, {"ROOT_ACCESS_KEY": "testkey", "ROOT_SECRET_KEY": "testsecret"}
+    line = [str(SERVER), "--port", f"{HOST}:{port}", "--region", REGION, "--keep-alive", "--quiet", *flags]
+    return [*line, "posix", str(data)], {"ROOT_ACCESS_KEY": "testkey", "ROOT_SECRET_KEY": "testsecret"}
 
 
 def settings(port: int, section: str) -> dict[str, str]:
@@ -57,13 +67,20 @@ def settings(port: int, section: str) -> dict[str, str]:
 
 
 class S3Server:
-    """One server with the bucket BUCKET: `start`, `stop`."""
+    """One server with the bucket BUCKET: `start`, `stop`. port: where clients connect.
+
+    counts_requests: the server logs each request, see `requests`.
+    """
 
     durability = Durability("P", "in the page cache: versitygw does not sync")
 
-    def __init__(self) -> None:
+    def __init__(self, *, counts_requests: bool = False) -> None:
         self._ports = Ports()
         self._server: Server | None = None
+        self._proxy: Server | None = None
+        self._counts_requests = counts_requests
+        self._requests: Counter[str] = Counter()
+        self._read_bytes = 0  # of the log of requests
         self.port = 0
 
     @property
@@ -76,21 +93,48 @@ class S3Server:
         """With which dlog finds it: see `settings`."""
         return {name: value for section in SECTIONS for name, value in settings(self.port, section).items()}
 
+    def processes(self) -> dict[str, list[int]]:
+        """Pids by role."""
+        servers = {"s3": self._server, "s3-delay": self._proxy}
+        return {role: [server.pid] for role, server in servers.items() if server is not None and server.pid is not None}
+
     async def start(self, room: Path, options: Mapping[str, str]) -> None:
-        """Start it on a directory. Raises PartMissingError, ServerFailedError, ValueError for any option."""
-        known_options("versitygw", options, ())
+        """Start it on a directory. options: see OPTIONS. Raises PartMissingError, ServerFailedError, ValueError."""
+        known_options("versitygw", options, OPTIONS)
+        delays_ms = {key: option_int({**OPTIONS, **options}, key, 0, 0) for key in OPTIONS}
         if not SERVER.exists():
             raise PartMissingError(
                 "versitygw is not installed: run python -m loadtest peers install versitygw (needs Go 1.25 or newer)"
             )
-        [self.port] = self._ports.take(1)
+        port, proxy_port = self._ports.take(2)
         data = room / "data"
         (data / BUCKET).mkdir(parents=True, exist_ok=True)
-        line, keys = command(self.port, data)
-        self._server = Server(
-            "versitygw", "server", f"{HOST}:{self.port}", line, room, lambda: listens(self.port), keys
-        )
+        flags = ("--access-log", str(room / ACCESS_LOG)) if self._counts_requests else ()
+        line, keys = command(port, data, *flags)
+        self._server = Server("versitygw", "server", f"{HOST}:{port}", line, room, lambda: listens(port), keys)
         await self._server.start()
+        self.port = port
+        if any(delays_ms.values()):
+            delays = {method: delays_ms[f"{named}_ms"] for named, method in _DELAYED}
+            line = [sys.executable, "-m", "loadtest.s3_proxy", "--port", str(proxy_port)]
+            line += ["--server", f"http://{HOST}:{port}"]
+            line += [f"--delay={method}={delay_ms / 1000:g}" for method, delay_ms in delays.items()]
+            self._proxy = Server(
+                *("s3-delay", "server", f"{HOST}:{proxy_port}", line, room, lambda: listens(proxy_port)),
+                module_environment(),
+            )
+            await self._proxy.start()
+            self.port = proxy_port
+
+    def requests(self) -> Counter[str]:
+        """Number of requests so far, by the name of S3's operation, such as PutObject."""
+        assert self._server is not None and self._counts_requests
+        with (self._server.directory / ACCESS_LOG).open("rb") as log:
+            log.seek(self._read_bytes)
+            whole, newline, _ = log.read().rpartition(b"\n")
+        self._read_bytes += len(whole) + len(newline)
+        self._requests.update(operation.decode() for operation in _OPERATION.findall(whole))
+        return self._requests.copy()
 
     async def restart(self) -> None:
         """Start it again on its data, if it does not run. Raises ServerFailedError."""
@@ -99,12 +143,13 @@ class S3Server:
 
     async def stop(self) -> None:
         """Idempotent."""
-        if self._server is not None:
-            await self._server.stop()
+        for server in (self._proxy, self._server):
+            if server is not None:
+                await server.stop()
         self._ports.close()
 
     def describe(self) -> Sequence[str]:
         """A line on the server, and the environment as lines for a shell."""
         assert self._server is not None
         exports = [f"export {name}={value}" for name, value in self.environment.items()]
-        return [f"versitygw {self._server.address} pid={self.pid} log={self._server.log} bucket={BUCKET}", *exports]
+        return [f"versitygw {HOST}:{self.port} pid={self.pid} log={self._server.log} bucket={BUCKET}", *exports]

@@ -21,6 +21,7 @@ FAST = ("--voids", "0", "--wait", "0", "--seconds", "0.3", "--set", "warmup_s=0.
 MAIN = Path(plans.__file__).parent / "plans" / "main.toml"
 NOTES = MAIN.with_name("main.notes.toml")
 KAFKA = MAIN.with_name("kafka.toml")
+S3 = MAIN.with_name("s3.toml")
 
 
 def pieces(**runs: str) -> str:
@@ -217,6 +218,23 @@ def test_the_plan_on_kafka_measures_every_goal_of_regions_and_streams_on_kafka()
     assert sum(cell.shape.faults for cell in kills.workloads[0].cells) * kills.rounds == 20
     assert sum(one.estimate_s() for one in plan) < 3600
     assert compare.read_notes(KAFKA.with_name("kafka.notes.toml"))
+
+
+def test_the_plan_on_s3_measures_every_goal_of_streams_on_s3_in_a_quarter_of_an_hour() -> None:
+    plan = [command._planned(piece, Run()) for piece in plans.read(S3)]
+    command._check_together(plan)
+    measured: dict[tuple[str, str], list[spec.Shape]] = defaultdict(list)
+    for one in plan:
+        for workload, system in itertools.product(one.workloads, one.systems):
+            measured[workload.id, system] += [cell.shape for cell in workload.cells]
+    growth = [{"objects": 1000}, {"objects": 1_000_000}]  # of the goal that is computed
+    for goal in goals.S3_GOALS:
+        for system in {goal.system, goal.peer} - {""}:
+            for wanted in growth if goal.compute else [goal.cell]:
+                shapes = measured[goal.workload, system]
+                assert any(all(getattr(s, k) == v for k, v in wanted.items()) for s in shapes), (goal, system, wanted)
+    assert sum(one.estimate_s() for one in plan) <= 1000
+    assert compare.read_notes(S3.with_name("s3.notes.toml"))
 
 
 def test_the_main_plan_keeps_to_an_hour_and_a_quarter() -> None:

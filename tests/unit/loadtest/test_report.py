@@ -158,6 +158,33 @@ def test_goals_on_kafka_are_of_their_own_systems(book: Book) -> None:
     assert "| 80.0 | 100 (kafka-aiokafka) | 0.80x | ≥ 0.85x |  | MISSED |" in text
 
 
+def on_s3(book: Book) -> None:
+    """Results of streams on S3, beside those of bare requests; with delays and without."""
+    book.workload("W1", ("100 B", {"record_bytes": 100}))
+    book.workload("W30", ("1,000 objects", {"objects": 1000}), ("1,000,000 objects", {"objects": 1_000_000}))
+    for suffix, ours, bare in (("", 12.0, 10.0), ("-delayed", 112.0, 110.0)):
+        for name, p50 in (("dlog-s3-direct", ours), ("s3-aiobotocore", bare)):
+            book.run.systems[name + suffix] = {"says": "", "durability": {"letter": "P", "sentence": ""}}
+            book.result("W1", "100 B", name + suffix, {"response_ms": {"p50": p50}})
+    book.run.systems["dlog-metadata"] = {"says": "", "durability": {"letter": "P", "sentence": ""}}
+    book.result("W30", "1,000 objects", "dlog-metadata", {"p50_us": 10.0, "p99_us": 20.0})
+    book.result("W30", "1,000,000 objects", "dlog-metadata", {"p50_us": 25.0, "p99_us": 60.0})
+
+
+def test_goals_on_s3_are_ratios_to_bare_requests_with_the_same_delays(book: Book) -> None:
+    on_s3(book)
+    found = [one for one in goals.judged(book.collected()) if one.goal.id.startswith("S")]
+    assert [one.goal for one in found] == list(goals.S3_GOALS)
+    assert [(one.ratio, one.outcome) for one in found if one.goal.id == "S1"] == [
+        (1.2, "met"),
+        (pytest.approx(112 / 110), "met"),
+    ]
+    searched = [(one.ours, one.outcome) for one in found if one.goal.id == "S6"]
+    assert searched == [(25.0, "met"), (60.0, "met"), (2.5, "MISSED")]
+    assert next(one for one in found if one.goal.id == "S4").met is None
+    assert "    python -m loadtest peers install versitygw\n" in tables.markdown(book.collected())
+
+
 def test_a_report_can_be_a_section_of_another(book: Book) -> None:
     whole, part = tables.markdown(book.collected()), tables.markdown(book.collected(), section="On Kafka")
     assert part.startswith("## On Kafka\n\n") and "Made by" not in part

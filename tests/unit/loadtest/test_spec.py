@@ -10,7 +10,7 @@ from dlog.errors import ConfigError
 from loadtest import spec
 from loadtest.report import columns
 
-WANTED = [f"W{n}" for n in (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 19, 20, 21, 22, 23, 24, 25, 26, 27)]
+WANTED = [f"W{n}" for n in (*range(1, 9), *range(10, 15), *range(19, 35))]
 HEAD = 'id = "X"\nname = "x"\nasks = "?"\n'
 
 
@@ -61,6 +61,8 @@ def test_scales_and_changes_and_matrix(tmp_path: Path) -> None:
         ('mode = "sideways"', "mode must be one of"),
         ('script = "fault"', "fault must be one of"),
         ('script = "dance"', "script must be one of"),
+        ('script = "examine"', "subject must be one of"),
+        ("objects = 0", "objects must be at least 1"),
         ("record_bytes = 10", "at least 24"),
         ("record_bytes = 2000000", "at most"),
         ("batch_bytes = 50", "at least record_bytes"),
