@@ -555,6 +555,19 @@ class NodeNotServing(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectMetadataWentBack(Event):
+    """The metadata stream of streams in objects lacks records that it had: the object storage has an object that they
+    recorded. ZooKeeper was restored to an earlier state, or lost data. The controller refuses everything. records: that
+    the stream has; next_object: the id that would be used next, though this one and others behind it were used."""
+
+    name: ClassVar[str] = "object_metadata.went_back"
+    level: ClassVar[str] = "error"
+    key: str
+    records: int
+    next_object: int
+
+
+@dataclass(frozen=True, slots=True)
 class ControllerOutOfReach(Event):
     """The default store of this proxy is `s3`, and no controller of streams in objects answers it. Appends are
     acknowledged; uploads, new segments and take-overs wait."""
