@@ -280,12 +280,8 @@ class Controller:
             )
             self._effects.append(Answer(ticket, busy))
             return
-        if self._later:
-            self._tickets.add(ticket)
-            self._after_confirmation([Answer(ticket, _went_back(self._later))])
-            return
         try:
-            result = self._decide(operation)
+            result: Result | DLogError = _went_back(self._later) if self._later else self._decide(operation)
         except DLogError as error:
             self._effects.append(Answer(ticket, error))
             return
