@@ -40,6 +40,7 @@ _REFUSED = frozenset(
         *("InvalidToken", "AuthorizationHeaderMalformed", "PermanentRedirect", "InvalidBucketName", "400"),
         *("InvalidRequest", "MethodNotAllowed", "AllAccessDisabled", "NotImplemented", "501"),
         *("RequestTimeTooSkewed", "RequestExpired"),  # a clock is wrong
+        "XAdminUserNotFound",  # versitygw, for an access key that it does not know
     }
 )
 
