@@ -47,9 +47,11 @@ from dlog.objects.controller import (
     WriteSnapshot,
 )
 from dlog.objects.errors import ControllerLostError
+from dlog.objects.image import Image
 from dlog.objects.keys import parse_snapshot_key
 from dlog.objects.operations import Operation, Result
 from dlog.objects.options import ControllerOptions
+from dlog.objects.went_back import Place, is_later, places_of_later
 from dlog.options import check_positive, option
 from dlog.stores.object_storage.locations import Location
 from dlog.stores.object_storage.port import Creation, Objects
@@ -200,8 +202,34 @@ class ObjectControllerActor:
         self._folder = value.incarnation
         self._positions = replay.positions
         self._since = (value.last_completed.number + 1 if value.last_completed is not None else 1, 0)
-        now_ms = await self._now_ms()
-        return Controller(image, self._folder, self._nonce.hex(), now_ms, self._options.controller)
+        now_ms, later = await self._now_ms(), await self._find_later(image)
+        return Controller(image, self._folder, self._nonce.hex(), now_ms, self._options.controller, later=later)
+
+    async def _find_later(self, image: Image) -> str:
+        """The key of an object that the image should know and does not; empty: none was found."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._first_key(place), name=f"look behind {place.behind}")
+                for place in places_of_later(self._folder, image)
+            ]
+        later = ""
+        for task in tasks:
+            found = task.result()
+            if isinstance(found, DLogError):
+                raise found
+            later = later or (found if is_later(self._folder, image, found) else "")
+        return later
+
+    async def _first_key(self, place: Place) -> str | DLogError:
+        """The first key of this place; empty: there is none. An error is returned."""
+        above = f"{self._root}/"
+        behind = self._root.below(place.behind)
+        try:
+            async for found in self._objects.list(self._root.below(place.folder), behind=behind, limit=1):
+                return found.location.removeprefix(above)
+        except DLogError as error:
+            return error
+        return ""
 
     async def _serve(self, machine: Controller) -> bool:
         """Handle facts until the end; whether the machine was deposed."""

@@ -536,9 +536,43 @@ class TopicsOutOfReach(Event):
 @dataclass(frozen=True, slots=True)
 class ObjectsOutOfReach(Event):
     """The object storage in which this proxy creates segments cannot be used: it does not answer, or it does not have
-    this cluster's objects. Streams there wait; nothing is lost."""
+    this cluster's objects. Streams there wait, those of the store `s3` only once too much is not uploaded; nothing is
+    lost."""
 
     name: ClassVar[str] = "objects.out_of_reach"
+    level: ClassVar[str] = "warning"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeNotServing(Event):
+    """The default store of this proxy is `s3`, and its node does not serve: its write-ahead log or the controller
+    cannot be reached. Appends to streams in objects are refused here."""
+
+    name: ClassVar[str] = "object_node.not_serving"
+    level: ClassVar[str] = "warning"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectMetadataWentBack(Event):
+    """The metadata stream of streams in objects lacks records that it had: the object storage has an object that they
+    recorded. ZooKeeper was restored to an earlier state, or lost data. The controller refuses everything. records: that
+    the stream has; next_object: the id that would be used next, though this one and others behind it were used."""
+
+    name: ClassVar[str] = "object_metadata.went_back"
+    level: ClassVar[str] = "error"
+    key: str
+    records: int
+    next_object: int
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerOutOfReach(Event):
+    """The default store of this proxy is `s3`, and no controller of streams in objects answers it. Appends are
+    acknowledged; uploads, new segments and take-overs wait."""
+
+    name: ClassVar[str] = "object_controller.out_of_reach"
     level: ClassVar[str] = "warning"
     reason: str
 

@@ -1,7 +1,7 @@
 """Readiness of a proxy, and its HTTP server (dlog/io/http_server.py) for load balancers and orchestrators.
 
     GET /ready     200 while it serves; 503 while it starts, drains, or has lacked for long ZooKeeper, or what it writes
-                   to: bookies, or the topics of its default store
+                   to: bookies, or what its default store needs to acknowledge appends
     GET /haproxy   as /ready, but 404 while it drains: HAProxy (`http-check disable-on-404`) then sends no new
                    connections and keeps the open ones
 
@@ -28,13 +28,15 @@ class Readiness:
     """Whether a proxy is ready. The times are passed in.
 
     patience_s: how long ZooKeeper may be out of reach, or every bookie gone, before it is unready. It is ready from
-    `serving` to `draining`.
+    `serving` to `draining`, and once each trouble that was given to `expect_over` was over once.
     """
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._obstacle: str | None = "starting"
         self._since_s: dict[str, float] = {}  # trouble -> when it began
+        self._expected: set[str] = set()  # troubles that were never over yet
+        self._tolerated: set[str] = set()  # troubles that do not make it unready
 
     def serving(self) -> None:
         self._obstacle = None
@@ -42,19 +44,29 @@ class Readiness:
     def draining(self) -> None:
         self._obstacle = DRAINING
 
-    def note(self, trouble: str, there: bool, now_s: float) -> None:
-        """Record that this trouble exists, or that it is over."""
+    def expect_over(self, trouble: str) -> None:
+        """It is not ready before this trouble was noted as over."""
+        self._expected.add(trouble)
+
+    def note(self, trouble: str, there: bool, now_s: float, *, is_needed: bool = True) -> None:
+        """Record that this trouble exists, or that it is over. is_needed: it makes the proxy unready if it lasts; else
+        it is only told."""
         if there:
             self._since_s.setdefault(trouble, now_s)
         else:
             self._since_s.pop(trouble, None)
+            self._expected.discard(trouble)
+        if not is_needed:
+            self._tolerated.add(trouble)
 
     def obstacle(self, now_s: float) -> str | None:
         """Why the proxy is not ready; None: it is."""
         if self._obstacle is not None:
             return self._obstacle
+        if self._expected:
+            return f"starting: {min(self._expected)}"
         for trouble, since_s in self._since_s.items():
-            if now_s - since_s >= self._patience_s:
+            if trouble not in self._tolerated and now_s - since_s >= self._patience_s:
                 return f"{trouble} for {now_s - since_s:.0f} s"
         return None
 
@@ -79,9 +91,9 @@ class Health:
         self._server: HttpServer | None = None
         self._unsubscribe = (metadata.on_state(lambda _: self._look()), metadata.on_members(self._look))
 
-    def note(self, trouble: str, there: bool) -> None:
-        """Record that this trouble exists now, or that it is over."""
-        self.readiness.note(trouble, there, self._clock.monotonic_s())
+    def note(self, trouble: str, is_needed: bool, there: bool) -> None:
+        """Record that this trouble exists now, or that it is over; see Readiness.note."""
+        self.readiness.note(trouble, there, self._clock.monotonic_s(), is_needed=is_needed)
 
     async def listen(self, host: str, port: int) -> None:
         """Start serving; port 0: do not listen. Raises ConfigError if the port is taken."""

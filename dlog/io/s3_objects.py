@@ -7,7 +7,8 @@ is read back before use.
 Invariants:
 - a request that creates an object only where there is none is sent once; libraries below may still repeat it, so
   dlog/stores/object_storage/creating.py resolves the answer by the object's head;
-- a service that is busy is asked more slowly, for s3_busy_s; then the request fails, and may be repeated later.
+- a service that is busy is asked more slowly, for s3_busy_s; then the request fails, and may be repeated later;
+- each request that is sent is counted once, also one that repeats another.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dlog.io.clock import monotonic_s
+from dlog.io.object_requests import REQUESTS
 from dlog.options import MiB
 from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreError, StoreUnavailableError
 from dlog.stores.object_storage.creating import create_resolved
 from dlog.stores.object_storage.locations import Location
 from dlog.stores.object_storage.options import ObjectStorageOptions
 from dlog.stores.object_storage.port import Buffer, Creation, Found
+from dlog.stores.object_storage.prices import RequestKind
 
 PART_BYTES = 16 * MiB  # of one uploaded part; two of them are in memory while an object is written
 _NO_OBJECT = frozenset({"NoSuchKey", "404", "NotFound", "NoSuchUpload"})
@@ -37,6 +40,7 @@ _REFUSED = frozenset(
         *("InvalidToken", "AuthorizationHeaderMalformed", "PermanentRedirect", "InvalidBucketName", "400"),
         *("InvalidRequest", "MethodNotAllowed", "AllAccessDisabled", "NotImplemented", "501"),
         *("RequestTimeTooSkewed", "RequestExpired"),  # a clock is wrong
+        "XAdminUserNotFound",  # versitygw, for an access key that it does not know
     }
 )
 
@@ -47,6 +51,8 @@ _BUSY = frozenset(
         *("Throttling", "ThrottlingException", "BandwidthLimitExceeded"),
     }
 )
+PUT, GET, HEAD = RequestKind.PUT, RequestKind.GET, RequestKind.HEAD
+LIST, DELETE = RequestKind.LIST, RequestKind.DELETE
 _DELAY_FIRST_S, _DELAY_MAX_S = 0.05, 5.0
 _LIST_MAX, _DELETE_MAX = 1000, 1000  # of one request
 
@@ -88,20 +94,29 @@ class S3Objects:
         body = b"".join(data)
         where = {"Bucket": location.authority, "Key": _key(location)}
 
+        was_refused = False
+
         async def attempt() -> Creation:
+            nonlocal was_refused
             try:
                 put = partial(client.put_object, **where, Body=body, IfNoneMatch="*")
-                await self._ask(location, put, is_repeatable=False)
+                await self._ask(location, PUT, put, is_repeatable=False)
             except _ExistsError:
+                was_refused = True
                 return Creation.EXISTS
             return Creation.MADE
 
-        return await create_resolved(location, body[:head_bytes], attempt, self.read)
+        made = await create_resolved(location, body[:head_bytes], attempt, self.read)
+        if was_refused:
+            REQUESTS.count_refused(is_own=made is Creation.MADE)
+        return made
 
     async def delete(self, location: Location) -> None:
         client = await self._client()
         with contextlib.suppress(SegmentNotFoundError):
-            await self._ask(location, partial(client.delete_object, Bucket=location.authority, Key=_key(location)))
+            await self._ask(
+                location, DELETE, partial(client.delete_object, Bucket=location.authority, Key=_key(location))
+            )
 
     async def delete_many(self, locations: Sequence[Location]) -> None:
         client = await self._client()
@@ -109,7 +124,7 @@ class S3Objects:
             some = [location for location in locations if location.authority == bucket]
             for at in range(0, len(some), _DELETE_MAX):
                 told = {"Objects": [{"Key": _key(one)} for one in some[at : at + _DELETE_MAX]], "Quiet": True}
-                answer = await self._ask(some[at], partial(client.delete_objects, Bucket=bucket, Delete=told))
+                answer = await self._ask(some[at], DELETE, partial(client.delete_objects, Bucket=bucket, Delete=told))
                 for failure in answer.get("Errors", ()):
                     if failure.get("Code") not in _NO_OBJECT:
                         raise _error_of(failure, f"s3://{bucket}/{failure.get('Key')}")
@@ -122,7 +137,7 @@ class S3Objects:
         while limit is None or limit > 0:
             some = {} if limit is None else {"MaxKeys": min(limit, _LIST_MAX)}
             request = partial(client.list_objects_v2, Bucket=folder.authority, Prefix=_prefix(folder), **some, **more)
-            page = await self._ask(folder, request)
+            page = await self._ask(folder, LIST, request)
             for told in page.get("Contents", ()):
                 yield Found(_location(folder, told["Key"]), told["Size"], _unix_ms(told["LastModified"]))
             limit = None if limit is None else limit - len(page.get("Contents", ()))
@@ -135,7 +150,7 @@ class S3Objects:
         more: dict[str, Any] = {}
         while True:
             request = partial(client.list_multipart_uploads, Bucket=folder.authority, Prefix=_prefix(folder), **more)
-            page = await self._ask(folder, request)
+            page = await self._ask(folder, LIST, request)
             for told in page.get("Uploads", ()):
                 yield Found(_location(folder, told["Key"]), 0, _unix_ms(told["Initiated"]), told["UploadId"])
             if not page.get("IsTruncated"):
@@ -147,11 +162,11 @@ class S3Objects:
         bucket, _, key = left.location.removeprefix("s3://").partition("/")
         with contextlib.suppress(SegmentNotFoundError):
             request = partial(client.abort_multipart_upload, Bucket=bucket, Key=key, UploadId=left.handle)
-            await self._ask(left.location, request)
+            await self._ask(left.location, DELETE, request)
 
     async def now_unix_ms(self, folder: Location) -> int:
         client = await self._client()
-        answer = await self._ask(folder, partial(client.head_bucket, Bucket=folder.authority))
+        answer = await self._ask(folder, HEAD, partial(client.head_bucket, Bucket=folder.authority))
         try:
             date = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
         except (KeyError, ValueError) as error:
@@ -170,12 +185,17 @@ class S3Objects:
             return data, int(told) if told.isdecimal() else len(data)
 
         try:
-            return await self._ask(location, get)
+            return await self._ask(location, GET, get)
         except _OutOfRangeError:
             return b"", 0
 
     async def _ask(
-        self, location: Location | str, request: Callable[[], Awaitable[T]], *, is_repeatable: bool = True
+        self,
+        location: Location | str,
+        kind: RequestKind,
+        request: Callable[[], Awaitable[T]],
+        *,
+        is_repeatable: bool = True,
     ) -> T:
         """Send a request, again while S3 is busy. is_repeatable: send it once more if it is not answered."""
         repeats = 1 if is_repeatable else 0
@@ -184,8 +204,10 @@ class S3Objects:
             await asyncio.sleep(self._pace.next_delay_s())
             try:
                 with _errors(location):
+                    REQUESTS.count(kind)
                     answer = await request()
             except _BusyError:
+                REQUESTS.busy += 1
                 self._pace.slow_down()
                 if monotonic_s() > end_s:
                     raise
@@ -233,14 +255,14 @@ class S3Writer:
     async def finish(self) -> None:
         if not self._upload:
             put = partial(self._client.put_object, **self._where, Body=b"".join(self._gathered))
-            await self._ask(self._location, put)
+            await self._ask(self._location, PUT, put)
             return
         if self._gathered:
             await self._send()
         await self._sent()
         upload = {"UploadId": self._upload, "MultipartUpload": {"Parts": self._parts}}
         complete = partial(self._client.complete_multipart_upload, **self._where, **upload)
-        await self._ask(self._location, complete, is_repeatable=False)
+        await self._ask(self._location, PUT, complete, is_repeatable=False)
         self._upload = ""
 
     async def abort(self) -> None:
@@ -252,11 +274,12 @@ class S3Writer:
         if upload:
             with contextlib.suppress(StoreError):
                 abort = partial(self._client.abort_multipart_upload, **self._where, UploadId=upload)
-                await self._ask(self._location, abort)
+                await self._ask(self._location, DELETE, abort)
 
     async def _send(self) -> None:
         if not self._upload:
-            begun = await self._ask(self._location, partial(self._client.create_multipart_upload, **self._where))
+            begin = partial(self._client.create_multipart_upload, **self._where)
+            begun = await self._ask(self._location, PUT, begin)
             self._upload = begun["UploadId"]
         await self._sent()
         body, self._gathered, self._bytes = b"".join(self._gathered), [], 0
@@ -268,7 +291,7 @@ class S3Writer:
     async def _put(self, number: int, body: bytes) -> str | StoreError:
         try:
             part = {"UploadId": self._upload, "PartNumber": number, "Body": body}
-            told = await self._ask(self._location, partial(self._client.upload_part, **self._where, **part))
+            told = await self._ask(self._location, PUT, partial(self._client.upload_part, **self._where, **part))
         except StoreError as error:
             return error
         return str(told["ETag"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -77,6 +77,7 @@ async def open_s3_store(
     rng: Random,
     *,
     node: NodeId | None = None,
+    check_objects: Callable[[], Awaitable[None]] | None = None,
     tell: Callable[[Event], None] = lambda _: None,
 ) -> AsyncIterator[S3Store]:
     """The store, open in the scope. See S3Store. stores: those of this process, by name, which may have logs of nodes.
@@ -87,7 +88,19 @@ async def open_s3_store(
     wal = chosen if chosen.capabilities.is_written else None
     wals = {name: store for name, store in stores.items() if name in WAL_STORES}
     start = machine_starter(tell)
-    async with S3Store(metadata, objects, find_objects, wal, wals, options, start, rng, node=node, tell=tell) as store:
+    async with S3Store(
+        metadata,
+        objects,
+        find_objects,
+        wal,
+        wals,
+        options,
+        start,
+        rng,
+        node=node,
+        check_objects=check_objects,
+        tell=tell,
+    ) as store:
         yield store
 
 
@@ -113,7 +126,15 @@ async def open_cluster_s3_store(
     async with (
         ObjectMetadataClient(access.metadata, stores, objects, find_root, sender, rng) as metadata,
         open_s3_store(
-            metadata, objects, metadata.find_folder, stores, options, rng, node=access.node, tell=tell
+            metadata,
+            objects,
+            metadata.find_folder,
+            stores,
+            options,
+            rng,
+            node=access.node,
+            check_objects=direct.check_root,
+            tell=tell,
         ) as store,
     ):
         yield store

@@ -12,6 +12,9 @@ Invariants:
   over; then it records that they are destroyed. No clock decides about data: who commits a marked object is refused.
 - A snapshot counts once its record is confirmed. Then the metadata stream is truncated up to the snapshot before it,
   and still older snapshots are deleted: a new follower always finds a snapshot and every record behind it.
+- A snapshot is written once all its records are confirmed.
+- If the storage has what the metadata stream should have records of, everything is refused, and nothing is recorded or
+  deleted: the stream went back (went_back.py). An append tells that no other controller has recorded it.
 - All times are those of the object storage, which `Ticked` brings.
 """
 
@@ -20,12 +23,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from dlog.errors import DamagedError, DLogError, InvalidRequestError, OverCapacityError
+from dlog.errors import DamagedError, DLogError, InvalidRequestError, MetadataWentBackError, OverCapacityError
 from dlog.events import (
     MetadataSnapshotFailed,
     MetadataSnapshotWritten,
     ObjectControllerEnded,
     ObjectControllerStarted,
+    ObjectMetadataWentBack,
     ObjectNodeOpened,
     ObjectsNotDeleted,
     UploadsExpired,
@@ -189,11 +193,19 @@ class Controller:
 
     image: with all records of the metadata stream, read after it was claimed; the controller takes it over. folder: of
     the objects, for this incarnation of the metadata stream. name: of this controller, never used before; snapshots
-    have it in their keys. now_ms: the object storage's time.
+    have it in their keys. now_ms: the object storage's time. later: the key of an object that was recorded by records
+    which the image lacks (went_back.py), found after the stream was read; empty: none was found.
     """
 
     def __init__(
-        self, image: Image, folder: str, name: str, now_ms: int, options: ControllerOptions | None = None
+        self,
+        image: Image,
+        folder: str,
+        name: str,
+        now_ms: int,
+        options: ControllerOptions | None = None,
+        *,
+        later: str = "",
     ) -> None:
         self.image = image
         self.is_over = False
@@ -201,6 +213,7 @@ class Controller:
         self._folder = folder
         self._name = name
         self._now_ms = now_ms
+        self._later = later
         self._options = options or ControllerOptions()
         self._number = 0  # of the last entry
         self._on_way: deque[_Entry] = deque()
@@ -213,6 +226,11 @@ class Controller:
 
     def begin(self) -> list[ControllerEffect]:
         """What the controller before may have left undone."""
+        if self._later:
+            self._record(())
+            event = ObjectMetadataWentBack(self._later, self.image.version, self.image.objects.next_id)
+            self._after_confirmation([Tell(event)])
+            return self._take()
         self._effects.append(Tell(ObjectControllerStarted(self._name, self.image.version)))
         self._effects += self._clean_up()
         return self._take()
@@ -229,6 +247,8 @@ class Controller:
                 self._confirmed(number)
             case AppendFailed(error):
                 self._end(error)
+            case _ if self._later:
+                pass
             case Ticked(now_ms):
                 self._now_ms = now_ms
                 self._mark_expired()
@@ -243,7 +263,7 @@ class Controller:
             case SnapshotFailed(reason):
                 self._snapshot = None
                 self._effects.append(Tell(MetadataSnapshotFailed(self.image.version, reason)))
-        if not self.is_over:
+        if not self.is_over and not self._later:
             self._write_snapshot(isinstance(fact, Ticked))
         return self._take()
 
@@ -261,7 +281,7 @@ class Controller:
             self._effects.append(Answer(ticket, busy))
             return
         try:
-            result = self._decide(operation)
+            result: Result | DLogError = _went_back(self._later) if self._later else self._decide(operation)
         except DLogError as error:
             self._effects.append(Answer(ticket, error))
             return
@@ -365,7 +385,7 @@ class Controller:
     def _write_snapshot(self, is_tick: bool) -> None:
         """Begin a snapshot if one is due; what failed is tried again at the next tick.
 
-        It has records that are not confirmed yet. It counts only with its own record, which lies behind them.
+        It is written once its records are confirmed, and counts with its own record.
         """
         image, options = self.image, self._options
         since = image.version - (image.snapshots[-1].applied if image.snapshots else 0)
@@ -373,7 +393,7 @@ class Controller:
         if not is_tick or not is_due or self._snapshot is not None:
             return
         self._snapshot = (snapshot_key(self._folder, image.version, self._name), image.version)
-        self._effects.append(WriteSnapshot(self._snapshot[0], contents_of(image)))
+        self._after_confirmation([WriteSnapshot(self._snapshot[0], contents_of(image))])
 
     def _snapshot_stored(self, size: int, crc: int) -> None:
         assert self._snapshot is not None
@@ -388,6 +408,14 @@ class Controller:
             return []
         applied = self.image.snapshots[-2].applied
         return [TruncateMetadata(applied), DeleteSnapshots(applied)]
+
+
+def _went_back(key: str) -> MetadataWentBackError:
+    return MetadataWentBackError(
+        "the metadata of streams in objects are older than the objects, ZooKeeper was restored or lost data: stop all "
+        f"proxies and follow docs/restore.md: object={key}",
+        outcome_unknown=False,
+    )
 
 
 def _lost(reason: str, *, outcome_unknown: bool) -> ControllerLostError:

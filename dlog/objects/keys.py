@@ -34,6 +34,12 @@ def object_key(folder: str, object: ObjectId, node: NodeId, node_epoch: NodeEpoc
     return f"{folder}/{object & 0xFF:02x}/{object:016x}-{node_epoch}-{_quoted(node)}"
 
 
+def object_folder_key(folder: str, object: int) -> tuple[str, str]:
+    """The folder with an id's object, and a key there that is behind those of smaller ids and before its own."""
+    its_folder = f"{folder}/{object & 0xFF:02x}"
+    return its_folder, f"{its_folder}/{object:016x}"
+
+
 def parse_object_key(folder: str, key: str) -> ObjectKey | None:
     """What a key below this folder says; None: it is not the key of an object."""
     if not key.startswith(folder + "/"):
@@ -66,6 +72,11 @@ def snapshot_key(folder: str, applied: int, controller: str) -> str:
     """The key of a snapshot; keys are sorted by the number of records. controller: a name that was never used before,
     so no two snapshots have one key."""
     return f"{folder}/snapshots/{applied:020d}-{_quoted(controller)}"
+
+
+def snapshots_behind(folder: str, applied: int) -> tuple[str, str]:
+    """The folder of snapshots, and a key there that is behind those with at most so many records."""
+    return f"{folder}/snapshots", f"{folder}/snapshots/{applied + 1:020d}"
 
 
 def parse_snapshot_key(folder: str, key: str) -> int | None:

@@ -38,13 +38,14 @@ class Run:
 
 
 class Block:
-    """What was cut together. runs: by stream and epoch. bytes: of all runs."""
+    """What was cut together. runs: by stream and epoch. bytes, entries: of all runs."""
 
-    __slots__ = ("bytes", "is_uploaded", "runs")
+    __slots__ = ("bytes", "entries", "is_uploaded", "runs")
 
     def __init__(self) -> None:
         self.runs: dict[tuple[ObjectStreamId, Epoch], Run] = {}
         self.bytes = 0
+        self.entries = 0
         self.is_uploaded = False
 
 
@@ -54,12 +55,17 @@ def entry_bytes(entries: Iterable[StreamEntry]) -> int:
 
 
 class NodeCache:
-    """The blocks of one node. bytes, unuploaded_bytes: of all blocks, and of those that are not uploaded."""
+    """The blocks of one node. bytes, unuploaded_bytes: of all blocks, and of those that are not uploaded.
+
+    added_entries, uploaded_entries: numbers of all that were added and uploaded so far.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self.gathering = Block()
         self.bytes = 0
         self.unuploaded_bytes = 0
+        self.added_entries = 0
+        self.uploaded_entries = 0
         self._bytes_max = bytes_max
         self._cut: deque[Block] = deque()  # in order of cutting
         self._runs: dict[ObjectStreamId, list[Run]] = {}  # in order of offsets
@@ -80,6 +86,8 @@ class NodeCache:
         size = entry_bytes(frame.entries)
         run.bytes += size
         self.gathering.bytes += size
+        self.gathering.entries += len(frame.entries)
+        self.added_entries += len(frame.entries)
         self.bytes += size
         self.unuploaded_bytes += size
         self._evict()
@@ -94,6 +102,7 @@ class NodeCache:
         """A block is in committed objects."""
         block.is_uploaded = True
         self.unuploaded_bytes -= block.bytes
+        self.uploaded_entries += block.entries
         self._evict()
 
     def read(self, stream: ObjectStreamId, start: int, end: int, bytes_max: int) -> list[StreamEntry]:

@@ -83,7 +83,7 @@ class _Block:
 
 class ObjectTable:
     """All object ids. next_id: the first that was never used. owners: who may write objects; rows refer to it.
-    prepared, marked: numbers of objects in these states.
+    prepared, marked: numbers of objects in these states. marked_bytes: of the marked ones that had been committed.
 
     Of each row: bytes (0 until it is committed); time: expiry, commit time or mark time, as its state is; stream: of
     an object with one stream, 0 for a stream-set object and until it is committed.
@@ -93,6 +93,7 @@ class ObjectTable:
         self.next_id = ObjectId(1)
         self.prepared = 0
         self.marked = 0
+        self.marked_bytes = 0
         self.owners: list[tuple[NodeId, NodeEpoch]] = []
         self._owner_index: dict[tuple[NodeId, NodeEpoch], int] = {}
         self._blocks: dict[int, _Block] = {}
@@ -186,6 +187,7 @@ class ObjectTable:
         block.states[at] = _MARKED
         block.marked += 1
         self.marked += 1
+        self.marked_bytes += block.bytes[at]
         block.times[at] = time_ms
 
     def destroy(self, object: ObjectId) -> None:
@@ -194,6 +196,7 @@ class ObjectTable:
             raise _no_change(object, block.states[at], ObjectState.DESTROYED)
         block.marked -= 1
         self.marked -= 1
+        self.marked_bytes -= block.bytes[at]
         for column in (block.slots, block.states, block.bytes, block.times, block.owners, block.streams):
             del column[at]
         if not block.slots:
@@ -272,6 +275,9 @@ class ObjectTable:
             block.marked = block.states.count(_MARKED)
             self.prepared += block.prepared
             self.marked += block.marked
+            if block.marked:
+                sizes = zip(block.states, block.bytes, strict=True)
+                self.marked_bytes += sum(size for state, size in sizes if state == _MARKED)
             at = end
 
 

@@ -45,7 +45,7 @@ from proxies.write.options import WriteOptions
 from proxies.write.owned_streams import OwnedStreams
 from proxies.write.ownership_advisor import OwnershipAdvisor
 from proxies.write.session import WriteSession
-from proxies.write.store_check import check_of, check_store
+from proxies.write.store_check import check_store, checks_of
 from proxies.write.takeover_queue import TakeoverQueue
 from proxies.write.upkeep import Upkeep
 
@@ -121,10 +121,11 @@ class WriteProxy:
                 self.tasks.start(self._detector.run(), name="detector")
                 self.tasks.start(self.fitness.run(), name="fitness")
                 self.tasks.start(self.owned_streams.run(), name="holdings")
-                default = check_of(next(iter(self._stores.values())))
-                if default is not None:
-                    checking = check_store(default, partial(self.health.note, default.trouble), self._tell)
-                    self.tasks.start(checking, name="check the default store")
+                for check in checks_of(next(iter(self._stores.values()))):
+                    if check.is_awaited:
+                        self.health.readiness.expect_over(check.trouble)
+                    note = partial(self.health.note, check.trouble, check.is_needed)
+                    self.tasks.start(check_store(check, note, self._tell), name=f"check: {check.trouble}")
                 on_regions = [store for store in self._stores.values() if isinstance(store, KafkaStore)]
                 for store in on_regions:
                     self.tasks.start(store.keep_region_open(), name="keep a region open")

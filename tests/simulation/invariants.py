@@ -260,6 +260,12 @@ INVARIANTS = {
         CONTROLLER,
         "MetadataChecks.answered",
     ),
+    "M4": Invariant(
+        "a controller of a stream that lost entries refuses everything if the storage has an object or a snapshot that "
+        "they recorded, where it looks; no other one does",
+        CONTROLLER,
+        "ControllerWorld._go_back, ControllerProcess._perform",
+    ),
     "O1": Invariant(
         "each object that metadata refers to is in the storage, with its entries",
         COMPACTION,

@@ -3,14 +3,15 @@
 The machines are those of dlog/objects: Controller, Follower and the image; the bytes those of dlog/wire. The metadata
 stream is a model: it fences, lands a part of what is in flight when it is claimed, and loses answers. Nodes ask for
 operations drawn from images that lag, repeat them to any controller, also long after they were answered, and two
-processes act for one node. Controllers and followers begin anew at any time.
+processes act for one node. Controllers and followers begin anew at any time. In the end the stream loses its last
+entries, as if ZooKeeper was restored, and a controller begins on what is left.
 
 Styles of plan:
 - "swarm": all faults, take-overs now and then;
 - "rivals": take-overs all the time;
 - "old": objects expire and are deleted soon, snapshots are frequent, followers lag far behind.
 
-The invariants O3, O4, O5 and M1 to M3 are in invariants.py.
+The invariants O3, O4, O5 and M1 to M4 are in invariants.py.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dlog.errors import DamagedError, DLogError, FencedError, RequestTimeoutError
-from dlog.events import UploadsExpired
+from dlog.events import ObjectMetadataWentBack, UploadsExpired
 from dlog.machine import Answer, Tell
 from dlog.model.object_streams import MetadataRecord, NodeId
 from dlog.objects.controller import (
@@ -46,7 +47,7 @@ from dlog.objects.controller import (
 from dlog.objects.errors import ControllerLostError, NodeEpochExpiredError
 from dlog.objects.follower import EntryRead, Follower, LoadSnapshot, ReadFrom, SnapshotRead, StreamCutOff
 from dlog.objects.image import Image
-from dlog.objects.keys import parse_snapshot_key
+from dlog.objects.keys import object_key, parse_snapshot_key
 from dlog.objects.operations import (
     CommitCompaction,
     CommitUpload,
@@ -62,6 +63,7 @@ from tests.simulation.kernel import Violation, judged
 from tests.simulation.mutants import planting
 from tests.simulation.object_controller_checks import FOLDER, MetadataChecks, digest
 from tests.simulation.object_controller_drawing import Drawing
+from tests.simulation.object_controller_restored import check_restored, first_later
 from tests.simulation.plan import Plan
 from tests.simulation.worlds import Outcome, Room
 
@@ -84,6 +86,9 @@ MUST_REACH = (
     "node_fenced",
     "died",
     "clock_jump",
+    "looked_late",
+    "went_back",
+    "unnoticed",
 )
 PROGRESS = {"operations done": ("done",), "take-overs": ("deposed",), "uploads": ("upload",)}
 
@@ -123,6 +128,7 @@ class ControllerWorld:
         self.first = 0  # index of the first entry that is not truncated
         self.epoch = 0  # of the claim on the stream
         self.snapshots: dict[str, bytes] = {}
+        self.objects: set[str] = set()  # keys of objects in the storage
         self.clock_ms = 10**6  # of the storage, beside `now_s`
         self.is_calm = False
         self.controllers = [ControllerProcess(self, f"c{n}") for n in range(plan.config["controllers"])]
@@ -147,6 +153,16 @@ class ControllerWorld:
         fresh.poll_all()
         if fresh.version != self.checks.image.version:
             raise Violation("M1", f"a new follower gets to {fresh.version}, the log to {self.checks.image.version}")
+        self._go_back()
+
+    def _go_back(self) -> None:
+        """The stream loses its last entries, and a controller begins on what is left."""
+        del self.entries[self.rng.randint(self.first, len(self.entries)) :]
+        reader = ReaderProcess(self, "restored")
+        reader.poll_all()
+        if reader.image is not None or not self.first:  # else what is left cannot be read: there is no snapshot
+            is_noticed = check_restored(reader.take_image(), [*self.objects, *self.snapshots])
+            self.reached["went_back" if is_noticed else "unnoticed"] += 1
 
     def later(self, delay_s: float, do: Callable[[], None]) -> None:
         self.events += 1
@@ -341,10 +357,23 @@ class ControllerProcess:
             **{name: config[name] for name in ("expiry_min_ms", "retention_ms", "delete_max", "snapshot_records")},
             pending_max=config["pending_max"],
         )
-        self._machine = Controller(image, FOLDER, f"{self._name}-{self.epoch}", world.storage_ms(), options)
-        self._perform(self._machine.begin(), self.epoch)
-        self._tick_later(self.epoch)
+        epoch = self.epoch
+        if world.is_calm or world.rng.random() < 0.5:
+            self._begin(image, options, epoch)
+        else:
+            world.later(world.rng.uniform(0.01, 5.0), lambda: self._begin(image, options, epoch))
         self._again()
+
+    def _begin(self, image: Image, options: ControllerOptions, epoch: int) -> None:
+        """Look in the storage for what the image lacks, and be the controller. Another one may be it by now."""
+        world = self._world
+        if epoch != self.epoch or self._machine is not None:
+            return
+        later = first_later(image, [*world.objects, *world.snapshots])
+        world.reached["looked_late"] += bool(later)
+        self._machine = Controller(image, FOLDER, f"{self._name}-{epoch}", world.storage_ms(), options, later=later)
+        self._perform(self._machine.begin(), epoch)
+        self._tick_later(epoch)
 
     def _again(self) -> None:
         world = self._world
@@ -419,6 +448,7 @@ class ControllerProcess:
                     self._answer(ticket, result)
                 case DeleteObjects(keys):
                     world.checks.deleted(keys)
+                    world.objects -= set(keys)
                     world.reached["deleted"] += len(keys)
                     fact = DeletionFailed("503") if world.fails(3) else ObjectsDeleted()
                     world.later(world.rng.uniform(0.01, 2), lambda fact=fact: self._tell(fact, epoch))  # type: ignore[misc]  # a default
@@ -435,6 +465,8 @@ class ControllerProcess:
                     world.reached["deposed"] += 1
                     if world.rng.random() < 0.7:
                         self._machine = None
+                case Tell(ObjectMetadataWentBack() as event):
+                    raise Violation("M4", f"the stream did not go back: {event}")
                 case Tell(event):
                     world.reached["expired"] += isinstance(event, UploadsExpired)
                 case _:
@@ -536,7 +568,10 @@ class ClientProcess:
             if isinstance(operation, OpenNode):
                 drawing.node_epoch, drawing.ids = operation.node_epoch, []
             if isinstance(operation, PrepareObjects) and isinstance(result, ObjectsArePrepared):
-                drawing.ids += [type(result.first)(result.first + n) for n in range(result.count)]
+                ids = [type(result.first)(result.first + n) for n in range(result.count)]
+                drawing.ids += ids
+                keys = {object_key(FOLDER, one, operation.node, operation.node_epoch) for one in ids}
+                world.objects |= {key for key in sorted(keys) if world.rng.random() < 0.8}
         world.later(pause_s, self.step)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlog.errors import ClosedError, DamagedError, DLogError, FencedError, Remedy, TruncatedError
+from dlog.errors import ClosedError, DamagedError, DLogError, FencedError, MetadataWentBackError, Remedy, TruncatedError
 from dlog.objects.errors import ObjectStreamNotFoundError
 from dlog.objects.node_messages import NodeEndedError
 from dlog.stores.contract import (
@@ -31,6 +31,8 @@ def store_error(error: DLogError) -> StoreError:
         kind = SegmentFencedError
     elif isinstance(error, ObjectStreamNotFoundError | TruncatedError):
         kind = SegmentNotFoundError
+    elif isinstance(error, MetadataWentBackError):
+        kind = StoreUnavailableError  # no segment is damaged: it can be served again once metadata are back
     elif isinstance(error, DamagedError) or (error.remedy is Remedy.REPORT and not isinstance(error, ClosedError)):
         kind = SegmentCorruptError
     made = kind(error.message, outcome_unknown=unknown)

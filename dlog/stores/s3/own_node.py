@@ -22,6 +22,7 @@ from dlog.objects.node_options import NodeOptions
 from dlog.stores.contract import SegmentFencedError, StoreError, StoreUnavailableError
 from dlog.stores.s3.errors import store_error
 from dlog.stores.s3.metadata import MetadataView
+from dlog.stores.s3.node_figures import NodeFigures
 from dlog.stores.s3.node_services import NodeServices
 from dlog.stores.s3.object_writes import ObjectWrites
 from dlog.stores.s3.ports import MachineActor, StartMachine
@@ -30,7 +31,7 @@ from dlog.stores.s3.wal_segments import WalSegments
 from dlog.wire.node_wal import StreamEntry
 
 NONCE_BYTES = 16
-LOOK_S = 2.0  # between two looks whether another process took over
+LOOK_S = 2.0  # between two looks whether another process took over, and two samples of figures
 _RESTART_FIRST_S, _RESTART_MAX_S = 0.05, 5.0
 
 
@@ -78,6 +79,7 @@ class OwnNode:
         on_event: Callable[[Event], None],
     ) -> None:
         self.node = node
+        self.figures = NodeFigures()
         self._metadata = metadata
         self._new_wal = new_wal
         self._writes = writes
@@ -164,8 +166,11 @@ class OwnNode:
             await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
 
     async def _wait_over(self, running: RunningNode) -> None:
-        """Wait until a node is over; from time to time the image is looked at."""
+        """Wait until a node is over; from time to time the image is looked at, and figures are taken."""
+        loop = asyncio.get_running_loop()
         while self.current is running:
+            with suppress(DLogError):
+                self.figures.note(loop.time(), running.machine.cache, self._metadata.port.image, self.node)
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await running.over.wait()

@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from random import Random
@@ -64,11 +64,13 @@ from dlog.stores.s3.own_node import OwnNode
 from dlog.stores.s3.places import FIRST_EPOCH, Place, parse_place, parse_segment_key, range_of, segment_key
 from dlog.stores.s3.ports import FindObjects, ObjectMetadata, StartMachine
 from dlog.stores.s3.reader import EntryReads, S3Reader
+from dlog.stores.s3.storage_check import StorageCheck
 from dlog.stores.s3.tasks import Tasks
 from dlog.stores.s3.views import SegmentView, SegmentViews
 from dlog.stores.s3.wal_follower import WalFollower, WalFollowers
 from dlog.stores.s3.wal_segments import WalSegments
 from dlog.stores.s3.writer import S3Writer
+from dlog.stores.s3_direct.options import NAME as S3_DIRECT
 from dlog.stores.s3_direct.options import ObjectsOptions
 
 LAST_PAYLOADS = 3  # that a recovery returns, if they are in memory
@@ -76,6 +78,7 @@ METADATA_S = 10.0  # for the image here to reach a version
 OTHER_FAILOVER_S = 3.0  # for a failover that another process has begun
 OBJECTS_AT_ONCE = 64  # of one search, when a segment is walked through
 READ_BYTES = 1 << 20  # at once, when a segment is walked through
+NODE_S = 20.0  # for the node to serve, when it is checked
 _NONCE_BITS = 64
 
 
@@ -84,7 +87,8 @@ class S3Store:
 
     node: the id of this process's node, the same after a restart; None: it creates no segments. wal: where the node's
     log is written; wals: all stores of this process that may have logs of nodes, by name. find_objects: the folder of
-    the objects. tell: gets events.
+    the objects. check_objects: checks that the storage has this cluster's objects and can hold more; raises StoreError.
+    tell: gets events.
     """
 
     name = NAME
@@ -102,6 +106,7 @@ class S3Store:
         rng: Random,
         *,
         node: NodeId | None = None,
+        check_objects: Callable[[], Awaitable[None]] | None = None,
         tell: Callable[[Event], None] = lambda _: None,
     ) -> None:
         largest = min(
@@ -161,6 +166,8 @@ class S3Store:
                 tell,
                 other_s=OTHER_FAILOVER_S,
             )
+        self.has_log_in_objects = wal is not None and wal.name == S3_DIRECT
+        self._storage = StorageCheck(check_objects, self.cache)
         self._rng = rng
         self._is_open = False
         self._is_compacting = False
@@ -186,6 +193,20 @@ class S3Store:
     def check_capacity(self, settings: StoreSettings) -> None:
         """Does nothing: what a segment needs, its node's log and the object storage have."""
 
+    async def check_node(self) -> None:
+        """Check that the node of this process acknowledges appends. It is begun if need be, which needs the controller
+        and the store of the log. Raises StoreError."""
+        await self._own_node().serving(NODE_S)
+
+    async def check_objects(self) -> None:
+        """Check that the object storage answers, has this cluster's objects, and can hold more. Raises StoreError."""
+        await self._storage.check()
+
+    async def check_controller(self) -> None:
+        """Check that a controller records what it is asked. Costs an entry of the metadata stream. Raises
+        StoreError."""
+        await self.metadata.fresh()
+
     async def create(
         self, stream: StreamName, number: SegmentNumber, epoch: Epoch, settings: StoreSettings
     ) -> S3Writer:
@@ -193,14 +214,14 @@ class S3Store:
         self.settings.complete(dict(settings))
         if number == STAGE:
             raise InvalidRequestError("no stage can be written here, choose another store for it: store=s3")
-        if self.node is None:
-            raise MisconfiguredError("this process has no node, so it cannot create segments: store=s3")
+        node = self._own_node()
+        await self._storage.wait_not_refused()
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self.options.retry_s
         key = segment_key(stream, number, f"{self._rng.getrandbits(_NONCE_BITS):016x}")
         while True:
             try:
-                return await self._create(self.node, key, max(0.1, end_s - loop.time()))
+                return await self._create(node, key, max(0.1, end_s - loop.time()))
             except (SegmentFencedError, StoreUnavailableError) as error:
                 if loop.time() >= end_s:
                     raise StoreUnavailableError(error.message, outcome_unknown=False) from error
@@ -339,6 +360,11 @@ class S3Store:
     def _check_open(self) -> None:
         if not self._is_open:
             raise StoreUnavailableError(f"the store is closed, open another one: store={NAME}")
+
+    def _own_node(self) -> OwnNode:
+        if self.node is None:
+            raise MisconfiguredError("this process has no node, so it cannot create segments: store=s3")
+        return self.node
 
     def _new_follower(self, wals: Mapping[str, SegmentStore], node: NodeId) -> WalFollower:
         return WalFollower(node, self.metadata, wals, self.cache, self.views.confirmed, poll_s=self.options.poll_max_s)

@@ -21,11 +21,17 @@ class Fault(enum.Enum):
     REPEAT = "the server gets the request twice, the client the second answer"
     CONFLICT = "409, as AWS answers while another request for the key is carried out"
     BUSY = "503 SlowDown"
+    DENIED = "403, as for a key without the permission"
+    SKEWED = "403, as for a clock that is a day off"
+    ELSEWHERE = "301, as for a bucket in another region"
 
 
 _ANSWERS = {
     Fault.CONFLICT: ("409 Conflict", "ConditionalRequestConflict"),
     Fault.BUSY: ("503 Slow Down", "SlowDown"),
+    Fault.DENIED: ("403 Forbidden", "AccessDenied"),
+    Fault.SKEWED: ("403 Forbidden", "RequestTimeTooSkewed"),
+    Fault.ELSEWHERE: ("301 Moved Permanently", "PermanentRedirect"),
 }
 
 

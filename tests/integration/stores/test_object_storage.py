@@ -12,12 +12,14 @@ from contextlib import suppress
 
 import pytest
 
+from dlog.io.object_requests import ObjectRequests
 from dlog.io.objects import Objects
 from dlog.io.settings import load
 from dlog.stores.cold.options import ColdOptions
 from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreUnavailableError
 from dlog.stores.object_storage.locations import Location, parse_root
 from dlog.stores.object_storage.port import Buffer, Creation
+from dlog.stores.object_storage.prices import RequestKind
 from dlog.stores.object_storage.probe import NONCE_HEX, probe
 from tests.integration.storage import Storage, options_of
 from tests.integration.stores.s3_fault_proxy import Fault, S3FaultProxy
@@ -302,6 +304,28 @@ class TestFaults:
             proxy.faults["GET"] = [Fault.BUSY] * 50
             with pytest.raises(StoreUnavailableError, match="SlowDown"):
                 await objects.read(folder.below("x"), 0, 8)
+
+    async def test_requests_refusals_and_busy_answers_are_counted(
+        self, objects: Objects, proxy: S3FaultProxy, folder: Location, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        requests = ObjectRequests()
+        monkeypatch.setattr("dlog.io.s3_objects.REQUESTS", requests)
+        await create(objects, folder.below("x"), 1)
+        await objects.delete(folder.below("x"))
+        assert (requests.sent[RequestKind.PUT], requests.sent[RequestKind.DELETE]) == (1, 1)
+        proxy.faults["PUT"] = [Fault.BUSY, Fault.BUSY, None]
+        await create(objects, folder.below("x"), 1)
+        assert (requests.sent[RequestKind.PUT], requests.busy) == (4, 2)
+        assert (requests.refused_own, requests.refused_foreign) == (0, 0)
+        proxy.faults["PUT"] = [Fault.REPEAT]
+        assert await create(objects, folder.below("y"), 1) is Creation.MADE
+        assert (requests.refused_own, requests.refused_foreign) == (1, 0)
+        assert await create(objects, folder.below("y"), 2) is Creation.EXISTS
+        assert (requests.refused_own, requests.refused_foreign) == (1, 1)
+        assert await names(objects, folder) == ["x", "y"]
+        await objects.now_unix_ms(folder)
+        sent = {kind.value: number for kind, number in requests.sent.items()}
+        assert sent == {"put": 6, "get": 2, "head": 1, "list": 1, "delete": 1}
 
     async def test_a_cancelled_request_may_be_repeated(
         self, objects: Objects, proxy: S3FaultProxy, folder: Location

@@ -9,27 +9,33 @@ import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dlog.events import Event, UploadStalled
 from dlog.io.disk import RealDisk
 from dlog.io.objects import Objects
 from dlog.io.reserve import SpaceReserve
 from dlog.io.s3_store import open_s3_store
 from dlog.io.threads import RealThreads
+from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.object_streams import NodeId
+from dlog.objects.node_messages import UploadAll
 from dlog.options import KiB
-from dlog.stores.contract import SegmentStore
+from dlog.stores.contract import MisconfiguredError, SegmentRef, SegmentStore
 from dlog.stores.file.options import FileStoreOptions
 from dlog.stores.file.store import FileStore
 from dlog.stores.object_storage.locations import Location, parse_root
 from dlog.stores.object_storage.port import Objects as ObjectsPort
+from dlog.stores.object_storage.probe import NONCE_HEX, probe
 from dlog.stores.s3.store import S3Store
 from dlog.stores.s3_direct.options import ObjectsOptions
 from tests.integration.storage import Storage
 from tests.integration.stores.contract import OpenStore, StoreContract
+from tests.integration.stores.s3_fault_proxy import Fault, S3FaultProxy
 from tests.integration.stores.test_s3_direct import SMALL, Stores, on_s3
 from tests.memory_objects import MemoryObjects, PutFault
 from tests.memory_store import MemoryStore, MemoryStoreState
@@ -59,6 +65,8 @@ class Processes:
     def __init__(
         self, objects: ObjectsPort, folder: Location, open_wal: OpenWal, options: ObjectsOptions, *, is_lagging: bool
     ) -> None:
+        self.check_objects: Callable[[], Awaitable[None]] | None = None
+        self.stalled: asyncio.Queue[UploadStalled] = asyncio.Queue()
         self.controller = MemoryController(objects, folder)
         self._objects = objects
         self._folder = folder
@@ -74,6 +82,10 @@ class Processes:
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
+    def _tell(self, event: Event) -> None:
+        if isinstance(event, UploadStalled):
+            self.stalled.put_nowait(event)
+
     async def _find_folder(self) -> Location:
         return self._folder
 
@@ -87,6 +99,8 @@ class Processes:
             self._options,
             random.Random(os.urandom(8)),
             node=NodeId(f"w{next(self._numbers)}:1"),
+            check_objects=self.check_objects,
+            tell=self._tell,
         )
         return await self._stack.enter_async_context(opening)
 
@@ -214,3 +228,56 @@ class TestOnS3(_OnObjects):
     async def stores(self, s3: Storage) -> AsyncIterator[OpenStore]:
         async for open_store in self.run_stores(on_s3(s3)):
             yield open_store
+
+
+# ---- a storage that refuses -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"root": "s3://another/logs"}, "NoSuchBucket"),
+        ({"s3_secret_key": "wrong"}, "SignatureDoesNotMatch"),
+        ({"s3_access_key": "nobody"}, "No user exists"),
+    ],
+)
+async def test_a_storage_that_is_named_wrongly_is_refused_for_the_first_segment(
+    s3: Storage, changes: dict[str, Any], told: str
+) -> None:
+    options = on_s3(s3)(**{**EAGER, **changes})
+    folder = parse_root(options.root).below("objects", "f")
+    async with (
+        Objects(options) as objects,
+        Processes(objects, folder, memory_wal(), options, is_lagging=False) as processes,
+    ):
+        processes.check_objects = partial(probe, objects, folder, "a" * NONCE_HEX)
+        store = await processes.open()
+        with pytest.raises(MisconfiguredError, match=told):
+            for _ in range(20):  # the first one waits for no answer beyond a few seconds
+                await store.create(StreamName("s"), SegmentNumber(1), Epoch(1), ())
+
+
+@pytest.mark.parametrize("fault", [Fault.DENIED, Fault.SKEWED, Fault.ELSEWHERE])
+async def test_a_storage_that_begins_to_refuse_delays_uploads_and_no_acknowledgement(s3: Storage, fault: Fault) -> None:
+    async with S3FaultProxy(s3.environment["DLOG_COLD_S3_ENDPOINT"]) as proxy:
+        options = on_s3(s3, s3_endpoint=proxy.endpoint)(**EAGER)
+        folder = parse_root(options.root).below("objects", "f")
+        async with (
+            Objects(options) as objects,
+            Processes(objects, folder, memory_wal(), options, is_lagging=False) as processes,
+        ):
+            store = await processes.open()
+            writer = await store.create(StreamName("s"), SegmentNumber(1), Epoch(1), ())
+            proxy.faults["PUT"] = [fault] * 1000
+            await writer.append(EntryId(0), [b"x" * 3000])
+            stalled = await processes.stalled.get()
+            assert stalled.reason
+            await writer.append(EntryId(1), [b"y"])
+            proxy.faults.clear()
+            assert store.node is not None and store.node.current is not None
+            await store.node.current.actor.ask(UploadAll())
+            assert await writer.seal() == 1
+            assert [one async for one in objects.list(folder)]
+            other = await processes.open()
+            ref = SegmentRef(StreamName("s"), SegmentNumber(1), writer.name)
+            assert not (await other.verify(ref)).damaged

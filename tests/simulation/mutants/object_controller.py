@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
-from dlog.objects import commits, decisions, image_snapshot
+from dlog.objects import commits, decisions, image_snapshot, went_back
 from dlog.objects.controller import Controller
 from dlog.objects.follower import Follower
 from dlog.objects.image import Image
@@ -265,5 +265,37 @@ MUTANTS = (
             "        and all(_is_committed(image.streams.get(part.stream), part) for part in parts)",
             "        objects and _is_behind(image, objects)",
         ),
+    ),
+    Mutant(
+        name="a snapshot is written before its records are confirmed",
+        invariants=("M4",),
+        style="old",
+        parts=planted(
+            Controller,
+            (
+                "_write_snapshot",
+                "self._after_confirmation([WriteSnapshot(self._snapshot[0], contents_of(image))])",
+                "self._effects.append(WriteSnapshot(self._snapshot[0], contents_of(image)))",
+            ),
+        ),
+    ),
+    Mutant(
+        name="a controller believes what it finds in the storage without an append",
+        invariants=("M4",),
+        style="rivals",
+        parts=planted(
+            Controller, ("begin", "self._after_confirmation([Tell(event)])", "self._effects.append(Tell(event))")
+        ),
+    ),
+    Mutant(
+        name="an object whose id the metadata have lost is passed over",
+        invariants=("M4",),
+        parts=in_function(went_back, "is_later", "parsed.object >= image.objects.next_id", "parsed.object < 0"),
+    ),
+    Mutant(
+        name="a snapshot whose records the metadata have lost is passed over",
+        invariants=("M4",),
+        style="old",
+        parts=in_function(went_back, "is_later", "return applied > image.version", "return False"),
     ),
 )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlog.errors import DamagedError
+from dlog.errors import DamagedError, UnsupportedVersionError
 from dlog.io.metadata_stream import (
     METADATA_KEY,
     POSITIONS_MAX,
@@ -226,6 +226,21 @@ async def test_a_stream_without_its_beginning_and_without_a_snapshot_is_damaged(
     await on.truncate(2)
     with pytest.raises(DamagedError, match="no snapshot"):
         await on.replay.read_to_end(0.01, lambda: False)
+
+
+async def test_records_of_a_newer_version_say_to_upgrade_and_are_not_applied() -> None:
+    on = await stream()
+    await on.begin(1)
+    known, newer = encode_records(0, [KeyPut("a", b"v")]), bytearray(encode_records(1, [KeyPut("b", b"v")]))
+    newer[0] += 1  # the version
+    await on.write(known)
+    while await on.replay.step(0.0) or on.replay.image is None:
+        pass
+    await on.write(bytes(newer))
+    with pytest.raises(UnsupportedVersionError, match="upgrade"):
+        while True:
+            await on.replay.step(0.0)
+    assert set(on.replay.image.keys) == {"a"}
 
 
 async def test_another_incarnation_of_the_stream_is_damage() -> None:

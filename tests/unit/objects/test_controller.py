@@ -67,8 +67,8 @@ T = TypeVar("T")
 class Story:
     """A controller and what it did. is_confirming: each entry is confirmed at once."""
 
-    def __init__(self, image: Image | None = None, options: ControllerOptions = OPTIONS) -> None:
-        self.machine = Controller(image or Image(), "f", "c1", 1000, options)
+    def __init__(self, image: Image | None = None, options: ControllerOptions = OPTIONS, *, later: str = "") -> None:
+        self.machine = Controller(image or Image(), "f", "c1", 1000, options, later=later)
         self.effects: list[Any] = self.machine.begin()
         self.appended: list[AppendEntry] = []
         self.ticket = 0
@@ -254,8 +254,12 @@ def test_snapshots_are_recorded_and_the_stream_is_truncated_to_the_one_before() 
     story.tell(SnapshotStored(50, 60))
     assert story.appended[-1].records == (SnapshotWritten(first.key, 3, 50, 60),)
     assert story.of(TruncateMetadata) == []
+    story.is_confirming = False
     story.ask(PutKey("k10", b""))
     story.tell(Ticked(1003))
+    assert len(story.of(WriteSnapshot)) == 1, "it has a record that is not confirmed"
+    story.is_confirming = True
+    story.confirm()
     assert len(story.of(WriteSnapshot)) == 2
     story.tell(SnapshotFailed("503"))
     assert story.told(MetadataSnapshotFailed) == [MetadataSnapshotFailed(6, "503")]

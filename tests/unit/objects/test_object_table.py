@@ -40,10 +40,13 @@ def test_an_object_goes_through_its_states() -> None:
     assert (objects.state(one), objects.time_ms(one), objects.owner(one)) == (ObjectState.PREPARED, 1000, OWNER)
     objects.commit(one, ObjectStreamId(7), 55, 10)
     assert (objects.bytes_of(one), objects.stream_of(one), objects.time_ms(one)) == (55, 7, 10)
+    assert objects.marked_bytes == 0
     objects.mark(one, 20)
+    assert objects.marked_bytes == 55
     assert objects.marked_until(19, 9) == []
     assert objects.marked_until(20, 9) == [one]
     objects.destroy(one)
+    assert objects.marked_bytes == 0
     assert objects.state(one) is ObjectState.DESTROYED
     objects.mark(two, 20)
     objects.destroy(two)
@@ -107,6 +110,8 @@ def test_ids_that_do_not_follow_are_damage() -> None:
 def test_rows_load_into_an_equal_table() -> None:
     objects = table(3000)
     objects.prepare(ObjectId(3001), 5, (NodeId("n2"), NodeEpoch(4)), 7)
+    for number in range(1, 2000, 2):
+        objects.commit(ObjectId(number), None, number, 1)
     for number in range(1, 2000, 3):
         objects.mark(ObjectId(number), number)
         if number % 2:
@@ -119,6 +124,11 @@ def test_rows_load_into_an_equal_table() -> None:
         assert loaded.state(number) is objects.state(number)
     assert loaded.owner(ObjectId(3003)) == (NodeId("n2"), NodeEpoch(4))
     assert loaded.marked_until(500, 99) == objects.marked_until(500, 99)
+    assert loaded.marked_bytes == objects.marked_bytes == 0, "what is left was never committed"
+    objects.mark(ObjectId(3), 1)
+    again = ObjectTable()
+    again.load(*objects.rows(), objects.next_id)
+    assert again.marked_bytes == objects.marked_bytes == 3
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from dlog.stores.s3_direct.options import ObjectsOptions
 from proxies.health import Health, Readiness
 from proxies.write.options import WriteOptions
 from proxies.write.server import WriteProxy
-from proxies.write.store_check import check_of, check_store
+from proxies.write.store_check import check_store, checks_of
 from tests.memory_metadata import MemoryMetadata
 from tests.memory_store import MemoryStore, MemoryStoreState
 from tests.ports import free_port
@@ -45,6 +45,27 @@ def test_trouble_counts_once_it_has_lasted_and_is_forgotten_when_it_is_over() ->
     assert readiness.obstacle(161.0) is None
     readiness.note("metadata out of reach", True, 162.0)
     assert readiness.obstacle(200.0) is None
+
+
+def test_it_is_not_ready_before_an_expected_trouble_was_over_once() -> None:
+    readiness = Readiness(60.0)
+    readiness.serving()
+    readiness.expect_over("streams in objects are not served")
+    readiness.note("streams in objects are not served", True, 1.0)
+    assert readiness.obstacle(1.0) == "starting: streams in objects are not served"
+    readiness.note("streams in objects are not served", False, 2.0)
+    assert readiness.obstacle(2.0) is None
+    readiness.note("streams in objects are not served", True, 3.0)
+    assert readiness.obstacle(4.0) is None, "from now on only trouble that lasts counts"
+    assert readiness.obstacle(63.0) == "streams in objects are not served for 60 s"
+
+
+def test_trouble_without_which_appends_go_on_is_only_told() -> None:
+    readiness = Readiness(60.0)
+    readiness.serving()
+    readiness.note("objects out of reach", True, 100.0, is_needed=False)
+    assert readiness.obstacle(500.0) is None
+    assert readiness.troubles(500.0) == {"objects out of reach": 400.0}
 
 
 class Times:
@@ -109,8 +130,8 @@ async def test_a_write_proxy_looks_for_the_topics_of_its_default_store(tmp_path:
     options = KafkaOptions(topics=f"file://{tmp_path}/topics")
     opening = open_kafka_store(options, identity.read, identity.record, Random(1), creates=True)
     async with opening as store, asyncio.TaskGroup() as group:
-        of = check_of(store)
-        assert of is not None and of.trouble == "topics out of reach"
+        (of,) = checks_of(store)
+        assert of.trouble == "topics out of reach"
         checking = group.create_task(check_store(of, looks.put_nowait, events.append, every_s=0.0), name="check")
         while await looks.get():
             raise AssertionError("the topics are there")
@@ -130,8 +151,8 @@ async def test_a_write_proxy_looks_for_the_objects_of_its_default_store(tmp_path
     options = ObjectsOptions(root=f"file://{tmp_path}/objects")
     opening = open_s3_direct_store(options, identity.read, identity.record, Random(1), creates=True)
     async with opening as store, asyncio.TaskGroup() as group:
-        of = check_of(store)
-        assert of is not None and of.trouble == "objects out of reach"
+        (of,) = checks_of(store)
+        assert of.trouble == "objects out of reach"
         checking = group.create_task(check_store(of, looks.put_nowait, events.append, every_s=0.0), name="check")
         assert not await looks.get(), "it has made the folder"
         (tmp_path / "objects").rename(tmp_path / "unmounted")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -81,6 +81,7 @@ class Cluster:
         self.wal = MemoryStoreState()
         self.events: list[Event] = []
         self.metadata = MemoryMetadata(self.controller)
+        self.check_objects: Callable[[], Awaitable[None]] | None = None  # of the stores that are opened next
         self._stack = AsyncExitStack()
         self._number = 0
 
@@ -103,6 +104,7 @@ class Cluster:
             ObjectsOptions(**{**OPTIONS, **changes}),
             random.Random(os.urandom(8)),
             node=node,
+            check_objects=self.check_objects,
             tell=self.events.append,
         )
         return await self._stack.enter_async_context(opening)
