@@ -14,6 +14,7 @@ from dlog.io.driver import Driver
 from dlog.io.metadata import VersionedStore
 from dlog.io.metadata_stream import FindRoot, choose_metadata_store
 from dlog.io.object_metadata import ObjectMetadataClient, OperationSender
+from dlog.log.contents import entry_span
 from dlog.machine import Machine
 from dlog.model.object_streams import NodeId
 from dlog.stores.contract import SegmentStore
@@ -87,7 +88,9 @@ async def open_s3_store(
     wal = chosen if chosen.capabilities.is_written else None
     wals = {name: store for name, store in stores.items() if name in WAL_STORES}
     start = machine_starter(tell)
-    async with S3Store(metadata, objects, find_objects, wal, wals, options, start, rng, node=node, tell=tell) as store:
+    async with S3Store(
+        metadata, objects, find_objects, wal, wals, options, start, entry_span, rng, node=node, tell=tell
+    ) as store:
         yield store
 
 

@@ -557,6 +557,11 @@ READING = (
         invariants=("S11",),
         parts=planted(SeekTarget, ("is_before", "contents.last_txid < self.least", "contents.last_txid <= self.least")),
     ),
+    Mutant(
+        name="a search leaves out the first entry that the store has left",
+        invariants=("S11",),
+        parts=planted(StartPosition, ("narrow", "self._target, first, last", "self._target, first + 1, last")),
+    ),
 )
 
 FOLLOWING = (
