@@ -90,4 +90,4 @@ def entry_span(payload: Buffer) -> Span | None:
     first, last = min(txids), max(txids)
     if unix_ms is None:
         return Span(first, last, first, last)
-    return Span(first, last, unix_ms, unix_ms) if unix_ms <= ANY_SPAN.last_ms else ANY_SPAN
+    return Span(first, last, unix_ms, unix_ms)

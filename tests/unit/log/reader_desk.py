@@ -49,6 +49,7 @@ class Desk:
         is_slow: bool = False,
         is_silent: bool = False,
         narrowed: tuple[EntryId, EntryId] | None = None,
+        failing: DLogError | None = None,
     ) -> None:
         self.stage = stage
         self.losing = losing  # said when it is asked where a completed segment ends
@@ -58,7 +59,7 @@ class Desk:
         self.events: list[ReaderEvent] = []
         self.questions: list[Any] = []
         self.lacs: dict[str, tuple[int, bool]] = lacs or {}
-        self.failing: Any = None
+        self.failing = failing
         self.is_cut_off = is_cut_off  # from metadata
         self.is_slow = is_slow  # lists come when the test says so
         self.is_silent = is_silent  # the store answers no request for entries
@@ -81,7 +82,7 @@ class Desk:
                     self.timers += 1
 
     def answers(self, question: Any) -> list[Any]:
-        if self.failing is not None and isinstance(question, GetEntries):
+        if self.failing is not None and isinstance(question, GetEntries | Locate):
             return [SourceFailed(question, self.failing)]
         match question:
             case GetEntries() if self.is_silent:
