@@ -549,6 +549,7 @@ READING = (
     Mutant(
         name="a reader that goes on begins an entry after its position",
         invariants=("S12",),
+        style="final",
         seeds=1000,
         parts=planted(StartPosition, ("_choose_dlsn", "max(0, dlsn.entry)", "dlsn.entry + (self._read.credit == 500)")),
     ),
