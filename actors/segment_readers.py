@@ -10,11 +10,13 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
 
+from dlog.log.source_messages import Locate, Located
 from dlog.model.ids import EntryId, StreamName
 from dlog.model.segment import Segment
 from dlog.stores.contract import (
     UNKNOWN_STORE,
     MisconfiguredError,
+    ReaderClosedError,
     SegmentReader,
     SegmentRef,
     SegmentStore,
@@ -77,6 +79,18 @@ class SegmentReaders:
     async def find_tail(self, segment: Segment) -> EntryId:
         """The current tail of a segment, found by the store without the owner. Raises the store's errors."""
         return await self._store(segment).find_tail(self._ref(segment))
+
+    async def locate(self, question: Locate) -> Located:
+        """Have the store narrow a search. Raises the store's errors, MisconfiguredError."""
+        segment, target, first, last = question.segment, question.target, question.first, question.last
+        reader = await self.open(segment)
+        reader.learn_lac(last)
+        try:
+            found = await reader.locate(first, last, target.least, by_time=target.by_time)
+        except ReaderClosedError:
+            self.discard(segment_key(segment), reader)
+            raise
+        return Located(question, *found)
 
     def discard(self, key: str, reader: SegmentReader) -> None:
         """Drop this unusable reader, unless it was replaced already."""

@@ -31,7 +31,7 @@ from actors.segment_readers import SegmentReaders, segment_key
 from actors.tail_finder import TailFinder
 from dlog.errors import DLogError
 from dlog.io.metadata import VersionedStore
-from dlog.log.source_messages import GetEntries, GetStream, SourceFailed, SourceQuestion, StreamSeen, WatchLac
+from dlog.log.source_messages import GetEntries, GetStream, Locate, SourceFailed, SourceQuestion, StreamSeen, WatchLac
 from dlog.machine import Fact
 from dlog.model.ids import NO_ENTRY, StreamName
 from dlog.model.segment import Segment, StreamMetadata
@@ -145,10 +145,19 @@ class StreamFeed:
                 subscription.on_lost()
             case GetEntries():
                 self._fetches.answer(subscription, question)
+            case Locate(segment):
+                name = f"locate in {self._metadata.stream} {segment.number}"
+                self._run_errand(self._locate(subscription, question), name)
             case WatchLac(segment, known) if known < NO_ENTRY and not segment.completed:
                 self._run_errand(self._find_tail(subscription, question), f"find the tail of {self._metadata.stream}")
             case WatchLac():
                 self._watch(subscription, question)
+
+    async def _locate(self, subscription: FeedSubscription, question: Locate) -> None:
+        try:
+            subscription.say(await self._readers.locate(question))
+        except DLogError as error:
+            subscription.say(SourceFailed(question, error))
 
     def _run_errand(self, errand: Coroutine[Any, Any, None], name: str) -> None:
         """Run a task for a waiting reader; it is cancelled when `run` ends, and the reader gets `on_lost`."""

@@ -1,30 +1,28 @@
-"""What requests and space cost on S3 at list prices.
-
-Source: aws.amazon.com/s3/pricing, S3 Standard in us-east-1 (N. Virginia), as published in 2024: the first 50 TB of a
-month, without data transfer, which is free within a region.
-"""
+"""The price of requests to S3, told by the names that the S3 server logs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-PUT_DOLLARS = 0.005 / 1000  # a PUT, COPY, POST or LIST
-GET_DOLLARS = 0.0004 / 1000  # a GET, HEAD and all others but DELETE and CANCEL, which are free
-SPACE_DOLLARS_A_TB_MONTH = 0.023 * 1000
+from dlog.stores.object_storage.prices import DOLLARS_PER_REQUEST, RequestKind
 
-_PUTS = ("Put", "Post", "Copy", "List", "CreateMultipart", "UploadPart", "CompleteMultipart")
-_FREE = ("Delete", "Abort")
+_KINDS = (
+    (("Delete", "Abort"), RequestKind.DELETE),
+    (("List",), RequestKind.LIST),
+    (("Head",), RequestKind.HEAD),
+    (("Put", "Post", "Copy", "CreateMultipart", "UploadPart", "CompleteMultipart"), RequestKind.PUT),
+)
 
 
 def is_put(operation: str) -> bool:
     """Whether an operation, such as PutObject, has the price of a PUT."""
-    return operation.startswith(_PUTS)
+    return DOLLARS_PER_REQUEST[_kind_of(operation)] == DOLLARS_PER_REQUEST[RequestKind.PUT]
 
 
 def request_dollars(requests: Mapping[str, int]) -> float:
     """The price of these requests: number by operation."""
-    return sum(count * _dollars(operation) for operation, count in requests.items())
+    return sum(count * DOLLARS_PER_REQUEST[_kind_of(operation)] for operation, count in requests.items())
 
 
-def _dollars(operation: str) -> float:
-    return PUT_DOLLARS if is_put(operation) else 0.0 if operation.startswith(_FREE) else GET_DOLLARS
+def _kind_of(operation: str) -> RequestKind:
+    return next((kind for prefixes, kind in _KINDS if operation.startswith(prefixes)), RequestKind.GET)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from dlog.stores.object_storage.prices import STORED_DOLLARS_PER_TB_MONTH
 from loadtest import s3_prices
 from loadtest.bench import READ_BACK_S, STOP_S, Bench, Outcome, cost_figures, latencies, produced_figures, until_ns
 from loadtest.histogram import joined
@@ -221,7 +222,7 @@ async def uploads(bench: Bench) -> Outcome:
         "puts_per_s": round(puts / took_s, 3),
         "requests_per_gib": round(sum(requests.values()) / size * 2**30, 1),
         "dollars_per_tb": round(s3_prices.request_dollars(requests) / size * 1e12, 4),
-        "space_dollars_per_tb_month": s3_prices.SPACE_DOLLARS_A_TB_MONTH,
+        "space_dollars_per_tb_month": STORED_DOLLARS_PER_TB_MONTH,
         "requests": requests,
     }
     return outcome

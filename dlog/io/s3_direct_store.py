@@ -19,6 +19,7 @@ from random import Random
 from dlog.errors import ConfigError, DLogError
 from dlog.events import Event
 from dlog.io.objects import Objects
+from dlog.log.contents import entry_span
 from dlog.model.ids import is_location_name
 from dlog.stores.contract import SegmentNotFoundError, StoreOutOfReachError, StoreUnavailableError
 from dlog.stores.object_storage.locations import Location, parse_root
@@ -64,7 +65,7 @@ async def open_s3_direct_store(
             )
         if creates and await read_cluster() is not None:
             await _check_at_start(find)
-        async with S3DirectStore(objects, find, options, rng, creates=creates, tell=tell) as store:
+        async with S3DirectStore(objects, find, options, rng, creates=creates, span_of=entry_span, tell=tell) as store:
             yield store
 
 

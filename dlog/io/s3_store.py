@@ -14,6 +14,7 @@ from dlog.io.driver import Driver
 from dlog.io.metadata import VersionedStore
 from dlog.io.metadata_stream import FindRoot, choose_metadata_store
 from dlog.io.object_metadata import ObjectMetadataClient, OperationSender
+from dlog.log.contents import entry_span
 from dlog.machine import Machine
 from dlog.model.object_streams import NodeId
 from dlog.stores.contract import SegmentStore
@@ -96,6 +97,7 @@ async def open_s3_store(
         wals,
         options,
         start,
+        entry_span,
         rng,
         node=node,
         check_objects=check_objects,

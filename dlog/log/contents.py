@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlog.errors import DamagedError
-from dlog.log.dedup_trailer import DedupTrailer, decode_trailer, is_note
+from dlog.log.dedup_trailer import DedupTrailer, decode_time, decode_trailer, is_note
 from dlog.model.ids import NO_TXID
-from dlog.wire.entry import decode_entry, record_set_count
+from dlog.wire.entry import CONTROL, END_OF_STREAM, decode_entry, open_envelope, raw_records, record_set_count
+from dlog.wire.stream_object import ANY_SPAN, Span
 
 Buffer = bytes | bytearray | memoryview
 
@@ -66,3 +67,27 @@ def read_contents(payload: Buffer, *, enveloped: bool = True) -> EntryContents:
     return EntryContents(
         tuple(slots), tuple(txids), tuple(counts), position, last_txid, next_slot - 1, end_of_stream, note
     )
+
+
+def entry_span(payload: Buffer) -> Span | None:
+    """The txids and times of the records in an enveloped entry; None: it has none. ANY_SPAN for a payload that cannot
+    be read.
+
+    The times are those by which SeekTarget finds records: the time of the dedup trailer, without one the txids.
+    """
+    txids: list[int] = []
+    unix_ms: int | None = None
+    try:
+        for flags, _, txid, body in raw_records(open_envelope(payload)):
+            if not flags & (CONTROL | END_OF_STREAM):
+                txids.append(txid)
+            elif flags & CONTROL and is_note(body):
+                unix_ms = decode_time(body)
+    except DamagedError:
+        return ANY_SPAN
+    if not txids:
+        return None
+    first, last = min(txids), max(txids)
+    if unix_ms is None:
+        return Span(first, last, first, last)
+    return Span(first, last, unix_ms, unix_ms)

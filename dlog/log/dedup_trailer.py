@@ -128,6 +128,17 @@ def decode_batch_checksums(payload: Buffer) -> tuple[int, dict[int, int]]:
         raise DamagedError(f"not a dedup trailer: {error}") from None
 
 
+def decode_time(payload: Buffer) -> int:
+    """The time of a trailer, without decoding the rest. Raises DamagedError."""
+    try:
+        unpacker = msgpack.Unpacker()
+        unpacker.feed(payload[len(MAGIC) : len(MAGIC) + _TIME_BYTES])
+        unpacker.read_array_header()
+        return _number(unpacker.unpack())
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise DamagedError(f"not a dedup trailer: {error}") from None
+
+
 def _unpacked(payload: Buffer) -> tuple[Any, ...]:
     if not is_note(payload):
         raise DamagedError("not a dedup trailer: the magic is missing")
@@ -135,6 +146,7 @@ def _unpacked(payload: Buffer) -> tuple[Any, ...]:
     return _array(msgpack.unpackb(data, use_list=False, max_array_len=min(_ARRAY_MAX, len(data)), **_BOUNDS))
 
 
+_TIME_BYTES = 10  # at most, of the array's head and the time
 _ARRAY_MAX = 16_384  # batches of an entry, or producers of a snapshot
 _BOUNDS = {"strict_map_key": True, "max_map_len": 0, "max_ext_len": 0, "max_str_len": 0, "max_bin_len": 16}
 

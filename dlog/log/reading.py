@@ -39,6 +39,7 @@ from dlog.log.source_messages import (
     READER,
     EntriesGot,
     GetStream,
+    Located,
     SegmentLacSeen,
     SourceFailed,
     SourceQuestion,
@@ -94,6 +95,9 @@ class StreamReaderMachine:
         match fact:
             case Received(_, EntriesGot() as got):
                 self._note_entries(got)
+            case Received(_, Located() as located):
+                if self._start is not None and self._cursor is not None and self._cursor.take_location(located):
+                    self._start.narrow(located.first, located.last)
             case Received(_, SegmentLacSeen() as seen):
                 if self._cursor is not None:
                     self._cursor.note_lac(seen)
@@ -338,9 +342,7 @@ class StreamReaderMachine:
             self._next_segment()
             self._follow_segment(stream)
             return True
-        entry = start.entry_to_read(cursor)
-        if entry is not None:
-            cursor.request_entries(entry, entry, 1, self._output)
+        if start.continue_search(cursor, self._output):
             return False
         self.position = start.decide(cursor, self.position)
         self._started()

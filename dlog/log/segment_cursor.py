@@ -8,7 +8,16 @@ from dlog.errors import DLogError, Remedy
 from dlog.log.contents import EntryContents, read_contents
 from dlog.log.list_requests import ListRequests
 from dlog.log.reader_output import ReaderOutput
-from dlog.log.source_messages import EntriesGot, GetEntries, SegmentLacSeen, SourceQuestion, WatchLac
+from dlog.log.seeking import SeekTarget
+from dlog.log.source_messages import (
+    EntriesGot,
+    GetEntries,
+    Locate,
+    Located,
+    SegmentLacSeen,
+    SourceQuestion,
+    WatchLac,
+)
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import NO_ENTRY, EntryId
 from dlog.model.segment import Segment
@@ -45,13 +54,13 @@ class SegmentCursor:
         self.lac = _LAC_UNKNOWN
         self.lac_is_final = False
         self.is_void = False
-        self._asked: GetEntries | None = None  # in flight
+        self._asked: GetEntries | Locate | None = None  # in flight
         self._watched: WatchLac | None = None  # in flight
         self._denial: Denial | None = None  # None: entries came since
 
     @property
     def is_asking(self) -> bool:
-        """Whether a request for entries is in flight."""
+        """Whether a request for entries, or to locate one, is in flight."""
         return self._asked is not None
 
     @property
@@ -73,6 +82,10 @@ class SegmentCursor:
 
     def request_entries(self, first: EntryId, last: EntryId, max_bytes: int, out: ReaderOutput) -> None:
         self._asked = GetEntries(self.segment, first, last, max_bytes)
+        out.ask(self._asked)
+
+    def request_location(self, target: SeekTarget, first: EntryId, last: EntryId, out: ReaderOutput) -> None:
+        self._asked = Locate(self.segment, target, first, last)
         out.ask(self._asked)
 
     def request_lac(self, out: ReaderOutput) -> None:
@@ -101,7 +114,7 @@ class SegmentCursor:
     def take(self, got: EntriesGot) -> bool:
         """Whether these entries answer the request in flight; then it is over."""
         asked = self._asked
-        if asked is None or got.first != asked.first:
+        if not isinstance(asked, GetEntries) or got.first != asked.first:
             return False
         if (got.number, got.location) != (asked.segment.number, asked.segment.location):
             return False
@@ -109,9 +122,16 @@ class SegmentCursor:
         self.has_taken = True
         return True
 
+    def take_location(self, located: Located) -> bool:
+        """Whether this answers the request in flight; then it is over."""
+        if located.question != self._asked:
+            return False
+        self._asked = None
+        return True
+
     def note_failed(self, question: SourceQuestion, error: DLogError, lists: ListRequests) -> bool:
         """Whether a request in flight failed; then it is over, and to be repeated."""
-        if isinstance(question, GetEntries) and question == self._asked:
+        if question == self._asked:
             self._asked, is_of_store = None, True
         elif isinstance(question, WatchLac) and question == self._watched:
             self._watched, is_of_store = None, question.segment.completed

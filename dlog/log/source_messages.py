@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dlog.errors import DLogError
+from dlog.log.seeking import SeekTarget
 from dlog.model.ids import EntryId, SegmentNumber
 from dlog.model.segment import Location, Segment, StreamMetadata
 from dlog.values import value
@@ -49,6 +50,17 @@ class GetEntries:
     first: EntryId
     last: EntryId
     max_bytes: int
+
+
+@value
+class Locate:
+    """Ask the store which of the entries first..last, not above the LAC, a search for the target must look at; answered
+    by Located or SourceFailed. See SegmentReader.locate."""
+
+    segment: Segment
+    target: SeekTarget
+    first: EntryId
+    last: EntryId
 
 
 @value
@@ -106,6 +118,15 @@ class EntriesGot:
 
 
 @value
+class Located:
+    """The entries that are left, perhaps none: a binary search among first..last finds the target."""
+
+    question: Locate
+    first: EntryId
+    last: EntryId
+
+
+@value
 class SegmentLacSeen:
     """Segment `number` at `location` is confirmed up to `lac`; ended: that is its last entry."""
 
@@ -119,9 +140,9 @@ class SegmentLacSeen:
 class SourceFailed:
     """The request failed. The reader repeats it, or ends with an event if that cannot help."""
 
-    question: GetStream | GetEntries | WatchLac
+    question: SourceQuestion
     error: DLogError
 
 
-SourceQuestion = GetStream | GetEntries | WatchLac
-SourceReply = StreamSeen | EntriesGot | SegmentLacSeen | SourceFailed
+SourceQuestion = GetStream | GetEntries | Locate | WatchLac
+SourceReply = StreamSeen | EntriesGot | Located | SegmentLacSeen | SourceFailed

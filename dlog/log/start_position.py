@@ -1,8 +1,12 @@
-"""Finds where a reader starts: the segment from the list, the position within it from its LAC or by binary search."""
+"""Finds where a reader starts: the segment from the list, the position within it from its LAC or by a search.
+
+The store narrows the search first, as far as its index says; a binary search reads entries among those that are left.
+"""
 
 from __future__ import annotations
 
 from dlog.log.contents import EntryContents
+from dlog.log.reader_output import ReaderOutput
 from dlog.log.seeking import BinarySearch, SeekTarget
 from dlog.log.segment_cursor import SegmentCursor
 from dlog.model.dlsn import DLSN, of
@@ -87,15 +91,28 @@ class StartPosition:
         """Whether the requested DLSN is after the last entry of its segment, which has ended."""
         return self._read.start is Start.DLSN and cursor.is_read_at(position)
 
-    def entry_to_read(self, cursor: SegmentCursor) -> EntryId | None:
-        """The entry that the binary search needs next, for `hear`; None: it is done, or none is needed."""
+    def continue_search(self, cursor: SegmentCursor, out: ReaderOutput) -> bool:
+        """Send the request that the search needs next, for `narrow` or `hear`; False: it is done, or none is needed."""
         if self._target is None:
-            return None
+            return False
         if self._search is None:
             segment = cursor.segment
-            low = segment.min_entry if segment.truncation is Truncation.PARTIAL else 0
-            self._search = BinarySearch(self._target, low, cursor.lac)
-        return None if self._search.is_done else EntryId(self._search.middle)
+            low = EntryId(segment.min_entry if segment.truncation is Truncation.PARTIAL else 0)
+            if low <= cursor.lac:
+                cursor.request_location(self._target, low, EntryId(cursor.lac), out)
+                return True
+            self.narrow(low, EntryId(cursor.lac))
+        assert self._search is not None
+        if self._search.is_done:
+            return False
+        middle = EntryId(self._search.middle)
+        cursor.request_entries(middle, middle, 1, out)
+        return True
+
+    def narrow(self, first: EntryId, last: EntryId) -> None:
+        """Search among these entries only: those that the store has left."""
+        assert self._target is not None
+        self._search = BinarySearch(self._target, first, last)
 
     def hear(self, contents: EntryContents) -> None:
         assert self._search is not None

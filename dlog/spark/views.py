@@ -223,6 +223,9 @@ class _Opened:
     async def __aexit__(self, *_: object) -> None:
         await self._reader.close()
 
+    async def locate(self, goal: SeekTarget, first: int, last: int) -> tuple[EntryId, EntryId]:
+        return await self._reader.locate(EntryId(first), EntryId(last), goal.least, by_time=goal.by_time)
+
     async def payload(self, entry: int) -> bytes:
         return (await self._reader.read(EntryId(entry), EntryId(entry), 1))[0]
 
@@ -263,7 +266,7 @@ async def resolve(cluster: Cluster, seen: Seen, bound: Bound) -> StreamPosition 
 
 
 async def _seek(cluster: Cluster, seen: Seen, goal: SeekTarget) -> StreamPosition | None:
-    """Binary search in the first segment that may hold the goal, then entry by entry."""
+    """Search the first segment that may hold the goal, as far as its store narrows that, then entry by entry."""
     begin = goal.segment_of(seen.value)
     if begin is None:
         return None
@@ -273,7 +276,7 @@ async def _seek(cluster: Cluster, seen: Seen, goal: SeekTarget) -> StreamPositio
             continue
         ref = SegmentRef(seen.value.name, segment.number, segment.name)
         async with _Opened(cluster, ref, segment, view.last) as opened:
-            halving = BinarySearch(goal, view.first, view.last)
+            halving = BinarySearch(goal, *await opened.locate(goal, view.first, view.last))
             while not halving.is_done:
                 halving.hear(await opened.contents(halving.middle))
             for entry in range(halving.low, view.last + 1):

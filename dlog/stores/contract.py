@@ -289,6 +289,17 @@ class SegmentReader(Protocol):
         """
         ...
 
+    async def locate(self, first: EntryId, last: EntryId, least: int, *, by_time: bool) -> tuple[EntryId, EntryId]:
+        """Narrow a binary search among entries first..last, not above the LAC, for the first one with a record whose
+        txid, or time (by_time, Unix milliseconds), is at least `least`. Return the first and last entry that are left,
+        perhaps none.
+
+        If an entry has such a record, the first one that has is among those left; a store without an index returns
+        first and last. It reads no payloads that it could do without, and raises ReaderClosedError only: what it cannot
+        read now narrows nothing.
+        """
+        ...
+
     async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
         """Return the LAC once it exceeds `known` or the segment has ended; after timeout_s, the current LAC.
 

@@ -345,6 +345,10 @@ class LedgerSegmentReader:
         with _reading_errors():
             return await self._ledger.read_views(first, last, max_bytes)
 
+    async def locate(self, first: EntryId, last: EntryId, least: int, *, by_time: bool) -> tuple[EntryId, EntryId]:
+        """Narrow nothing: there is no index of txids and times."""
+        return first, last
+
     async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
         with _reading_errors():
             return await self._ledger.wait_lac(known, timeout_s)

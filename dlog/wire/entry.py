@@ -170,7 +170,7 @@ def decode_entry(payload: Buffer, *, expand: bool = True, enveloped: bool = True
     """
     records: list[Record] = []
     slot = 0
-    for flags, position, txid, body in _raw_records(open_envelope(payload) if enveloped else memoryview(payload)):
+    for flags, position, txid, body in raw_records(open_envelope(payload) if enveloped else memoryview(payload)):
         if flags & RECORD_SET and expand:
             inner = parse_record_set(body)
             positions = count(position), count(slot)
@@ -275,7 +275,8 @@ def record_set_head(payload: Buffer) -> tuple[int, int]:
     return count, size
 
 
-def _raw_records(view: memoryview) -> Iterator[tuple[int, int, int, memoryview]]:
+def raw_records(view: memoryview) -> Iterator[tuple[int, int, int, memoryview]]:
+    """Flags, position, txid and payload of each record of an opened envelope, in order. Raises DamagedError."""
     at, end = 0, len(view)
     while at < end:
         if end - at < RECORD_OVERHEAD:

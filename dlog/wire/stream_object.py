@@ -63,7 +63,7 @@ _TAIL_BYTES_A_MIB = (1 << 20) // BLOCK_BYTES * INDEX_ROW_BYTES
 
 @value
 class Span:
-    """The least and greatest txid and time (Unix milliseconds) of an entry or a block."""
+    """The least and greatest txid and time (Unix milliseconds) of the records of an entry or a block."""
 
     first_txid: int
     last_txid: int
@@ -71,9 +71,13 @@ class Span:
     last_ms: int
 
 
+#: of an entry that cannot be read: it may have any record
+ANY_SPAN = Span(-(1 << 63), (1 << 63) - 1, -(1 << 63), (1 << 63) - 1)
+
+
 @value
 class ObjectEntry:
-    """An entry: opaque bytes. span: None if it has no txids and times."""
+    """An entry: opaque bytes. span: None if it has no record, or none was made for it."""
 
     payload: Buffer
     span: Span | None = None

@@ -18,6 +18,7 @@ import msgpack
 from dlog.bookie import index, manifest
 from dlog.errors import CookieError, DamagedError, DLogError, ProtocolError, UnsupportedVersionError
 from dlog.io import zookeeper_layout, zookeeper_members
+from dlog.log.contents import entry_span
 from dlog.log.dedup_trailer import decode_trailer
 from dlog.model import object_streams
 from dlog.model.ids import BookieId, EntryId, Epoch, LedgerId, SegmentNumber, Txid
@@ -224,6 +225,7 @@ TARGETS = (
         _fed(bookie.ResponseDecoder),
     ),
     Target("entries", lambda data: entry.decode_entry(data), (DamagedError,), _entry_seeds()),
+    Target("entry spans", entry_span, (), _entry_seeds()),
     Target("record sets", entry.parse_record_set, (DamagedError,), (build_record_set([b"a", b"b"]),)),
     Target("notes", lambda data: decode_trailer(data), (DamagedError,), (_note,)),
     Target("ledger metadata", ledger_metadata.decode, STORED, _metadata_seeds()),

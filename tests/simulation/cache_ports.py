@@ -184,6 +184,10 @@ class ReaderPort:
             raise StoreUnavailableError("the answer was lost")
         return found
 
+    async def locate(self, first: EntryId, last: EntryId, least: int, *, by_time: bool) -> tuple[EntryId, EntryId]:
+        """Narrow nothing: there is no index of txids and times."""
+        return first, last
+
     async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
         deadline = self._world.loop.now + int(timeout_s * S)
         while True:

@@ -29,6 +29,7 @@ from dlog.log.source_messages import (
     SOURCE,
     EntriesGot,
     GetEntries,
+    Locate,
     SegmentLacSeen,
     SourceFailed,
     StreamSeen,
@@ -211,6 +212,8 @@ def story(what: object) -> str:
             return f"StreamSeen fresh={fresh} {listed(stream)}"
         case GetEntries(segment, first, last):
             return f"GetEntries {segment.name}:{first}..{last}"
+        case Locate(segment, target, first, last):
+            return f"Locate {target} in {segment.name}:{first}..{last}"
         case WatchLac(segment, known):
             return f"WatchLac {segment.name} known={known}"
         case EntriesGot(_, place, first, payloads):

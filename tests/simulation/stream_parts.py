@@ -30,6 +30,7 @@ from dlog.events import (
     StreamReleased,
     StreamStalled,
 )
+from dlog.log.contents import entry_span
 from dlog.log.messages import AcquireStream, BatchWritten, StreamAcquired, WriteBatch
 from dlog.log.owner import StreamOwnerMachine
 from dlog.log.producer_table import NAME_BYTES
@@ -40,6 +41,8 @@ from dlog.log.source_messages import (
     EntriesGot,
     GetEntries,
     GetStream,
+    Locate,
+    Located,
     SegmentLacSeen,
     SourceFailed,
     StreamSeen,
@@ -53,6 +56,7 @@ from dlog.options import draw
 from dlog.ownership.claim import Claimant
 from dlog.ownership.evidence import Advice, Probe, judge
 from dlog.stores.contract import SegmentNotFoundError, SegmentTruncatedError, StoreUnavailableError
+from dlog.stores.object_storage.seeking import is_span_before
 from dlog.wire.entry import build_record_set
 from dlog.wire.proxy import Credit, Entries, Read, ReaderEvent, ReaderEventKind, Start
 from proxies.write.lac_subscriptions import LacSubscriptions
@@ -547,10 +551,29 @@ class ReaderHost:
                 return [SetTimer("poll", 0.005)]
             case GetEntries():
                 self._post(self._entries(question))
+            case Locate():
+                self._post(self._located(question))
             case WatchLac():
                 self._watch = question
                 return [SetTimer("poll", 0.0)]
         return []
+
+    def _located(self, question: Locate) -> Located | SourceFailed:
+        """As a store with an index of some blocks answers, or one without."""
+        held, rng = self.world.store.segments.get(question.segment.location), self.world.sim.rng
+        if held is None or rng.random() < 0.02:
+            return SourceFailed(question, StoreUnavailableError("not now"))
+        first, last, block = question.first, question.last, rng.choice((1, 2, 5))
+        for entry in range(question.first, question.last + 1):
+            span = None if rng.random() < 0.2 else entry_span(held.payloads[entry])
+            is_before = is_span_before(span, question.target.least, by_time=question.target.by_time)
+            if is_before and entry % block == 0:
+                first = EntryId(entry + 1)
+            elif is_before is False:
+                self.world.sim.reach("located")
+                last = EntryId(min(last, entry + rng.randrange(block)))
+                break
+        return Located(question, first, last)
 
     def _entries(self, question: GetEntries) -> EntriesGot | SourceFailed:
         held = self.world.store.segments.get(question.segment.location)

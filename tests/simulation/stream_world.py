@@ -136,6 +136,7 @@ MUST_REACH = (
     "removed",
     "removed_open",
     "taken_over_removed",
+    "located",
     "reader_of_removed",
 )
 PROGRESS = {

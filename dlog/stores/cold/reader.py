@@ -203,6 +203,10 @@ class ColdSegmentReader:
     async def read_views(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
         return await self.read(first, last, max_bytes)
 
+    async def locate(self, first: EntryId, last: EntryId, least: int, *, by_time: bool) -> tuple[EntryId, EntryId]:
+        """Narrow nothing: there is no index of txids and times."""
+        return first, last
+
     async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
         """Return at once: the segment is complete."""
         return self.last_confirmed

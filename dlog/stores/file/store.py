@@ -419,6 +419,10 @@ class FileSegmentReader:
             )
         return found
 
+    async def locate(self, first: EntryId, last: EntryId, least: int, *, by_time: bool) -> tuple[EntryId, EntryId]:
+        """Narrow nothing: there is no index of txids and times."""
+        return first, last
+
     async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s

@@ -56,6 +56,7 @@ class Compactions:
         metadata: MetadataView,
         objects: Objects,
         find_objects: FindObjects,
+        writes: ObjectWrites,
         reads: ObjectReads,
         options: CompactionOptions,
         tell: Callable[[Event], None],
@@ -67,7 +68,7 @@ class Compactions:
         self._reads = reads
         self._options = options
         self._tell = tell
-        self._writes = ObjectWrites(objects, find_objects, node.node)
+        self._writes = writes
 
     async def run(self, every_s: float) -> None:
         """Compact until cancelled."""

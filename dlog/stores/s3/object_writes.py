@@ -10,6 +10,7 @@ from dlog.objects.node_messages import ObjectKeyTakenError, ObjectWritten, Write
 from dlog.options import KiB
 from dlog.stores.object_storage.locations import Location
 from dlog.stores.object_storage.port import Buffer, Creation, Objects
+from dlog.stores.object_storage.seeking import SpanOf
 from dlog.stores.s3.places import object_location
 from dlog.stores.s3.ports import FindObjects
 from dlog.wire.stream_object import BLOCK_HEAD_BYTES, ObjectEncoder, ObjectEntry
@@ -18,11 +19,12 @@ THREAD_BYTES = 256 * KiB  # from here on objects are encoded in a thread
 
 
 class ObjectWrites:
-    """Writes objects of one node."""
+    """Writes objects of one node. span_of: see S3Store."""
 
-    def __init__(self, objects: Objects, find_folder: FindObjects, node: NodeId) -> None:
+    def __init__(self, objects: Objects, find_folder: FindObjects, span_of: SpanOf, node: NodeId) -> None:
         self._objects = objects
         self._find_folder = find_folder
+        self._span_of = span_of
         self._node = node
 
     async def write(self, request: WriteObject) -> ObjectWritten:
@@ -33,9 +35,9 @@ class ObjectWrites:
         folder = await self._find_folder()
         size = sum(len(entry.payload) for one in request.slices for entry in one.entries)
         if size >= THREAD_BYTES:
-            parts = await asyncio.to_thread(encode_object, request, self._node)
+            parts = await asyncio.to_thread(encode_object, request, self._node, self._span_of)
         else:
-            parts = encode_object(request, self._node)
+            parts = encode_object(request, self._node, self._span_of)
         await self.create(
             folder, request.object, object_location(folder, request.object, self._node, request.node_epoch), parts
         )
@@ -49,11 +51,12 @@ class ObjectWrites:
             raise ObjectKeyTakenError(f"another object lies under the key: object={object} location={location}")
 
 
-def encode_object(request: WriteObject, node: NodeId) -> list[Buffer]:
-    """The parts of an object with these slices."""
+def encode_object(request: WriteObject, node: NodeId, span_of: SpanOf) -> list[Buffer]:
+    """The parts of an object with these slices, and the spans of their entries."""
     encoder = ObjectEncoder(request.object, node, request.node_epoch)
     parts: list[Buffer] = []
     for data in request.slices:
         for offset, entry in enumerate(data.entries, data.slice.start):
-            parts += encoder.add(data.slice.stream, offset, ObjectEntry(entry.payload, entry.span))
+            span = span_of(entry.payload) if entry.span is None else entry.span
+            parts += encoder.add(data.slice.stream, offset, ObjectEntry(entry.payload, span))
     return [*parts, *encoder.finish()]

@@ -18,9 +18,11 @@ from dlog.stores.contract import (
     StoreError,
     StoreUnavailableError,
 )
+from dlog.stores.object_storage.seeking import is_span_before, search
 from dlog.stores.s3.object_reads import ObjectGoneError, object_name
 from dlog.stores.s3.places import range_of
 from dlog.stores.s3.views import SegmentView
+from dlog.wire.stream_object import BlockRow
 
 if TYPE_CHECKING:
     from dlog.stores.s3.store import S3Store
@@ -63,6 +65,38 @@ class EntryReads:
                 )
             await self._catch_up(view, attempt, end_s - loop.time(), must_be_fresh=bool(gone))
             attempt += 1
+
+    async def locate(self, view: SegmentView, start: int, end: int, least: int, *, by_time: bool) -> tuple[int, int]:
+        """Narrow the offsets start..end-1 to those of one block, by the indexes of objects; see SegmentReader.locate.
+        What is not uploaded yet is left: it is in memory, or its log was just read."""
+        store, stream = self._store, view.place.stream
+        try:
+            image = await store.metadata.read()
+            refs = find_objects(image, stream, start, end, max(1, end - start)).objects
+        except (StoreError, TruncatedError):
+            return start, end
+
+        async def rows_of(at: int) -> list[tuple[BlockRow, bool]]:
+            """The blocks of an object, and whether they are before the target; without those of which it is unknown.
+            In a block that is cut off by `start`, the record may be among those before it."""
+            ref = refs[at]
+            try:
+                name = object_name(image, ref.object)
+                rows = await store.reads.rows(name, stream, max(start, ref.start), min(end, ref.end))
+            except StoreError:
+                return []
+            judged = [(row, is_span_before(row.span, least, by_time=by_time)) for row in rows]
+            return [(row, bool(known)) for row, known in judged if known or (known is False and row.start >= start)]
+
+        async def is_object_before(at: int) -> bool | None:
+            rows = await rows_of(at)
+            return rows[-1][1] if rows else None
+
+        low, high = await search(0, len(refs), is_object_before)
+        known = [row for at in (low - 1, high) if 0 <= at < len(refs) for row in await rows_of(at)]
+        before = [row.end for row, is_before in known if is_before]
+        others = [row.end for row, is_before in known if not is_before]
+        return min(end, max([start, *before])), min([end, *others])
 
     async def _catch_up(self, view: SegmentView, attempt: int, left_s: float, *, must_be_fresh: bool) -> None:
         """Learn of what is newer: first in the log, then in the metadata."""
@@ -138,6 +172,13 @@ class S3Reader:
             entry += len(more)
         self._check_open()
         return found
+
+    async def locate(self, first: EntryId, last: EntryId, least: int, *, by_time: bool) -> tuple[EntryId, EntryId]:
+        self._check_open()
+        view = self._view
+        start, end = view.offset(first), view.offset(last) + 1
+        low, high = await self._store.entries.locate(view, start, end, least, by_time=by_time)
+        return EntryId(low - view.start), EntryId(high - 1 - view.start)
 
     async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
         loop = asyncio.get_running_loop()

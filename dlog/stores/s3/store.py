@@ -47,6 +47,7 @@ from dlog.stores.contract import (
 from dlog.stores.object_storage.async_lru_cache import AsyncLruCache
 from dlog.stores.object_storage.locations import Location
 from dlog.stores.object_storage.port import Objects
+from dlog.stores.object_storage.seeking import SpanOf
 from dlog.stores.s3.compaction import Compactions
 from dlog.stores.s3.failovers import Failovers
 from dlog.stores.s3.metadata import MetadataView
@@ -87,8 +88,8 @@ class S3Store:
 
     node: the id of this process's node, the same after a restart; None: it creates no segments. wal: where the node's
     log is written; wals: all stores of this process that may have logs of nodes, by name. find_objects: the folder of
-    the objects. check_objects: checks that the storage has this cluster's objects and can hold more; raises StoreError.
-    tell: gets events.
+    the objects. span_of: the txids and times of an entry, for the indexes of objects. check_objects: checks that the
+    storage has this cluster's objects and can hold more; raises StoreError. tell: gets events.
     """
 
     name = NAME
@@ -103,6 +104,7 @@ class S3Store:
         wals: Mapping[str, SegmentStore],
         options: ObjectsOptions,
         start: StartMachine,
+        span_of: SpanOf,
         rng: Random,
         *,
         node: NodeId | None = None,
@@ -135,7 +137,7 @@ class S3Store:
         self.node: OwnNode | None = None
         self.compactions: Compactions | None = None
         machine_options = node_options(options, max(largest, 2 * WAL_OVERHEAD_BYTES))
-        new_writes = partial(ObjectWrites, objects, find_objects)
+        new_writes = partial(ObjectWrites, objects, find_objects, span_of)
         if wal is not None and node is not None:
             self.node = OwnNode(
                 node,
@@ -149,7 +151,14 @@ class S3Store:
                 tell,
             )
             self.compactions = Compactions(
-                self.node, self.metadata, objects, find_objects, self.reads, compaction_options(options), tell
+                self.node,
+                self.metadata,
+                objects,
+                find_objects,
+                new_writes(node),
+                self.reads,
+                compaction_options(options),
+                tell,
             )
         self.views = SegmentViews(self.metadata, self.node, self.followers, self.tasks)
         any_wal = wal if wal is not None else next(iter(wals.values()), None)

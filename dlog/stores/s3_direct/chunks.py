@@ -239,6 +239,15 @@ class ChunkReads:
             index += 1
         return found
 
+    async def payload(self, chain: Chain, start: ChunkStart, entry: int) -> memoryview | None:
+        """The payload of one entry of a chunk, without its neighbours; None if it is damaged."""
+        index = entry - start.head.first
+        begin, end = start.offsets[index], start.offsets[index + 1]
+        if end <= len(start.data):
+            return None if index in start.damaged else memoryview(start.data)[begin:end]
+        data = await self._fetch(chain, start.head.number, begin, end - begin)
+        return memoryview(data) if len(data) == end - begin and crc32c(data) == start.crcs[index] else None
+
     def read_ahead(self, chain: Chain, start: ChunkStart, entry: int, next_number: int) -> None:
         """Begin reads that a sequential reader needs after `entry` of this chunk. next_number: of the first chunk that
         does not exist."""

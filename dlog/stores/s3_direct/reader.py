@@ -20,8 +20,10 @@ from dlog.stores.contract import (
     ReaderClosedError,
     SegmentCorruptError,
     SegmentNotFoundError,
+    StoreError,
     StoreUnavailableError,
 )
+from dlog.stores.object_storage.seeking import is_span_before, search
 from dlog.stores.s3_direct.chunks import Chain, ChunkStart
 from dlog.wire.chunk import ChunkHead, ChunkKind
 
@@ -126,6 +128,31 @@ class ChainView:
             else:
                 return start
         raise SegmentCorruptError(f"no chunk has the entry: entry={entry} folder={self.chain.folder}")
+
+    async def locate(self, first: int, last: int, least: int, *, by_time: bool) -> tuple[int, int]:
+        """See SegmentReader.locate. Judges chunks by their first entries, so those of one chunk are left."""
+        probed: dict[int, int] = {}  # chunk -> its first entry
+
+        async def is_before(number: int) -> bool | None:
+            try:
+                start = await self._start(number)
+                head = start.head
+                if head.kind is not ChunkKind.DATA:
+                    return None
+                self._learn(head)
+                if head.end <= first:
+                    return True
+                if head.first > last:
+                    return False
+                entry = probed[number] = max(first, head.first)
+                payload = await self._store.reads.payload(self.chain, start, entry)
+            except StoreError:
+                return None
+            return None if payload is None else is_span_before(self._store.span_of(payload), least, by_time=by_time)
+
+        low, high = await search(1, self.next_number, is_before)
+        before, after = probed.get(low - 1), probed.get(high)
+        return first if before is None else before + 1, last if after is None else after
 
     # ---- internal ---------------------------------------------------------------------------------------------------
 
@@ -245,6 +272,11 @@ class S3DirectReader:
         if len(self._awaited) > FOLLOWED_MAX:
             self._awaited.popitem(last=False)
         return found
+
+    async def locate(self, first: EntryId, last: EntryId, least: int, *, by_time: bool) -> tuple[EntryId, EntryId]:
+        self._check_open()
+        low, high = await self._view.locate(first, last, least, by_time=by_time)
+        return EntryId(low), EntryId(high)
 
     async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
         loop = asyncio.get_running_loop()

@@ -101,6 +101,7 @@ from dlog.stores.object_storage.async_lru_cache import AsyncLruCache
 from dlog.stores.object_storage.locations import Location, parse_location
 from dlog.stores.object_storage.port import Creation, Objects
 from dlog.stores.object_storage.probe import NONCE_HEX, probe
+from dlog.stores.object_storage.seeking import SpanOf
 from dlog.stores.s3_direct.chunks import (
     Chain,
     ChunkReads,
@@ -159,7 +160,7 @@ class S3DirectStore:
     """A SegmentStore: `async with S3DirectStore(...) as store`. The caller closes the objects.
 
     find_folder: asked at the first use. creates: this process may make the folder. rng: gives names of segments and
-    nonces, which must never repeat.
+    nonces, which must never repeat. span_of: the txids and times of an entry, for `locate`.
     """
 
     name = NAME
@@ -174,6 +175,7 @@ class S3DirectStore:
         *,
         creates: bool = False,
         entry_bytes_max: int = ENTRY_BYTES_MAX,
+        span_of: SpanOf = lambda _: None,
         tell: Callable[[Event], None] = lambda _: None,
     ) -> None:
         self.capabilities = Capabilities(
@@ -185,6 +187,7 @@ class S3DirectStore:
         )
         self.options = options
         self.objects = objects
+        self.span_of = span_of
         self.budget = PutBudget(options.puts_per_s)
         self.cache: AsyncLruCache[Key, ChunkStart | Extent | ChunkIndex] = AsyncLruCache(options.cache_bytes_max)
         self.reads = ChunkReads(objects, options, self.cache)

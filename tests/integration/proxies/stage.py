@@ -15,7 +15,7 @@ from actors.feed_subscription import FeedSubscription
 from actors.owner_feed import OwnerListener
 from actors.stream_feed import StreamFeed
 from dlog.errors import ConnectionLostError
-from dlog.log.source_messages import EntriesGot, GetStream, SegmentLacSeen, SourceFailed, StreamSeen
+from dlog.log.source_messages import EntriesGot, GetStream, Located, SegmentLacSeen, SourceFailed, StreamSeen
 from dlog.machine import Fact, Received, Versioned
 from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
@@ -23,7 +23,7 @@ from dlog.stores.contract import SegmentWriter
 from tests.memory_metadata import MemoryMetadata
 from tests.memory_store import MemoryStore
 
-R = TypeVar("R", StreamSeen, SegmentLacSeen, EntriesGot, SourceFailed)
+R = TypeVar("R", StreamSeen, SegmentLacSeen, EntriesGot, Located, SourceFailed)
 SHORT = FeedOptions(metadata_wait_s=0.05, owner_wait_s=0.05, store_wait_s=0.05)
 STREAM = StreamName("orders")
 KEY = StreamKey(STREAM)

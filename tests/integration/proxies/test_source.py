@@ -12,10 +12,13 @@ import dlog
 from actors.segment_readers import segment_key
 from dlog.errors import DamagedError, DLogError, OwnedElsewhereError, Remedy, UnsupportedVersionError
 from dlog.io.metadata import SessionState
+from dlog.log.seeking import SeekTarget
 from dlog.log.source_messages import (
     EntriesGot,
     GetEntries,
     GetStream,
+    Locate,
+    Located,
     SegmentLacSeen,
     SourceFailed,
     StreamSeen,
@@ -252,6 +255,32 @@ async def test_a_reader_of_the_store_that_broke_is_replaced(monkeypatch: Any) ->
         assert (await asker.hear(SourceFailed)).error.remedy is Remedy.RETRY
         asker.subscription.ask(question)
         assert len((await asker.hear(EntriesGot)).payloads) == 5
+
+
+async def test_a_search_is_narrowed_by_the_store_or_its_failure_is_told(monkeypatch: Any) -> None:
+    async with stage() as on:
+        segment = await on.write(5, owned=False)
+        errors: list[Exception] = [ReaderClosedError("its machine broke"), StoreUnavailableError("not now")]
+        asked: list[Any] = []
+
+        async def locate(self: MemoryReader, *args: Any, by_time: bool) -> tuple[EntryId, EntryId]:
+            asked.append((self, *args, by_time))
+            if errors:
+                raise errors.pop(0)
+            return EntryId(2), EntryId(3)
+
+        monkeypatch.setattr(MemoryReader, "locate", locate)
+        asker = Asker(on.source)
+        await asker.look()
+        question = Locate(segment, SeekTarget(True, 77), EntryId(1), EntryId(4))
+        for _ in range(2):
+            asker.subscription.ask(question)
+            assert (await asker.hear(SourceFailed)).question == question
+        asker.subscription.ask(question)
+        assert await asker.hear(Located) == Located(question, EntryId(2), EntryId(3))
+        (broken, *_), *others = asked
+        assert [one[1:] for one in others] == [(1, 4, 77, True)] * 2
+        assert all(one[0] is not broken for one in others)
 
 
 async def test_entries_held_back_come_when_they_are_wanted_again() -> None:

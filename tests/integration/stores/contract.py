@@ -32,6 +32,7 @@ from dlog.stores.contract import (
     StoreError,
 )
 from tests.integration.stores.checker import History, check
+from tests.integration.stores.seeking import check_locate, draw_entries
 
 OpenStore = Callable[[], Awaitable[SegmentStore]]
 
@@ -282,6 +283,26 @@ class StoreContract:
             views = await reader.read_views(EntryId(first), EntryId(last), max_bytes)
             assert list(map(bytes, views)) == await reader.read(EntryId(first), EntryId(last), max_bytes)
         await reader.close()
+
+    @pytest.mark.parametrize("seed", range(3))
+    async def test_locate_leaves_the_first_entry_that_a_search_must_find(self, stores: OpenStore, seed: int) -> None:
+        rng, writing, reading = random.Random(seed), await stores(), await stores()
+        run = await self._run(writing)
+        payloads = draw_entries(rng, 40)
+        for entry, body in enumerate(payloads):
+            await run.writer.append(EntryId(entry), [body])
+            if entry in (20, 39):
+                for store in (writing, reading):
+                    reader = await store.open_reader(run.ref)
+                    reader.learn_lac(EntryId(entry))
+                    await check_locate(reader, payloads[: entry + 1], rng)
+                    await reader.close()
+        end = await run.writer.seal()
+        for store in (reading, writing):
+            reader = await store.open_reader(run.ref, sealed_at=end)
+            assert await read_all(reader, end) == payloads
+            await check_locate(reader, payloads, rng)
+            await reader.close()
 
     async def test_the_end_may_be_told_instead_of_asked(self, stores: OpenStore) -> None:
         store = await stores()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from dlog.log.contents import entry_span
 from dlog.model.ids import EntryId
 from dlog.model.object_streams import WalSegment
 from dlog.objects.image import Range
@@ -17,6 +19,7 @@ from dlog.stores.contract import Buffer, SegmentRef, StoreError
 from dlog.stores.object_storage.locations import parse_root
 from dlog.stores.s3.object_writes import ObjectWrites
 from dlog.stores.s3.places import Place
+from dlog.stores.s3.reader import EntryReads
 from dlog.stores.s3.store import S3Store
 from dlog.stores.s3.views import SegmentView
 from dlog.stores.s3.wal_follower import WalFollower
@@ -30,7 +33,7 @@ Story = Callable[[OpenStore], Awaitable[None]]
 suite = StoreContract()
 
 _recover, _append, _write, _find_tail = WalSegments.recover, WalSegments.append, ObjectWrites.write, S3Store.find_tail
-_read = WalFollower.read
+_read, _locate = WalFollower.read, EntryReads.locate
 
 
 async def drops_the_end_of_the_log(self: WalSegments, segment: WalSegment) -> int:
@@ -55,6 +58,20 @@ def confirms_before_the_log_does(
 async def uploads_entries_in_another_order(self: ObjectWrites, request: WriteObject) -> ObjectWritten:
     slices = tuple(SliceData(one.slice, one.entries[::-1]) for one in request.slices)
     return await _write(self, WriteObject(request.object, request.node_epoch, slices))
+
+
+async def marks_entries_with_what_those_before_have(self: ObjectWrites, request: WriteObject) -> ObjectWritten:
+    slices = []
+    for one in request.slices:
+        spans = [None, *(entry_span(entry.payload) for entry in one.entries)]
+        marked = (replace(entry, span=span) for entry, span in zip(one.entries, spans, strict=False))
+        slices.append(SliceData(one.slice, tuple(marked)))
+    return await _write(self, WriteObject(request.object, request.node_epoch, tuple(slices)))
+
+
+async def leaves_the_entries_after_the_first_one(self: EntryReads, *args: Any, **target: Any) -> tuple[int, int]:
+    low, high = await _locate(self, *args, **target)
+    return min(low + 1, high), high
 
 
 async def takes_what_is_committed_for_the_tail(self: S3Store, ref: SegmentRef) -> EntryId:
@@ -84,6 +101,11 @@ async def loses_the_first_entry_of_each_read(self: WalFollower, *args: Any) -> l
     return found[1:] or found
 
 
+async def locates(stores: OpenStore) -> None:
+    for seed in range(20):
+        await suite.test_locate_leaves_the_first_entry_that_a_search_must_find(stores, seed)
+
+
 fenced = suite.test_a_fenced_writer_gets_nothing_acknowledged
 MUTANTS: dict[Callable[..., Any], tuple[type, str, Story, bool]] = {
     drops_the_end_of_the_log: (WalSegments, "recover", fenced, False),
@@ -95,6 +117,8 @@ MUTANTS: dict[Callable[..., Any], tuple[type, str, Story, bool]] = {
         suite.test_appends_resolve_in_order_and_are_read_back,
         True,
     ),
+    marks_entries_with_what_those_before_have: (ObjectWrites, "write", locates, True),
+    leaves_the_entries_after_the_first_one: (EntryReads, "locate", locates, True),
     takes_what_is_committed_for_the_tail: (
         S3Store,
         "find_tail",

@@ -549,6 +549,7 @@ READING = (
     Mutant(
         name="a reader that goes on begins an entry after its position",
         invariants=("S12",),
+        style="final",
         seeds=1000,
         parts=planted(StartPosition, ("_choose_dlsn", "max(0, dlsn.entry)", "dlsn.entry + (self._read.credit == 500)")),
     ),
@@ -556,6 +557,11 @@ READING = (
         name="a seek goes to the first record after the one it looks for",
         invariants=("S11",),
         parts=planted(SeekTarget, ("is_before", "contents.last_txid < self.least", "contents.last_txid <= self.least")),
+    ),
+    Mutant(
+        name="a search leaves out the first entry that the store has left",
+        invariants=("S11",),
+        parts=planted(StartPosition, ("narrow", "self._target, first, last", "self._target, first + 1, last")),
     ),
 )
 

@@ -14,6 +14,8 @@ from dlog.log.source_messages import (
     EntriesGot,
     GetEntries,
     GetStream,
+    Locate,
+    Located,
     SegmentLacSeen,
     SourceFailed,
     StreamSeen,
@@ -46,6 +48,8 @@ class Desk:
         is_cut_off: bool = False,
         is_slow: bool = False,
         is_silent: bool = False,
+        narrowed: tuple[EntryId, EntryId] | None = None,
+        failing: DLogError | None = None,
     ) -> None:
         self.stage = stage
         self.losing = losing  # said when it is asked where a completed segment ends
@@ -55,10 +59,11 @@ class Desk:
         self.events: list[ReaderEvent] = []
         self.questions: list[Any] = []
         self.lacs: dict[str, tuple[int, bool]] = lacs or {}
-        self.failing: Any = None
+        self.failing = failing
         self.is_cut_off = is_cut_off  # from metadata
         self.is_slow = is_slow  # lists come when the test says so
         self.is_silent = is_silent  # the store answers no request for entries
+        self.narrowed = narrowed  # what the store's index leaves of a search; None: there is no index
         self.timers = 0
         self.post(Received(READER, Read(7, "s", start, value, credit, follow, incarnation=incarnation)))
 
@@ -77,7 +82,7 @@ class Desk:
                     self.timers += 1
 
     def answers(self, question: Any) -> list[Any]:
-        if self.failing is not None and isinstance(question, GetEntries):
+        if self.failing is not None and isinstance(question, GetEntries | Locate):
             return [SourceFailed(question, self.failing)]
         match question:
             case GetEntries() if self.is_silent:
@@ -95,6 +100,8 @@ class Desk:
                 sums = itertools.accumulate(map(len, payloads), initial=0)
                 enough = [p for p, before in zip(payloads, sums, strict=False) if before < max_bytes]
                 return [EntriesGot(segment.number, segment.location, first, tuple(enough))]
+            case Locate(_, _, first, last):
+                return [Located(question, *(self.narrowed or (first, last)))]
             case WatchLac(segment) if segment.completed and self.losing is not None:
                 return [SourceFailed(question, self.losing)]
             case WatchLac(segment, known):

@@ -8,10 +8,11 @@ import pytest
 
 from dlog.log.changes import TruncateTo
 from dlog.log.messages import HandOverStream, SealStream
-from dlog.log.source_messages import SOURCE, SegmentLacSeen
-from dlog.machine import Received, TimerFired
+from dlog.log.source_messages import SOURCE, GetEntries, Locate, Located, SegmentLacSeen
+from dlog.machine import PeerLost, Received, TimerFired
 from dlog.model.dlsn import DLSN, of
-from dlog.model.ids import SegmentNumber
+from dlog.model.ids import EntryId, SegmentNumber
+from dlog.stores.contract import StoreUnavailableError
 from dlog.wire.proxy import ReaderEventKind, Start
 from tests.unit.log.reader_desk import Desk, revived, three_segments
 from tests.unit.log.stage import Actor, Stage, batch
@@ -39,6 +40,42 @@ def test_from_a_txid(txid: int, first: int) -> None:
 def test_from_a_time(time: int, first: int) -> None:
     stage, _, dlsns = three_segments()
     assert Desk(stage, Start.TIME, time).seen == dlsns[first:]
+
+
+def test_only_entries_that_the_store_has_left_are_read() -> None:
+    stage, dlsns = Stage(), list[DLSN]()
+    owner = stage.taken("p1")
+    for at in range(20):
+        dlsns.append(owner.ask(batch(at, txid=at, now=1000 + at)).dlsn)
+    for start, value in ((Start.TXID, 7), (Start.TIME, 1007)):
+        for left in ((7, 7), (6, 8), (7, 19), (0, 7), (7, 6)):
+            desk = Desk(stage, start, value, narrowed=(EntryId(left[0]), EntryId(left[1])))
+            assert desk.seen == dlsns[7:]
+            [located] = [question for question in desk.questions if isinstance(question, Locate)]
+            assert (located.target.by_time, located.target.least) == (start is Start.TIME, value)
+            read = [question for question in desk.questions if isinstance(question, GetEntries)]
+            assert len(read) <= 1 + (left[1] - left[0] + 1).bit_length()
+
+
+def test_a_store_that_cannot_be_asked_is_asked_again() -> None:
+    stage, _, dlsns = three_segments()
+    desk = Desk(stage, Start.TXID, 20, failing=StoreUnavailableError("not now"))
+    assert desk.seen == [] and desk.timers == 1
+    desk.failing = None
+    desk.post(TimerFired(("retry",), 1.0))
+    assert desk.seen == dlsns[2:]
+    assert sum(isinstance(question, Locate) for question in desk.questions) == 2
+
+
+def test_an_answer_to_an_earlier_search_is_dropped() -> None:
+    stage, _, dlsns = three_segments()
+    desk = Desk(stage, Start.TXID, 20, is_silent=True)
+    [asked] = [question for question in desk.questions if isinstance(question, Locate)]
+    desk.post(Received(SOURCE, Located(asked, EntryId(90), EntryId(90))))  # once more, after it was taken
+    desk.is_silent = False
+    desk.post(PeerLost(SOURCE, "lost"))
+    desk.post(TimerFired(("retry",), 1.0))
+    assert desk.seen == dlsns[2:]
 
 
 def test_from_the_tail_only_what_comes() -> None:

@@ -14,7 +14,7 @@ from dlog.model.segment import Segment, StreamMetadata
 from dlog.spark import views
 from dlog.spark.cluster_connection import Cluster
 from dlog.spark.offsets import StreamPosition
-from dlog.spark.options import SourceOptions
+from dlog.spark.options import Bound, Kind, SourceOptions
 from dlog.stores.contract import (
     MisconfiguredError,
     SegmentNotFoundError,
@@ -23,6 +23,7 @@ from dlog.stores.contract import (
     SegmentStore,
     StoreUnavailableError,
 )
+from tests.integration.stores.seeking import entry_payload
 from tests.memory_store import MemoryStore
 from tests.unit.spark.test_columns import entry_of
 
@@ -58,6 +59,7 @@ class World:
     on_look: Any = None
     idle: set[int] = field(default_factory=set)
     stores: dict[str, SegmentStore] = field(default_factory=dict)
+    reader: _Entries | None = None
 
     async def read(self, key: Any) -> Versioned:
         self.looks += 1
@@ -78,7 +80,7 @@ class World:
         return EntryId(self.tails[int(ref.name)])
 
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> _Entries:
-        return _Entries(self.idle)
+        return self.reader or _Entries(self.idle)
 
     async def look(self, kept: views.StreamViewer | None = None) -> views.Seen:
         stores = {"ledger": cast(Any, self), **self.stores}
@@ -205,3 +207,26 @@ async def test_a_place_in_the_stream_is_counted_before_the_list_does() -> None:
     assert [s.start_sequence_id for s in seen.view.segments] == [30, 100]
     alone = await World((segment(2),), {2: 0}).look()
     assert alone.view.segments[0].start_sequence_id == -1
+
+
+async def test_a_bound_by_txid_is_sought_among_the_entries_that_the_store_has_left() -> None:
+    asked: list[tuple[Any, ...]] = []
+    read: list[int] = []
+
+    class Indexed(_Entries):
+        async def locate(self, *which: int, by_time: bool) -> tuple[EntryId, EntryId]:
+            asked.append((*which, by_time))
+            return EntryId(70), EntryId(72)
+
+        async def read(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
+            read.append(first)
+            return [entry_payload([first], 5000)]
+
+    world = World((segment(1, completed_unix_ms=9, last_txid=Txid(99), completed=True, last_entry=EntryId(99)),))
+    world.ends[1] = 99
+    seen = await world.look()
+    world.reader = Indexed(set())
+    cluster = Cluster(cast(Any, world), cast(Any, world), {"ledger": cast(Any, world)})
+    assert await views.resolve(cluster, seen, Bound(Kind.TXID, 71)) == StreamPosition(1, 71, 0)
+    assert asked == [(0, 99, 71, False)]
+    assert set(read) <= {70, 71, 72}

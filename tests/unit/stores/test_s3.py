@@ -3,20 +3,25 @@ failover and restart of nodes, deletions, bad objects, and a node without room."
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from dlog.events import Event, ObjectsCompacted
 from dlog.io.s3_store import open_s3_store
+from dlog.log.contents import read_contents
+from dlog.log.seeking import BinarySearch, SeekTarget
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
-from dlog.model.object_streams import NodeId
+from dlog.model.object_streams import NodeId, ObjectId
 from dlog.objects.image import ObjectState
-from dlog.objects.node_messages import UploadAll
+from dlog.objects.node_messages import UploadAll, WriteObject
 from dlog.stores.contract import (
     MisconfiguredError,
     SegmentCorruptError,
@@ -27,11 +32,15 @@ from dlog.stores.contract import (
 )
 from dlog.stores.object_storage.locations import Location, parse_root
 from dlog.stores.object_storage.port import Creation
+from dlog.stores.object_storage.seeking import SpanOf
+from dlog.stores.s3 import object_writes
+from dlog.stores.s3.object_reads import object_name
 from dlog.stores.s3.places import parse_place, parse_segment_key, range_of, segment_key
 from dlog.stores.s3.store import S3Store
 from dlog.stores.s3.wal_follower import WalFollower
 from dlog.stores.s3.writer import S3Writer
 from dlog.stores.s3_direct.options import ObjectsOptions
+from tests.integration.stores.seeking import START_MS, check_locate, draw_entries, entry_payload
 from tests.memory_objects import MemoryObjects
 from tests.memory_store import MemoryStore, MemoryStoreState
 from tests.object_metadata import MemoryController, MemoryMetadata, away
@@ -494,6 +503,153 @@ async def test_a_lost_object_is_damage_and_no_end(cluster: Cluster) -> None:
 
 
 # ---- names and options ----------------------------------------------------------------------------------------------
+
+
+# ---- seeking --------------------------------------------------------------------------------------------------------
+
+
+async def written(cluster: Cluster, store: S3Store, payloads: Sequence[bytes], *, upload_every: int) -> SegmentRef:
+    """A segment with these entries, in several objects."""
+    writer, ref = await cluster.segment(store)
+    for at, payload in enumerate(payloads):
+        await writer.append(EntryId(at), [payload])
+        if at % upload_every == upload_every - 1:
+            await upload(store)
+    await writer.seal()
+    await upload(store)
+    return ref
+
+
+async def sought(store: S3Store, ref: SegmentRef, last: int, target: SeekTarget) -> int:
+    """Search as readers do."""
+    reader = await store.open_reader(ref)
+    left = await reader.locate(EntryId(0), EntryId(last), target.least, by_time=target.by_time)
+    halving = BinarySearch(target, *left)
+    while not halving.is_done:
+        entry = EntryId(halving.middle)
+        halving.hear(read_contents((await reader.read(entry, entry, 1))[0]))
+    await reader.close()
+    return halving.low
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+async def test_a_seek_in_a_segment_of_many_blocks_takes_three_reads(cluster: Cluster, by_time: bool) -> None:
+    store = await cluster.store(W1, upload_bytes=1 << 26, node_cache_bytes_max=1 << 26, reads_ahead=1)
+    payloads = [entry_payload([at], START_MS + 2 * at, 80_000) for at in range(80)]
+    ref = await written(cluster, store, payloads, upload_every=80)
+    image = await store.metadata.read()
+    index = await store.reads.index(object_name(image, ObjectId(1)))
+    assert len(index.blocks) == 12
+    for wanted in (0, 1, 40, 79):
+        reader = await cluster.store(None, reads_ahead=1)  # its caches are empty
+        before = len(cluster.objects.reads)
+        least = START_MS + 2 * wanted if by_time else wanted
+        assert await sought(reader, ref, 79, SeekTarget(by_time, least)) == wanted
+        assert len(cluster.objects.reads) - before <= 3  # the index, a block and the one after it
+    reader = await cluster.store(None)
+    before = len(cluster.objects.reads)
+    assert await sought(reader, ref, 79, SeekTarget(by_time, START_MS * 2)) == 80
+    assert len(cluster.objects.reads) - before == 1  # the index says that there is none
+
+
+async def test_a_seek_among_many_objects_reads_few_indexes_one_after_another(cluster: Cluster) -> None:
+    store = await cluster.store(W1, node_cache_bytes_max=1 << 26, stream_object_bytes=1)
+    payloads = [entry_payload([at], START_MS + at) for at in range(120)]
+    ref = await written(cluster, store, payloads, upload_every=1)
+    objects = cluster.objects
+    assert cluster.states(ObjectState.COMMITTED) == 120
+    for wanted in (0, 1, 60, 119):
+        reader = await cluster.store(None)
+        rounds, read = _rounds(objects)
+        with mock.patch.object(objects, "read", read):
+            assert await sought(reader, ref, 119, SeekTarget(False, wanted)) == wanted
+        assert len(rounds) <= 5, rounds  # three of indexes, then entries
+
+
+def _rounds(objects: Objects) -> tuple[list[int], Any]:
+    """How many requests were under way at once, for each round of requests."""
+    rounds: list[int] = []
+    waiting: list[asyncio.Future[None]] = []
+    serve = objects.read
+
+    def answer() -> None:
+        rounds.append(len(waiting))
+        for one in waiting:
+            one.set_result(None)
+        waiting.clear()
+
+    async def read(*args: Any) -> bytes:
+        loop = asyncio.get_running_loop()
+        if not waiting:
+            loop.call_later(0.01, answer)
+        waiting.append(loop.create_future())
+        await waiting[-1]
+        return await serve(*args)
+
+    return rounds, read
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_seeks_find_what_reading_everything_finds_while_entries_move(cluster: Cluster, seed: int) -> None:
+    rng = random.Random(seed)
+    one = await cluster.store(W1, split_after_s=0.001, minor_bytes=1 << 20)
+    two = await cluster.store(W2)
+    writer, ref = await cluster.segment(one)
+    other, _ = await cluster.segment(one)
+    payloads = draw_entries(rng, 60, size=200)
+    left = []
+    for at, payload in enumerate(payloads):
+        await writer.append(EntryId(at), [payload])
+        await other.append(EntryId(at), [entry(at)])
+        if at % 10 == 9:
+            await upload(one)
+            cluster.objects.time_ms += 1000
+            assert one.compactions is not None
+            await one.compactions.round(is_major=False)
+            for store in (one, two):
+                reader = await store.open_reader(ref)
+                reader.learn_lac(EntryId(at))
+                left.append(await check_locate(reader, payloads[: at + 1], rng))
+                await reader.close()
+    assert min(left) < 60
+
+
+async def test_objects_without_spans_narrow_nothing_and_those_after_them_do(cluster: Cluster) -> None:
+    """An earlier release wrote none."""
+    store = await cluster.store(W1, stream_object_bytes=1)
+    writer, ref = await cluster.segment(store)
+    payloads = [entry_payload([at], START_MS + at) for at in range(40)]
+    with mock.patch.object(object_writes, "encode_object", partial(_encode_without_spans, object_writes.encode_object)):
+        for at in range(20):
+            await writer.append(EntryId(at), [payloads[at]])
+            if at % 2:
+                await upload(store)
+    for at in range(20, 40):
+        await writer.append(EntryId(at), [payloads[at]])
+        if at % 2:
+            await upload(store)
+    reader = await (await cluster.store(None)).open_reader(ref)
+    reader.learn_lac(EntryId(39))
+    low, high = await reader.locate(EntryId(0), EntryId(39), 5, by_time=False)
+    assert low == 0 and 20 <= high < 25
+    assert await reader.locate(EntryId(0), EntryId(39), 30, by_time=False) == (30, 31)
+    await check_locate(reader, payloads, random.Random(1))
+    await reader.close()
+
+
+def _encode_without_spans(encode: Any, request: WriteObject, node: NodeId, span_of: SpanOf) -> list[Any]:
+    return encode(request, node, lambda _: None)  # type: ignore[no-any-return]
+
+
+async def test_a_damaged_index_narrows_nothing(cluster: Cluster) -> None:
+    store = await cluster.store(W1, stream_object_bytes=1)
+    ref = await written(cluster, store, [entry_payload([at], START_MS + at) for at in range(20)], upload_every=20)
+    objects = cluster.objects.objects
+    [place] = [place for place in objects if "/snapshots/" not in place]
+    objects[place] = objects[place][:-3] + b"xxx"
+    reader = await (await cluster.store(None)).open_reader(ref)
+    assert await reader.locate(EntryId(0), EntryId(19), 7, by_time=False) == (0, 19)
+    await reader.close()
 
 
 def test_a_key_says_for_which_segment_it_is() -> None:

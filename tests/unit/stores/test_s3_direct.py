@@ -13,6 +13,7 @@ import pytest
 
 from dlog.errors import DLogError, MetadataUnavailableError
 from dlog.io.s3_direct_store import folder_finder
+from dlog.log.contents import entry_span
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
 from dlog.stores.contract import (
     MisconfiguredError,
@@ -31,6 +32,7 @@ from dlog.stores.s3_direct.put_budget import PutBudget
 from dlog.stores.s3_direct.store import MARKER, SEGMENTS, S3DirectStore
 from dlog.stores.s3_direct.writer import S3DirectWriter
 from dlog.wire.chunk import HEAD_BYTES, ChunkKind, decode_head, encode_chunk
+from tests.integration.stores.seeking import START_MS, check_locate, draw_entries, entry_payload
 from tests.memory_objects import MemoryObjects, PutFault
 
 ROOT = parse_root("s3://bucket/logs")
@@ -101,7 +103,8 @@ class Cluster:
         fixed: dict[str, object] = {"root": str(ROOT), "linger_s": 0.0, "retry_s": 0.2, "puts_per_s": 1e6}
         options = ObjectsOptions(**{**fixed, "merges": False, **changes})  # type: ignore[arg-type]
         find = folder_finder(self.objects, ROOT, self.read, self.record, self._rng)
-        store = S3DirectStore(self.objects, find, options, random.Random(self._rng.random()), creates=creates)
+        rng = random.Random(self._rng.random())
+        store = S3DirectStore(self.objects, find, options, rng, creates=creates, span_of=entry_span)
         return await self._stack.enter_async_context(store)
 
     async def aclose(self) -> None:
@@ -259,6 +262,41 @@ async def test_an_entry_of_a_long_chain_is_found_with_few_reads(cluster: Cluster
     for entry in (rng.randrange(600) for _ in range(20)):
         assert await reader.read(EntryId(entry), EntryId(entry), 1) == [payloads[entry]]
     assert len(cluster.objects.reads) <= 20 * 6
+    await reader.close()
+
+
+async def test_a_seek_in_a_long_chain_probes_several_objects_at_once(cluster: Cluster) -> None:
+    store = await cluster.store()
+    ref = await written(store, [entry_payload([at], START_MS + at) for at in range(600)])
+    for wanted in (0, 1, 300, 599):
+        reader = await (await cluster.store()).open_reader(ref)
+        cluster.objects.reads.clear()
+        low, high = await reader.locate(EntryId(0), EntryId(599), wanted, by_time=False)
+        assert low <= wanted <= high < low + 2
+        assert len(cluster.objects.reads) <= 3 * 8  # at most eight at once: three rounds
+        await reader.close()
+
+
+@pytest.mark.parametrize("size", [10, 20_000])
+async def test_a_seek_in_large_chunks_leaves_one_of_them(cluster: Cluster, size: int) -> None:
+    store = await cluster.store(chunk_bytes_max=100_000 if size > 1000 else 2_000)
+    writer, ref = await created(store)
+    rng = random.Random(size)
+    payloads = draw_entries(rng, 60, size)
+    for first in range(0, 60, 12):
+        await asyncio.wait([writer.append(EntryId(at), [payloads[at]]) for at in range(first, first + 12)])
+    reader = await (await cluster.store()).open_reader(ref)
+    assert await check_locate(reader, payloads, rng) < 20
+    await writer.seal()
+    await reader.close()
+
+
+async def test_a_damaged_chunk_narrows_nothing(cluster: Cluster) -> None:
+    ref = await written(await cluster.store(), [entry_payload([at], START_MS + at) for at in range(5)])
+    for place in list(cluster.chunks(ref.name).values())[1:-1]:
+        cluster.objects.objects[place] = cluster.objects.objects[place][:-1] + b"?"
+    reader = await (await cluster.store()).open_reader(ref)
+    assert await reader.locate(EntryId(0), EntryId(4), 3, by_time=False) == (0, 4)
     await reader.close()
 
 
