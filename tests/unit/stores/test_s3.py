@@ -293,6 +293,37 @@ async def test_a_recovery_takes_over_the_work_of_the_whole_node(cluster: Cluster
     assert cluster.metadata.image.nodes[W1].node_epoch >= 3
 
 
+async def test_what_a_node_left_is_uploaded_once_it_makes_no_progress(cluster: Cluster) -> None:
+    one, two = await cluster.store(W1), await cluster.store(W2)
+    writer, ref = await cluster.segment(one)
+    await append(writer, 0, 7)
+    await writer.seal()
+    epoch = cluster.metadata.image.nodes[W1].node_epoch
+    await two.upload_left(lambda node: node == W1)
+    assert cluster.metadata.image.nodes[W1].node_epoch == epoch, "it may be at work"
+    await two.upload_left(lambda _: False)
+    assert cluster.metadata.image.nodes[W1].node_epoch == epoch, "its process is there"
+    await upload(one)
+    await two.upload_left(lambda node: node == W1)
+    assert cluster.metadata.image.nodes[W1].node_epoch == epoch, "it has uploaded something"
+    await two.upload_left(lambda node: node == W1)
+    await cluster.until(lambda: not cluster.metadata.image.nodes[W1].wal)
+    assert cluster.committed(ref) == 7
+    assert await read(two, ref, 7) == [entry(number) for number in range(7)]
+
+
+async def test_a_node_that_starts_uploads_what_it_left_without_a_new_segment(cluster: Cluster) -> None:
+    one = await cluster.store(W1)
+    writer, ref = await cluster.segment(one)
+    await append(writer, 0, 7)
+    await writer.seal()
+    await one.close()
+    assert cluster.committed(ref) == 0
+    again = await cluster.store(W1)
+    await again.upload_left(lambda _: False)
+    await cluster.until(lambda: cluster.committed(ref) == 7)
+
+
 async def test_a_process_without_a_node_recovers_and_creates_nothing(cluster: Cluster) -> None:
     one, tool = await cluster.store(W1), await cluster.store(None)
     writer, ref = await cluster.segment(one)
