@@ -3,6 +3,7 @@ failover and restart of nodes, deletions, bad objects, and a node without room."
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -60,11 +61,21 @@ class Wal(MemoryStore):
 
 
 class Objects(MemoryObjects):
-    """is_full: no object can be created."""
+    """is_full: no object can be created. reading_most: reads that were under way at once."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_full = False
+        self.reading = self.reading_most = 0
+
+    async def read(self, location: Location, offset: int, size: int) -> bytes:
+        self.reading += 1
+        self.reading_most = max(self.reading_most, self.reading)
+        try:
+            await asyncio.sleep(0)
+            return await super().read(location, offset, size)
+        finally:
+            self.reading -= 1
 
     async def create_if_absent(self, location: Location, data: Sequence[Any], **more: Any) -> Creation:
         if self.is_full:
@@ -266,6 +277,16 @@ async def test_another_controller_goes_on_where_the_one_before_stopped(cluster: 
     await upload(one)
     assert await writer.seal() == 9
     assert cluster.committed(ref) == 10
+
+
+async def test_a_stream_with_a_little_in_many_objects_is_fetched_ahead(cluster: Cluster) -> None:
+    one, two = await cluster.store(W1), await cluster.store(W2)
+    writer, ref = await cluster.segment(one)
+    for number in range(12):
+        await append(writer, number, number + 1)
+        await upload(one)
+    assert await read(two, ref, 12) == [entry(number) for number in range(12)]
+    assert cluster.objects.reading_most > 3, "a take-over of it would wait for one object after another"
 
 
 # ---- nodes that end -------------------------------------------------------------------------------------------------
