@@ -64,7 +64,7 @@ def test_two_minutes_of_chaos_break_no_promise() -> None:
 
 def test_chaos_with_streams_in_objects_breaks_no_promise_and_every_object_is_named() -> None:
     need_storage("s3")
-    report = chaos("--store", "s3", "--minutes", "0.5", "--every", "1.5")
+    report = chaos("--store", "s3", "--minutes", "0.35", "--every", "1", "--rate", "4000")
     assert "storage" in kinds(report)
     assert report["objects"]["objects_listed"] > 0 and not report["objects"]["findings"]
 
