@@ -28,7 +28,7 @@ from tests.integration.stores.s3_fault_proxy import Fault, S3FaultProxy
 NAME = "versitygw"
 ROOT = f"s3://{versitygw.BUCKET}/chaos"
 _READY_S = 30.0
-_UPLOADED_S = 120.0
+_UPLOADED_S = 300.0
 _AGAIN_S = 1.0
 _DISTURBED_S = 3.0  # else requests of a rare kind fail for the rest of the run
 _SOON = """\
