@@ -27,6 +27,7 @@ help:
 	@echo "make pythons                 environments of other Pythons found here, on which traces are compared"
 	@echo "make hunt SEEDS=20000        look for a seed that breaks an invariant"
 	@echo "make chaos MINUTES=10        hurt a cluster of real processes and judge what its clients saw"
+	@echo "make chaos STORE=s3          the same with streams in objects, or STORE=s3-direct; the S3 server is hurt, too"
 	@echo "make docs                    the site of the documents, into build/site; a broken link is a failure"
 	@echo "make lock                    renew requirements.lock from pyproject.toml"
 
@@ -108,7 +109,7 @@ hunt: setup
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST) --jobs 2
 
 chaos: setup
-	$(BIN)/python -m tests.chaos --minutes $(MINUTES)
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(STORE),--store $(STORE))
 
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)

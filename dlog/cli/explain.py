@@ -192,7 +192,7 @@ async def _in_shared_objects(stream: str, at: DLSN, location: str, cluster: Clus
         try:
             place = parse_place(location)
             end = await store.find_tail(ref)
-            image = await access.image()
+            image = await access.fresh()
             found = range_of(image, place)
             if found is None:
                 raise SegmentNotFoundError(f"no such segment, it was deleted: location={location}")

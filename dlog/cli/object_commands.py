@@ -91,7 +91,7 @@ def ls(
 
     async def work() -> tuple[list[dict[str, Any]], int]:
         async with open_objects(_cluster(hosts, namespace, directory)) as access:
-            image = await access.image()
+            image = await access.fresh()
             ids = (one for one in image.objects.ids() if one > after and wanted in (None, image.objects.state(one)))
             some = list(islice(ids, limit + 1))
             rows = _rows(image, await access.folder(), some[:limit])
@@ -183,7 +183,7 @@ def show(
     async def work() -> tuple[list[dict[str, Any]], int]:
         async with open_objects(_cluster(hosts, namespace, directory)) as access:
             segments = [one for one in (await access.stream(name)).listed if one.store in (S3, DIRECT)]
-            image = await access.image()
+            image = await access.fresh()
             return [await _segment_row(access, image, one) for one in segments[-limit:]], max(0, len(segments) - limit)
 
     rows, left_out = asyncio.run(work())
@@ -325,7 +325,7 @@ def search(
                     f"`dlog show {name}` tells where they are",
                     misused=False,
                 )
-            return _searched(await access.image(), await access.folder(), name, segments, start, limit)
+            return _searched(await access.fresh(), await access.folder(), name, segments, start, limit)
 
     told = asyncio.run(work())
     if as_json:

@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 from dlog.events import Event
 from dlog.hostport import join_host_port
+from dlog.io import process
 from dlog.io.metadata_stream import FindRoot
-from dlog.model.object_streams import NodeId
+from dlog.model.object_streams import NodeId, nameless_node
 from dlog.stores.object_storage.port import Objects
 from proxies import parts, serving
 from proxies.write.object_controllers import LocalSender, ObjectStorageAccess, controller_options
@@ -46,7 +47,9 @@ async def run(
 
 
 def _node(options: WriteOptions) -> NodeId:
-    """The id of this process's node: the same after a restart, if the configuration says which proxy it is."""
+    """The id of this process's node: that of the proxy, and the same after a restart, if the configuration has it."""
     if options.id or options.advertise:
         return NodeId(options.id or options.advertise)
-    return NodeId(join_host_port(options.host, options.port) if options.port else f"proxy-{os.urandom(8).hex()}")
+    if options.port:
+        return NodeId(join_host_port(process.reachable_host(options.host), options.port))
+    return nameless_node(os.urandom(8))

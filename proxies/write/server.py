@@ -9,6 +9,7 @@ import asyncio
 import os
 import random
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -16,16 +17,20 @@ from actors.runtime import TaskScope
 from actors.stream_deletion import StreamDeletionActor
 from actors.stream_owner import StreamOwnerActor
 from actors.supervisor import Supervisor
-from dlog.errors import DLogError
+from dlog.errors import CookieError, DLogError, MetadataUnavailableError
 from dlog.events import ClaimLost, Event, LacMoved, ProxyDrained, ProxyDraining, StreamReady, StreamStalled
 from dlog.io.clock import NeverAheadClock
-from dlog.io.metadata import ProxyInfo, SessionState
+from dlog.io.metadata import Members, ProxyInfo, SessionState
 from dlog.io.object_metadata import ProxySender
 from dlog.io.shared_timers import ProcessTimers, SharedTimers
-from dlog.model.ids import NO_ENTRY, ProxyId, StreamName, stream_name
+from dlog.machine import Versioned
+from dlog.model.ids import METADATA_STREAM, NO_ENTRY, ProxyId, StreamName, stream_name
+from dlog.model.object_streams import NodeId, is_nameless
+from dlog.model.segment import StreamKey
 from dlog.ownership.claim import Claimant
 from dlog.stores.contract import SegmentStore
 from dlog.stores.kafka.store import KafkaStore
+from dlog.stores.s3.store import S3Store
 from dlog.wire.proxy import Hello
 from proxies import serving
 from proxies.admission import Admission
@@ -101,11 +106,13 @@ class WriteProxy:
         self._on_told = self._hear
         self._detector: Detector
         self._readers = Preference()
+        self._rival: str | None = None  # address of another process that is registered under this id
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[str, str], None]) -> None:
         """Serve until `stop`, hand streams over, return. on_ready: called with id and address once clients may connect.
 
-        Raises ConfigError (port taken), MetadataUnavailableError (cannot register).
+        Raises ConfigError (port taken), MetadataUnavailableError (cannot register), CookieError (another process is
+        registered under this id, now or later).
         """
         options = self.options
         limits = {**serving.limits(options), "inflight_bytes_max": options.connection_bytes_max}
@@ -133,17 +140,24 @@ class WriteProxy:
                     self.tasks.start(self._upkeep.run(), name="upkeep")
                 for store in on_regions:  # else a stream that comes to this proxy waits for new topics
                     await store.wait_region_checked(REGION_WAIT_S)
-                await self.listener.serve()
                 await self.health.listen(options.host, options.http_port)
                 await self._metadata.register_proxy(
                     ProxyInfo(self.id, "write", self.address, serving.peer_address(options, bound))
                 )
+                await self.listener.serve()  # not before: another process may have this id, and would lose its streams
                 self.health.readiness.serving()
                 on_ready(self.id, self.address)
+                self.tasks.start(self._upload_own(), name="upload what the last process of this proxy left")
+                self.tasks.start(self._watch_id(stop), name="watch for another process of this id")
                 await stop.wait()
                 self.health.readiness.draining()
-                await asyncio.sleep(options.notice_s)
+                await asyncio.sleep(options.notice_s if self._rival is None else 0.0)
                 await self._drain()
+                if self._rival is not None:
+                    raise CookieError(
+                        f"another process was registered under this id, so this one ends; give each its own id: "
+                        f"id={self.id} other={self._rival} here={self.address}"
+                    )
         finally:
             self.health.close()
             self.listener.close()
@@ -272,10 +286,29 @@ class WriteProxy:
             self.owned_streams,
             preferred=self.placing.preferred,
             finish=self.admin.finish_deletion,
+            upload=self._upload_left,
             unix_ms=self._clock.unix_ms,
             every_s=self.options.upkeep_s,
             rng=random.Random(os.urandom(8)),
         )
+
+    async def _upload_left(self) -> None:
+        """Have uploaded what this proxy, and those that are gone, left in their write-ahead logs. Raises StoreError,
+        MetadataUnavailableError."""
+        store = self._stores.get("s3")
+        if isinstance(store, S3Store) and isinstance(await self._metadata.read(StreamKey(METADATA_STREAM)), Versioned):
+            await store.upload_left(self._is_left)
+
+    async def _upload_own(self) -> None:
+        with suppress(DLogError):  # out of reach: the next round of upkeep tries again
+            await self._upload_left()
+
+    def _is_left(self, node: NodeId) -> bool:
+        """Whether the proxy with this node is gone, and this one should do its work. Of one without a name of its own
+        nobody can tell."""
+        if is_nameless(node) or ProxyId(node) in self._metadata.known_members().write_proxies:
+            return False
+        return self.placing.preferred(node) is None
 
     def _open_session(self, connection: Connection, hello: Hello) -> Session:
         return WriteSession(self, connection, hello)
@@ -326,6 +359,28 @@ class WriteProxy:
         self.object_controllers.gone(stream)
         self.tails.end(stream, lambda: self.owned_streams.elsewhere(stream))
 
+    async def _watch_id(self, stop: asyncio.Event) -> None:
+        """Stop this process once another one is registered under its id, which can happen after the end of a session:
+        each takes the streams of the other for those of a former self."""
+        news = asyncio.Event()
+        unsubscribe = self._metadata.on_members(news.set)
+        try:
+            while self._rival is None:
+                news.clear()
+                with suppress(MetadataUnavailableError):
+                    if self._other_address(self._metadata.known_members()):
+                        self._rival = self._other_address(await self._metadata.members())  # what is known may be old
+                if self._rival is None:
+                    await news.wait()
+        finally:
+            unsubscribe()
+        stop.set()
+
+    def _other_address(self, members: Members) -> str | None:
+        """The address under which another process is registered with this id."""
+        found = members.write_proxies.get(self.id)
+        return found.address if found is not None and found.address != self.address else None
+
     # ---- shutdown ---------------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
@@ -349,7 +404,10 @@ class WriteProxy:
                 await self._unregister()
                 async with asyncio.TaskGroup() as group:
                     for stream in owned:
-                        group.create_task(hand_over(stream), name=f"hand over {stream}")
+                        if stream != METADATA_STREAM:
+                            group.create_task(hand_over(stream), name=f"hand over {stream}")
+                if METADATA_STREAM in owned:  # last: the others ask its controller for the ends of their segments
+                    await hand_over(METADATA_STREAM)
         except TimeoutError:
             pass
         self._tell(ProxyDrained(handed, len(owned) - handed))

@@ -1,4 +1,4 @@
-"""Maintains streams without an owner: applies retention and completes deletions.
+"""Maintains streams without an owner: applies retention, completes deletions and uploads.
 
 A round goes over the namespace, a hundred streams at a time, and reads two small znodes of each. It completes the
 removal of deleted streams. A stream with truncated or expired segments is taken over, and its owner deletes them.
@@ -43,7 +43,8 @@ class Owners(Protocol):
 
 class Upkeep:
     """Upkeep by one write proxy. preferred: address of the proxy that would own a stream; None: this one. finish:
-    removes a stream marked as deleted. unix_ms: the wall clock. every_s: between rounds; 1 to 1.5 times this."""
+    removes a stream marked as deleted. upload: has uploaded what proxies left in their write-ahead logs. unix_ms: the
+    wall clock. every_s: between rounds; 1 to 1.5 times this."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Upkeep:
         *,
         preferred: Callable[[str], str | None],
         finish: Callable[[StreamName], Awaitable[object]],
+        upload: Callable[[], Awaitable[object]],
         unix_ms: Callable[[], int],
         every_s: float,
         rng: random.Random,
@@ -62,6 +64,7 @@ class Upkeep:
         self._owners = owners
         self._preferred = preferred
         self._finish = finish
+        self._upload = upload
         self._unix_ms = unix_ms
         self._every_s = every_s
         self._rng = rng
@@ -72,6 +75,8 @@ class Upkeep:
             await asyncio.sleep(self._every_s * self._rng.uniform(1.0, 1.5))
             with suppress(DLogError):  # ZooKeeper or a store is out of reach: the next round tries again
                 await self.look()
+            with suppress(DLogError):
+                await self._upload()
 
     async def look(self) -> None:
         """One round. Raises MetadataUnavailableError."""

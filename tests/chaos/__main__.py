@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from tests.chaos.disks import MountsNotAllowedError, own_mounts
-from tests.chaos.plan import make_plan, read_plan
+from tests.chaos.plan import STORES, make_plan, read_plan
 from tests.chaos.run import StoppedError, remove, run
 
 
@@ -20,6 +20,13 @@ def main() -> int:
     """Exit 0: green; 1: a promise was broken or a part did not come back; 2: too little happened, or wrong usage."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=2.0, help="of load and faults (default 2)")
+    parser.add_argument("--store", choices=STORES, default="ledger", help="of all streams (default ledger)")
+    parser.add_argument(
+        "--wal",
+        choices=("ledger", "s3-direct"),
+        default="ledger",
+        help="of streams in s3: store of the write-ahead logs",
+    )
     parser.add_argument("--seed", type=int, help="of the plan; default: drawn, and told")
     parser.add_argument(
         "--every", type=float, default=3.0, metavar="S", help="a fault about every S seconds (default 3)"
@@ -33,7 +40,8 @@ def main() -> int:
     given = parser.parse_args()
     seed = given.seed if given.seed is not None else random.Random().getrandbits(32)
     try:
-        plan = read_plan(given.plan) if given.plan else make_plan(seed, given.minutes * 60, given.every)
+        drawn = make_plan(seed, given.minutes * 60, given.every, given.store, given.wal)
+        plan = read_plan(given.plan) if given.plan else drawn
     except (OSError, ValueError) as error:
         parser.error(str(error))
     if given.write_plan:

@@ -13,12 +13,15 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from dlog.cli.parts import ProcessPart, State, SupervisedProcess, ZooKeeperPart, last_words
 from dlog.io.children import die_with_parent
 from tests.chaos.disks import Disk
 from tests.chaos.links import Links
 from tests.chaos.plan import BOOKIES, READERS, WRITERS
+from tests.chaos.storage import Storage
+from tests.chaos.storage import command as run_dlog
 from tests.chaos.zookeeper import Session, session_in
 from tests.ports import free_ports
 
@@ -44,8 +47,10 @@ _BOOKIE_FLAGS = {
 class HeldPart(ProcessPart):
     """A part that is not started again while its gate is shut."""
 
-    def __init__(self, role: str, name: str, address: str, module: str, flags: list[str], log: Path) -> None:
-        super().__init__(role, name, address, module, flags, log, _ignore)
+    def __init__(
+        self, role: str, name: str, address: str, module: str, flags: list[str], log: Path, more: dict[str, str]
+    ) -> None:
+        super().__init__(role, name, address, module, flags, log, _ignore, more)
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -56,9 +61,9 @@ class HeldPart(ProcessPart):
 
 class Cluster:
     """directory: empty, for this cluster alone. mounts: each bookie has a filesystem of its own. tasks: in which the
-    parts run."""
+    parts run. wal: with an object storage, and the write-ahead logs of `s3` in this store; empty: without one."""
 
-    def __init__(self, directory: Path, tasks: asyncio.TaskGroup, *, mounts: bool) -> None:
+    def __init__(self, directory: Path, tasks: asyncio.TaskGroup, *, mounts: bool, wal: str = "") -> None:
         self.directory = directory
         self.logs = directory / "logs"
         self.links = Links(self.pids, tasks)
@@ -69,6 +74,8 @@ class Cluster:
         self.addresses: dict[str, str] = {}  # name -> address of its link
         self.zookeeper_port = 0
         self.clients: dict[str, int] = {}  # name -> pid
+        self.storage: Storage | None = None
+        self._wal = wal
         self._tasks = tasks
         self._mounts = mounts
         self._running: list[asyncio.Task[None]] = []
@@ -86,7 +93,10 @@ class Cluster:
         """Start everything, in the order of `dlog up`."""
         self.logs.mkdir(parents=True)
         names = [f"{role}-{n + 1}" for role, count in _COUNTS.items() for n in range(count)]
-        ports = dict(zip(["zookeeper", *names], free_ports(1 + len(names)), strict=True))
+        zookeeper_port, s3_port, *others = free_ports(2 + len(names))
+        ports = {"zookeeper": zookeeper_port, **dict(zip(names, others, strict=True))}
+        if self._wal:
+            await self._start_storage(s3_port)
         for name, port in ports.items():
             self.addresses[name] = f"{HOST}:{await self.links.open(name, port)}"
         self.zookeeper_port = ports["zookeeper"]
@@ -114,6 +124,17 @@ class Cluster:
             return None
         return pid
 
+    def heal(self) -> None:
+        """Remove all faults of links and of the object storage."""
+        self.links.heal()
+        if self.storage is not None:
+            self.storage.heal()
+
+    async def run_dlog(self, *arguments: str) -> Any:
+        """Run a command of `dlog` on this cluster that prints JSON; see `command` of tests/chaos/storage.py."""
+        environment = {} if self.storage is None else self.storage.environment
+        return await run_dlog(f"{HOST}:{self.zookeeper_port}", NAMESPACE, environment, arguments)
+
     async def close(self) -> None:
         """End everything at once and remove the mounts."""
         for part in self.parts.values():
@@ -123,10 +144,19 @@ class Cluster:
         if self._running:
             await asyncio.wait(self._running)
         self.links.close()
+        if self.storage is not None:
+            await self.storage.faulty.__aexit__(None, None, None)
         for disk in self.disks.values():
             await asyncio.to_thread(disk.close)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
+
+    async def _start_storage(self, port: int) -> None:
+        self.storage = Storage(self.directory, self.logs, port, self._wal, _ignore)
+        await self.storage.faulty.__aenter__()
+        faulty_port = int(self.storage.faulty.endpoint.rpartition(":")[2])
+        self.storage.reach(await self.links.open(self.storage.part.name, faulty_port))
+        await self._launch([(self.storage.part.name, self.storage.part)])
 
     async def _launch(self, parts: list[tuple[str, SupervisedProcess]]) -> None:
         for name, part in parts:
@@ -138,7 +168,7 @@ class Cluster:
     def _part(self, role: str, name: str, port: int) -> SupervisedProcess:
         flags = ["--zookeeper", self.addresses["zookeeper"], "--namespace", NAMESPACE, "--host", HOST]
         flags += ["--port", str(port), "--advertise", self.addresses[name], "--log-format", "json"]
-        module = f"proxies.{role}"
+        module, more = f"proxies.{role}", dict[str, str]()
         if role == "bookie":
             module = "actors.bookie"
             directory = self.directory / name
@@ -149,7 +179,11 @@ class Cluster:
                 flags += [f"--{flag}", str(value)]
         else:
             flags += ["--id", name]
-        return HeldPart(role, name, self.addresses[name], module, flags, self.logs / f"{name}.log")
+            if self.storage is not None:
+                flags += ["--config", str(self.storage.config)]
+                flags += ["--upkeep-s", "5"] if role == "write" else []
+                more = self.storage.environment
+        return HeldPart(role, name, self.addresses[name], module, flags, self.logs / f"{name}.log", more)
 
     async def _init(self) -> None:
         log = self.logs / "cluster-init.log"

@@ -40,10 +40,15 @@ class Done:
     @property
     def blinds_readers(self) -> bool:
         """Whether a read proxy may be cut off from ZooKeeper or from bookies meanwhile."""
+        if self.fault.kind == "storage":
+            return True
         left, _, right = self.fault.target.partition(">")
         if not right:
-            return left in ("zookeeper", "everything", "bookies")
-        return (left == "*" or left.startswith("read")) and (right == "zookeeper" or right.startswith("bookie"))
+            return left in ("zookeeper", "everything", "bookies", "versitygw", "owner:_dlog.objects")
+        if right == "owner:_dlog.objects":
+            return True
+        is_asked = right in ("zookeeper", "versitygw") or right.startswith("bookie")
+        return (left == "*" or left.startswith("read")) and is_asked
 
 
 class Faults:
@@ -83,6 +88,9 @@ class Faults:
                 await self._fill(done)
             case "unplug":
                 await self._unplug(done)
+            case "storage":
+                assert self._cluster.storage is not None
+                await self._cluster.storage.disturb(fault.target, fault.amount, fault.for_s)
             case "expire":
                 await self._expire(done)
             case "release":

@@ -5,7 +5,7 @@ A target may be a part ("bookie-2"), the owner of a stream at that moment ("owne
 
 Invariants:
 - A run of a few minutes meets every kind of fault: one deck holds each kind once, and decks are shuffled and dealt one
-  after the other.
+  after the other. Plans for streams in objects have further kinds, and the object storage as a target.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STREAMS: dict[str, SettingsChanges] = {
     "singles": {"ensemble": 3, "write_quorum": 3, "ack_quorum": 2, "segment_bytes": 512 << 10},
     "numbered": {"ensemble": 4, "write_quorum": 3, "ack_quorum": 2, "segment_bytes": 2 << 20},
 }
-
+STORES = ("ledger", "s3", "s3-direct")
 
 _Card = Callable[[random.Random, float], "Fault"]
 
@@ -51,11 +51,20 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """seconds: length of the load."""
+    """seconds: length of the load. store: of all streams. wal: store of the write-ahead logs, of streams in `s3`."""
 
     seed: int
     seconds: float
     faults: list[Fault]
+    store: str = "ledger"
+    wal: str = "ledger"
+
+    @property
+    def streams(self) -> dict[str, SettingsChanges]:
+        """The streams, and the settings given to `create`."""
+        if self.store == "ledger":
+            return STREAMS
+        return {name: {"store": self.store, "segment_bytes": of["segment_bytes"]} for name, of in STREAMS.items()}
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
@@ -65,24 +74,26 @@ def read_plan(path: Path) -> Plan:
     """Read a plan from a file. Raises ValueError if it is not a plan."""
     told = json.loads(path.read_text())
     try:
-        return Plan(int(told["seed"]), float(told["seconds"]), [Fault(**fault) for fault in told["faults"]])
+        faults = [Fault(**fault) for fault in told.pop("faults")]
+        return Plan(int(told.pop("seed")), float(told.pop("seconds")), faults, **told)
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a plan: {error}: file={path}") from error
 
 
-def make_plan(seed: int, seconds: float, every_s: float) -> Plan:
+def make_plan(seed: int, seconds: float, every_s: float, store: str = "ledger", wal: str = "ledger") -> Plan:
     """Draw a plan that lasts `seconds`, with a fault about every `every_s`."""
     rng = random.Random(seed)
+    cards = [*_DECK, *({"s3": [*_STORAGE, *_CONTROLLER], "s3-direct": _STORAGE}.get(store, []))]
     faults: list[Fault] = []
     deck: list[_Card] = []
     at_s = WARM_UP_S
     while at_s < seconds - 2.0:
         if not deck:
-            deck = list(_DECK)
+            deck = list(cards)
             rng.shuffle(deck)
         faults.append(deck.pop()(rng, round(at_s, 2)))
         at_s += every_s * (0.25 + 1.5 * rng.random())
-    return Plan(seed, seconds, faults)
+    return Plan(seed, seconds, faults, store, wal)
 
 
 def _owner(rng: random.Random) -> str:
@@ -155,4 +166,41 @@ _DECK: list[_Card] = [
     _deal("release", _owner),
     _deal("unplug", _bookie),
     _deal("unplug", lambda rng: "bookies"),
+]
+
+_S3 = "versitygw"
+
+
+def _disturb(name: str, count: int, *, lasts: bool = False) -> _Card:
+    return _deal("storage", lambda rng: name, lasts=lasts, amount=count)
+
+
+#: of the object storage; tests/chaos/storage.py has what each disturbance is
+_STORAGE: list[_Card] = [
+    _deal("kill", lambda rng: _S3),
+    _deal("pause", lambda rng: _S3, lasts=True),
+    _deal("cut", lambda rng: f"*>{_S3}", lasts=True),
+    _deal("cut", lambda rng: f"{_owner(rng)}>{_S3}", lasts=True),
+    _deal("cut-replies", lambda rng: f"{_owner(rng)}>{_S3}", lasts=True),
+    _deal("slow", lambda rng: f"*>{_S3}", lasts=True, amount=2_000_000),
+    _deal("reset", lambda rng: f"{_owner(rng)}>{_S3}", amount=500_000),
+    _disturb("drop-request", 5),
+    _disturb("drop-answer", 5),
+    _disturb("late-request", 5, lasts=True),
+    _disturb("cut-answer", 5),
+    _disturb("repeat", 10),
+    _disturb("conflict", 10),
+    _disturb("busy", 40),
+]
+
+_HOST = "owner:_dlog.objects"
+#: of the process that hosts the controller
+_CONTROLLER: list[_Card] = [
+    _deal("kill", lambda rng: _HOST),
+    _deal("pause", lambda rng: _HOST, lasts=True),
+    _deal("restart", lambda rng: _HOST),
+    _deal("cut", lambda rng: f"*>{_HOST}", lasts=True),
+    _deal("cut", lambda rng: f"{_HOST}>{_S3}", lasts=True),
+    _deal("cut", lambda rng: f"{_HOST}>zookeeper", lasts=True),
+    _deal("expire", lambda rng: _HOST),
 ]

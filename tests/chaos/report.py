@@ -41,6 +41,7 @@ class Report:
     unhealed: list[str] = field(default_factory=list)  # parts that did not come back, or that died without a fault
     too_little: list[str] = field(default_factory=list)
     not_run: list[str] = field(default_factory=list)
+    objects: dict[str, Any] = field(default_factory=dict)  # what `dlog object fsck` told; empty without objects
     directory: str = ""
 
     @property
@@ -66,6 +67,7 @@ class Report:
             "unhealed": self.unhealed,
             "too_little": self.too_little,
             "not_run": self.not_run,
+            "objects": self.objects,
             "directory": self.directory,
         }
 
@@ -86,6 +88,11 @@ class Report:
             lines.append(f"{kind:<17} {count:>5}  {gap['p50']:>14}  {gap['max']:>6}")
         lines += [f"left out: {kind} {count}" for kind, count in self.left_out.items()]
         lines += [f"client: {what} {count}" for what, count in sorted(self.client_errors.items())]
+        if self.objects:
+            lines.append(
+                f"objects: {self.objects['objects_listed']} listed, {self.objects['blocks_read']} blocks read, "
+                f"{self.objects['chains_listed']} segments of s3-direct, {len(self.objects['findings'])} findings"
+            )
         lines += [f"not run: {what}" for what in self.not_run]
         lines += [f"BREACH {example}" for example in verdict.examples]
         lines += [f"stale: {example}" for example in verdict.stale_examples[:5]]

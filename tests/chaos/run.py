@@ -22,6 +22,7 @@ from tests.chaos.cluster import ROOT, Cluster
 from tests.chaos.faults import Faults
 from tests.chaos.plan import CLIENTS, STREAMS, Plan
 from tests.chaos.report import Report, claims_in, counted, gaps, owners_in
+from tests.chaos.storage import check as check_objects
 from tests.history import History, Verdict, check
 from tests.history.tape import play
 
@@ -124,7 +125,7 @@ class _Client:
 async def run(plan: Plan, directory: Path, *, mounts: bool, rate: int, say: Say) -> Report:
     """Run the plan in an empty directory; the caller keeps or removes it. Raises StoppedError on a signal."""
     async with _until_signalled(), asyncio.TaskGroup() as tasks:
-        cluster = Cluster(directory, tasks, mounts=mounts)
+        cluster = Cluster(directory, tasks, mounts=mounts, wal=plan.wal if plan.store != "ledger" else "")
         clients: list[_Client] = []
         try:
             return await _run(plan, cluster, clients, rate, say)
@@ -140,7 +141,7 @@ async def _run(plan: Plan, cluster: Cluster, clients: list[_Client], rate: int, 
     unhealed: list[str] = []
     errors: Counter[str] = Counter()
     async with dlog.connect(cluster.target) as control:
-        for name, settings in STREAMS.items():
+        for name, settings in plan.streams.items():
             await control.create(name, **settings)
         jobs = jobs_of(rate)
         for number in range(CLIENTS):
@@ -151,7 +152,7 @@ async def _run(plan: Plan, cluster: Cluster, clients: list[_Client], rate: int, 
         begun_s = time.monotonic()
         await _do(plan, faults, begun_s, say)
         unhealed += faults.unhealed
-        cluster.links.heal()
+        cluster.heal()
         try:
             await cluster.wait_ready()
         except TimeoutError:
@@ -173,6 +174,11 @@ async def _run(plan: Plan, cluster: Cluster, clients: list[_Client], rate: int, 
             errors.update(told)
             unhealed += [wrong] if wrong else []
         places = {name: _places(await control.stat(name)) for name in _NAMES}
+    fsck: dict[str, Any] = {}
+    if cluster.storage is not None:
+        say("the objects are compared with the metadata")
+        fsck, wrong_objects = await check_objects(cluster.run_dlog, _NAMES)
+        unhealed += wrong_objects
     say("judging")
     histories = {name: History(name) for name in _NAMES}
     for client in clients:
@@ -203,6 +209,7 @@ async def _run(plan: Plan, cluster: Cluster, clients: list[_Client], rate: int, 
         client_errors=dict(errors),
         unhealed=unhealed,
         too_little=too_little,
+        objects=fsck,
         directory=str(cluster.directory),
     )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.plan import WARM_UP_S, make_plan, read_plan
+from tests.chaos.storage import FAULTS
 
 
 def test_the_same_seed_draws_the_same_plan() -> None:
@@ -22,6 +23,17 @@ def test_a_few_minutes_meet_every_kind() -> None:
     }
 
 
+@pytest.mark.parametrize("store", ["s3", "s3-direct"])
+def test_a_plan_for_streams_in_objects_hurts_the_storage_too(store: str) -> None:
+    plan = make_plan(1, 240, 3.0, store)
+    assert {fault.target for fault in plan.faults if fault.kind == "storage"} == set(FAULTS)
+    targets = {fault.target for fault in plan.faults}
+    assert {"versitygw", "*>versitygw"} <= targets
+    assert ("owner:_dlog.objects" in targets) == (store == "s3")
+    assert all(settings["store"] == store for settings in plan.streams.values())
+    assert not [fault for fault in make_plan(1, 240, 3.0).faults if "versitygw" in fault.target]
+
+
 def test_faults_lie_within_the_time_of_the_load() -> None:
     plan = make_plan(3, 60, 1.0)
     times = [fault.at_s for fault in plan.faults]
@@ -31,7 +43,7 @@ def test_faults_lie_within_the_time_of_the_load() -> None:
 
 
 def test_a_plan_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    plan = make_plan(9, 120, 3.0)
+    plan = make_plan(9, 120, 3.0, "s3", "s3-direct")
     plan.write(tmp_path / "plan.json")
     assert read_plan(tmp_path / "plan.json") == plan
     (tmp_path / "other.json").write_text('{"seed": 1}')

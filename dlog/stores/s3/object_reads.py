@@ -72,6 +72,13 @@ class CachedIndex:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchedAhead:
+    """Stands in the cache for an object whose index and first block of a stream were fetched ahead."""
+
+    size: int = 200
+
+
+@dataclass(frozen=True, slots=True)
 class CachedEntries:
     """Payloads of consecutive entries, in the cache. bytes: of all."""
 
@@ -161,6 +168,16 @@ class ObjectReads:
             if size >= max_bytes:
                 break
         return found
+
+    def fetch_ahead(self, name: ObjectName, ref: ObjectRef, stream: ObjectStreamId) -> None:
+        """Begin to fetch the index of an object that is read soon, and its first block of a stream. A stream that is
+        written slowly has one small block in each of many objects."""
+        self._cache.ahead(("ahead", name.object, stream), partial(self._fetch_first, name, ref, stream))
+
+    async def _fetch_first(self, name: ObjectName, ref: ObjectRef, stream: ObjectStreamId) -> FetchedAhead:
+        [row, *_] = await self.rows(name, stream, ref.start, ref.end)
+        await self.block(name, row)
+        return FetchedAhead()
 
     async def block(self, name: ObjectName, row: BlockRow, *, past_cache: bool = False) -> CachedEntries:
         """The entries of a block. Raises as `index`."""

@@ -27,7 +27,7 @@ from dlog.wire.stream_object import BlockRow
 if TYPE_CHECKING:
     from dlog.stores.s3.store import S3Store
 
-OBJECTS_AT_ONCE = 4  # of one search
+OBJECTS_AT_ONCE = 8  # of one search; the first is read, the others are fetched ahead
 NEWER_S = 0.5  # wait for newer metadata, before everything is tried again
 
 
@@ -121,6 +121,8 @@ class EntryReads:
             except TruncatedError as error:
                 raise _deleted(view) from error
             if result.objects:
+                for ahead in result.objects[1:]:
+                    store.reads.fetch_ahead(object_name(image, ahead.object), ahead, stream)
                 ref = result.objects[0]
                 return list(await store.reads.read(object_name(image, ref.object), ref, stream, start, end, max_bytes))
         elif stream < image.next_stream:

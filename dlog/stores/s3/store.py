@@ -344,6 +344,16 @@ class S3Store:
             await self.node.close()
         await self.followers.close()
 
+    async def upload_left(self, is_left: Callable[[NodeId], bool]) -> None:
+        """Have uploaded what nodes left in their logs: this process's own, and those for which is_left is true. To be
+        called again and again, in a cluster that has a metadata stream. Raises StoreError."""
+        if self.node is not None and self.node.current is None:
+            known = (await self.metadata.read()).nodes.get(self.node.node)
+            if known is not None and known.wal:
+                await self.node.serving(self.options.retry_s)
+        if self._failovers is not None:
+            await self._failovers.upload_left(is_left)
+
     # ---- for writers, readers and tools ------------------------------------------------------------------------------
 
     def writer_ended(self, writer: S3Writer) -> None:

@@ -37,6 +37,15 @@ def own_cluster(own_bookies: BookieCluster, tmp_path: Path) -> Iterator[ProxyClu
     yield from _started(own_bookies, tmp_path)
 
 
+@pytest.fixture
+def cluster_with_objects(
+    bookies: BookieCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ProxyCluster]:
+    """As `cluster`, with objects in a directory, so that streams may be in the stores `s3` and `s3-direct`."""
+    monkeypatch.setenv("DLOG_OBJECTS_ROOT", f"file://{tmp_path / 'objects'}")
+    yield from _started(bookies, tmp_path)
+
+
 def _started(bookies: BookieCluster, directory: Path) -> Iterator[ProxyCluster]:
     namespace = f"/messaging/{uuid.uuid4().hex}"
     asyncio.run(cluster_init(bookies.hosts, namespace))

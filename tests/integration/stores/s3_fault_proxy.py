@@ -75,6 +75,8 @@ class S3FaultProxy(S3Proxy):
         if fault in _ANSWERS:
             status, code = _ANSWERS[fault]
             text = f"<Error><Code>{code}</Code><Message>try again</Message></Error>".encode()
+            if method == "HEAD":
+                text = b""
             writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(text)}\r\n\r\n".encode() + text)
             await writer.drain()
             return True

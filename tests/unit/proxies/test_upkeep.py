@@ -40,6 +40,7 @@ class Round:
         self.metadata = MemoryMetadata(clock=TwoHoursAgo())
         self.taken: list[str] = []
         self.finished: list[str] = []
+        self.uploads = 0
         self.held: set[str] = set()
         self.elsewhere: set[str] = set()
         self.error: Exception | None = None
@@ -49,10 +50,14 @@ class Round:
             self,
             preferred=lambda stream: "other:1" if stream in self.elsewhere else None,
             finish=self._finish,
+            upload=self._upload,
             unix_ms=lambda: NOW_MS,
             every_s=1.0,
             rng=random.Random(1),
         )
+
+    async def _upload(self) -> None:
+        self.uploads += 1
 
     def find(self, stream: str) -> object | None:
         return stream if stream in self.held else None

@@ -69,11 +69,21 @@ class Wal(MemoryStore):
 
 
 class Objects(MemoryObjects):
-    """is_full: no object can be created."""
+    """is_full: no object can be created. reading_most: reads that were under way at once."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_full = False
+        self.reading = self.reading_most = 0
+
+    async def read(self, location: Location, offset: int, size: int) -> bytes:
+        self.reading += 1
+        self.reading_most = max(self.reading_most, self.reading)
+        try:
+            await asyncio.sleep(0)
+            return await super().read(location, offset, size)
+        finally:
+            self.reading -= 1
 
     async def create_if_absent(self, location: Location, data: Sequence[Any], **more: Any) -> Creation:
         if self.is_full:
@@ -279,6 +289,16 @@ async def test_another_controller_goes_on_where_the_one_before_stopped(cluster: 
     assert cluster.committed(ref) == 10
 
 
+async def test_a_stream_with_a_little_in_many_objects_is_fetched_ahead(cluster: Cluster) -> None:
+    one, two = await cluster.store(W1), await cluster.store(W2)
+    writer, ref = await cluster.segment(one)
+    for number in range(12):
+        await append(writer, number, number + 1)
+        await upload(one)
+    assert await read(two, ref, 12) == [entry(number) for number in range(12)]
+    assert cluster.objects.reading_most > 3, "a take-over of it would wait for one object after another"
+
+
 # ---- nodes that end -------------------------------------------------------------------------------------------------
 
 
@@ -302,6 +322,37 @@ async def test_a_recovery_takes_over_the_work_of_the_whole_node(cluster: Cluster
     await append(writer, 0, 3)
     assert await read(two, ref, 3) == [entry(number) for number in range(3)]
     assert cluster.metadata.image.nodes[W1].node_epoch >= 3
+
+
+async def test_what_a_node_left_is_uploaded_once_it_makes_no_progress(cluster: Cluster) -> None:
+    one, two = await cluster.store(W1), await cluster.store(W2)
+    writer, ref = await cluster.segment(one)
+    await append(writer, 0, 7)
+    await writer.seal()
+    epoch = cluster.metadata.image.nodes[W1].node_epoch
+    await two.upload_left(lambda node: node == W1)
+    assert cluster.metadata.image.nodes[W1].node_epoch == epoch, "it may be at work"
+    await two.upload_left(lambda _: False)
+    assert cluster.metadata.image.nodes[W1].node_epoch == epoch, "its process is there"
+    await upload(one)
+    await two.upload_left(lambda node: node == W1)
+    assert cluster.metadata.image.nodes[W1].node_epoch == epoch, "it has uploaded something"
+    await two.upload_left(lambda node: node == W1)
+    await cluster.until(lambda: not cluster.metadata.image.nodes[W1].wal)
+    assert cluster.committed(ref) == 7
+    assert await read(two, ref, 7) == [entry(number) for number in range(7)]
+
+
+async def test_a_node_that_starts_uploads_what_it_left_without_a_new_segment(cluster: Cluster) -> None:
+    one = await cluster.store(W1)
+    writer, ref = await cluster.segment(one)
+    await append(writer, 0, 7)
+    await writer.seal()
+    await one.close()
+    assert cluster.committed(ref) == 0
+    again = await cluster.store(W1)
+    await again.upload_left(lambda _: False)
+    await cluster.until(lambda: cluster.committed(ref) == 7)
 
 
 async def test_a_process_without_a_node_recovers_and_creates_nothing(cluster: Cluster) -> None:
