@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from dlog.model.object_streams import SLICES_MAX, NodeId, ObjectId, ObjectStreamId, Slice
+from dlog.model.object_streams import SLICES_MAX, NodeEpoch, NodeId, ObjectId, ObjectStreamId, Slice
 from dlog.objects.image import Image, NodeImage, ObjectState, SliceTable
 from dlog.values import value
 from dlog.wire.stream_object import ObjectIndex
@@ -102,6 +102,16 @@ class CompactionPlan:
     sources: tuple[ObjectId, ...]
     new_objects: tuple[NewObject, ...]
     bytes: int
+
+
+# ---- nodes ----------------------------------------------------------------------------------------------------------
+
+
+def taken_over_nodes(image: Image) -> list[tuple[NodeId, NodeEpoch]]:
+    """Nodes that another process has taken over, with all that they left uploaded. Their objects are to be
+    compacted by another process, under the node epoch that comes with each: one that comes back has a greater epoch, so
+    what is not committed by then is refused."""
+    return [(node, its.node_epoch) for node, its in image.nodes.items() if its.is_failover and not its.wal]
 
 
 # ---- stream-set objects ---------------------------------------------------------------------------------------------

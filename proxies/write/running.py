@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dlog.events import Event
 from dlog.hostport import join_host_port
 from dlog.io.metadata_stream import FindRoot
+from dlog.io.process import reachable_host
 from dlog.model.object_streams import NodeId
 from dlog.stores.object_storage.port import Objects
 from proxies import parts, serving
@@ -46,7 +47,7 @@ async def run(
 
 
 def _node(options: WriteOptions) -> NodeId:
-    """The id of this process's node: the same after a restart, if the configuration says which proxy it is."""
-    if options.id or options.advertise:
-        return NodeId(options.id or options.advertise)
-    return NodeId(join_host_port(options.host, options.port) if options.port else f"proxy-{os.urandom(8).hex()}")
+    """The id of this process's node: the one under which the proxy registers, the same after a restart. A proxy whose
+    port the system chooses has another one at each start."""
+    address = join_host_port(reachable_host(options.host), options.port)
+    return NodeId(options.id or options.advertise or (address if options.port else f"proxy-{os.urandom(8).hex()}"))

@@ -1,4 +1,9 @@
-"""Compacts the objects of this process's node in the background: plans of dlog/objects/compaction.py, one at a time."""
+"""Compacts objects in the background: plans of dlog/objects/compaction.py, one at a time.
+
+Each process compacts the objects of its own node. The one that has the controller also compacts those of nodes whose
+work another process took over, until they come back. While the controller moves, two processes may compact the same
+objects: then one of the two commits is refused, since its sources are gone.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from contextlib import suppress
 
 from dlog.errors import DLogError, Remedy
 from dlog.events import CompactionFailed, Event, ObjectsCompacted
-from dlog.model.object_streams import NO_OBJECT, NodeEpoch, ObjectId
+from dlog.model.object_streams import NO_OBJECT, NodeEpoch, NodeId, ObjectId
 from dlog.objects.compaction import (
     CompactionOptions,
     CompactionPlan,
@@ -17,6 +22,7 @@ from dlog.objects.compaction import (
     plan_stream_objects,
     set_objects_to_read,
     streams_of,
+    taken_over_nodes,
 )
 from dlog.objects.compaction_run import (
     BytesRead,
@@ -40,7 +46,7 @@ from dlog.stores.s3.object_reads import ObjectReads, object_name
 from dlog.stores.s3.object_writes import ObjectWrites
 from dlog.stores.s3.own_node import OwnNode
 from dlog.stores.s3.places import object_location
-from dlog.stores.s3.ports import FindObjects
+from dlog.stores.s3.ports import FindObjects, Processes
 from dlog.wire.stream_object import ObjectIndex
 
 MAJOR_EVERY = 6  # rounds: one of them also makes the rare, large merges
@@ -48,7 +54,7 @@ COMMITS_UNCLEAR_MAX = 10  # then the run is given up
 
 
 class Compactions:
-    """See the module. Runs only while the node serves, under its epoch."""
+    """See the module. The own node's objects are compacted only while it serves, under its epoch."""
 
     def __init__(
         self,
@@ -57,6 +63,7 @@ class Compactions:
         objects: Objects,
         find_objects: FindObjects,
         reads: ObjectReads,
+        processes: Processes | None,
         options: CompactionOptions,
         tell: Callable[[Event], None],
     ) -> None:
@@ -65,9 +72,9 @@ class Compactions:
         self._objects = objects
         self._find_objects = find_objects
         self._reads = reads
+        self._processes = processes
         self._options = options
         self._tell = tell
-        self._writes = ObjectWrites(objects, find_objects, node.node)
 
     async def run(self, every_s: float) -> None:
         """Compact until cancelled."""
@@ -81,11 +88,21 @@ class Compactions:
                 self._tell(CompactionFailed(self._node.node, error.message))
 
     async def round(self, *, is_major: bool) -> int:
-        """Make plans and run them; returns how many were carried out. Raises StoreError."""
-        running = self._node.current
-        if running is None:
-            return 0
-        node, epoch = self._node.node, running.node_epoch
+        """Make plans and run them; returns how many were carried out. Raises StoreError if there are no metadata."""
+        running, nodes, done = self._node.current, list[tuple[NodeId, NodeEpoch]](), 0
+        if running is not None:
+            nodes.append((self._node.node, running.node_epoch))
+        if self._processes is not None and self._processes.has_controller:
+            nodes += taken_over_nodes(await self._metadata.read())
+        for node, epoch in nodes:
+            try:
+                done += await self._compact(node, epoch, is_major=is_major)
+            except DLogError as error:
+                self._tell(CompactionFailed(node, error.message))
+        return done
+
+    async def _compact(self, node: NodeId, epoch: NodeEpoch, *, is_major: bool) -> int:
+        """Compact the objects of one node. Raises StoreError."""
         image = await self._metadata.read()
         indexes: dict[ObjectId, ObjectIndex] = {}
         for object in set_objects_to_read(image, node, self._options):
@@ -106,7 +123,7 @@ class Compactions:
     async def _run(self, plan: CompactionPlan, epoch: NodeEpoch, indexes: dict[ObjectId, ObjectIndex]) -> bool:
         """Run a plan; whether it is recorded."""
         machine = CompactionRun(plan, epoch, await self._metadata.read(), indexes=indexes)
-        performer = _Performer(self, epoch)
+        performer = _Performer(self, plan.node, epoch)
         effects = deque[CompactionEffect](machine.begin())
         try:
             while effects:
@@ -129,11 +146,13 @@ class Compactions:
 
 
 class _Performer:
-    """Performs the effects of one run."""
+    """Performs the effects of one run, for a node under an epoch."""
 
-    def __init__(self, owner: Compactions, epoch: NodeEpoch) -> None:
+    def __init__(self, owner: Compactions, node: NodeId, epoch: NodeEpoch) -> None:
         self._owner = owner
+        self._node = node
         self._epoch = epoch
+        self._writes = ObjectWrites(owner._objects, owner._find_objects, node)
         self._writers: dict[ObjectId, ObjectWriter] = {}
         self._unclear = 0
 
@@ -176,9 +195,9 @@ class _Performer:
     async def _write(self, part: WritePart) -> None:
         owner = self._owner
         folder = await owner._find_objects()
-        location = object_location(folder, part.object, owner._node.node, self._epoch)
+        location = object_location(folder, part.object, self._node, self._epoch)
         if part.number == 0 and part.is_last:
-            await owner._writes.create(folder, part.object, location, part.data)
+            await self._writes.create(folder, part.object, location, part.data)
             return
         writer = self._writers.get(part.object)
         if writer is None:

@@ -62,7 +62,7 @@ from dlog.stores.s3.options import (
 )
 from dlog.stores.s3.own_node import OwnNode
 from dlog.stores.s3.places import FIRST_EPOCH, Place, parse_place, parse_segment_key, range_of, segment_key
-from dlog.stores.s3.ports import FindObjects, ObjectMetadata, StartMachine
+from dlog.stores.s3.ports import FindObjects, ObjectMetadata, Processes, StartMachine
 from dlog.stores.s3.reader import EntryReads, S3Reader
 from dlog.stores.s3.tasks import Tasks
 from dlog.stores.s3.views import SegmentView, SegmentViews
@@ -84,7 +84,7 @@ class S3Store:
 
     node: the id of this process's node, the same after a restart; None: it creates no segments. wal: where the node's
     log is written; wals: all stores of this process that may have logs of nodes, by name. find_objects: the folder of
-    the objects. tell: gets events.
+    the objects. processes: of the cluster; None: this process does nothing for other nodes. tell: gets events.
     """
 
     name = NAME
@@ -102,6 +102,7 @@ class S3Store:
         rng: Random,
         *,
         node: NodeId | None = None,
+        processes: Processes | None = None,
         tell: Callable[[Event], None] = lambda _: None,
     ) -> None:
         largest = min(
@@ -144,7 +145,14 @@ class S3Store:
                 tell,
             )
             self.compactions = Compactions(
-                self.node, self.metadata, objects, find_objects, self.reads, compaction_options(options), tell
+                self.node,
+                self.metadata,
+                objects,
+                find_objects,
+                self.reads,
+                processes,
+                compaction_options(options),
+                tell,
             )
         self.views = SegmentViews(self.metadata, self.node, self.followers, self.tasks)
         any_wal = wal if wal is not None else next(iter(wals.values()), None)
@@ -163,7 +171,6 @@ class S3Store:
             )
         self._rng = rng
         self._is_open = False
-        self._is_compacting = False
         self._writers: set[S3Writer] = set()
         self._readers: set[S3Reader] = set()
         self._keys: dict[ObjectStreamId, str] = {}  # that name segments; those of deleted ones may be among them
@@ -171,6 +178,8 @@ class S3Store:
     async def __aenter__(self) -> S3Store:
         await self.cache.__aenter__()
         await self.tasks.__aenter__()
+        if self.compactions is not None:
+            self.tasks.start(partial(self.compactions.run, self.options.compaction_s), "compacts objects")
         self._is_open = True
         return self
 
@@ -345,11 +354,6 @@ class S3Store:
 
     async def _create(self, node: OwnNode, key: str, timeout_s: float) -> S3Writer:
         running = await node.serving(timeout_s)
-        if self.compactions is not None and not self._is_compacting:
-            self._is_compacting = True
-            self.tasks.start(
-                partial(self.compactions.run, self.options.compaction_s), f"compacts objects of {node.node}"
-            )
         created = await self.metadata.ask(CreateStreams(key, 1))
         assert isinstance(created, StreamsCreated)
         place = Place(created.streams[0], FIRST_EPOCH)

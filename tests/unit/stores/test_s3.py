@@ -28,6 +28,7 @@ from dlog.stores.contract import (
 from dlog.stores.object_storage.locations import Location, parse_root
 from dlog.stores.object_storage.port import Creation
 from dlog.stores.s3.places import parse_place, parse_segment_key, range_of, segment_key
+from dlog.stores.s3.ports import Processes
 from dlog.stores.s3.store import S3Store
 from dlog.stores.s3.wal_follower import WalFollower
 from dlog.stores.s3.writer import S3Writer
@@ -90,7 +91,14 @@ class Cluster:
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
-    async def store(self, node: NodeId | None, *, is_lagging: bool = False, **changes: Any) -> S3Store:
+    async def store(
+        self,
+        node: NodeId | None,
+        *,
+        is_lagging: bool = False,
+        processes: Processes | None = None,
+        **changes: Any,
+    ) -> S3Store:
         async def find_folder() -> Location:
             return FOLDER
 
@@ -103,6 +111,7 @@ class Cluster:
             ObjectsOptions(**{**OPTIONS, **changes}),
             random.Random(os.urandom(8)),
             node=node,
+            processes=processes,
             tell=self.events.append,
         )
         return await self._stack.enter_async_context(opening)

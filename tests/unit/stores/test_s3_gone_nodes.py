@@ -1,0 +1,75 @@
+"""Tests that the work of nodes that do not come back is finished by the process that has the controller."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+
+import pytest
+
+from dlog.model.object_streams import NodeId
+from dlog.objects.image import ObjectState
+from dlog.stores.contract import SegmentRef
+from dlog.stores.s3.store import S3Store
+from tests.unit.stores.test_s3 import W1, W2, W3, Cluster, append, entry, read, upload
+
+
+class Processes:
+    """What one process knows of the others."""
+
+    def __init__(self, live: Collection[NodeId], *, has_controller: bool = True) -> None:
+        self.live = live
+        self.has_controller = has_controller
+
+    async def live_nodes(self) -> Collection[NodeId]:
+        return self.live
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    async with Cluster() as cluster:
+        yield cluster
+
+
+async def leave_objects(cluster: Cluster, store: S3Store) -> list[SegmentRef]:
+    """Three segments in two stream-set objects of the store's node, which writes them still."""
+    segments = [await cluster.segment(store) for _ in range(3)]
+    for first in (0, 5):
+        for writer, _ in segments:
+            await append(writer, first, first + 5)
+        await upload(store)
+    return [ref for _, ref in segments]
+
+
+async def compact(store: S3Store) -> int:
+    assert store.compactions is not None
+    return await store.compactions.round(is_major=False)
+
+
+async def test_objects_of_a_node_that_was_taken_over_are_compacted_where_the_controller_is(cluster: Cluster) -> None:
+    gone = await cluster.store(W1)
+    other = await cluster.store(W2, processes=Processes({W2, W3}, has_controller=False))
+    host = await cluster.store(W3, processes=Processes({W2, W3}))
+    refs = await leave_objects(cluster, gone)
+    await gone.close()
+    for ref in refs:
+        assert (await other.recover(ref)).end == 9
+    await cluster.until(lambda: not cluster.metadata.image.nodes[W1].wal)
+    await other.delete(refs[0])
+    cluster.objects.time_ms += 2_000_000
+    assert await compact(other) == 0, "one process does it"
+    assert await compact(host) > 0
+    assert not cluster.metadata.image.nodes[W1].set_objects
+    assert cluster.states(ObjectState.MARKED) == 2
+    for ref in refs[1:]:
+        assert await read(other, ref, 10) == [entry(number) for number in range(10)]
+
+
+async def test_a_node_that_comes_back_compacts_its_objects_itself(cluster: Cluster) -> None:
+    back, host = await cluster.store(W1), await cluster.store(W3, processes=Processes({W1, W3}))
+    refs = await leave_objects(cluster, back)
+    assert (await host.recover(refs[0])).end == 9
+    await cluster.segment(back)
+    cluster.objects.time_ms += 2_000_000
+    assert await compact(host) == 0
+    assert await compact(back) > 0
+    assert not cluster.metadata.image.nodes[W1].set_objects
