@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from dlog.errors import DamagedError
@@ -89,6 +89,10 @@ class SliceTable:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    def copied_rows(self) -> Iterator[tuple[int, int, int]]:
+        """Start, end and object of each slice, as they are now."""
+        return zip(self.starts[:], self.ends[:], self.objects[:], strict=True)
 
     def floor(self, offset: int) -> int:
         """Index of the last slice that starts at or below the offset; -1: none does."""

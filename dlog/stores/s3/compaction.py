@@ -11,17 +11,22 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from typing import TypeVar
 
 from dlog.errors import DLogError, Remedy
 from dlog.events import CompactionFailed, Event, ObjectsCompacted
-from dlog.model.object_streams import NO_OBJECT, NodeEpoch, NodeId, ObjectId
+from dlog.model.object_streams import NO_OBJECT, NodeEpoch, NodeId, ObjectId, ObjectStreamId
 from dlog.objects.compaction import (
+    STEP,
     CompactionOptions,
     CompactionPlan,
-    plan_set_objects,
-    plan_stream_objects,
-    set_objects_to_read,
-    streams_of,
+    Steps,
+    gather_set_objects,
+    gather_stream_objects,
+    gather_streams,
+    plan_gathered,
+    plan_gathered_stream,
     taken_over_nodes,
 )
 from dlog.objects.compaction_run import (
@@ -50,6 +55,7 @@ from dlog.stores.s3.ports import FindObjects, Processes
 from dlog.wire.stream_object import ObjectIndex
 
 MAJOR_EVERY = 6  # rounds: one of them also makes the rare, large merges
+T = TypeVar("T")
 COMMITS_UNCLEAR_MAX = 10  # then the run is given up
 
 
@@ -103,21 +109,28 @@ class Compactions:
 
     async def _compact(self, node: NodeId, epoch: NodeEpoch, *, is_major: bool) -> int:
         """Compact the objects of one node. Raises StoreError."""
-        image = await self._metadata.read()
+        sources = await _in_steps(gather_set_objects(await self._metadata.read(), node, self._options))
         indexes: dict[ObjectId, ObjectIndex] = {}
-        for object in set_objects_to_read(image, node, self._options):
-            with suppress(StoreError):  # a damaged one is left alone
-                indexes[object] = await self._reads.index(object_name(image, object))
+        for source in sources:
+            if source.slices:
+                with suppress(StoreError):  # a damaged one is left alone
+                    name = object_name(await self._metadata.read(), source.object)
+                    indexes[source.object] = await self._reads.index(name)
         now_ms = await self._objects.now_unix_ms(await self._find_objects())
-        image = await self._metadata.read()
         done = 0
-        for plan in plan_set_objects(image, node, now_ms, indexes, self._options):
+        for plan in await asyncio.to_thread(plan_gathered, node, sources, now_ms, indexes, self._options):
             done += await self._run(plan, epoch, indexes)
-        for stream in tuple(streams_of(await self._metadata.read(), node)):
-            image = await self._metadata.read()
-            for plan in plan_stream_objects(image, node, stream, self._options, is_major=is_major):
-                done += await self._run(plan, epoch, {})
-            await asyncio.sleep(0)
+        for stream in await _in_steps(gather_streams(await self._metadata.read(), node)):
+            done += await self._compact_stream(stream, node, epoch, is_major=is_major)
+        return done
+
+    async def _compact_stream(self, stream: ObjectStreamId, node: NodeId, epoch: NodeEpoch, *, is_major: bool) -> int:
+        """Compact the stream objects of one stream. Raises StoreError."""
+        sources = await _in_steps(gather_stream_objects(await self._metadata.read(), stream))
+        plan_these = partial(plan_gathered_stream, node, sources, self._options, is_major=is_major)
+        done = 0
+        for plan in plan_these() if len(sources) < STEP else await asyncio.to_thread(plan_these):
+            done += await self._run(plan, epoch, {})
         return done
 
     async def _run(self, plan: CompactionPlan, epoch: NodeEpoch, indexes: dict[ObjectId, ObjectIndex]) -> bool:
@@ -143,6 +156,18 @@ class Compactions:
         finally:
             await performer.close()
         return False
+
+
+async def _in_steps(steps: Steps[T]) -> T:
+    """Do work in steps, and others' between them."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        finally:
+            await asyncio.sleep(0)
 
 
 class _Performer:
