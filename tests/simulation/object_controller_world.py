@@ -340,6 +340,7 @@ class ControllerProcess:
         options = ControllerOptions(
             **{name: config[name] for name in ("expiry_min_ms", "retention_ms", "delete_max", "snapshot_records")},
             pending_max=config["pending_max"],
+            unopened_ms=2000,
         )
         self._machine = Controller(image, FOLDER, f"{self._name}-{self.epoch}", world.storage_ms(), options)
         self._perform(self._machine.begin(), self.epoch)

@@ -23,7 +23,7 @@ from typing import Any
 from dlog.errors import DLogError, InvalidRequestError, TruncatedError
 from dlog.events import Event
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
-from dlog.model.object_streams import NodeId, ObjectRef, ObjectStreamId
+from dlog.model.object_streams import NodeId, ObjectRef
 from dlog.model.segment import StoreSettings
 from dlog.objects.image import Image, Range
 from dlog.objects.node_messages import CloseStreamsHere, OpenStreamHere
@@ -173,7 +173,6 @@ class S3Store:
         self._is_open = False
         self._writers: set[S3Writer] = set()
         self._readers: set[S3Reader] = set()
-        self._keys: dict[ObjectStreamId, str] = {}  # that name segments; those of deleted ones may be among them
 
     async def __aenter__(self) -> S3Store:
         await self.cache.__aenter__()
@@ -210,7 +209,7 @@ class S3Store:
         while True:
             try:
                 return await self._create(self.node, key, max(0.1, end_s - loop.time()))
-            except (SegmentFencedError, StoreUnavailableError) as error:
+            except (SegmentFencedError, SegmentNotFoundError, StoreUnavailableError) as error:
                 if loop.time() >= end_s:
                     raise StoreUnavailableError(error.message, outcome_unknown=False) from error
             await asyncio.sleep(0.05)
@@ -279,10 +278,10 @@ class S3Store:
             await self._decide(place)
         except SegmentNotFoundError:
             return
-        done = await self.metadata.ask(DeleteStreams((place.stream,), self._key_of(await self.metadata.read(), place)))
+        key = _key_of(await self.metadata.read(), place)
+        done = await self.metadata.ask(DeleteStreams((place.stream,), key))
         assert isinstance(done, Done)
         await self.metadata.reach(done.version)
-        self._keys.pop(place.stream, None)
 
     async def list(self) -> AsyncIterator[str]:
         self._check_open()
@@ -335,7 +334,7 @@ class S3Store:
 
     def describe(self, image: Image, place: Place) -> tuple[StreamName, SegmentNumber] | None:
         """For which stream a segment was created, and under which number."""
-        key = self._key_of(image, place)
+        key = _key_of(image, place)
         return None if key is None else parse_segment_key(key)
 
     async def log_segments(self) -> frozenset[str]:
@@ -361,7 +360,6 @@ class S3Store:
             start: int = await running.actor.ask(OpenStreamHere(place.stream, place.epoch))
         except DLogError as error:
             raise running.error(error) from error
-        self._keys[place.stream] = key
         writer = S3Writer(self, running, place, start)
         self._writers.add(writer)
         self._check_open()
@@ -432,14 +430,6 @@ class S3Store:
         start = max(found.start, found.end - LAST_PAYLOADS)
         cached = self.node.cached(place.stream, start, found.end, READ_BYTES)
         return tuple(bytes(entry.payload) for entry in cached) if len(cached) == found.end - start else ()
-
-    def _key_of(self, image: Image, place: Place) -> str | None:
-        """The key that names a segment. Ids are never used again, so what was found once stays true."""
-        if place.stream not in self._keys:
-            for key, text in image.keys.items():
-                if parse_segment_key(key) is not None and text.isdigit():
-                    self._keys[ObjectStreamId(int(text))] = key
-        return self._keys.get(place.stream)
 
     async def _payload_bytes(self, place: Place, found: Range) -> int:
         """Of all entries of a segment that has an end: from the indexes of objects, and of what is not uploaded."""
@@ -512,6 +502,12 @@ class _Remembered:
         if self._folder is None:
             self._folder = await self._find()
         return self._folder
+
+
+def _key_of(image: Image, place: Place) -> str | None:
+    """The key that names a segment."""
+    stream = image.streams.get(place.stream)
+    return stream.key if stream is not None and stream.key in image.keys else None
 
 
 def _is_closed(place: Place, image: Image) -> bool:
