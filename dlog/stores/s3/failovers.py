@@ -95,11 +95,10 @@ class Failovers:
         )
         try:
             await actor.ask(RecoverNode())
-        except DLogError as error:
+        except BaseException as error:  # also if it is cancelled: the next caller fails the node over again
             await _end(actor, wal)
-            raise store_error(error) from error
-        except BaseException:  # cancelled: the next caller fails the node over again
-            actor.stop()
+            if isinstance(error, DLogError):
+                raise store_error(error) from error
             raise
         self._tasks.start(partial(self._upload, actor, wal), f"uploads of {node} epoch {epoch}")
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Collection
+from typing import Any
 
 import pytest
 
 from dlog.model.object_streams import NodeId
 from dlog.objects.image import ObjectState
-from dlog.stores.contract import SegmentRef
+from dlog.stores.contract import SegmentRef, StoreUnavailableError
 from dlog.stores.s3.store import S3Store
+from dlog.stores.s3.wal_segments import WalSegments
 from tests.unit.stores.test_s3 import W1, W2, W3, Cluster, append, entry, read, upload
 
 
@@ -73,3 +76,32 @@ async def test_a_node_that_comes_back_compacts_its_objects_itself(cluster: Clust
     assert await compact(host) == 0
     assert await compact(back) > 0
     assert not cluster.metadata.image.nodes[W1].set_objects
+
+
+async def test_a_failover_that_is_cancelled_closes_what_it_reads(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = await cluster.store(W1), await cluster.store(W2)
+    writer, ref = await cluster.segment(one)
+    await append(writer, 0, 5)
+    reading, logs, whole = asyncio.Event(), list[WalSegments](), WalSegments.read
+
+    async def read_for_ever(log: WalSegments, *which: Any) -> Any:
+        await whole(log, *which)
+        logs.append(log)
+        reading.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(WalSegments, "read", read_for_ever)
+    async with asyncio.TaskGroup() as group:
+        recovery = group.create_task(two.recover(ref), name="recovery")
+        await reading.wait()
+        assert logs[0]._readers
+        recovery.cancel()
+    assert not logs[0]._readers
+    monkeypatch.undo()
+    [segment] = cluster.metadata.image.nodes[W1].wal
+    with pytest.raises(StoreUnavailableError):
+        await logs[0].read(segment, 0, 1)
+    assert not logs[0]._readers, "what is opened too late is closed, too"
+    assert (await two.recover(ref)).end == 4
