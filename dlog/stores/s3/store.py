@@ -77,6 +77,7 @@ OTHER_FAILOVER_S = 3.0  # for a failover that another process has begun
 OBJECTS_AT_ONCE = 64  # of one search, when a segment is walked through
 READ_BYTES = 1 << 20  # at once, when a segment is walked through
 _NONCE_BITS = 64
+_DECIDE_FIRST_S, _DECIDE_MAX_S = 0.05, 2.0  # between two attempts to decide an end; each asks the controller
 
 
 class S3Store:
@@ -384,6 +385,7 @@ class S3Store:
         """The range of a segment once it has an end. Raises SegmentNotFoundError, StoreUnavailableError."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self.options.retry_s
+        pause_s = _DECIDE_FIRST_S
         while True:
             found = await self._find(place, is_fresh=True)
             if found.end is not None:
@@ -395,7 +397,15 @@ class S3Store:
                     raise StoreUnavailableError(
                         f"the segment's end cannot be decided now: location={place.name} why={error.message}"
                     ) from error
-                await self.metadata.wait_newer(self._rng.uniform(0.01, 0.1))
+                await self._wait_ended(place, pause_s * self._rng.uniform(0.5, 1.0))
+                pause_s = min(2 * pause_s, _DECIDE_MAX_S)
+
+    async def _wait_ended(self, place: Place, timeout_s: float) -> None:
+        """Wait until the image here says that a range has ended, at most so long; asks nobody."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not _is_closed(place, await self.metadata.read()):
+                    await self.metadata.wait_newer(timeout_s)
 
     async def _confirmed_end(self, place: Place, found: Range) -> int:
         """The end of what the log of a range's node has of it; 0: nothing. Raises StoreError; SegmentNotFoundError is

@@ -10,7 +10,8 @@ import pytest
 
 from dlog.model.object_streams import NodeId
 from dlog.objects.image import ObjectState
-from dlog.stores.contract import SegmentRef, StoreUnavailableError
+from dlog.stores.contract import MisconfiguredError, SegmentRef, StoreUnavailableError
+from dlog.stores.s3.places import Place
 from dlog.stores.s3.store import S3Store
 from dlog.stores.s3.wal_segments import WalSegments
 from tests.unit.stores.test_s3 import W1, W2, W3, Cluster, append, entry, read, upload
@@ -105,3 +106,54 @@ async def test_a_failover_that_is_cancelled_closes_what_it_reads(
         await logs[0].read(segment, 0, 1)
     assert not logs[0]._readers, "what is opened too late is closed, too"
     assert (await two.recover(ref)).end == 4
+
+
+async def test_whoever_waits_for_an_end_asks_the_controller_ever_more_rarely(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = await cluster.store(W1), await cluster.store(W2, retry_s=1e6)
+    writer, ref = await cluster.segment(one)
+    await append(writer, 0, 5)
+    pauses: list[float] = []
+    whole = S3Store._wait_ended
+
+    async def fail(*_: Any) -> None:
+        if len(pauses) == 10:
+            raise MisconfiguredError("that is enough")
+        raise StoreUnavailableError("the log is out of reach")
+
+    async def wait_ended(store: S3Store, place: Place, timeout_s: float) -> None:
+        pauses.append(timeout_s)
+        await whole(store, place, 0.001)
+
+    monkeypatch.setattr(S3Store, "_wait_ended", wait_ended)
+    monkeypatch.setattr(S3Store, "_close_range", fail)
+    with pytest.raises(MisconfiguredError):
+        await two.recover(ref)
+    assert pauses[0] <= 0.05 and pauses[5] >= 0.8
+    assert max(pauses) <= 2.0
+
+
+async def test_whoever_waits_for_an_end_sees_at_once_that_another_process_decided_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = await cluster.store(W1), await cluster.store(W2)
+    writer, ref = await cluster.segment(one)
+    await append(writer, 0, 5)
+    waiting = asyncio.Event()
+    whole = S3Store._wait_ended
+
+    async def fail(*_: Any) -> None:
+        raise StoreUnavailableError("the log is out of reach")
+
+    async def wait_ended(store: S3Store, place: Place, timeout_s: float) -> None:
+        waiting.set()
+        await whole(store, place, 1e6)
+
+    monkeypatch.setattr(S3Store, "_wait_ended", wait_ended)
+    monkeypatch.setattr(S3Store, "_close_range", fail)
+    async with asyncio.TaskGroup() as group:
+        recovery = group.create_task(two.recover(ref), name="recovery")
+        await waiting.wait()
+        await writer.seal()
+    assert recovery.result().end == 4
