@@ -69,6 +69,14 @@ class Failovers:
                 return
             await self._run(node, NodeEpoch(known.node_epoch + 1))
 
+    async def take_over(self, node: NodeId, node_epoch: NodeEpoch) -> None:
+        """Take over a node, if it has this epoch still: close its streams; what it left is uploaded behind that. Raises
+        StoreError."""
+        async with self._turn:
+            image = await self._metadata.fresh()
+            if image.nodes[node].node_epoch == node_epoch:
+                await self._run(node, NodeEpoch(node_epoch + 1))
+
     async def _other_closes(self, epoch: NodeEpoch, node: NodeId, is_closed: Callable[[Image], bool]) -> bool:
         """Wait for another process's failover; whether the stream is closed."""
         loop = asyncio.get_running_loop()

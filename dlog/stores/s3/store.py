@@ -49,6 +49,7 @@ from dlog.stores.object_storage.locations import Location
 from dlog.stores.object_storage.port import Objects
 from dlog.stores.s3.compaction import Compactions
 from dlog.stores.s3.failovers import Failovers
+from dlog.stores.s3.gone_nodes import GoneNodes
 from dlog.stores.s3.metadata import MetadataView
 from dlog.stores.s3.object_reads import ObjectGoneError, ObjectReads, object_name, payload_bytes
 from dlog.stores.s3.object_writes import ObjectWrites
@@ -170,6 +171,9 @@ class S3Store:
                 tell,
                 other_s=OTHER_FAILOVER_S,
             )
+        self.gone_nodes: GoneNodes | None = None
+        if self._failovers is not None and processes is not None:
+            self.gone_nodes = GoneNodes(node, self.metadata, self._failovers, processes)
         self._rng = rng
         self._is_open = False
         self._writers: set[S3Writer] = set()
@@ -180,6 +184,8 @@ class S3Store:
         await self.tasks.__aenter__()
         if self.compactions is not None:
             self.tasks.start(partial(self.compactions.run, self.options.compaction_s), "compacts objects")
+        if self.gone_nodes is not None:
+            self.tasks.start(partial(self.gone_nodes.run, self.options.compaction_s), "takes over nodes that are gone")
         self._is_open = True
         return self
 

@@ -79,6 +79,56 @@ async def test_a_node_that_comes_back_compacts_its_objects_itself(cluster: Clust
     assert not cluster.metadata.image.nodes[W1].set_objects
 
 
+async def test_a_node_that_is_gone_is_taken_over_after_two_looks_also_without_open_streams(cluster: Cluster) -> None:
+    gone, live = await cluster.store(W1), await cluster.store(W2)
+    host = await cluster.store(W3, processes=Processes({W2, W3}))
+    refs = []
+    for store in (gone, live, host):
+        writer, ref = await cluster.segment(store)
+        await append(writer, 0, 5)
+        await writer.seal()
+        refs.append(ref)
+    await gone.close()
+    assert host.gone_nodes is not None
+    assert await host.gone_nodes.look() == []
+    assert await host.gone_nodes.look() == [W1]
+    await cluster.until(lambda: not cluster.metadata.image.nodes[W1].wal)
+    assert cluster.committed(refs[0]) == 5, "what it left is uploaded"
+    assert [cluster.metadata.image.nodes[node].is_failover for node in (W1, W2, W3)] == [True, False, False]
+    assert await host.gone_nodes.look() == await host.gone_nodes.look() == []
+    assert await read(live, refs[0], 5) == [entry(number) for number in range(5)]
+
+
+async def test_a_failover_whose_process_died_before_the_uploads_is_begun_again(cluster: Cluster) -> None:
+    gone, other = await cluster.store(W1), await cluster.store(W2)
+    host = await cluster.store(W3, processes=Processes({W3}))
+    writer, ref = await cluster.segment(gone)
+    await append(writer, 0, 5)
+    await gone.close()
+    cluster.objects.is_full = True
+    assert (await other.recover(ref)).end == 4
+    await other.close()
+    cluster.objects.is_full = False
+    assert cluster.metadata.image.nodes[W1].wal
+    assert host.gone_nodes is not None
+    await host.gone_nodes.look()
+    assert await host.gone_nodes.look() == [W1]
+    await cluster.until(lambda: not cluster.metadata.image.nodes[W1].wal)
+    assert cluster.committed(ref) == 5
+
+
+async def test_a_node_that_makes_progress_is_left_alone_also_if_it_is_not_registered(cluster: Cluster) -> None:
+    busy, host = await cluster.store(W1), await cluster.store(W3, processes=Processes({W3}))
+    away = await cluster.store(W2, processes=Processes({W2}, has_controller=False))
+    writer, _ = await cluster.segment(busy)
+    assert host.gone_nodes is not None and away.gone_nodes is not None
+    for first in range(0, 12, 4):
+        await append(writer, first, first + 4)
+        await upload(busy)
+        assert await host.gone_nodes.look() == await away.gone_nodes.look() == []
+    assert await away.gone_nodes.look() == [], "only the process with the controller takes over"
+
+
 async def test_a_failover_that_is_cancelled_closes_what_it_reads(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
