@@ -92,7 +92,7 @@ async def opened(
             rng,
             writable=options.stores,
             creates=True,
-            s3=S3Access(metadata, join or (lambda *_: operation_sender(metadata, rng)), node),
+            s3=S3Access(metadata, join or (lambda *_: operation_sender(metadata, rng)), node, metadata),
             tell=tell,
         ) as stores,
     ):

@@ -24,12 +24,14 @@ class PutFault(enum.Enum):
 class MemoryObjects:
     """Implements Objects of dlog/stores/object_storage/port.py.
 
-    reads: each read's offset and size. lie: what the next read returns instead. faults: of the next requests to
-    create, None for one that is served. overwrites: `create_if_absent` replaces, as on a storage without it.
+    uploads: locations of uploads that are begun. reads: each read's offset and size. lie: what the next read returns
+    instead. faults: of the next requests to create, None for one that is served. overwrites: `create_if_absent`
+    replaces, as on a storage without it.
     """
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
+        self.uploads: set[str] = set()
         self.reads: list[tuple[int, int]] = []
         self.lie: bytes | None = None
         self.faults: deque[PutFault | None] = deque()
@@ -94,12 +96,12 @@ class MemoryObjects:
             yield Found(location, len(self.objects[location]), 0)
 
     async def unfinished(self, folder: Location) -> AsyncIterator[Found]:
-        nothing: tuple[Found, ...] = ()
-        for found in nothing:
-            yield found
+        for location in sorted(self.uploads):
+            if location.startswith(f"{folder}/"):
+                yield Found(location, 0, 0)
 
     async def discard(self, left: Found) -> None:
-        raise AssertionError("nothing is left here")
+        self.uploads.discard(left.location)
 
     async def now_unix_ms(self, folder: Location) -> int:
         return self.time_ms
@@ -126,10 +128,13 @@ class MemoryWriter:
         self._parts: list[bytes] = []
 
     async def write(self, parts: Sequence[Buffer]) -> None:
+        self._objects.uploads.add(self._location)
         self._parts += map(bytes, parts)
 
     async def finish(self) -> None:
+        self._objects.uploads.discard(self._location)
         self._objects.objects[self._location] = b"".join(self._parts)
 
     async def abort(self) -> None:
+        self._objects.uploads.discard(self._location)
         self._parts.clear()

@@ -30,7 +30,7 @@ from dlog.model import dlsn as dlsns
 from dlog.model.ids import SegmentNumber, StreamName, stream_name
 from dlog.model.object_streams import ObjectId, ObjectStreamId, Slice
 from dlog.model.segment import Segment
-from dlog.objects.fsck import Comparison, Finding, Kind, ListedChain, find_unlisted_chains, slices_by_object
+from dlog.objects.fsck import REMOVABLE, Comparison, Finding, ListedChain, find_unlisted_chains, slices_by_object
 from dlog.objects.image import Image, Range
 from dlog.objects.keys import object_key
 from dlog.objects.object_table import ObjectState
@@ -438,12 +438,12 @@ class _Fsck:
         return self.checked.findings + self.chain_findings
 
     @property
-    def orphans(self) -> tuple[Finding, ...]:
-        return tuple(one for one in self.findings if one.kind is Kind.ORPHAN)
+    def removable(self) -> tuple[Finding, ...]:
+        return tuple(one for one in self.findings if one.kind in REMOVABLE)
 
 
 @object.command(cls=MutatingCommand, when_unknown="how much was removed is unknown: run it again, that is harmless")
-@click.option("--repair", is_flag=True, help="Remove orphans, and nothing else.")
+@click.option("--repair", is_flag=True, help="Remove orphans, zombies and unfinished uploads, and nothing else.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--no-blocks", is_flag=True, help="Do not read the objects: compare the listing with the metadata only.")
 @click.option(
@@ -473,8 +473,9 @@ def fsck(
 
     \b
     orphan    named by no metadata, and never will be; --repair removes it
+    unfinished  an upload in parts that nobody will finish; --repair removes it
     hole      entries that are uploaded by the metadata are in no object
-    zombie    destroyed by the metadata: an upload landed after the deletion
+    zombie    destroyed by the metadata: an upload landed after the deletion; --repair removes it
     missing   committed by the metadata, and not there
     damaged   a checksum does not match
     overdue   prepared and not committed, long after its expiry
@@ -490,16 +491,16 @@ def fsck(
         return _say_segments(name, asyncio.run(_segments(cluster, name)), as_json)
 
     told = asyncio.run(_check(cluster, not no_blocks, older_than))
-    if repair and told.orphans:
+    if repair and told.removable:
         if not yes:
-            confirm(f"Remove {len(told.orphans):,} orphans from the bucket?", "whether to remove the orphans")
+            confirm(f"Remove {len(told.removable):,} leftovers from the bucket?", "whether to remove them")
         told = replace(told, removed=asyncio.run(_remove(cluster, told, older_than)))
     left = len(told.findings) - told.removed
     if as_json:
         say_json(_fsck_json(told))
         return EXIT_FAILED if left else EXIT_OK
     for one in told.findings[:limit]:
-        say(f"{one.kind:<8}  {one.place}: {one.why}")
+        say(f"{one.kind:<10}  {one.place}: {one.why}")
     if len(told.findings) > limit:
         note(f"{len(told.findings) - limit:,} more findings: --limit or --json prints them")
     checked = told.checked
@@ -508,8 +509,8 @@ def fsck(
         f"{checked.blocks:,} blocks of {checked.objects:,} objects read, {len(told.findings):,} findings"
         + (f", {told.removed:,} removed" if repair else "")
     )
-    if not repair and told.orphans:
-        note("`dlog object fsck --repair` removes the orphans")
+    if not repair and told.removable:
+        note(f"`dlog object fsck --repair` removes {len(told.removable):,} of them")
     return EXIT_FAILED if left else EXIT_OK
 
 

@@ -64,6 +64,11 @@ class ObjectMetadataOptions:
 class OperationSender(Protocol):
     """Brings operations to the controller."""
 
+    @property
+    def has_controller(self) -> bool:
+        """Whether the controller is in this process."""
+        ...
+
     async def send(self, operation: bytes) -> bytes:
         """Send an encoded operation and return the encoded answer; one attempt. Raises errors, whose outcome_unknown
         tells whether it may have been carried out. The next attempt takes another way."""
@@ -85,6 +90,8 @@ class ProxySender:
 
     open_link: connects to the proxy that is registered under an address. Raises UnavailableError.
     """
+
+    has_controller = False
 
     def __init__(
         self,

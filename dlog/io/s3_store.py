@@ -11,7 +11,7 @@ from typing import Any
 
 from dlog.events import Event, WorkFailed
 from dlog.io.driver import Driver
-from dlog.io.metadata import VersionedStore
+from dlog.io.metadata import Membership, VersionedStore
 from dlog.io.metadata_stream import FindRoot, choose_metadata_store
 from dlog.io.object_metadata import ObjectMetadataClient, OperationSender
 from dlog.log.contents import entry_span
@@ -20,7 +20,7 @@ from dlog.model.object_streams import NodeId
 from dlog.stores.contract import SegmentStore
 from dlog.stores.object_storage.locations import Location
 from dlog.stores.object_storage.port import Objects
-from dlog.stores.s3.ports import FindObjects, ObjectMetadata, StartMachine
+from dlog.stores.s3.ports import FindObjects, ObjectMetadata, Processes, StartMachine
 from dlog.stores.s3.store import S3Store
 from dlog.stores.s3_direct.options import WAL_STORES, ObjectsOptions
 from dlog.stores.s3_direct.store import S3DirectStore
@@ -37,11 +37,12 @@ JoinController = Callable[[Objects, FindRoot, str], OperationSender]
 @dataclass(frozen=True, slots=True)
 class S3Access:
     """What the store `s3` needs of its process. node: the id of a write proxy; None: of a process that creates no
-    segments."""
+    segments. members: for a process that may have the controller."""
 
     metadata: VersionedStore
     join: JoinController
     node: NodeId | None = None
+    members: Membership | None = None
 
 
 def machine_starter(tell: Callable[[Event], None]) -> StartMachine:
@@ -78,6 +79,7 @@ async def open_s3_store(
     rng: Random,
     *,
     node: NodeId | None = None,
+    processes: Processes | None = None,
     check_objects: Callable[[], Awaitable[None]] | None = None,
     tell: Callable[[Event], None] = lambda _: None,
 ) -> AsyncIterator[S3Store]:
@@ -100,10 +102,26 @@ async def open_s3_store(
         entry_span,
         rng,
         node=node,
+        processes=processes,
         check_objects=check_objects,
         tell=tell,
     ) as store:
         yield store
+
+
+class _Processes:
+    """Processes of the cluster, by the registrations of write proxies: a proxy's id is that of its node."""
+
+    def __init__(self, members: Membership, sender: OperationSender) -> None:
+        self._members = members
+        self._sender = sender
+
+    @property
+    def has_controller(self) -> bool:
+        return self._sender.has_controller
+
+    async def live_nodes(self) -> frozenset[NodeId]:
+        return frozenset(map(NodeId, (await self._members.members()).write_proxies))
 
 
 @asynccontextmanager
@@ -125,6 +143,7 @@ async def open_cluster_s3_store(
         return (await direct.cluster_folder(creates=creates)).below(FOLDER)
 
     sender = access.join(objects, find_root, choose_metadata_store(stores, options.wal))
+    processes = None if access.members is None else _Processes(access.members, sender)
     async with (
         ObjectMetadataClient(access.metadata, stores, objects, find_root, sender, rng) as metadata,
         open_s3_store(
@@ -135,6 +154,7 @@ async def open_cluster_s3_store(
             options,
             rng,
             node=access.node,
+            processes=processes,
             check_objects=direct.check_root,
             tell=tell,
         ) as store,

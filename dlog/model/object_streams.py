@@ -22,18 +22,7 @@ NodeId = NewType("NodeId", str)  # a write proxy's id, the same after a restart
 NodeEpoch = NewType("NodeEpoch", int)  # each start of a node adds one, each failover too; the first is 1
 
 NO_OBJECT = ObjectId(0)
-_NAMELESS = "proxy-"
 SLICES_MAX = 10_000  # of one stream-set object, so that a commit is one record
-
-
-def nameless_node(nonce: bytes) -> NodeId:
-    """The id of a node whose write proxy has no id that is known before it listens."""
-    return NodeId(f"{_NAMELESS}{nonce.hex()}")
-
-
-def is_nameless(node: NodeId) -> bool:
-    """Whether a node has another id than its write proxy, so that nobody can tell whether that runs."""
-    return len(node) == len(_NAMELESS) + 16 and node.startswith(_NAMELESS)
 
 
 @value

@@ -10,6 +10,10 @@ What is uploaded as stream-set objects ends in stream objects, a few large ones 
 
 An entry is *live* as StreamImage.live_parts has it. Entries that are not live are left out.
 
+What a plan needs of the image is gathered in steps, so that an event loop does other work between them; the image may
+change meanwhile. What is gathered does not change any more, so it may be planned in a thread. A plan of an image that
+has changed since is abandoned or refused, never wrong: see find_uncovered.
+
 Invariants:
 - the new objects of a plan have every live entry of its sources, once, and no other: `find_uncovered` proves it again
   of what was written, with the image as it is just before the commit;
@@ -23,16 +27,20 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TypeVar
 
-from dlog.model.object_streams import SLICES_MAX, NodeId, ObjectId, ObjectStreamId, Slice
+from dlog.model.object_streams import SLICES_MAX, NodeEpoch, NodeId, ObjectId, ObjectStreamId, Slice
 from dlog.objects.image import Image, NodeImage, ObjectState, SliceTable
 from dlog.values import value
 from dlog.wire.stream_object import ObjectIndex
 
 MIB = 1 << 20
+STEP = 1000  # slices that are looked at in one step
+STREAMS_STEP = 10_000  # streams that are looked at in one step
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +112,38 @@ class CompactionPlan:
     bytes: int
 
 
+# ---- steps ----------------------------------------------------------------------------------------------------------
+
+#: work that yields where it may be interrupted, and returns its result
+Steps = Generator[None, None, T]
+
+
+def finish(steps: Steps[T]) -> T:
+    """Do all steps at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+
+# ---- nodes ----------------------------------------------------------------------------------------------------------
+
+
+def taken_over_nodes(image: Image) -> list[tuple[NodeId, NodeEpoch]]:
+    """Nodes that another process has taken over, with all that they left uploaded. Their objects are to be
+    compacted by another process, under the node epoch that comes with each: one that comes back has a greater epoch, so
+    what is not committed by then is refused."""
+    return [(node, its.node_epoch) for node, its in image.nodes.items() if its.is_failover and not its.wal]
+
+
 # ---- stream-set objects ---------------------------------------------------------------------------------------------
 
 
 @value
-class _SetSource:
-    """A stream-set object of a node. slices: its live parts, sorted."""
+class SetSource:
+    """A stream-set object of a node. slices: its live parts, sorted by `plan_gathered`."""
 
     object: ObjectId
     order: ObjectId
@@ -120,7 +154,7 @@ class _SetSource:
 
 def set_objects_to_read(image: Image, node: NodeId, options: CompactionOptions) -> tuple[ObjectId, ...]:
     """The stream-set objects of which `plan_set_objects` needs the indexes, in order."""
-    return tuple(source.object for source in _set_sources(image, node, options) if source.slices)
+    return tuple(source.object for source in finish(gather_set_objects(image, node, options)) if source.slices)
 
 
 def plan_set_objects(
@@ -130,7 +164,18 @@ def plan_set_objects(
 
     now_ms: time of the object storage. indexes: those of set_objects_to_read; objects without one are left alone.
     """
-    sources = _set_sources(image, node, options)
+    return plan_gathered(node, finish(gather_set_objects(image, node, options)), now_ms, indexes, options)
+
+
+def plan_gathered(
+    node: NodeId,
+    gathered: Iterable[SetSource],
+    now_ms: int,
+    indexes: Mapping[ObjectId, ObjectIndex],
+    options: CompactionOptions,
+) -> list[CompactionPlan]:
+    """As plan_set_objects, with what gather_set_objects found."""
+    sources = [replace(source, slices=tuple(sorted(source.slices, key=_by_place))) for source in gathered]
     plans = _clean_up(node, [(source.object, source.bytes) for source in sources if not source.slices], options)
     there = [source for source in sources if source.slices and source.object in indexes]
     old = [source for source in there if source.time_ms + options.force_split_after_ms <= now_ms]
@@ -144,7 +189,7 @@ def plan_set_objects(
     return plans
 
 
-def _set_sources(image: Image, node: NodeId, options: CompactionOptions) -> list[_SetSource]:
+def gather_set_objects(image: Image, node: NodeId, options: CompactionOptions) -> Steps[list[SetSource]]:
     """The stream-set objects of a node in their order: as many of the oldest and of the newest as a round looks at."""
     its = image.nodes.get(node)
     if its is None:
@@ -152,17 +197,24 @@ def _set_sources(image: Image, node: NodeId, options: CompactionOptions) -> list
     known = sorted(its.set_objects, key=lambda object: (its.set_objects[object][0], object))
     if len(known) > 2 * options.set_objects_max:
         known = known[: options.set_objects_max] + known[-options.set_objects_max :]
-    slices = set_slices(image, its, known)
-    found = []
+    found = [(object, *its.set_objects[object][:2], image.objects.bytes_of(object)) for object in known]
+    live: dict[int, list[Slice]] = {object: [] for object in known}
+    streams: set[int] = set()
     for object in known:
-        order, time_ms, _ = its.set_objects[object]
-        live = [
-            Slice(part.stream, start, end)
-            for part in slices[object]
-            for start, end in image.streams[part.stream].live_parts(part.start, part.end)
-        ]
-        found.append(_SetSource(object, order, time_ms, image.objects.bytes_of(object), tuple(live)))
-    return found
+        streams.update(its.set_objects[object][2])
+    done = 0
+    for stream in map(ObjectStreamId, streams):
+        table, its_stream = its.slices.get(stream), image.streams.get(stream)
+        if table is None or its_stream is None:
+            continue
+        for start, end, number in table.copied_rows():
+            slices = live.get(number)
+            if slices is not None:
+                slices += [Slice(stream, *part) for part in its_stream.live_parts(start, end)]
+            done += 1
+            if done % STEP == 0:
+                yield
+    return [SetSource(*source, tuple(live[source[0]])) for source in found]
 
 
 def set_slices(image: Image, node: NodeImage, objects: Iterable[ObjectId]) -> dict[ObjectId, list[Slice]]:
@@ -182,10 +234,10 @@ def _collect(stream: ObjectStreamId, table: SliceTable, found: dict[ObjectId, li
             slices.append(Slice(stream, table.starts[at], table.ends[at]))
 
 
-def _batches(sources: Sequence[_SetSource], options: CompactionOptions) -> Iterator[list[_SetSource]]:
+def _batches(sources: Sequence[SetSource], options: CompactionOptions) -> Iterator[list[SetSource]]:
     """Neighbours that together keep within the memory of one plan and the slices of one commit; one that exceeds these
     is alone."""
-    batch: list[_SetSource] = []
+    batch: list[SetSource] = []
     size, runs = 0, _RunCount()
     for source in sources:
         is_full = size + source.bytes > options.memory_bytes or len(batch) == options.sources_max
@@ -220,12 +272,12 @@ class _RunCount:
 
 
 def _sharing(
-    batch: Sequence[_SetSource], indexes: Mapping[ObjectId, ObjectIndex], options: CompactionOptions
-) -> list[_SetSource]:
+    batch: Sequence[SetSource], indexes: Mapping[ObjectId, ObjectIndex], options: CompactionOptions
+) -> list[SetSource]:
     """Those that have a stream in common with another one, or a stream that is to be split out."""
     count = Counter(stream for source in batch for stream in {part.stream for part in source.slices})
 
-    def is_of_use(source: _SetSource) -> bool:
+    def is_of_use(source: SetSource) -> bool:
         return any(
             count[part.stream] > 1 or part_bytes(_part(source, part), indexes) >= options.split_bytes
             for part in source.slices
@@ -234,7 +286,7 @@ def _sharing(
     return [source for source in batch if is_of_use(source)]
 
 
-def _part(source: _SetSource, part: Slice) -> Part:
+def _part(source: SetSource, part: Slice) -> Part:
     return Part(source.object, part.stream, part.start, part.end)
 
 
@@ -247,7 +299,7 @@ def part_bytes(part: Part, indexes: Mapping[ObjectId, ObjectIndex]) -> int:
 def _set_plan(
     kind: PlanKind,
     node: NodeId,
-    batch: Sequence[_SetSource],
+    batch: Sequence[SetSource],
     indexes: Mapping[ObjectId, ObjectIndex],
     split_bytes: int,
     options: CompactionOptions,
@@ -290,40 +342,59 @@ def _runs(parts: Iterable[Part]) -> Iterator[list[Part]]:
 
 
 @value
-class _OwnSource:
-    """A stream object with at least one live entry. parts: what is live of it."""
+class OwnSource:
+    """A stream object. parts: what is live of it."""
 
     object: ObjectId
-    start: int
-    end: int
     bytes: int
     parts: tuple[Part, ...]
 
 
-def streams_of(image: Image, node: NodeId) -> Iterator[ObjectStreamId]:
+def streams_of(image: Image, node: NodeId) -> list[ObjectStreamId]:
     """The streams whose objects this node merges: those of which it has the last range."""
-    for stream, its in image.streams.items():
-        if its.ranges and its.ranges[-1].node == node and len(its.objects):
-            yield stream
+    return finish(gather_streams(image, node))
+
+
+def gather_streams(image: Image, node: NodeId) -> Steps[list[ObjectStreamId]]:
+    """As streams_of."""
+    streams, found = list(image.streams), list[ObjectStreamId]()
+    for first in range(0, len(streams), STREAMS_STEP):
+        for stream in streams[first : first + STREAMS_STEP]:
+            its = image.streams.get(stream)
+            if its is not None and its.ranges and its.ranges[-1].node == node and len(its.objects):
+                found.append(stream)
+        yield
+    return found
 
 
 def plan_stream_objects(
     image: Image, node: NodeId, stream: ObjectStreamId, options: CompactionOptions, *, is_major: bool
 ) -> list[CompactionPlan]:
     """Plans for the stream objects of a stream; no two have a source in common."""
-    its = image.streams.get(stream)
+    return plan_gathered_stream(node, finish(gather_stream_objects(image, stream)), options, is_major=is_major)
+
+
+def gather_stream_objects(image: Image, stream: ObjectStreamId) -> Steps[list[OwnSource]]:
+    """The stream objects of a stream that are committed, in order."""
+    its, sources = image.streams.get(stream), list[OwnSource]()
     if its is None:
-        return []
-    table, sources, dead = its.objects, [], []
-    for start, end, number in zip(table.starts, table.ends, table.objects, strict=True):
+        return sources
+    for done, (start, end, number) in enumerate(its.objects.copied_rows(), 1):
         object = ObjectId(number)
-        size = image.objects.bytes_of(object)
-        parts = tuple(Part(object, stream, *part) for part in its.live_parts(start, end))
-        if parts:
-            sources.append(_OwnSource(object, start, end, size, parts))
-        else:
-            dead.append((object, size))
-    plans = _clean_up(node, dead, options)
+        if image.objects.state(object) is ObjectState.COMMITTED:
+            parts = tuple(Part(object, stream, *part) for part in its.live_parts(start, end))
+            sources.append(OwnSource(object, image.objects.bytes_of(object), parts))
+        if done % STEP == 0:
+            yield
+    return sources
+
+
+def plan_gathered_stream(
+    node: NodeId, gathered: Sequence[OwnSource], options: CompactionOptions, *, is_major: bool
+) -> list[CompactionPlan]:
+    """As plan_stream_objects, with what gather_stream_objects found."""
+    sources = [source for source in gathered if source.parts]
+    plans = _clean_up(node, [(source.object, source.bytes) for source in gathered if not source.parts], options)
     bytes_max = options.major_bytes if is_major else options.minor_bytes
     kind = PlanKind.MAJOR if is_major else PlanKind.MINOR
     for group in _groups(sources, bytes_max, options):
@@ -336,11 +407,9 @@ def plan_stream_objects(
     return plans
 
 
-def _groups(
-    sources: Sequence[_OwnSource], bytes_max: int, options: CompactionOptions
-) -> Iterator[Sequence[_OwnSource]]:
+def _groups(sources: Sequence[OwnSource], bytes_max: int, options: CompactionOptions) -> Iterator[Sequence[OwnSource]]:
     """Neighbours without a gap between them that are worth a merge."""
-    group: list[_OwnSource] = []
+    group: list[OwnSource] = []
     size = 0
     for source in sources:
         has_gap = bool(group) and group[-1].parts[-1].end != source.parts[0].start
@@ -357,7 +426,7 @@ def _is_worth_it(sizes: Sequence[int]) -> bool:
     return len(sizes) > 1 and 2 * sum(sizes) >= 3 * max(sizes)
 
 
-def _worth_a_merge(group: Sequence[_OwnSource]) -> Iterator[Sequence[_OwnSource]]:
+def _worth_a_merge(group: Sequence[OwnSource]) -> Iterator[Sequence[OwnSource]]:
     """The group, if it is worth a merge; else those on both sides of its largest object."""
     waiting = [group]
     while waiting:

@@ -36,13 +36,16 @@ from dlog.events import (
 )
 from dlog.machine import Answer, Tell, Ticket
 from dlog.model.object_streams import (
+    KeyDeleted,
     MetadataRecord,
     NodeId,
     NodeOpened,
     ObjectId,
     ObjectsDestroyed,
     ObjectsMarked,
+    ObjectStreamId,
     SnapshotWritten,
+    StreamDeleted,
 )
 from dlog.objects.decisions import decide, node_state
 from dlog.objects.errors import ControllerLostError
@@ -220,6 +223,7 @@ class Controller:
         self._tickets: set[Ticket] = set()  # not answered
         self._openers: dict[NodeId, OpenNode] = {}  # the operation that opened a node, so that its repeat is known
         self._deleting: tuple[ObjectId, ...] = ()
+        self._unopened: dict[ObjectStreamId, int] = {}  # streams never opened, and when that was seen first
         self._snapshot: tuple[str, int] | None = None  # under way: key, number of records
         self._snapshot_bytes = 0  # of entries since the last snapshot was begun
         self._effects: list[ControllerEffect] = []
@@ -253,6 +257,7 @@ class Controller:
                 self._now_ms = now_ms
                 self._mark_expired()
                 self._delete_marked()
+                self._delete_unopened()
             case ObjectsDeleted():
                 self._objects_deleted()
             case DeletionFailed(reason):
@@ -379,6 +384,21 @@ class Controller:
         deleted, self._deleting = self._deleting, ()
         if deleted:
             self._record((ObjectsDestroyed(deleted),))
+
+    def _delete_unopened(self) -> None:
+        """Delete streams that were created and never opened: their creator died. Nothing was ever appended to them; one
+        that is still to be opened is refused then, and created again."""
+        known, image = self._unopened, self.image
+        self._unopened = {stream: known.get(stream, self._now_ms) for stream in image.unopened}
+        records: list[MetadataRecord] = []
+        for stream, since_ms in self._unopened.items():
+            key = image.streams[stream].key
+            if self._now_ms - since_ms >= self._options.unopened_ms and len(records) < self._options.delete_max:
+                records.append(StreamDeleted(stream, self._now_ms))
+                if key is not None and image.keys.get(key) == b"%d" % stream:
+                    records.append(KeyDeleted(key))
+        if records:
+            self._record(tuple(records))
 
     # ---- snapshots --------------------------------------------------------------------------------------------------
 

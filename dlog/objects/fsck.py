@@ -5,7 +5,8 @@ one that the second one still has as committed was not deleted before its end.
 
 Invariants:
 - an orphan is named by no metadata and never will be: its id belongs to another owner, or its snapshot lies behind one
-  that is recorded. Ids of prepared objects, and ids that the image does not know yet, are never orphans;
+  that is recorded. The same holds for a zombie, since ids are never used again. Ids of prepared objects, and ids that
+  the image does not know yet, are neither;
 - an image that lags makes fewer findings about objects that are there, never another kind of them.
 """
 
@@ -26,15 +27,19 @@ _ALL = 1 << 62
 
 
 class Kind(enum.StrEnum):
-    """What is wrong. Only orphans may be deleted."""
+    """What is wrong. Only what is in REMOVABLE may be deleted."""
 
     ORPHAN = "orphan"  # named by no metadata, and never will be
     HOLE = "hole"  # entries that are uploaded by the metadata are in no object
     ZOMBIE = "zombie"  # the metadata has it as destroyed: it landed after its deletion
+    UNFINISHED = "unfinished"  # an upload in parts whose object was committed without it, or never will be
     MISSING = "missing"  # committed by the metadata, and not there
     DAMAGED = "damaged"  # a checksum does not match, or it is not what the metadata say
     OVERDUE = "overdue"  # prepared, never committed, and not marked long after its expiry
     FOREIGN = "foreign"  # no object of this cluster has such a name
+
+
+REMOVABLE = frozenset({Kind.ORPHAN, Kind.ZOMBIE, Kind.UNFINISHED})
 
 
 @value
@@ -111,10 +116,22 @@ def compare(
     return Comparison(tuple(findings), named, later)
 
 
-def is_orphan(image: Image, folder: str, one: ListedObject) -> bool:
+def is_removable(image: Image, folder: str, one: ListedObject) -> bool:
     """Whether no metadata names an object and none ever will, so that it may be deleted."""
     finding, _ = _judge(image, folder, one)
-    return isinstance(finding, Finding) and finding.kind is Kind.ORPHAN
+    return isinstance(finding, Finding) and finding.kind in REMOVABLE
+
+
+def judge_unfinished(image: Image, folder: str, key: str) -> Finding | None:
+    """The finding about an upload in parts that is not finished; None: it may be in progress, or is not of this
+    cluster. An object that is prepared, or not known yet, may still be written."""
+    parsed = parse_object_key(folder, key)
+    if parsed is None:
+        return None
+    state = image.objects.state(parsed.object)
+    if state in (ObjectState.UNKNOWN, ObjectState.PREPARED):
+        return None
+    return Finding(Kind.UNFINISHED, key, f"its object is {state.name.lower()}", parsed.object)
 
 
 def _judge(image: Image, folder: str, one: ListedObject) -> tuple[Finding | bool, int | None]:

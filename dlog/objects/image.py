@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from dlog.errors import DamagedError
@@ -90,6 +90,10 @@ class SliceTable:
     def __len__(self) -> int:
         return len(self.starts)
 
+    def copied_rows(self) -> Iterator[tuple[int, int, int]]:
+        """Start, end and object of each slice, as they are now."""
+        return zip(self.starts[:], self.ends[:], self.objects[:], strict=True)
+
     def floor(self, offset: int) -> int:
         """Index of the last slice that starts at or below the offset; -1: none does."""
         return bisect_right(self.starts, offset) - 1
@@ -125,12 +129,14 @@ class SliceTable:
 
 
 class StreamImage:
-    """One object stream. epoch: of its last opening, -1 before the first. objects: its stream objects."""
+    """One object stream. epoch: of its last opening, -1 before the first. objects: its stream objects. key: that was
+    created with it and names it only."""
 
-    __slots__ = ("epoch", "objects", "ranges", "start")
+    __slots__ = ("epoch", "key", "objects", "ranges", "start")
 
     def __init__(self) -> None:
         self.epoch = Epoch(-1)
+        self.key: str | None = None
         self.start = 0
         self.ranges: list[Range] = []
         self.objects = SliceTable()
@@ -199,7 +205,8 @@ class NodeImage:
 class Image:
     """All metadata. version: number of records applied since the metadata stream began.
 
-    snapshots: the last ones that are recorded, oldest first, at most SNAPSHOTS_KEPT.
+    snapshots: the last ones that are recorded, oldest first, at most SNAPSHOTS_KEPT. unopened: streams with a key that
+    were never opened, in order.
     """
 
     def __init__(self) -> None:
@@ -210,6 +217,8 @@ class Image:
         self.nodes: dict[NodeId, NodeImage] = {}
         self.objects = ObjectTable()
         self.snapshots: list[SnapshotWritten] = []
+        self.unopened: dict[ObjectStreamId, None] = {}
+        self._put: KeyPut | None = None  # the last one
 
     @property
     def next_object(self) -> ObjectId:
@@ -230,6 +239,7 @@ class Image:
         if record.key in self.keys:
             raise DamagedError(f"a record replaces the value of a key: key={record.key!r} version={self.version}")
         self.keys[record.key] = record.value
+        self._put = record
 
     def _key_deleted(self, record: KeyDeleted) -> None:
         if self.keys.pop(record.key, None) is None:
@@ -239,7 +249,19 @@ class Image:
         if record.stream != self.next_stream:
             raise self._no_fit(record)
         self.streams[record.stream] = StreamImage()
+        if self._put is not None:
+            self.name_stream(self._put.key, self._put.value)
+            self._put = None
         self.next_stream = ObjectStreamId(record.stream + 1)
+
+    def name_stream(self, key: str, value: bytes) -> None:
+        """Let a stream know its key, if the value is the id of one stream."""
+        stream = ObjectStreamId(int(value)) if value.isdigit() and len(value) < 20 else ObjectStreamId(0)
+        its = self.streams.get(stream)
+        if its is not None:
+            its.key = key
+            if its.epoch < 0:
+                self.unopened[stream] = None
 
     def _stream(self, record: Any, stream: ObjectStreamId) -> StreamImage:
         found = self.streams.get(stream)
@@ -257,6 +279,7 @@ class Image:
         if end is None or record.epoch <= stream.epoch:
             raise self._no_fit(record)
         stream.epoch = record.epoch
+        self.unopened.pop(record.stream, None)
         if stream.ranges and stream.ranges[-1].start == end:
             stream.ranges.pop()
         stream.ranges.append(Range(record.epoch, record.node, record.node_epoch, end))
@@ -307,6 +330,7 @@ class Image:
         for node in self.nodes.values():
             node.slices.pop(record.stream, None)
         del self.streams[record.stream]
+        self.unopened.pop(record.stream, None)
 
     # ---- nodes ----
 

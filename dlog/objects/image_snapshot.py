@@ -121,6 +121,9 @@ def image_of(contents: SnapshotContents) -> Image:
     names = [NodeId(node.name) for node in contents.nodes]
     _read_streams(image, names, columns)
     _read_nodes(image, contents)
+    for key, value in image.keys.items():
+        image.name_stream(key, value)
+    image.unopened = dict.fromkeys(sorted(image.unopened))
     return image
 
 

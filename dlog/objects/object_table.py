@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 from array import array
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -96,6 +97,8 @@ class ObjectTable:
         self.marked_bytes = 0
         self.owners: list[tuple[NodeId, NodeEpoch]] = []
         self._owner_index: dict[tuple[NodeId, NodeEpoch], int] = {}
+        self._owner_rows: list[int] = []  # number of rows of each owner; one without rows gives its place to a new one
+        self._free_owners: list[int] = []
         self._blocks: dict[int, _Block] = {}
 
     def __len__(self) -> int:
@@ -149,8 +152,8 @@ class ObjectTable:
             raise DamagedError(f"prepared ids do not follow the ones before: first={first} next={self.next_id}")
         index = self._owner_index.get(owner)
         if index is None:
-            index = self._owner_index[owner] = len(self.owners)
-            self.owners.append(owner)
+            index = self._owner_index[owner] = self._new_owner(owner)
+        self._owner_rows[index] += count
         for object in range(first, first + count):
             block = self._blocks.get(object >> 10)
             if block is None:
@@ -164,6 +167,15 @@ class ObjectTable:
             block.prepared += 1
         self.next_id = ObjectId(first + count)
         self.prepared += count
+
+    def _new_owner(self, owner: tuple[NodeId, NodeEpoch]) -> int:
+        if self._free_owners:
+            index = self._free_owners.pop()
+            self.owners[index] = owner
+            return index
+        self.owners.append(owner)
+        self._owner_rows.append(0)
+        return len(self.owners) - 1
 
     def commit(self, object: ObjectId, stream: ObjectStreamId | None, bytes: int, time_ms: int) -> None:
         block, at = self._row(object)
@@ -197,6 +209,11 @@ class ObjectTable:
         block.marked -= 1
         self.marked -= 1
         self.marked_bytes -= block.bytes[at]
+        index = block.owners[at]
+        self._owner_rows[index] -= 1
+        if not self._owner_rows[index]:
+            del self._owner_index[self.owners[index]]
+            self._free_owners.append(index)
         for column in (block.slots, block.states, block.bytes, block.times, block.owners, block.streams):
             del column[at]
         if not block.slots:
@@ -254,11 +271,18 @@ class ObjectTable:
             raise DamagedError(f"the columns of the table of objects differ in length: rows={size}")
         if size and not (ids[0] >= 1 and ids[-1] < next_id and max(rows.owners) < len(owners)):
             raise DamagedError(f"the table of objects has ids or owners that do not exist: next={next_id}")
+        if len(set(owners)) != len(owners):
+            raise DamagedError("the table of objects names an owner twice")
         if any(state not in (_PREPARED, _COMMITTED, _MARKED) for state in set(rows.states)):
             raise DamagedError("the table of objects has a state that does not exist")
         self.next_id = next_id
         self.owners = list(owners)
         self._owner_index = {owner: at for at, owner in enumerate(self.owners)}
+        counts = Counter(rows.owners)
+        self._owner_rows = [counts[at] for at in range(len(owners))]
+        for at in [at for at, count in enumerate(self._owner_rows) if not count]:
+            del self._owner_index[self.owners[at]]
+            self._free_owners.append(at)
         at = 0
         while at < size:
             number = ids[at] >> 10

@@ -14,8 +14,8 @@ class ControllerOptions:
     """Limits of what the metadata may hold, and when objects are deleted and snapshots are written.
 
     pending_max: operations that are not answered. expiry: how long an object may be prepared and not committed; it must
-    be longer than the slowest upload. retention_ms: between the record that marks an object and its deletion, so that
-    readers with an older image still find it.
+    be longer than the slowest upload. unopened_ms: how long a stream may be created and not opened. retention_ms:
+    between the record that marks an object and its deletion, so that readers with an older image still find it.
     """
 
     pending_max: int = option(1000, sim=(2, 40))
@@ -30,6 +30,7 @@ class ControllerOptions:
     prepared_max: int = option(100_000, sim=(10, 100))  # objects
     expiry_min_ms: int = option(5 * _MINUTE_MS, sim=(100, 1000))
     expiry_max_ms: int = option(25 * 60 * _MINUTE_MS)
+    unopened_ms: int = option(60 * _MINUTE_MS, sim=(500, 5000))
     retention_ms: int = option(10 * _MINUTE_MS, sim=(1, 2000))
     delete_max: int = option(1000, sim=(1, 5))  # objects deleted at once, as many as one request takes
     snapshot_records: int = option(1_000_000, sim=(5, 100))  # between two snapshots

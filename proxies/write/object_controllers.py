@@ -68,6 +68,11 @@ class LocalSender:
     def attach(self, controllers: ObjectControllers, remote: ProxySender) -> None:
         self._controllers, self._remote = controllers, remote
 
+    @property
+    def has_controller(self) -> bool:
+        """See OperationSender."""
+        return self._controllers is not None and self._controllers.hosts(METADATA_STREAM)
+
     async def send(self, operation: bytes) -> bytes:
         """See OperationSender (dlog/io/object_metadata.py)."""
         if self._controllers is None or self._remote is None:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from dlog.events import Event
 from dlog.hostport import join_host_port
-from dlog.io import process
 from dlog.io.metadata_stream import FindRoot
-from dlog.model.object_streams import NodeId, nameless_node
+from dlog.io.process import reachable_host
+from dlog.model.object_streams import NodeId
 from dlog.stores.object_storage.port import Objects
 from proxies import parts, serving
 from proxies.write.object_controllers import LocalSender, ObjectStorageAccess, controller_options
@@ -47,9 +47,7 @@ async def run(
 
 
 def _node(options: WriteOptions) -> NodeId:
-    """The id of this process's node: that of the proxy, and the same after a restart, if the configuration has it."""
-    if options.id or options.advertise:
-        return NodeId(options.id or options.advertise)
-    if options.port:
-        return NodeId(join_host_port(process.reachable_host(options.host), options.port))
-    return nameless_node(os.urandom(8))
+    """The id of this process's node: the one under which the proxy registers, the same after a restart. A proxy whose
+    port the system chooses has another one at each start."""
+    address = join_host_port(reachable_host(options.host), options.port)
+    return NodeId(options.id or options.advertise or (address if options.port else f"proxy-{os.urandom(8).hex()}"))

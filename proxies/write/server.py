@@ -25,7 +25,6 @@ from dlog.io.object_metadata import ProxySender
 from dlog.io.shared_timers import ProcessTimers, SharedTimers
 from dlog.machine import Versioned
 from dlog.model.ids import METADATA_STREAM, NO_ENTRY, ProxyId, StreamName, stream_name
-from dlog.model.object_streams import NodeId, is_nameless
 from dlog.model.segment import StreamKey
 from dlog.ownership.claim import Claimant
 from dlog.stores.contract import SegmentStore
@@ -293,22 +292,15 @@ class WriteProxy:
         )
 
     async def _upload_left(self) -> None:
-        """Have uploaded what this proxy, and those that are gone, left in their write-ahead logs. Raises StoreError,
+        """Have uploaded what the last process of this proxy left in its write-ahead log. Raises StoreError,
         MetadataUnavailableError."""
         store = self._stores.get("s3")
         if isinstance(store, S3Store) and isinstance(await self._metadata.read(StreamKey(METADATA_STREAM)), Versioned):
-            await store.upload_left(self._is_left)
+            await store.upload_left()
 
     async def _upload_own(self) -> None:
         with suppress(DLogError):  # out of reach: the next round of upkeep tries again
             await self._upload_left()
-
-    def _is_left(self, node: NodeId) -> bool:
-        """Whether the proxy with this node is gone, and this one should do its work. Of one without a name of its own
-        nobody can tell."""
-        if is_nameless(node) or ProxyId(node) in self._metadata.known_members().write_proxies:
-            return False
-        return self.placing.preferred(node) is None
 
     def _open_session(self, connection: Connection, hello: Hello) -> Session:
         return WriteSession(self, connection, hello)

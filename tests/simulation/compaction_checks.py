@@ -8,6 +8,7 @@ from dlog.errors import DLogError
 from dlog.model.object_streams import (
     CompactionCommitted,
     MetadataRecord,
+    NodeId,
     ObjectId,
     ObjectStreamId,
     Slice,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from tests.simulation.compaction_world import CompactionWorld
 
 FOLDER = "objects/1"
+QUIET_S = 30.0  # in which each node's objects are compacted, if any are old
 GRACE_MS = 15_000  # a controller deletes a few objects at a time
 Content = dict[tuple[ObjectStreamId, int], ObjectEntry]
 
@@ -68,6 +70,7 @@ class CompactionChecks:
         self.deleted: set[ObjectStreamId] = set()
         self._world = world
         self._live: set[tuple[ObjectStreamId, int]] = set()
+        self.tried_s: dict[NodeId, float] = {}  # when the last compaction of a node's objects ended
 
     # ---- records ----------------------------------------------------------------------------------------------------
 
@@ -184,6 +187,12 @@ class CompactionChecks:
         orphans = [key for key in there - referenced - world.storage.zombies if not self._is_young(key)]
         if orphans:
             raise Violation("O2", f"orphans are left in quiet times: {sorted(orphans)[:3]}")
+
+        for name, node in image.nodes.items():
+            oldest_ms = min((its[1] for its in node.set_objects.values()), default=world.now_ms)
+            overdue_s = (world.now_ms - oldest_ms - world.config["force_split_ms"]) / 1000
+            if overdue_s > QUIET_S and world.now_s - self.tried_s.get(name, 0.0) > QUIET_S:
+                raise Violation("O2", f"objects of a node are not compacted any more: node={name}")
 
     def _is_young(self, key: str) -> bool:
         """Whether an object that nothing refers to may still be there: it is about to expire or to be deleted."""

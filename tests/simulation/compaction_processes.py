@@ -26,6 +26,7 @@ from dlog.objects.compaction import (
     plan_stream_objects,
     set_objects_to_read,
     streams_of,
+    taken_over_nodes,
 )
 from dlog.objects.compaction_run import (
     BytesRead,
@@ -86,28 +87,40 @@ class NodeProcess:
         self.name = name
         self.epoch = NodeEpoch(0)
         self.is_open = False
+        self.has_left = False  # for good: another process uploads the rest
         self._world = world
-        self._life = 0
+        self.life = 0
         self._runs: list[Run] = []  # appended and not uploaded
         self._is_uploading = False
         self._follower = Follower(world)
 
+    @property
+    def serves(self) -> bool:
+        return self.is_open and not self.has_left
+
     def start(self) -> None:
-        """Open the node: close what it had open, and go on uploading what its write-ahead log has."""
-        self._life += 1
+        """Open the node, or take it over if it has left: close what it had open, and go on uploading what its
+        write-ahead log has."""
+        self.life += 1
         self.is_open = self._is_uploading = False
         self.epoch = NodeEpoch(self.epoch + 1)
-        life = self._life
+        life = self.life
         nonce = self._world.rng.randbytes(8)
-        self._ask(OpenNode(self.name, self.epoch, False, nonce), lambda result: self._opened(result, life))
+        self._ask(OpenNode(self.name, self.epoch, self.has_left, nonce), lambda result: self._opened(result, life))
+
+    def leave(self) -> None:
+        """Leave for good."""
+        self.has_left = True
+        self._world.reached["node_left"] += 1
+        self.die()
 
     def die(self) -> None:
-        """Die and start again after some time."""
+        """Die and start again after some time, or be taken over then."""
         world = self._world
         if not self.is_open:
             return
         world.reached["node_died"] += 1
-        self._life += 1
+        self.life += 1
         self.is_open = False
         for its in world.streams.values():
             if its.node == self.name:
@@ -115,8 +128,8 @@ class NodeProcess:
         world.later(world.rng.uniform(0.1, 3), self.start)
 
     def _ask(self, operation: Any, done: Callable[[Any], None]) -> None:
-        life = self._life
-        self._world.ask(operation, done, lambda: life == self._life)
+        life = self.life
+        self._world.ask(operation, done, lambda: life == self.life)
 
     def _opened(self, result: Any, life: int) -> None:
         if isinstance(result, NodeEpochExpiredError):  # a controller that is gone recorded this very request
@@ -140,15 +153,16 @@ class NodeProcess:
                 raise Violation("O9", f"a node cannot close its streams: {result}")
             self.is_open = True
             self._later(self._world.config["upload_s"], self._upload)
-            self._later(self._world.config["compact_s"], self._compact)
+            if not self.has_left:
+                self._later(self._world.config["compact_s"], self._compact)
 
         self._ask(CloseStreams(self.name, self.epoch, tuple(ends)), closed)
 
     def _later(self, mean_s: float, do: Callable[[], None]) -> None:
-        life = self._life
+        life = self.life
 
         def due() -> None:
-            if life == self._life:
+            if life == self.life:
                 do()
 
         self._world.later(mean_s * self._world.rng.uniform(0.5, 1.5), due)
@@ -196,14 +210,14 @@ class NodeProcess:
             nonlocal waiting, is_certain
             waiting -= 1
             is_certain &= is_sure
-            if not waiting and life == self._life:
+            if not waiting and life == self.life:
                 if is_certain:
                     commit = CommitUpload(self.name, self.epoch, set_object, tuple(stream_objects), FLUSH_POINT)
                     self._ask(commit, lambda result: self._committed(result, bodies))
                 else:
                     self._is_uploading = False
 
-        life = self._life
+        life = self.life
         for at, parts in enumerate(bodies):
             object = ObjectId(first + at)
             encoder = ObjectEncoder(object, self.name, self.epoch, block_bytes=self._world.config["block_bytes"])
@@ -252,19 +266,21 @@ class NodeProcess:
             minor_bytes=3000,
             major_bytes=10**6,
         )
-        plans = plan_set_objects(image, self.name, world.now_ms, self._indexes(options), options)
+        gone = taken_over_nodes(image)
+        node, epoch = world.rng.choice(gone) if gone and world.rng.random() < 0.7 else (self.name, self.epoch)
+        plans = plan_set_objects(image, node, world.now_ms, self._indexes(node, options), options)
         is_major = world.rng.random() < 0.2
-        for stream in streams_of(image, self.name):
-            plans += plan_stream_objects(image, self.name, stream, options, is_major=is_major)
-        if plans and image.nodes[self.name].node_epoch == self.epoch:
-            self._run(world.rng.choice(plans))
+        for stream in streams_of(image, node):
+            plans += plan_stream_objects(image, node, stream, options, is_major=is_major)
+        if plans and image.nodes[node].node_epoch == epoch:
+            self._run(world.rng.choice(plans), epoch)
         else:
             self._later(config["compact_s"], self._compact)
 
-    def _indexes(self, options: CompactionOptions) -> dict[ObjectId, ObjectIndex]:
-        """The indexes of those stream-set objects that are there still."""
+    def _indexes(self, node: NodeId, options: CompactionOptions) -> dict[ObjectId, ObjectIndex]:
+        """The indexes of those stream-set objects of a node that are there still."""
         found = {}
-        for object in set_objects_to_read(self._follower.image, self.name, options):
+        for object in set_objects_to_read(self._follower.image, node, options):
             data = self._world.storage.object(object, self._follower.image)
             if data is not None:
                 footer = decode_footer(data, len(data))
@@ -273,16 +289,21 @@ class NodeProcess:
                 found[object] = decode_index(footer, index)
         return found
 
-    def _run(self, plan: CompactionPlan) -> None:
+    def _run(self, plan: CompactionPlan, epoch: NodeEpoch) -> None:
+        """Run a plan for this node or another one, under its epoch."""
         config, image = self._world.config, self._follower.image
         sizes = {name: config[name] for name in ("held_bytes_max", "piece_bytes", "part_bytes", "block_bytes")}
         copying = CopyOptions(**sizes, prepare_max=2, expiry_ms=config["expiry_ms"])
-        run = CompactionRun(plan, self.epoch, image, options=copying)
-        RunDriver(self._world, self, run, self._ask).perform(run.begin())
+        run = CompactionRun(plan, epoch, image, options=copying)
+        RunDriver(self._world, self, run, epoch, self._ask).perform(run.begin())
 
     def ended(self, run: CompactionRun, effect: CompactionDone | CompactionAbandoned) -> None:
         """A run has ended; the next one is planned with newer metadata."""
+        self._world.checks.tried_s[run.plan.node] = self._world.now_s
         self._world.reached["abandoned" if isinstance(effect, CompactionAbandoned) else run.plan.kind.value] += 1
+        self._world.reached["compacted_for_another"] += (
+            isinstance(effect, CompactionDone) and run.plan.node != self.name
+        )
         self._later(self._world.config["compact_s"], self._compact)
 
     def follow(self) -> Image:
@@ -291,22 +312,28 @@ class NodeProcess:
 
 
 class RunDriver:
-    """Performs the effects of one compaction run of a node."""
+    """Performs the effects of one compaction run by a node. epoch: of the plan's node."""
 
     def __init__(
-        self, world: CompactionWorld, node: NodeProcess, run: CompactionRun, ask: Callable[[Any, Any], None]
+        self,
+        world: CompactionWorld,
+        node: NodeProcess,
+        run: CompactionRun,
+        epoch: NodeEpoch,
+        ask: Callable[[Any, Any], None],
     ) -> None:
         self._world = world
         self._node = node
         self._run = run
         self._ask = ask
-        self._epoch = node.epoch
+        self._epoch = epoch
+        self._life = node.life
         self._image = node.follow()
         self._parts: dict[ObjectId, bytes] = {}
         self._got_wrong = False
 
     def _tell(self, fact: CompactionFact) -> None:
-        if self._node.epoch == self._epoch and self._node.is_open:
+        if self._node.life == self._life and self._node.serves:
             if self._world.rng.random() < 0.3:
                 self._node.follow()
             self.perform(self._run.handle(fact))
@@ -356,7 +383,7 @@ class RunDriver:
             self._tell(PartWritten(part.object, part.number) if is_sure else lost)
 
         if part.is_last:
-            key = object_key(FOLDER, part.object, self._node.name, self._epoch)
+            key = object_key(FOLDER, part.object, self._run.plan.node, self._epoch)
             world.storage.put(key, self._parts[part.object], done)
         else:
             is_sure = not world.fails()

@@ -1,5 +1,8 @@
 """The simulation `compaction`: nodes that upload and compact, a controller that deletes, readers whose metadata lags.
 
+Some nodes leave for good: another process takes each of them over, uploads what it left, and ends; its objects are
+compacted by the other nodes.
+
 The machines are those of dlog/objects: controller, image, search, compaction plans and runs; the bytes are those of
 dlog/wire/stream_object.py. The object storage carries out a request late, twice or never, loses answers, and gives
 bytes that are flipped or cut short; what it deletes, the controller asked it to. Controllers and nodes die between two
@@ -82,6 +85,8 @@ MUST_REACH = (
     "zombie",
     "controller_died",
     "node_died",
+    "node_left",
+    "compacted_for_another",
     "moved",
     "jumped",
     "dropped",
@@ -125,6 +130,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         "deaths_s": rng.choice((0.0, 5.0, 20.0)),  # mean time between two deaths, 0: none
         "changes_s": rng.choice((0.5, 3.0)),  # between moves, trims, ...
         "clock_jumps_ms": rng.choice((0, 0, 3000)),
+        "leaves_s": rng.choice((0.0, 10.0)),  # mean time until a node leaves for good, 0: none does
     }
     return Plan(seed=seed, config=config)
 
@@ -185,6 +191,8 @@ class CompactionWorld:
         self._every(self.config["append_s"], self._append)
         if self.config["deaths_s"]:
             self.later(self.config["deaths_s"], self._die)
+        if self.config["leaves_s"]:
+            self.later(self.config["leaves_s"], self._leave)
         until_s = END_S + QUIET_S + 2 * (self.config["expiry_ms"] + self.config["retention_ms"]) / 1000
         while self._queue and self._queue[0][0] < until_s:
             self.now_s, number, do = heapq.heappop(self._queue)
@@ -263,20 +271,20 @@ class CompactionWorld:
             its.end = max(its.end, image.start)
             if image.is_open:
                 last = image.ranges[-1]
-                if last.node_epoch == self.nodes[last.node].epoch and self.nodes[last.node].is_open:
+                if last.node_epoch == self.nodes[last.node].epoch and self.nodes[last.node].serves:
                     its.node, its.epoch = last.node, last.epoch
                 continue
             self._open(stream, its, image.epoch + 1)
 
     def _open(self, stream: ObjectStreamId, its: StreamState, epoch: int) -> None:
         node = self.nodes[self.rng.choice(sorted(self.nodes))]
-        if not node.is_open:
+        if not node.serves:
             return
         its.is_busy = True
 
         def done(result: Any) -> None:
             its.is_busy = False
-            if isinstance(result, StreamIsOpen) and node.is_open and node.epoch == node_epoch:
+            if isinstance(result, StreamIsOpen) and node.serves and node.epoch == node_epoch:
                 its.node, its.epoch = node.name, epoch
                 its.end = max(its.end, result.next)
 
@@ -333,6 +341,15 @@ class CompactionWorld:
             self.controller.die()
         else:
             self.nodes[self.rng.choice(sorted(self.nodes))].die()
+
+    def _leave(self) -> None:
+        """A node leaves for good; the last one stays."""
+        if self.is_quiet:
+            return
+        there = sorted(name for name, node in self.nodes.items() if node.serves)
+        if len(there) > 1:
+            self.nodes[self.rng.choice(there)].leave()
+        self.later(self.config["leaves_s"] * self.rng.uniform(0.5, 2), self._leave)
 
 
 class ControllerProcess:

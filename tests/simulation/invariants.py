@@ -272,7 +272,8 @@ INVARIANTS = {
         "CompactionChecks._check_object, object_deleted, missing, finish, NodesWorld._check_commit, _read",
     ),
     "O2": Invariant(
-        "only marked objects are deleted, and what nothing refers to is gone after its expiry or retention",
+        "only marked objects are deleted, what nothing refers to is gone after its expiry or retention, and objects of "
+        "a node that has left are compacted",
         COMPACTION,
         "CompactionChecks.object_deleted, finish, _is_young, NodesWorld._check_at_rest",
         "An object that lands after its key was deleted stays: keys are never used again, so it harms nobody, and fsck "

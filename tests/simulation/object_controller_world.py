@@ -356,6 +356,7 @@ class ControllerProcess:
         options = ControllerOptions(
             **{name: config[name] for name in ("expiry_min_ms", "retention_ms", "delete_max", "snapshot_records")},
             pending_max=config["pending_max"],
+            unopened_ms=2000,
         )
         epoch = self.epoch
         if world.is_calm or world.rng.random() < 0.5:

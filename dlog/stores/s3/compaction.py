@@ -1,4 +1,9 @@
-"""Compacts the objects of this process's node in the background: plans of dlog/objects/compaction.py, one at a time."""
+"""Compacts objects in the background: plans of dlog/objects/compaction.py, one at a time.
+
+Each process compacts the objects of its own node. The one that has the controller also compacts those of nodes whose
+work another process took over, until they come back. While the controller moves, two processes may compact the same
+objects: then one of the two commits is refused, since its sources are gone.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,23 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from typing import TypeVar
 
 from dlog.errors import DLogError, Remedy
 from dlog.events import CompactionFailed, Event, ObjectsCompacted
-from dlog.model.object_streams import NO_OBJECT, NodeEpoch, ObjectId
+from dlog.model.object_streams import NO_OBJECT, NodeEpoch, NodeId, ObjectId, ObjectStreamId
 from dlog.objects.compaction import (
+    STEP,
     CompactionOptions,
     CompactionPlan,
-    plan_set_objects,
-    plan_stream_objects,
-    set_objects_to_read,
-    streams_of,
+    Steps,
+    gather_set_objects,
+    gather_stream_objects,
+    gather_streams,
+    plan_gathered,
+    plan_gathered_stream,
+    taken_over_nodes,
 )
 from dlog.objects.compaction_run import (
     BytesRead,
@@ -40,15 +51,16 @@ from dlog.stores.s3.object_reads import ObjectReads, object_name
 from dlog.stores.s3.object_writes import ObjectWrites
 from dlog.stores.s3.own_node import OwnNode
 from dlog.stores.s3.places import object_location
-from dlog.stores.s3.ports import FindObjects
+from dlog.stores.s3.ports import FindObjects, Processes
 from dlog.wire.stream_object import ObjectIndex
 
 MAJOR_EVERY = 6  # rounds: one of them also makes the rare, large merges
+T = TypeVar("T")
 COMMITS_UNCLEAR_MAX = 10  # then the run is given up
 
 
 class Compactions:
-    """See the module. Runs only while the node serves, under its epoch."""
+    """See the module. The own node's objects are compacted only while it serves, under its epoch."""
 
     def __init__(
         self,
@@ -56,8 +68,9 @@ class Compactions:
         metadata: MetadataView,
         objects: Objects,
         find_objects: FindObjects,
-        writes: ObjectWrites,
+        new_writes: Callable[[NodeId], ObjectWrites],
         reads: ObjectReads,
+        processes: Processes | None,
         options: CompactionOptions,
         tell: Callable[[Event], None],
     ) -> None:
@@ -66,9 +79,10 @@ class Compactions:
         self._objects = objects
         self._find_objects = find_objects
         self._reads = reads
+        self._processes = processes
         self._options = options
         self._tell = tell
-        self._writes = writes
+        self._new_writes = new_writes
 
     async def run(self, every_s: float) -> None:
         """Compact until cancelled."""
@@ -82,32 +96,49 @@ class Compactions:
                 self._tell(CompactionFailed(self._node.node, error.message))
 
     async def round(self, *, is_major: bool) -> int:
-        """Make plans and run them; returns how many were carried out. Raises StoreError."""
-        running = self._node.current
-        if running is None:
-            return 0
-        node, epoch = self._node.node, running.node_epoch
-        image = await self._metadata.read()
+        """Make plans and run them; returns how many were carried out. Raises StoreError if there are no metadata."""
+        running, nodes, done = self._node.current, list[tuple[NodeId, NodeEpoch]](), 0
+        if running is not None:
+            nodes.append((self._node.node, running.node_epoch))
+        if self._processes is not None and self._processes.has_controller:
+            nodes += taken_over_nodes(await self._metadata.read())
+        for node, epoch in nodes:
+            try:
+                done += await self._compact(node, epoch, is_major=is_major)
+            except DLogError as error:
+                self._tell(CompactionFailed(node, error.message))
+        return done
+
+    async def _compact(self, node: NodeId, epoch: NodeEpoch, *, is_major: bool) -> int:
+        """Compact the objects of one node. Raises StoreError."""
+        sources = await _in_steps(gather_set_objects(await self._metadata.read(), node, self._options))
         indexes: dict[ObjectId, ObjectIndex] = {}
-        for object in set_objects_to_read(image, node, self._options):
-            with suppress(StoreError):  # a damaged one is left alone
-                indexes[object] = await self._reads.index(object_name(image, object))
+        for source in sources:
+            if source.slices:
+                with suppress(StoreError):  # a damaged one is left alone
+                    name = object_name(await self._metadata.read(), source.object)
+                    indexes[source.object] = await self._reads.index(name)
         now_ms = await self._objects.now_unix_ms(await self._find_objects())
-        image = await self._metadata.read()
         done = 0
-        for plan in plan_set_objects(image, node, now_ms, indexes, self._options):
+        for plan in await asyncio.to_thread(plan_gathered, node, sources, now_ms, indexes, self._options):
             done += await self._run(plan, epoch, indexes)
-        for stream in tuple(streams_of(await self._metadata.read(), node)):
-            image = await self._metadata.read()
-            for plan in plan_stream_objects(image, node, stream, self._options, is_major=is_major):
-                done += await self._run(plan, epoch, {})
-            await asyncio.sleep(0)
+        for stream in await _in_steps(gather_streams(await self._metadata.read(), node)):
+            done += await self._compact_stream(stream, node, epoch, is_major=is_major)
+        return done
+
+    async def _compact_stream(self, stream: ObjectStreamId, node: NodeId, epoch: NodeEpoch, *, is_major: bool) -> int:
+        """Compact the stream objects of one stream. Raises StoreError."""
+        sources = await _in_steps(gather_stream_objects(await self._metadata.read(), stream))
+        plan_these = partial(plan_gathered_stream, node, sources, self._options, is_major=is_major)
+        done = 0
+        for plan in plan_these() if len(sources) < STEP else await asyncio.to_thread(plan_these):
+            done += await self._run(plan, epoch, {})
         return done
 
     async def _run(self, plan: CompactionPlan, epoch: NodeEpoch, indexes: dict[ObjectId, ObjectIndex]) -> bool:
         """Run a plan; whether it is recorded."""
         machine = CompactionRun(plan, epoch, await self._metadata.read(), indexes=indexes)
-        performer = _Performer(self, epoch)
+        performer = _Performer(self, plan.node, epoch)
         effects = deque[CompactionEffect](machine.begin())
         try:
             while effects:
@@ -129,12 +160,26 @@ class Compactions:
         return False
 
 
-class _Performer:
-    """Performs the effects of one run."""
+async def _in_steps(steps: Steps[T]) -> T:
+    """Do work in steps, and others' between them."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        finally:
+            await asyncio.sleep(0)
 
-    def __init__(self, owner: Compactions, epoch: NodeEpoch) -> None:
+
+class _Performer:
+    """Performs the effects of one run, for a node under an epoch."""
+
+    def __init__(self, owner: Compactions, node: NodeId, epoch: NodeEpoch) -> None:
         self._owner = owner
+        self._node = node
         self._epoch = epoch
+        self._writes = owner._new_writes(node)
         self._writers: dict[ObjectId, ObjectWriter] = {}
         self._unclear = 0
 
@@ -177,9 +222,9 @@ class _Performer:
     async def _write(self, part: WritePart) -> None:
         owner = self._owner
         folder = await owner._find_objects()
-        location = object_location(folder, part.object, owner._node.node, self._epoch)
+        location = object_location(folder, part.object, self._node, self._epoch)
         if part.number == 0 and part.is_last:
-            await owner._writes.create(folder, part.object, location, part.data)
+            await self._writes.create(folder, part.object, location, part.data)
             return
         writer = self._writers.get(part.object)
         if writer is None:

@@ -14,7 +14,7 @@ from random import Random
 
 from dlog.errors import DLogError
 from dlog.events import Event
-from dlog.model.object_streams import NodeEpoch, NodeId, WalPosition
+from dlog.model.object_streams import NodeEpoch, NodeId
 from dlog.objects.failover import FailoverWorker
 from dlog.objects.image import Image
 from dlog.objects.node_messages import AwaitUploaded, RecoverNode
@@ -56,8 +56,6 @@ class Failovers:
         self._on_event = on_event
         self._other_s = other_s
         self._turn = asyncio.Lock()
-        self._uploading: set[NodeId] = set()  # nodes whose entries this process uploads
-        self._seen: dict[NodeId, tuple[NodeEpoch, WalPosition]] = {}  # those with a log, at the last look
 
     async def close_streams(self, node: NodeId, is_closed: Callable[[Image], bool]) -> None:
         """Have the streams of a node closed. is_closed: whether the one of interest is. Raises StoreError; also if
@@ -71,17 +69,13 @@ class Failovers:
                 return
             await self._run(node, NodeEpoch(known.node_epoch + 1))
 
-    async def upload_left(self, is_left: Callable[[NodeId], bool]) -> None:
-        """Upload what nodes left in their logs when they, or those who took over from them, ended. is_left: whether a
-        node's process is gone, and this one should do its work. Only a node that made no progress since the last call
-        is taken over, so that a failover under way is left alone. Raises StoreError."""
-        image = await self._metadata.fresh()
-        before = self._seen
-        self._seen = {node: (its.node_epoch, its.flush_point) for node, its in image.nodes.items() if its.wal}
-        for node, state in self._seen.items():
-            if before.get(node) == state and node not in self._uploading and is_left(node):
-                async with self._turn:
-                    await self._run(node, NodeEpoch(state[0] + 1))
+    async def take_over(self, node: NodeId, node_epoch: NodeEpoch) -> None:
+        """Take over a node, if it has this epoch still: close its streams; what it left is uploaded behind that. Raises
+        StoreError."""
+        async with self._turn:
+            image = await self._metadata.fresh()
+            if image.nodes[node].node_epoch == node_epoch:
+                await self._run(node, NodeEpoch(node_epoch + 1))
 
     async def _other_closes(self, epoch: NodeEpoch, node: NodeId, is_closed: Callable[[Image], bool]) -> bool:
         """Wait for another process's failover; whether the stream is closed."""
@@ -109,22 +103,19 @@ class Failovers:
         )
         try:
             await actor.ask(RecoverNode())
-        except DLogError as error:
+        except BaseException as error:  # also if it is cancelled: the next caller fails the node over again
             await _end(actor, wal)
-            raise store_error(error) from error
-        except BaseException:  # cancelled: the next caller fails the node over again
-            actor.stop()
+            if isinstance(error, DLogError):
+                raise store_error(error) from error
             raise
-        self._tasks.start(partial(self._upload, node, actor, wal), f"uploads of {node} epoch {epoch}")
+        self._tasks.start(partial(self._upload, actor, wal), f"uploads of {node} epoch {epoch}")
 
-    async def _upload(self, node: NodeId, actor: MachineActor, wal: WalSegments) -> None:
+    async def _upload(self, actor: MachineActor, wal: WalSegments) -> None:
         """Let the uploads go on to their end. If they fail, or this process ends, the node itself does them when it
         starts again, or the next failover."""
-        self._uploading.add(node)
         try:
             await actor.ask(AwaitUploaded())
         finally:
-            self._uploading.discard(node)
             await _end(actor, wal)
 
 

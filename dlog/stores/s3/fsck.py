@@ -3,7 +3,8 @@
 The comparison is dlog/objects/fsck.py. The metadata are read before and after the listing; the caller tells how.
 
 Invariants:
-- an object is removed only if the image that was read after its listing has it as an orphan.
+- an object is removed only if an image that was read after its listing has it as an orphan or as destroyed, and an
+  unfinished upload only if its object will never be committed by it.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from dlog.objects.fsck import (
     ListedObject,
     committed_objects,
     compare,
-    is_orphan,
+    is_removable,
+    judge_unfinished,
     missing_parts,
     slices_by_object,
 )
 from dlog.objects.image import Image, ObjectState
 from dlog.stores.contract import SegmentCorruptError
 from dlog.stores.object_storage.locations import Location
-from dlog.stores.object_storage.port import Objects
+from dlog.stores.object_storage.port import Found, Objects
 from dlog.stores.s3.object_reads import ObjectGoneError, ObjectReads, object_name
 from dlog.values import value
 
@@ -77,6 +79,7 @@ class ObjectCheck:
         image = await self._fresh()
         comparison = compare(image, self._folder, listed, before, now_ms, overdue_ms=overdue_ms)
         version, findings = image.version, list(comparison.findings)
+        findings += [finding for finding, _ in await self._unfinished(image)]
         gone = {one.object for one in findings if one.kind is Kind.MISSING}
         expected = slices_by_object(image)
         to_read = [ObjectId(object) for object in committed_objects(image) if object not in gone]
@@ -93,17 +96,31 @@ class ObjectCheck:
         objects = len(to_read) if reads_blocks else 0
         return Checked(comparison, tuple(findings), len(listed), size, objects, self._blocks, version)
 
-    async def remove(self, orphans: Sequence[Finding]) -> int:
-        """Delete the objects of these findings that are orphans by the newest image; how many. Raises StoreError."""
+    async def remove(self, findings: Sequence[Finding]) -> int:
+        """Delete what is found of these that may be removed by the newest image; how many. Raises StoreError."""
         image = await self._fresh()
         keys = [
             one.place
-            for one in orphans
-            if one.kind is Kind.ORPHAN and is_orphan(image, self._folder, ListedObject(one.place, 0))
+            for one in findings
+            if one.kind in (Kind.ORPHAN, Kind.ZOMBIE) and is_removable(image, self._folder, ListedObject(one.place, 0))
         ]
         for at in range(0, len(keys), DELETES_AT_ONCE):
             await self._objects.delete_many([self._root.below(key) for key in keys[at : at + DELETES_AT_ONCE]])
-        return len(keys)
+        told = {one.place for one in findings if one.kind is Kind.UNFINISHED}
+        uploads = [left for finding, left in await self._unfinished(image) if finding.place in told] if told else []
+        for left in uploads:
+            await self._objects.discard(left)
+        return len(keys) + len(uploads)
+
+    async def _unfinished(self, image: Image) -> list[tuple[Finding, Found]]:
+        """The uploads in parts that nobody will finish."""
+        above = f"{self._root}/"
+        found: list[tuple[Finding, Found]] = []
+        async for left in self._objects.unfinished(self._root):
+            finding = judge_unfinished(image, self._folder, left.location.removeprefix(above))
+            if finding is not None:
+                found.append((finding, left))
+        return found
 
     async def _list(self) -> list[ListedObject]:
         above = f"{self._root}/"

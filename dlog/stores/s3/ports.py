@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Protocol
 
 from dlog.events import Event
 from dlog.machine import Fact, Machine
+from dlog.model.object_streams import NodeId
 from dlog.objects.image import Image
 from dlog.objects.operations import Operation, Result
 from dlog.stores.object_storage.locations import Location
@@ -29,6 +30,19 @@ class ObjectMetadata(Protocol):
 
     async def wait_version(self, version: int, timeout_s: float) -> bool:
         """Wait until the image has applied so many records; whether it has."""
+        ...
+
+
+class Processes(Protocol):
+    """What a process knows of the others of its cluster."""
+
+    @property
+    def has_controller(self) -> bool:
+        """Whether the controller is in this process, which then finishes the work of nodes that are gone."""
+        ...
+
+    async def live_nodes(self) -> Collection[NodeId]:
+        """The nodes of all write proxies that are registered now. Raises DLogError."""
         ...
 
 

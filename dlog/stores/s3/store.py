@@ -23,7 +23,7 @@ from typing import Any
 from dlog.errors import DLogError, InvalidRequestError, TruncatedError
 from dlog.events import Event
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
-from dlog.model.object_streams import NodeId, ObjectRef, ObjectStreamId
+from dlog.model.object_streams import NodeId, ObjectRef
 from dlog.model.segment import StoreSettings
 from dlog.objects.image import Image, Range
 from dlog.objects.node_messages import CloseStreamsHere, OpenStreamHere
@@ -50,6 +50,7 @@ from dlog.stores.object_storage.port import Objects
 from dlog.stores.object_storage.seeking import SpanOf
 from dlog.stores.s3.compaction import Compactions
 from dlog.stores.s3.failovers import Failovers
+from dlog.stores.s3.gone_nodes import GoneNodes
 from dlog.stores.s3.metadata import MetadataView
 from dlog.stores.s3.object_reads import ObjectGoneError, ObjectReads, object_name, payload_bytes
 from dlog.stores.s3.object_writes import ObjectWrites
@@ -63,7 +64,7 @@ from dlog.stores.s3.options import (
 )
 from dlog.stores.s3.own_node import OwnNode
 from dlog.stores.s3.places import FIRST_EPOCH, Place, parse_place, parse_segment_key, range_of, segment_key
-from dlog.stores.s3.ports import FindObjects, ObjectMetadata, StartMachine
+from dlog.stores.s3.ports import FindObjects, ObjectMetadata, Processes, StartMachine
 from dlog.stores.s3.reader import EntryReads, S3Reader
 from dlog.stores.s3.storage_check import StorageCheck
 from dlog.stores.s3.tasks import Tasks
@@ -81,6 +82,7 @@ OBJECTS_AT_ONCE = 64  # of one search, when a segment is walked through
 READ_BYTES = 1 << 20  # at once, when a segment is walked through
 NODE_S = 20.0  # for the node to serve, when it is checked
 _NONCE_BITS = 64
+_DECIDE_FIRST_S, _DECIDE_MAX_S = 0.05, 2.0  # between two attempts to decide an end; each asks the controller
 
 
 class S3Store:
@@ -88,8 +90,9 @@ class S3Store:
 
     node: the id of this process's node, the same after a restart; None: it creates no segments. wal: where the node's
     log is written; wals: all stores of this process that may have logs of nodes, by name. find_objects: the folder of
-    the objects. span_of: the txids and times of an entry, for the indexes of objects. check_objects: checks that the
-    storage has this cluster's objects and can hold more; raises StoreError. tell: gets events.
+    the objects. span_of: the txids and times of an entry, for the indexes of objects. processes: of the cluster; None:
+    this process does nothing for other nodes. check_objects: checks that the storage has this cluster's objects and can
+    hold more; raises StoreError. tell: gets events.
     """
 
     name = NAME
@@ -108,6 +111,7 @@ class S3Store:
         rng: Random,
         *,
         node: NodeId | None = None,
+        processes: Processes | None = None,
         check_objects: Callable[[], Awaitable[None]] | None = None,
         tell: Callable[[Event], None] = lambda _: None,
     ) -> None:
@@ -155,8 +159,9 @@ class S3Store:
                 self.metadata,
                 objects,
                 find_objects,
-                new_writes(node),
+                new_writes,
                 self.reads,
+                processes,
                 compaction_options(options),
                 tell,
             )
@@ -177,16 +182,21 @@ class S3Store:
             )
         self.has_log_in_objects = wal is not None and wal.name == S3_DIRECT
         self._storage = StorageCheck(check_objects, self.cache)
+        self.gone_nodes: GoneNodes | None = None
+        if self._failovers is not None and processes is not None:
+            self.gone_nodes = GoneNodes(node, self.metadata, self._failovers, processes)
         self._rng = rng
         self._is_open = False
-        self._is_compacting = False
         self._writers: set[S3Writer] = set()
         self._readers: set[S3Reader] = set()
-        self._keys: dict[ObjectStreamId, str] = {}  # that name segments; those of deleted ones may be among them
 
     async def __aenter__(self) -> S3Store:
         await self.cache.__aenter__()
         await self.tasks.__aenter__()
+        if self.compactions is not None:
+            self.tasks.start(partial(self.compactions.run, self.options.compaction_s), "compacts objects")
+        if self.gone_nodes is not None:
+            self.tasks.start(partial(self.gone_nodes.run, self.options.compaction_s), "takes over nodes that are gone")
         self._is_open = True
         return self
 
@@ -231,7 +241,7 @@ class S3Store:
         while True:
             try:
                 return await self._create(node, key, max(0.1, end_s - loop.time()))
-            except (SegmentFencedError, StoreUnavailableError) as error:
+            except (SegmentFencedError, SegmentNotFoundError, StoreUnavailableError) as error:
                 if loop.time() >= end_s:
                     raise StoreUnavailableError(error.message, outcome_unknown=False) from error
             await asyncio.sleep(0.05)
@@ -300,10 +310,10 @@ class S3Store:
             await self._decide(place)
         except SegmentNotFoundError:
             return
-        done = await self.metadata.ask(DeleteStreams((place.stream,), self._key_of(await self.metadata.read(), place)))
+        key = _key_of(await self.metadata.read(), place)
+        done = await self.metadata.ask(DeleteStreams((place.stream,), key))
         assert isinstance(done, Done)
         await self.metadata.reach(done.version)
-        self._keys.pop(place.stream, None)
 
     async def list(self) -> AsyncIterator[str]:
         self._check_open()
@@ -344,15 +354,13 @@ class S3Store:
             await self.node.close()
         await self.followers.close()
 
-    async def upload_left(self, is_left: Callable[[NodeId], bool]) -> None:
-        """Have uploaded what nodes left in their logs: this process's own, and those for which is_left is true. To be
-        called again and again, in a cluster that has a metadata stream. Raises StoreError."""
+    async def upload_left(self) -> None:
+        """Begin this process's node if its last process left a log, so that this is uploaded. In a cluster that has a
+        metadata stream. Raises StoreError."""
         if self.node is not None and self.node.current is None:
             known = (await self.metadata.read()).nodes.get(self.node.node)
             if known is not None and known.wal:
                 await self.node.serving(self.options.retry_s)
-        if self._failovers is not None:
-            await self._failovers.upload_left(is_left)
 
     # ---- for writers, readers and tools ------------------------------------------------------------------------------
 
@@ -366,7 +374,7 @@ class S3Store:
 
     def describe(self, image: Image, place: Place) -> tuple[StreamName, SegmentNumber] | None:
         """For which stream a segment was created, and under which number."""
-        key = self._key_of(image, place)
+        key = _key_of(image, place)
         return None if key is None else parse_segment_key(key)
 
     async def log_segments(self) -> frozenset[str]:
@@ -390,11 +398,6 @@ class S3Store:
 
     async def _create(self, node: OwnNode, key: str, timeout_s: float) -> S3Writer:
         running = await node.serving(timeout_s)
-        if self.compactions is not None and not self._is_compacting:
-            self._is_compacting = True
-            self.tasks.start(
-                partial(self.compactions.run, self.options.compaction_s), f"compacts objects of {node.node}"
-            )
         created = await self.metadata.ask(CreateStreams(key, 1))
         assert isinstance(created, StreamsCreated)
         place = Place(created.streams[0], FIRST_EPOCH)
@@ -402,7 +405,6 @@ class S3Store:
             start: int = await running.actor.ask(OpenStreamHere(place.stream, place.epoch))
         except DLogError as error:
             raise running.error(error) from error
-        self._keys[place.stream] = key
         writer = S3Writer(self, running, place, start)
         self._writers.add(writer)
         self._check_open()
@@ -427,6 +429,7 @@ class S3Store:
         """The range of a segment once it has an end. Raises SegmentNotFoundError, StoreUnavailableError."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self.options.retry_s
+        pause_s = _DECIDE_FIRST_S
         while True:
             found = await self._find(place, is_fresh=True)
             if found.end is not None:
@@ -438,7 +441,15 @@ class S3Store:
                     raise StoreUnavailableError(
                         f"the segment's end cannot be decided now: location={place.name} why={error.message}"
                     ) from error
-                await self.metadata.wait_newer(self._rng.uniform(0.01, 0.1))
+                await self._wait_ended(place, pause_s * self._rng.uniform(0.5, 1.0))
+                pause_s = min(2 * pause_s, _DECIDE_MAX_S)
+
+    async def _wait_ended(self, place: Place, timeout_s: float) -> None:
+        """Wait until the image here says that a range has ended, at most so long; asks nobody."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not _is_closed(place, await self.metadata.read()):
+                    await self.metadata.wait_newer(timeout_s)
 
     async def _confirmed_end(self, place: Place, found: Range) -> int:
         """The end of what the log of a range's node has of it; 0: nothing. Raises StoreError; SegmentNotFoundError is
@@ -473,14 +484,6 @@ class S3Store:
         start = max(found.start, found.end - LAST_PAYLOADS)
         cached = self.node.cached(place.stream, start, found.end, READ_BYTES)
         return tuple(bytes(entry.payload) for entry in cached) if len(cached) == found.end - start else ()
-
-    def _key_of(self, image: Image, place: Place) -> str | None:
-        """The key that names a segment. Ids are never used again, so what was found once stays true."""
-        if place.stream not in self._keys:
-            for key, text in image.keys.items():
-                if parse_segment_key(key) is not None and text.isdigit():
-                    self._keys[ObjectStreamId(int(text))] = key
-        return self._keys.get(place.stream)
 
     async def _payload_bytes(self, place: Place, found: Range) -> int:
         """Of all entries of a segment that has an end: from the indexes of objects, and of what is not uploaded."""
@@ -553,6 +556,12 @@ class _Remembered:
         if self._folder is None:
             self._folder = await self._find()
         return self._folder
+
+
+def _key_of(image: Image, place: Place) -> str | None:
+    """The key that names a segment."""
+    stream = image.streams.get(place.stream)
+    return stream.key if stream is not None and stream.key in image.keys else None
 
 
 def _is_closed(place: Place, image: Image) -> bool:

@@ -47,6 +47,7 @@ class WalSegments:
         self._stores = stores
         self._writers: dict[str, SegmentWriter] = {}  # by location
         self._readers: dict[str, SegmentReader] = {}
+        self._is_closed = False
 
     async def create(self, number: int, node_epoch: NodeEpoch) -> WalLocation:
         settings = self._store.settings.complete({})
@@ -77,6 +78,9 @@ class WalSegments:
         reader = self._readers.get(segment.name)
         if reader is None:
             reader = await wal_store(self._stores, segment.store).open_reader(wal_ref(segment))
+            if self._is_closed:
+                await reader.close()
+                raise StoreUnavailableError(f"the log is not read any more: number={segment.number}")
             for name in tuple(self._readers):  # segments are read one after another
                 await self._readers.pop(name).close()
             self._readers[segment.name] = reader
@@ -91,6 +95,7 @@ class WalSegments:
 
     async def close(self) -> None:
         """Abandon what is written and close what is read; the segments remain."""
+        self._is_closed = True
         writers, self._writers = self._writers, {}
         readers, self._readers = self._readers, {}
         for writer in writers.values():

@@ -7,12 +7,14 @@ import types
 from typing import Any
 
 from dlog.objects import compaction_run
+from dlog.objects.compaction import taken_over_nodes
 from dlog.objects.compaction_run import CompactionRun
 from dlog.objects.controller import Controller
 from dlog.objects.image import SliceTable
 from dlog.objects.object_table import ObjectTable
 from dlog.objects.search import _Search
 from dlog.wire.stream_object import ObjectEncoder, decode_block
+from tests.simulation import compaction_processes as processes
 from tests.simulation.mutants import edited
 from tests.simulation.worlds import Mutant
 
@@ -74,6 +76,11 @@ MUTANTS = (
         name="a marked object is forgotten and not deleted",
         invariants=("O2",),
         parts=planted(ObjectTable, ("marked_until", "return self._due(_MARKED, time_ms, limit)", "return []")),
+    ),
+    Mutant(
+        name="objects of a node that was taken over are compacted by nobody",
+        invariants=("O2",),
+        parts={"planted": planted_in(taken_over_nodes, "if its.is_failover and not its.wal", "if False", processes)},
     ),
     Mutant(
         name="a compaction copies blocks without a look at their checksums",

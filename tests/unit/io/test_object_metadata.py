@@ -150,6 +150,8 @@ async def test_without_a_proxy() -> None:
 
 
 class PlayedSender:
+    has_controller = False
+
     def __init__(self, *answers: Any) -> None:
         self.answers = deque(answers)
         self.sent: list[bytes] = []

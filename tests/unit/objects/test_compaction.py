@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from dlog.model.object_streams import (
     StreamObject,
     StreamSetObject,
 )
+from dlog.objects import compaction
 from dlog.objects.compaction import (
     CompactionOptions,
     CompactionPlan,
@@ -262,6 +264,52 @@ def test_the_objects_of_a_stream_are_merged_by_the_node_of_its_last_range() -> N
     uploaded(made, 5, 5, own=2)
     made.move(ONE, B)
     assert (list(streams_of(made.image, A)), list(streams_of(made.image, B))) == ([TWO], [ONE])
+
+
+# ---- steps ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_plan_needs_is_gathered_in_short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "STEP", 3)
+    monkeypatch.setattr(compaction, "STREAMS_STEP", 2)
+    made = history(5)
+    for _ in range(4):
+        uploaded(made, 1, 1, 1, 1, 1, own=2)
+    assert len(list(compaction.gather_set_objects(made.image, A, OPTIONS))) == 12 // 3
+    assert len(list(compaction.gather_stream_objects(made.image, ONE))) == 4 // 3
+    assert len(list(compaction.gather_streams(made.image, A))) == -(-5 // 2)
+
+
+def test_metadata_may_change_between_the_steps_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "STEP", 1)
+    made = history(4)
+    for _ in range(4):
+        uploaded(made, 2, 2, 2, 2)
+        uploaded(made, 2, own=1)
+    steps = compaction.gather_set_objects(made.image, A, OPTIONS)
+    next(steps)
+    uploaded(made, 0, 2, 2, 2)
+    made.close(THREE)
+    made.delete(THREE)
+    made.create()
+    plans = compaction.plan_gathered(
+        A,
+        compaction.finish(steps),
+        9 * HOUR_MS,
+        {one: index for one, index in indexes(made).items() if one < 9},
+        OPTIONS,
+    )
+    assert plans
+    for plan in plans:
+        assert find_uncovered(made.image, A, plan.sources, [new.slices() for new in plan.new_objects]) is None
+
+    steps_of_one = compaction.gather_stream_objects(made.image, ONE)
+    next(steps_of_one)
+    uploaded(made, 2, own=1)
+    (plan,) = plan_stream_objects(made.image, A, ONE, OPTIONS, is_major=False)
+    commit(made, plan)
+    left = [source.object for source in compaction.finish(steps_of_one)]
+    assert not set(left[1:]) & set(plan.sources), "what was replaced since is no source"
 
 
 # ---- the proof ------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from dlog.events import MetadataSnapshotFailed, ObjectNodeOpened, ObjectsNotDele
 from dlog.machine import Answer, Tell
 from dlog.model.ids import Epoch
 from dlog.model.object_streams import (
+    KeyDeleted,
     MetadataRecord,
     NodeEpoch,
     ObjectId,
@@ -18,6 +19,7 @@ from dlog.model.object_streams import (
     ObjectsMarked,
     ObjectStreamId,
     SnapshotWritten,
+    StreamDeleted,
 )
 from dlog.objects import controller
 from dlog.objects.controller import (
@@ -37,9 +39,9 @@ from dlog.objects.controller import (
     TruncateMetadata,
     WriteSnapshot,
 )
-from dlog.objects.errors import ControllerLostError, NodeEpochExpiredError
+from dlog.objects.errors import ControllerLostError, NodeEpochExpiredError, ObjectStreamNotFoundError
 from dlog.objects.image import Image, ObjectState
-from dlog.objects.image_snapshot import contents_of
+from dlog.objects.image_snapshot import contents_of, image_of
 from dlog.objects.operations import (
     CommitUpload,
     CreateStreams,
@@ -290,3 +292,29 @@ def test_a_snapshot_is_due_by_bytes_too() -> None:
     story.tell(SnapshotStored(1, 1))
     story.tell(Ticked(1002))
     assert len(story.of(WriteSnapshot)) == 1
+
+
+def test_a_stream_that_nobody_opens_is_deleted_with_its_key() -> None:
+    story = Story(options=ControllerOptions(unopened_ms=50))
+    story.ask(open_node())
+    for key in ("left", "opened", "many"):
+        story.ask(CreateStreams(key, 2 if key == "many" else 1))
+    story.tell(Ticked(1010))
+    story.ask(OpenStream(N1, E1, ObjectStreamId(2), Epoch(0)))
+    story.tell(Ticked(1059))
+    assert story.ask(CreateStreams("left", 1)) == StreamsCreated((ObjectStreamId(1),), False)
+    story.tell(Ticked(1060))
+    assert story.last_records() == (StreamDeleted(ObjectStreamId(1), 1060), KeyDeleted("left"))
+    assert list(story.machine.image.streams) == [2, 3, 4]
+    assert isinstance(story.ask(OpenStream(N1, E1, ObjectStreamId(1), Epoch(0))), ObjectStreamNotFoundError)
+    story.tell(Ticked(5000))
+    assert list(story.machine.image.keys) == ["opened", "many"]
+
+
+def test_another_controller_deletes_what_was_left_before_it() -> None:
+    story = Story()
+    story.ask(CreateStreams("left", 1))
+    again = Story(image_of(contents_of(story.machine.image)), ControllerOptions(unopened_ms=50))
+    again.tell(Ticked(2000))
+    again.tell(Ticked(2050))
+    assert not again.machine.image.streams and not again.machine.image.keys

@@ -28,7 +28,8 @@ from dlog.objects.fsck import (
     committed_objects,
     compare,
     find_unlisted_chains,
-    is_orphan,
+    is_removable,
+    judge_unfinished,
     missing_parts,
     slices_by_object,
 )
@@ -158,12 +159,22 @@ def test_what_is_planted_once_is_found_and_nothing_else(
     assert [(one.kind, one.place) for one in bucket.compare().findings] == [(kind, place)]
 
 
-def test_only_orphans_may_be_deleted() -> None:
+def test_only_orphans_and_zombies_may_be_deleted() -> None:
     bucket = Bucket()
     for plant in (orphan_of_another_owner, orphan_snapshot, zombie, foreign, foreign_incarnation):
         plant(bucket)
-    orphans = {one for one in bucket.keys if is_orphan(bucket.image, FOLDER, ListedObject(one, 1))}
-    assert orphans == {key(1, N2), snapshot_key(FOLDER, 4, "died")}
+    removable = {one for one in bucket.keys if is_removable(bucket.image, FOLDER, ListedObject(one, 1))}
+    assert removable == {key(1, N2), snapshot_key(FOLDER, 4, "died"), key(4)}
+
+
+def test_an_upload_whose_object_may_still_be_committed_is_left_alone() -> None:
+    bucket = Bucket()
+    bucket.image.apply(prepared(7, expiry_ms=1000))
+    told = {number for number in range(1, 10) if judge_unfinished(bucket.image, FOLDER, key(number)) is not None}
+    states = {number: bucket.image.objects.state(number) for number in range(1, 10)}
+    assert told == {number for number, state in states.items() if state >= ObjectState.COMMITTED}
+    assert {states[4], states[7], states[9]} == {ObjectState.DESTROYED, ObjectState.PREPARED, ObjectState.UNKNOWN}
+    assert judge_unfinished(bucket.image, FOLDER, f"{FOLDER}/somebody's file") is None
 
 
 def test_an_object_that_was_committed_while_the_bucket_was_listed_is_not_missing() -> None:
@@ -257,7 +268,7 @@ def test_a_history_without_defects_has_no_findings_and_no_deletion_that_a_later_
         ListedObject(object_key(FOLDER, ObjectId(object), NODES[object % 3], NodeEpoch(1)), 1)
         for object in range(1, image.next_object + 5)
     ]
-    orphans = [one for one in strangers if is_orphan(image, FOLDER, one)]
+    orphans = [one for one in strangers if is_removable(image, FOLDER, one)]
     marked = image.objects.marked_until(1 << 60, destroyed)
     image.apply(ObjectsDestroyed(tuple(marked)))
     play(history, after)

@@ -147,3 +147,22 @@ def test_rows_that_do_not_fit_are_damage(column: str, values: list[int]) -> None
     setattr(rows, column, array(getattr(rows, column).typecode, values))
     with pytest.raises(DamagedError):
         ObjectTable().load(rows, owners, ObjectId(4))
+
+
+def test_owners_without_objects_make_room_for_others() -> None:
+    objects = ObjectTable()
+    for epoch in range(1, 50):
+        owner = (NodeId("n1"), NodeEpoch(epoch))
+        first = objects.next_id
+        objects.prepare(first, 2, owner, 1000)
+        assert [objects.owner(ObjectId(first + n)) for n in range(2)] == [owner, owner]
+        if epoch > 1:
+            assert objects.owner(ObjectId(first - 1))[1] == epoch - 1
+            for object in map(ObjectId, (first - 2, first - 1)):
+                objects.mark(object, 1)
+                objects.destroy(object)
+        if epoch == 25:
+            rows, owners = objects.rows()
+            objects = ObjectTable()
+            objects.load(rows, owners, ObjectId(first + 2))
+    assert len(objects.owners) == 2

@@ -36,6 +36,7 @@ from dlog.stores.object_storage.seeking import SpanOf
 from dlog.stores.s3 import object_writes
 from dlog.stores.s3.object_reads import object_name
 from dlog.stores.s3.places import parse_place, parse_segment_key, range_of, segment_key
+from dlog.stores.s3.ports import Processes
 from dlog.stores.s3.store import S3Store
 from dlog.stores.s3.wal_follower import WalFollower
 from dlog.stores.s3.writer import S3Writer
@@ -110,7 +111,14 @@ class Cluster:
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
-    async def store(self, node: NodeId | None, *, is_lagging: bool = False, **changes: Any) -> S3Store:
+    async def store(
+        self,
+        node: NodeId | None,
+        *,
+        is_lagging: bool = False,
+        processes: Processes | None = None,
+        **changes: Any,
+    ) -> S3Store:
         async def find_folder() -> Location:
             return FOLDER
 
@@ -123,6 +131,7 @@ class Cluster:
             ObjectsOptions(**{**OPTIONS, **changes}),
             random.Random(os.urandom(8)),
             node=node,
+            processes=processes,
             check_objects=self.check_objects,
             tell=self.events.append,
         )
@@ -324,25 +333,6 @@ async def test_a_recovery_takes_over_the_work_of_the_whole_node(cluster: Cluster
     assert cluster.metadata.image.nodes[W1].node_epoch >= 3
 
 
-async def test_what_a_node_left_is_uploaded_once_it_makes_no_progress(cluster: Cluster) -> None:
-    one, two = await cluster.store(W1), await cluster.store(W2)
-    writer, ref = await cluster.segment(one)
-    await append(writer, 0, 7)
-    await writer.seal()
-    epoch = cluster.metadata.image.nodes[W1].node_epoch
-    await two.upload_left(lambda node: node == W1)
-    assert cluster.metadata.image.nodes[W1].node_epoch == epoch, "it may be at work"
-    await two.upload_left(lambda _: False)
-    assert cluster.metadata.image.nodes[W1].node_epoch == epoch, "its process is there"
-    await upload(one)
-    await two.upload_left(lambda node: node == W1)
-    assert cluster.metadata.image.nodes[W1].node_epoch == epoch, "it has uploaded something"
-    await two.upload_left(lambda node: node == W1)
-    await cluster.until(lambda: not cluster.metadata.image.nodes[W1].wal)
-    assert cluster.committed(ref) == 7
-    assert await read(two, ref, 7) == [entry(number) for number in range(7)]
-
-
 async def test_a_node_that_starts_uploads_what_it_left_without_a_new_segment(cluster: Cluster) -> None:
     one = await cluster.store(W1)
     writer, ref = await cluster.segment(one)
@@ -351,7 +341,7 @@ async def test_a_node_that_starts_uploads_what_it_left_without_a_new_segment(clu
     await one.close()
     assert cluster.committed(ref) == 0
     again = await cluster.store(W1)
-    await again.upload_left(lambda _: False)
+    await again.upload_left()
     await cluster.until(lambda: cluster.committed(ref) == 7)
 
 

@@ -175,7 +175,7 @@ async def test_an_object_without_entries_that_the_metadata_have_in_it_is_a_hole(
     assert (found.kind, found.place) == (Kind.HOLE, f"stream {place.stream}, entries 1 to 4")
 
 
-async def test_an_upload_that_landed_after_its_deletion_is_a_zombie_and_is_not_removed(cluster: Cluster) -> None:
+async def test_an_upload_that_landed_after_its_deletion_is_a_zombie_and_is_removed(cluster: Cluster) -> None:
     object = cluster.object_of(cluster.refs[1])
     location = cluster.location(object)
     data = cluster.objects.objects[location]
@@ -187,8 +187,22 @@ async def test_an_upload_that_landed_after_its_deletion_is_a_zombie_and_is_not_r
     cluster.objects.objects[location] = data
     checked = await cluster.run()
     assert [(one.kind, one.object) for one in checked.findings] == [(Kind.ZOMBIE, object)]
+    assert await cluster.check().remove(checked.findings) == 1
+    assert location not in cluster.objects.objects
+    assert not await cluster.found()
+
+
+async def test_uploads_that_nobody_finishes_are_removed(cluster: Cluster) -> None:
+    await cluster.controller.ask(PrepareObjects(NODE, NodeEpoch(1), 1, 10 * 60_000))
+    prepared = ObjectId(cluster.image.next_object - 1)
+    committed = cluster.object_of(cluster.refs[0])
+    for object in (committed, prepared):
+        await (await cluster.objects.create(parse_root(cluster.location(object)))).write([b"part"])
+    checked = await cluster.run()
+    assert [(one.kind, one.object) for one in checked.findings] == [(Kind.UNFINISHED, committed)]
+    assert await cluster.check().remove(checked.findings) == 1
     assert await cluster.check().remove(checked.findings) == 0
-    assert location in cluster.objects.objects
+    assert cluster.objects.uploads == {cluster.location(prepared)}, "it may be committed"
 
 
 async def test_an_orphan_is_removed_and_nothing_else(cluster: Cluster) -> None:
