@@ -12,8 +12,9 @@ Invariants:
   only if it counts, and none of its chunks lies further than `in_flight_max` above the first gap, or above the end;
 - a recovery reports an end only at a FENCE or SEAL below which all chunks count; where it finds a chunk that counts
   instead, it goes on with the next. So it is repeatable, and all recoveries find the same end;
-- a chunk says how many chunks from BEGIN on existed when it was created. If one of these is missing, it was deleted by
-  another program, and is no end: the chain is damaged. The last chunks may be missing unnoticed: nothing above tells;
+- a chunk says how many chunks from BEGIN on existed when it was created. If one of these is missing, or a SEAL or
+  FENCE, it was deleted by another program, and is no end: the chain is damaged. The last chunks may be missing
+  unnoticed: nothing above tells;
 - after the last listing, and after its FENCE, a search sees that BEGIN exists. As a deletion begins with BEGIN, what is
   missing in the listing was never there, and the FENCE is at no number that was used before;
 - a recovery that a live writer outruns creates a FENCE `ahead` numbers above a chunk that counts: the writer cannot
@@ -357,6 +358,8 @@ class ChainTail:
 
     def after(self, fact: Listed | HeadsRead | ChunkPut) -> tuple[ChainTail, list[TailEffect]]:
         match fact:
+            case Listed(_, numbers) if self.has_ended:
+                return self, [ReadHeads(numbers)]
             case Listed() if self.waits_for_window:
                 return self._window_listed(fact)
             case Listed():
@@ -367,8 +370,9 @@ class ChainTail:
                     return replace(self, search=search), [NoChain()]
                 window = max(-1, search.low - self.ahead - 1)  # the end and the first gap lie above
                 return replace(self, search=search, waits_for_window=True), [ListBehind(window)]
-            case HeadsRead() if self.has_ended:
+            case HeadsRead(heads) if self.has_ended:
                 assert self.end is not None
+                _check_end(self.next_number, heads)
                 return self, [TailFound(self.end, self.next_number, self.payload_bytes, True)]
             case HeadsRead(heads):
                 return self._heads_read(heads)
@@ -376,7 +380,7 @@ class ChainTail:
                 assert self.is_recovery and number == self.asked and self.end is not None
                 match result:
                     case Put.MADE if number == self.next_number:
-                        return replace(self, has_ended=True), [ReadHeads(())]
+                        return replace(self, has_ended=True), [ListBehind(number)]
                     case Put.EXISTS if number == self.next_number and not self.has_barrier:
                         return replace(self, is_outrun=True)._stop_ahead()
                     case Put.MADE | Put.EXISTS:
@@ -404,6 +408,7 @@ class ChainTail:
             if head.kind is not ChunkKind.FENCE:
                 size = head.bytes_before + (head.payload_bytes if head.kind is ChunkKind.DATA else 0)
         if counting and counting[-1].kind.is_end:
+            _check_end(counting[-1].number, heads)
             return self, [TailFound(end, counting[-1].number, size, True)]
         free = self.first + len(counting)
         if any(head.contiguous > free for head in heads):
@@ -462,6 +467,12 @@ def _first_gap(first: int, numbers: Sequence[int]) -> int:
             break
         first += 1
     return first
+
+
+def _check_end(number: int, heads: Sequence[ChunkHead]) -> None:
+    """Raise DamagedError if a chunk that is known to have existed had the number of the end."""
+    if any(head.contiguous > number for head in heads):
+        raise DamagedError(f"a chunk was deleted, and the segment ended in its place since: number={number}")
 
 
 def _end_of(counting: Sequence[ChunkHead], known: int | None) -> int:

@@ -8,6 +8,7 @@ import pytest
 
 from dlog.log.changes import StartSegment
 from dlog.log.reading import StreamReaderMachine
+from dlog.objects.chain import ChainTail
 from dlog.objects.deletion import ChainDeletion
 from tests.simulation import rooms
 from tests.simulation.mutants import edited
@@ -39,6 +40,7 @@ RARE = (
     ),
     ("s9-stranger-2701000193", "S9", StartSegment, ("apply", "self.segment.number <=", "self.segment.number ==")),
     ("c8-deleted-3400020008", "C8", ChainDeletion, ("_delete_chunks", "self.fences.union(", "set(")),
+    ("c7-lost-3600020947", "C7", ChainTail, ("_heads_read", "_check_end(counting[-1].number, heads)", "pass")),
     ("r2-tail-900110440", "R2", StreamReaderMachine, ("_step", " or number > stop.last_segment", "")),
 )
 

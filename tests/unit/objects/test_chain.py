@@ -203,8 +203,27 @@ class TestTail:
         tail, effect = chain.find(ChainTail(is_recovery=True))
         assert effect == CreateChunk(15, FENCE, 140, 140, 15)
         tail, effects = tail.after(ChunkPut(15, Put.MADE))
-        assert effects == [ReadHeads(())], "BEGIN is still there"
-        assert tail.after(HeadsRead(()))[1] == [TailFound(140, 15, 980, True)]
+        assert effects == [ListBehind(15)]
+        tail, effects = tail.after(Listed(15, (16, 18)))
+        assert effects == [ReadHeads((16, 18))], "BEGIN is still there"
+        chain.unconfirmed = 10
+        assert tail.after(HeadsRead((chain.head(16), chain.head(18))))[1] == [TailFound(140, 15, 980, True)]
+
+    def test_an_end_in_the_place_of_a_chunk_that_was_deleted_is_damage(self) -> None:
+        chain = Chain(20, missing={15, 17})
+        chain.unconfirmed = 10
+        tail, _ = chain.find(ChainTail(is_recovery=True))
+        tail, _ = tail.after(ChunkPut(15, Put.MADE))
+        tail, _ = tail.after(Listed(15, (16, 18)))
+        chain.unconfirmed = 0
+        with pytest.raises(DamagedError, match="in its place since: number=15"):
+            tail.after(HeadsRead((chain.head(16), chain.head(18))))
+        chain = Chain(20, end=FENCE)
+        chain.numbers += range(20, 19 + IN_FLIGHT_MAX)
+        chain.unconfirmed = 0
+        for is_recovery in (True, False):
+            with pytest.raises(DamagedError, match="in its place since: number=19"):
+                chain.find(ChainTail(is_recovery))
 
     @pytest.mark.parametrize("end", [SEAL, FENCE])
     def test_the_end_that_was_decided_is_found(self, end: ChunkKind) -> None:
