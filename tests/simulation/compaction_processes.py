@@ -266,16 +266,17 @@ class NodeProcess:
             minor_bytes=3000,
             major_bytes=10**6,
         )
-        gone = taken_over_nodes(image)
-        node, epoch = world.rng.choice(gone) if gone and world.rng.random() < 0.7 else (self.name, self.epoch)
-        plans = plan_set_objects(image, node, world.now_ms, self._indexes(node, options), options)
+        nodes = [(self.name, self.epoch), *taken_over_nodes(image)]
+        world.rng.shuffle(nodes)
         is_major = world.rng.random() < 0.2
-        for stream in streams_of(image, node):
-            plans += plan_stream_objects(image, node, stream, options, is_major=is_major)
-        if plans and image.nodes[node].node_epoch == epoch:
-            self._run(world.rng.choice(plans), epoch)
-        else:
-            self._later(config["compact_s"], self._compact)
+        for node, epoch in nodes:
+            plans = plan_set_objects(image, node, world.now_ms, self._indexes(node, options), options)
+            for stream in streams_of(image, node):
+                plans += plan_stream_objects(image, node, stream, options, is_major=is_major)
+            if plans and image.nodes[node].node_epoch == epoch:
+                self._run(world.rng.choice(plans), epoch)
+                return
+        self._later(config["compact_s"], self._compact)
 
     def _indexes(self, node: NodeId, options: CompactionOptions) -> dict[ObjectId, ObjectIndex]:
         """The indexes of those stream-set objects of a node that are there still."""
