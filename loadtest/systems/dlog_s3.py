@@ -18,6 +18,7 @@ from loadtest.systems import versitygw
 from loadtest.systems.base import Durability
 from loadtest.systems.dlog import Dlog
 
+PUTS_PER_S = 10_000  # the default, 100, bounds the cost of many slow streams, and would be all that is measured of one
 BACKLOG_BYTES = 64 * MiB  # pending, so that a backlog is in objects of 8 MiB, as that of bare requests
 ROOT = f"s3://{versitygw.BUCKET}/loadtest"
 
@@ -46,7 +47,7 @@ class DlogS3(Dlog):
     async def start(self, room: Path, options: Mapping[str, str]) -> None:
         self._delays = {key: value for key, value in options.items() if key in versitygw.OPTIONS}
         await self._server.start(room / "s3", self._delays)
-        self.environment = self._server.environment
+        self.environment = {**self._server.environment, "DLOG_OBJECTS_PUTS_PER_S": str(PUTS_PER_S)}
         bookies = {} if self._store == "s3" else {"bookies": "0"}
         others = {key: value for key, value in options.items() if key not in self._delays}
         await super().start(room, {**bookies, "objects": ROOT, **others})
@@ -64,7 +65,7 @@ class DlogS3(Dlog):
         return {**super().versions(), "versitygw": versitygw.VERSION}
 
     def configuration(self) -> Mapping[str, Any]:
-        return {"store": self._store, **self._options, **self._delays}
+        return {"store": self._store, "puts_per_s": PUTS_PER_S, **self._options, **self._delays}
 
     def requests(self) -> Mapping[str, int]:
         return self._server.requests()
