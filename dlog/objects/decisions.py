@@ -117,6 +117,8 @@ def _put_key(image: Image, op: PutKey, _now_ms: int, options: ControllerOptions)
     there = image.keys.get(op.key)
     if there is not None:
         return (), KeyValue(there)
+    if op.value.isdigit():  # see Image.name_stream
+        raise InvalidRequestError(f"only CreateStreams gives a key the id of a stream: key={op.key!r}")
     _check_room_for_key(image, options)
     return (KeyPut(op.key, op.value),), KeyValue(op.value, True)
 

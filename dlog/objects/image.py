@@ -180,6 +180,11 @@ class StreamImage:
         return found
 
 
+def _stream_of(value: bytes) -> ObjectStreamId:
+    """The stream whose id is the value of a key; 0, which no stream has, for another value."""
+    return ObjectStreamId(int(value)) if value.isdigit() and len(value) < 20 else ObjectStreamId(0)
+
+
 def _range_start(its: Range) -> int:
     return its.start
 
@@ -242,8 +247,13 @@ class Image:
         self._put = record
 
     def _key_deleted(self, record: KeyDeleted) -> None:
-        if self.keys.pop(record.key, None) is None:
+        value = self.keys.pop(record.key, None)
+        if value is None:
             raise DamagedError(f"a record deletes a key that is not there: key={record.key!r} version={self.version}")
+        its = self.streams.get(_stream_of(value))
+        if its is not None and its.key == record.key:
+            its.key = None
+            self.unopened.pop(_stream_of(value), None)
 
     def _stream_created(self, record: StreamCreated) -> None:
         if record.stream != self.next_stream:
@@ -255,8 +265,8 @@ class Image:
         self.next_stream = ObjectStreamId(record.stream + 1)
 
     def name_stream(self, key: str, value: bytes) -> None:
-        """Let a stream know its key, if the value is the id of one stream."""
-        stream = ObjectStreamId(int(value)) if value.isdigit() and len(value) < 20 else ObjectStreamId(0)
+        """Let a stream know its key, if the value is the id of one stream: only CreateStreams puts such values."""
+        stream = _stream_of(value)
         its = self.streams.get(stream)
         if its is not None:
             its.key = key

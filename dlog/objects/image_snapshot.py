@@ -121,10 +121,15 @@ def image_of(contents: SnapshotContents) -> Image:
     names = [NodeId(node.name) for node in contents.nodes]
     _read_streams(image, names, columns)
     _read_nodes(image, contents)
+    _name_streams(image)
+    return image
+
+
+def _name_streams(image: Image) -> None:
+    """Let streams know their keys, and the image those that were never opened."""
     for key, value in image.keys.items():
         image.name_stream(key, value)
     image.unopened = dict.fromkeys(sorted(image.unopened))
-    return image
 
 
 #: columns of one length; and which counts add up to the length of which columns

@@ -23,7 +23,7 @@ from dlog.values import value
 
 @value
 class PutKey:
-    """Give a key its value, unless it has one. Result: KeyValue."""
+    """Give a key its value, unless it has one; not a number, which names a stream (CreateStreams). Result: KeyValue."""
 
     key: str
     value: bytes

@@ -19,10 +19,10 @@ from typing import Any
 import uvloop
 
 from dlog.client.regions import Region, Regions
-from dlog.io.children import die_with_parent
 from dlog.io.kafka_settings import KafkaTopicsOptions
 from dlog.region.messages import Topic
 from dlog.region.names import topic_names
+from loadtest.programs import figures_of
 from loadtest.systems.base import CannotRunError, Reopened
 
 OPEN_S = 900.0
@@ -36,26 +36,12 @@ def regions(address: Mapping[str, Any], namespace: str) -> Regions:
 
 async def reopen(topics: str, namespace: str, region: str, *, with_snapshot: bool) -> Reopened:
     """Open a region in another process. Raises CannotRunError."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", __name__, topics, namespace, region),
-        *(() if with_snapshot else ("--no-snapshot",)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        preexec_fn=die_with_parent(),
-    )
+    arguments = (topics, namespace, region, *(() if with_snapshot else ("--no-snapshot",)))
     try:
         async with asyncio.timeout(OPEN_S):
-            said, failed = await process.communicate()
+            told = await figures_of(__name__, *arguments)
     except TimeoutError:
         raise CannotRunError(f"the region was not opened within {OPEN_S:g} s: region={region}") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        raise CannotRunError(f"the region was not opened: region={region} {failed.decode(errors='replace')[-800:]}")
-    told = json.loads(said)
     return Reopened(float(told["seconds"]), str(told["state"]))
 
 

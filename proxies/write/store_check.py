@@ -21,7 +21,7 @@ TIMEOUT_S = 30.0  # longer than a call to a store takes, which ends with a reaso
 @dataclass(frozen=True, slots=True)
 class StoreCheck:
     """How a part of a store is checked. check: raises a DLogError with the reason. trouble: what `/ready` then says.
-    event: what is told for a reason.
+    event: the event that tells a reason.
 
     is_needed: without it no append is acknowledged, so that long trouble makes the proxy unready. is_awaited: the proxy
     is not ready before the first check that finds no trouble.

@@ -249,22 +249,27 @@ INVARIANTS = {
         CONTROLLER,
         "MetadataChecks._check_epochs, answered, NodesWorld.acknowledged",
     ),
-    "M1": Invariant(
+    "O10": Invariant(
         "images of one version are equal, whether made of all records or of a snapshot and the rest; every record fits",
         CONTROLLER,
         "MetadataChecks.landed, compare, ControllerProcess._handled, ReaderProcess._tell, ControllerWorld.run",
     ),
-    "M2": Invariant("a refused operation changes nothing", CONTROLLER, "ControllerProcess.request"),
-    "M3": Invariant(
+    "O11": Invariant("a refused operation changes nothing", CONTROLLER, "ControllerProcess.request"),
+    "O12": Invariant(
         "what is answered as done is in the log, and rests on all that was in it when the operation came",
         CONTROLLER,
         "MetadataChecks.answered",
     ),
-    "M4": Invariant(
+    "O13": Invariant(
         "a controller of a stream that lost entries refuses everything if the storage has an object or a snapshot that "
         "they recorded, where it looks; no other one does",
         CONTROLLER,
         "ControllerWorld._go_back, ControllerProcess._perform",
+    ),
+    "O14": Invariant(
+        "only object streams whose deletion was requested, or that were never opened, are deleted",
+        CONTROLLER,
+        "MetadataChecks._check_deleted",
     ),
     "O1": Invariant(
         "each object that metadata refers to is in the storage, with its entries",

@@ -1,7 +1,7 @@
 """What must hold of the metadata of streams in objects, checked at every version of its log.
 
-The checks know what each object holds from the records alone, and compare with the image. Invariants O3, O4, O5 and M1
-to M3: see invariants.py.
+The checks know what each object holds from the records alone, and compare with the image. Invariants O3, O4, O5 and O10
+to O12: see invariants.py.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dlog.model.object_streams import (
     ObjectStreamId,
     RangeDropped,
     Slice,
+    StreamDeleted,
     StreamObject,
     StreamOpened,
     StreamsClosed,
@@ -61,7 +62,9 @@ FOLDER = "f"
 
 def digest(image: Image) -> bytes:
     """Equal for equal images."""
-    return hashlib.blake2b(encode_snapshot(contents_of(image)), digest_size=8).digest()
+    named = sorted((stream, its.key) for stream, its in image.streams.items() if its.key is not None)
+    told = encode_snapshot(contents_of(image)) + repr((named, list(image.unopened))).encode()
+    return hashlib.blake2b(told, digest_size=8).digest()
 
 
 class MetadataChecks:
@@ -73,6 +76,7 @@ class MetadataChecks:
         self.records: list[MetadataRecord] = []
         self.contents: dict[int, set[tuple[int, int, int]]] = {}
         self._openers: dict[tuple[NodeId, int], bytes] = {}
+        self._to_delete: set[ObjectStreamId] = set()  # streams whose deletion was requested
         self._states: dict[int, ObjectState] = {}
         self._committed: dict[tuple[int, int], tuple[int, int | None]] = {}  # by stream and epoch: committed, end
 
@@ -82,10 +86,11 @@ class MetadataChecks:
         """An entry is in the log."""
         for record in records:
             self._check_epochs(record)
+            self._check_deleted(record)
             try:
                 self.image.apply(record)
             except DamagedError as error:
-                raise Violation("M1", f"a record does not fit the log before it: {error}") from error
+                raise Violation("O10", f"a record does not fit the log before it: {error}") from error
             self.records.append(record)
             if isinstance(record, UploadCommitted | CompactionCommitted):
                 self._see_contents(record)
@@ -125,6 +130,13 @@ class MetadataChecks:
                     continue
                 if its is None or its.node != record.node:
                     raise Violation("O5", f"a range of another node is committed: {record}")
+
+    def _check_deleted(self, record: MetadataRecord) -> None:
+        """O14: only streams whose deletion was requested, or that were never opened, are deleted."""
+        if not isinstance(record, StreamDeleted) or record.stream in self._to_delete:
+            return
+        if self.image.streams[record.stream].epoch >= 0:
+            raise Violation("O14", f"a stream is deleted, which nobody requested: {record}")
 
     def _see_contents(self, record: UploadCommitted | CompactionCommitted) -> None:
         sets = record.set_objects if isinstance(record, CompactionCommitted) else (record.set_object,)
@@ -196,26 +208,31 @@ class MetadataChecks:
     # ---- who follows it ---------------------------------------------------------------------------------------------
 
     def compare(self, image: Image, name: str) -> None:
-        """M1: an image is that of the log at its version."""
+        """O10: an image is that of the log at its version."""
         expected = self.digests.get(image.version)
         if expected != digest(image):
-            raise Violation("M1", f"{name} has another image at version {image.version}")
+            raise Violation("O10", f"{name} has another image at version {image.version}")
 
-    # ---- answers ----------------------------------------------------------------------------------------------------
+    # ---- requests and answers ---------------------------------------------------------------------------------------
+
+    def requested(self, operation: Operation) -> None:
+        """A client sends this operation."""
+        if isinstance(operation, DeleteStreams):
+            self._to_delete |= set(operation.streams)
 
     def answered(self, operation: Operation, since: int, result: Any) -> None:
-        """M3: what is answered as done is in the log, and rests on all that was in it when the operation came, at the
+        """O12: what is answered as done is in the log, and rests on all that was in it when the operation came, at the
         version `since`. O5: an epoch of a node is given to one caller."""
         if isinstance(operation, OpenNode):
             which = (operation.node, operation.node_epoch)
             if self._openers.setdefault(which, operation.nonce) != operation.nonce:
                 raise Violation("O5", f"two callers opened a node with one epoch: {operation}")
         if isinstance(result, Done) and result.version > self.image.version:
-            raise Violation("M3", f"answered at version {result.version}, which the log does not have: {operation}")
+            raise Violation("O12", f"answered at version {result.version}, which the log does not have: {operation}")
         if isinstance(result, Done) and result.version < since:
-            raise Violation("M3", f"answered at version {result.version}, the log had {since} before: {operation}")
+            raise Violation("O12", f"answered at version {result.version}, the log had {since} before: {operation}")
         if not self._is_in_log(operation, result):
-            raise Violation("M3", f"answered, and not in the log: {operation} {result}")
+            raise Violation("O12", f"answered, and not in the log: {operation} {result}")
 
     def _is_in_log(self, operation: Operation, result: Any) -> bool:
         image, records = self.image, self.records

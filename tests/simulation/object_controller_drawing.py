@@ -211,7 +211,7 @@ class Drawing:
 
     def _key(self, _image: Image, _node: NodeImage) -> Operation:
         key = "kv-" + self.rng.choice(KEYS) if self.rng.random() < 0.9 else ""  # an empty one is refused
-        return self.rng.choice((PutKey(key, self.rng.randbytes(2)), GetKey(key), DeleteKey(key)))
+        return self.rng.choice((PutKey(key, self.rng.choice((b"v1", b"v2", b"17"))), GetKey(key), DeleteKey(key)))
 
     def _wal(self, _image: Image, node: NodeImage) -> Operation:
         if self.rng.random() < 0.4:

@@ -1,4 +1,4 @@
-"""A controller on a metadata stream that has lost its last entries, as after a restore of ZooKeeper: invariant M4."""
+"""A controller on a metadata stream that has lost its last entries, as after a restore of ZooKeeper: invariant O13."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def check_restored(image: Image, keys: Collection[str]) -> bool:
     is_refused = any(isinstance(one, Answer) and isinstance(one.result, MetadataWentBackError) for one in effects)
     is_told = any(isinstance(one, Tell) and isinstance(one.event, ObjectMetadataWentBack) for one in effects)
     if is_refused != is_told or (is_certain and not is_refused):
-        raise Violation("M4", f"the stream has {version} records, and the storage what later ones named")
+        raise Violation("O13", f"the stream has {version} records, and the storage what later ones named")
     if is_refused and machine.image.version != version:
-        raise Violation("M4", "a controller of a stream that went back records something")
+        raise Violation("O13", "a controller of a stream that went back records something")
     return is_refused
 
 

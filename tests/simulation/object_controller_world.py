@@ -11,7 +11,7 @@ Styles of plan:
 - "rivals": take-overs all the time;
 - "old": objects expire and are deleted soon, snapshots are frequent, followers lag far behind.
 
-The invariants O3, O4, O5 and M1 to M4 are in invariants.py.
+The invariants O3, O4, O5 and O10 to O14 are in invariants.py.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class ControllerWorld:
         fresh = ReaderProcess(self, "fresh")
         fresh.poll_all()
         if fresh.version != self.checks.image.version:
-            raise Violation("M1", f"a new follower gets to {fresh.version}, the log to {self.checks.image.version}")
+            raise Violation("O10", f"a new follower gets to {fresh.version}, the log to {self.checks.image.version}")
         self._go_back()
 
     def _go_back(self) -> None:
@@ -228,7 +228,7 @@ class ControllerWorld:
         self.entries.append((one.version, one.data))
         self.checks.landed(one.records)
         if one.version != self.checks.image.version:
-            raise Violation("M1", f"an entry ends at {one.version}, the log at {self.checks.image.version}")
+            raise Violation("O10", f"an entry ends at {one.version}, the log at {self.checks.image.version}")
 
     def truncate(self, version: int) -> None:
         while self.first < len(self.entries) and self.entries[self.first][0] <= version:
@@ -307,7 +307,7 @@ class ReaderProcess:
     def take_image(self) -> Image:
         """The image, which this follower does not change any more."""
         if self.image is None and self._world.entries:
-            raise Violation("M1", f"{self._name} finds no snapshot in a truncated stream")
+            raise Violation("O10", f"{self._name} finds no snapshot in a truncated stream")
         image, self._machine = self.image or Image(), Follower()
         return image
 
@@ -316,7 +316,7 @@ class ReaderProcess:
         try:
             effects = self._machine.handle(fact)
         except DamagedError as error:
-            raise Violation("M1", f"{self._name}: {error}") from error
+            raise Violation("O10", f"{self._name}: {error}") from error
         for effect in effects:
             match effect:
                 case LoadSnapshot(key):
@@ -350,7 +350,7 @@ class ControllerProcess:
         image = reader.take_image()
         if image.version != world.checks.image.version:
             raise Violation(
-                "M1", f"{self._name} replays to {image.version}, the log ends at {world.checks.image.version}"
+                "O10", f"{self._name} replays to {image.version}, the log ends at {world.checks.image.version}"
             )
         config = world.config
         options = ControllerOptions(
@@ -392,6 +392,7 @@ class ControllerProcess:
         if machine is None:
             return False
         world = self._world
+        world.checks.requested(operation)
         self._ticket += 1
         ticket = self._ticket
         self._asked[ticket] = (operation, world.checks.image.version, answer)
@@ -401,7 +402,7 @@ class ControllerProcess:
         if any(isinstance(one, Answer) and isinstance(one.result, DLogError) for one in effects):
             is_other = any(isinstance(one, AppendEntry) for one in effects) or machine.image.version != before
             if is_other or (is_compared and image != digest(machine.image)):
-                raise Violation("M2", f"a refused operation changed the image: {operation}")
+                raise Violation("O11", f"a refused operation changed the image: {operation}")
             world.reached["refused"] += 1
         self._perform(effects, self.epoch)
         return True
@@ -436,7 +437,7 @@ class ControllerProcess:
             return list(machine.handle(fact))
         except AssertionError as error:
             if isinstance(error.__cause__, DamagedError):
-                raise Violation("M1", f"{self._name} records what does not fit: {fact}: {error}") from error
+                raise Violation("O10", f"{self._name} records what does not fit: {fact}: {error}") from error
             raise
 
     def _perform(self, effects: list[Any], epoch: int) -> None:
@@ -467,7 +468,7 @@ class ControllerProcess:
                     if world.rng.random() < 0.7:
                         self._machine = None
                 case Tell(ObjectMetadataWentBack() as event):
-                    raise Violation("M4", f"the stream did not go back: {event}")
+                    raise Violation("O13", f"the stream did not go back: {event}")
                 case Tell(event):
                     world.reached["expired"] += isinstance(event, UploadsExpired)
                 case _:
@@ -476,7 +477,7 @@ class ControllerProcess:
     def _store(self, key: str, data: bytes, epoch: int) -> None:
         world = self._world
         if key in world.snapshots:
-            raise Violation("M1", f"a snapshot is written twice: key={key}")
+            raise Violation("O10", f"a snapshot is written twice: key={key}")
         if world.fails(3):
             self._tell(SnapshotFailed("503"), epoch)
             return
@@ -489,7 +490,7 @@ class ControllerProcess:
         if not isinstance(result, DLogError):
             self._world.checks.answered(operation, since, result)
         elif result.outcome_unknown and not isinstance(result, ControllerLostError):
-            raise Violation("M2", f"a refusal leaves the outcome open: {operation} {result!r}")
+            raise Violation("O11", f"a refusal leaves the outcome open: {operation} {result!r}")
         self._world.later(self._world.rng.uniform(0.001, 0.1), lambda: answer(result))
 
 

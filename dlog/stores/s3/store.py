@@ -6,8 +6,8 @@ write-ahead log, which all segments of the process share, and are uploaded later
 
 Invariants:
 - A segment that the image here does not have is not found only if an image says so that is newer than the call.
-- The end of a segment is that of its range in the metadata. Whoever needs it decided closes the range: on this
-  process's node if that writes it, else by a failover of the node that does.
+- The end of a segment is that of its range in the metadata. A process that needs it decided closes the range: on
+  this process's node if that writes it, else by a failover of the node that does.
 """
 
 from __future__ import annotations

@@ -12,34 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import chain_recovery, object_image, spec, systems
+from loadtest import chain_recovery, object_image
 from loadtest.programs import figures_of
 from loadtest.report import figures
 from loadtest.report.figures import Figures
-from loadtest.runner import Plan, Runner
 from loadtest.s3_proxy import S3Proxy
 from loadtest.systems.s3 import OBJECT_BYTES
 from loadtest.systems.versitygw import S3Server
+from tests.integration.loadtest.rounds import green_round
 from tests.integration.storage import need_storage
 from tests.ports import HOST
-from tests.unit.loadtest.test_runner import CALM, good
 
 CHANGES = {"seconds": "0.5", "warmup_s": "0.2", "patience_s": "120", "backlog_mb": "12"}
 
 
 async def ran(workloads: str, names: tuple[str, ...], changes: Mapping[str, str]) -> Figures:
     """Run one round; every result is green."""
-    plan = Plan(
-        workloads=spec.chosen(workloads, "quick", {**CHANGES, **changes}),
-        systems={name: systems.find(name) for name in names},
-        options={name: systems.find(name).preset for name in names},
-        rounds=1,
-        voids=0,
-        wait_s=0.0,
-        thresholds=CALM,
-    )
-    run = await Runner(plan, look=good).run()
-    assert run.is_green, [one for one in run.results if not one.get("green")]
+    run = await green_round(workloads, names, {**CHANGES, **changes}, {})
     return figures.collect(run)
 
 

@@ -111,7 +111,7 @@ async def test_operations_go_on_when_the_controller_changes(local: LocalProxies,
 
     async def put(number: int, follower: object) -> None:
         key = f"k{number}"
-        value = await follower.ask(PutKey(key, b"%d" % number))  # type: ignore[attr-defined]  # a follower
+        value = await follower.ask(PutKey(key, b"v%d" % number))  # type: ignore[attr-defined]  # a follower
         assert isinstance(value, KeyValue)
         values.setdefault(key, []).append(value)
 
@@ -134,7 +134,7 @@ async def test_operations_go_on_when_the_controller_changes(local: LocalProxies,
                         assert holding.owner is not None
                         holding.owner.stop()
         for key, answers in values.items():
-            assert [answer.value for answer in answers] == [b"%d" % int(key[1:])] * len(answers)
+            assert [answer.value for answer in answers] == [b"v%d" % int(key[1:])] * len(answers)
         last = await first.ask(CreateStreams("last", 1))
         assert isinstance(last, StreamsCreated)
         async with stage.follower() as late:
@@ -195,16 +195,16 @@ async def test_a_new_controller_knows_what_the_one_before_recorded(local: LocalP
     stage = Stage(local)
     one = await local.write_proxy()
     async with stage.follower() as follower:
-        await follower.ask(PutKey("a", b"1"))
+        await follower.ask(PutKey("a", b"v1"))
         seen = await local.metadata.read(StreamKey(METADATA_STREAM))
         epoch = seen.value.owner.epoch  # type: ignore[union-attr]  # it exists
         two = await local.write_proxy()
         await one.kill()
-        assert await follower.ask(PutKey("b", b"2")) == KeyValue(b"2", is_new=True)
+        assert await follower.ask(PutKey("b", b"v2")) == KeyValue(b"v2", is_new=True)
         seen = await local.metadata.read(StreamKey(METADATA_STREAM))
         assert seen.value.owner.epoch > epoch  # type: ignore[union-attr]  # it exists
         assert [e.records for e in two.events if isinstance(e, ObjectControllerStarted)] == [1]
-        assert await follower.ask(PutKey("a", b"other")) == KeyValue(b"1")
+        assert await follower.ask(PutKey("a", b"other")) == KeyValue(b"v1")
 
 
 async def test_snapshots_truncate_the_stream_and_a_new_follower_starts_from_one(local: LocalProxies) -> None:
@@ -245,7 +245,7 @@ async def test_the_stream_is_not_released_while_it_has_a_controller(local: Local
     stage = Stage(local)
     proxy = await local.write_proxy(idle_s=0.1)
     async with stage.follower() as follower:
-        await follower.ask(PutKey("a", b"1"))
+        await follower.ask(PutKey("a", b"v1"))
         async with Raw(proxy.address) as raw:
             await raw.ask(Create, "other", {"store": "memory"})
             await RawProducer(raw, "other").write([b"x"])
@@ -274,7 +274,7 @@ async def test_without_a_controller_an_operation_fails_after_its_deadline(local:
     stage = Stage(local)
     async with stage.follower(ask_deadline_s=0.2) as follower:
         with pytest.raises(StoreUnavailableError, match="no write proxy") as failed:
-            await follower.ask(PutKey("a", b"1"))
+            await follower.ask(PutKey("a", b"v1"))
         assert not failed.value.outcome_unknown
 
 

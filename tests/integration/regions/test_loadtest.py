@@ -10,13 +10,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from loadtest import spec, systems
 from loadtest.report import figures
 from loadtest.runfile import Run
-from loadtest.runner import Plan, Runner
 from loadtest.systems.java import KAFKA
+from tests.integration.loadtest.rounds import green_round
 from tests.parts import need
-from tests.unit.loadtest.test_runner import CALM, good
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
 CHANGES = {"seconds": "0.5", "warmup_s": "0.2", "patience_s": "60", "backlog_mb": "1", "faults": "1", "rate": "500"}
@@ -26,18 +24,8 @@ async def ran(workloads: str, names: tuple[str, ...], changes: Mapping[str, str]
     """Run one round on the same brokers; every result is green."""
     need(shutil.which("java") is not None, "a JRE", "apt-get install openjdk-17-jre-headless")
     need(KAFKA.are_here(), "the jars of kafka", "python -m loadtest peers install kafka (needs Maven)")
-    plan = Plan(
-        workloads=spec.chosen(workloads, "quick", {**CHANGES, **changes}),
-        systems={name: systems.find(name) for name in names},
-        options={name: {"brokers.heap_mib" if name == "dlog-kafka" else "heap_mib": "256"} for name in names},
-        rounds=1,
-        voids=0,
-        wait_s=0.0,
-        thresholds=CALM,
-    )
-    run = await Runner(plan, look=good).run()
-    assert run.is_green, [one for one in run.results if not one.get("green")]
-    return run
+    options = {name: {"brokers.heap_mib" if name == "dlog-kafka" else "heap_mib": "256"} for name in names}
+    return await green_round(workloads, names, {**CHANGES, **changes}, options)
 
 
 async def test_regions_beside_a_bare_client() -> None:

@@ -118,7 +118,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a range begins where the one before was uploaded to",
-        invariants=("O4", "M1"),
+        invariants=("O4", "O10"),
         parts=planted(
             Image,
             (
@@ -159,41 +159,41 @@ MUTANTS = (
     ),
     Mutant(
         name="a snapshot forgets that a range is dropped",
-        invariants=("M1",),
+        invariants=("O10",),
         style="old",
         parts=in_function(image_snapshot, "_read_streams", "bool(is_dropped)", "False"),
     ),
     Mutant(
         name="a snapshot forgets the last epoch of a stream",
-        invariants=("M1",),
+        invariants=("O10",),
         style="old",
         parts=in_function(image_snapshot, "_read_streams", "stream.epoch = Epoch(epoch)", "pass"),
     ),
     Mutant(
         name="the record of the last snapshot is truncated",
-        invariants=("M1",),
+        invariants=("O10",),
         style="old",
         parts=planted(Controller, ("_clean_up", "TruncateMetadata(applied)", "TruncateMetadata(self.image.version)")),
     ),
     Mutant(
         name="snapshots are deleted before their stream is truncated to the last one",
-        invariants=("M1",),
+        invariants=("O10",),
         style="old",
         parts=planted(Controller, ("_clean_up", "DeleteSnapshots(applied)", "DeleteSnapshots(self.image.version)")),
     ),
     Mutant(
         name="an entry that is read again is applied again",
-        invariants=("M1",),
+        invariants=("O10",),
         parts=planted(Follower, ("_entry", "if before + len(records) <= image.version:", "if False:")),
     ),
     Mutant(
         name="a range of another node is not refused",
-        invariants=("M1",),
+        invariants=("O10",),
         parts=in_function(commits, "_check_continues", "if its.node != node:", "if False:"),
     ),
     Mutant(
         name="a record that does not fit into an entry is applied",
-        invariants=("M2",),
+        invariants=("O11",),
         parts=planted(
             Controller,
             (
@@ -205,7 +205,7 @@ MUTANTS = (
     ),
     Mutant(
         name="an operation is refused after it was recorded",
-        invariants=("M2",),
+        invariants=("O11",),
         parts=planted(
             Controller,
             (
@@ -219,7 +219,7 @@ MUTANTS = (
     ),
     Mutant(
         name="an operation is answered before it is confirmed",
-        invariants=("M3",),
+        invariants=("O12",),
         parts=planted(
             Controller,
             (
@@ -231,13 +231,13 @@ MUTANTS = (
     ),
     Mutant(
         name="a controller answers by its image without an append",
-        invariants=("M3",),
+        invariants=("O12",),
         style="rivals",
         parts=planted(Controller, ("_decide", "self._record(records)", "records and self._record(records)")),
     ),
     Mutant(
         name="a deposed controller answers what it has decided",
-        invariants=("M3",),
+        invariants=("O12",),
         style="rivals",
         parts=planted(
             Controller,
@@ -250,12 +250,12 @@ MUTANTS = (
     ),
     Mutant(
         name="an answer waits for the first entry on its way",
-        invariants=("M3",),
+        invariants=("O12",),
         parts=planted(Controller, ("_after_confirmation", "self._on_way[-1].then", "self._on_way[0].then")),
     ),
     Mutant(
         name="an upload whose objects expired is answered as committed",
-        invariants=("M3",),
+        invariants=("O12",),
         style="old",
         parts=in_function(
             commits,
@@ -268,7 +268,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a snapshot is written before its records are confirmed",
-        invariants=("M4",),
+        invariants=("O13",),
         style="old",
         parts=planted(
             Controller,
@@ -280,8 +280,19 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        name="a stream counts as never opened after it was",
+        invariants=("O14",),
+        parts=planted(Image, ("_stream_opened", "self.unopened.pop(record.stream, None)", "pass")),
+    ),
+    Mutant(
+        name="a snapshot forgets which streams were never opened",
+        invariants=("O10",),
+        style="old",
+        parts=in_function(image_snapshot, "_name_streams", "image.name_stream(key, value)", "pass"),
+    ),
+    Mutant(
         name="a controller believes what it finds in the storage without an append",
-        invariants=("M4",),
+        invariants=("O13",),
         style="rivals",
         parts=planted(
             Controller, ("begin", "self._after_confirmation([Tell(event)])", "self._effects.append(Tell(event))")
@@ -289,12 +300,12 @@ MUTANTS = (
     ),
     Mutant(
         name="an object whose id the metadata have lost is passed over",
-        invariants=("M4",),
+        invariants=("O13",),
         parts=in_function(went_back, "is_later", "parsed.object >= image.objects.next_id", "parsed.object < 0"),
     ),
     Mutant(
         name="a snapshot whose records the metadata have lost is passed over",
-        invariants=("M4",),
+        invariants=("O13",),
         style="old",
         parts=in_function(went_back, "is_later", "return applied > image.version", "return False"),
     ),

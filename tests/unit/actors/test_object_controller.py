@@ -157,7 +157,7 @@ async def test_entries_are_batches_of_one_producer_in_order_and_within_its_windo
 
 async def test_a_failed_append_ends_it_and_nothing_unconfirmed_is_done() -> None:
     async with stage() as on:
-        assert await on.actor.ask(PutKey("a", b"1")) == KeyValue(b"1", is_new=True)
+        assert await on.actor.ask(PutKey("a", b"v1")) == KeyValue(b"v1", is_new=True)
         on.owner.confirms = False
         async with asyncio.TaskGroup() as tasks:
             asked = [tasks.create_task(settled(on, PutKey(f"k{n}", b"v"))) for n in range(3)]
@@ -193,7 +193,7 @@ async def test_refusals_record_nothing_and_end_nothing() -> None:
 async def test_a_closed_owner_ends_it() -> None:
     async with stage() as on:
         on.owner.is_closed = True
-        assert isinstance(await settled(on, PutKey("a", b"1")), ControllerLostError)
+        assert isinstance(await settled(on, PutKey("a", b"v1")), ControllerLostError)
         await turns()
         assert on.ended == [True]
 
@@ -202,14 +202,14 @@ async def test_stopped_it_waits_for_what_is_on_its_way() -> None:
     async with stage() as on:
         on.owner.confirms = False
         async with asyncio.TaskGroup() as tasks:
-            asked = tasks.create_task(on.actor.ask(PutKey("a", b"1")))
+            asked = tasks.create_task(on.actor.ask(PutKey("a", b"v1")))
             await turns()
             on.actor.stop()
             await turns()
             assert not on.ended
             assert isinstance(await settled(on, GetKey("a")), ControllerLostError)
             on.owner.confirm()
-        assert asked.result() == KeyValue(b"1", is_new=True)
+        assert asked.result() == KeyValue(b"v1", is_new=True)
         await turns()
         assert on.ended == [False]
 
@@ -218,7 +218,7 @@ async def test_another_claim_in_metadata_is_seen_before_it_begins() -> None:
     on = Stage(epoch=2)
     await on.create_stream()
     async with asyncio.TaskGroup() as tasks:
-        asked = tasks.create_task(settled(on, PutKey("a", b"1")))
+        asked = tasks.create_task(settled(on, PutKey("a", b"v1")))
         await turns(1)
         tasks.create_task(on.actor.run())
     error = asked.result()
@@ -231,7 +231,7 @@ async def test_another_claim_in_metadata_is_seen_before_it_begins() -> None:
 async def test_an_owner_that_ends_while_the_stream_is_read() -> None:
     on = Stage()  # the stream does not appear
     async with asyncio.TaskGroup() as tasks:
-        asked = tasks.create_task(settled(on, PutKey("a", b"1")))
+        asked = tasks.create_task(settled(on, PutKey("a", b"v1")))
         tasks.create_task(on.actor.run())
         await turns()
         on.actor.abort()

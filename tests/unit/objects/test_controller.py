@@ -142,12 +142,12 @@ def test_a_stream_is_created_opened_and_written() -> None:
 def test_an_answer_waits_until_all_that_it_rests_on_is_confirmed() -> None:
     story = Story()
     story.is_confirming = False
-    assert story.ask(PutKey("k", b"1")) is None
-    assert story.ask(PutKey("k", b"2")) is None
+    assert story.ask(PutKey("k", b"v1")) is None
+    assert story.ask(PutKey("k", b"v2")) is None
     assert story.ask(GetKey("k")) is None
     assert [len(entry.records) for entry in story.appended] == [1, 0, 0], "what is not recorded waits for an entry, too"
     story.confirm()
-    assert [story.answer(n) for n in (1, 2, 3)] == [KeyValue(b"1", True), KeyValue(b"1"), KeyValue(b"1")]
+    assert [story.answer(n) for n in (1, 2, 3)] == [KeyValue(b"v1", True), KeyValue(b"v1"), KeyValue(b"v1")]
     story.ask(GetKey("other"))
     assert Answer(4, None) not in story.effects, "a controller that was deposed does not know of later keys"
     story.confirm()
@@ -161,6 +161,7 @@ def test_a_refusal_goes_out_at_once_and_records_nothing() -> None:
     before = contents_of(story.machine.image)
     assert isinstance(story.ask(OpenNode(N1, NodeEpoch(1), False, b"other")), NodeEpochExpiredError)
     assert isinstance(story.ask(PutKey("", b"")), InvalidRequestError)
+    assert isinstance(story.ask(PutKey("k", b"17")), InvalidRequestError), "it would name a stream"
     assert len(story.appended) == 1
     assert contents_of(story.machine.image) == before
 
@@ -189,7 +190,7 @@ def test_too_many_operations_are_refused() -> None:
 def test_a_deposed_controller_answers_nothing_as_done() -> None:
     story = Story()
     story.is_confirming = False
-    story.ask(PutKey("k", b"1"))
+    story.ask(PutKey("k", b"v1"))
     story.ask(GetKey("k"))
     story.tell(AppendFailed(FencedError("another owner")))
     for ticket in (1, 2):

@@ -678,8 +678,10 @@ async def test_objects_without_spans_narrow_nothing_and_those_after_them_do(clus
     await reader.close()
 
 
-def _encode_without_spans(encode: Any, request: WriteObject, node: NodeId, span_of: SpanOf) -> list[Any]:
-    return encode(request, node, lambda _: None)  # type: ignore[no-any-return]
+def _encode_without_spans(
+    encode: Callable[..., list[Any]], request: WriteObject, node: NodeId, span_of: SpanOf
+) -> list[Any]:
+    return encode(request, node, lambda _: None)
 
 
 async def test_a_damaged_index_narrows_nothing(cluster: Cluster) -> None:

@@ -158,7 +158,7 @@ async def test_a_failover_that_is_cancelled_closes_what_it_reads(
     assert (await two.recover(ref)).end == 4
 
 
-async def test_whoever_waits_for_an_end_asks_the_controller_ever_more_rarely(
+async def test_a_process_that_waits_for_an_end_asks_the_controller_less_and_less_often(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = await cluster.store(W1), await cluster.store(W2, retry_s=1e6)
@@ -184,7 +184,7 @@ async def test_whoever_waits_for_an_end_asks_the_controller_ever_more_rarely(
     assert max(pauses) <= 2.0
 
 
-async def test_whoever_waits_for_an_end_sees_at_once_that_another_process_decided_it(
+async def test_a_process_that_waits_for_an_end_sees_at_once_that_another_one_decided_it(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = await cluster.store(W1), await cluster.store(W2)
