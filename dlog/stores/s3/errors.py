@@ -15,8 +15,9 @@ from dlog.stores.contract import (
 
 
 def is_fence(error: BaseException | None) -> bool:
-    """Whether a node ended because another process took over."""
-    return isinstance(error, SegmentFencedError | FencedError) and not isinstance(error, NodeEndedError)
+    """Whether a node ended because another process took over, which deletes the log once it is uploaded."""
+    fence = SegmentFencedError | FencedError | SegmentNotFoundError
+    return isinstance(error, fence) and not isinstance(error, NodeEndedError)
 
 
 def store_error(error: DLogError) -> StoreError:

@@ -51,7 +51,7 @@ class RunningNode:
 
     def error(self, otherwise: DLogError) -> StoreError:
         """Why requests to it fail. otherwise: what the last one said."""
-        if self.is_fenced and self.machine.error is None:
+        if self.is_fenced:  # whatever ended it then, such as its log that is closed
             text = f"another process took over the work of this node: node_epoch={self.node_epoch}"
             return SegmentFencedError(text, outcome_unknown=otherwise.outcome_unknown)
         return store_error(self.machine.error or otherwise)

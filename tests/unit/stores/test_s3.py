@@ -23,6 +23,8 @@ from dlog.model.object_streams import NodeId, ObjectId
 from dlog.objects.image import ObjectState
 from dlog.objects.node_messages import UploadAll, WriteObject
 from dlog.stores.contract import (
+    AppendSink,
+    Buffer,
     MisconfiguredError,
     SegmentCorruptError,
     SegmentFencedError,
@@ -43,7 +45,7 @@ from dlog.stores.s3.writer import S3Writer
 from dlog.stores.s3_direct.options import ObjectsOptions
 from tests.integration.stores.seeking import START_MS, check_locate, draw_entries, entry_payload
 from tests.memory_objects import MemoryObjects
-from tests.memory_store import MemoryStore, MemoryStoreState
+from tests.memory_store import MemoryStore, MemoryStoreState, MemoryWriter
 from tests.object_metadata import MemoryController, MemoryMetadata, away
 
 STREAM = StreamName("s")
@@ -382,6 +384,38 @@ async def test_a_node_that_was_taken_over_while_it_was_idle_begins_again(cluster
     assert await read(two, other_ref, 2) == [entry(0), entry(1)]
     with pytest.raises(SegmentFencedError):
         await idle.append(EntryId(0), [b"late"])
+
+
+async def test_appends_in_flight_on_a_node_that_was_taken_over_are_told_that_they_are_fenced(cluster: Cluster) -> None:
+    one, two = await cluster.store(W1), await cluster.store(W2)
+    writer, ref = await cluster.segment(one)
+    await append(writer, 0, 3)
+    unanswered = list[AppendSink]()
+
+    async def abandon(_: MemoryWriter) -> None:
+        for sink in unanswered:  # within the call, as other stores do
+            sink(StoreUnavailableError("the writer was abandoned", outcome_unknown=True))
+
+    def submit(_: MemoryWriter, entry_id: EntryId, payload: Sequence[Buffer], sink: AppendSink) -> None:
+        unanswered.append(sink)
+
+    with mock.patch.multiple(MemoryWriter, submit=submit, abandon=abandon):
+        late = writer.append(EntryId(3), [b"late"])
+        assert (await two.recover(ref)).end == 2
+        assert one.node is not None and one.node.current is None
+        with pytest.raises(SegmentFencedError) as caught:
+            await late
+    assert caught.value.outcome_unknown
+
+
+async def test_a_log_that_was_uploaded_and_deleted_by_another_process_is_fenced(cluster: Cluster) -> None:
+    one = await cluster.store(W1)
+    writer, _ = await cluster.segment(one)
+    gone = SegmentNotFoundError("no such segment", outcome_unknown=True)
+    refuse = mock.patch.object(MemoryWriter, "submit", lambda _self, _entry, _payload, sink: sink(gone))
+    with refuse, pytest.raises(SegmentFencedError) as caught:
+        await writer.append(EntryId(0), [b"late"])
+    assert caught.value.outcome_unknown
 
 
 async def test_a_failed_log_ends_the_node_and_the_next_one_has_what_was_acknowledged(cluster: Cluster) -> None:
