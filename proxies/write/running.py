@@ -9,6 +9,7 @@ import asyncio
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from dlog.events import Event
 from dlog.hostport import join_host_port
@@ -33,6 +34,7 @@ async def run(
 ) -> None:
     """Serve until `stop`, then hand streams over. on_ready: clients may connect. Raises as WriteProxy.run does."""
     rng = rng or serving.seeded()
+    options = _with_id(options)
     access: list[ObjectStorageAccess] = []  # one if the store `s3` is configured
 
     def host(objects: Objects, find_root: FindRoot, store: str) -> LocalSender:
@@ -46,8 +48,14 @@ async def run(
         await proxy.run(stop, lambda name, address: on_ready(proxy))
 
 
+def _with_id(options: WriteOptions) -> WriteOptions:
+    """The options with an id that is known before the port is. A proxy whose port the system chooses, and that is given
+    no id, has another one at each start."""
+    if options.id or options.advertise or options.port:
+        return options
+    return replace(options, id=f"proxy-{os.urandom(8).hex()}")
+
+
 def _node(options: WriteOptions) -> NodeId:
-    """The id of this process's node: the one under which the proxy registers, the same after a restart. A proxy whose
-    port the system chooses has another one at each start."""
-    address = join_host_port(reachable_host(options.host), options.port)
-    return NodeId(options.id or options.advertise or (address if options.port else f"proxy-{os.urandom(8).hex()}"))
+    """The id of this process's node: the one under which the proxy registers, the same after a restart."""
+    return NodeId(options.id or options.advertise or join_host_port(reachable_host(options.host), options.port))
