@@ -1,4 +1,7 @@
-"""Measure reading in Spark (W18): fill dlog, Kafka and Parquet with the same records and read them in turns."""
+"""Measure reading in Spark (W18): fill dlog, Kafka and Parquet with the same records and read them in turns.
+
+A region in Kafka is replayed, too, beside Spark's Kafka source over its topic.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ from dlog.errors import DLogError
 from loadtest import host_conditions, systems
 from loadtest.processes import machine
 from loadtest.runner import commit
-from loadtest.spark import cpu, jars, jobs
+from loadtest.spark import cpu, jars, jobs, regions
 from loadtest.spark.filling import RECORD_BYTES, fill
 from loadtest.spark.measuring import SCANNED, SMALL, Bench, Figure, Where, WrongRecordsError
 from loadtest.systems.base import CannotRunError, System
 
 SMALL_RECORDS = 45
-SOURCES = ("dlog", "kafka", "parquet")
+SOURCES = ("dlog", "kafka", "parquet", "region")
 #: one broker suffices for reading
 KAFKA = {"brokers": "1", "replicas": "1", "in_sync": "1", "heap_mib": "1024"}
 TUNED = "all columns, large fetches"
@@ -63,8 +66,18 @@ CELLS = (
     Cell("audit", "dlog", "MB/s", jobs.audit, 800),
     Cell("audit of every copy", "dlog", "MB/s", jobs.audit_all, 800),
     Cell("offload", "dlog", "MB/s", jobs.offload, 450, jobs.write_anew),
+    Cell("replay, counted", "region", "MB/s", regions.replay_counted),
+    Cell("its topic, counted", "region", "MB/s", regions.source_counted),
+    Cell("replay to Parquet", "region", "MB/s", regions.replay_to_parquet),
+    Cell("its topic to Parquet", "region", "MB/s", regions.source_to_parquet),
 )
-KAFKA_RATIO = 1.5  # goal for all columns, dlog over Kafka, with defaults and with large fetches
+#: goals for ratios of MB/s: name, cell, cell of Spark's Kafka source, bound
+RATIOS = (
+    ("all columns, dlog / kafka", "all columns, dlog", "all columns, kafka", 1.5),
+    ("all columns, dlog / kafka with large fetches", "all columns, dlog", f"{TUNED}, kafka", 1.5),
+    ("replay, counted, region / its topic", "replay, counted, region", "its topic, counted, region", 0.5),
+    ("replay to Parquet, region / its topic", "replay to Parquet, region", "its topic to Parquet, region", 0.5),
+)
 
 
 @dataclass(slots=True)
@@ -98,11 +111,13 @@ class Told:
 def main(arguments: Sequence[str]) -> int:
     """Exit 0: every source returned the right records; 1: one did not, or something failed; 2: wrong usage."""
     given = parser().parse_args(arguments)
-    wanted = {"dlog", *(given.only.split(",") if given.only else SOURCES)}
+    wanted = set(given.only.split(",") if given.only else SOURCES)
     if given.gb <= 0 or given.rounds < 1 or given.warm_up < 0 or not wanted <= set(SOURCES):
         rule = "--gb must be above 0, --rounds at least 1, --warm-up at least 0, --only a list of "
         print("loadtest: " + rule + ", ".join(SOURCES), file=sys.stderr)
         return 2
+    if "parquet" in wanted:
+        wanted.add("dlog")  # it is written from what dlog has
     records = max(SMALL_RECORDS, round(given.gb * 1e9 / RECORD_BYTES))
     run = Run(records, given.rounds, given.warm_up, given.voids, given.foreign, wanted)
     try:
@@ -135,7 +150,7 @@ def parser() -> argparse.ArgumentParser:
         "--only",
         default="",
         metavar="NAME[,NAME...]",
-        help=f"read only these of {', '.join(SOURCES)}; dlog is always read",
+        help=f"read only these of {', '.join(SOURCES)}; parquet needs dlog, and adds it",
     )
     made.add_argument(
         "--foreign",
@@ -153,6 +168,7 @@ class Run:
 
     def __init__(self, records: int, rounds: int, warm_up: int, voids: int, foreign: float, wanted: set[str]) -> None:
         self._records = records
+        self._region_bytes = records * RECORD_BYTES
         self._rounds = rounds
         self._warm_up = warm_up
         self._voids = voids
@@ -177,17 +193,18 @@ class Run:
             self._versions = {"spark": jars.spark_version()}
             source_jars = await self._start(room, stack)
             running = read_run_file(room / "dlog" / "cluster")
-            if running is None:
+            if running is None and "dlog" in self._wanted:
                 raise CannotRunError("the `dlog up` under test has ended")
             kafka = self._systems.get("kafka")
             where = Where(
-                connect=running.connect,
-                zookeeper=running.zookeeper,
-                namespace=running.namespace,
+                connect=running.connect if running else "",
+                zookeeper=running.zookeeper if running else "",
+                namespace=running.namespace if running else "",
                 bootstrap=kafka.address()["bootstrap"] if kafka else "",
                 jars=source_jars,
                 room=room,
                 records=self._records,
+                region_bytes=self._region_bytes,
             )
             _tell("starting Spark")
             bench = await asyncio.to_thread(Bench, where)
@@ -199,30 +216,39 @@ class Run:
 
     async def _start(self, room: Path, stack: AsyncExitStack) -> tuple[Path, ...]:
         """Start and fill the systems; returns the jars of Spark's Kafka source."""
-        await self._start_one("dlog", {}, room, stack)
-        if "kafka" not in self._wanted:
-            self._leave_out("kafka", "not in --only")
+        for source in set(SOURCES) - self._wanted:
+            self._leave_out(source, "not in --only")
+        if "dlog" in self._wanted:
+            await self._start_one("dlog", {}, room, stack)
+        if not {"kafka", "region"} & self._wanted:
             return ()
         try:
             version, found = jars.found()
             await self._start_one("kafka", KAFKA, room, stack)
+            if "region" in self._wanted:
+                _tell(f"region: writing {self._region_bytes:,} bytes")
+                await regions.fill_region(self._systems["kafka"].address()["bootstrap"], self._region_bytes)
         except CannotRunError as error:
             self._leave_out("kafka", str(error))
+            self._leave_out("region", str(error))
             return ()
         self._versions["kafka source"] = version
         return tuple(found)
 
     async def _start_one(self, name: str, options: Mapping[str, str], room: Path, stack: AsyncExitStack) -> None:
+        """Start a system; fill it, if it is read."""
         variant = systems.find(f"{name}-default" if name == "kafka" else name)
         system = variant.make(name)
         directory = room / name
         directory.mkdir()
         stack.push_async_callback(system.stop)
-        _tell(f"starting {name}, writing {self._records:,} records of {RECORD_BYTES} bytes")
+        _tell(f"starting {name}")
         await system.start(directory, {**variant.preset, **options})
-        await system.create_all([SCANNED, SMALL])
-        await fill(system, SCANNED, self._records, directory)
-        await fill(system, SMALL, SMALL_RECORDS, directory, one_by_one=True)
+        if name in self._wanted:
+            _tell(f"{name}: writing {self._records:,} records of {RECORD_BYTES} bytes")
+            await system.create_all([SCANNED, SMALL])
+            await fill(system, SCANNED, self._records, directory)
+            await fill(system, SMALL, SMALL_RECORDS, directory, one_by_one=True)
         self._versions |= system.versions()
         self._systems[name] = system
 
@@ -230,8 +256,6 @@ class Run:
         """Write Parquet; read and verify each source once, which also warms the page cache and the JVM."""
         if "parquet" in self._wanted:
             await asyncio.to_thread(bench.write_parquet)
-        else:
-            self._leave_out("parquet", "not in --only")
         for name, source in (("dlog", bench.dlog), ("kafka", bench.kafka), ("parquet", bench.parquet)):
             if any(told.cell.source == name and not told.why_not for told in self._told):
                 _tell(f"{name}: verifying every record")
@@ -327,17 +351,15 @@ class Run:
             if told.cell.goal and told.median is not None:
                 is_met = told.cell.is_met(told.median)
                 goals[told.cell.name] = {"goal": told.cell.goal, "reached": round(told.median, 1), "met": is_met}
-        ours = by_name["all columns, dlog"]
-        for name, what in (("kafka", "all columns"), ("kafka with large fetches", TUNED)):
-            theirs = by_name[f"{what}, kafka"]
+        for name, one, other, bound in RATIOS:
+            ours, theirs = by_name[one], by_name[other]
             if ours and theirs:
-                ratio = ours / theirs
-                is_met = ratio >= KAFKA_RATIO
-                goals[f"all columns, dlog / {name}"] = {"goal": KAFKA_RATIO, "reached": round(ratio, 2), "met": is_met}
+                goals[name] = {"goal": bound, "reached": round(ours / theirs, 2), "met": ours / theirs >= bound}
         return goals
 
     def as_text(self) -> str:
-        head = f"W18: {self._records:,} records of {RECORD_BYTES} bytes, local[2], {self._rounds} rounds; "
+        sizes = f"{RECORD_BYTES} bytes (region: the same in records of {regions.RECORD_BYTES})"
+        head = f"W18: {self._records:,} records of {sizes}, local[2], {self._rounds} rounds; "
         lines = [head + ", ".join(f"{name} {version}" for name, version in self._versions.items())]
         lines.append(f"{'cell':33} {'median':>9} {'least':>8} {'most':>8} unit  CPU-s per round")
         for told in self._told:

@@ -38,7 +38,8 @@ class WrongRecordsError(CannotRunError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Locations of the records. connect: of the proxies. bootstrap: of Kafka, or "". room: a directory for files."""
+    """Locations of the records. connect: of the proxies. bootstrap: of Kafka, or "". room: a directory for files.
+    region_bytes: payloads of the region in Kafka."""
 
     connect: str
     zookeeper: str
@@ -47,6 +48,7 @@ class Where:
     jars: tuple[Path, ...]
     room: Path
     records: int
+    region_bytes: int = 0
     cores: int = 2
 
 
@@ -104,6 +106,11 @@ class Bench:
         frame = reader.options(**LARGE_FETCHES if tuned else {}).load()
         return frame.select(columns) if columns else frame
 
+    def topic(self, name: str) -> DataFrame:
+        """All rows of a topic of Kafka, with large fetches, in as many tasks as cores."""
+        reader = self.spark.read.format("kafka").options(**self._kafka_options(name), minPartitions=self.where.cores)
+        return reader.options(**LARGE_FETCHES).load()
+
     def parquet(self, columns: str = "") -> DataFrame:
         frame = self.spark.read.parquet(str(self.where.room / "parquet"))
         return frame.select(columns) if columns else frame
@@ -155,14 +162,21 @@ class Bench:
 
     def scan(self, frame: DataFrame) -> Figure:
         """Read every row into the noop sink. Raises WrongRecordsError."""
-        before = self._last_execution()
-        begun_s = time.perf_counter()
-        frame.write.format("noop").mode("overwrite").save()
-        took_s = time.perf_counter() - begun_s
-        records = self._rows_since(before)
+        took_s, records = self.timed(frame)
         if records != self.where.records:
             raise WrongRecordsError(f"a scan returned {records} records of {self.where.records}")
         return Figure(records * RECORD_BYTES / took_s / 1e6, records)
+
+    def timed(self, frame: DataFrame, to: Path | None = None) -> tuple[float, int]:
+        """Read every row into the noop sink, or into Parquet files at `to`; seconds, and the number of rows."""
+        before = self._last_execution()
+        begun_s = time.perf_counter()
+        if to is None:
+            frame.write.format("noop").mode("overwrite").save()
+        else:
+            frame.write.parquet(str(to))
+        took_s = time.perf_counter() - begun_s
+        return took_s, self._rows_since(before)
 
     def _store(self) -> Any:
         return cast(Any, self.spark)._jsparkSession.sharedState().statusStore()

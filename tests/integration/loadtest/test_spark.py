@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.spark import jars
+from loadtest.spark import jars, regions
 from loadtest.spark.command import SMALL_RECORDS, TUNED
+from loadtest.spark.filling import RECORD_BYTES
 from loadtest.systems.java import KAFKA, PartMissingError
 from tests.integration.spark.parts import need_spark
 from tests.parts import need
@@ -24,7 +25,9 @@ CELLS = {
     "dlog": {*SCANS, "micro-batch", "audit", "audit of every copy", "offload"},
     "kafka": {*SCANS, TUNED, "micro-batch"},
     "parquet": set(SCANS),
+    "region": {"replay, counted", "its topic, counted", "replay to Parquet", "its topic to Parquet"},
 }
+REGION_RECORDS = RECORDS * RECORD_BYTES // regions.RECORD_BYTES
 
 
 def test_what_is_read_in_spark_is_checked_and_measured(tmp_path: Path) -> None:
@@ -35,7 +38,7 @@ def test_what_is_read_in_spark_is_checked_and_measured(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "loadtest", "spark", "--gb", "0.09", "--rounds", "1", "--warm-up", "0"),
-            *("--voids", "0", "--only", "dlog,parquet" if missing else "dlog,kafka,parquet", "--out", str(out)),
+            *("--voids", "0", "--only", "dlog,parquet" if missing else ",".join(CELLS), "--out", str(out)),
         ],
         capture_output=True,
         text=True,
@@ -46,15 +49,16 @@ def test_what_is_read_in_spark_is_checked_and_measured(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout
     told = json.loads(out.read_text())
     assert told["records"] == RECORDS
-    there = {source: names for source, names in CELLS.items() if missing is None or source != "kafka"}
+    there = {source: names for source, names in CELLS.items() if missing is None or source in ("dlog", "parquet")}
     measured: dict[str, set[str]] = {source: set() for source in there}
     for cell in told["cells"]:
         if cell["source"] not in there:
             assert cell["not_run"] == "not in --only", cell
             continue
         assert cell["not_run"] is None and len(cell["values"]) == 1 and cell["values"][0] > 0, cell
+        records = SMALL_RECORDS if cell["cell"] == "micro-batch" else RECORDS
         if cell["cell"] != "offload":
-            assert cell["records"] == (SMALL_RECORDS if cell["cell"] == "micro-batch" else RECORDS), cell
+            assert cell["records"] == (REGION_RECORDS if cell["source"] == "region" else records), cell
         measured[cell["source"]].add(cell["cell"])
     assert measured == there
     assert ("not run: not in --only" in done.stdout) == (missing is not None)
