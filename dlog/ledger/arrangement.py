@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dlog.ledger.placement_policy import write_quorums
 from dlog.model.quorum import Quorum
 
-STEPS_MAX = 4000  # some 20 ms
+STEPS_MAX = 2000  # some 20 ms; far more than ensembles of up to six bookies take
 
 
 class Arrangement:

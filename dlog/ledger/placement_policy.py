@@ -5,7 +5,11 @@ about every write quorum of an ensemble, so the order of the members counts.
 
 - `random`: nothing.
 - `rack`: two racks in each write quorum, if Qw is at least two.
-- `region`: at least `regions` regions in each write quorum.
+- `region`: at least `regions` regions in each write quorum. If that is Qw of Qw regions, they take turns in the
+  ensemble, and E is a multiple of Qw.
+
+A policy is about where copies are sent, not about who acknowledges: an entry is confirmed by any Qa of its write
+quorum. It is then in two racks for certain only if no rack has Qa members of that quorum (docs/operations.md).
 
 A ledger's policy is in its custom metadata, so that whoever changes its ensembles later, also a recovery in another
 process, applies the same one. Source: BookKeeper, RackawareEnsemblePlacementPolicy, RegionAwareEnsemblePlacementPolicy.
