@@ -426,8 +426,7 @@ class LedgerAdder:
         quorum, now = window.quorum, window.ensemble
         exclude = {*now, *self._foreign, *chosen.values()} | (_NONE if again else self._quarantine)
         missing = [index for index in failed if index not in chosen]
-        if missing:
-            chosen |= self._placement.replace(quorum, _with_members(now, chosen), missing, exclude)
+        chosen |= self._placement.replace(quorum, _with_members(now, chosen), missing, exclude)
         if not self._placement.allows(quorum, now, _with_members(now, chosen)):
             exclude = {*self._foreign} | (_NONE if again else self._quarantine)
             chosen = self._placement.replace(quorum, now, failed, exclude)
