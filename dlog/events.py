@@ -106,6 +106,20 @@ class EnsembleChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class PlacementNotKept(Event):
+    """An ensemble of a ledger, from `entry` on, does not keep the ledger's placement policy: the writable bookies allow
+    no better one. With a strict policy only an ensemble that did not keep it before. Told before metadata names the new
+    ensemble. shortage: the policy, and what is lacking."""
+
+    name: ClassVar[str] = "placement.not_kept"
+    level: ClassVar[str] = "warning"
+    ledger: int
+    entry: int
+    ensemble: tuple[str, ...]
+    shortage: str
+
+
+@dataclass(frozen=True, slots=True)
 class BookieLost(Event):
     """This process lost a bookie: its connection failed, it answered too late, or a write to it failed."""
 

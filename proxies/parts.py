@@ -55,8 +55,9 @@ def tuned(config_path: str | None) -> BackendLimits:
     serving.tell(configured("cold", stores.cold, config_path))
     serving.tell(configured("file", stores.file, config_path))
     serving.tell(configured("kafka", stores.kafka, config_path))
+    serving.tell(configured("ledger", stores.ledger, config_path))
     serving.tell(configured("objects", stores.objects, config_path))
-    return replace(TUNING, stores=stores)
+    return replace(TUNING, stores=stores, ledgers=replace(TUNING.ledgers, placement=stores.ledger))
 
 
 @asynccontextmanager

@@ -27,6 +27,7 @@ from dlog.io.metadata import BookieInfo
 from dlog.io.metadata_contact import connection_events
 from dlog.io.threads import Threads
 from dlog.model.ids import BookieId, bookie_id
+from dlog.model.location import NetworkLocation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,8 @@ async def run(
                     await metadata.instance_id(), record, lambda: f"{environment.random_bits(128):032x}"
                 )
             server = BookieServer(options, environment.disk, opened, dirs.all, environment.threads, tell=tell)
-            info = BookieInfo(bookie, *split_host_port(environment.address))
+            location = NetworkLocation(options.region, options.rack)
+            info = BookieInfo(bookie, *split_host_port(environment.address), location)
 
             def ready() -> None:
                 tell(BookieStarted(bookie, environment.address, server.machine.ledgers))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dlog.model.location import DEFAULT_LOCATION, check_location_name
 from dlog.options import GiB, KiB, MiB, check_address, check_positive, option, port_number
 
 
@@ -28,6 +29,8 @@ class BookieOptions:
     )
     advertise: str = option("", "host:port that others connect to; empty: host and port as bound")
     bookie_id: str = option("", "name of the bookie in ledger metadata; empty: host:port")
+    rack: str = option(DEFAULT_LOCATION.rack, "rack that the bookie stands in, for placement of copies")
+    region: str = option(DEFAULT_LOCATION.region, "region that the bookie stands in, for placement of copies")
     tcp_only: bool = option(False, "offer no Unix socket to processes on this machine")
     http_port: int = option(0, "port of /metrics, /live and /ready; 0: none")
 
@@ -121,3 +124,5 @@ class BookieOptions:
             self, "connection_out_bytes_max", "connection_reads_max", "read_ahead_bytes", "read_ahead_entries"
         )
         check_address(self.advertise)
+        check_location_name("rack", self.rack)
+        check_location_name("region", self.region)

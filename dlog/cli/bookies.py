@@ -56,14 +56,20 @@ bookie.add_command(server_command("actors.bookie", "a bookie"))
 @bookie.command()
 @zookeeper_options
 def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
-    """List the registered bookies."""
+    """List the registered bookies, with the rack and region of each."""
 
     async def work() -> list[dict[str, Any]]:
         async with metadata_of(hosts, namespace, directory) as (metadata, _, _):
             members = await metadata.members()
         states = ((members.writable, "writable"), (members.readonly, "read-only"))
         return [
-            {"bookie": info.bookie, "address": join_host_port(info.host, info.port), "state": state}
+            {
+                "bookie": info.bookie,
+                "address": join_host_port(info.host, info.port),
+                "state": state,
+                "rack": info.location.rack,
+                "region": info.location.region,
+            }
             for found, state in states
             for info in sorted(found.values(), key=lambda info: info.bookie)
         ]
@@ -72,7 +78,8 @@ def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json:
     if as_json:
         say_json(rows)
     else:
-        say_table(("bookie", "address", "state"), ((r["bookie"], r["address"], r["state"]) for r in rows))
+        columns = ("bookie", "address", "state", "rack", "region")
+        say_table(columns, ([row[column] for column in columns] for row in rows))
 
 
 @bookie.command()

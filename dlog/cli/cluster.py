@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 
 LEDGERS_COUNTED_MAX = 100_000
+_COLUMNS = ("role", "id", "address", "state", "rack", "region")
 
 
 @asynccontextmanager
@@ -73,9 +74,7 @@ def status(hosts: str | None, namespace: str | None, directory: str | None, as_j
     more = " or more" if told["ledgers"] >= LEDGERS_COUNTED_MAX else ""
     say(f"holds      {told['streams']:,} streams, {told['ledgers']:,} ledgers{more}")
     say("")
-    say_table(
-        ("role", "id", "address", "state"), ((m["role"], m["id"], m["address"], m["state"]) for m in told["members"])
-    )
+    say_table(_COLUMNS, ([member[column] for column in _COLUMNS] for member in told["members"]))
 
 
 async def _status(hosts: str | None, namespace: str | None, directory: str | None) -> dict[str, Any]:
@@ -87,12 +86,12 @@ async def _status(hosts: str | None, namespace: str | None, directory: str | Non
             if ledgers >= LEDGERS_COUNTED_MAX:
                 break
         bookies = [
-            ("bookie", b.bookie, join_host_port(b.host, b.port), state)
+            ("bookie", b.bookie, join_host_port(b.host, b.port), state, b.location.rack, b.location.region)
             for found_there, state in ((members.writable, "writable"), (members.readonly, "read-only"))
             for b in found_there.values()
         ]
         proxies = [
-            (f"{p.role} proxy", p.proxy, p.address, "registered")
+            (f"{p.role} proxy", p.proxy, p.address, "registered", None, None)
             for p in (*members.write_proxies.values(), *members.read_proxies.values())
         ]
         return {
@@ -101,8 +100,5 @@ async def _status(hosts: str | None, namespace: str | None, directory: str | Non
             "namespace": path,
             "streams": len(await metadata.streams()),
             "ledgers": ledgers,
-            "members": [
-                dict(zip(("role", "id", "address", "state"), member, strict=True))
-                for member in (*sorted(bookies), *sorted(proxies))
-            ],
+            "members": [dict(zip(_COLUMNS, member, strict=True)) for member in (*sorted(bookies), *sorted(proxies))],
         }

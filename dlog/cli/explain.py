@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlog.cli.discovery import Cluster, all_cluster_options, find_cluster
-from dlog.cli.ledgers import ledgers_of
+from dlog.cli.ledgers import describe_placement, ledgers_of, placement_text
 from dlog.cli.output import CommandError, say, say_json
 from dlog.cli.streams import truncation_text
 from dlog.client.client import connect as connect_to
@@ -97,6 +97,7 @@ async def _explain(stream: str, at: DLSN, cluster: Cluster) -> dict[str, Any]:
         metadata = await ledgers.metadata_of(ledger)
         told["ledger"] = f"{ledger} ({metadata.state.name.lower().replace('_', ' ')})"
         told["bookies"] = list(metadata.bookies_of(at.entry))
+        told["placement"] = placement_text(describe_placement(ledgers, metadata))
         confirmed = await ledgers.last_confirmed(ledger)
         if not 0 <= at.entry <= confirmed:
             told["entry"] = f"{at.entry} is not confirmed; the last confirmed entry is {confirmed}"

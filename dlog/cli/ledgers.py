@@ -94,11 +94,12 @@ def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json:
 @click.argument("number", metavar="LEDGER", type=click.IntRange(0, 2**63 - 1))
 @zookeeper_options
 def show(number: int, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
-    """Show the metadata of LEDGER."""
+    """Show the metadata of LEDGER, and whether its ensembles keep its placement policy."""
 
     async def work() -> dict[str, Any]:
         async with ledgers_of(hosts, namespace, directory) as ledgers:
-            return describe(number, await ledgers.metadata_of(LedgerId(number)))
+            metadata = await ledgers.metadata_of(LedgerId(number))
+            return describe(number, metadata) | {"placement": describe_placement(ledgers, metadata)}
 
     told = asyncio.run(work())
     if as_json:
@@ -108,6 +109,7 @@ def show(number: int, hosts: str | None, namespace: str | None, directory: str |
     say(f"quorum     ensemble/write/ack {_quorum(told)}, digest {told['digest']}")
     if told["entries"] is not None:
         say(f"holds      {told['entries']:,} entries, {told['bytes']:,} bytes")
+    say(f"placement  {placement_text(told['placement'])}")
     for key, value in told["custom"].items():
         say(f"{key:<10} {value}")
     say("")
@@ -301,6 +303,30 @@ def describe(number: int, metadata: LedgerMetadata) -> dict[str, Any]:
         "custom": {key: value.decode(errors="backslashreplace") for key, value in metadata.custom},
         "fragments": [{"first_entry": f.first_entry, "bookies": list(f.ensemble)} for f in metadata.fragments],
     }
+
+
+def describe_placement(ledgers: Ledgers, metadata: LedgerMetadata) -> dict[str, Any]:
+    """A ledger's placement policy, and whether its ensembles keep it; None: a bookie's location is not known. wrong: by
+    the first entry of each fragment that does not keep it, what is lacking."""
+    policy, shortages = ledgers.placement_of(metadata)
+    found = zip(metadata.fragments, shortages, strict=True)
+    wrong = {int(fragment.first_entry): shortage for fragment, shortage in found if shortage is not None}
+    kept = None if wrong else True
+    if any(shortage.is_certain for shortage in wrong.values()):
+        kept = False
+    return {"policy": str(policy), "kept": kept, "wrong": {str(first): str(why) for first, why in wrong.items()}}
+
+
+def placement_text(told: dict[str, Any]) -> str:
+    """The result of `describe_placement` in one line."""
+    if told["policy"] == "random":
+        return "random: any bookies, whatever rack they stand in"
+    if told["kept"]:
+        return f"{told['policy']}: kept by every ensemble"
+    kept = "not kept" if told["kept"] is False else "not certain"
+    return f"{told['policy']}: {kept}: " + "; ".join(
+        f"from entry {first}: {why}" for first, why in told["wrong"].items()
+    )
 
 
 def _quorum(told: dict[str, Any]) -> str:

@@ -101,7 +101,7 @@ async def open_objects(cluster: Cluster) -> AsyncIterator[ObjectAccess]:
     MetadataUnavailableError."""
     from dlog.client.operation_sender import operation_sender
     from dlog.io.bookie_client import BookieClient
-    from dlog.io.ledgers import Ledgers, resolver
+    from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
     from dlog.io.s3_store import S3Access
     from dlog.io.stores import open_stores
     from dlog.io.zookeeper_metadata import ZooKeeperMetadata
@@ -118,7 +118,7 @@ async def open_objects(cluster: Cluster) -> AsyncIterator[ObjectAccess]:
     async with (
         await ZooKeeperMetadata.connect(cluster.zookeeper, cluster.namespace, rng=rng) as metadata,
         BookieClient(resolver(metadata), rng=rng) as bookies,
-        Ledgers(metadata, bookies, rng=rng) as ledgers,
+        Ledgers(metadata, bookies, rng=rng, options=LedgersOptions(placement=options.ledger)) as ledgers,
     ):
         access = S3Access(metadata, lambda *_: operation_sender(metadata, rng))
         async with open_stores(ledgers, metadata, options, rng, writable=names, s3=access) as stores:

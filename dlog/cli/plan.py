@@ -46,6 +46,12 @@ class UpOptions:
         "root of the objects of streams, s3://bucket/prefix or file:///path; empty: as before, else the root of "
         "[objects], else `objects` in the directory",
     )
+    racks: int = option(
+        0, "racks (rack-1, rack-2, ...) that the bookies are spread over, in each region; 0: as before, one at first"
+    )
+    regions: int = option(
+        0, "regions (region-1, region-2, ...) that the bookies are spread over; 0: as before, one at first"
+    )
     write_proxies: int = option(0, "write proxies; 0: as many as there were, 2 at the first start")
     read_proxies: int = option(0, "read proxies; 0: as many as there were, 2 at the first start")
     port: int = option(0, "port of the first write proxy, the others follow it; 0: free ones")
@@ -59,7 +65,7 @@ class UpOptions:
     )
 
     def __post_init__(self) -> None:
-        for name, least in (("bookies", -1), ("write_proxies", 0), ("read_proxies", 0)):
+        for name, least in (("bookies", -1), ("racks", 0), ("regions", 0), ("write_proxies", 0), ("read_proxies", 0)):
             if not least <= getattr(self, name) <= 64:
                 raise ValueError(f"{name} must be between {least + 1} and 64: value={getattr(self, name)}")
         if not 0 <= self.port < 65536:
@@ -74,7 +80,8 @@ class UpOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Host and ports of a cluster. zookeeper: hosts of an external ZooKeeper, or empty. kafka: address of the topics
-    with streams, or empty. objects: root of the objects of streams, if it was given; else empty."""
+    with streams, or empty. objects: root of the objects of streams, if it was given; else empty. racks: in each region;
+    0: bookies publish no rack. regions: 0: they publish no region."""
 
     host: str
     namespace: str
@@ -85,11 +92,19 @@ class Plan:
     read: list[int] = field(default_factory=list)
     kafka: str = ""
     objects: str = ""
+    racks: int = 0
+    regions: int = 0
     version: int = 1
 
     @property
     def zookeeper_hosts(self) -> str:
         return self.zookeeper or join_host_port(self.host, self.zookeeper_port)
+
+    def location_of(self, bookie: int) -> tuple[str, str]:
+        """Rack and region of the bookie of this number (from 1): in turns, regions first. Empty: it publishes none."""
+        turn, region = divmod(bookie - 1, max(1, self.regions))
+        rack = f"rack-{turn % self.racks + 1}" if self.racks else ""
+        return rack, f"region-{region + 1}" if self.regions else ""
 
     def addresses(self) -> list[tuple[str, int]]:
         """(role, port) of every process, each of which needs a free port."""
@@ -124,6 +139,7 @@ def make_plan(directory: Path, options: UpOptions, rng: random.Random) -> Plan:
     plan = replace(plan, write=wanted.grow(plan.write, counts["write"]))
     plan = replace(plan, read=wanted.grow(plan.read, counts["read"]))
     plan = replace(plan, bookies=wanted.grow(plan.bookies, counts["bookies"]))
+    plan = replace(plan, racks=options.racks or plan.racks, regions=options.regions or plan.regions)
     if options.kafka:
         plan = replace(plan, kafka=parse_topics_address(options.kafka))
     if options.objects:
@@ -157,15 +173,17 @@ def _check_types(plan: Plan) -> None:
     for ports in (plan.bookies, plan.write, plan.read, [plan.zookeeper_port]):
         if type(ports) is not list or not all(type(port) is int and 0 <= port < 65536 for port in ports):
             raise ValueError("ports must be numbers below 65536")
+    if not all(type(count) is int and 0 <= count <= 64 for count in (plan.racks, plan.regions)):
+        raise ValueError("racks and regions must be numbers up to 64")
 
 
 def write_plan(directory: Path, plan: Plan) -> None:
     """Write the plan into its directory, atomically."""
     path = directory / PLAN_FILE
     told = asdict(plan)
-    for name in ("kafka", "objects"):
+    for name in ("kafka", "objects", "racks", "regions"):
         if not told[name]:
-            del told[name]  # unknown to versions without this store
+            del told[name]  # unknown to versions without it
     fresh = path.with_suffix(".new")
     with named_errors(fresh):
         fresh.write_text(json.dumps(told, indent=1) + "\n")

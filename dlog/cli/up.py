@@ -73,6 +73,16 @@ STOP_OTHERS_S = 20.0
     "Default: as before, 3 at first.",
 )
 @click.option(
+    "--racks",
+    type=click.IntRange(1, 64),
+    help="Racks that the bookies are spread over, in each region. Default: as before, one at first.",
+)
+@click.option(
+    "--regions",
+    type=click.IntRange(1, 64),
+    help="Regions that the bookies are spread over. Default: as before, one at first.",
+)
+@click.option(
     "--kafka",
     metavar="HOST:PORT[,...]",
     help="Brokers of Kafka, for streams on Kafka; with --bookies 0 new streams lie there. Or file:///path, for topics "
@@ -308,6 +318,8 @@ class _Cluster:
         known = _kept_id(self._directory / name)
         if known is not None and is_any_host(self._plan.host):
             flags += ["--bookie-id", known]  # else its id would change with this machine's name
+        for flag, place in zip(("--rack", "--region"), self._plan.location_of(number), strict=True):
+            flags += [flag, place] if place else []
         return self._process("bookie", name, port, "actors.bookie", flags)
 
     def _proxy(self, role: str, number: int, port: int) -> ProcessPart:

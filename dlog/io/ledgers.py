@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -36,16 +36,26 @@ from dlog.errors import (
     MetadataUnavailableError,
     NotEnoughBookiesError,
 )
-from dlog.events import Event, LedgerHandleFailed, LedgerIdInUse, LedgerOpened
+from dlog.events import Event, LedgerHandleFailed, LedgerIdInUse, LedgerOpened, PlacementNotKept
 from dlog.io.bookie_client import BookieClient, BookieRequester, Resolve
+from dlog.io.bookie_locations import BookieLocations
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.driver import Driver
 from dlog.io.ledger_handles import LedgerReader, LedgerWriter
 from dlog.io.metadata import LedgerMetadataStore, Membership, VersionedStore
 from dlog.ledger.adding import AddingOptions, LedgerAdder
 from dlog.ledger.finding import FindTail, TailFinder
-from dlog.ledger.placement import Placement, RandomPlacement
+from dlog.ledger.placement import Placement, refusal
+from dlog.ledger.placement_policy import (
+    RANDOM,
+    PlacementOptions,
+    PlacementPolicy,
+    Shortage,
+    policy_metadata,
+    policy_of,
+)
 from dlog.ledger.recovery import LedgerRecoverer, Recover, Recovered, RecoveryOptions
+from dlog.ledger.spread_placement import SpreadPlacement
 from dlog.ledger.tailing import LedgerLac, LedgerTailer, ReadLac
 from dlog.ledger.verifying import LedgerVerifier, Verified, Verify
 from dlog.ledger.vetting import LedgerVetter, Vet, Vetted
@@ -72,6 +82,7 @@ class LedgersOptions:
     vet_all_s: float = option(5.0, sim=(1.0, 10.0))  # the same in all, if too few other bookies are left
     adding: AddingOptions = field(default_factory=AddingOptions)
     recovery: RecoveryOptions = field(default_factory=RecoveryOptions)
+    placement: PlacementOptions = field(default_factory=PlacementOptions)
 
 
 class LedgersMetadata(LedgerMetadataStore, Membership, Protocol):
@@ -102,7 +113,6 @@ class Ledgers:
         *,
         rng: random.Random,
         options: LedgersOptions | None = None,
-        placement: Placement | None = None,
         on_event: Callable[[Event], None] = lambda _: None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -110,7 +120,9 @@ class Ledgers:
         self._metadata = metadata
         self._bookies = bookies
         self._rng = rng
-        self._placement = placement or RandomPlacement(self._candidates, rng)
+        self._locations = locations = BookieLocations(metadata)
+        self._spread = SpreadPlacement(RANDOM, locations.writable, locations.locate, rng)
+        self._placements: dict[PlacementPolicy, Placement] = {}  # one for all ledgers of a policy
         self._on_event = on_event
         self._clock = clock
         self._tasks = asyncio.TaskGroup()
@@ -143,6 +155,20 @@ class Ledgers:
         members = self._metadata.known_members()
         return len(members.writable) + len(members.readonly)
 
+    def placement_refusal(self, quorum: Quorum) -> str:
+        """Why the registered bookies cannot keep the placement policy, if it is strict; empty: they can, or need not.
+        As far as this client knows."""
+        policy, locations = self._policy(), self._locations
+        if not policy.strict:
+            return ""
+        placement = SpreadPlacement(policy, lambda _: list(locations.registered()), locations.locate, self._rng)
+        return refusal(placement, replace(quorum, ensemble=quorum.write))  # `create` accepts as few
+
+    def placement_of(self, metadata: LedgerMetadata) -> tuple[PlacementPolicy, list[Shortage | None]]:
+        """A ledger's placement policy, and for each fragment what its ensemble lacks of it; None: nothing."""
+        policy, locate = policy_of(metadata), self._locations.locate
+        return policy, [policy.shortage(metadata.quorum, f.ensemble, locate) for f in metadata.fragments]
+
     # ---- writing ----------------------------------------------------------------------------------------------------
 
     async def create(
@@ -163,11 +189,13 @@ class Ledgers:
         digest = self.options.digest if digest is None else digest
         password = self.options.password if password is None else password
         least = quorum.ensemble if ensemble_min is None else ensemble_min
+        policy = self._policy()
+        placement = self._placement(policy)
         ahead = 1
         for _ in range(CREATE_ATTEMPTS):
             ledger = await self._metadata.new_ledger_id(ahead)
             ahead = min(2 * ahead, AHEAD_MAX)  # if this id is in use, so are probably the next ones
-            ensemble = await self._choose_vetted(ledger, quorum, least)
+            ensemble = await self._choose_vetted(ledger, placement, quorum, least)
             if ensemble is None:
                 continue
             value = LedgerMetadata(
@@ -176,18 +204,20 @@ class Ledgers:
                 digest=digest,
                 password=password,
                 ctime_ms=self._clock.unix_ms(),
-                custom=custom,
+                custom=(*custom, *policy_metadata(policy)),
                 ctoken=self._rng.getrandbits(63),
             )
             written = await self._write_new(ledger, value)
             if written is not None:
-                return self._writer(ledger, written, Digest(ledger, digest, password))
+                return self._writer(ledger, written, Digest(ledger, digest, password), placement)
         raise MetadataUnavailableError(
             f"no unused ledger id found, all ids tried are in use: was ZooKeeper restored from a "
             f"backup? See docs/restore.md: attempts={CREATE_ATTEMPTS}"
         )
 
-    async def _choose_vetted(self, ledger: LedgerId, quorum: Quorum, least: int) -> tuple[BookieId, ...] | None:
+    async def _choose_vetted(
+        self, ledger: LedgerId, placement: Placement, quorum: Quorum, least: int
+    ) -> tuple[BookieId, ...] | None:
         """Choose an ensemble whose members all confirm that they hold none of the ledger; None: a bookie holds some.
 
         A bookie that does not confirm in time is replaced as long as there are enough others.
@@ -197,7 +227,7 @@ class Ledgers:
         async with self._visiting(LedgerVetter(ledger), ledger, "vetter") as vetter:
             while True:
                 try:
-                    ensemble = await self._choose(quorum, least, silent)
+                    ensemble = await self._choose(placement, quorum, least, silent)
                 except NotEnoughBookiesError:
                     if not silent or self._clock.monotonic_s() >= give_up_s:
                         raise
@@ -212,16 +242,18 @@ class Ledgers:
                     return ensemble
                 silent |= set(ensemble) - vetted.unknown_to
 
-    async def _choose(self, quorum: Quorum, least: int, exclude: Collection[BookieId]) -> tuple[BookieId, ...]:
+    async def _choose(
+        self, placement: Placement, quorum: Quorum, least: int, exclude: Collection[BookieId]
+    ) -> tuple[BookieId, ...]:
         try:
-            return self._placement.choose(quorum, exclude)
+            return placement.choose(quorum, exclude)
         except NotEnoughBookiesError:
             if not exclude:
                 await self._metadata.members()  # the cached list may be old: read it again
         for size in range(quorum.ensemble, least, -1):
             with suppress(NotEnoughBookiesError):
-                return self._placement.choose(replace(quorum, ensemble=size), exclude)
-        return self._placement.choose(replace(quorum, ensemble=least), exclude)
+                return placement.choose(replace(quorum, ensemble=size), exclude)
+        return placement.choose(replace(quorum, ensemble=least), exclude)
 
     async def _write_new(self, ledger: LedgerId, value: LedgerMetadata) -> Versioned | None:
         """Write a new ledger's metadata; None: the id is taken. After a lost reply the written token decides."""
@@ -237,10 +269,13 @@ class Ledgers:
                 )
         return outcome if isinstance(outcome, Versioned) else None
 
-    def _writer(self, ledger: LedgerId, metadata: Versioned, digest: Digest) -> LedgerWriter:
-        machine = LedgerAdder(ledger, metadata, digest, self._placement, self.options.adding)
+    def _writer(self, ledger: LedgerId, metadata: Versioned, digest: Digest, placement: Placement) -> LedgerWriter:
+        machine = LedgerAdder(ledger, metadata, digest, placement, self.options.adding)
         driver = self._start(machine, ledger, "writer", requests_max=self.options.pending_entries_max)
-        self._on_event(LedgerOpened(ledger, metadata.value.fragments[0].ensemble))
+        ensemble = metadata.value.fragments[0].ensemble
+        self._on_event(LedgerOpened(ledger, ensemble))
+        if shortage := placement.shortage(metadata.value.quorum, ensemble):
+            self._on_event(PlacementNotKept(ledger, 0, ensemble, shortage))
         return LedgerWriter(machine, driver, _nothing)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
@@ -323,7 +358,7 @@ class Ledgers:
         Raises UnavailableError, EntryUnreadableError, NotEnoughBookiesError (call again), UnauthorizedError,
         LedgerNotFoundError. Cancelling may leave the ledger fenced.
         """
-        machine = LedgerRecoverer(ledger, self._placement, self.options.recovery, password)
+        machine = LedgerRecoverer(ledger, self._spread, self.options.recovery, password)
         async with self._visiting(machine, ledger, "recoverer") as driver:
             recovered: Recovered = await driver.ask(Recover())
             return recovered
@@ -400,8 +435,15 @@ class Ledgers:
     def _digest(self, ledger: LedgerId, metadata: LedgerMetadata, password: bytes | None) -> Digest:
         return Digest(ledger, metadata.digest, metadata.password if password is None else password)
 
-    def _candidates(self, exclude: Collection[BookieId]) -> Sequence[BookieId]:
-        return sorted(self._metadata.known_members().writable.keys() - set(exclude))
+    def _policy(self) -> PlacementPolicy:
+        """The policy of a new ledger."""
+        return self.options.placement.policy(self._locations.registered().values())
+
+    def _placement(self, policy: PlacementPolicy) -> Placement:
+        found = self._placements.get(policy)
+        if found is None:
+            found = self._placements[policy] = self._spread.under(policy)
+        return found
 
 
 class _MetadataRefresher:

@@ -22,6 +22,7 @@ from typing import Protocol
 from dlog.machine import Key, Missing, Outcome, Versioned
 from dlog.model.ids import BookieId, LedgerId, ProxyId, StreamName
 from dlog.model.ledger import LedgerKey
+from dlog.model.location import DEFAULT_LOCATION, NetworkLocation
 from dlog.model.segment import Owner
 
 
@@ -35,11 +36,12 @@ class SessionState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BookieInfo:
-    """Registered address of a bookie."""
+    """Registered address of a bookie, and its rack and region."""
 
     bookie: BookieId
     host: str
     port: int
+    location: NetworkLocation = DEFAULT_LOCATION
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ Invariants:
   than it was written over (dlog/metadata_update.py);
 - a replacement must report that it has no such ledger before metadata names it (vetting.py): entries of another ledger
   under this id would be served to readers. The first members were vetted at creation;
+- under a strict placement policy no write quorum gets fewer racks or regions than the policy asks, if it had them:
+  replacements that would do so one by one are written together (`Placement.allows`);
 - as long as Qa members are reachable the ledger goes on without the failed ones; metadata changes only when there is a
   replacement;
 - one FENCED reply ends the handle: the outcome of pending entries is then unknown, and recovery decides.
@@ -19,6 +21,7 @@ Source: BookKeeper protocol, "Writing to ledgers" (specs: docs/protocol.md).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -32,8 +35,8 @@ from dlog.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from dlog.events import BookieLost, EnsembleChanged, LedgerClosed, LedgerFenced
-from dlog.ledger.placement import Placement
+from dlog.events import BookieLost, EnsembleChanged, LedgerClosed, LedgerFenced, PlacementNotKept
+from dlog.ledger.placement import Placement, refusal
 from dlog.ledger.vetting import is_known, vet_request
 from dlog.ledger.window import Window
 from dlog.machine import (
@@ -290,6 +293,8 @@ class LedgerAdder:
                     f"no entry was confirmed for {self._options.give_up_s} s, check bookies (dlog bookie ls) and "
                     f"ZooKeeper: ledger={self.ledger} lac={self.lac}"
                 )
+                if why_none := refusal(self._placement, self._window.quorum):
+                    why = f"{why}; {why_none}"
                 if not self._update.is_current:
                     self._die(MetadataUnavailableError(f"metadata is unreachable, {why}", outcome_unknown=True))
                 else:
@@ -418,17 +423,24 @@ class LedgerAdder:
             and (b in self._vetted or not again)  # on a retry: drop a candidate that has not answered
             and self._placement.is_writable(b)
         }
-        exclude = {*self._foreign, *chosen.values()} | (_NONE if again else self._quarantine)
+        quorum, now = window.quorum, window.ensemble
+        exclude = {*now, *self._foreign, *chosen.values()} | (_NONE if again else self._quarantine)
         missing = [index for index in failed if index not in chosen]
-        chosen |= self._placement.replace(window.quorum, window.ensemble, missing, exclude)
+        chosen |= self._placement.replace(quorum, _with_members(now, chosen), missing, exclude)
+        if not self._placement.allows(quorum, now, _with_members(now, chosen)):
+            exclude = {*self._foreign} | (_NONE if again else self._quarantine)
+            chosen = self._placement.replace(quorum, now, failed, exclude)
         self._candidates = tuple(chosen.items())
         for bookie in chosen.values():
             if bookie not in self._vetted and bookie not in asked:
                 self._effects.append(Send(bookie, vet_request(self.ledger)))
         found = {index: b for index, b in chosen.items() if b in self._vetted}
-        if not found:
+        ensemble = _with_members(now, found)
+        if not found or not self._placement.allows(quorum, now, ensemble):
             return None
-        ensemble = tuple(found.get(i, bookie) for i, bookie in enumerate(window.ensemble))
+        if shortage := self._placement.shortage(quorum, ensemble):  # told first: a write may take effect unnoticed
+            told = PlacementNotKept(self.ledger, EntryId(self.lac + 1), ensemble, shortage)
+            self._effects.append(Tell(told))
         return self._metadata.with_ensemble(EntryId(self.lac + 1), ensemble)
 
     def _readmit(self) -> None:
@@ -487,6 +499,11 @@ class LedgerAdder:
         if self.error is None:
             return ClosedError(f"the ledger is being closed, add to a new one: ledger={self.ledger}")
         return type(self.error)(self.error.message, outcome_unknown=False)
+
+
+def _with_members(ensemble: tuple[BookieId, ...], by_index: Mapping[int, BookieId]) -> tuple[BookieId, ...]:
+    """The ensemble with some members replaced."""
+    return tuple(by_index.get(i, bookie) for i, bookie in enumerate(ensemble))
 
 
 METADATA_PEER = "metadata"

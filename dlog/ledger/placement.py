@@ -1,6 +1,6 @@
 """Chooses the bookies of an ensemble, and replacements for failed ones.
 
-A policy that knows racks or regions implements `Placement`; `replace` gets the whole ensemble for its sake.
+`RandomPlacement` knows no racks; spread_placement.py does. `replace` gets the whole ensemble for its sake.
 
 Invariants:
 - an ensemble holds each bookie once, and a replacement is not a member already;
@@ -15,6 +15,7 @@ from typing import Protocol
 
 from dlog.errors import NotEnoughBookiesError
 from dlog.model.ids import BookieId
+from dlog.model.ledger import LedgerMetadata
 from dlog.model.quorum import Quorum
 
 #: The writable bookies last reported by ZooKeeper, without the excluded ones. A snapshot: never blocks or raises.
@@ -37,11 +38,24 @@ class Placement(Protocol):
         failed: Collection[int],
         exclude: Collection[BookieId] = (),
     ) -> dict[int, BookieId]:
-        """Return replacements by bookie index, for as many of the `failed` indices as possible."""
+        """Return replacements by bookie index, for as many of the `failed` indices as possible. Apply all of them, or
+        ask `allows`."""
         ...
 
     def is_writable(self, bookie: BookieId) -> bool:
         """Whether the bookie could be chosen now, if it were not a member already."""
+        ...
+
+    def shortage(self, quorum: Quorum, ensemble: Sequence[BookieId]) -> str:
+        """What an ensemble lacks of the policy, for event `placement.not_kept`; empty: it keeps the policy."""
+        ...
+
+    def allows(self, quorum: Quorum, old: Sequence[BookieId], new: Sequence[BookieId]) -> bool:
+        """Whether a ledger may go from one ensemble to another: False if a strict policy would be kept less well."""
+        ...
+
+    def for_ledger(self, metadata: LedgerMetadata) -> Placement:
+        """The placement under the policy that the ledger's metadata names."""
         ...
 
 
@@ -78,13 +92,43 @@ class RandomPlacement:
     def is_writable(self, bookie: BookieId) -> bool:
         return bookie in self._candidates(())
 
+    def shortage(self, quorum: Quorum, ensemble: Sequence[BookieId]) -> str:
+        return ""
+
+    def allows(self, quorum: Quorum, old: Sequence[BookieId], new: Sequence[BookieId]) -> bool:
+        return True
+
+    def for_ledger(self, metadata: LedgerMetadata) -> Placement:
+        return self
+
     def _draw(self, count: int, exclude: Collection[BookieId]) -> list[BookieId]:
         """Return at most `count` different bookies, in random order."""
-        pool = sorted(set(self._candidates(exclude)).difference(exclude))
-        if self._weight is None:
-            return self._rng.sample(pool, min(count, len(pool)))
-        weights = {bookie: w for bookie in pool if (w := self._weight(bookie)) > 0}
-        return _draw_weighted(self._rng, weights, count)
+        return draw_bookies(self._candidates, self._rng, self._weight, exclude, count)
+
+
+def refusal(placement: Placement, quorum: Quorum) -> str:
+    """Why no new ensemble can be chosen now; empty: one can."""
+    try:
+        placement.choose(quorum)
+    except NotEnoughBookiesError as error:
+        return error.message
+    return ""
+
+
+def draw_bookies(
+    candidates: Candidates,
+    rng: random.Random,
+    weight: Weight | None,
+    exclude: Collection[BookieId],
+    count: int | None = None,
+) -> list[BookieId]:
+    """Draw at most `count` different bookies (None: all), in random order, heavier ones sooner."""
+    pool = sorted(set(candidates(exclude)).difference(exclude))
+    count = len(pool) if count is None else min(count, len(pool))
+    if weight is None:
+        return rng.sample(pool, count)
+    weights = {bookie: w for bookie in pool if (w := weight(bookie)) > 0}
+    return _draw_weighted(rng, weights, count)
 
 
 def _draw_weighted(rng: random.Random, weights: Mapping[BookieId, float], count: int) -> list[BookieId]:

@@ -120,7 +120,8 @@ class Closing:
 class LedgerRecoverer:
     """Recovers one ledger; others may recover it at the same time.
 
-    password: of the ledger; the one in metadata if None.
+    placement: replacements are chosen under the policy in the ledger's metadata (`Placement.for_ledger`). password: of
+    the ledger; the one in metadata if None.
     """
 
     def __init__(
@@ -239,6 +240,7 @@ class LedgerRecoverer:
     def _fence(self, value: LedgerMetadata) -> None:
         """Metadata is IN_RECOVERY: fence the last ensemble."""
         last = value.fragments[-1]
+        self._pool.placement = self._pool.placement.for_ledger(value)
         digest = Digest(self.ledger, value.digest, value.password if self._password is None else self._password)
         request = ReadEntry(self.ledger, NO_ENTRY, fence=True, master_key=digest.master_key, high_priority=True)
         self._stage = LastEntryPoll(request, value, digest, EntryId(last.first_entry - 1))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dlog.errors import DamagedError, NotEnoughBookiesError
-from dlog.events import EnsembleChanged
+from dlog.events import EnsembleChanged, PlacementNotKept
 from dlog.ledger.last_entries import LastEntryPoll
-from dlog.ledger.placement import Placement
+from dlog.ledger.placement import Placement, refusal
 from dlog.ledger.recovery_retries import RecoveryRetries
 from dlog.ledger.window import Window
 from dlog.machine import Effect, Tell
@@ -141,6 +141,8 @@ class RecoveryWriter:
                 self._owed[bookie] = {send.message.entry for send in sends if send.peer == bookie}
             replaced = tuple((str(old[i]), str(new)) for i, new in found.items())
             out.append(Tell(EnsembleChanged(ledger, first, replaced)))
+            if shortage := self._pool.placement.shortage(window.quorum, ensemble):
+                out.append(Tell(PlacementNotKept(ledger, first, ensemble, shortage)))
         elif again:
             for bookie in list(window.failed):
                 if self._pool.placement.is_writable(bookie):
@@ -150,4 +152,6 @@ class RecoveryWriter:
                 self._retries.pause(out)  # retry failed ones early: the others may be frozen for long
         elif not self._retries.is_waiting:
             why = f"too few bookies to write entries again, start more: ledger={ledger} entry={window.lac + 1}"
+            if why_none := refusal(self._pool.placement, window.quorum):
+                why = f"{why}; {why_none}"
             self._retries.wait(NotEnoughBookiesError(why), out)

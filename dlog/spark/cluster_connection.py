@@ -27,7 +27,7 @@ from dlog.client.check import check_thread
 from dlog.client.operation_sender import operation_sender
 from dlog.errors import DLogError, InvalidRequestError, Remedy
 from dlog.io.bookie_client import BookieClient
-from dlog.io.ledgers import Ledgers, resolver
+from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
 from dlog.io.s3_store import S3Access
 from dlog.io.stores import StoresOptions, load_stores, open_stores
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
@@ -218,7 +218,7 @@ class ClusterConnection:
             async with (
                 await ZooKeeperMetadata.connect(self._zookeeper, self._namespace, rng=rng) as metadata,
                 BookieClient(resolver(metadata), rng=rng) as bookies,
-                Ledgers(metadata, bookies, rng=rng) as ledgers,
+                Ledgers(metadata, bookies, rng=rng, options=LedgersOptions(placement=self._stores.ledger)) as ledgers,
                 open_stores(ledgers, metadata, self._stores, rng, s3=_s3_access(metadata, rng)) as stores,
             ):
                 opened.set_result(Cluster(metadata, ledgers, stores))

@@ -145,6 +145,10 @@ class Ledgers(Protocol):
         """The number of bookies that are registered, writable or read-only, as far as this client knows."""
         ...
 
+    def placement_refusal(self, quorum: Quorum) -> str:
+        """Why the registered bookies cannot keep a strict placement policy; empty: they can, or none is configured."""
+        ...
+
     async def create(
         self, quorum: Quorum, *, ensemble_min: int | None = None, custom: tuple[tuple[str, bytes], ...] = ()
     ) -> LedgerWriting:
@@ -187,14 +191,17 @@ class LedgerStore:
         self._on_end = self._forget  # one bound method for all writers
 
     def check_capacity(self, settings: StoreSettings) -> None:
-        """Raises InvalidRequestError if the ensemble has more members than there are bookies: the first write would
-        fail."""
-        ensemble, bookies = _quorum(dict(settings)).ensemble, self._ledgers.known_bookies()
+        """Raises InvalidRequestError if the ensemble has more members than there are bookies, or they cannot keep a
+        strict placement policy: the first write would fail."""
+        quorum = _quorum(dict(settings))
+        ensemble, bookies = quorum.ensemble, self._ledgers.known_bookies()
         if ensemble > bookies:
             raise InvalidRequestError(
                 "not enough bookies for the ensemble, start more or choose a smaller ensemble: "
                 f"ensemble={ensemble} bookies={bookies}"
             )
+        if refusal := self._ledgers.placement_refusal(quorum):
+            raise InvalidRequestError(refusal)
 
     async def create(
         self, stream: StreamName, number: SegmentNumber, epoch: Epoch, settings: StoreSettings

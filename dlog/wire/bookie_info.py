@@ -2,6 +2,7 @@
 
     registration = BookieServiceInfoFormat, protobuf: endpoints 6 {id 1, port 2, host 3, protocol 4, auth 5,
                    extensions 6}, properties 7 {key 1, value 2}; empty data means that the id is host:port
+    location     = property `networkLocation`, `/region/rack`; absent: the default one. Java ignores it
     cookie       = `5\\n`, then CookieFormat in protobuf's text form
 
 The cookie is stored in ZooKeeper and as file VERSION in every directory of the bookie; if they differ, the disk is not
@@ -14,13 +15,15 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dlog.errors import CookieError, DamagedError
+from dlog.errors import CookieError, DamagedError, InvalidRequestError
 from dlog.model.ids import BookieId
+from dlog.model.location import DEFAULT_LOCATION, NetworkLocation, parse_location
 from dlog.wire import protobuf, textproto
 from dlog.wire.protobuf import BYTES, VARINT, Buffer, Malformed, bytes_field, int_field
 
 ENDPOINT_ID = "bookie"
 ENDPOINT_PROTOCOL = "bookie-rpc"
+LOCATION = "networkLocation"
 COOKIE_VERSION = 5
 _PORT = re.compile(r"[0-9]{1,5}\Z", re.ASCII)
 
@@ -48,9 +51,19 @@ class BookieServiceInfo:
     properties: tuple[tuple[str, str], ...] = ()
 
 
-def encode_address(host: str, port: int) -> bytes:
+def encode_address(host: str, port: int, location: NetworkLocation = DEFAULT_LOCATION) -> bytes:
     """The registration of a bookie that listens at host:port."""
-    return encode_service_info(BookieServiceInfo((Endpoint(ENDPOINT_ID, host, port, ENDPOINT_PROTOCOL),)))
+    properties = () if location == DEFAULT_LOCATION else ((LOCATION, str(location)),)
+    return encode_service_info(BookieServiceInfo((Endpoint(ENDPOINT_ID, host, port, ENDPOINT_PROTOCOL),), properties))
+
+
+def location_of(data: Buffer) -> NetworkLocation:
+    """Rack and region in a registration; the default ones if it has none, or none that can be read."""
+    try:
+        found = dict(decode_service_info(data).properties).get(LOCATION)
+        return DEFAULT_LOCATION if found is None else parse_location(found)
+    except (DamagedError, InvalidRequestError):
+        return DEFAULT_LOCATION
 
 
 def address_of(bookie: BookieId, data: Buffer) -> tuple[str, int]:

@@ -28,6 +28,7 @@ SECTIONS = {
     "write": ("proxies.write.options", "WriteOptions"),
     "read": ("proxies.read.options", "ReadOptions"),
     "up": ("dlog.cli.plan", "UpOptions"),
+    "ledger": ("dlog.ledger.placement_policy", "PlacementOptions"),
     "cold": ("dlog.stores.cold.options", "ColdOptions"),
     "file": ("dlog.stores.file.options", "FileStoreOptions"),
     "kafka": ("dlog.io.kafka_settings", "KafkaOptions"),

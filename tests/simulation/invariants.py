@@ -1,9 +1,9 @@
 """Every invariant of the machines: its text, where it is checked, and which planted defects prove the check.
 
-Ids are those of the reliability goals: L of a ledger, S of a stream, T of its ownership, D of streams that are deleted
-and created again, R of a read proxy's cache, F of a segment in files, K of a region, C of a chain of chunks in an
-object storage, O of streams in objects and their metadata, M of the log of that metadata, N of the nodes that write
-those streams. Reasons for an exception or a restriction are given here in words.
+Ids are those of the reliability goals: L of a ledger, P of where its copies lie, S of a stream, T of its ownership, D
+of streams that are deleted and created again, R of a read proxy's cache, F of a segment in files, K of a region, C of a
+chain of chunks in an object storage, O of streams in objects and their metadata, M of the log of that metadata, N of
+the nodes that write those streams. Reasons for an exception or a restriction are given here in words.
 
 Invariants:
 - Each id below is the first one that some planted defect must be caught by (`test_invariants.py` compares).
@@ -43,6 +43,11 @@ INVARIANTS = {
     "L10": Invariant("nothing is acknowledged on an ensemble unknown to metadata", LEDGER, "LedgerChecks.acked"),
     "L11": Invariant("an entry is never sent with other bytes", LEDGER, "LedgerChecks._see_add"),
     "L12": Invariant("all recoverers tell one end", LEDGER, "LedgerChecks.ended"),
+    "P1": Invariant(
+        "an ensemble keeps the placement policy or an event says so; a strict one is never kept less",
+        LEDGER,
+        "LedgerChecks._see_ensembles",
+    ),
     "S1": Invariant("a DLSN names one record, numbers are dense", STREAM, "StreamChecks._started, _master"),
     "S2": Invariant("acknowledged: there, once, where it was said", STREAM, "StreamChecks._check_writes"),
     "S3": Invariant("nothing is read that nobody wrote", STREAM, "StreamChecks._check_writes, _check_readers"),

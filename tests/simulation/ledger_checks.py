@@ -1,4 +1,4 @@
-"""Checks of a ledger, L1 to L12 of the reliability goals, made as events happen and with access to all state.
+"""Checks of a ledger, L1 to L12 and P1 of the reliability goals, made as events happen and with access to all state.
 
 The checker sees every fact and effect, every version of metadata and every journal. It uses nothing of how the machines
 work: only messages, metadata, answers and what is durable.
@@ -6,12 +6,19 @@ work: only messages, metadata, answers and what is durable.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from dlog.errors import DLogError, EntryMissingError
-from dlog.events import BookieLost, EnsembleChanged, LedgerFenced, LedgerRecoveryFenced, LedgerRecoveryStarted
+from dlog.events import (
+    BookieLost,
+    EnsembleChanged,
+    LedgerFenced,
+    LedgerRecoveryFenced,
+    LedgerRecoveryStarted,
+    PlacementNotKept,
+)
 from dlog.ledger.tailing import LedgerLac
 from dlog.machine import CompareAndSet, Effect, Fact, MetadataSeen, OutcomeUnknown, Received, Send, Tell, Versioned
 from dlog.model.ids import BookieId, EntryId
@@ -55,6 +62,9 @@ class LedgerChecks:
         self.visible_max = -1
         self.known: dict[str, LedgerMetadata] = {}  # metadata as each host read it last
         self.searching: dict[str, tuple[int, dict[int, set[BookieId]]]] = {}  # host -> from, denials by entry
+        self.racks: Mapping[str, int] = {}  # by bookie; none: the ledger has no placement policy
+        self.strict = False
+        self.told_unkept: set[tuple[str, ...]] = set()  # ensembles that an event has named
         self._holds: dict[BookieId, set[int]] = {b: set() for b in bookies}
         self._fenced: set[BookieId] = set()
         self._scanned: dict[BookieId, int] = {b: len(sim.disk(b).durable) for b in bookies}  # past an older ledger's
@@ -154,6 +164,8 @@ class LedgerChecks:
                 self.sim.reach("recovery_changed_ensemble" if "recoverer" in host.address else "ensemble_change")
             case LedgerFenced():
                 self.sim.reach("fenced_writer")
+            case PlacementNotKept():
+                self.told_unkept.add(event.ensemble)
             case BookieLost():
                 self.sim.reach("bookie_lost")
 
@@ -207,6 +219,7 @@ class LedgerChecks:
             raise Violation("L9", f"fragments begin at {firsts}")
         if old is None:
             return
+        self._see_ensembles(old, new)
         if old.is_closed and new != old:
             raise Violation("L2", f"a closed ledger was changed: {old} -> {new}")
         if old.state is LedgerState.IN_RECOVERY and new.state is LedgerState.OPEN:
@@ -218,6 +231,32 @@ class LedgerChecks:
         if new.is_closed and not old.is_closed:
             self.closed_at = self.sim.now
             self._closed(new)
+
+    def watch_placement(self, created: LedgerMetadata, racks: Mapping[str, int]) -> None:
+        """Check the ensembles by these racks from now on. The creator of the ledger tells of the first one."""
+        self.racks = racks
+        self.strict = b"strict" in dict(created.custom).get("dlog.placement", b"")
+        self.told_unkept.add(created.fragments[0].ensemble)
+
+    def _see_ensembles(self, old: LedgerMetadata, new: LedgerMetadata) -> None:
+        """Check that a new ensemble has two racks in each write quorum, or that an event named it; strict: that no
+        write quorum was left with one that had two."""
+        for fragment in new.fragments if self.racks else ():
+            ensemble, before = fragment.ensemble, old.fragment_of(fragment.first_entry).ensemble
+            if fragment in old.fragments:
+                continue
+            alone, alone_before = self._in_one_rack(ensemble), self._in_one_rack(before)
+            self.sim.reach("one_rack" if alone else "two_racks")
+            if self.strict and alone - alone_before:
+                raise Violation("P1", f"{ensemble} has copies in one rack where {before} had two: {sorted(alone)}")
+            if alone and ensemble not in self.told_unkept:
+                raise Violation("P1", f"{ensemble} has copies in one rack, and no event said so: {sorted(alone)}")
+
+    def _in_one_rack(self, ensemble: Sequence[BookieId]) -> set[int]:
+        """The write quorums with one rack, by their first bookie index."""
+        racks, write = [self.racks[bookie] for bookie in ensemble], self.quorum.write
+        starts = range(len(racks)) if write > 1 else ()
+        return {start for start in starts if len({racks[(start + i) % len(racks)] for i in range(write)}) == 1}
 
     def _closed(self, new: LedgerMetadata) -> None:
         if new.last_entry < self.visible_max:

@@ -9,6 +9,7 @@ Styles of plan:
 - "orphan": the writer is cut off, paused or dies with entries under way; the tail is searched, then recovered;
 - "restored": as "churn" or "orphan", with spare bookies of which some hold another ledger under the same id, as after
   ZooKeeper was restored from a backup; the creator of a ledger has made sure that no member does;
+- "racked": as "churn", with bookies in two or three racks, and a placement policy, strict or not;
 - "calm": no recovery until the writer is done: after the faults everything must be confirmed (half of "churn" too).
 """
 
@@ -25,7 +26,7 @@ from tests.simulation.plan import EVERY_KIND, Fault, FaultKind, Plan, draw_fault
 WRITER, TAIL, FINDER, RECOVERERS = "w", "t", "f", ("r1", "r2")
 QUORUMS = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (5, 5, 3), (3, 3, 3), (2, 2, 1), (3, 2, 1))
 MARKS = ("recovery", "ensemble_change", "fenced_cover", "bookie_lost")
-STYLES = ("swarm", "churn", "scope", "frozen", "orphan", "told", "restored", "calm")
+STYLES = ("swarm", "churn", "scope", "frozen", "orphan", "told", "restored", "racked", "calm")
 
 
 def draw_plan(seed: int, style: str = "swarm") -> Plan:
@@ -33,6 +34,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     rng = random.Random(f"{style}/{seed}/plan")
     draws = {"swarm": _draw_swarm, "calm": _draw_swarm, "churn": _draw_churn, "scope": _draw_scope}
     draws |= {"frozen": _draw_frozen, "orphan": _draw_orphan, "told": _draw_churn, "restored": _draw_restored}
+    draws |= {"racked": _draw_racked}
     plan = draws[style](seed, rng, style)
     if style == "told":
         plan = with_news(plan, TAIL, rng)
@@ -280,6 +282,16 @@ def _draw_restored(seed: int, rng: random.Random, style: str) -> Plan:
         mark=mark,
     )
     return with_config(replace(plan, faults=(*plan.faults, lost)), bookies=bookies, older=older)
+
+
+def _draw_racked(seed: int, rng: random.Random, style: str) -> Plan:
+    """Draw racks, one of them smaller than the others or as large, and enough spares that a policy matters."""
+    plan = _draw_churn(seed, rng, style)
+    racks = rng.choice((2, 2, 3))
+    bookies = plan.config["bookies"]
+    small = rng.random() < 0.3
+    rack_of = {f"b{n}": min(n % (racks + 1), racks - 1) if small else n % racks for n in range(1, bookies + 1)}
+    return with_config(plan, bookies=bookies, racks=rack_of, strict=rng.random() < 0.5)
 
 
 def with_config(plan: Plan, **values: Any) -> Plan:

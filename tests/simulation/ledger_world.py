@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from dlog.errors import DLogError
 from dlog.ledger.adding import Add, AddingOptions, Close, Closed, LedgerAdder
 from dlog.ledger.finding import FindingOptions, FindTail, TailFinder
-from dlog.ledger.placement import RandomPlacement
+from dlog.ledger.placement import Placement, RandomPlacement
+from dlog.ledger.placement_policy import RACK, RANDOM, policy_metadata
 from dlog.ledger.reading import EntryReader, ReadDone, ReadingOptions, ReadLedger
 from dlog.ledger.recovery import LedgerRecoverer, Recover, Recovered, RecoveryOptions
+from dlog.ledger.spread_placement import SpreadPlacement
 from dlog.ledger.tailing import LedgerLac, LedgerTailer, ReadLac, TailingOptions, WaitLac
 from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import DigestType, Fragment, LedgerKey, LedgerMetadata
+from dlog.model.location import NetworkLocation
 from dlog.model.quorum import Quorum
 from dlog.options import draw
 from dlog.wire.bookie import AddEntry, BatchRead, BatchReadDone, EntryAdded, EntryRead, ReadEntry
@@ -62,6 +66,8 @@ MUST_REACH = (
     "found",
     "found_beyond_the_lac",
     "found_beyond_the_writer",
+    "one_rack",
+    "two_racks",
 )
 CHANGES = ("ensemble_change", "recovery_changed_ensemble")
 RARE = ("recovery_failed", "read_failed", "fault.meta_late", "fault.hold_kth", "fault.power")
@@ -128,18 +134,22 @@ class LedgerWorld:
             self.sim.disk(bookie).durable.extend(held)
         self.checks = LedgerChecks(self.sim, KEY, self.bookies, quorum, self.digest, mute=parts.get("mute", ()))
         self.options = random.Random(f"{plan.seed}/options")
+        self.racks: dict[str, int] = config.get("racks", {})
+        policy = replace(RACK, strict=config["strict"]) if self.racks else RANDOM
         metadata = LedgerMetadata(
             quorum=quorum,
-            fragments=(Fragment(EntryId(0), tuple(self.bookies[:ensemble])),),
+            fragments=(Fragment(EntryId(0), self.first_ensemble(quorum)),),
             digest=self.digest.type,
             password=PASSWORD,
+            custom=policy_metadata(policy),
         )
+        self.checks.watch_placement(metadata, self.racks)
         for bookie in self.bookies:
             self.sim.node(bookie, start=self.start_bookie)
         created = self.sim.metadata.create(KEY, metadata)
         self.sim.node(WRITER)
         self.adder = parts.get("adder", LedgerAdder)(
-            LEDGER, created, self.digest, self.placement(), draw(AddingOptions, self.options)
+            LEDGER, created, self.digest, self.placement().for_ledger(metadata), draw(AddingOptions, self.options)
         )
         self.sim.place(WRITER, "w/adder", self.adder)
         for name in RECOVERERS:
@@ -175,8 +185,21 @@ class LedgerWorld:
         self.news.begin()
         self.wait_lac()
 
-    def placement(self) -> RandomPlacement:
-        return RandomPlacement(self.candidates, random.Random(self.sim.rng.random()))
+    def placement(self) -> Placement:
+        rng = random.Random(self.sim.rng.random())
+        if self.racks:
+            return SpreadPlacement(RANDOM, self.candidates, self.locate, rng)
+        return RandomPlacement(self.candidates, rng)
+
+    def first_ensemble(self, quorum: Quorum) -> tuple[BookieId, ...]:
+        """The first bookies; with racks, an ensemble that keeps the policy if there is one."""
+        if not self.racks:
+            return tuple(self.bookies[: quorum.ensemble])
+        chooser = SpreadPlacement(RACK, lambda _: self.bookies, self.locate, random.Random(self.plan.seed))
+        return chooser.choose(quorum)
+
+    def locate(self, bookie: BookieId) -> NetworkLocation:
+        return NetworkLocation(rack=f"r{self.racks[bookie]}")
 
     def candidates(self, exclude: Collection[BookieId]) -> list[BookieId]:
         """The writable bookies as registered; a dead one stays registered for a while."""

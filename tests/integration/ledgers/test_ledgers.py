@@ -13,6 +13,7 @@ import pytest
 
 from dlog.errors import (
     ClosedError,
+    InvalidRequestError,
     LedgerFencedError,
     LedgerNotFoundError,
     MetadataUnavailableError,
@@ -20,18 +21,23 @@ from dlog.errors import (
     OverCapacityError,
     UnavailableError,
 )
-from dlog.events import Event, LedgerHandleFailed, LedgerIdInUse
+from dlog.events import Event, LedgerHandleFailed, LedgerIdInUse, PlacementNotKept
 from dlog.io.bookie_client import BookieClient, BookieClientOptions
 from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
 from dlog.io.metadata import BookieInfo
+from dlog.ledger.placement_policy import PlacementOptions
 from dlog.ledger.recovery import RecoveryOptions
-from dlog.model.ids import NO_ENTRY, BookieId, EntryId
+from dlog.model.ids import NO_ENTRY, BookieId, EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.ledger import DigestType, LedgerKey, LedgerState
+from dlog.model.location import DEFAULT_LOCATION, NetworkLocation
 from dlog.model.quorum import Quorum
+from dlog.stores.contract import StoreTooSmallError
+from dlog.stores.ledger import LEDGER_SETTINGS, LedgerStore
 from tests.integration.ledgers.model_bookie import ModelBookie
 from tests.memory_metadata import MemoryMetadata
 
 E332 = Quorum(ensemble=3, write=3, ack=2)
+SEGMENT = (StreamName("s"), SegmentNumber(1), Epoch(1), LEDGER_SETTINGS.complete({}))
 
 
 class Cluster:
@@ -54,17 +60,19 @@ class Cluster:
             Ledgers(self.metadata, transport, rng=random.Random(2), options=options, on_event=self.told.append)
         )
 
-    async def register(self, name: str, bookie: ModelBookie) -> None:
+    async def register(self, name: str, bookie: ModelBookie, rack: str = DEFAULT_LOCATION.rack) -> None:
         self.bookies[BookieId(name)] = bookie
-        await self.metadata.register_bookie(BookieInfo(BookieId(name), *bookie.address))
+        info = BookieInfo(BookieId(name), *bookie.address, NetworkLocation(rack=rack))
+        await self.metadata.register_bookie(info)
 
 
 @asynccontextmanager
-async def cluster(count: int = 3) -> AsyncIterator[Cluster]:
+async def cluster(count: int = 3, racks: int = 0) -> AsyncIterator[Cluster]:
     async with asyncio.timeout(90), AsyncExitStack() as stack:
         made = Cluster({}, MemoryMetadata(), stack)
         for number in range(count):
-            await made.register(f"bookie-{number}", await stack.enter_async_context(ModelBookie()))
+            rack = f"rack-{number % racks}" if racks else DEFAULT_LOCATION.rack
+            await made.register(f"bookie-{number}", await stack.enter_async_context(ModelBookie()), rack)
         yield made
 
 
@@ -178,6 +186,61 @@ async def test_a_dead_bookie_is_replaced_and_nothing_is_lost() -> None:
         assert len(writer.metadata.fragments) == 2
         assert await read_all(ledgers, writer.ledger_id) == [b"%d" % number for number in range(50)]
         await made.bookies[victim].start()
+
+
+@pytest.mark.parametrize("options", [PlacementOptions(), PlacementOptions(placement="rack", placement_strict=True)])
+async def test_every_ensemble_spans_two_racks_also_after_a_bookie_died(options: PlacementOptions) -> None:
+    async with cluster(4, racks=2) as made:
+        ledgers = await made.client(LedgersOptions(placement=options))
+        for _ in range(5):
+            writer = await ledgers.create(E332)
+            await writer.append((b"before",))
+            victim = writer.metadata.fragments[0].ensemble[1]
+            await made.metadata.unregister_bookie(victim)
+            await made.bookies[victim].stop()
+            for _ in range(10):
+                await writer.append((b"after",))
+            await writer.close()
+            assert len(writer.metadata.fragments) == 2
+            policy, shortages = ledgers.placement_of(await ledgers.metadata_of(writer.ledger_id))
+            assert policy == options.policy([NetworkLocation(), NetworkLocation(rack="r")]) and shortages == [
+                None,
+                None,
+            ]
+            for fragment in writer.metadata.fragments:
+                assert len({int(bookie[-1]) % 2 for bookie in fragment.ensemble}) == 2
+            await made.bookies[victim].start()
+            await made.register(victim, made.bookies[victim], f"rack-{int(victim[-1]) % 2}")
+        assert not [event for event in made.told if isinstance(event, PlacementNotKept)]
+
+
+async def test_a_strict_policy_refuses_a_cluster_of_one_rack_and_else_an_event_names_the_ledger() -> None:
+    async with cluster(3, racks=1) as made:
+        strict = await made.client(LedgersOptions(placement=PlacementOptions(placement="rack", placement_strict=True)))
+        for refused in (lambda: strict.create(E332), lambda: LedgerStore(strict).create(*SEGMENT)):
+            with pytest.raises((NotEnoughBookiesError, StoreTooSmallError), match="racks=1 needed=2"):
+                await refused()
+        with pytest.raises(InvalidRequestError, match="start bookies with another --rack"):
+            LedgerStore(strict).check_capacity(LEDGER_SETTINGS.complete({}))
+        assert not made.told
+        lax = await made.client(LedgersOptions(placement=PlacementOptions(placement="rack")))
+        LedgerStore(lax).check_capacity(LEDGER_SETTINGS.complete({}))
+        writer = await lax.create(E332)
+        (told,) = (event for event in made.told if isinstance(event, PlacementNotKept))
+        assert (told.ledger, told.entry) == (writer.ledger_id, 0) and "policy=rack" in told.shortage
+        silent = await made.client()
+        await silent.create(E332)
+        assert len([event for event in made.told if isinstance(event, PlacementNotKept)]) == 1, "the default is random"
+
+
+async def test_a_location_is_known_while_the_bookie_is_away_to_those_that_saw_it() -> None:
+    async with cluster(3, racks=2) as made:
+        ledgers = await made.client()
+        writer = await ledgers.create(E332)
+        await made.metadata.unregister_bookie(BookieId("bookie-1"))
+        assert ledgers.placement_of(writer.metadata)[1] == [None]
+        (shortage,) = (await made.client()).placement_of(writer.metadata)[1]
+        assert shortage is not None and shortage.unlocated == ("bookie-1",) and not shortage.is_certain
 
 
 async def test_verify_finds_the_damaged_and_the_thin() -> None:

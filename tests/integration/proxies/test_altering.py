@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 
 import dlog
+from dlog.model.quorum import Quorum
 from dlog.stores.ledger import Ledgers, LedgerStore
 from dlog.wire.proxy import Alter, Create, Failed
 from tests.integration.proxies.local_proxies import LocalProxies
@@ -66,6 +67,9 @@ async def test_a_store_without_enough_bookies_is_refused(local: LocalProxies) ->
 class Bookies:
     def known_bookies(self) -> int:
         return 9
+
+    def placement_refusal(self, quorum: Quorum) -> str:
+        return ""
 
 
 async def test_a_stream_has_the_settings_of_its_store_only(local: LocalProxies) -> None:

@@ -23,6 +23,7 @@ from dlog.machine import Conflict, Missing, Versioned
 from dlog.model.dlsn import of
 from dlog.model.ids import BookieId, EntryId, Epoch, LedgerId, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata, LedgerState
+from dlog.model.location import DEFAULT_LOCATION, NetworkLocation
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
 from dlog.wire.stream_metadata import decode_segment, encode_segment
@@ -214,6 +215,17 @@ async def test_registrations_are_bookkeepers(metadata: ZooKeeperMetadata, kazoo:
     await metadata.register_proxy(ProxyInfo(ProxyId("w1"), "write", "127.0.0.1:8001"))
     assert data(kazoo, f"{NAMESPACE}/.proxies/write/w1") == b'{"address":"127.0.0.1:8001"}'
     assert await metadata.streams() == [], "what begins with a dot is no stream"
+
+
+async def test_a_bookie_that_is_moved_to_another_rack_is_seen_there(metadata: ZooKeeperMetadata) -> None:
+    info = BookieInfo(BookieId("b:1"), "b", 1)
+    for location in (NetworkLocation("eu", "r1"), NetworkLocation("eu", "r2"), DEFAULT_LOCATION):
+        await metadata.register_bookie(replace(info, location=location))
+        assert (await metadata.members()).writable == {info.bookie: replace(info, location=location)}
+        await metadata.unregister_bookie(info.bookie)
+    await metadata.register_bookie(replace(info, location=NetworkLocation("us", "r1")))
+    await metadata.register_bookie(info)
+    assert (await metadata.members()).writable == {info.bookie: info}, "without being away in between"
 
 
 async def test_a_java_bookie_without_an_endpoint_is_no_member(metadata: ZooKeeperMetadata, kazoo: KazooClient) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from dlog.bookie.bookie import Bookie
 from dlog.ledger.adding import LedgerAdder
+from dlog.ledger.arrangement import Arrangement
 from dlog.ledger.finding import TailFinder, _TailProbe
 from dlog.ledger.reading import EntryReader
 from dlog.ledger.recovery import Closing, LedgerRecoverer
@@ -534,4 +535,28 @@ OLDER_LEDGERS = (
     ),
 )
 
-MUTANTS = (*WRITER, *RECOVERY, *LAST_ENTRIES, *RECOVERY_LIVENESS, *BOOKIE, *READERS, *FINDERS, *OLDER_LEDGERS)
+PLACEMENT = (
+    Mutant(
+        name="write quorums with too few racks are accepted",
+        invariants=("P1",),
+        style="racked",
+        parts=planted((Arrangement, "_can_keep", ">= self._needs[quorum]", ">= 0")),
+    ),
+    Mutant(
+        name="a replacement in one rack is not told of",
+        invariants=("P1",),
+        style="racked",
+        parts=adder(("_replace", "if shortage := self._placement.shortage(quorum, ensemble):", "if shortage := '':")),
+    ),
+    Mutant(
+        name="a recovery replaces under the policy of its process",
+        invariants=("P1",),
+        style="racked",
+        parts=planted((LedgerRecoverer, "_fence", "self._pool.placement.for_ledger(value)", "self._pool.placement")),
+    ),
+)
+
+MUTANTS = (
+    *(*WRITER, *RECOVERY, *LAST_ENTRIES, *RECOVERY_LIVENESS, *BOOKIE, *READERS, *FINDERS, *OLDER_LEDGERS),
+    *PLACEMENT,
+)

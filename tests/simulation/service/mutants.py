@@ -33,6 +33,7 @@ from dlog.io.zookeeper_hosts import Servers
 from dlog.io.zookeeper_ledgers import ZooKeeperLedgers
 from dlog.io.zookeeper_members import MemberList, Registrations
 from dlog.io.zookeeper_watches import Watches
+from dlog.ledger.placement import Placement
 from dlog.machine import OutcomeUnknown, Versioned
 from dlog.model.ids import Epoch, LedgerId, StreamName
 from dlog.model.quorum import Quorum
@@ -282,8 +283,8 @@ def _sure(doubt: Any) -> Any:
 def _unasked(choose_vetted: Any) -> Any:
     """A ledger id is used as ZooKeeper gives it, without asking bookies whether they know it."""
 
-    async def wrong(self: Ledgers, ledger: LedgerId, quorum: Quorum, least: int) -> Any:
-        return await self._choose(quorum, least, ())
+    async def wrong(self: Ledgers, ledger: LedgerId, placement: Placement, quorum: Quorum, least: int) -> Any:
+        return await self._choose(placement, quorum, least, ())
 
     return wrong
 

@@ -90,8 +90,20 @@ def test_the_root_of_the_objects_is_kept_and_may_change(tmp_path: Path) -> None:
             plan_of(tmp_path, objects=wrong)
 
 
+def test_bookies_are_spread_over_racks_and_regions_in_turns(tmp_path: Path) -> None:
+    write_plan(tmp_path, plan_of(tmp_path))
+    assert "racks" not in (tmp_path / "cluster.json").read_text(), "a version without racks reads it"
+    assert plan_of(tmp_path).location_of(1) == ("", "")
+    plan = plan_of(tmp_path, bookies=5, racks=2)
+    assert [plan.location_of(n) for n in range(1, 6)] == [(f"rack-{rack}", "") for rack in (1, 2, 1, 2, 1)]
+    write_plan(tmp_path, plan)
+    plan = plan_of(tmp_path, regions=2)
+    found = [plan.location_of(n) for n in range(1, 6)]
+    assert found == [(f"rack-{rack}", f"region-{region}") for rack, region in ((1, 1), (1, 2), (2, 1), (2, 2), (1, 1))]
+
+
 def test_numbers_of_processes_have_bounds() -> None:
-    for name, least in (("bookies", -1), ("write_proxies", 0), ("read_proxies", 0)):
+    for name, least in (("bookies", -1), ("racks", 0), ("regions", 0), ("write_proxies", 0), ("read_proxies", 0)):
         for value in (least, 64):
             UpOptions(**{name: value})  # type: ignore[arg-type]  # mypy cannot see which option it is
         for value in (least - 1, 65):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from dlog.errors import DLogError
 from dlog.ledger.adding import Add, Closed
 from dlog.ledger.placement import RandomPlacement
+from dlog.ledger.placement_policy import PlacementPolicy
 from dlog.ledger.recovery import Recovered
+from dlog.ledger.spread_placement import SpreadPlacement
 from dlog.machine import (
     Answer,
     Asked,
@@ -33,6 +35,7 @@ from dlog.machine import (
 )
 from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import DigestType, Fragment, LedgerMetadata, LedgerState
+from dlog.model.location import NetworkLocation
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import AddEntry, BatchRead, Code, EntryAdded, EntryRead, ReadEntry
 from dlog.wire.digest import Digest
@@ -57,6 +60,15 @@ def spare(*bookies: str) -> RandomPlacement:
     """A placement whose writable bookies are these; the first of them in order is chosen first."""
     writable = [BookieId(b) for b in bookies]
     return RandomPlacement(lambda exclude: [b for b in writable if b not in exclude], random.Random(1))
+
+
+def racked(policy: PlacementPolicy, *bookies: str) -> SpreadPlacement:
+    """A placement whose writable bookies are these; the rack of a bookie is the first letter of its name."""
+
+    def candidates(exclude: Collection[BookieId]) -> list[BookieId]:
+        return [BookieId(b) for b in bookies if b not in exclude]
+
+    return SpreadPlacement(policy, candidates, lambda b: NetworkLocation(rack=b[0]), random.Random(1))
 
 
 def packet(entry: int, payload: bytes = b"", *, lac: int = -1, length: int | None = None) -> bytes:

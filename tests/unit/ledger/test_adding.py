@@ -7,19 +7,21 @@ from random import Random
 
 import pytest
 
+from dlog.events import PlacementNotKept
 from dlog.ledger.adding import AddingOptions, Close, LedgerAdder
-from dlog.ledger.placement import RandomPlacement
-from dlog.machine import Fact, MetadataSeen, Received, TimerFired, Versioned
+from dlog.ledger.placement import Placement, RandomPlacement
+from dlog.ledger.placement_policy import RACK
+from dlog.machine import Answer, Fact, MetadataSeen, Received, Tell, TimerFired, Versioned
 from dlog.model.ids import NO_ENTRY, BookieId
 from dlog.model.ledger import LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import Code, EntryRead
-from tests.unit.ledger.story import DIGEST, LEDGER, Story, ledger, only, packet, spare
+from tests.unit.ledger.story import DIGEST, LEDGER, Story, ledger, only, packet, racked, spare
 
 
 def writer(
     metadata: LedgerMetadata | None = None,
-    placement: RandomPlacement | None = None,
+    placement: Placement | None = None,
     options: AddingOptions = AddingOptions(),  # noqa: B008 (frozen)
 ) -> Story:
     adder = LedgerAdder(LEDGER, Versioned(metadata or ledger(), 1), DIGEST, placement or spare("d"), options)
@@ -160,6 +162,58 @@ class TestVetting:
         self.says(story, "d", Code.NO_LEDGER)
         story.written(2)
         assert "write v2 open: 0 a b c" in story.lost("d") + story.fires("replace")
+
+
+class TestPlacement:
+    """Racks a, b, c, ..., by the first letter of a bookie."""
+
+    E422 = Quorum(ensemble=4, write=2, ack=2)
+    STRICT = replace(RACK, strict=True)
+
+    def test_a_replacement_keeps_two_racks_in_each_write_quorum(self) -> None:
+        story = writer(ledger("0 a1 b1 a2 b2", quorum=self.E422), racked(self.STRICT, "a3", "b3"))
+        story.add()
+        assert story.lost("b1") == ["tell bookie.lost", "write v1 open: 0 a1 b3 a2 b2"]
+
+    def test_without_another_rack_a_strict_ledger_is_not_changed_and_its_end_says_why(self) -> None:
+        story = writer(ledger("0 a1 b1 a2 b2", quorum=self.E422), racked(self.STRICT, "a1", "a2", "a3", "a4"))
+        story.add()
+        assert story.lost("b1") == ["tell bookie.lost"]
+        story.fires("replace")
+        assert only(story.fires("give_up"), "answer") == ["answer 1 NotEnoughBookiesError outcome unknown"]
+        (error,) = (e.result for e in story.effects if isinstance(e, Answer))
+        assert "policy=rack strict racks=1 needed=2" in str(error) and "--rack" in str(error)
+
+    def test_else_it_goes_on_with_one_rack_and_an_event_names_the_ledger(self) -> None:
+        story = writer(ledger("0 a1 b1 a2 b2", quorum=self.E422), racked(RACK, "a3"))
+        story.add()
+        lines = story.lost("b1")
+        assert lines == ["tell bookie.lost", "tell placement.not_kept", "write v1 open: 0 a1 a3 a2 b2"]
+        (told,) = (e.event for e in story.effects if isinstance(e, Tell) and isinstance(e.event, PlacementNotKept))
+        assert (told.ledger, told.entry, told.ensemble) == (LEDGER, 0, ("a1", "a3", "a2", "b2"))
+        assert told.shortage == "policy=rack: 2 of 4 write quorums with 1 racks, needed=2"
+
+    def test_replacements_that_keep_a_strict_policy_only_together_are_written_together(self) -> None:
+        placement = racked(self.STRICT, "a2", "b2")
+        created = Versioned(ledger("0 x1 b1 c1 a1", quorum=self.E422), 1)
+        story = Story(LedgerAdder(LEDGER, created, DIGEST, placement, AddingOptions()))
+        story.add()
+        assert story.lost("x1") == ["tell bookie.lost"], "a2 would stand beside a1, and b2 beside b1"
+        assert story.lost("b1") == ["tell bookie.lost", "read -1 of b2", "read -1 of a2"]
+        assert story.has_not(-1, "b2", code=Code.NO_LEDGER) == []
+        assert story.has_not(-1, "a2", code=Code.NO_LEDGER) == ["write v1 open: 0 b2 a2 c1 a1"]
+
+    def test_one_of_them_that_is_unfit_leaves_the_other_where_it_may_be_alone(self) -> None:
+        placement = racked(self.STRICT, "a2", "b2", "d2")
+        created = Versioned(ledger("0 x1 b1 c1 a1", quorum=self.E422), 1)
+        story = Story(LedgerAdder(LEDGER, created, DIGEST, placement, AddingOptions()))
+        story.add()
+        story.lost("x1", "b1")
+        for bookie in ("a2", "b2"):
+            story.has_not(-1, bookie, code=Code.IO_ERROR)
+        while "write" not in (lines := "\n".join(story.has_not(-1, "d2", code=Code.NO_LEDGER))):
+            story.fires("replace")
+        assert lines in ("write v1 open: 0 d2 b1 c1 a1", "write v1 open: 0 x1 d2 c1 a1")
 
 
 def test_a_second_failure_during_a_change_starts_the_next_one() -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dlog.ledger.placement import RandomPlacement
+from dlog.ledger.placement import Placement
+from dlog.ledger.placement_policy import RACK, RANDOM, policy_metadata
 from dlog.ledger.recovery import LedgerRecoverer, Recover, RecoveryOptions
 from dlog.machine import Answer, Send
 from dlog.model.ledger import LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import Code
-from tests.unit.ledger.story import LEDGER, Story, ledger, only, packet, spare
+from tests.unit.ledger.story import LEDGER, Story, ledger, only, packet, racked, spare
 
 
 def recovery(
     metadata: LedgerMetadata | None = None,
-    placement: RandomPlacement | None = None,
+    placement: Placement | None = None,
     *,
     ahead_entries_max: int = 1,
     attempts_max: int = 8,
@@ -249,6 +250,24 @@ def test_a_bookie_that_fails_while_entries_are_written_again_is_replaced_from_th
     lines = story.stored(6, "g", "f")
     assert "read 7 of e fencing" in lines, "reads go by the ensemble that was written to"
     assert story.has_not(7, "d", "e") == ["write v2 closed at 6 length=61: 0 a b c, 5 d e f, 6 d g f"]
+
+
+def test_a_recovery_replaces_under_the_policy_in_the_ledgers_metadata() -> None:
+    """Racks a, b, c by the first letter; the placement that it is given has another policy."""
+    for policy, new in ((RACK, "b2"), (replace(RACK, strict=True), "b2")):
+        metadata = replace(ledger("0 a1 b1 a2"), custom=policy_metadata(policy))
+        story = recovery(metadata, racked(RANDOM, "a3", "a4", "a5", "a6", "b2"))
+        story.has_not(-1, "a1", "b1")
+        story.has("b1", 0, packet(0, b"x", length=1))
+        assert f"store 0 on {new} lac=-1 length=1 recovery" in story.refused(0, "b1", Code.IO_ERROR)
+
+
+def test_a_recovery_tells_if_the_policy_cannot_be_kept() -> None:
+    story = recovery(replace(ledger("0 a1 b1 a2"), custom=policy_metadata(RACK)), racked(RACK, "a3"))
+    story.has_not(-1, "a1", "b1")
+    story.has("b1", 0, packet(0, b"x", length=1))
+    lines = story.refused(0, "b1", Code.IO_ERROR)
+    assert only(lines, "tell") == ["tell ensemble.changed", "tell placement.not_kept"]
 
 
 def test_the_first_entry_written_again_may_change_the_ensemble_without_a_second_fragment_there() -> None:

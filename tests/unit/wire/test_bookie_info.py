@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dlog.errors import CookieError, DamagedError
 from dlog.model.ids import BookieId
+from dlog.model.location import DEFAULT_LOCATION, NetworkLocation
 from dlog.wire.bookie_info import (
     BookieServiceInfo,
     Cookie,
@@ -20,6 +21,7 @@ from dlog.wire.bookie_info import (
     encode_address,
     encode_cookie,
     encode_service_info,
+    location_of,
 )
 
 BOOKIE = BookieId("127.0.0.1:3181")
@@ -54,6 +56,21 @@ def test_the_address_is_that_of_the_bookie_protocol() -> None:
     assert address_of(BOOKIE, encode_address("::1", 3182)) == ("::1", 3182)
     with pytest.raises(DamagedError, match="endpoint"):
         address_of(BOOKIE, encode_service_info(BookieServiceInfo((http,))))
+
+
+def test_rack_and_region_are_a_property_and_the_default_ones_are_none() -> None:
+    place = NetworkLocation("eu", "r7")
+    data = encode_address("10.0.0.2", 3181, place)
+    assert location_of(data) == place and address_of(BOOKIE, data) == ("10.0.0.2", 3181)
+    assert decode_service_info(data).properties == (("networkLocation", "/eu/r7"),)
+    assert encode_address("h", 1) == encode_address("h", 1, DEFAULT_LOCATION)
+    assert decode_service_info(encode_address("h", 1)).properties == ()
+
+
+@pytest.mark.parametrize("text", ["", "r7", "/a/b/c", "/a b/c"])
+def test_a_registration_whose_location_cannot_be_read_counts_as_the_default_one(text: str) -> None:
+    assert location_of(encode_service_info(BookieServiceInfo((), (("networkLocation", text),)))) == DEFAULT_LOCATION
+    assert location_of(b"") == location_of(b"\xff") == DEFAULT_LOCATION
 
 
 def test_without_data_the_id_is_the_address() -> None:

@@ -1,0 +1,164 @@
+"""Rack-aware and region-aware placement: every write quorum of an ensemble lies in as many domains as the policy asks.
+
+Bookies are drawn at random, in proportion to weight; `Arrangement` then decides from which rack or region (domain) the
+bookie of each index is taken, the first drawn one of it.
+
+Invariants:
+- an ensemble holds each bookie once, and a replacement is not a member already;
+- strict: a new ensemble keeps the policy, and a replacement leaves no write quorum with fewer domains than it had,
+  unless it still has enough;
+- not strict: as many failed members are replaced as there are bookies for, in the arrangement with the most domains in
+  its poorest write quorum, up to what the policy asks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+
+from dlog.errors import NotEnoughBookiesError
+from dlog.ledger.arrangement import Arrangement
+from dlog.ledger.placement import Candidates, Placement, RandomPlacement, Weight, draw_bookies
+from dlog.ledger.placement_policy import Locate, PlacementPolicy, PolicyKind, policy_of, write_quorums
+from dlog.model.ids import BookieId
+from dlog.model.ledger import LedgerMetadata
+from dlog.model.quorum import Quorum
+
+
+class SpreadPlacement:
+    """Places copies under a policy, also `random`.
+
+    candidates: returns the writable bookies. locate: where a bookie stands; one that is not known is not chosen. rng:
+    seeded by the caller. weight: equal if None.
+    """
+
+    def __init__(
+        self,
+        policy: PlacementPolicy,
+        candidates: Candidates,
+        locate: Locate,
+        rng: random.Random,
+        weight: Weight | None = None,
+    ) -> None:
+        self.policy = policy
+        self._candidates = candidates
+        self._locate = locate
+        self._rng = rng
+        self._weight = weight
+
+    def choose(self, quorum: Quorum, exclude: Collection[BookieId] = ()) -> tuple[BookieId, ...]:
+        drawn = draw_bookies(self._candidates, self._rng, self._weight, exclude)
+        if len(drawn) < quorum.ensemble:
+            raise NotEnoughBookiesError(
+                f"too few writable bookies, start more or ask for a smaller ensemble: "
+                f"writable={len(drawn)} ensemble={quorum.ensemble}"
+            )
+        indices = range(quorum.ensemble)
+        needed = self.policy.needed(quorum)
+        for least in [needed] if self.policy.strict else range(min(needed, quorum.write), 0, -1):
+            needs = [least] * len(write_quorums(quorum))
+            found = self._arrange(quorum, [None] * quorum.ensemble, indices, needs, drawn)
+            if found is not None:
+                return tuple(found[i] for i in indices)
+        raise NotEnoughBookiesError(self._refusal(quorum, drawn))
+
+    def replace(
+        self,
+        quorum: Quorum,
+        ensemble: Sequence[BookieId],
+        failed: Collection[int],
+        exclude: Collection[BookieId] = (),
+    ) -> dict[int, BookieId]:
+        drawn = draw_bookies(self._candidates, self._rng, self._weight, {*ensemble, *exclude})
+        indices, fixed = sorted(failed), [self._domain(bookie) for bookie in ensemble]
+        fewest_kept = max(0, len(indices) - len(drawn))
+        if len(indices) == fewest_kept:
+            return {}
+        needed = self.policy.needed(quorum)
+        touched = [not set(indices).isdisjoint(members) for members in write_quorums(quorum)]
+        as_now = self._needs(quorum, ensemble)
+        levels = [[needed if is_touched else 0 for is_touched in touched], as_now]
+        if not self.policy.strict:
+            levels += [[min(need, least) for need in as_now] for least in range(min(needed, quorum.write) - 1, -1, -1)]
+        most_kept = len(indices) - 1 if self.policy.strict else fewest_kept
+        for kept in range(fewest_kept, most_kept + 1):
+            for needs in levels:
+                found = self._arrange(quorum, fixed, indices, needs, drawn, kept)
+                if found is not None:
+                    return found
+        return {}
+
+    def is_writable(self, bookie: BookieId) -> bool:
+        return bookie in self._candidates(())
+
+    def shortage(self, quorum: Quorum, ensemble: Sequence[BookieId]) -> str:
+        found = self.policy.shortage(quorum, ensemble, self._locate)
+        return f"policy={self.policy}: {found}" if found is not None else ""
+
+    def allows(self, quorum: Quorum, old: Sequence[BookieId], new: Sequence[BookieId]) -> bool:
+        if not self.policy.strict:
+            return True
+        counts = self._counts(quorum, new)
+        return all(count >= need for count, need in zip(counts, self._needs(quorum, old), strict=True))
+
+    def for_ledger(self, metadata: LedgerMetadata) -> Placement:
+        return self.under(policy_of(metadata))
+
+    def under(self, policy: PlacementPolicy) -> Placement:
+        """The same bookies under another policy."""
+        if policy.kind is PolicyKind.RANDOM:
+            return RandomPlacement(self._candidates, self._rng, self._weight)
+        return SpreadPlacement(policy, self._candidates, self._locate, self._rng, self._weight)
+
+    def _domain(self, bookie: BookieId) -> str | None:
+        place = self._locate(bookie)
+        return None if place is None else self.policy.domain(place)
+
+    def _counts(self, quorum: Quorum, ensemble: Sequence[BookieId]) -> list[int]:
+        """How many domains each write quorum has."""
+        domains = [self._domain(bookie) for bookie in ensemble]
+        return [len({domains[i] for i in indices} - {None}) for indices in write_quorums(quorum)]
+
+    def _needs(self, quorum: Quorum, ensemble: Sequence[BookieId]) -> list[int]:
+        """How many domains each write quorum must keep: as many as the policy asks, or as it has, if it has fewer."""
+        needed = self.policy.needed(quorum)
+        return [min(needed, count) for count in self._counts(quorum, ensemble)]
+
+    def _arrange(
+        self,
+        quorum: Quorum,
+        fixed: Sequence[str | None],
+        indices: Sequence[int],
+        needs: Sequence[int],
+        drawn: Sequence[BookieId],
+        keep_max: int = 0,
+    ) -> dict[int, BookieId] | None:
+        """Replacements by index, if there is an arrangement."""
+        pools: dict[str, list[BookieId]] = {}
+        for bookie in drawn:
+            domain = self._domain(bookie)
+            if domain is not None:
+                pools.setdefault(domain, []).append(bookie)
+        rank = {bookie: i for i, bookie in enumerate(drawn)}
+        ranks = {domain: [rank[b] for b in bookies] for domain, bookies in pools.items()}
+        found = Arrangement(quorum, fixed, indices, needs, ranks, keep_max).find()
+        if found is None:
+            return None
+        following = {domain: iter(bookies) for domain, bookies in pools.items()}
+        return {index: next(following[domain]) for index, domain in sorted(found.items())}
+
+    def _refusal(self, quorum: Quorum, drawn: Sequence[BookieId]) -> str:
+        what = "region" if self.policy.kind is PolicyKind.REGION else "rack"
+        seen = len({self._domain(bookie) for bookie in drawn} - {None})
+        needed = self.policy.needed(quorum)
+        if needed > quorum.write:
+            remedy = f"choose a write quorum of at least {needed}, or fewer regions (placement_regions in [ledger])"
+        else:
+            remedy = (
+                f"start bookies with another --{what}, or set placement_strict = false in [ledger] to do without "
+                f"(`dlog bookie ls` shows racks and regions)"
+            )
+        return (
+            f"no ensemble of the writable bookies keeps the placement policy, {remedy}: policy={self.policy} "
+            f"{what}s={seen} needed={needed} writable={len(drawn)} ensemble={quorum.ensemble} write={quorum.write}"
+        )

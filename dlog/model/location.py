@@ -1,0 +1,51 @@
+"""Where a bookie stands: its rack and region, as BookKeeper writes them, `/region/rack`.
+
+A bookie that publishes none stands in `/default-region/default-rack`. Two racks of the same name in different regions
+are different racks. Source: BookKeeper, NetworkTopology.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from dlog.errors import InvalidRequestError
+
+NAME_MAX = 63  # characters
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_MAX - 1}}}\Z", re.ASCII)
+
+
+class NetworkLocation(NamedTuple):
+    """Region and rack of a bookie. Its text is `/region/rack`."""
+
+    region: str = "default-region"
+    rack: str = "default-rack"
+
+    def __str__(self) -> str:
+        return f"/{self.region}/{self.rack}"
+
+
+DEFAULT_LOCATION = NetworkLocation()
+
+
+def check_location_name(kind: str, name: str) -> None:
+    """Raise ValueError unless `name` can be the name of a rack or region. kind: "rack" or "region", for the message."""
+    if not _NAME.match(name):
+        raise ValueError(
+            f"a {kind} is named with 1 to {NAME_MAX} letters, digits, dots, dashes or underscores, and begins with a "
+            f"letter or digit, such as {kind}-1: {kind}={name[:80]!r}"
+        )
+
+
+def parse_location(text: str) -> NetworkLocation:
+    """Parse `/region/rack`, or `/rack` for a rack of the default region. Raises InvalidRequestError."""
+    root, *names = text.split("/")
+    if root or len(names) not in (1, 2):
+        raise InvalidRequestError(f"a network location is written /region/rack: location={text[:80]!r}")
+    found = NetworkLocation(rack=names[0]) if len(names) == 1 else NetworkLocation(*names)
+    try:
+        check_location_name("region", found.region)
+        check_location_name("rack", found.rack)
+    except ValueError as error:
+        raise InvalidRequestError(str(error)) from None
+    return found
