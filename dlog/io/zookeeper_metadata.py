@@ -14,6 +14,7 @@ from dlog.errors import CookieError, MetadataUnavailableError
 from dlog.io.metadata import BookieInfo, Members, ProxyInfo, SessionState, StreamHead, Unsubscribe
 from dlog.io.zookeeper import ZooKeeper, report_crash
 from dlog.io.zookeeper_cluster import check_layout, read_instance_id
+from dlog.io.zookeeper_election import AuditorElection
 from dlog.io.zookeeper_layout import PROXY_ROLES, LedgerPaths, StreamPaths
 from dlog.io.zookeeper_ledgers import ZooKeeperLedgers
 from dlog.io.zookeeper_members import MEMBERS, MemberList, MemberOptions, Registrations, encode_proxy
@@ -25,6 +26,7 @@ from dlog.io.zookeeper_protocol import (
     NotConnectedError,
 )
 from dlog.io.zookeeper_streams import ZooKeeperStreams
+from dlog.io.zookeeper_underreplication import ZooKeeperUnderreplication
 from dlog.machine import Conflict, Key, Missing, Outcome, OutcomeUnknown, Versioned
 from dlog.model.ids import BookieId, LedgerId, ProxyId, StreamName
 from dlog.model.ledger import LedgerKey, LedgerMetadata
@@ -155,6 +157,14 @@ class ZooKeeperMetadata:
 
     async def stream_heads(self, streams: Sequence[StreamName]) -> list[StreamHead | None]:
         return await self._streams.heads(streams)
+
+    def underreplication(self, name: str) -> ZooKeeperUnderreplication:
+        """The tree of ledgers that lack copies. name: of this process, in its locks."""
+        return ZooKeeperUnderreplication(self.zookeeper, self._paths, name)
+
+    def auditor_election(self, name: str) -> AuditorElection:
+        """The election of the auditor. name: of this process, in its vote."""
+        return AuditorElection(self.zookeeper, self._paths.underreplication, name)
 
     # ---- the cluster and its members -------------------------------------------------------------------------------
 
