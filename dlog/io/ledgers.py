@@ -1,4 +1,4 @@
-"""The ledger client, as BookKeeper's client, for asyncio: create, append, read, follow, recover, delete, verify.
+"""The ledger client for asyncio, as BookKeeper's client: create, append, read, follow, recover, repair, delete, verify.
 
 Each handle runs a state machine of dlog/ledger, which holds the protocol, on a driver. Sockets are in bookie_client.py;
 ZooKeeper is behind the metadata ports.
@@ -46,8 +46,9 @@ from dlog.ledger.adding import AddingOptions, LedgerAdder
 from dlog.ledger.finding import FindTail, TailFinder
 from dlog.ledger.placement import Placement, RandomPlacement
 from dlog.ledger.recovery import LedgerRecoverer, Recover, Recovered, RecoveryOptions
+from dlog.ledger.repair import LedgerRepairer, Repair, Repaired, RepairOptions
 from dlog.ledger.tailing import LedgerLac, LedgerTailer, ReadLac
-from dlog.ledger.verifying import LedgerVerifier, Verified, Verify
+from dlog.ledger.verifying import BadRange, LedgerVerifier, Verified, Verify
 from dlog.ledger.vetting import LedgerVetter, Vet, Vetted
 from dlog.machine import Conflict, Machine, Missing, OutcomeUnknown, Versioned
 from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
@@ -72,6 +73,7 @@ class LedgersOptions:
     vet_all_s: float = option(5.0, sim=(1.0, 10.0))  # the same in all, if too few other bookies are left
     adding: AddingOptions = field(default_factory=AddingOptions)
     recovery: RecoveryOptions = field(default_factory=RecoveryOptions)
+    repair: RepairOptions = field(default_factory=RepairOptions)
 
 
 class LedgersMetadata(LedgerMetadataStore, Membership, Protocol):
@@ -327,6 +329,27 @@ class Ledgers:
         async with self._visiting(machine, ledger, "recoverer") as driver:
             recovered: Recovered = await driver.ask(Recover())
             return recovered
+
+    async def repair(
+        self,
+        ledger: LedgerId,
+        gone: frozenset[BookieId],
+        *,
+        bad: tuple[BadRange, ...] = (),
+        password: bytes | None = None,
+    ) -> Repaired:
+        """Copy what the bookies `gone` hold of the ledger to others, and name those in metadata instead. Repeatable;
+        several repairs may run at once.
+
+        bad: copies missing on other bookies, as `verify` found them, to be written again there. The ensemble that is
+        still written is left alone, and the reply says so: `recover` the ledger, then repair it again. Raises
+        NotEnoughBookiesError, MetadataUnavailableError (call again), LedgerNotFoundError. Cancelling, or an error, may
+        leave copies that metadata does not name, and ensembles that are repaired already; both do no harm.
+        """
+        machine = LedgerRepairer(ledger, self._placement, self.options.repair, password)
+        async with self._visiting(machine, ledger, "repairer") as driver:
+            repaired: Repaired = await driver.ask(Repair(gone, bad))
+            return repaired
 
     async def delete(self, ledger: LedgerId) -> None:
         """Delete its metadata; bookies collect the entries later. Idempotent."""

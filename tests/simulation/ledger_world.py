@@ -93,6 +93,8 @@ class BookieTransport:
 class LedgerWorld:
     """One history of one ledger. parts: classes that replace the production ones (mutants)."""
 
+    checks_class = LedgerChecks
+
     def __init__(self, plan: Plan, parts: Mapping[str, Any], *, trace: bool = False) -> None:
         config = plan.config
         self.plan = plan
@@ -126,7 +128,7 @@ class LedgerWorld:
         for bookie, older in config.get("older", {}).items():
             held = durable_records(self.digest, older, real=issubclass(self.bookie_class, ShippedBookie))
             self.sim.disk(bookie).durable.extend(held)
-        self.checks = LedgerChecks(self.sim, KEY, self.bookies, quorum, self.digest, mute=parts.get("mute", ()))
+        self.checks = self.checks_class(self.sim, KEY, self.bookies, quorum, self.digest, mute=parts.get("mute", ()))
         self.options = random.Random(f"{plan.seed}/options")
         metadata = LedgerMetadata(
             quorum=quorum,
