@@ -47,15 +47,14 @@ class AuditEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerRepaired(Event):
-    """A ledger has its copies again. entries, length: copied by this attempt, in bytes of payload. replaced: in how
-    many fragments a bookie was replaced."""
+class MarkCompleted(Event):
+    """A marked ledger has its copies again. entries, length: copied for it by this process at last, in bytes of
+    payload."""
 
-    name: ClassVar[str] = "ledger.repaired"
+    name: ClassVar[str] = "mark.completed"
     ledger: int
     entries: int
     length: int
-    replaced: int
 
 
 @dataclass(frozen=True, slots=True)
