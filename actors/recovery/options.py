@@ -31,6 +31,7 @@ class RecoveryOptions:
     look_s: float = option(1.0, "time between two looks at registrations, votes and marks")
 
     workers: int = option(4, "ledgers repaired at the same time by this process")
+    worker_bytes_s: int = option(0, "bytes of payload that a worker copies a second at most; 0: no limit")
     open_grace_s: float = option(
         30.0, "time in which the writer of an open ledger may replace a lost bookie, before the ledger is recovered"
     )

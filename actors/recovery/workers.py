@@ -39,20 +39,18 @@ CANDIDATES_MAX = 500  # marked ledgers that are listed at once
 PUT_OFF_MAX = 10_000  # ledgers whose failures are remembered
 
 
-class LedgerRepairs(Protocol):
-    """Repairs single ledgers."""
-
-    async def repair(self, ledger: LedgerId, gone: frozenset[BookieId], bad: tuple[BadRange, ...] = ()) -> Repaired: ...
-
-    async def recover(self, ledger: LedgerId) -> object: ...
-
-
-class VerifiedLedgers(Protocol):
-    """Reads ledgers' metadata, and all copies of their entries."""
+class RepairableLedgers(Protocol):
+    """The calls of a ledger client (dlog/io/ledgers.py) that a worker needs."""
 
     async def metadata_of(self, ledger: LedgerId) -> LedgerMetadata: ...
 
     async def verify(self, ledger: LedgerId) -> Verified: ...
+
+    async def repair(
+        self, ledger: LedgerId, gone: frozenset[BookieId], *, bad: tuple[BadRange, ...] = ()
+    ) -> Repaired: ...
+
+    async def recover(self, ledger: LedgerId) -> object: ...
 
 
 @dataclass(slots=True)
@@ -72,15 +70,13 @@ class RepairWorkers:
         self,
         options: RecoveryOptions,
         marks: ZooKeeperUnderreplication,
-        ledgers: VerifiedLedgers,
-        repairs: LedgerRepairs,
+        ledgers: RepairableLedgers,
         tell: Callable[[Event], None],
         rng: random.Random,
     ) -> None:
         self._options = options
         self._marks = marks
         self._ledgers = ledgers
-        self._repairs = repairs
         self._tell = tell
         self._rng = rng
         self._choosing = asyncio.Lock()
@@ -189,7 +185,7 @@ class RepairWorkers:
                 if not metadata.is_closed and gone.intersection(metadata.fragments[-1].ensemble):
                     if self._wait_for_writer(ledger):
                         return None
-                    await self._repairs.recover(ledger)
+                    await self._ledgers.recover(ledger)
                 total = await self._add(total, gone)
         if back and not total.waits and not total.unreadable:
             verified = await self._ledgers.verify(ledger)
@@ -206,7 +202,7 @@ class RepairWorkers:
 
     async def _add(self, before: Repaired, gone: frozenset[BookieId], bad: tuple[BadRange, ...] = ()) -> Repaired:
         """Repair once, and return the result with the copies of this attempt's earlier repairs added."""
-        repaired = await self._repairs.repair(before.ledger, gone, bad)
+        repaired = await self._ledgers.repair(before.ledger, gone, bad=bad)
         metrics.REPAIRED_ENTRIES.inc(repaired.copied_entries)
         metrics.REPAIRED_BYTES.inc(repaired.copied_bytes)
         return replace(

@@ -12,6 +12,7 @@ import click
 from dlog.cli.discovery import zookeeper, zookeeper_options
 from dlog.cli.output import MutatingCommand, say, say_json, say_table
 from dlog.hostport import join_host_port
+from dlog.io.clock import unix_ms
 
 if TYPE_CHECKING:
     from dlog.io.zookeeper_metadata import ZooKeeperMetadata
@@ -63,7 +64,7 @@ def init(hosts: str | None, namespace: str | None, directory: str | None, wait_s
 @cluster.command()
 @zookeeper_options
 def status(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
-    """List the registered processes, and count streams and ledgers."""
+    """List the registered processes, and count streams, ledgers, and ledgers that lack copies."""
     told = asyncio.run(_status(hosts, namespace, directory))
     if as_json:
         say_json(told)
@@ -72,10 +73,22 @@ def status(hosts: str | None, namespace: str | None, directory: str | None, as_j
     say(f"zookeeper  {told['zookeeper']}, namespace {told['namespace']}")
     more = " or more" if told["ledgers"] >= LEDGERS_COUNTED_MAX else ""
     say(f"holds      {told['streams']:,} streams, {told['ledgers']:,} ledgers{more}")
+    say(f"repair     {_repair_text(told)}")
     say("")
     say_table(
         ("role", "id", "address", "state"), ((m["role"], m["id"], m["address"], m["state"]) for m in told["members"])
     )
+
+
+def _repair_text(told: dict[str, Any]) -> str:
+    """What the marks of under-replicated ledgers say, in a line."""
+    from dlog.io.zookeeper_underreplication import SUMMARY_MAX
+
+    count = told["under_replicated"]
+    more = " or more" if count >= SUMMARY_MAX else ""
+    oldest = "" if told["oldest_mark_s"] is None else f", the oldest mark is {told['oldest_mark_s']:,} s old"
+    off = "; repair is switched off" if told["repair_disabled"] else ""
+    return f"{count:,}{more} ledgers under-replicated{oldest}{off}"
 
 
 async def _status(hosts: str | None, namespace: str | None, directory: str | None) -> dict[str, Any]:
@@ -86,6 +99,9 @@ async def _status(hosts: str | None, namespace: str | None, directory: str | Non
             ledgers += 1
             if ledgers >= LEDGERS_COUNTED_MAX:
                 break
+        marks = metadata.underreplication("status")
+        found_marks = await marks.summary()
+        oldest_ms = found_marks.oldest_ctime_ms
         bookies = [
             ("bookie", b.bookie, join_host_port(b.host, b.port), state)
             for found_there, state in ((members.writable, "writable"), (members.readonly, "read-only"))
@@ -101,6 +117,9 @@ async def _status(hosts: str | None, namespace: str | None, directory: str | Non
             "namespace": path,
             "streams": len(await metadata.streams()),
             "ledgers": ledgers,
+            "under_replicated": found_marks.ledgers,
+            "oldest_mark_s": None if oldest_ms is None else max(0, unix_ms() - oldest_ms) // 1000,
+            "repair_disabled": await marks.is_disabled(),
             "members": [
                 dict(zip(("role", "id", "address", "state"), member, strict=True))
                 for member in (*sorted(bookies), *sorted(proxies))

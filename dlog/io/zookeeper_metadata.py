@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from dlog.errors import CookieError, MetadataUnavailableError
 from dlog.io.metadata import BookieInfo, Members, ProxyInfo, SessionState, StreamHead, Unsubscribe
-from dlog.io.zookeeper import ZooKeeper, report_crash
+from dlog.io.zookeeper import ANY_VERSION, ZooKeeper, report_crash
 from dlog.io.zookeeper_cluster import check_layout, read_instance_id
 from dlog.io.zookeeper_election import AuditorElection
 from dlog.io.zookeeper_layout import PROXY_ROLES, LedgerPaths, StreamPaths
@@ -216,6 +216,12 @@ class ZooKeeperMetadata:
                 await self.zookeeper.set(path, text.encode(), version)
         except (NodeExistsError, BadVersionError, NoNodeError) as error:
             raise CookieError(f"another process changed the bookie's cookie; start again: bookie={bookie}") from error
+
+    async def forget_bookie(self, bookie: BookieId) -> None:
+        """Delete the cookie and the garbage collection mark of a bookie that no ledger names. Idempotent."""
+        for path in (self._stream_paths.mark(bookie), self._paths.cookie(bookie)):
+            with suppress(NoNodeError):
+                await self.zookeeper.delete(path, ANY_VERSION)
 
     async def read_gc_mark(self, bookie: BookieId) -> Versioned | Missing:
         try:

@@ -206,6 +206,10 @@ class ZooKeeperUnderreplication:
         except NoNodeError:
             return
 
+    async def has_voters(self) -> bool:
+        """Whether any process stands for election as the auditor, and so repairs ledgers."""
+        return bool(await self._children(self._paths.election))
+
     async def lost_bookie_delay_s(self) -> int:
         """Seconds for which a bookie must be away to count as lost, as set for the cluster (`lostbookierecoverydelay`
         of BookKeeper's shell); 0: not set, or not a number."""

@@ -27,6 +27,7 @@ SECTIONS = {
     "bookie": ("dlog.bookie.options", "BookieOptions"),
     "write": ("proxies.write.options", "WriteOptions"),
     "read": ("proxies.read.options", "ReadOptions"),
+    "recovery": ("actors.recovery.options", "RecoveryOptions"),
     "up": ("dlog.cli.plan", "UpOptions"),
     "cold": ("dlog.stores.cold.options", "ColdOptions"),
     "file": ("dlog.stores.file.options", "FileStoreOptions"),

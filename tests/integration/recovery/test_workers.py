@@ -48,9 +48,9 @@ class Bench:
         self.result: Callable[[LedgerId], Repaired] = Repaired
         self.stuck = asyncio.Event()
         self.is_stuck = False
-        self.workers = RepairWorkers(options, marks, self, self, self.events.append, random.Random(1))
+        self.workers = RepairWorkers(options, marks, self, self.events.append, random.Random(1))
 
-    async def repair(self, ledger: LedgerId, gone: frozenset[BookieId], bad: tuple[BadRange, ...] = ()) -> Repaired:
+    async def repair(self, ledger: LedgerId, gone: frozenset[BookieId], *, bad: tuple[BadRange, ...] = ()) -> Repaired:
         self.asked.append((ledger, gone, bad))
         if self.is_stuck:
             self.stuck.set()
