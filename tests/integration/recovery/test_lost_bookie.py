@@ -89,7 +89,8 @@ def test_the_copies_of_a_lost_bookie_are_made_again(tmp_path: Path) -> None:
         ledgers = asyncio.run(repaired(cluster, lost))
         assert len(ledgers) >= 2
         asyncio.run(verify(cluster, ledgers))
-        for stream in ("sealed", "open"):
-            assert ok(cluster, "read", stream) == RECORDS
+        assert ok(cluster, "read", "sealed") == RECORDS
+        ok(cluster, "append", "open", "-", given=b"one more\n")  # its owner was fenced, and goes on
+        assert ok(cluster, "read", "open") == RECORDS + b"one more\n"
         assert json.loads(ok(cluster, "cluster", "status", "--json"))["under_replicated"] == 0
     remove_data(tmp_path)
