@@ -259,10 +259,9 @@ class LedgerRepairer:
 
     def _note_metadata(self, fact: MetadataSeen) -> None:
         match self._update.handle(fact, self._effects):
-            case Written(value):
-                assert isinstance(self._stage, Replacing)
+            case Written(value) if isinstance(self._stage, Replacing):
                 self._note_replaced(self._stage, value)
-            case Found(value):
+            case Written(value) | Found(value):  # written: for an earlier request, which was told that it failed
                 self._note_found(value)
             case Missing():
                 raise LedgerNotFoundError(f"no such ledger, never created or deleted: ledger={self.ledger}")

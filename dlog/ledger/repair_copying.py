@@ -228,7 +228,11 @@ class StripeCopying:
             return True
         if answer.code is Code.UNAUTHORIZED and self.is_in_place:
             self._finish(answer.entry, copy)
-            self._list(answer.entry, f"{bookie} holds other bytes, which are never overwritten: replace the bookie")
+            self._list(
+                answer.entry,
+                answer.entry,
+                f"{bookie} holds other bytes, which are never overwritten: replace the bookie",
+            )
         else:
             self.is_foreign = self.is_foreign or answer.code is Code.UNAUTHORIZED
             self.failure = self.failure or answer.code.name.lower()
@@ -259,15 +263,21 @@ class StripeCopying:
 
     def settle(self, out: list[Effect]) -> bool:
         """Send reads and list what cannot be read. Returns whether an entry waits for the next retry."""
-        while self._next <= self.stripe.last and self._has_room(out):
-            self._copies[self._next] = _Copy()
-            self._ask(self._next, self._copies[self._next], out)
-            self._next = self.stripe.upcoming(self._next + 1)
         is_stuck = False
         for entry, copy in list(self._copies.items()):
             if copy.size < 0 and copy.asked is None:
                 self._ask(entry, copy, out)
                 is_stuck = is_stuck or (entry in self._copies and copy.asked is None)
+        others = [bookie for bookie in self.stripe.ensemble if bookie != self.target]
+        if self._next <= self.stripe.last and all(map(self._health.is_given_up, others)):
+            self._list(self._next, self.stripe.last, f"unreachable: {', '.join(others)}")
+            self._next = EntryId(self.stripe.last + 1)
+        while self._next <= self.stripe.last and self._has_room(out):
+            entry, copy = self._next, _Copy()
+            self._next = self.stripe.upcoming(entry + 1)
+            self._copies[entry] = copy
+            self._ask(entry, copy, out)
+            is_stuck = is_stuck or (entry in self._copies and copy.asked is None)
         return is_stuck
 
     def _has_room(self, out: list[Effect]) -> bool:
@@ -290,22 +300,25 @@ class StripeCopying:
         if not hopeful or copy.rounds >= self._attempts_max:
             del self._copies[entry]
             said = {b: copy.failed.get(b, "does not hold it" if b in copy.denied else "unreachable") for b in sources}
-            self._list(entry, "; ".join(f"{bookie}: {why}" for bookie, why in said.items()) or "it had no other copy")
+            self._list(
+                entry, entry, "; ".join(f"{bookie}: {why}" for bookie, why in said.items()) or "it had no other copy"
+            )
 
     def _finish(self, entry: EntryId, copy: _Copy) -> None:
         del self._copies[entry]
         self._writing -= 1
         self._writing_bytes -= copy.size
 
-    def _list(self, entry: EntryId, reason: str) -> None:
-        """List an entry as unreadable; neighbours in the stripe become one range."""
-        bisect.insort(self._unreadable, (entry, entry, reason))
-        merged: list[tuple[EntryId, EntryId, str]] = []
-        for first, last, why in self._unreadable:
-            if merged and self.stripe.upcoming(merged[-1][1] + 1) >= first:
-                merged[-1] = (merged[-1][0], max(merged[-1][1], last), merged[-1][2])
+    def _list(self, first: EntryId, last: EntryId, reason: str) -> None:
+        """List entries as unreadable; neighbours in the stripe become one range."""
+        bisect.insort(self._unreadable, (first, last, reason))
+        merged = self._unreadable[:1]
+        for begun, ended, why in self._unreadable[1:]:
+            before = merged[-1]
+            if self.stripe.upcoming(before[1] + 1) >= begun:
+                merged[-1] = (before[0], max(before[1], ended), before[2])
             else:
-                merged.append((first, last, why))
+                merged.append((begun, ended, why))
         if len(merged) > RANGES_MAX:
             merged[-2:] = [(merged[-2][0], merged[-1][1], merged[-2][2])]
         self._unreadable = merged

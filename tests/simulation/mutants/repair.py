@@ -57,7 +57,7 @@ COPIES = (
     Mutant(
         name="a replacement is named for entries that no bookie could serve",
         invariants=("L15",),
-        style="sealed",
+        style="scarce",
         parts=planted(
             (
                 LedgerRepairer,
@@ -154,12 +154,6 @@ LIVENESS = (
         invariants=("L17",),
         style="sealed",
         parts=planted((StripeCopying, "note_lost", "if self._writing:", "if False:")),
-    ),
-    Mutant(
-        name="what could not be read in one round is not asked for in the next",
-        invariants=("L17",),
-        style="sealed",
-        parts=planted((StripeCopying, "retry", "copy.failed.clear()", "pass")),
     ),
 )
 
