@@ -27,8 +27,7 @@ def repairers_loop(*edits: Edit) -> dict[str, Any]:
 
 
 NOT_VERIFIED = (
-    "__import__('dlog.wire.digest', fromlist=['Entry']).Entry(\n"
-    "                answer.entry, -1, int.from_bytes(bytes(answer.packet)[24:32], 'big'),\n"
+    "Entry(answer.entry, EntryId(-1), int.from_bytes(bytes(answer.packet)[24:32], 'big'),\n"
     "                memoryview(answer.packet)[32 + self._digest.size :])"
 )
 
@@ -147,7 +146,7 @@ LIVENESS = (
         name="an entry whose bookie was lost is not asked for again",
         invariants=("L17",),
         style="sealed",
-        parts=planted((StripeCopying, "note_lost", "copy.asked = None\n", "pass\n")),
+        parts=planted((StripeCopying, "note_lost", "self._unasked.update(waiting)", "pass")),
     ),
     Mutant(
         name="a replacement that was lost is waited for",
