@@ -128,6 +128,12 @@ METADATA = (
         ),
     ),
     Mutant(
+        name="an ensemble is split one entry too early",
+        invariants=("L15",),
+        style="scarce",
+        parts=planted((Replacing, "_pieces", "EntryId(last + 1)", "last")),
+    ),
+    Mutant(
         name="a repair overwrites what it conflicts with",
         invariants=("L2", "L13", "L15", "L10", "L4", "L1"),
         style="race",
@@ -136,6 +142,12 @@ METADATA = (
 )
 
 LIVENESS = (
+    Mutant(
+        name="copies are written without the recovery flag (#4163)",
+        invariants=("L17",),
+        style="open",
+        parts=planted((StripeCopying, "_write", "recovery=True", "recovery=False")),
+    ),
     Mutant(
         name="a repair does not go on after a conflict",
         invariants=("L17",),
