@@ -124,7 +124,7 @@ class RepairOptions:
     """Limits of one ledger's repair, and its retries before it returns an error or reports an entry as unreadable."""
 
     entries_max: int = option(128, sim=(1, 6))  # being read and written again
-    bytes_max: int = option(8 * MiB, sim=(16, 4096))  # of payload, being written again; one entry at least
+    bytes_max: int = option(8 * MiB, sim=(16, 4096))  # about, of their payload; one entry at least
     rate_bytes_per_s: int = option(0, sim=(2_000, 200_000))  # of payload, on average; 0: no limit
     retry_s: float = option(0.25, sim=(0.01, 1.0))
     attempts_max: int = option(8, sim=(2, 8))  # consecutive, without progress
@@ -259,10 +259,9 @@ class LedgerRepairer:
 
     def _note_metadata(self, fact: MetadataSeen) -> None:
         match self._update.handle(fact, self._effects):
-            case Written(value):
-                assert isinstance(self._stage, Replacing)
+            case Written(value) if isinstance(self._stage, Replacing):
                 self._note_replaced(self._stage, value)
-            case Found(value):
+            case Written(value) | Found(value):  # written: for an earlier request, which was told that it failed
                 self._note_found(value)
             case Missing():
                 raise LedgerNotFoundError(f"no such ledger, never created or deleted: ledger={self.ledger}")

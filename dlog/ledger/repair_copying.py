@@ -11,7 +11,7 @@ from dlog.machine import Effect, Send, SetTimer
 from dlog.model.ids import BookieId, EntryId
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import AddEntry, Code, EntryAdded, EntryRead, ReadEntry
-from dlog.wire.digest import Digest, DigestMismatch
+from dlog.wire.digest import Digest, DigestMismatch, Entry
 
 RANGES_MAX = 64  # of entries that could not be copied, per ensemble and bookie; more are merged with what lies between
 PACE = "pace"  # key of the timer
@@ -166,9 +166,10 @@ class StripeCopying:
         self._attempts_max = attempts_max
         self._next = stripe.upcoming(stripe.first)
         self._copies: dict[EntryId, _Copy] = {}
+        self._unasked: dict[EntryId, _Copy] = {}  # those of them that no bookie is being asked for, nor sent
         self._writing = 0  # entries sent to the target and not confirmed
         self._writing_bytes = 0
-        self._size_max = bytes_max // 16  # expected of an entry that is being read: the largest so far
+        self._size = bytes_max // 16  # expected of an entry that is being read: the largest of late
         self._unreadable: list[tuple[EntryId, EntryId, str]] = []
 
     @property
@@ -202,19 +203,26 @@ class StripeCopying:
                 entry = self._digest.verify(answer.packet, answer.entry)
             except DigestMismatch as error:
                 copy.failed[bookie] = error.message
+            else:
+                self._write(copy, entry, out)
                 return
-            copy.size = len(entry.payload)
-            self._writing += 1
-            self._writing_bytes += copy.size
-            self._size_max = max(self._size_max, copy.size)
-            self._pacer.note_copied(copy.size)
-            parts = self._digest.pack(answer.entry, self._lac, entry.length, (entry.payload,))
-            message = AddEntry(self._digest.ledger_id, answer.entry, self._digest.master_key, parts, recovery=True)
-            out.append(Send(self.target, message))
         elif answer.code in ABSENT:
             copy.denied.add(bookie)
         else:
             copy.failed[bookie] = answer.code.name.lower()
+        self._unasked[answer.entry] = copy
+
+    def _write(self, copy: _Copy, entry: Entry, out: list[Effect]) -> None:
+        copy.size = len(entry.payload)
+        self._writing += 1
+        self._writing_bytes += copy.size
+        self._size = max(copy.size, self._size * 7 // 8)
+        self._pacer.note_copied(copy.size)
+        digest = self._digest
+        parts = digest.pack(entry.entry_id, self._lac, entry.length, (entry.payload,))
+        out.append(
+            Send(self.target, AddEntry(digest.ledger_id, entry.entry_id, digest.master_key, parts, recovery=True))
+        )
 
     def note_added(self, bookie: BookieId, answer: EntryAdded) -> bool:
         """Record a reply of the target. Returns whether an entry was confirmed."""
@@ -228,7 +236,11 @@ class StripeCopying:
             return True
         if answer.code is Code.UNAUTHORIZED and self.is_in_place:
             self._finish(answer.entry, copy)
-            self._list(answer.entry, f"{bookie} holds other bytes, which are never overwritten: replace the bookie")
+            self._list(
+                answer.entry,
+                answer.entry,
+                f"{bookie} holds other bytes, which are never overwritten: replace the bookie",
+            )
         else:
             self.is_foreign = self.is_foreign or answer.code is Code.UNAUTHORIZED
             self.failure = self.failure or answer.code.name.lower()
@@ -240,42 +252,44 @@ class StripeCopying:
             if self._writing:
                 self.failure = self.failure or reason
             return
-        waiting = [copy for copy in self._copies.values() if copy.asked == bookie]
+        waiting = {entry: copy for entry, copy in self._copies.items() if copy.asked == bookie}
         if waiting:
             self._health.note_lost(bookie)
-        for copy in waiting:
+        for copy in waiting.values():
             copy.asked = None
             copy.failed[bookie] = reason
+        self._unasked.update(waiting)
 
     def retry(self) -> None:
         """Begin another round for entries that no bookie could serve in the last one."""
-        for copy in self._copies.values():
-            if copy.size < 0 and copy.asked is None:
-                copy.rounds += 1
-                if copy.rounds < self._attempts_max:
-                    copy.failed.clear()
+        for copy in self._unasked.values():
+            copy.rounds += 1
+            if copy.rounds < self._attempts_max:
+                copy.failed.clear()
 
     # ---- consequences ------------------------------------------------------------------------------------------------
 
     def settle(self, out: list[Effect]) -> bool:
         """Send reads and list what cannot be read. Returns whether an entry waits for the next retry."""
+        for entry, copy in list(self._unasked.items()):
+            self._ask(entry, copy, out)
+        others = [bookie for bookie in self.stripe.ensemble if bookie != self.target]
+        if self._next <= self.stripe.last and all(map(self._health.is_given_up, others)):
+            self._list(self._next, self.stripe.last, f"unreachable: {', '.join(others)}")
+            self._next = EntryId(self.stripe.last + 1)
         while self._next <= self.stripe.last and self._has_room(out):
-            self._copies[self._next] = _Copy()
-            self._ask(self._next, self._copies[self._next], out)
-            self._next = self.stripe.upcoming(self._next + 1)
-        is_stuck = False
-        for entry, copy in list(self._copies.items()):
-            if copy.size < 0 and copy.asked is None:
-                self._ask(entry, copy, out)
-                is_stuck = is_stuck or (entry in self._copies and copy.asked is None)
-        return is_stuck
+            entry, copy = self._next, _Copy()
+            self._next = self.stripe.upcoming(entry + 1)
+            self._copies[entry] = self._unasked[entry] = copy
+            self._ask(entry, copy, out)
+        return bool(self._unasked)
 
     def _has_room(self, out: list[Effect]) -> bool:
         if not self._pacer.is_open:
             self._pacer.wait(out)
             return False
         reading = len(self._copies) - self._writing
-        expected = self._writing_bytes + (reading + 1) * self._size_max
+        expected = self._writing_bytes + (reading + 1) * self._size
         return not self._copies or (len(self._copies) < self._entries_max and expected <= self._bytes_max)
 
     def _ask(self, entry: EntryId, copy: _Copy, out: list[Effect]) -> None:
@@ -284,28 +298,32 @@ class StripeCopying:
         for bookie in sorted(sources, key=lambda b: (b in self._last_resort, self._health.losses(b))):
             if bookie not in copy.failed and bookie not in copy.denied and not self._health.is_down(bookie):
                 copy.asked = bookie
+                del self._unasked[entry]
                 out.append(Send(bookie, ReadEntry(self._digest.ledger_id, entry)))
                 return
         hopeful = [b for b in sources if b not in copy.denied and not self._health.is_given_up(b)]
         if not hopeful or copy.rounds >= self._attempts_max:
-            del self._copies[entry]
+            del self._copies[entry], self._unasked[entry]
             said = {b: copy.failed.get(b, "does not hold it" if b in copy.denied else "unreachable") for b in sources}
-            self._list(entry, "; ".join(f"{bookie}: {why}" for bookie, why in said.items()) or "it had no other copy")
+            self._list(
+                entry, entry, "; ".join(f"{bookie}: {why}" for bookie, why in said.items()) or "it had no other copy"
+            )
 
     def _finish(self, entry: EntryId, copy: _Copy) -> None:
         del self._copies[entry]
         self._writing -= 1
         self._writing_bytes -= copy.size
 
-    def _list(self, entry: EntryId, reason: str) -> None:
-        """List an entry as unreadable; neighbours in the stripe become one range."""
-        bisect.insort(self._unreadable, (entry, entry, reason))
-        merged: list[tuple[EntryId, EntryId, str]] = []
-        for first, last, why in self._unreadable:
-            if merged and self.stripe.upcoming(merged[-1][1] + 1) >= first:
-                merged[-1] = (merged[-1][0], max(merged[-1][1], last), merged[-1][2])
+    def _list(self, first: EntryId, last: EntryId, reason: str) -> None:
+        """List entries as unreadable; neighbours in the stripe become one range."""
+        bisect.insort(self._unreadable, (first, last, reason))
+        merged = self._unreadable[:1]
+        for begun, ended, why in self._unreadable[1:]:
+            before = merged[-1]
+            if self.stripe.upcoming(before[1] + 1) >= begun:
+                merged[-1] = (before[0], max(before[1], ended), before[2])
             else:
-                merged.append((first, last, why))
+                merged.append((begun, ended, why))
         if len(merged) > RANGES_MAX:
             merged[-2:] = [(merged[-2][0], merged[-1][1], merged[-2][2])]
         self._unreadable = merged

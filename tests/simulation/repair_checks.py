@@ -40,6 +40,15 @@ class RepairChecks(LedgerChecks):
         self._scanned[bookie] = 0
         self.lost |= {bookie}
 
+    def forget(self, bookie: BookieId, entries: Collection[int]) -> None:
+        """Take entries from the disk of a bookie that is down."""
+        self._scan()
+        disk = self.sim.disk(bookie)
+        disk.durable[:] = [(n, record) for n, record in disk.durable if record[0] != "add" or record[2] not in entries]
+        self._scanned[bookie] = len(disk.durable)
+        for entry in entries:
+            self._holds[bookie].pop(entry, None)
+
     def live(self, entry: int, bookies: Iterable[BookieId], new: Collection[BookieId] = ()) -> set[BookieId]:
         """Those of the bookies that hold the entry on a disk that is not lost. new: not yet named by metadata; what
         they held when they were chosen counts."""

@@ -2,7 +2,9 @@
 
 Styles of plan:
 - "swarm": any faults while the ledger is written, recovered and repaired, and bookies that go meanwhile;
-- "sealed": a short history without other faults, then bookies are lost and repaired with faults in between;
+- "sealed": a short history with few other faults, then bookies are lost and repaired with faults in between;
+- "open": as "sealed", and the ledger is still written; members fail for a moment, so that it has several ensembles;
+- "scarce": as "sealed", and most of what bookies serve is damaged, so that some entries are not copied;
 - "race": two repairers at once, one of which is paused for long, and metadata that answers badly;
 - "restored": spares of which some hold another ledger under the same id.
 """
@@ -16,9 +18,9 @@ from tests.simulation.ledger_drawing import RECOVERERS, TAIL, WRITER, with_confi
 from tests.simulation.plan import EVERY_KIND, Fault, FaultKind, Plan, draw_faults
 
 REPAIRERS = ("p1", "p2")
-STYLES = ("swarm", "sealed", "race", "restored")
-# with an ack quorum of at least 2, since bookies are lost for good
-QUORUMS = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (3, 3, 3), (5, 5, 3))
+STYLES = ("swarm", "sealed", "open", "scarce", "race", "restored")
+# with an ack quorum of 1 no bookie may be lost for good: they are only drained
+QUORUMS = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (3, 3, 3), (5, 5, 3), (3, 2, 1), (2, 2, 1))
 MARKS = ("bookie_gone", "repair_asked", "copied", "repaired_ensemble", "recovery")
 REPAIR_MARKS = ("repair_asked", "copied", "repaired_ensemble")
 MESSAGES = ("AddEntry", "ReadEntry", "EntryAdded", "EntryRead")
@@ -59,11 +61,32 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
             name: sorted(rng.sample(held, rng.randint(1, len(held)))) for name in rng.sample(names[ensemble:], foreign)
         }
     if style != "swarm":
-        config["recover_at"] = [duration * 0.4]
+        config["recover_at"] = [] if style == "open" else [duration * 0.4]
         config["gone_at"] = sorted((duration * rng.uniform(0.3, 0.9), rng.random() < 0.5) for _ in range(gone))
         config["repair_at"] = [(duration * rng.uniform(0.5, 1.0), name) for name in REPAIRERS]
-    draws = {"swarm": _draw_swarm, "sealed": _draw_sealed, "race": _draw_race, "restored": _draw_sealed}
-    return with_config(Plan(seed=seed, faults=draws[style](rng, names, duration)), **config)
+    if style == "race":
+        config["recover_at"] = [duration * rng.choice((0.4, rng.uniform(0.5, 1.1)))]
+        at_s = duration * rng.uniform(0.6, 1.0)
+        config["repair_at"] = [(at_s + rng.choice((0.0, 0.01)) * rng.random(), name) for name in REPAIRERS]
+    if style == "scarce":
+        config["patience"] = [rng.choice((1, 2)), 0.005]
+    draws = {"swarm": _draw_swarm, "sealed": _draw_sealed, "open": _draw_sealed, "scarce": _draw_scarce}
+    draws |= {"race": _draw_race, "restored": _draw_sealed}
+    faults = draws[style](rng, names, duration)
+    if style != "swarm":
+        faults += _draw_changes(rng, names, duration, often=style == "open")
+    return with_config(Plan(seed=seed, faults=faults), **config)
+
+
+def _draw_changes(rng: random.Random, names: list[str], duration: float, *, often: bool) -> tuple[Fault, ...]:
+    """Draw bookies that the writer loses for a moment, so that it replaces them."""
+    faults: list[Fault] = []
+    for _ in range(rng.randint(1, 4) if often else rng.choice((0, 0, 1, 2))):
+        kind = rng.choice((FaultKind.RESET, FaultKind.CRASH, FaultKind.PAUSE))
+        at_s, for_s = rng.uniform(0, duration * (0.9 if often else 0.3)), rng.choice((0.01, 0.1))
+        b = WRITER if kind is FaultKind.RESET else ""
+        faults.append(Fault(kind=kind, a=rng.choice(names[:4]), b=b, at_s=at_s, for_s=for_s))
+    return tuple(faults)
 
 
 def _draw_swarm(rng: random.Random, names: list[str], duration: float) -> tuple[Fault, ...]:
@@ -84,6 +107,23 @@ def _draw_sealed(rng: random.Random, names: list[str], duration: float) -> tuple
     """Draw faults that strike the repair only."""
     faults = [_draw_at_repair(rng, names) for _ in range(rng.randint(0, 5))]
     return (*faults, *(_draw_ailment(rng, names, duration) for _ in range(rng.choice((0, 1, 3)))))
+
+
+def _draw_scarce(rng: random.Random, names: list[str], duration: float) -> tuple[Fault, ...]:
+    """Draw bookies that serve part of what they hold with a wrong digest, from the time of the repair on."""
+    rate = rng.choice((0.3, 0.6, 0.9))
+    return tuple(
+        Fault(
+            kind=FaultKind.ENVIRONMENT,
+            at_s=duration * 0.5,
+            for_s=10.0,
+            a=name,
+            message="damage",
+            rate=rate,
+        )
+        for name in names
+        if rng.random() < 0.8
+    )
 
 
 def _draw_race(rng: random.Random, names: list[str], duration: float) -> tuple[Fault, ...]:

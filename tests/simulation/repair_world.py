@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from dlog.errors import DLogError, LedgerNotFoundError
@@ -66,6 +67,9 @@ class RepairWorld(LedgerWorld):
     def start_repairer(self, node: Node) -> None:
         repairer = self.parts.get("repairer", LedgerRepairer)
         options = draw(RepairOptions, self.options)
+        if "patience" in self.config and not self.sim.healed:
+            attempts_max, retry_s = self.config["patience"]
+            options = replace(options, attempts_max=attempts_max, retry_s=retry_s)
         self.sim.place(node.name, f"{node.name}/repairer", repairer(LEDGER, self.placement(), options, PASSWORD))
         if node.name in self.asked:
             self.ask_repair(node.name)
@@ -153,8 +157,9 @@ class RepairWorld(LedgerWorld):
             self.sim.call_in(at_s, self.repair, name)
         super().run()
         self.demand_no_repair()
-        self.go(is_lost=True)
+        self.go(is_lost=self.config["quorum"][2] > 1)
         self.repair_all()
+        self.lose_copies()
         self.verify_all()
         self.read_all()
         self.wipe_the_drained()
@@ -178,6 +183,17 @@ class RepairWorld(LedgerWorld):
 
     def named_and_gone(self) -> list[BookieId]:
         return sorted({b for f in self.checks.metadata.fragments for b in f.ensemble if b in self.gone})
+
+    def lose_copies(self) -> None:
+        """Have a bookie forget some entries that others hold."""
+        if self.config["real"] or self.victims.random() < 0.5:
+            return
+        victim = self.victims.choice([b for b in self.bookies if b not in self.gone])
+        metadata = self.checks.metadata
+        safe = {e for e in range(metadata.last_entry + 1) if len(self.checks.live(e, metadata.bookies_of(e))) > 1}
+        forgotten = {e for e in sorted(safe) if self.victims.random() < 0.5}
+        self.sim.crash(victim, for_s=0.0)
+        self.checks.forget(victim, forgotten)
 
     def verify_all(self) -> None:
         """Have missing copies on bookies that stay written again."""

@@ -27,8 +27,7 @@ def repairers_loop(*edits: Edit) -> dict[str, Any]:
 
 
 NOT_VERIFIED = (
-    "__import__('dlog.wire.digest', fromlist=['Entry']).Entry(\n"
-    "                answer.entry, -1, int.from_bytes(bytes(answer.packet)[24:32], 'big'),\n"
+    "Entry(answer.entry, EntryId(-1), int.from_bytes(bytes(answer.packet)[24:32], 'big'),\n"
     "                memoryview(answer.packet)[32 + self._digest.size :])"
 )
 
@@ -57,7 +56,7 @@ COPIES = (
     Mutant(
         name="a replacement is named for entries that no bookie could serve",
         invariants=("L15",),
-        style="sealed",
+        style="scarce",
         parts=planted(
             (
                 LedgerRepairer,
@@ -129,6 +128,12 @@ METADATA = (
         ),
     ),
     Mutant(
+        name="an ensemble is split one entry too early",
+        invariants=("L15",),
+        style="scarce",
+        parts=planted((Replacing, "_pieces", "EntryId(last + 1)", "last")),
+    ),
+    Mutant(
         name="a repair overwrites what it conflicts with",
         invariants=("L2", "L13", "L15", "L10", "L4", "L1"),
         style="race",
@@ -137,6 +142,12 @@ METADATA = (
 )
 
 LIVENESS = (
+    Mutant(
+        name="copies are written without the recovery flag (#4163)",
+        invariants=("L17",),
+        style="open",
+        parts=planted((StripeCopying, "_write", "recovery=True", "recovery=False")),
+    ),
     Mutant(
         name="a repair does not go on after a conflict",
         invariants=("L17",),
@@ -147,19 +158,13 @@ LIVENESS = (
         name="an entry whose bookie was lost is not asked for again",
         invariants=("L17",),
         style="sealed",
-        parts=planted((StripeCopying, "note_lost", "copy.asked = None\n", "pass\n")),
+        parts=planted((StripeCopying, "note_lost", "self._unasked.update(waiting)", "pass")),
     ),
     Mutant(
         name="a replacement that was lost is waited for",
         invariants=("L17",),
         style="sealed",
         parts=planted((StripeCopying, "note_lost", "if self._writing:", "if False:")),
-    ),
-    Mutant(
-        name="what could not be read in one round is not asked for in the next",
-        invariants=("L17",),
-        style="sealed",
-        parts=planted((StripeCopying, "retry", "copy.failed.clear()", "pass")),
     ),
 )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from dlog.ledger.placement import RandomPlacement
 from dlog.ledger.repair import LedgerRepairer, Repair, Repaired, RepairOptions
-from dlog.ledger.repair_copying import PACE
+from dlog.ledger.repair_copying import PACE, RANGES_MAX
 from dlog.ledger.verifying import BadRange
 from dlog.machine import Answer, MetadataSeen, Missing
 from dlog.model.ids import BookieId, EntryId
@@ -111,6 +111,29 @@ def test_bookies_out_of_reach_are_asked_again_before_an_entry_counts_as_unreadab
     assert story.lost("b") == []
     assert story.fires("retry") == ["read 0 of a"]
     assert has(story, "a", 0) == ["store 0 on d lac=0 length=1 recovery"]
+
+
+def test_if_no_other_bookie_can_be_reached_the_rest_is_not_asked_for() -> None:
+    story, lines = repair(closed("0 a b c", last=1_000_000), gone("b"), attempts_max=1, entries_max=2)
+    assert lines == ["read 0 of a", "read 1 of c"]
+    story.lost("a", "c")
+    assert only(story.lost("b"), "write") == []
+    assert [u[:3] for u in reply(story).unreadable] == [(0, 1_000_000, "b")]
+
+
+def test_scattered_ranges_are_bounded() -> None:
+    value = ledger("0 a b", quorum=Quorum(ensemble=2, write=2, ack=2), state=LedgerState.CLOSED, last=399, length=100)
+    story, _ = repair(value, gone("b"), entries_max=1)
+    for entry in range(400):
+        if entry % 2:
+            has(story, "a", entry)
+            story.stored(entry, "d")
+        else:
+            story.has_not(entry, "a", fence=False)
+            story.has_not(entry, "b", fence=False)
+    story.written(2)
+    ranges = reply(story).unreadable
+    assert len(ranges) == RANGES_MAX and ranges[0][:2] == (0, 0) and ranges[-1].last == 398
 
 
 def test_the_last_ensemble_of_an_open_ledger_waits_for_its_recovery() -> None:
