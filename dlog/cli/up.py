@@ -1,7 +1,7 @@
 """`dlog up`: runs a whole cluster on this machine until Ctrl-C; the next `dlog up` on the directory finds the data.
 
 Invariants:
-- parts start in the order of their dependencies (ZooKeeper, the cluster's root znode, bookies, proxies and recovery),
+- parts start in the order of their dependencies (ZooKeeper, the cluster's root znode, bookies, recovery and proxies),
   but load their code at the same time; they stop in the reverse order, and proxies hand their streams over;
 - a lock allows one `dlog up` per directory.
 """
@@ -260,8 +260,8 @@ class _Cluster:
         self._say("stopping: proxies hand over, then bookies, then ZooKeeper; Ctrl-C again kills all at once")
         (self._directory / RUN_FILE).unlink(missing_ok=True)
         for parts, patience_s in (
-            ([*self.recovery, *self.proxies], STOP_PROXIES_S),
-            (self.bookies, STOP_OTHERS_S),
+            (self.proxies, STOP_PROXIES_S),
+            ([*self.recovery, *self.bookies], STOP_OTHERS_S),
             (self.zookeeper, STOP_OTHERS_S),
         ):
             for part in parts:
