@@ -18,6 +18,7 @@ from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie_info import encode_address
+from tests.integration.recovery.polling import until
 
 pytestmark = pytest.mark.zookeeper
 
@@ -95,8 +96,11 @@ async def test_a_ledger_that_still_names_it_without_a_mark_keeps_it(metadata: Zo
         assert locked is not None
         await marks.complete(locked)  # without a repair
         await marks.release(LedgerId(2))
-        while (await news.get()).ledgers != 1:
-            pass
+
+        async def is_marked() -> bool:
+            return [ledger async for ledger in marks.marked()] == [2]
+
+        await until(is_marked)
         assert not isinstance(await metadata.read_cookie(A), Missing)
         await repair(metadata, LedgerId(2))
     assert draining.done()
