@@ -7,12 +7,16 @@ import json
 import os
 import shutil
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from dlog.cli.ledgers import ledgers_of
+from dlog.io.zookeeper import ANY_VERSION
+from dlog.io.zookeeper_layout import LedgerPaths
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.io.zookeeper_protocol import NoNodeError
 from dlog.machine import Versioned
 from dlog.model.ids import BookieId, LedgerId
 from dlog.model.ledger import LedgerKey, LedgerMetadata
@@ -42,6 +46,8 @@ async def repaired(cluster: Up, lost: BookieId) -> list[LedgerId]:
     """Wait until no ledger names the lost bookie and no mark is left; returns the ledgers."""
     running = cluster.running
     async with await ZooKeeperMetadata.connect(running.zookeeper, running.namespace) as metadata:
+        with suppress(NoNodeError):  # as ZooKeeper does when the session of the killed bookie ends, after 10 s
+            await metadata.zookeeper.delete(f"{LedgerPaths().available}/{lost}", ANY_VERSION)
         marks = metadata.underreplication("test")
 
         async def is_repaired() -> bool:
