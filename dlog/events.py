@@ -95,6 +95,19 @@ class LedgerRecovered(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerRepaired(Event):
+    """Copies of a ledger's entries were made again. entries: number of copies. replaced: (old, new) bookies in
+    metadata. unreadable: ranges of entries that no bookie could serve. waits: what must happen first, "": nothing."""
+
+    name: ClassVar[str] = "ledger.repaired"
+    ledger: int
+    entries: int
+    replaced: tuple[tuple[str, str], ...]
+    unreadable: int
+    waits: str
+
+
+@dataclass(frozen=True, slots=True)
 class EnsembleChanged(Event):
     """A ledger goes on with other bookies, from `entry` on."""
 

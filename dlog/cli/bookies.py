@@ -1,4 +1,4 @@
-"""`dlog bookie`: lists bookies, checks that they answer, and starts garbage collection."""
+"""`dlog bookie`: lists bookies, checks that they answer, starts garbage collection, takes them out of the cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ import click
 
 from dlog.cli.cluster import metadata_of
 from dlog.cli.discovery import zookeeper_options
-from dlog.cli.output import EXIT_FAILED, EXIT_OK, CommandError, MutatingCommand, say_json, say_table, size_text
+from dlog.cli.output import (
+    EXIT_FAILED,
+    EXIT_OK,
+    CommandError,
+    MutatingCommand,
+    note,
+    say,
+    say_json,
+    say_table,
+    size_text,
+)
 from dlog.cli.servers import server_command
 from dlog.errors import ProtocolError
 from dlog.hostport import join_host_port
@@ -44,10 +54,12 @@ _STATES = {
     CollectionState.REFUSED: "refused",
 }
 
+_LISTED = ("bookie", "address", "state", "rack", "region", "under_replicated")
+
 
 @click.group()
 def bookie() -> None:
-    """Run a bookie, list and check bookies, or start their garbage collection."""
+    """Run a bookie, list and check bookies, start their garbage collection, or take one out of the cluster."""
 
 
 bookie.add_command(server_command("actors.bookie", "a bookie"))
@@ -56,30 +68,29 @@ bookie.add_command(server_command("actors.bookie", "a bookie"))
 @bookie.command()
 @zookeeper_options
 def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
-    """List the registered bookies, with the rack and region of each."""
+    """List the registered bookies, with the rack and region of each, and those that are lost while ledgers still lack
+    their copies."""
 
     async def work() -> list[dict[str, Any]]:
         async with metadata_of(hosts, namespace, directory) as (metadata, _, _):
             members = await metadata.members()
+            marked = (await metadata.underreplication("ls").summary()).bookies
         states = ((members.writable, "writable"), (members.readonly, "read-only"))
-        return [
-            {
-                "bookie": info.bookie,
-                "address": join_host_port(info.host, info.port),
-                "state": state,
-                "rack": info.location.rack,
-                "region": info.location.region,
-            }
+        rows = [
+            (info.bookie, join_host_port(info.host, info.port), state, info.location.rack, info.location.region)
             for found, state in states
             for info in sorted(found.values(), key=lambda info: info.bookie)
         ]
+        registered = {*members.writable, *members.readonly}
+        rows += [(lost, "", "not registered", "", "") for lost in sorted(marked.keys() - registered)]
+        return [dict(zip(_LISTED, (*row, marked.get(row[0], 0)), strict=True)) for row in rows]
 
     rows = asyncio.run(work())
     if as_json:
         say_json(rows)
     else:
-        columns = ("bookie", "address", "state", "rack", "region")
-        say_table(columns, ([row[column] for column in columns] for row in rows))
+        titles = [column.replace("_", "-") for column in _LISTED]
+        say_table(titles, ([str(row[column]) for column in _LISTED] for row in rows))
 
 
 @bookie.command()
@@ -188,6 +199,40 @@ async def _connected(info: BookieInfo) -> AsyncIterator[Callable[[Request, float
     finally:
         if writer is not None:
             writer.close()
+
+
+# ---- decommission ----------------------------------------------------------------------------------------------------
+
+
+@bookie.command(cls=MutatingCommand, when_unknown="run it again: it goes on where it was")
+@click.argument("which", metavar="BOOKIE")
+@zookeeper_options
+def decommission(which: str, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
+    """Take the stopped BOOKIE out of the cluster: wait until recovery processes have copied all that it held to other
+    bookies, then delete its cookie, so that it cannot start any more.
+
+    Says how many ledgers are left and what it waits for. May be interrupted and run again.
+    """
+    from dlog.io.decommission import Draining, StillRegisteredError
+    from dlog.io.decommission import decommission as drain
+
+    leaving = bookie_id(which)
+
+    def progress(now: Draining) -> None:
+        note(f"{now.ledgers:,} ledgers left: {now.reason}")
+
+    async def work() -> int:
+        async with metadata_of(hosts, namespace, directory) as (metadata, _, _):
+            try:
+                return await drain(metadata, leaving, progress)
+            except StillRegisteredError as error:
+                raise CommandError(error.message, "stop the bookie, then run this again", misused=False) from None
+
+    ledgers = asyncio.run(work())
+    if as_json:
+        say_json({"bookie": leaving, "ledgers": ledgers})
+    else:
+        say(f"{leaving} is out of the cluster: no ledger names it, {ledgers:,} did at first")
 
 
 # ---- garbage collection ----------------------------------------------------------------------------------------------

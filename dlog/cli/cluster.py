@@ -12,6 +12,7 @@ import click
 from dlog.cli.discovery import zookeeper, zookeeper_options
 from dlog.cli.output import MutatingCommand, say, say_json, say_table
 from dlog.hostport import join_host_port
+from dlog.io.clock import unix_ms
 
 if TYPE_CHECKING:
     from dlog.io.zookeeper_metadata import ZooKeeperMetadata
@@ -64,7 +65,7 @@ def init(hosts: str | None, namespace: str | None, directory: str | None, wait_s
 @cluster.command()
 @zookeeper_options
 def status(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
-    """List the registered processes, and count streams and ledgers."""
+    """List the registered processes, and count streams, ledgers, and ledgers that lack copies."""
     told = asyncio.run(_status(hosts, namespace, directory))
     if as_json:
         say_json(told)
@@ -73,8 +74,20 @@ def status(hosts: str | None, namespace: str | None, directory: str | None, as_j
     say(f"zookeeper  {told['zookeeper']}, namespace {told['namespace']}")
     more = " or more" if told["ledgers"] >= LEDGERS_COUNTED_MAX else ""
     say(f"holds      {told['streams']:,} streams, {told['ledgers']:,} ledgers{more}")
+    say(f"repair     {_repair_text(told)}")
     say("")
     say_table(_COLUMNS, ([member[column] for column in _COLUMNS] for member in told["members"]))
+
+
+def _repair_text(told: dict[str, Any]) -> str:
+    """What the marks of under-replicated ledgers say, in a line."""
+    from dlog.io.zookeeper_underreplication import SUMMARY_MAX
+
+    count = told["under_replicated"]
+    more = " or more" if count >= SUMMARY_MAX else ""
+    oldest = "" if told["oldest_mark_s"] is None else f", the oldest mark is {told['oldest_mark_s']:,} s old"
+    off = "; repair is switched off" if told["repair_disabled"] else ""
+    return f"{count:,}{more} ledgers under-replicated{oldest}{off}"
 
 
 async def _status(hosts: str | None, namespace: str | None, directory: str | None) -> dict[str, Any]:
@@ -85,6 +98,9 @@ async def _status(hosts: str | None, namespace: str | None, directory: str | Non
             ledgers += 1
             if ledgers >= LEDGERS_COUNTED_MAX:
                 break
+        marks = metadata.underreplication("status")
+        found_marks = await marks.summary()
+        oldest_ms = found_marks.oldest_ctime_ms
         bookies = [
             ("bookie", b.bookie, join_host_port(b.host, b.port), state, b.location.rack, b.location.region)
             for found_there, state in ((members.writable, "writable"), (members.readonly, "read-only"))
@@ -100,5 +116,8 @@ async def _status(hosts: str | None, namespace: str | None, directory: str | Non
             "namespace": path,
             "streams": len(await metadata.streams()),
             "ledgers": ledgers,
+            "under_replicated": found_marks.ledgers,
+            "oldest_mark_s": None if oldest_ms is None else max(0, unix_ms() - oldest_ms) // 1000,
+            "repair_disabled": await marks.is_disabled(),
             "members": [dict(zip(_COLUMNS, member, strict=True)) for member in (*sorted(bookies), *sorted(proxies))],
         }

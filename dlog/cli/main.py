@@ -47,6 +47,7 @@ _COMMANDS = {
     "bookie": "dlog.cli.bookies",
     "write-proxy": "dlog.cli.servers",
     "read-proxy": "dlog.cli.servers",
+    "recovery": "dlog.cli.servers",
     "sink": "dlog.cli.sinks",
     "cluster": "dlog.cli.cluster",
     "pipeline": "dlog.cli.pipeline",

@@ -1,4 +1,4 @@
-"""`dlog bookie run`, `dlog write-proxy run`, `dlog read-proxy run`: the servers, one process each.
+"""`dlog bookie run`, `dlog write-proxy run`, `dlog read-proxy run`, `dlog recovery run`: the servers, one process each.
 
 They replace this process, so that signals, exit code and output are the server's own.
 """
@@ -38,5 +38,11 @@ def read_proxy() -> None:
     """Run a read proxy."""
 
 
+@click.group()
+def recovery() -> None:
+    """Run the process that copies what a lost bookie had to other bookies."""
+
+
 write_proxy.add_command(server_command("proxies.write", "a write proxy"))
 read_proxy.add_command(server_command("proxies.read", "a read proxy"))
+recovery.add_command(server_command("actors.recovery", "an auditor and workers that repair ledgers"))

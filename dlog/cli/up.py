@@ -1,8 +1,8 @@
 """`dlog up`: runs a whole cluster on this machine until Ctrl-C; the next `dlog up` on the directory finds the data.
 
 Invariants:
-- parts start in the order of their dependencies (ZooKeeper, the cluster's root znode, bookies, proxies), but load their
-  code at the same time; they stop in the reverse order, and proxies hand their streams over;
+- parts start in the order of their dependencies (ZooKeeper, the cluster's root znode, bookies, recovery and proxies),
+  but load their code at the same time; they stop in the reverse order, and proxies hand their streams over;
 - a lock allows one `dlog up` per directory.
 """
 
@@ -109,10 +109,12 @@ STOP_OTHERS_S = 20.0
     help="JVM heap of the ZooKeeper started here. Default: 1/8 of the memory, 128 to 1024.",
 )
 @click.option("--namespace", metavar="PATH", help="Znode that contains the streams. Default /dlog.")
-@click.option("--config", type=click.Path(), metavar="FILE", help="TOML file: [up], [bookie], [write], [read].")
+@click.option(
+    "--config", type=click.Path(), metavar="FILE", help="TOML file: [up], [bookie], [write], [read], [recovery]."
+)
 @json_option
 def up(directory: str, config: str | None, as_json: bool, **flags: object) -> int:
-    """Start a whole cluster on this machine: ZooKeeper, bookies, write and read proxies.
+    """Start a whole cluster on this machine: ZooKeeper, bookies, write and read proxies, recovery of lost bookies.
 
     A process that dies is restarted with the same address. Ctrl-C stops all in order.
     """
@@ -196,10 +198,11 @@ class _Cluster:
             *(self._proxy("write", n, port) for n, port in enumerate(plan.write, 1)),
             *(self._proxy("read", n, port) for n, port in enumerate(plan.read, 1)),
         ]
+        self.recovery = [self._recovery()] if plan.bookies else []
 
     @property
     def parts(self) -> list[SupervisedProcess]:
-        return [*self.zookeeper, *self.bookies, *self.proxies]
+        return [*self.zookeeper, *self.bookies, *self.recovery, *self.proxies]
 
     async def run(self) -> int:
         """Start everything, wait for a signal, stop everything."""
@@ -232,12 +235,13 @@ class _Cluster:
         return EXIT_OK if self._is_up else EXIT_FAILED
 
     async def _live(self, group: asyncio.TaskGroup) -> None:
-        early = [group.create_task(part.load(), name=f"load {part.name}") for part in (*self.bookies, *self.proxies)]
+        held = (*self.bookies, *self.recovery, *self.proxies)
+        early = [group.create_task(part.load(), name=f"load {part.name}") for part in held]
         await self._start(group, self.zookeeper)
         await self._init_cluster()
         await asyncio.wait(early)
         await self._start(group, self.bookies)
-        await self._start(group, self.proxies)
+        await self._start(group, [*self.recovery, *self.proxies])
         self._is_up = True
         running = self._write_run_file()
         if self._as_json:
@@ -267,7 +271,7 @@ class _Cluster:
         (self._directory / RUN_FILE).unlink(missing_ok=True)
         for parts, patience_s in (
             (self.proxies, STOP_PROXIES_S),
-            (self.bookies, STOP_OTHERS_S),
+            ([*self.recovery, *self.bookies], STOP_OTHERS_S),
             (self.zookeeper, STOP_OTHERS_S),
         ):
             for part in parts:
@@ -312,7 +316,7 @@ class _Cluster:
 
     def _bookie(self, number: int, port: int) -> ProcessPart:
         name = f"bookie-{number}"
-        flags = [*self._flags(port), "--dir", str(self._directory / name)]
+        flags = [*self._port(port), "--dir", str(self._directory / name)]
         if not self._plan.zookeeper:
             flags.append("--dirs-moved")  # allow moving them: ZooKeeper's data is in the same directory
         known = _kept_id(self._directory / name)
@@ -324,7 +328,7 @@ class _Cluster:
 
     def _proxy(self, role: str, number: int, port: int) -> ProcessPart:
         name = f"{role}-{number}"
-        flags = [*self._flags(port), "--id", name]
+        flags = [*self._port(port), "--id", name]
         places = self._places
         environment = {"DLOG_FILE_DIRECTORY": places.file_directory}
         stores = ["file"]
@@ -338,16 +342,24 @@ class _Cluster:
             flags += ["--stores", ",".join(stores)]
         return self._process(role, name, port, f"proxies.{role}", flags, **environment)
 
+    def _recovery(self) -> ProcessPart:
+        name, module = "recovery-1", "actors.recovery"
+        log = self._logs / f"{name}.log"
+        return ProcessPart("recovery", name, "-", module, [*self._flags(), "--id", name], log, self._changed)
+
     def _process(
         self, role: str, name: str, port: int, module: str, flags: list[str], **environment: str
     ) -> ProcessPart:
         log, address = self._logs / f"{name}.log", join_host_port(self._plan.host, port)
         return ProcessPart(role, name, address, module, flags, log, self._changed, environment)
 
-    def _flags(self, port: int) -> list[str]:
+    def _port(self, port: int) -> list[str]:
+        return [*self._flags(), "--port", str(port)]
+
+    def _flags(self) -> list[str]:
         plan = self._plan
         flags = ["--zookeeper", plan.zookeeper_hosts, "--namespace", plan.namespace]
-        flags += ["--host", plan.host, "--port", str(port), "--log-format", "json"]
+        flags += ["--host", plan.host, "--log-format", "json"]
         return [*flags, "--config", self._config] if self._config else flags
 
     def _changed(self, part: SupervisedProcess) -> None:

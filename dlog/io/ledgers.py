@@ -1,4 +1,4 @@
-"""The ledger client, as BookKeeper's client, for asyncio: create, append, read, follow, recover, delete, verify.
+"""The ledger client for asyncio, as BookKeeper's client: create, append, read, follow, recover, repair, delete, verify.
 
 Each handle runs a state machine of dlog/ledger, which holds the protocol, on a driver. Sockets are in bookie_client.py;
 ZooKeeper is behind the metadata ports.
@@ -55,9 +55,10 @@ from dlog.ledger.placement_policy import (
     policy_of,
 )
 from dlog.ledger.recovery import LedgerRecoverer, Recover, Recovered, RecoveryOptions
+from dlog.ledger.repair import LedgerRepairer, Repair, Repaired, RepairOptions
 from dlog.ledger.spread_placement import SpreadPlacement
 from dlog.ledger.tailing import LedgerLac, LedgerTailer, ReadLac
-from dlog.ledger.verifying import LedgerVerifier, Verified, Verify
+from dlog.ledger.verifying import BadRange, LedgerVerifier, Verified, Verify
 from dlog.ledger.vetting import LedgerVetter, Vet, Vetted
 from dlog.machine import Conflict, Machine, Missing, OutcomeUnknown, Versioned
 from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
@@ -83,6 +84,7 @@ class LedgersOptions:
     adding: AddingOptions = field(default_factory=AddingOptions)
     recovery: RecoveryOptions = field(default_factory=RecoveryOptions)
     placement: PlacementOptions = field(default_factory=PlacementOptions)
+    repair: RepairOptions = field(default_factory=RepairOptions)
 
 
 class LedgersMetadata(LedgerMetadataStore, Membership, Protocol):
@@ -362,6 +364,27 @@ class Ledgers:
         async with self._visiting(machine, ledger, "recoverer") as driver:
             recovered: Recovered = await driver.ask(Recover())
             return recovered
+
+    async def repair(
+        self,
+        ledger: LedgerId,
+        gone: frozenset[BookieId],
+        *,
+        bad: tuple[BadRange, ...] = (),
+        password: bytes | None = None,
+    ) -> Repaired:
+        """Copy what the bookies `gone` hold of the ledger to others, and name those in metadata instead. Repeatable;
+        several repairs may run at once.
+
+        bad: copies missing on other bookies, as `verify` found them, to be written again there. The ensemble that is
+        still written is left alone, and the reply says so: `recover` the ledger, then repair it again. Raises
+        NotEnoughBookiesError, MetadataUnavailableError (call again), LedgerNotFoundError. Cancelling, or an error, may
+        leave copies that metadata does not name, and ensembles that are repaired already; both do no harm.
+        """
+        machine = LedgerRepairer(ledger, self._spread, self.options.repair, password)
+        async with self._visiting(machine, ledger, "repairer") as driver:
+            repaired: Repaired = await driver.ask(Repair(gone, bad))
+            return repaired
 
     async def delete(self, ledger: LedgerId) -> None:
         """Delete its metadata; bookies collect the entries later. Idempotent."""

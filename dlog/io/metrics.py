@@ -58,6 +58,18 @@ GC_LEDGERS = Number("gc_ledgers", "Ledgers that exist on this bookie, at the las
 GC_UNSEEN_LEDGERS = Number(
     "gc_unseen_ledgers", "Ledgers of dlog_gc_ledgers never seen in metadata: not collected", is_gauge=True
 )
+UNDER_REPLICATED_LEDGERS = Number(
+    "under_replicated_ledgers", "Ledgers marked as lacking copies, as the auditor counts them", is_gauge=True
+)
+OLDEST_MARK_SECONDS = Number(
+    "under_replicated_oldest_seconds", "Age of the oldest of these marks, by the auditor's wall clock", is_gauge=True
+)
+REPAIRED_LEDGERS = Number("repaired_ledgers", "Ledgers that this process gave their copies again")
+REPAIRED_ENTRIES = Number("repaired_entries", "Entries that this process copied for repair")
+REPAIRED_BYTES = Number("repaired_bytes", "Bytes of payload of these entries")
+UNREADABLE_ENTRIES = Number(
+    "repair_unreadable_entries", "Entries that no replica could serve at this process's last attempts", is_gauge=True
+)
 
 _NUMBERS = (
     LOOP_STALLS,
@@ -77,6 +89,12 @@ _NUMBERS = (
     GC_LAST_RUN_SECONDS,
     GC_LEDGERS,
     GC_UNSEEN_LEDGERS,
+    UNDER_REPLICATED_LEDGERS,
+    OLDEST_MARK_SECONDS,
+    REPAIRED_LEDGERS,
+    REPAIRED_ENTRIES,
+    REPAIRED_BYTES,
+    UNREADABLE_ENTRIES,
 )
 _events: dict[str, int] = {}
 _exposed: list[Collector] = []

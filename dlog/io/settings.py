@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 #: sections of a configuration file: one for each role, read by its process only; cold, file and objects: by all segment
 #: readers; kafka: by these, and by commands that use regions; ledger: by all that create ledgers
-SECTIONS = frozenset({"bookie", "write", "read", "up", "cold", "file", "kafka", "ledger", "objects"})
+SECTIONS = frozenset({"bookie", "write", "read", "recovery", "up", "cold", "file", "kafka", "ledger", "objects"})
 
 #: former names of options
 _RENAMED = {"metrics_port": "http_port", "health_port": "http_port"}

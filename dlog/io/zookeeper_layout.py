@@ -1,8 +1,10 @@
-"""Paths in ZooKeeper: BookKeeper's tree for ledgers, DistributedLog's for streams. Names only, no calls.
+"""Paths in ZooKeeper: BookKeeper's trees for ledgers and their repair, DistributedLog's for streams. Names only, no
+calls.
 
 We add `<namespace>/.proxies/<role>/<id>`, `<namespace>/.bookies/<id>`, `<namespace>/.deletions`, and `owner`,
 `settings`, `sinks` and `life-<nonce>` beside a stream's own znodes. Java tools skip them.
-Source: BookKeeper `HierarchicalLedgerManager`, `ZKRegistrationManager`; DistributedLog `LogMetadata`, `ZKSessionLock`.
+Source: BookKeeper `HierarchicalLedgerManager`, `ZKRegistrationManager`, `ZkLedgerUnderreplicationManager`;
+DistributedLog `LogMetadata`, `ZKSessionLock`.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ LAYOUT = f"2\n{LAYOUT_FACTORY}:{LAYOUT_VERSION}".encode()
 
 PROXY_ROLES = ("write", "read")
 
+_UR_NAME = re.compile(r"urL([0-9]{10,19})\Z", re.ASCII)
+_UR_GROUP = re.compile(r"[0-9a-f]{4}\Z")
 _NUMBER = re.compile(r"\s*[0-9]{1,9}\s*\Z", re.ASCII)
 _NAMESPACE = re.compile(r"(?:/[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]+)+\Z")  # what ZooKeeper takes in a path
 
@@ -68,6 +72,10 @@ class LedgerPaths:
     def long_ids(self) -> str:
         return f"{self.root}/idgen-long"
 
+    @property
+    def underreplication(self) -> UnderreplicationPaths:
+        return UnderreplicationPaths(f"{self.root}/underreplication")
+
     def cookie(self, bookie: BookieId) -> str:
         return f"{self.cookies}/{bookie}"
 
@@ -92,6 +100,67 @@ class LedgerPaths:
     def is_ledger_directory(name: str) -> bool:
         """Whether a child of the root begins a ledger path (not LAYOUT, idgen, cookies, ...)."""
         return name.isascii() and name.isdigit() and len(name) in (2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class UnderreplicationPaths:
+    """BookKeeper's tree of ledgers that lack copies, below the root of the ledgers."""
+
+    root: str = "/ledgers/underreplication"
+
+    @property
+    def layout(self) -> str:
+        return f"{self.root}/LAYOUT"
+
+    @property
+    def marks(self) -> str:
+        return f"{self.root}/ledgers"
+
+    @property
+    def locks(self) -> str:
+        return f"{self.root}/locks"
+
+    @property
+    def election(self) -> str:
+        """The znode with the auditor's vote; the votes are its children."""
+        return f"{self.root}/auditorelection"
+
+    @property
+    def votes(self) -> str:
+        """Prefix of the votes; ZooKeeper appends the sequence number, and the lowest wins."""
+        return f"{self.election}/V_"
+
+    @property
+    def disable(self) -> str:
+        """While this znode exists nothing is marked and nothing repaired."""
+        return f"{self.root}/disable"
+
+    @property
+    def lost_bookie_delay(self) -> str:
+        return f"{self.root}/lostBookieRecoveryDelay"
+
+    def mark(self, ledger: LedgerId) -> str:
+        """Path of a ledger's mark: the id as four groups of four hexadecimal digits, then `urL` and ten digits."""
+        digits = f"{ledger:016x}"
+        return f"{self.marks}/{digits[:4]}/{digits[4:8]}/{digits[8:12]}/{digits[12:]}/{_ur_name(ledger)}"
+
+    def lock(self, ledger: LedgerId) -> str:
+        return f"{self.locks}/{_ur_name(ledger)}"
+
+    @staticmethod
+    def ledger_of_lock(name: str) -> LedgerId | None:
+        """The ledger that a child of `locks` locks; None if it is no lock."""
+        match = _UR_NAME.match(name)
+        return LedgerId(int(match[1])) if match is not None and int(match[1]) < 2**63 else None
+
+    @staticmethod
+    def is_group(name: str) -> bool:
+        """Whether a znode below `marks` is one of the four groups of digits."""
+        return _UR_GROUP.match(name) is not None
+
+
+def _ur_name(ledger: LedgerId) -> str:
+    return f"urL{ledger:010d}"
 
 
 @dataclass(frozen=True, slots=True)

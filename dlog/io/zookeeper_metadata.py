@@ -12,8 +12,9 @@ from contextlib import suppress
 
 from dlog.errors import CookieError, MetadataUnavailableError
 from dlog.io.metadata import BookieInfo, Members, ProxyInfo, SessionState, StreamHead, Unsubscribe
-from dlog.io.zookeeper import ZooKeeper, report_crash
+from dlog.io.zookeeper import ANY_VERSION, ZooKeeper, report_crash
 from dlog.io.zookeeper_cluster import check_layout, read_instance_id
+from dlog.io.zookeeper_election import AuditorElection
 from dlog.io.zookeeper_layout import PROXY_ROLES, LedgerPaths, StreamPaths
 from dlog.io.zookeeper_ledgers import ZooKeeperLedgers
 from dlog.io.zookeeper_members import MEMBERS, MemberList, MemberOptions, Registrations, encode_proxy
@@ -25,6 +26,7 @@ from dlog.io.zookeeper_protocol import (
     NotConnectedError,
 )
 from dlog.io.zookeeper_streams import ZooKeeperStreams
+from dlog.io.zookeeper_underreplication import ZooKeeperUnderreplication
 from dlog.machine import Conflict, Key, Missing, Outcome, OutcomeUnknown, Versioned
 from dlog.model.ids import BookieId, LedgerId, ProxyId, StreamName
 from dlog.model.ledger import LedgerKey, LedgerMetadata
@@ -156,6 +158,14 @@ class ZooKeeperMetadata:
     async def stream_heads(self, streams: Sequence[StreamName]) -> list[StreamHead | None]:
         return await self._streams.heads(streams)
 
+    def underreplication(self, name: str) -> ZooKeeperUnderreplication:
+        """The tree of ledgers that lack copies. name: of this process, in its locks."""
+        return ZooKeeperUnderreplication(self.zookeeper, self._paths, name)
+
+    def auditor_election(self, name: str) -> AuditorElection:
+        """The election of the auditor. name: of this process, in its vote."""
+        return AuditorElection(self.zookeeper, self._paths.underreplication, name)
+
     # ---- the cluster and its members -------------------------------------------------------------------------------
 
     async def instance_id(self) -> str:
@@ -206,6 +216,12 @@ class ZooKeeperMetadata:
                 await self.zookeeper.set(path, text.encode(), version)
         except (NodeExistsError, BadVersionError, NoNodeError) as error:
             raise CookieError(f"another process changed the bookie's cookie; start again: bookie={bookie}") from error
+
+    async def forget_bookie(self, bookie: BookieId) -> None:
+        """Delete the cookie and the garbage collection mark of a bookie that no ledger names. Idempotent."""
+        for path in (self._stream_paths.mark(bookie), self._paths.cookie(bookie)):
+            with suppress(NoNodeError):
+                await self.zookeeper.delete(path, ANY_VERSION)
 
     async def read_gc_mark(self, bookie: BookieId) -> Versioned | Missing:
         try:

@@ -27,6 +27,7 @@ SECTIONS = {
     "bookie": ("dlog.bookie.options", "BookieOptions"),
     "write": ("proxies.write.options", "WriteOptions"),
     "read": ("proxies.read.options", "ReadOptions"),
+    "recovery": ("actors.recovery.options", "RecoveryOptions"),
     "up": ("dlog.cli.plan", "UpOptions"),
     "ledger": ("dlog.ledger.placement_policy", "PlacementOptions"),
     "cold": ("dlog.stores.cold.options", "ColdOptions"),

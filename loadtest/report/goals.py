@@ -240,7 +240,7 @@ GOALS: tuple[Goal, ...] = (
         *("G12", "re-replication of a lost bookie", "", 100, 300),
         unit="MB/s",
         at_least=True,
-        never="no workload: the copies of a lost bookie are not re-created automatically",
+        never="no workload: none loses a bookie for good",
     ),
     _up("G13", "one stream to 50 readers", ("W7", "delivered_mb_per_s", {"readers": 50}), 250, 500, "MB/s out"),
     _down("G13", "delivery to 50 readers, p99", ("W7", "delivery_ms.p99", {"readers": 50}), 20, 20, "ms"),

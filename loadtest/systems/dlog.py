@@ -257,6 +257,8 @@ def zookeeper_version(pid: int) -> str:
 
 
 async def _greets(part: RunningPart) -> bool:
+    if part.role == "recovery":
+        return True  # it accepts no connections
     host, port = split_host_port(part.address)
     try:
         async with asyncio.timeout(1.0):

@@ -23,7 +23,7 @@ class Invariant(NamedTuple):
     limits: str = ""
 
 
-LEDGER, STREAM, CACHE, FILES, REGION = "ledger", "stream", "cache", "files", "region"
+LEDGER, REPAIR, STREAM, CACHE, FILES, REGION = "ledger", "repair", "stream", "cache", "files", "region"
 OBJECTS, CONTROLLER, COMPACTION, NODES = "objects", "controller", "compaction", "nodes"
 
 INVARIANTS = {
@@ -47,6 +47,28 @@ INVARIANTS = {
         "an ensemble keeps the placement policy or an event says so; a strict one is never kept less",
         LEDGER,
         "LedgerChecks._see_ensembles",
+    ),
+    "L13": Invariant(
+        "a repair neither lowers the number of live copies nor makes anything above the end readable",
+        REPAIR,
+        "RepairChecks._check_entry, check_bytes, _see_copy",
+        "A copy is live if metadata names its bookie and its disk is not lost. L14, of deletion, is a join of metadata "
+        "that no simulation makes.",
+    ),
+    "L15": Invariant(
+        "after each change by a repair the copies are where metadata says, and in the end on the whole write set",
+        REPAIR,
+        "RepairChecks._check_entry, check_whole",
+    ),
+    "L16": Invariant(
+        "a repair never changes what a reader sees: payload, length, that the ledger is there or deleted",
+        REPAIR,
+        "RepairChecks.check_bytes, RepairWorld.read_all, delete_it",
+    ),
+    "L17": Invariant(
+        "in quiet times repairs end, metadata names no bookie that is gone, and missing copies are written again",
+        REPAIR,
+        "RepairWorld.repair_all, verify_all, demand_no_repair",
     ),
     "S1": Invariant("a DLSN names one record, numbers are dense", STREAM, "StreamChecks._started, _master"),
     "S2": Invariant("acknowledged: there, once, where it was said", STREAM, "StreamChecks._check_writes"),

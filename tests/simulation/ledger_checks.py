@@ -65,7 +65,7 @@ class LedgerChecks:
         self.racks: Mapping[str, int] = {}  # by bookie; none: the ledger has no placement policy
         self.strict = False
         self.told_unkept: set[tuple[str, ...]] = set()  # ensembles that an event has named
-        self._holds: dict[BookieId, set[int]] = {b: set() for b in bookies}
+        self._holds: dict[BookieId, dict[int, bytes]] = {b: {} for b in bookies}  # packets; also of a disk lost since
         self._fenced: set[BookieId] = set()
         self._scanned: dict[BookieId, int] = {b: len(sim.disk(b).durable) for b in bookies}  # past an older ledger's
         sim.metadata.on_change = self.metadata_changed
@@ -92,7 +92,7 @@ class LedgerChecks:
                     if record[0] == "fence":
                         self._fenced.add(bookie)
                     else:
-                        self._holds[bookie].add(record[2])
+                        self._holds[bookie].setdefault(record[2], record[3])
             self._scanned[bookie] = len(durable)
 
     @property
@@ -220,7 +220,7 @@ class LedgerChecks:
         if old is None:
             return
         self._see_ensembles(old, new)
-        if old.is_closed and new != old:
+        if old.is_closed and not self.may_follow(old, new):
             raise Violation("L2", f"a closed ledger was changed: {old} -> {new}")
         if old.state is LedgerState.IN_RECOVERY and new.state is LedgerState.OPEN:
             raise Violation("L2", "a ledger in recovery was opened again")
@@ -257,6 +257,10 @@ class LedgerChecks:
         racks, write = [self.racks[bookie] for bookie in ensemble], self.quorum.write
         starts = range(len(racks)) if write > 1 else ()
         return {start for start in starts if len({racks[(start + i) % len(racks)] for i in range(write)}) == 1}
+
+    def may_follow(self, old: LedgerMetadata, new: LedgerMetadata) -> bool:
+        """Whether this change of a closed ledger is allowed: none is, where nothing is repaired."""
+        return new == old
 
     def _closed(self, new: LedgerMetadata) -> None:
         if new.last_entry < self.visible_max:

@@ -99,6 +99,8 @@ class BookieTransport:
 class LedgerWorld:
     """One history of one ledger. parts: classes that replace the production ones (mutants)."""
 
+    checks_class = LedgerChecks
+
     def __init__(self, plan: Plan, parts: Mapping[str, Any], *, trace: bool = False) -> None:
         config = plan.config
         self.plan = plan
@@ -132,7 +134,7 @@ class LedgerWorld:
         for bookie, older in config.get("older", {}).items():
             held = durable_records(self.digest, older, real=issubclass(self.bookie_class, ShippedBookie))
             self.sim.disk(bookie).durable.extend(held)
-        self.checks = LedgerChecks(self.sim, KEY, self.bookies, quorum, self.digest, mute=parts.get("mute", ()))
+        self.checks = self.checks_class(self.sim, KEY, self.bookies, quorum, self.digest, mute=parts.get("mute", ()))
         self.options = random.Random(f"{plan.seed}/options")
         self.racks: dict[str, int] = config.get("racks", {})
         policy = replace(RACK, strict=config["strict"]) if self.racks else RANDOM

@@ -50,6 +50,7 @@ CASES: dict[str, Case] = {
     "alter": Case("alter {victim} --retention 1h", makes=True),
     "append": Case("append {stream} -"),
     "append --json": Case("append {stream} - --json"),
+    "bookie decommission": Case("bookie decommission nobody:1"),
     "bookie gc": Case("bookie gc --wait"),
     "bookie ls": Case("bookie ls"),
     "bookie status": Case("bookie status"),

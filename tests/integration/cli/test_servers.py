@@ -9,11 +9,17 @@ import sys
 
 import pytest
 
+from actors.recovery.options import RecoveryOptions
 from dlog.bookie.options import BookieOptions
 from proxies.read.options import ReadOptions
 from proxies.write.options import WriteOptions
 
-SERVERS = {"bookie": BookieOptions, "write-proxy": WriteOptions, "read-proxy": ReadOptions}
+SERVERS = {
+    "bookie": BookieOptions,
+    "recovery": RecoveryOptions,
+    "write-proxy": WriteOptions,
+    "read-proxy": ReadOptions,
+}
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

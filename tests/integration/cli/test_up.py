@@ -171,7 +171,7 @@ def test_an_outside_zookeeper_is_used_and_left_alone(cluster: Up, tmp_path: Path
     hosts = cluster.running.zookeeper
     flags = ("--zookeeper", hosts, "--namespace", "/other", "--bookies", "1")
     with up(tmp_path / "c", *SMALL, *flags) as second:
-        assert {p.role for p in second.running.parts} == {"bookie", "write", "read"}
+        assert {p.role for p in second.running.parts} == {"bookie", "recovery", "write", "read"}
         ok(second, "append", "mine", "--create", given=b"x\n")
         assert b"mine" in ok(second, "ls")
         assert b"mine" not in ok(cluster, "ls"), "another namespace"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -11,7 +12,7 @@ from dlog.io.bookie_client import BookieClientOptions
 from dlog.io.ledger_handles import LedgerWriter
 from dlog.io.ledgers import Ledgers, LedgersOptions
 from dlog.ledger.adding import AddingOptions
-from dlog.model.ids import EntryId, LedgerId
+from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import LedgerState
 from dlog.model.quorum import Quorum
 from tests.integration.cluster import BookieCluster, ServerProcess
@@ -177,3 +178,21 @@ async def test_a_recovery_survives_the_death_of_a_bookie_under_it(own_bookies: B
         assert load.error is not None and load.error.outcome_unknown
         assert (await ledgers.metadata_of(load.writer.ledger_id)).state is LedgerState.CLOSED
         await judge(ledgers, load.writer.ledger_id, load.history)
+
+
+async def test_the_copies_of_a_bookie_that_is_lost_for_good_are_made_again(own_bookies: BookieCluster) -> None:
+    own_bookies.add()
+    async with own_bookies.ledgers(transport=IMPATIENT) as ledgers, loaded(ledgers) as load:
+        await load.more(300)
+        await load.finish()
+        load.history.sealed.append(await load.writer.close())
+        victim, ledger = victim_of(own_bookies, load, 1), load.writer.ledger_id
+        victim.kill()
+        await asyncio.to_thread(shutil.rmtree, victim.directory)
+        repaired = await ledgers.repair(ledger, frozenset({BookieId(victim.id)}))
+        assert repaired.copied_entries == len(load.history.acked)
+        assert [(made.first_entry, made.old) for made in repaired.replaced] == [(0, victim.id)]
+        assert (repaired.unreadable, repaired.waits) == ((), "")
+        verified = await ledgers.verify(ledger)
+        assert (verified.damaged, verified.thin) == ((), ())
+        await judge(ledgers, ledger, load.history)

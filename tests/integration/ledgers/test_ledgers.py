@@ -265,6 +265,48 @@ async def test_verify_finds_the_damaged_and_the_thin() -> None:
         assert [entry for entry, _ in found.thin] == [8]
 
 
+async def test_missing_copies_are_written_again() -> None:
+    async with cluster() as made:
+        ledgers = await made.client()
+        writer = await ledgers.create(E332)
+        for number in range(20):
+            await writer.append((b"%d" % number,))
+        await writer.close()
+        for bookie in made.bookies.values():
+            while (writer.ledger_id, 19) not in bookie.entries:
+                bookie.heard.clear()
+                await bookie.heard.wait()
+        _, two, three = made.bookies.values()
+        for bookie, entry in ((two, 8), (two, 9), (three, 9)):
+            del bookie.entries[writer.ledger_id, entry]
+        found = await ledgers.verify(writer.ledger_id)
+        repaired = await ledgers.repair(writer.ledger_id, frozenset(), bad=found.ranges)
+        assert (repaired.copied_entries, repaired.replaced, repaired.unreadable) == (3, (), ())
+        assert (await ledgers.verify(writer.ledger_id)).ranges == ()
+
+
+async def test_an_open_ledger_is_recovered_before_its_last_ensemble_is_repaired() -> None:
+    async with cluster(4) as made:
+        ledgers = await made.client()
+        writer = await ledgers.create(E332)
+        for number in range(20):
+            await writer.append((b"%d" % number,))
+        await writer.abandon()
+        victim = writer.metadata.fragments[0].ensemble[1]
+        await made.metadata.unregister_bookie(victim)
+        await made.bookies[victim].stop()
+        waiting = await ledgers.repair(writer.ledger_id, frozenset({victim}))
+        assert (waiting.waits, waiting.replaced) == ("open ledger: recover it first", ())
+        await ledgers.recover(writer.ledger_id)
+        repaired = await ledgers.repair(writer.ledger_id, frozenset({victim}))
+        assert (repaired.waits, repaired.unreadable) == ("", ())
+        metadata = await ledgers.metadata_of(writer.ledger_id)
+        assert all(victim not in fragment.ensemble for fragment in metadata.fragments)
+        assert (await ledgers.verify(writer.ledger_id)).ranges == ()
+        assert await read_all(ledgers, writer.ledger_id) == [b"%d" % number for number in range(20)]
+        await made.bookies[victim].start()
+
+
 async def test_a_lost_reply_of_the_creation_is_resolved_by_the_token() -> None:
     async with cluster() as made:
         ledgers = await made.client()
@@ -296,6 +338,8 @@ async def test_a_ledger_that_is_not_there() -> None:
         for call in (ledgers.open, ledgers.recover, ledgers.last_confirmed, ledgers.verify):
             with pytest.raises(LedgerNotFoundError):
                 await call(writer.ledger_id)
+        with pytest.raises(LedgerNotFoundError):
+            await ledgers.repair(writer.ledger_id, frozenset())
 
 
 async def _outcome(awaitable: Any) -> Any:

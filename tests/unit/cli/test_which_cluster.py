@@ -21,6 +21,7 @@ ELSEWHERE = "127.0.0.1:1"
 #: command -> its arguments, and the server that it talks to
 COMMANDS: dict[str, tuple[str, str]] = {
     "append": ("s /dev/null", PROXIES),
+    "bookie decommission": ("nobody:1", ZOOKEEPER),
     "bookie gc": ("", ZOOKEEPER),
     "bookie ls": ("", ZOOKEEPER),
     "bookie status": ("", ZOOKEEPER),
@@ -69,7 +70,7 @@ def test_every_command_is_in_the_table() -> None:
                 yield f"{before}{name}"
 
     assert isinstance(dlog, click.Group)
-    others = {"up", "bookie run", "write-proxy run", "read-proxy run"}
+    others = {"up", "bookie run", "write-proxy run", "read-proxy run", "recovery run"}
     others |= {name for name in leaves(dlog, "") if name.startswith("region ")}  # in topics, not in a cluster
     assert set(leaves(dlog, "")) - others == set(COMMANDS)
 

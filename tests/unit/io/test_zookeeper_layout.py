@@ -11,6 +11,7 @@ from dlog.io.zookeeper_layout import (
     LAYOUT,
     LedgerPaths,
     StreamPaths,
+    UnderreplicationPaths,
     lock_member,
     parents_of,
     parse_layout,
@@ -94,3 +95,31 @@ def test_the_layout_is_bookkeepers_default() -> None:
 def test_parents_come_from_the_top() -> None:
     assert parents_of("/a/b/c") == ["/a", "/a/b"]
     assert parents_of("/a") == []
+
+
+@pytest.mark.parametrize(
+    ("ledger", "path", "lock"),
+    [
+        (0, "/0000/0000/0000/0000/urL0000000000", "urL0000000000"),
+        (3, "/0000/0000/0000/0003/urL0000000003", "urL0000000003"),
+        (65_535, "/0000/0000/0000/ffff/urL0000065535", "urL0000065535"),
+        (39_7167_2560, "/0000/0000/ecba/e9f0/urL3971672560", "urL3971672560"),
+        (2**63 - 1, "/7fff/ffff/ffff/ffff/urL9223372036854775807", "urL9223372036854775807"),
+    ],
+)
+def test_a_mark_lies_below_four_groups_of_hexadecimal_digits(ledger: int, path: str, lock: str) -> None:
+    paths = LedgerPaths("/a/ledgers").underreplication
+    assert paths.mark(LedgerId(ledger)) == f"/a/ledgers/underreplication/ledgers{path}"
+    assert paths.lock(LedgerId(ledger)) == f"/a/ledgers/underreplication/locks/{lock}"
+    assert paths.ledger_of_lock(lock) == ledger
+    assert all(paths.is_group(name) for name in path.split("/")[1:5])
+
+
+@pytest.mark.parametrize("name", ["urL1", "urL000000000x", "L0000000001", "urL00000000001\n", "urL9223372036854775808"])
+def test_other_names_are_no_locks(name: str) -> None:
+    assert UnderreplicationPaths().ledger_of_lock(name) is None
+
+
+@pytest.mark.parametrize("name", ["", "000", "000G", "00000", "00AB", "urL0000000001"])
+def test_other_names_are_no_groups(name: str) -> None:
+    assert not UnderreplicationPaths().is_group(name)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from actors.bookie.__main__ import _parser as bookie_parser
+from actors.recovery.options import RecoveryOptions
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ConfigError
 from dlog.io.settings import load
@@ -21,7 +22,8 @@ from proxies.read.options import ReadOptions
 from proxies.write.options import WriteOptions
 
 CONFIG = Path(__file__).parents[3] / "config"
-ROLES: list[tuple[str, Any]] = [("bookie", BookieOptions), ("write", WriteOptions), ("read", ReadOptions)]
+PROXIES: list[tuple[str, Any]] = [("write", WriteOptions), ("read", ReadOptions)]
+ROLES: list[tuple[str, Any]] = [("bookie", BookieOptions), ("recovery", RecoveryOptions), *PROXIES]
 
 
 @pytest.mark.parametrize("file", sorted(CONFIG.glob("*.toml")), ids=lambda path: path.name)
@@ -49,7 +51,7 @@ def test_a_flag_that_makes_no_sense_is_a_configuration_error(flags: list[str]) -
         serving.configure("write", WriteOptions, serving.parse("write", WriteOptions, flags))
 
 
-@pytest.mark.parametrize(("role", "cls"), ROLES[1:])
+@pytest.mark.parametrize(("role", "cls"), PROXIES)
 def test_a_proxy_takes_a_list_of_stores(role: str, cls: Any, tmp_path: Path) -> None:
     config = tmp_path / "dlog.toml"
     config.write_text(f'[{role}]\nstores = ["ledger", "file"]\n')

@@ -1,0 +1,260 @@
+"""Workers that give marked ledgers their copies again.
+
+A worker locks a marked ledger, has the lost bookies' copies made on other bookies, and deletes the mark. A marked
+bookie that is registered again keeps its place: its copies are read, and missing ones are written again.
+
+The last ensemble of a ledger that is not closed belongs to its writer, which replaces a lost bookie when it appends
+next. After `open_grace_s` the ledger is fenced and recovered instead.
+
+Invariants:
+- A mark is deleted only after a repair that left nothing out; after a failure it stays, an event says why, and the
+  ledger waits: `backoff_s`, doubled after each further failure.
+- A worker that ends anywhere leaves a lock that ends with the session; nothing else needs cleaning up.
+- A ledger that fails does not keep others waiting.
+- State is kept of the ledgers that failed or wait, PUT_OFF_MAX at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from actors.recovery.options import RecoveryOptions
+from dlog.errors import DLogError, LedgerNotFoundError, MetadataUnavailableError
+from dlog.events import Event
+from dlog.io import metrics
+from dlog.io.zookeeper_underreplication import MarkedLedger, ZooKeeperUnderreplication
+from dlog.ledger.events import EntriesUnreadable, MarkCompleted, RepairFailed
+from dlog.ledger.repair import Repaired
+from dlog.ledger.verifying import BadRange, Verified
+from dlog.model.ids import BookieId, LedgerId
+from dlog.model.ledger import LedgerMetadata
+
+CANDIDATES_MAX = 500  # marked ledgers that are listed at once
+PUT_OFF_MAX = 10_000  # ledgers whose failures are remembered
+
+
+class RepairableLedgers(Protocol):
+    """The calls of a ledger client (dlog/io/ledgers.py) that a worker needs."""
+
+    async def metadata_of(self, ledger: LedgerId) -> LedgerMetadata: ...
+
+    async def verify(self, ledger: LedgerId) -> Verified: ...
+
+    async def repair(
+        self, ledger: LedgerId, gone: frozenset[BookieId], *, bad: tuple[BadRange, ...] = ()
+    ) -> Repaired: ...
+
+    async def recover(self, ledger: LedgerId) -> object: ...
+
+
+@dataclass(slots=True)
+class _PutOff:
+    """A ledger that failed or waits."""
+
+    failures: int = 0
+    not_before_s: float = 0.0
+    open_since_s: float | None = None  # when its last ensemble, not closed, was first found with a lost bookie
+    unreadable: int = 0
+
+
+class RepairWorkers:
+    """The workers of one process."""
+
+    def __init__(
+        self,
+        options: RecoveryOptions,
+        marks: ZooKeeperUnderreplication,
+        ledgers: RepairableLedgers,
+        tell: Callable[[Event], None],
+        rng: random.Random,
+    ) -> None:
+        self._options = options
+        self._marks = marks
+        self._ledgers = ledgers
+        self._tell = tell
+        self._rng = rng
+        self._choosing = asyncio.Lock()
+        self._candidates: deque[LedgerId] = deque()
+        self._list_due_s = 0.0
+        self._put_off: dict[LedgerId, _PutOff] = {}
+        self.repairing = 0  # ledgers
+
+    async def run(self) -> None:
+        """Repair what is marked, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(self._options.workers):
+                tasks.create_task(self._work(), name=f"repair worker {number}")
+
+    async def _work(self) -> None:
+        while True:
+            marked = await self._take()
+            if marked is None:
+                await asyncio.sleep(self._options.look_s)
+                continue
+            self.repairing += 1
+            try:
+                await self._repair(marked)
+            finally:
+                self.repairing -= 1
+            with contextlib.suppress(MetadataUnavailableError):  # the lock is taken over by the next attempt
+                await self._marks.release(marked.ledger)
+
+    # ---- choosing ----------------------------------------------------------------------------------------------------
+
+    async def _take(self) -> MarkedLedger | None:
+        """Lock a marked ledger that is due; None: there is none now."""
+        async with self._choosing:
+            try:
+                if not self._candidates:
+                    await self._list()
+                while self._candidates:
+                    marked = await self._marks.lock(self._candidates.popleft())
+                    if marked is not None:
+                        return marked
+            except MetadataUnavailableError:
+                self._candidates.clear()
+        return None
+
+    async def _list(self) -> None:
+        """List marked ledgers that are due and not locked, at most every `look_s`."""
+        now_s = _now_s()
+        if now_s < self._list_due_s:
+            return
+        self._list_due_s = now_s + self._options.look_s
+        if await self._marks.is_disabled():
+            return
+        locked = await self._marks.locked()
+        found: list[LedgerId] = []
+        seen: set[LedgerId] = set()
+        async for ledger in self._marks.marked():
+            put_off = self._put_off.get(ledger)
+            if put_off is not None:
+                seen.add(ledger)
+            if ledger not in locked and (put_off is None or put_off.not_before_s <= now_s):
+                found.append(ledger)
+                if len(found) == CANDIDATES_MAX:
+                    break
+        else:
+            for ledger in self._put_off.keys() - seen:
+                self._forget(ledger)  # repaired by another process, or deleted
+        self._rng.shuffle(found)  # so that processes seldom try the same one
+        self._candidates.extend(found)
+
+    # ---- repairing ---------------------------------------------------------------------------------------------------
+
+    async def _repair(self, marked: MarkedLedger) -> None:
+        """Try to repair a locked ledger; complete its mark or put it off."""
+        ledger = marked.ledger
+        try:
+            total = await self._attempt(marked)
+            if total is None:
+                return
+            is_complete = await self._marks.complete(marked)
+        except LedgerNotFoundError:
+            with contextlib.suppress(MetadataUnavailableError):
+                await self._marks.complete(marked)
+            self._forget(ledger)
+        except DLogError as error:
+            self._fail(ledger, error.message)
+        else:
+            self._forget(ledger)
+            if is_complete:  # else it is marked anew, and soon repaired again
+                metrics.REPAIRED_LEDGERS.inc()
+                self._tell(MarkCompleted(ledger, total.copied_entries, total.copied_bytes))
+
+    async def _attempt(self, marked: MarkedLedger) -> Repaired | None:
+        """Repair the ledger; None: it is put off. Raises DLogError."""
+        ledger = marked.ledger
+        if marked.mark is None:
+            self._fail(ledger, "its mark in ZooKeeper cannot be decoded, delete it (docs/operations.md)")
+            return None
+        bookies = frozenset(marked.mark.bookies)
+        registered = await self._marks.registered()
+        gone, back = bookies - registered, bookies & registered
+        total = Repaired(ledger)
+        if gone:
+            total = await self._add(total, gone)
+            if total.waits and not total.unreadable:
+                metadata = await self._ledgers.metadata_of(ledger)
+                if not metadata.is_closed and gone.intersection(metadata.fragments[-1].ensemble):
+                    if self._wait_for_writer(ledger):
+                        return None
+                    await self._ledgers.recover(ledger)
+                total = await self._add(total, gone)
+        if back and not total.waits and not total.unreadable:
+            verified = await self._ledgers.verify(ledger)
+            bad = tuple(found for found in verified.ranges if found.bookie in back)
+            if bad:
+                total = await self._add(total, frozenset(), bad)
+        if total.unreadable:
+            self._report_unreadable(total)
+            return None
+        if total.waits:
+            self._fail(ledger, total.waits)
+            return None
+        return total
+
+    async def _add(self, before: Repaired, gone: frozenset[BookieId], bad: tuple[BadRange, ...] = ()) -> Repaired:
+        """Repair once, and return the result with the copies of this attempt's earlier repairs added."""
+        repaired = await self._ledgers.repair(before.ledger, gone, bad=bad)
+        metrics.REPAIRED_ENTRIES.inc(repaired.copied_entries)
+        metrics.REPAIRED_BYTES.inc(repaired.copied_bytes)
+        return replace(
+            repaired,
+            copied_entries=before.copied_entries + repaired.copied_entries,
+            copied_bytes=before.copied_bytes + repaired.copied_bytes,
+            replaced=(*before.replaced, *repaired.replaced),
+        )
+
+    def _wait_for_writer(self, ledger: LedgerId) -> bool:
+        """Whether the writer of an open ledger still has time to replace its lost bookie; then put the ledger off."""
+        put_off, now_s = self._state(ledger), _now_s()
+        if put_off.open_since_s is None:
+            put_off.open_since_s = now_s
+        until_s = put_off.open_since_s + self._options.open_grace_s
+        if now_s >= until_s:
+            return False
+        put_off.not_before_s = until_s
+        return True
+
+    def _report_unreadable(self, repaired: Repaired) -> None:
+        first = repaired.unreadable[0]
+        entries = sum(found.last - found.first + 1 for found in repaired.unreadable)
+        self._tell(EntriesUnreadable(repaired.ledger, first.first, first.last, first.bookie, entries, first.reason))
+        self._fail(repaired.ledger, f"no replica can serve some of its entries: {first.reason}")
+        put_off = self._state(repaired.ledger)
+        metrics.UNREADABLE_ENTRIES.inc(entries - put_off.unreadable)
+        put_off.unreadable = entries
+
+    # ---- what failed -------------------------------------------------------------------------------------------------
+
+    def _fail(self, ledger: LedgerId, reason: str) -> None:
+        put_off = self._state(ledger)
+        again_s = min(self._options.backoff_max_s, self._options.backoff_s * 2.0**put_off.failures)
+        again_s *= self._rng.uniform(0.75, 1.0)
+        put_off.failures = min(put_off.failures + 1, 30)
+        put_off.not_before_s = _now_s() + again_s
+        self._tell(RepairFailed(ledger, reason, round(again_s, 1)))
+
+    def _state(self, ledger: LedgerId) -> _PutOff:
+        put_off = self._put_off.get(ledger)
+        if put_off is None:
+            if len(self._put_off) >= PUT_OFF_MAX:
+                self._forget(next(iter(self._put_off)))
+            put_off = self._put_off[ledger] = _PutOff()
+        return put_off
+
+    def _forget(self, ledger: LedgerId) -> None:
+        put_off = self._put_off.pop(ledger, None)
+        if put_off is not None:
+            metrics.UNREADABLE_ENTRIES.inc(-put_off.unreadable)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,117 @@
+"""Takes a stopped bookie out of a cluster: its ledgers are repaired on other bookies, then metadata forgets it.
+
+Invariants:
+- The bookie is forgotten only after a scan of all ledgers in which none named it, begun while it was not registered; so
+  a bookie that is forgotten holds nothing that is needed.
+- Nothing but marks and the bookie's own znodes is changed, so it may be interrupted anywhere and run again.
+
+Source: BookKeeper `BookKeeperAdmin.decommissionBookie`, which does not say why it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dlog.errors import DLogError, InvalidRequestError
+from dlog.io.clock import unix_ms
+from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.io.zookeeper_underreplication import ZooKeeperUnderreplication
+from dlog.machine import OutcomeUnknown, Versioned
+from dlog.model.ids import BookieId
+from dlog.model.ledger import LedgerKey, LedgerMetadata
+
+LOOK_S = 1.0  # between two looks at the marks
+_SCAN_LOOKS = 30  # looks until all ledgers are read again though marks are left
+
+
+class StillRegisteredError(InvalidRequestError):
+    """The bookie is registered: it must be stopped before it is taken out of the cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """What is still to do. ledgers: that name the bookie, or whose metadata cannot be read. reason: what it waits
+    for."""
+
+    ledgers: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Scanned:
+    named: int  # ledgers that name the bookie
+    unread: int
+    ensemble_max: int  # bookies of the largest ensemble that names it
+
+
+async def decommission(
+    metadata: ZooKeeperMetadata, bookie: BookieId, progress: Callable[[Draining], None], *, look_s: float = LOOK_S
+) -> int:
+    """Have all ledgers of the bookie repaired, wait until none names it, and delete its cookie. Returns how many
+    ledgers named it at first.
+
+    progress: called with each change. Repeatable; cancelling stops the wait only, repair goes on.
+    Raises StillRegisteredError, also if the bookie comes back meanwhile, and MetadataUnavailableError.
+    """
+    marks = metadata.underreplication("decommission")
+    await marks.prepare()
+    first: int | None = None
+    while True:
+        await _check_stopped(marks, bookie)
+        scanned = await _mark_ledgers(metadata, marks, bookie)
+        first = scanned.named if first is None else first
+        if not scanned.named and not scanned.unread:
+            await metadata.forget_bookie(bookie)
+            return first
+        told: Draining | None = None
+        for _ in range(_SCAN_LOOKS):
+            left = (await marks.summary()).bookies.get(bookie, 0) + scanned.unread
+            if (now := Draining(left, await _reason(metadata, marks, scanned))) != told:
+                told = now
+                progress(now)
+            await asyncio.sleep(look_s)
+            if left == scanned.unread:
+                break
+            await _check_stopped(marks, bookie)
+
+
+async def _check_stopped(marks: ZooKeeperUnderreplication, bookie: BookieId) -> None:
+    if bookie in await marks.registered():
+        raise StillRegisteredError(
+            f"the bookie is registered, stop it first (a killed one is registered for another 10 s): bookie={bookie}"
+        )
+
+
+async def _mark_ledgers(metadata: ZooKeeperMetadata, marks: ZooKeeperUnderreplication, bookie: BookieId) -> _Scanned:
+    """Read all ledgers, and mark those that name the bookie."""
+    named = unread = ensemble_max = 0
+    async for ledger in metadata.ledgers():
+        try:
+            outcome = await metadata.read(LedgerKey(ledger))
+            if isinstance(outcome, Versioned):
+                value: LedgerMetadata = outcome.value
+                sizes = [len(part.ensemble) for part in value.fragments if bookie in part.ensemble]
+                if sizes:
+                    named, ensemble_max = named + 1, max(ensemble_max, *sizes)
+                    await marks.mark(ledger, {bookie}, unix_ms())
+            elif isinstance(outcome, OutcomeUnknown):
+                unread += 1
+        except DLogError:
+            unread += 1
+    return _Scanned(named, unread, ensemble_max)
+
+
+async def _reason(metadata: ZooKeeperMetadata, marks: ZooKeeperUnderreplication, scanned: _Scanned) -> str:
+    """What the repair of the ledgers waits for."""
+    if await marks.is_disabled():
+        return "repair is switched off for the cluster"
+    if not await marks.has_voters():
+        return "no recovery process runs, start one: dlog recovery run"
+    writable = len((await metadata.members()).writable)
+    if writable < scanned.ensemble_max:
+        return f"too few writable bookies, start more: writable={writable} ensemble={scanned.ensemble_max}"
+    if scanned.unread:
+        return f"metadata of {scanned.unread} ledgers cannot be read (dlog ledger ls names them)"
+    return "ledgers are being copied; the event repair.failed of a recovery process says why one is not"

@@ -1,0 +1,213 @@
+"""Decides which bookies are lost, and which ledgers lack their copies.
+
+A bookie is lost when no listing of registrations has shown it for `lost_after_s`. While there may be lost bookies the
+auditor has all ledgers' metadata read, a *scan*, and marks each ledger that names a lost one. Workers repair what is
+marked (actors/recovery/worker.py); the marks are in ZooKeeper and outlive every auditor.
+
+Invariants:
+1. A ledger is marked only for bookies that were absent from every listing of the last `lost_after_s`, the newest one
+   included. A bookie that comes back takes part in no later mark, also in the middle of a scan.
+2. A listing that failed or names no bookie proves nothing: every delay starts anew, and nothing is marked until a good
+   listing and a delay later. (After an outage of ZooKeeper all registrations are gone for a moment.)
+3. Nothing is unmarked: a mark ends by repair alone.
+4. A ledger whose metadata cannot be read, or that cannot be marked, hides no other one. If a retry cannot help, an
+   event names it; otherwise the scan is repeated after `retry_s`.
+5. At most one scan runs. What belongs to an earlier scan is ignored.
+
+Time comes with listings (monotonic seconds), so a process that was frozen decides nothing before it has listed again.
+Source: BookKeeper `Auditor`, `AuditorBookieCheckTask`; 2 and 4 are stricter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlog.errors import DLogError, Remedy
+from dlog.ledger.events import AuditEnded, BookieMissing, LedgerNotAudited
+from dlog.machine import Missing, OutcomeUnknown, Refused, SeenOutcome, Tell, Versioned
+from dlog.model.ids import BookieId, LedgerId
+from dlog.model.ledger import LedgerMetadata
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditorOptions:
+    """How long a bookie must be away, and how often all ledgers are read. Seconds."""
+
+    lost_after_s: float
+    check_s: float
+    retry_s: float
+
+
+# ---- facts -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BookiesListed:
+    """A listing of all registrations. registered: None if it failed. lost_after_s: the delay set for the cluster, which
+    counts if it is longer than the auditor's own."""
+
+    now_s: float
+    registered: frozenset[BookieId] | None
+    lost_after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LedgersRead:
+    """Metadata of some ledgers, as read in this scan."""
+
+    scan: int
+    ledgers: tuple[tuple[LedgerId, SeenOutcome], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerMarked:
+    """Result of MarkLedger. is_new: not all of its bookies were marked before. error: it could not be marked."""
+
+    scan: int
+    ledger: LedgerId
+    is_new: bool
+    error: DLogError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScanEnded:
+    """All ledgers were listed and read, or why not."""
+
+    scan: int
+    reason: str = ""
+
+
+AuditorFact = BookiesListed | LedgersRead | LedgerMarked | ScanEnded
+
+
+# ---- effects ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """List all ledgers and read their metadata; pass LedgersRead for each page, then ScanEnded."""
+
+    scan: int
+
+
+@dataclass(frozen=True, slots=True)
+class MarkLedger:
+    """Mark the ledger as lacking the copies of these bookies; answered by LedgerMarked, before ScanEnded."""
+
+    scan: int
+    ledger: LedgerId
+    bookies: frozenset[BookieId]
+
+
+AuditorEffect = Scan | MarkLedger | Tell
+
+
+class Auditor:
+    """State machine of the elected auditor, from its election to its end."""
+
+    def __init__(self, options: AuditorOptions) -> None:
+        self._options = options
+        self._registered: frozenset[BookieId] = frozenset()  # by the newest listing; empty: that failed
+        self._now_s = 0.0
+        self._delay_s = options.lost_after_s
+        self._since_s: float | None = None  # the first of the good listings without a failed one since; None: none yet
+        #: first listing without a bookie that was registered since `_since_s`; forgotten once it is lost, since a
+        #: bookie that is neither here nor registered counts as absent since `_since_s`
+        self._absent_s: dict[BookieId, float] = {}
+        self._scan = 0
+        self._is_scanning = False
+        self._due_s: float | None = None  # when the next scan starts; None: not before the first good listing
+        self._marked = 0
+        self._unread = 0  # ledgers of this scan that could not be read or marked for now
+
+    @property
+    def is_scanning(self) -> bool:
+        return self._is_scanning
+
+    def handle(self, fact: AuditorFact) -> list[AuditorEffect]:
+        match fact:
+            case BookiesListed(now_s, registered, lost_after_s):
+                self._delay_s = max(self._options.lost_after_s, lost_after_s)
+                effects = self._listed(now_s, registered) if registered else self._listing_failed(now_s)
+                return [*effects, *self._start_due()]
+            case LedgersRead(scan, ledgers) if self._is_current(scan):
+                return [effect for ledger, outcome in ledgers for effect in self._judge(ledger, outcome)]
+            case LedgerMarked(scan, ledger, is_new, error) if self._is_current(scan):
+                self._marked += is_new
+                return self._missed(ledger, error) if error is not None else []
+            case ScanEnded(scan, reason) if self._is_current(scan):
+                return self._end(reason)
+        return []
+
+    # ---- registrations -----------------------------------------------------------------------------------------------
+
+    def _listed(self, now_s: float, registered: frozenset[BookieId]) -> list[AuditorEffect]:
+        effects: list[AuditorEffect] = []
+        self._now_s = now_s
+        if self._since_s is None:
+            self._since_s = now_s
+            self._due_s = now_s + self._delay_s  # only then can a bookie that was never seen be lost
+        for bookie in self._registered - registered:
+            self._absent_s[bookie] = now_s
+        for bookie in registered & self._absent_s.keys():
+            del self._absent_s[bookie]
+        self._registered = registered
+        for bookie, since_s in sorted(self._absent_s.items()):
+            if now_s - since_s >= self._delay_s:
+                del self._absent_s[bookie]
+                self._due_s = now_s  # if a scan runs, another one follows
+                effects.append(Tell(BookieMissing(bookie, round(now_s - since_s, 1))))
+        return effects
+
+    def _listing_failed(self, now_s: float) -> list[AuditorEffect]:
+        self._now_s = now_s
+        self._since_s = self._due_s = None
+        self._registered = frozenset()
+        self._absent_s.clear()
+        return []
+
+    def _is_lost(self, bookie: BookieId) -> bool:
+        if self._since_s is None or bookie in self._registered:
+            return False
+        return self._now_s - self._absent_s.get(bookie, self._since_s) >= self._delay_s
+
+    # ---- scans -------------------------------------------------------------------------------------------------------
+
+    def _is_current(self, scan: int) -> bool:
+        return self._is_scanning and scan == self._scan
+
+    def _start_due(self) -> list[AuditorEffect]:
+        if self._is_scanning or self._due_s is None or self._now_s < self._due_s:
+            return []
+        self._scan += 1
+        self._is_scanning, self._marked, self._unread = True, 0, 0
+        self._due_s = self._now_s + self._options.check_s
+        return [Scan(self._scan)]
+
+    def _judge(self, ledger: LedgerId, outcome: SeenOutcome) -> list[AuditorEffect]:
+        match outcome:
+            case Versioned(LedgerMetadata() as metadata):
+                named = {bookie for fragment in metadata.fragments for bookie in fragment.ensemble}
+                lost = frozenset(bookie for bookie in named if self._is_lost(bookie))
+                return [MarkLedger(self._scan, ledger, lost)] if lost else []
+            case Refused(error):
+                return self._missed(ledger, error)
+            case OutcomeUnknown():
+                self._unread += 1
+            case Missing():
+                pass  # deleted meanwhile
+        return []
+
+    def _missed(self, ledger: LedgerId, error: DLogError) -> list[AuditorEffect]:
+        if error.remedy is Remedy.RETRY:
+            self._unread += 1
+            return []
+        return [Tell(LedgerNotAudited(ledger, error.message))]
+
+    def _end(self, reason: str) -> list[AuditorEffect]:
+        self._is_scanning = False
+        if (reason or self._unread) and self._due_s is not None:
+            self._due_s = min(self._due_s, self._now_s + self._options.retry_s)
+        if not (self._marked or self._unread or reason):
+            return []
+        return [Tell(AuditEnded(self._marked, self._unread, reason))]

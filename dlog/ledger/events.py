@@ -1,0 +1,83 @@
+"""Events of the repair of ledgers, for operators, tests and metrics. At most one per ledger and attempt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dlog.events import Event
+
+
+@dataclass(frozen=True, slots=True)
+class AuditorElected(Event):
+    """This process is the auditor of the cluster now."""
+
+    name: ClassVar[str] = "auditor.elected"
+
+
+@dataclass(frozen=True, slots=True)
+class BookieMissing(Event):
+    """A bookie has not been registered for so long that it counts as lost; its ledgers are marked for repair."""
+
+    name: ClassVar[str] = "bookie.missing"
+    level: ClassVar[str] = "warning"
+    peer: str
+    absent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerNotAudited(Event):
+    """The auditor cannot read a ledger's metadata, or cannot mark the ledger: it is not repaired."""
+
+    name: ClassVar[str] = "ledger.not_audited"
+    level: ClassVar[str] = "error"
+    ledger: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEnded(Event):
+    """The auditor read all ledgers. marked: newly marked for repair. unread: not read or marked; the audit is repeated,
+    also if `reason` says why it ended early."""
+
+    name: ClassVar[str] = "audit.ended"
+    marked: int
+    unread: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MarkCompleted(Event):
+    """A marked ledger has its copies again. entries, length: copied for it by this process at last, in bytes of
+    payload."""
+
+    name: ClassVar[str] = "mark.completed"
+    ledger: int
+    entries: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class RepairFailed(Event):
+    """A ledger stays under-replicated for now; its mark stays, and it is tried again after `again_s`."""
+
+    name: ClassVar[str] = "repair.failed"
+    level: ClassVar[str] = "warning"
+    ledger: int
+    reason: str
+    again_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EntriesUnreadable(Event):
+    """No replica can serve entries `first` to `last` of those that bookie `peer` should hold; all others were copied.
+    entries: number of all such entries of the ledger's lost bookies."""
+
+    name: ClassVar[str] = "entries.unreadable"
+    level: ClassVar[str] = "error"
+    ledger: int
+    first: int
+    last: int
+    peer: str
+    entries: int
+    reason: str

@@ -1,0 +1,329 @@
+"""Copies what one bookie of an ensemble should hold to another bookie. Invariants 2 to 5 of repair.py."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from dlog.ledger.last_entries import ABSENT
+from dlog.machine import Effect, Send, SetTimer
+from dlog.model.ids import BookieId, EntryId
+from dlog.model.quorum import Quorum
+from dlog.wire.bookie import AddEntry, Code, EntryAdded, EntryRead, ReadEntry
+from dlog.wire.digest import Digest, DigestMismatch, Entry
+
+RANGES_MAX = 64  # of entries that could not be copied, per ensemble and bookie; more are merged with what lies between
+PACE = "pace"  # key of the timer
+PACE_S = 0.1
+BURST_S = 1.0  # of the byte rate; what was not used before is lost
+
+
+class SourceHealth:
+    """Which bookies a repair reads from. One that was lost is not asked again before the next retry, and not at all
+    after `attempts_max` losses without a reply in between."""
+
+    __slots__ = ("_attempts_max", "_down", "_losses")
+
+    def __init__(self, attempts_max: int) -> None:
+        self._attempts_max = attempts_max
+        self._down: set[BookieId] = set()
+        self._losses: dict[BookieId, int] = {}
+
+    def note_reply(self, bookie: BookieId) -> None:
+        self._down.discard(bookie)
+        self._losses.pop(bookie, None)
+
+    def note_lost(self, bookie: BookieId) -> None:
+        if bookie not in self._down:
+            self._down.add(bookie)
+            self._losses[bookie] = self._losses.get(bookie, 0) + 1
+
+    def retry(self) -> None:
+        """Let those be asked again that are not given up."""
+        self._down = {bookie for bookie in self._down if self.is_given_up(bookie)}
+
+    def is_down(self, bookie: BookieId) -> bool:
+        return bookie in self._down
+
+    def is_given_up(self, bookie: BookieId) -> bool:
+        return self._losses.get(bookie, 0) >= self._attempts_max
+
+    def losses(self, bookie: BookieId) -> int:
+        return self._losses.get(bookie, 0)
+
+
+class BytePacer:
+    """Limits the bytes copied to an average rate: a token bucket that is refilled by a timer while it is empty.
+
+    rate_bytes_per_s: 0: no limit.
+    """
+
+    __slots__ = ("_budget", "_fired_at_s", "_is_waiting", "_rate")
+
+    def __init__(self, rate_bytes_per_s: int) -> None:
+        self._rate = rate_bytes_per_s
+        self._budget = rate_bytes_per_s * PACE_S
+        self._fired_at_s: float | None = None
+        self._is_waiting = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more may be read now."""
+        return not self._rate or self._budget > 0
+
+    def note_copied(self, size: int) -> None:
+        self._budget -= size
+
+    def wait(self, out: list[Effect]) -> None:
+        """Have the bucket refilled."""
+        if not self._is_waiting:
+            self._is_waiting = True
+            out.append(SetTimer(PACE, PACE_S))
+
+    def note_fired(self, now_s: float) -> None:
+        since_s = PACE_S if self._fired_at_s is None else now_s - self._fired_at_s
+        self._fired_at_s, self._is_waiting = now_s, False
+        self._budget = min(self._budget + self._rate * max(since_s, PACE_S), self._rate * BURST_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Stripe:
+    """Entries first..last of one ensemble that the bookie at `index` should hold."""
+
+    quorum: Quorum
+    ensemble: tuple[BookieId, ...]
+    index: int
+    first: EntryId
+    last: EntryId
+
+    @property
+    def bookie(self) -> BookieId:
+        return self.ensemble[self.index]
+
+    def upcoming(self, entry: int) -> EntryId:
+        """The first entry of the stripe that is `entry` or later; above `last` if there is none."""
+        while entry <= self.last and self.index not in self.quorum.write_set(entry):
+            entry += 1
+        return EntryId(entry)
+
+    def holders(self, entry: int) -> list[BookieId]:
+        """The bookies that should hold the entry."""
+        return [self.ensemble[i] for i in self.quorum.write_set(entry)]
+
+
+class _Copy:
+    """One entry that is being copied. asked: the bookie that was sent a read, None: none. size: payload bytes sent to
+    the target, -1: none yet. failed: bookies that could not serve it in this round, with the reason; denied: those that
+    do not hold it."""
+
+    __slots__ = ("asked", "denied", "failed", "rounds", "size")
+
+    def __init__(self) -> None:
+        self.asked: BookieId | None = None
+        self.size = -1
+        self.failed: dict[BookieId, str] = {}
+        self.denied: set[BookieId] = set()
+        self.rounds = 0
+
+
+class StripeCopying:
+    """Copies a stripe to `target`, many entries at a time.
+
+    target: the stripe's own bookie (its missing copies are written again), or another one. last_resort: bookies that
+    are read from only if no other can serve an entry. lac: LAC field of the copies; every entry up to it is final.
+    failure: why the target is of no use, "" as long as it is. is_foreign: it holds another ledger under this id.
+    unreadable: (first, last, reason), ascending. copied_entries, copied_bytes: confirmed by the target.
+    """
+
+    def __init__(
+        self,
+        stripe: Stripe,
+        target: BookieId,
+        last_resort: Collection[BookieId],
+        digest: Digest,
+        lac: EntryId,
+        health: SourceHealth,
+        pacer: BytePacer,
+        *,
+        entries_max: int,
+        bytes_max: int,
+        attempts_max: int,
+    ) -> None:
+        self.stripe = stripe
+        self.target = target
+        self.failure = ""
+        self.is_foreign = False
+        self.copied_entries = 0
+        self.copied_bytes = 0
+        self._last_resort = last_resort
+        self._digest = digest
+        self._lac = lac
+        self._health = health
+        self._pacer = pacer
+        self._entries_max = entries_max
+        self._bytes_max = bytes_max
+        self._attempts_max = attempts_max
+        self._next = stripe.upcoming(stripe.first)
+        self._copies: dict[EntryId, _Copy] = {}
+        self._unasked: dict[EntryId, _Copy] = {}  # those of them that no bookie is being asked for, nor sent
+        self._writing = 0  # entries sent to the target and not confirmed
+        self._writing_bytes = 0
+        self._size = bytes_max // 16  # expected of an entry that is being read: the largest of late
+        self._unreadable: list[tuple[EntryId, EntryId, str]] = []
+
+    @property
+    def is_in_place(self) -> bool:
+        return self.target == self.stripe.bookie
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every entry is on the target or is listed as unreadable."""
+        return self._next > self.stripe.last and not self._copies
+
+    @property
+    def unreadable(self) -> tuple[tuple[EntryId, EntryId, str], ...]:
+        return tuple(self._unreadable)
+
+    @property
+    def unfinished(self) -> EntryId:
+        """The first entry that is neither confirmed nor listed as unreadable."""
+        return min(self._copies, default=self._next)
+
+    # ---- facts -------------------------------------------------------------------------------------------------------
+
+    def note_read(self, bookie: BookieId, answer: EntryRead, out: list[Effect]) -> None:
+        copy = self._copies.get(answer.entry)
+        if copy is None or copy.asked != bookie:
+            return
+        copy.asked = None
+        self._health.note_reply(bookie)
+        if answer.code is Code.OK:
+            try:
+                entry = self._digest.verify(answer.packet, answer.entry)
+            except DigestMismatch as error:
+                copy.failed[bookie] = error.message
+            else:
+                self._write(copy, entry, out)
+                return
+        elif answer.code in ABSENT:
+            copy.denied.add(bookie)
+        else:
+            copy.failed[bookie] = answer.code.name.lower()
+        self._unasked[answer.entry] = copy
+
+    def _write(self, copy: _Copy, entry: Entry, out: list[Effect]) -> None:
+        copy.size = len(entry.payload)
+        self._writing += 1
+        self._writing_bytes += copy.size
+        self._size = max(copy.size, self._size * 7 // 8)
+        self._pacer.note_copied(copy.size)
+        digest = self._digest
+        parts = digest.pack(entry.entry_id, self._lac, entry.length, (entry.payload,))
+        out.append(
+            Send(self.target, AddEntry(digest.ledger_id, entry.entry_id, digest.master_key, parts, recovery=True))
+        )
+
+    def note_added(self, bookie: BookieId, answer: EntryAdded) -> bool:
+        """Record a reply of the target. Returns whether an entry was confirmed."""
+        copy = self._copies.get(answer.entry)
+        if bookie != self.target or copy is None or copy.size < 0:
+            return False
+        if answer.code is Code.OK:
+            self._finish(answer.entry, copy)
+            self.copied_entries += 1
+            self.copied_bytes += copy.size
+            return True
+        if answer.code is Code.UNAUTHORIZED and self.is_in_place:
+            self._finish(answer.entry, copy)
+            self._list(
+                answer.entry,
+                answer.entry,
+                f"{bookie} holds other bytes, which are never overwritten: replace the bookie",
+            )
+        else:
+            self.is_foreign = self.is_foreign or answer.code is Code.UNAUTHORIZED
+            self.failure = self.failure or answer.code.name.lower()
+        return False
+
+    def note_lost(self, bookie: BookieId, reason: str) -> None:
+        reason = reason or "connection lost"
+        if bookie == self.target:
+            if self._writing:
+                self.failure = self.failure or reason
+            return
+        waiting = {entry: copy for entry, copy in self._copies.items() if copy.asked == bookie}
+        if waiting:
+            self._health.note_lost(bookie)
+        for copy in waiting.values():
+            copy.asked = None
+            copy.failed[bookie] = reason
+        self._unasked.update(waiting)
+
+    def retry(self) -> None:
+        """Begin another round for entries that no bookie could serve in the last one."""
+        for copy in self._unasked.values():
+            copy.rounds += 1
+            if copy.rounds < self._attempts_max:
+                copy.failed.clear()
+
+    # ---- consequences ------------------------------------------------------------------------------------------------
+
+    def settle(self, out: list[Effect]) -> bool:
+        """Send reads and list what cannot be read. Returns whether an entry waits for the next retry."""
+        for entry, copy in list(self._unasked.items()):
+            self._ask(entry, copy, out)
+        others = [bookie for bookie in self.stripe.ensemble if bookie != self.target]
+        if self._next <= self.stripe.last and all(map(self._health.is_given_up, others)):
+            self._list(self._next, self.stripe.last, f"unreachable: {', '.join(others)}")
+            self._next = EntryId(self.stripe.last + 1)
+        while self._next <= self.stripe.last and self._has_room(out):
+            entry, copy = self._next, _Copy()
+            self._next = self.stripe.upcoming(entry + 1)
+            self._copies[entry] = self._unasked[entry] = copy
+            self._ask(entry, copy, out)
+        return bool(self._unasked)
+
+    def _has_room(self, out: list[Effect]) -> bool:
+        if not self._pacer.is_open:
+            self._pacer.wait(out)
+            return False
+        reading = len(self._copies) - self._writing
+        expected = self._writing_bytes + (reading + 1) * self._size
+        return not self._copies or (len(self._copies) < self._entries_max and expected <= self._bytes_max)
+
+    def _ask(self, entry: EntryId, copy: _Copy, out: list[Effect]) -> None:
+        """Read an entry from the next bookie, or list it as unreadable if no bookie can serve it, now or later."""
+        sources = [bookie for bookie in self.stripe.holders(entry) if bookie != self.target]
+        for bookie in sorted(sources, key=lambda b: (b in self._last_resort, self._health.losses(b))):
+            if bookie not in copy.failed and bookie not in copy.denied and not self._health.is_down(bookie):
+                copy.asked = bookie
+                del self._unasked[entry]
+                out.append(Send(bookie, ReadEntry(self._digest.ledger_id, entry)))
+                return
+        hopeful = [b for b in sources if b not in copy.denied and not self._health.is_given_up(b)]
+        if not hopeful or copy.rounds >= self._attempts_max:
+            del self._copies[entry], self._unasked[entry]
+            said = {b: copy.failed.get(b, "does not hold it" if b in copy.denied else "unreachable") for b in sources}
+            self._list(
+                entry, entry, "; ".join(f"{bookie}: {why}" for bookie, why in said.items()) or "it had no other copy"
+            )
+
+    def _finish(self, entry: EntryId, copy: _Copy) -> None:
+        del self._copies[entry]
+        self._writing -= 1
+        self._writing_bytes -= copy.size
+
+    def _list(self, first: EntryId, last: EntryId, reason: str) -> None:
+        """List entries as unreadable; neighbours in the stripe become one range."""
+        bisect.insort(self._unreadable, (first, last, reason))
+        merged = self._unreadable[:1]
+        for begun, ended, why in self._unreadable[1:]:
+            before = merged[-1]
+            if self.stripe.upcoming(before[1] + 1) >= begun:
+                merged[-1] = (before[0], max(before[1], ended), before[2])
+            else:
+                merged.append((begun, ended, why))
+        if len(merged) > RANGES_MAX:
+            merged[-2:] = [(merged[-2][0], merged[-1][1], merged[-2][2])]
+        self._unreadable = merged

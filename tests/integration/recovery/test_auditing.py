@@ -1,0 +1,153 @@
+"""The auditor on a real ZooKeeper, from registrations that vanish to marks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from actors.recovery.auditing import Auditing
+from actors.recovery.options import RecoveryOptions
+from dlog.events import Event
+from dlog.io.zookeeper import ANY_VERSION
+from dlog.io.zookeeper_cluster import cluster_init
+from dlog.io.zookeeper_layout import LedgerPaths
+from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.ledger.events import AuditEnded, AuditorElected, BookieMissing, LedgerNotAudited
+from dlog.machine import Versioned
+from dlog.model.ids import BookieId, EntryId, LedgerId
+from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata
+from dlog.model.quorum import Quorum
+from dlog.wire.bookie_info import encode_address
+from tests.integration.recovery.polling import until
+
+pytestmark = pytest.mark.zookeeper
+
+NAMESPACE = "/dlog"
+PATHS = LedgerPaths()
+A, B, C, D = (BookieId(f"127.0.0.1:{port}") for port in range(3181, 3185))
+QUICK = RecoveryOptions(lost_after_s=0.3, look_s=0.05, retry_s=0.1)
+
+
+class Process:
+    """One process that stands for election."""
+
+    def __init__(self, metadata: ZooKeeperMetadata, name: str) -> None:
+        self.metadata = metadata
+        self.marks = metadata.underreplication(name)
+        self.events: list[Event] = []
+        election = metadata.auditor_election(name)
+        self.auditing = Auditing(QUICK, metadata, self.marks, election, self.events.append)
+
+    async def add_ledger(self, number: int, *bookies: BookieId) -> None:
+        value = LedgerMetadata(quorum=Quorum(ensemble=2, write=2, ack=1), fragments=(Fragment(EntryId(0), bookies),))
+        outcome = await self.metadata.compare_and_set(LedgerKey(LedgerId(number)), value, None)
+        assert isinstance(outcome, Versioned)
+
+    async def register(self, *bookies: BookieId) -> None:
+        for bookie in bookies:
+            await self.metadata.zookeeper.create(f"{PATHS.available}/{bookie}", encode_address("127.0.0.1", 1))
+
+    async def unregister(self, bookie: BookieId) -> None:
+        await self.metadata.zookeeper.delete(f"{PATHS.available}/{bookie}", ANY_VERSION)
+
+    async def marked(self) -> dict[int, set[str]]:
+        found = [marked async for page in self.marks.pages() for marked in page]
+        return {int(marked.ledger): set(marked.mark.bookies) for marked in found if marked.mark is not None}
+
+    async def until_marked(self, wanted: dict[int, set[str]]) -> None:
+        async def holds() -> bool:
+            return await self.marked() == wanted
+
+        await until(holds)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async def holds() -> bool:
+            return condition()
+
+        await until(holds)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(self.auditing.run())
+            yield
+            task.cancel()
+
+
+@pytest.fixture
+async def processes(zookeeper_hosts: str) -> AsyncIterator[list[Process]]:
+    await cluster_init(zookeeper_hosts, NAMESPACE)
+    async with (
+        await ZooKeeperMetadata.connect(zookeeper_hosts, NAMESPACE) as one,
+        await ZooKeeperMetadata.connect(zookeeper_hosts, NAMESPACE) as two,
+    ):
+        found = [Process(one, "p1:1"), Process(two, "p2:1")]
+        for process in found:
+            await process.marks.prepare()
+        await found[0].register(A, B, C)
+        yield found
+
+
+async def test_ledgers_of_a_bookie_that_vanishes_are_marked(processes: list[Process]) -> None:
+    one = processes[0]
+    for number, bookies in ((1, (A, B)), (2, (B, C)), (70_000, (C, A)), (2**32, (B, A))):
+        await one.add_ledger(number, *bookies)
+    await one.add_ledger(5, D, B)  # D was lost before anybody looked
+    path = PATHS.ledger(LedgerId(3))
+    await one.metadata.zookeeper.create(path, b"damaged", parents=True)
+    async with one.running():
+        await one.until_marked({5: {D}})
+        await one.unregister(A)
+        await one.until_marked({1: {A}, 5: {D}, 70_000: {A}, 2**32: {A}})
+        await one.until(lambda: AuditEnded(3, 0, "") in one.events)
+    assert one.events[0] == AuditorElected()
+    assert {event.peer for event in one.events if isinstance(event, BookieMissing)} == {A}
+    assert {event.ledger for event in one.events if isinstance(event, LedgerNotAudited)} == {3}
+
+
+async def test_a_bookie_that_comes_back_in_time_loses_nothing(processes: list[Process]) -> None:
+    one = processes[0]
+    await one.add_ledger(1, A, B)
+    async with one.running():
+        await one.until(lambda: one.auditing.is_auditor)
+        await one.unregister(A)
+        await one.register(A)
+        await one.unregister(C)  # so that an audit takes place
+        await one.until(lambda: any(isinstance(event, BookieMissing) for event in one.events))
+    assert await one.marked() == {}
+
+
+async def test_another_process_goes_on_when_the_auditor_ends(processes: list[Process]) -> None:
+    one, two = processes
+    await one.add_ledger(1, A, B)
+    async with two.running():
+        async with one.running():
+            await one.until(lambda: one.auditing.is_auditor or two.auditing.is_auditor)
+            assert not (one.auditing.is_auditor and two.auditing.is_auditor)
+        await one.metadata.close()
+        await two.unregister(B)
+        await two.until_marked({1: {B}})
+    assert two.auditing.is_auditor is False, "it has ended"
+
+
+async def test_nothing_is_marked_while_repair_is_switched_off(processes: list[Process]) -> None:
+    one = processes[0]
+    await one.add_ledger(1, D, B)
+    await one.marks.disable()
+    async with one.running():
+        looks = 0
+        look = one.marks.is_disabled
+
+        async def counted() -> bool:
+            nonlocal looks
+            looks += 1
+            return await look()
+
+        one.marks.is_disabled = counted  # type: ignore[method-assign]
+        await one.until(lambda: looks >= 20)  # for more than three times the delay
+        assert await one.marked() == {}
+        await one.marks.enable()
+        await one.until_marked({1: {D}})

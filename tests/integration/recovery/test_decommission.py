@@ -1,0 +1,114 @@
+"""A stopped bookie is taken out of a cluster on a real ZooKeeper; its ledgers are repaired by the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from dlog.io.decommission import Draining, StillRegisteredError, decommission
+from dlog.io.zookeeper import ANY_VERSION
+from dlog.io.zookeeper_cluster import cluster_init
+from dlog.io.zookeeper_layout import LedgerPaths
+from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.machine import Missing, Versioned
+from dlog.model.ids import BookieId, EntryId, LedgerId
+from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata
+from dlog.model.quorum import Quorum
+from dlog.wire.bookie_info import encode_address
+from tests.integration.recovery.polling import until
+
+pytestmark = pytest.mark.zookeeper
+
+NAMESPACE = "/dlog"
+PATHS = LedgerPaths()
+A, B, C, D = (BookieId(f"127.0.0.1:{port}") for port in range(3181, 3185))
+ON_A = LedgerMetadata(
+    quorum=Quorum(ensemble=3, write=3, ack=2), fragments=(Fragment(EntryId(0), (A, B, C)),)
+).closed_at(EntryId(9), 90)
+QUICK_S = 0.02
+
+
+@pytest.fixture
+async def metadata(zookeeper_hosts: str) -> AsyncIterator[ZooKeeperMetadata]:
+    """A cluster in which B, C and D are registered, and A holds two ledgers."""
+    await cluster_init(zookeeper_hosts, NAMESPACE)
+    async with await ZooKeeperMetadata.connect(zookeeper_hosts, NAMESPACE) as made:
+        for bookie in (B, C, D):
+            await register(made, bookie)
+        await made.write_cookie(A, "5\n", None)
+        for number in (1, 2):
+            await made.compare_and_set(LedgerKey(LedgerId(number)), ON_A, None)
+        yield made
+
+
+async def register(metadata: ZooKeeperMetadata, bookie: BookieId) -> None:
+    await metadata.zookeeper.create(f"{PATHS.available}/{bookie}", encode_address("127.0.0.1", 1))
+
+
+async def repair(metadata: ZooKeeperMetadata, ledger: LedgerId) -> None:
+    """As a worker: D takes the place of A."""
+    marks = metadata.underreplication("w:1")
+    locked = await marks.lock(ledger)
+    assert locked is not None and locked.mark is not None and locked.mark.bookies == (A,)
+    found = await metadata.read(LedgerKey(ledger))
+    assert isinstance(found, Versioned)
+    value = replace(found.value, fragments=(Fragment(EntryId(0), (D, B, C)),))
+    assert isinstance(await metadata.compare_and_set(LedgerKey(ledger), value, found.version), Versioned)
+    assert await marks.complete(locked)
+    await marks.release(ledger)
+
+
+async def test_a_bookie_is_drained_then_forgotten_and_each_wait_has_a_reason(metadata: ZooKeeperMetadata) -> None:
+    marks = metadata.underreplication("test")
+    await marks.disable()
+    news: asyncio.Queue[Draining] = asyncio.Queue()
+    async with asyncio.TaskGroup() as tasks:
+        draining = tasks.create_task(decommission(metadata, A, news.put_nowait, look_s=QUICK_S))
+        assert (await news.get()) == Draining(2, "repair is switched off for the cluster")
+        await marks.enable()
+        assert "no recovery process runs" in (await news.get()).reason
+        assert await metadata.auditor_election("w:1").is_elected()
+        assert "being copied" in (await news.get()).reason
+        await metadata.zookeeper.delete(f"{PATHS.available}/{D}", ANY_VERSION)
+        assert "too few writable bookies, start more: writable=2 ensemble=3" in (await news.get()).reason
+        await register(metadata, D)
+        assert "being copied" in (await news.get()).reason
+        assert not isinstance(await metadata.read_cookie(A), Missing)
+        await repair(metadata, LedgerId(1))
+        assert (await news.get()).ledgers == 1
+        await repair(metadata, LedgerId(2))
+    assert draining.result() == 2
+    assert isinstance(await metadata.read_cookie(A), Missing)
+    assert await decommission(metadata, A, news.put_nowait) == 0, "again: harmless"
+
+
+async def test_a_ledger_that_still_names_it_without_a_mark_keeps_it(metadata: ZooKeeperMetadata) -> None:
+    marks = metadata.underreplication("w:1")
+    news: asyncio.Queue[Draining] = asyncio.Queue()
+    async with asyncio.TaskGroup() as tasks:
+        draining = tasks.create_task(decommission(metadata, A, news.put_nowait, look_s=QUICK_S))
+        assert (await news.get()).ledgers == 2
+        await repair(metadata, LedgerId(1))
+        locked = await marks.lock(LedgerId(2))
+        assert locked is not None
+        await marks.complete(locked)  # without a repair
+        await marks.release(LedgerId(2))
+
+        async def is_marked() -> bool:
+            return [ledger async for ledger in marks.marked()] == [2]
+
+        await until(is_marked)
+        assert not isinstance(await metadata.read_cookie(A), Missing)
+        await repair(metadata, LedgerId(2))
+    assert draining.done()
+
+
+async def test_a_bookie_that_runs_is_not_taken_out(metadata: ZooKeeperMetadata) -> None:
+    await register(metadata, A)
+    with pytest.raises(StillRegisteredError, match="stop it first"):
+        await decommission(metadata, A, lambda _: None)
+    assert not isinstance(await metadata.read_cookie(A), Missing)
+    assert [ledger async for ledger in metadata.underreplication("test").marked()] == []

@@ -1,0 +1,256 @@
+"""Workers on marks in a real ZooKeeper; the repair of single ledgers is played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from actors.recovery.options import RecoveryOptions
+from actors.recovery.workers import RepairWorkers
+from dlog.errors import LedgerNotFoundError, NotEnoughBookiesError
+from dlog.events import Event
+from dlog.io.zookeeper import ZooKeeper
+from dlog.io.zookeeper_layout import LedgerPaths
+from dlog.io.zookeeper_underreplication import ZooKeeperUnderreplication
+from dlog.ledger.events import EntriesUnreadable, MarkCompleted, RepairFailed
+from dlog.ledger.repair import Repaired, Replaced, Unreadable
+from dlog.ledger.verifying import BadRange, Verified
+from dlog.model.ids import BookieId, EntryId, LedgerId
+from dlog.model.ledger import Fragment, LedgerMetadata, LedgerState
+from dlog.model.quorum import Quorum
+from tests.integration.recovery.polling import until
+
+pytestmark = pytest.mark.zookeeper
+
+PATHS = LedgerPaths()
+GONE, BACK, C, D = (BookieId(f"{name}:1") for name in "abcd")
+ONE, TWO = LedgerId(1), LedgerId(2)
+QUICK = RecoveryOptions(look_s=0.02, open_grace_s=0.05, backoff_s=0.05, backoff_max_s=0.1, workers=2)
+OPEN = LedgerMetadata(quorum=Quorum(ensemble=3, write=3, ack=2), fragments=(Fragment(EntryId(0), (GONE, BACK, C)),))
+BAD = BadRange(EntryId(3), EntryId(4), BACK, "thin", "no such entry")
+
+
+class Bench:
+    """The workers of one process, with ledgers as the test says. `asked`: what they had repaired, in order."""
+
+    def __init__(self, marks: ZooKeeperUnderreplication, options: RecoveryOptions = QUICK) -> None:
+        self.marks = marks
+        self.events: list[Event] = []
+        self.asked: list[tuple[LedgerId, frozenset[BookieId], tuple[BadRange, ...]]] = []
+        self.recovered: list[LedgerId] = []
+        self.metadata = dict.fromkeys((ONE, TWO), OPEN.closed_at(EntryId(9), 90))
+        self.change: LedgerMetadata | None = None  # made by a ledger's writer once a worker has read its metadata
+        self.bad: tuple[BadRange, ...] = ()
+        self.result: Callable[[LedgerId], Repaired] = Repaired
+        self.stuck = asyncio.Event()
+        self.is_stuck = False
+        self.workers = RepairWorkers(options, marks, self, self.events.append, random.Random(1))
+
+    async def repair(self, ledger: LedgerId, gone: frozenset[BookieId], *, bad: tuple[BadRange, ...] = ()) -> Repaired:
+        self.asked.append((ledger, gone, bad))
+        if self.is_stuck:
+            self.stuck.set()
+            await asyncio.Event().wait()
+        return self.result(ledger)
+
+    async def recover(self, ledger: LedgerId) -> None:
+        self.recovered.append(ledger)
+        self.metadata[ledger] = OPEN.closed_at(EntryId(9), 90)
+
+    async def metadata_of(self, ledger: LedgerId) -> LedgerMetadata:
+        found = self.metadata[ledger]
+        if self.change is not None:
+            self.metadata[ledger] = self.change
+        return found
+
+    async def verify(self, ledger: LedgerId) -> Verified:
+        return Verified(10, (), (), self.bad)
+
+    async def left(self) -> set[LedgerId]:
+        return {ledger async for ledger in self.marks.marked()}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(self.workers.run())
+            yield
+            task.cancel()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async def holds() -> bool:
+            return condition()
+
+        await until(holds)
+
+    async def until_left(self, left: set[LedgerId]) -> None:
+        """Wait until exactly these ledgers are marked, and none is locked."""
+
+        async def holds() -> bool:
+            return await self.left() == left and not await self.marks.locked()
+
+        await until(holds)
+
+
+@pytest.fixture
+async def sessions(zookeeper_hosts: str) -> AsyncIterator[list[ZooKeeper]]:
+    """Two sessions, as of two processes; BACK, C and D are registered."""
+    async with await ZooKeeper.connect(zookeeper_hosts) as one, await ZooKeeper.connect(zookeeper_hosts) as two:
+        for bookie in (BACK, C, D):
+            await one.create(f"{PATHS.available}/{bookie}", parents=True)
+        yield [one, two]
+
+
+@pytest.fixture
+async def bench(sessions: list[ZooKeeper]) -> Bench:
+    return await bench_on(sessions[0])
+
+
+async def bench_on(session: ZooKeeper, options: RecoveryOptions = QUICK) -> Bench:
+    marks = ZooKeeperUnderreplication(session, PATHS, "w:1")
+    await marks.prepare()
+    return Bench(marks, options)
+
+
+async def test_a_marked_ledger_is_repaired_and_its_mark_deleted(bench: Bench) -> None:
+    bench.result = lambda ledger: Repaired(ledger, 7, 70, (Replaced(EntryId(0), GONE, D),))
+    await bench.marks.mark(ONE, {GONE}, 5)
+    async with bench.running():
+        await bench.until_left(set())
+    assert bench.asked == [(ONE, frozenset({GONE}), ())]
+    assert bench.events == [MarkCompleted(1, 7, 70)]
+
+
+async def test_a_failure_keeps_the_mark_is_told_and_stops_no_other(bench: Bench) -> None:
+    def result(ledger: LedgerId) -> Repaired:
+        if ledger == ONE and not any(isinstance(event, RepairFailed) for event in bench.events):
+            raise NotEnoughBookiesError("start more")
+        return Repaired(ledger, waits="a bookie" if ledger == ONE and len(bench.events) < 3 else "")
+
+    bench.result = result
+    await bench.marks.mark(ONE, {GONE}, 5)
+    await bench.marks.mark(TWO, {GONE}, 5)
+    async with bench.running():
+        await bench.until_left({ONE})
+        await bench.until_left(set())
+    failed = [event for event in bench.events if isinstance(event, RepairFailed)]
+    assert [event.reason for event in failed][:2] == ["start more", "a bookie"]
+    assert {event.ledger for event in bench.events if isinstance(event, MarkCompleted)} == {1, 2}
+
+
+async def test_a_bookie_that_is_back_keeps_its_place_and_gets_what_it_lacks(bench: Bench) -> None:
+    await bench.marks.mark(ONE, {BACK}, 5)
+    async with bench.running():
+        await bench.until_left(set())
+        assert bench.asked == [], "its copies are whole"
+        bench.bad = (BAD, BadRange(EntryId(0), EntryId(9), C, "thin", "not asked about"))
+        await bench.marks.mark(TWO, {GONE, BACK}, 5)
+        await bench.until_left(set())
+    assert bench.asked == [(TWO, frozenset({GONE}), ()), (TWO, frozenset(), (BAD,))]
+
+
+async def test_an_open_ledger_is_recovered_after_the_grace(bench: Bench) -> None:
+    bench.metadata[ONE] = OPEN
+    bench.result = lambda ledger: Repaired(ledger, waits="" if bench.metadata[ledger].is_closed else "open")
+    await bench.marks.mark(ONE, {GONE}, 5)
+    async with bench.running():
+        await bench.until_left(set())
+    assert bench.recovered == [ONE]
+    assert len(bench.asked) == 3, "before the grace, after it, and behind the recovery"
+    assert [type(event) for event in bench.events] == [MarkCompleted], "a wait is no failure"
+
+
+async def test_a_writer_that_replaces_the_bookie_in_time_is_not_fenced(bench: Bench) -> None:
+    bench.metadata[ONE] = OPEN
+    bench.result = lambda ledger: Repaired(ledger, waits="open" if bench.metadata[ledger] == OPEN else "")
+    bench.change = OPEN.with_ensemble(EntryId(5), (D, BACK, C))
+    await bench.marks.mark(ONE, {GONE}, 5)
+    async with bench.running():
+        await bench.until_left(set())
+    assert bench.metadata[ONE].state is LedgerState.OPEN
+    assert (len(bench.asked), bench.recovered) == (2, [])
+
+
+async def test_entries_that_no_replica_serves_are_named_and_the_mark_stays(bench: Bench) -> None:
+    lost = Unreadable(EntryId(2), EntryId(4), GONE, "no such entry")
+    bench.result = lambda ledger: Repaired(ledger, 5, 50, unreadable=(lost,))
+    await bench.marks.mark(ONE, {GONE}, 5)
+    async with bench.running():
+        await bench.until(lambda: len(bench.events) >= 4)
+    assert bench.events[0] == EntriesUnreadable(1, 2, 4, GONE, 3, "no such entry")
+    assert isinstance(bench.events[1], RepairFailed)
+    assert await bench.left() == {ONE}
+
+
+async def test_a_ledger_that_was_deleted_needs_no_repair(bench: Bench) -> None:
+    def result(ledger: LedgerId) -> Repaired:
+        raise LedgerNotFoundError("deleted")
+
+    bench.result = result
+    await bench.marks.mark(ONE, {GONE}, 5)
+    async with bench.running():
+        await bench.until_left(set())
+    assert bench.events == []
+
+
+async def test_a_mark_that_cannot_be_decoded_is_told(bench: Bench, sessions: list[ZooKeeper]) -> None:
+    await sessions[0].create(PATHS.underreplication.mark(ONE), b"\xff", parents=True)
+    await bench.marks.mark(TWO, {GONE}, 5)
+    async with bench.running():
+        await bench.until_left({ONE})
+        await bench.until(lambda: any(isinstance(event, RepairFailed) for event in bench.events))
+    assert {event.ledger for event in bench.events if isinstance(event, RepairFailed)} == {1}
+
+
+async def test_a_ledger_marked_anew_during_its_repair_is_repaired_again(bench: Bench) -> None:
+    def result(ledger: LedgerId) -> Repaired:
+        return Repaired(ledger)
+
+    bench.is_stuck = True
+    await bench.marks.mark(ONE, {GONE}, 5)
+    async with bench.running():
+        await bench.stuck.wait()
+        await bench.marks.mark(ONE, {BookieId("e:1")}, 6)
+    bench.is_stuck, bench.result = False, result
+    async with bench.running():
+        await bench.marks.release(ONE)
+        await bench.until_left(set())
+    assert [gone for _, gone, _ in bench.asked] == [{GONE}, {GONE, "e:1"}]
+
+
+async def test_a_worker_that_is_killed_leaves_a_lock_that_ends_with_its_session(sessions: list[ZooKeeper]) -> None:
+    killed = await bench_on(sessions[0], RecoveryOptions(look_s=0.02, workers=1))
+    other = await bench_on(sessions[1])
+    killed.is_stuck = True
+    await killed.marks.mark(ONE, {GONE}, 5)
+    async with killed.running():
+        await killed.stuck.wait()
+        async with other.running():
+            await other.marks.mark(TWO, {GONE}, 5)
+            await other.until(lambda: TWO in [ledger for ledger, _, _ in other.asked])
+            assert ONE not in [ledger for ledger, _, _ in other.asked]
+            await sessions[0].close()
+            await other.until_left(set())
+    assert ONE in [ledger for ledger, _, _ in other.asked]
+
+
+async def test_nothing_is_repaired_while_repair_is_switched_off(bench: Bench) -> None:
+    await bench.marks.disable()
+    await bench.marks.mark(ONE, {GONE}, 5)
+    looks = 0
+    original = bench.marks.is_disabled
+
+    async def counted() -> bool:
+        nonlocal looks
+        looks += 1
+        return await original()
+
+    bench.marks.is_disabled = counted  # type: ignore[method-assign]
+    async with bench.running():
+        await bench.until(lambda: looks >= 3)
+        assert bench.asked == []
+        await bench.marks.enable()
+        await bench.until_left(set())

@@ -1,0 +1,132 @@
+"""Checks of a ledger whose copies are made again: L13 and L15 to L17, made whenever metadata changes, by what bookies
+hold.
+
+A bookie that lost its disk counts as a holder of what it held until then where a writer or a recovery relied on it, and
+not where live copies are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from typing import Any
+
+from dlog.events import EnsembleChanged
+from dlog.machine import Conflict, Effect, Fact, MetadataSeen, Send, Tell
+from dlog.model.ids import BookieId
+from dlog.model.ledger import LedgerMetadata
+from dlog.wire.bookie import AddEntry
+from dlog.wire.digest import ENTRY_HEAD
+from tests.simulation.kernel import Violation
+from tests.simulation.ledger_checks import LedgerChecks
+from tests.simulation.network import Host
+
+
+class RepairChecks(LedgerChecks):
+    """Checks of one ledger that repairers work on. lost: bookies whose disk is gone for good."""
+
+    lost: frozenset[BookieId] = frozenset()
+    deleted = False
+    _targets: dict[tuple[str, int], Any]
+
+    def __init__(self, *args: Any, **kw: Any) -> None:
+        super().__init__(*args, **kw)
+        self._targets = {}  # host and entry -> the bookie that it was copied to last
+
+    def lose(self, bookie: BookieId) -> None:
+        """Empty the disk of a bookie that is down."""
+        self._scan()
+        self.sim.disk(bookie).durable.clear()
+        self._scanned[bookie] = 0
+        self.lost |= {bookie}
+
+    def forget(self, bookie: BookieId, entries: Collection[int]) -> None:
+        """Take entries from the disk of a bookie that is down."""
+        self._scan()
+        disk = self.sim.disk(bookie)
+        disk.durable[:] = [(n, record) for n, record in disk.durable if record[0] != "add" or record[2] not in entries]
+        self._scanned[bookie] = len(disk.durable)
+        for entry in entries:
+            self._holds[bookie].pop(entry, None)
+
+    def live(self, entry: int, bookies: Iterable[BookieId], new: Collection[BookieId] = ()) -> set[BookieId]:
+        """Those of the bookies that hold the entry on a disk that is not lost. new: not yet named by metadata; what
+        they held when they were chosen counts."""
+        return {b for b in self.holders(entry).intersection(bookies) if b in new or b not in self.lost}
+
+    def decided(self, metadata: LedgerMetadata) -> int:
+        """The last entry that no writer or recovery can change any more."""
+        return metadata.last_entry if metadata.is_closed else metadata.fragments[-1].first_entry - 1
+
+    def may_follow(self, old: LedgerMetadata, new: LedgerMetadata) -> bool:
+        """Bookies of a closed ledger may be replaced, and its ensembles split."""
+        return replace(new, fragments=old.fragments) == old
+
+    def metadata_changed(self, key: Any, old: LedgerMetadata | None, new: LedgerMetadata) -> None:
+        super().metadata_changed(key, old, new)
+        if key != self.key or old is None:
+            return
+        for entry in range(self.decided(old) + 1):
+            before, after = old.bookies_of(entry), new.bookies_of(entry)
+            if before != after:
+                self._check_entry(entry, before, after)
+        if len(new.fragments) > len(old.fragments) and new.fragments[-1].first_entry <= self.decided(old):
+            self.sim.reach("ensemble_split")
+
+    def _check_entry(self, entry: int, before: tuple[BookieId, ...], after: tuple[BookieId, ...]) -> None:
+        """Check an entry for which metadata names other bookies than before."""
+        new = set(after) - set(before)
+        if len(set(after)) < len(after):
+            raise Violation("L15", f"metadata names a bookie twice for entry {entry}: {after}")
+        for bookie in sorted(new):
+            if bookie not in self.holders(entry):
+                raise Violation("L15", f"metadata says that {bookie} holds entry {entry}: {before} -> {after}")
+            self.check_bytes(bookie, entry)
+        held, holding = self.live(entry, before), self.live(entry, after, new)
+        if len(holding) < len(held):
+            raise Violation("L13", f"entry {entry} was live on {sorted(held)}, and now is on {sorted(holding)}")
+
+    def check_bytes(self, bookie: BookieId, entry: int) -> None:
+        """Check a copy against what was written: payload and length, and the LAC against what is decided."""
+        packet = self._holds[bookie][entry]
+        _, _, lac, length = ENTRY_HEAD.unpack_from(packet)
+        if packet[ENTRY_HEAD.size + self.digest.size :] != self.payloads[entry]:
+            raise Violation("L16", f"{bookie} holds other bytes for entry {entry}")
+        if length != sum(len(self.payloads[e]) for e in range(entry + 1)):
+            raise Violation("L16", f"{bookie} holds entry {entry} with the length {length}")
+        if not self.deleted and lac > max(self.lac, self.decided(self.metadata)):
+            raise Violation("L13", f"{bookie} holds entry {entry} with the LAC {lac}")
+
+    def check_whole(self) -> None:
+        """Check that each entry is on its whole write set."""
+        metadata = self.metadata
+        for entry in range(metadata.last_entry + 1):
+            missing = set(metadata.bookies_of(entry)) - self.live(entry, metadata.bookies_of(entry))
+            if missing:
+                raise Violation("L15", f"entry {entry} was repaired, and {sorted(missing)} do not hold it")
+
+    # ---- what repairers do -------------------------------------------------------------------------------------------
+
+    def see_effect(self, host: Host, effect: Effect) -> None:
+        if not host.address.endswith("/repairer"):
+            super().see_effect(host, effect)
+        elif isinstance(effect, Send) and isinstance(effect.message, AddEntry):
+            self._see_copy(host, effect.peer, effect.message)
+        elif isinstance(effect, Tell) and isinstance(effect.event, EnsembleChanged):
+            self.sim.reach("repaired_ensemble")
+
+    def _see_copy(self, host: Host, target: Any, message: AddEntry) -> None:
+        self.sim.reach("copied")
+        if self._targets.setdefault((host.address, message.entry), target) != target:
+            self._targets[host.address, message.entry] = target
+            self.sim.reach("copied_to_another")
+        if self.deleted:
+            return
+        if message.entry > self.decided(self.metadata):
+            raise Violation("L13", f"entry {message.entry} is copied, decided is {self.decided(self.metadata)}")
+
+    def see_fact(self, host: Host, fact: Fact) -> None:
+        super().see_fact(host, fact)
+        is_repairer = host.address.endswith("/repairer")
+        if is_repairer and isinstance(fact, MetadataSeen) and isinstance(fact.outcome, Conflict):
+            self.sim.reach("repair_conflict")

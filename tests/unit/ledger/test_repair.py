@@ -1,0 +1,242 @@
+"""Scenarios of a repair."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlog.ledger.placement import RandomPlacement
+from dlog.ledger.repair import LedgerRepairer, Repair, Repaired, RepairOptions
+from dlog.ledger.repair_copying import PACE, RANGES_MAX
+from dlog.ledger.verifying import BadRange
+from dlog.machine import Answer, MetadataSeen, Missing
+from dlog.model.ids import BookieId, EntryId
+from dlog.model.ledger import LedgerMetadata, LedgerState
+from dlog.model.quorum import Quorum
+from dlog.wire.bookie import Code
+from tests.unit.ledger.story import LEDGER, Story, ledger, only, packet, spare
+
+E322 = Quorum(ensemble=3, write=2, ack=2)
+
+
+def gone(*bookies: str) -> Repair:
+    return Repair(frozenset(BookieId(b) for b in bookies))
+
+
+def closed(*fragments: str, last: int, quorum: Quorum = E322) -> LedgerMetadata:
+    return ledger(*fragments, quorum=quorum, state=LedgerState.CLOSED, last=last, length=100)
+
+
+def repair(
+    value: LedgerMetadata, request: Repair, placement: RandomPlacement | None = None, **options: Any
+) -> tuple[Story, list[str]]:
+    """A repair that has read metadata, and what it did then."""
+    story = Story(LedgerRepairer(LEDGER, placement or spare("d"), RepairOptions(**options)))
+    assert story.ask(request) == ["read metadata"]
+    return story, story.reads(value, 1)
+
+
+def has(story: Story, bookie: str, entry: int, payload: bytes = b"x") -> list[str]:
+    return story.has(bookie, entry, packet(entry, payload, length=entry + 1), fence=False)
+
+
+def reply(story: Story) -> Repaired:
+    (result,) = [effect.result for effect in story.effects if isinstance(effect, Answer)]
+    assert isinstance(result, Repaired)
+    return result
+
+
+def test_the_entries_that_a_bookie_should_hold_are_copied_and_then_metadata_names_another() -> None:
+    story, lines = repair(closed("0 a b c", last=3), gone("b"))
+    assert lines == ["read 0 of a", "read 1 of c", "read 3 of a"]
+    assert has(story, "a", 0) == ["store 0 on d lac=3 length=1 recovery"]
+    assert has(story, "c", 1) == ["store 1 on d lac=3 length=2 recovery"]
+    assert story.stored(0, "d") == story.stored(1, "d") == []
+    assert has(story, "a", 3) == ["store 3 on d lac=3 length=4 recovery"]
+    assert story.stored(3, "d") == ["write v1 closed at 3 length=100: 0 a d c"]
+    lines = story.written(2)
+    assert only(lines, "tell") == ["tell ensemble.changed", "tell ledger.repaired"]
+    result = reply(story)
+    assert (result.copied_entries, result.copied_bytes, result.replaced) == (3, 3, ((0, "b", "d"),))
+    assert (result.unreadable, result.waits) == ((), "")
+
+
+def test_every_ensemble_is_repaired_one_after_the_other() -> None:
+    story, lines = repair(closed("0 a b c", "1 b c a", last=1), gone("b"), spare("d"))
+    assert lines == ["read 0 of a"]
+    has(story, "a", 0)
+    assert story.stored(0, "d") == ["write v1 closed at 1 length=100: 0 a d c, 1 b c a"]
+    assert only(story.written(2), "read") == [], "b has no entry of the second ensemble"
+    assert story.written(3) and reply(story).replaced == ((0, "b", "d"), (1, "b", "d"))
+
+
+def test_a_copy_that_does_not_verify_is_read_from_another_bookie() -> None:
+    story, lines = repair(closed("0 a b c", last=0, quorum=Quorum(ensemble=3, write=3, ack=2)), gone("b"))
+    assert lines == ["read 0 of a"]
+    assert story.has("a", 0, packet(0, b"x")[:-1] + b"?", fence=False) == ["read 0 of c"]
+    assert has(story, "c", 0) == ["store 0 on d lac=0 length=1 recovery"]
+
+
+def test_a_bookie_that_is_gone_and_answers_is_read_from_if_no_other_can_serve_an_entry() -> None:
+    story, lines = repair(closed("0 a b c", last=0), gone("b"))
+    assert lines == ["read 0 of a"]
+    assert story.has_not(0, "a", fence=False) == ["read 0 of b"]
+    assert has(story, "b", 0) == ["store 0 on d lac=0 length=1 recovery"]
+
+
+def test_metadata_keeps_the_old_bookie_for_entries_that_no_bookie_can_serve() -> None:
+    story, _ = repair(closed("0 a b c", last=6), gone("b"), attempts_max=1)
+    for entry, bookie in ((0, "a"), (1, "c"), (6, "a")):
+        has(story, bookie, entry)
+        story.stored(entry, "d")
+    story.has_not(3, "a", fence=False)
+    story.has_not(4, "c", fence=False)
+    story.has_not(3, "b", fence=False)
+    assert story.has_not(4, "b", fence=False) == ["write v1 closed at 6 length=100: 0 a d c, 3 a b c, 5 a d c"]
+    story.written(2)
+    (unreadable,) = reply(story).unreadable
+    assert unreadable[:3] == (3, 4, "b") and "a: does not hold it" in unreadable.reason
+    assert reply(story).replaced == ((0, "b", "d"),)
+
+
+def test_metadata_is_not_changed_where_nothing_can_be_copied() -> None:
+    story, _ = repair(closed("0 a b c", last=0), gone("b"))
+    story.has_not(0, "a", fence=False)
+    assert only(story.has_not(0, "b", fence=False), "write") == []
+    assert reply(story).replaced == () and [u[:3] for u in reply(story).unreadable] == [(0, 0, "b")]
+
+
+def test_bookies_out_of_reach_are_asked_again_before_an_entry_counts_as_unreadable() -> None:
+    story, _ = repair(closed("0 a b c", last=0), gone("b"), attempts_max=2)
+    assert story.lost("a") == ["read 0 of b"]
+    assert story.lost("b") == []
+    assert story.fires("retry") == ["read 0 of a"]
+    assert has(story, "a", 0) == ["store 0 on d lac=0 length=1 recovery"]
+
+
+def test_if_no_other_bookie_can_be_reached_the_rest_is_not_asked_for() -> None:
+    story, lines = repair(closed("0 a b c", last=10**12), gone("b"), attempts_max=1, entries_max=2)
+    assert lines == ["read 0 of a", "read 1 of c"]
+    story.lost("a", "c")
+    assert only(story.lost("b"), "write") == []
+    assert [u[:3] for u in reply(story).unreadable] == [(0, 10**12, "b")]
+
+
+def test_scattered_ranges_are_bounded() -> None:
+    value = ledger("0 a b", quorum=Quorum(ensemble=2, write=2, ack=2), state=LedgerState.CLOSED, last=399, length=100)
+    story, _ = repair(value, gone("b"), entries_max=1)
+    for entry in range(400):
+        if entry % 2:
+            has(story, "a", entry)
+            story.stored(entry, "d")
+        else:
+            story.has_not(entry, "a", fence=False)
+            story.has_not(entry, "b", fence=False)
+    story.written(2)
+    ranges = reply(story).unreadable
+    assert len(ranges) == RANGES_MAX and ranges[0][:2] == (0, 0) and ranges[-1].last == 398
+
+
+def test_the_last_ensemble_of_an_open_ledger_waits_for_its_recovery() -> None:
+    story, lines = repair(ledger("0 a b c", "2 a b d", quorum=E322), gone("b"), spare("e"))
+    assert lines == ["read 0 of a", "read 1 of c"]
+    assert has(story, "a", 0) == ["store 0 on e lac=1 length=1 recovery"]
+    has(story, "c", 1)
+    story.stored(0, "e")
+    assert story.stored(1, "e") == ["write v1 open: 0 a e c, 2 a b d"]
+    story.written(2)
+    assert reply(story).waits == "open ledger: recover it first"
+    assert reply(story).replaced == ((0, "b", "e"),)
+
+
+def test_a_bookie_that_holds_another_ledger_under_the_id_is_not_used() -> None:
+    story, _ = repair(closed("0 a b c", last=1), gone("b"), spare("d", "e"))
+    line = only(has(story, "a", 0), "store")[0]
+    first = line.split()[3]
+    (second,) = {"d", "e"} - {first}
+    assert story.refused(0, first, Code.UNAUTHORIZED) == ["read 0 of a", "read 1 of c"]
+    assert only(has(story, "a", 0), "store") == [f"store 0 on {second} lac=1 length=1 recovery"]
+
+
+def test_without_a_replacement_the_repair_tries_again_and_then_says_so() -> None:
+    story, lines = repair(closed("0 a b c", last=1), gone("b"), spare(), attempts_max=2)
+    assert lines == []
+    assert story.fires("retry") == ["read metadata"]
+    assert story.reads(closed("0 a b c", last=1), 1) == ["answer 1 NotEnoughBookiesError"]
+    assert story.ask(gone("b")) == ["read metadata"], "it can be asked again"
+
+
+def test_a_change_of_another_place_meanwhile_does_not_matter() -> None:
+    story, _ = repair(closed("0 a b c", last=0), gone("b"))
+    has(story, "a", 0)
+    story.stored(0, "d")
+    assert story.conflict() == ["read metadata"]
+    assert story.reads(closed("0 a b e", last=0), 5) == ["write v5 closed at 0 length=100: 0 a d e"]
+
+
+def test_a_replacement_that_became_a_member_meanwhile_is_not_named_twice() -> None:
+    story, _ = repair(closed("0 a b c", last=0), gone("b"), spare("d", "e"))
+    new = only(has(story, "a", 0), "store")[0].split()[3]
+    story.stored(0, new)
+    story.conflict()
+    assert story.reads(closed(f"0 a b {new}", last=0), 5) == ["read 0 of a"]
+
+
+def test_what_another_repair_has_done_is_not_done_again() -> None:
+    story, _ = repair(closed("0 a b c", last=0), gone("b"))
+    has(story, "a", 0)
+    story.stored(0, "d")
+    story.conflict()
+    story.reads(closed("0 a e c", last=0), 5)
+    assert reply(story).replaced == () and reply(story).unreadable == ()
+
+
+def test_a_lost_reply_is_resolved_by_reading() -> None:
+    story, _ = repair(closed("0 a b c", last=0), gone("b"))
+    has(story, "a", 0)
+    story.stored(0, "d")
+    assert story.unknown() == ["read metadata"]
+    story.reads(closed("0 a d c", last=0), 2)
+    assert reply(story).replaced == ((0, "b", "d"),)
+
+
+def test_a_deleted_ledger_is_not_found() -> None:
+    story, _ = repair(closed("0 a b c", last=0), gone("b"))
+    has(story, "a", 0)
+    story.stored(0, "d")
+    assert story.hear(MetadataSeen(story.question.token, Missing())) == ["answer 1 LedgerNotFoundError"]
+
+
+def test_entries_in_flight_are_bounded() -> None:
+    story, lines = repair(closed("0 a b c", last=30), gone("b"), entries_max=2)
+    assert lines == ["read 0 of a", "read 1 of c"]
+    assert only(has(story, "a", 0), "read") == [], "it is in flight until it is stored"
+    assert story.stored(0, "d") == ["read 3 of a"]
+
+
+def test_bytes_in_flight_are_bounded() -> None:
+    story, lines = repair(closed("0 a b c", last=30), gone("b"), bytes_max=160)
+    assert len(lines) == 16, "an entry is expected to have a sixteenth"
+    has(story, "a", 0, b"x" * 100)
+    assert story.stored(0, "d") == [], "as large as that may be the other 15 that are being read"
+
+
+def test_the_rate_is_kept() -> None:
+    story, lines = repair(closed("0 a b c", last=30), gone("b"), entries_max=1, rate_bytes_per_s=1000)
+    assert lines == ["read 0 of a"]
+    has(story, "a", 0, b"x" * 250)
+    assert story.stored(0, "d") == [] and PACE in story.timers
+    assert story.fires(PACE) == [], "100 bytes each tenth of a second"
+    assert story.fires(PACE) == ["read 1 of c"]
+
+
+def test_missing_copies_of_a_bookie_that_stays_are_written_to_it_again() -> None:
+    bad = BadRange(EntryId(1), EntryId(4), BookieId("b"), "thin", "no_entry")
+    story, lines = repair(closed("0 a b c", "4 b c a", last=9), Repair(frozenset(), (bad,)))
+    assert lines == ["read 1 of c", "read 3 of a"]
+    assert has(story, "c", 1) == ["store 1 on b lac=9 length=2 recovery"]
+    assert story.refused(1, "b", Code.UNAUTHORIZED) == []
+    has(story, "a", 3)
+    assert only(story.stored(3, "b"), "answer") != [], "b has no entry 4 in the second ensemble"
+    result = reply(story)
+    assert (result.copied_entries, result.replaced) == (1, ())
+    assert [u[:3] for u in result.unreadable] == [(1, 1, "b")]
