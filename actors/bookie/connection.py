@@ -3,7 +3,7 @@
 Invariants:
 - a request is taken only while the client reads its responses and few of its requests wait for the disk, an add only
   while the write cache has room. Until then at most one chunk of requests waits here, and the socket is not read;
-- a client that half-closes gets every pending response before the connection ends.
+- a client that half-closes gets every pending response before the connection ends; its long polls end at once.
 """
 
 from __future__ import annotations
@@ -14,22 +14,27 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
+from actors.bookie.v3_exchange import V3Exchange
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ProtocolError
 from dlog.io.receive_buffers import buffer_for, received
-from dlog.wire.bookie import AddEntry, EntryAdded, Request, RequestDecoder, Unsupported, encode_added, encode_response
+from dlog.machine import Peer
+from dlog.wire.bookie import AddEntry, EntryAdded, Unsupported, encode_added, encode_response
+from dlog.wire.bookie_port import PortRequest, RequestDecoder
+from dlog.wire.bookie_v3 import V3Request
 from dlog.wire.framing import Buffer
 
-Take = Callable[["Connection", Request], None]
+Take = Callable[[Peer, Any], None]
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One accepted socket, which is also the state machine's peer.
+    """One accepted socket, which is also the state machine's peer for its v2 requests; for v3 see V3Exchange.
 
     take: gives one request to the state machine; responses come through `send`, at once or later. settle: called at
     the end of each turn that took requests. out_dirty: called when responses wait for `flush`. is_congested: whether
-    adds must wait; `resume` is called when that ends. count_bytes: called with each change in bytes of incomplete
-    frames; False: all connections together hold too many, close this one. is_refused: over the limit, close at once.
+    adds must wait; `resume` is called when that ends. on_eof: the client sends nothing more, end its long polls.
+    count_bytes: called with each change in bytes of incomplete frames; False: all connections together hold too many,
+    close this one. is_refused: over the limit, close at once.
     """
 
     __slots__ = (
@@ -41,6 +46,7 @@ class Connection(asyncio.BufferedProtocol):
         "_is_congested",
         "_is_refused",
         "_lost",
+        "_on_eof",
         "_on_lost",
         "_options",
         "_out",
@@ -55,6 +61,7 @@ class Connection(asyncio.BufferedProtocol):
         "_transport",
         "_waits_since_s",
         "_writable",
+        "polling",
     )
 
     def __init__(
@@ -65,6 +72,7 @@ class Connection(asyncio.BufferedProtocol):
         settle: Callable[[], None],
         is_congested: Callable[[], bool],
         out_dirty: Callable[[Connection], None],
+        on_eof: Callable[[Connection], None],
         on_lost: Callable[[Connection], None],
         count_bytes: Callable[[int], bool],
         is_refused: bool = False,
@@ -74,16 +82,18 @@ class Connection(asyncio.BufferedProtocol):
         self._settle = settle
         self._is_congested = is_congested
         self._out_dirty = out_dirty
+        self._on_eof = on_eof
         self._on_lost = on_lost
         self._count_bytes = count_bytes
         self._decoder = RequestDecoder()
         self._buffered = 0  # bytes of an incomplete frame
         self._waits_since_s = 0.0  # start of the incomplete frame, or of a connection without a frame; inf: neither
-        self._inbox: deque[Request] = deque()
+        self._inbox: deque[PortRequest] = deque()
         self._out: list[Buffer] = []
         self._out_bytes = 0
         self._owed = 0  # requests without a response
         self._owed_reads = 0
+        self.polling: dict[V3Exchange, None] = {}  # requests that may wait for a LAC to move
         self._reading = True
         self._writable = True
         self._taking = False
@@ -127,6 +137,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         self._closing = True
+        self._on_eof(self)
         self._close_if_done()
         return True  # stay open for pending responses
 
@@ -163,6 +174,20 @@ class Connection(asyncio.BufferedProtocol):
             self._out_bytes += len(buffer)
             return
         buffers = [message.answer] if isinstance(message, Unsupported) else encode_response(message)
+        self._out += buffers
+        for buffer in buffers:
+            self._out_bytes += len(buffer)
+
+    def _reply_v3(self, exchange: V3Exchange, buffers: list[Buffer]) -> None:
+        """Queue the answer to a v3 request; `flush` writes it."""
+        self._owed -= 1
+        self.polling.pop(exchange, None)
+        if exchange.counts_as_read:
+            self._owed_reads -= 1
+        if self._lost:
+            return
+        if not self._out:
+            self._out_dirty(self)
         self._out += buffers
         for buffer in buffers:
             self._out_bytes += len(buffer)
@@ -219,12 +244,20 @@ class Connection(asyncio.BufferedProtocol):
             and self._out_bytes < options.connection_out_bytes_max
             and self._owed_reads < options.connection_reads_max
         ):
-            if inbox[0].__class__ is AddEntry and self._is_congested():
-                break
-            request = inbox.popleft()
-            self._owed += 1
-            if request.__class__ is not AddEntry:
+            request = inbox[0]
+            if request.__class__ is AddEntry:
+                if self._is_congested():
+                    break
+            elif isinstance(request, V3Request):
+                if request.message.__class__ is AddEntry and self._is_congested():
+                    break
+                inbox.popleft()
+                self._take_v3(request)
+                continue
+            else:
                 self._owed_reads += 1
+            inbox.popleft()
+            self._owed += 1
             self._take(self, request)
         self._taking = False
         if bool(inbox) is self._reading and not self._lost and not self._closing:
@@ -235,6 +268,15 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()
+
+    def _take_v3(self, request: V3Request) -> None:
+        exchange = V3Exchange(request, self._reply_v3)
+        self._owed += 1
+        if exchange.counts_as_read:
+            self._owed_reads += 1
+        elif exchange.may_poll:
+            self.polling[exchange] = None
+        self._take(exchange, request.message)
 
     def _close_if_done(self) -> None:
         if not self._owed and not self._inbox and not self._out and not self._lost:

@@ -29,7 +29,9 @@ from dlog.bookie.messages import (
     Flush,
     Flushed,
     LedgersNew,
+    ListStored,
     MarkLedgersDeleted,
+    SpaceAsked,
     SpaceSeen,
 )
 from dlog.bookie.options import BookieOptions
@@ -40,8 +42,9 @@ from dlog.io.bookie_store import OpenedStorage
 from dlog.io.disk import Disk
 from dlog.io.metadata import BookieInfo, Membership
 from dlog.io.threads import Threads
-from dlog.machine import Persist, Received, Send, Tell
-from dlog.wire.bookie import CollectionReport, CollectionState, Request
+from dlog.machine import CancelTimer, Peer, PeerLost, Persist, Received, Send, SetTimer, Tell, TimerFired, Token
+from dlog.wire.bookie import Code, CollectionReport, CollectionState
+from dlog.wire.bookie_v3_messages import SpaceTold
 
 ABANDON_S = 2.0  # to wait for threads that may hang in a failed disk
 
@@ -119,7 +122,12 @@ class BookieServer:
             CollectAsked: self._perform_collect_asked,
             LedgersNew: lambda _: self._ledgers_new.set(),
             Tell: self._perform_tell,
+            SetTimer: self._perform_set_timer,
+            CancelTimer: self._perform_cancel_timer,
+            ListStored: self._disk.list,
+            SpaceAsked: self._perform_space_asked,
         }
+        self._timers: dict[Token, asyncio.TimerHandle] = {}
 
     # ---- running -----------------------------------------------------------------------------------------------------
 
@@ -179,6 +187,9 @@ class BookieServer:
 
     def _abort(self, server: Listening) -> None:
         server.close()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
         for connection in list(self._connections):
             connection.abort()
 
@@ -302,6 +313,7 @@ class BookieServer:
             settle=self._settle,
             is_congested=lambda: self.machine.is_congested,
             out_dirty=self._dirty.append,
+            on_eof=self._end_polls,
             on_lost=self._lost,
             count_bytes=self._count_received,
             is_refused=len(self._connections) >= self._options.connections_max,
@@ -311,6 +323,12 @@ class BookieServer:
 
     def _lost(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
+        self._end_polls(connection)
+
+    def _end_polls(self, connection: Connection) -> None:
+        for exchange in tuple(connection.polling):
+            self._perform(PeerLost(exchange))
+        self._settle()
 
     def _count_received(self, change: int) -> bool:
         self._received_bytes += change
@@ -318,8 +336,8 @@ class BookieServer:
 
     # ---- facts in ----------------------------------------------------------------------------------------------------
 
-    def _take(self, connection: Connection, request: Request) -> None:
-        self._perform(Received(connection, request))
+    def _take(self, peer: Peer, request: Any) -> None:
+        self._perform(Received(peer, request))
 
     def _post(self, fact: Any) -> None:
         """Thread-safe."""
@@ -376,6 +394,32 @@ class BookieServer:
                 reason = "gc_s is 0: this bookie deletes nothing"
             report = CollectionReport(0, CollectionState.REFUSED, reason=reason)
         effect.peer.send(report)  # type: ignore[attr-defined]  # the peers of a bookie are Connections
+
+    def _perform_space_asked(self, effect: SpaceAsked) -> None:
+        def told(space: tuple[int, int] | None) -> None:
+            answer = SpaceTold(Code.IO_ERROR)
+            if space is not None:
+                total_bytes, free_bytes = space
+                asked = effect.request
+                answer = SpaceTold(Code.OK, total_bytes if asked.total else None, free_bytes if asked.free else None)
+            effect.peer.send(answer)  # type: ignore[attr-defined]  # the peer is a V3Exchange
+            self._settle()
+
+        self._disk.space(told)
+
+    def _perform_set_timer(self, effect: SetTimer) -> None:
+        self._timers[effect.key] = self._loop.call_later(effect.after_s, self._timer_fired, effect.key)
+
+    def _perform_cancel_timer(self, effect: CancelTimer) -> None:
+        timer = self._timers.pop(effect.key, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _timer_fired(self, key: Token) -> None:
+        self._timers.pop(key, None)
+        if self._failure is None:
+            self._perform(TimerFired(key, self._loop.time()))
+            self._settle()
 
     def _perform_tell(self, effect: Tell) -> None:
         self._standing_changed.set()

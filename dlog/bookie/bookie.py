@@ -15,6 +15,7 @@ Invariants:
 - A collected ledger never accepts an add again, from any client and with any key: its fence outlives it, for a writer
   may still exist. Its id stays known (entry -1 is NO_ENTRY), so that it is not assigned again.
 - A ledger is collected only while none of its records is being persisted.
+- An explicit LAC is answered once it is durable, and read only then; a force of a ledger once all earlier records are.
 
 Source: BookKeeper 4.17 bookie semantics; docs/protocol.md says where ours is stricter.
 """
@@ -40,8 +41,9 @@ from dlog.bookie.events import (
 )
 from dlog.bookie.id_set import IdSet
 from dlog.bookie.index import LedgerRow
-from dlog.bookie.journal import Kind, Record, ledger_record
+from dlog.bookie.journal import Kind, Record, lac_record, ledger_record
 from dlog.bookie.ledgers import NEVER, Ledger, restored
+from dlog.bookie.listing import Listings
 from dlog.bookie.messages import (
     CheckpointDue,
     CollectAsked,
@@ -56,10 +58,13 @@ from dlog.bookie.messages import (
     MarkLedgersDeleted,
     PersistRefused,
     SeenInMetadata,
+    SpaceAsked,
     SpaceSeen,
+    StoredListed,
 )
 from dlog.bookie.options import BookieOptions
-from dlog.machine import Peer, Persist, Persisted, Received, Send, Tell
+from dlog.bookie.tail_reads import LacReading, PollTimer, TailRead, TailReads
+from dlog.machine import Peer, PeerLost, Persist, Persisted, Received, Send, Tell, TimerFired
 from dlog.model.ids import NO_ENTRY, EntryId
 from dlog.options import MiB
 from dlog.wire.bookie import (
@@ -75,7 +80,20 @@ from dlog.wire.bookie import (
     ReadEntry,
     Unsupported,
 )
-from dlog.wire.bookie_v3 import AUTH_DISABLED
+from dlog.wire.bookie_auth import AUTH_DISABLED
+from dlog.wire.bookie_v3_messages import (
+    EntriesListed,
+    ForceLedger,
+    GetSpace,
+    LacRead,
+    LacWritten,
+    LedgerForced,
+    ListEntries,
+    ReadLac,
+    ReadWithLac,
+    ReadWithLacDone,
+    WriteLac,
+)
 from dlog.wire.digest import is_same_entry
 from dlog.wire.framing import Buffer
 
@@ -84,6 +102,7 @@ BATCH_BYTES_MAX = 5 * MiB
 _BATCH_HEAD = 24 + 8 + 4
 _LAC = struct.Struct(">q")
 _STAYS_BYTES = 4096  # a smaller packet is copied: cheaper than a view, and one receive brings many
+_LISTINGS_MAX = 16  # lists of entries at once, each of which may take megabytes
 _RECORD_COST = 128  # memory of a waiting record beside its payload, in bytes
 
 
@@ -99,6 +118,14 @@ class _Waiting:
     entry: EntryId = NO_ENTRY
     stored: Stored | None = None  # of an add
     parked: list[tuple[Peer, Any]] | None = None  # requests to serve then
+
+
+@dataclass(slots=True, eq=False)
+class _LacWaiting(_Waiting):
+    """An explicit LAC that is not durable yet."""
+
+    lac: int = -1
+    packet: bytes = b""
 
 
 @dataclass(slots=True, eq=False)
@@ -171,7 +198,12 @@ class Bookie:
             SeenInMetadata: self._seen_in_metadata,
             LedgersToDelete: self._bury_due,
             LedgersMarkedDeleted: self._buried,
+            TimerFired: self._timer_fired,
+            PeerLost: self._peer_lost,
+            StoredListed: self._stored_listed,
         }
+        self._tail = TailReads(self._ledgers, self._find, options.long_polls_max)
+        self._listings = Listings()
         self._requests: dict[type[Any], Callable[[Peer, Any, list[Any]], None]] = {
             AddEntry: self._add,
             ReadEntry: self._read,
@@ -179,6 +211,12 @@ class Bookie:
             Auth: self._auth,
             Collect: self._collect,
             Unsupported: self._unsupported,
+            ReadWithLac: self._tail.read,
+            ReadLac: self._tail.read_lac,
+            WriteLac: self._write_lac,
+            ForceLedger: self._force,
+            GetSpace: self._space_asked,
+            ListEntries: self._list,
         }
 
     def handle(self, fact: Any) -> list[Any]:
@@ -188,7 +226,7 @@ class Bookie:
             self._requests[fact.message.__class__](fact.peer, fact.message, out)
         else:
             door = self._doors.get(fact.__class__)
-            if door is not None:  # a lost connection has no effect here
+            if door is not None:
                 door(fact, out)
         return out
 
@@ -294,7 +332,7 @@ class Bookie:
         out.append(Persist(token, records))
         return None
 
-    def _make(self, m: AddEntry | ReadEntry | BatchRead, out: list[Any]) -> Ledger:
+    def _make(self, m: AddEntry | ReadEntry | BatchRead | WriteLac, out: list[Any]) -> Ledger:
         """Create a ledger that is new to this bookie, with the key of the request."""
         if not self._new:
             out.append(LedgersNew())
@@ -338,7 +376,7 @@ class Bookie:
     # ---- journal results ---------------------------------------------------------------------------------------------
 
     def _persisted(self, fact: Persisted, out: list[Any]) -> None:
-        waiting, upto, dirty = self._waiting, fact.upto, self._dirty
+        waiting, upto, dirty, polled = self._waiting, fact.upto, self._dirty, self._tail.polled
         while waiting and waiting[0].token <= upto:
             w = waiting.popleft()
             self.waiting_bytes -= w.size
@@ -354,9 +392,14 @@ class Bookie:
                 (lac,) = _LAC.unpack_from(stored.packet, 16)
                 if lac > ledger.lac:
                     ledger.lac = lac
+                    if polled and ledger.ledger in polled:
+                        self._tail.lac_moved(ledger, out)
                 out.append(Send(w.peer, EntryAdded(ledger.ledger, entry, Code.OK)))
             elif w.token == ledger.fence_token:
                 ledger.fence_durable, ledger.fence_token = True, NEVER
+                self._tail.fenced(ledger.ledger, out)
+            elif isinstance(w, _LacWaiting):
+                self._lac_persisted(w, out)
             if w.parked is not None:
                 for peer, request in w.parked:
                     self._serve_parked(peer, request, out)
@@ -375,6 +418,9 @@ class Bookie:
                 out.append(Send(w.peer, EntryAdded(w.ledger.ledger, w.entry, Code.READ_ONLY)))
             elif w.token == w.ledger.fence_token:
                 w.ledger.fence_token = NEVER
+            elif isinstance(w, _LacWaiting):
+                w.ledger.lac_token = NEVER
+                out.append(Send(w.peer, LacWritten(w.ledger.ledger, Code.READ_ONLY)))
             for peer, request in w.parked or ():
                 out.append(Send(peer, _refusal(request, Code.IO_ERROR)))
 
@@ -398,6 +444,12 @@ class Bookie:
             self._serve_read(peer, request, out)
         elif isinstance(request, BatchRead):
             self._start_batch(peer, request, out)
+        elif isinstance(request, TailRead):
+            self._tail.serve(request, out)
+        elif isinstance(request, LacReading):
+            self._tail.serve_lac(request, out)
+        elif isinstance(request, ForceLedger):
+            out.append(Send(peer, LedgerForced(request.ledger, Code.OK)))
         else:
             self._gather(request, out)
 
@@ -433,6 +485,62 @@ class Bookie:
             return Code.OK
         self._park(ledger.fence_token, peer, m)
         return None
+
+    # ---- explicit LAC, force -----------------------------------------------------------------------------------------
+
+    def _write_lac(self, peer: Peer, m: WriteLac, out: list[Any]) -> None:
+        code = self._try_write_lac(peer, m, out)
+        if code is not None:
+            out.append(Send(peer, LacWritten(m.ledger, code)))
+
+    def _try_write_lac(self, peer: Peer, m: WriteLac, out: list[Any]) -> Code | None:
+        """Return the reply to send now, or None if the LAC is being persisted. A fence does not refuse it."""
+        if m.ledger < 0 or m.lac < -1:
+            return Code.BAD_REQUEST
+        if self.read_only:
+            return Code.READ_ONLY
+        ledger = self._ledgers.get(m.ledger)
+        if ledger is None and m.ledger in self._gone:
+            return Code.NO_LEDGER
+        if ledger is not None and not ledger.admits(m.master_key):
+            return Code.UNAUTHORIZED
+        size = len(m.packet) + _RECORD_COST
+        if self._is_over_capacity(size) or (ledger is None and len(self._ledgers) >= self._options.ledgers_max):
+            return Code.TOO_MANY_REQUESTS
+        if ledger is None:
+            ledger = self._make(m, out)
+        carries_key = not ledger.recorded
+        record = lac_record(m.packet)
+        records: tuple[Record, ...] = (record,)
+        if carries_key:
+            ledger.recorded = True
+            records = (ledger_record(ledger.ledger, ledger.master_key, ledger.fenced), record)
+        self._tokens = token = self._tokens + 1
+        self._waiting.append(_LacWaiting(token, size, ledger, carries_key, peer, lac=m.lac, packet=m.packet))
+        self.waiting_bytes += size
+        ledger.lac_token = token
+        out.append(Persist(token, records))
+        return None
+
+    def _lac_persisted(self, w: _LacWaiting, out: list[Any]) -> None:
+        ledger = w.ledger
+        if ledger.lac_token == w.token:
+            ledger.lac_token = NEVER
+        ledger.explicit_lac = w.packet  # the newest, even if it is lower, as in BookKeeper
+        if w.lac > ledger.lac:
+            ledger.lac = w.lac
+            if ledger.ledger in self._tail.polled:
+                self._tail.lac_moved(ledger, out)
+        out.append(Send(w.peer, LacWritten(ledger.ledger, Code.OK)))
+
+    def _force(self, peer: Peer, m: ForceLedger, out: list[Any]) -> None:
+        """Adds are answered when they are durable, so this waits only for those in flight. A ledger that is unknown
+        here has no entries here: with striping a writer may force it."""
+        if self._waiting and m.ledger >= 0 and not self._limbo:
+            self._park(self._waiting[-1].token, peer, m)
+            return
+        code = Code.BAD_REQUEST if m.ledger < 0 else Code.IO_ERROR if self._limbo else Code.OK
+        out.append(Send(peer, LedgerForced(m.ledger, code)))
 
     # ---- reads -------------------------------------------------------------------------------------------------------
 
@@ -689,7 +797,7 @@ class Bookie:
         buried: list[int] = []
         for number in fact.ledgers:
             ledger = self._ledgers.get(number)
-            if ledger is not None and not ledger.adding and ledger.fence_token == NEVER:
+            if ledger is not None and not ledger.adding and ledger.fence_token == ledger.lac_token == NEVER:
                 self._burying[number] = self._ledgers.pop(number)
                 buried.append(number)
         self._gone.update(buried)
@@ -740,6 +848,34 @@ class Bookie:
     def _collect(self, peer: Peer, m: Collect, out: list[Any]) -> None:
         out.append(CollectAsked(peer, m.number))
 
+    def _list(self, peer: Peer, m: ListEntries, out: list[Any]) -> None:
+        code: Code | None = None
+        if m.ledger < 0:
+            code = Code.BAD_REQUEST
+        elif self._limbo:
+            code = Code.IO_ERROR  # an entry that is not listed is denied
+        elif m.ledger not in self._ledgers:
+            code = Code.NO_LEDGER
+        elif len(self._listings) >= _LISTINGS_MAX:
+            code = Code.TOO_MANY_REQUESTS
+        if code is not None:
+            out.append(Send(peer, EntriesListed(m.ledger, code)))
+        else:
+            self._listings.begin(peer, m, self._cache.entries_of(m.ledger), out)
+
+    def _stored_listed(self, fact: StoredListed, out: list[Any]) -> None:
+        self._listings.done(fact, out)
+
+    def _space_asked(self, peer: Peer, m: GetSpace, out: list[Any]) -> None:
+        out.append(SpaceAsked(peer, m))
+
+    def _timer_fired(self, fact: TimerFired, out: list[Any]) -> None:
+        assert isinstance(fact.key, PollTimer), "there are no other timers here"
+        self._tail.timed_out(fact.key, out)
+
+    def _peer_lost(self, fact: PeerLost, out: list[Any]) -> None:
+        self._tail.lost(fact.peer, out)
+
     def _unsupported(self, peer: Peer, m: Unsupported, out: list[Any]) -> None:
         out.append(Send(peer, m))
 
@@ -759,4 +895,10 @@ def _refusal(request: Any, code: Code) -> Any:
         return EntryAdded(request.ledger, request.entry, code)
     if isinstance(request, BatchRead):
         return BatchReadDone(request.ledger, request.start, request.request, code)
+    if isinstance(request, TailRead):
+        return ReadWithLacDone(request.request.ledger, request.request.entry, code)
+    if isinstance(request, LacReading):
+        return LacRead(request.request.ledger, code)
+    if isinstance(request, ForceLedger):
+        return LedgerForced(request.ledger, code)
     return EntryRead(request.ledger, request.entry, code, b"", request.fence)

@@ -53,6 +53,10 @@ class WriteCache:
                     return stored.packet
         return None
 
+    def entries_of(self, ledger: int) -> list[int]:
+        """Ids of the ledger's entries, in no order."""
+        return [*self._active.get(ledger, ()), *self._flushing.get(ledger, ())]
+
     def swap(self) -> Half:
         """Make the active half the one to flush and return it. The previous one must have been forgotten."""
         assert not self._flushing, "a half is forgotten before the next is flushed"

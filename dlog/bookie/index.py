@@ -7,6 +7,7 @@ memory a run is five arrays, about 36 bytes for up to 170 entries; chunks are re
     chunk        crc u32 | count u32 | ledger i64 | count x (entry i64, log u32, length u32, offset u64)
     footer       columns ledger, first, last, offset, count of all chunks | states
     state        ledger i64 | flags u8 (1 fenced, 7 bits: seen) | key length u8 | lac i64 | last entry i64 | master key
+                 if 128 is added to the key length: | length u8 | packet of the explicit LAC
     trailer      "DLIE" | chunks u32 | states u32 | footer offset u64 | footer crc u32 | trailer crc u32
 
 Invariants:
@@ -44,6 +45,7 @@ _ENTRY = struct.Struct(">q")
 TRAILER_BYTES = _TRAILER.size + 4
 _COLUMNS = "qqqQI"
 _STATES_AT_ONCE = 1024
+_WITH_LAC = 0x80  # of a key length
 _COLUMN_BYTES = 8 + 8 + 8 + 8 + 4
 
 
@@ -58,7 +60,7 @@ class EntryLocation(NamedTuple):
 
 class LedgerRow(NamedTuple):
     """A ledger's stored state. `last`: its highest entry here, -1 if none. `seen`: the mark chain under which its
-    metadata was seen (dlog/bookie/garbage_collection.py), 0 to 127.
+    metadata was seen (dlog/bookie/garbage_collection.py), 0 to 127. explicit_lac: the packet, b"" if none was written.
     """
 
     ledger: int
@@ -67,6 +69,7 @@ class LedgerRow(NamedTuple):
     lac: int
     last: int
     seen: int = 0
+    explicit_lac: bytes = b""
 
 
 def _new_columns() -> list[array[int]]:
@@ -114,6 +117,9 @@ class RunTable:
     def last(self, row: int) -> int:
         return self.columns[2][row]
 
+    def count(self, row: int) -> int:
+        return self.columns[4][row]
+
     def span(self, row: int) -> tuple[int, int]:
         """Offset and length of the chunk."""
         return self.columns[3][row], CHUNK_HEAD_BYTES + self.columns[4][row] * LOCATION_BYTES
@@ -155,16 +161,21 @@ class RunBuilder:
             crc = crc32c(part, crc)
             yield part
         rows = iter(states)
-        while packed := [
-            _STATE.pack(row.ledger, row.fenced | row.seen << 1, len(row.master_key), row.lac, row.last) + row.master_key
-            for row in islice(rows, _STATES_AT_ONCE)
-        ]:
+        while packed := [_pack_state(row) for row in islice(rows, _STATES_AT_ONCE)]:
             count += len(packed)
             part = b"".join(packed)
             crc = crc32c(part, crc)
             yield part
         trailer = _TRAILER.pack(b"DLIE", len(self.table), count, self._offset, crc)
         yield trailer + _CRC.pack(crc32c(trailer))
+
+
+def _pack_state(row: LedgerRow) -> bytes:
+    ledger, key, fenced, lac, last, seen, explicit_lac = row
+    if not explicit_lac:
+        return _STATE.pack(ledger, fenced | seen << 1, len(key), lac, last) + key
+    head = _STATE.pack(ledger, fenced | seen << 1, len(key) | _WITH_LAC, lac, last)
+    return b"".join((head, key, bytes((len(explicit_lac),)), explicit_lac))
 
 
 def pack_location(entry: int, log: int, length: int, offset: int) -> bytes:
@@ -209,8 +220,15 @@ def _rows(data: bytes, at: int, states: int) -> Iterator[LedgerRow]:
     for _ in range(states):
         ledger, flags, key_size, lac, last = _STATE.unpack_from(data, at)
         at += _STATE.size
-        yield LedgerRow(ledger, data[at : at + key_size], bool(flags & 1), lac, last, flags >> 1)
+        with_lac, key_size = key_size & _WITH_LAC, key_size & ~_WITH_LAC
+        key = data[at : at + key_size]
         at += key_size
+        explicit_lac = b""
+        if with_lac:
+            end = at + 1 + data[at]
+            explicit_lac = data[at + 1 : end]
+            at = end
+        yield LedgerRow(ledger, key, bool(flags & 1), lac, last, flags >> 1, explicit_lac)
 
 
 def parse_chunk(data: bytes, ledger: int) -> bytes:

@@ -52,6 +52,7 @@ class Kind(enum.IntEnum):
 
     ADD = 1  # payload: the entry packet as received
     LEDGER = 2  # payload: ledger i64 | flags u8 (1 fenced) | key length u8 | master key
+    LAC = 3  # payload: the packet of an explicit LAC as received: ledger i64 | LAC i64 | digest
 
 
 class Record(NamedTuple):
@@ -90,6 +91,11 @@ def ledger_record(ledger: int, master_key: bytes, fenced: bool) -> Record:
     """Return the record that creates a ledger with its key, or fences it."""
     payload = _LEDGER.pack(ledger, fenced, len(master_key)) + master_key
     return Record(Kind.LEDGER, payload, crc32c(payload))
+
+
+def lac_record(packet: bytes) -> Record:
+    """Return the record of an explicit LAC."""
+    return Record(Kind.LAC, packet, crc32c(packet))
 
 
 def parse_ledger_record(payload: Buffer) -> tuple[int, bytes, bool]:

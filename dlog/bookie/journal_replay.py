@@ -15,6 +15,7 @@ from dlog.bookie.journal import Kind, Record, parse_ledger_record
 from dlog.errors import DamagedError
 
 _HEAD = struct.Struct(">qqq")
+_LAC = struct.Struct(">qq")
 
 
 class Restored:
@@ -39,6 +40,11 @@ class Restored:
             row = self.rows.get(ledger, LedgerRow(ledger, key, False, -1, -1))
             self.rows[ledger] = row._replace(master_key=key, fenced=row.fenced or fenced)
             self._changed.add(ledger)
+        elif record.kind == Kind.LAC:
+            ledger, lac = _LAC.unpack_from(record.payload)
+            row = self._row(ledger, salvage)
+            self.rows[ledger] = row._replace(lac=max(row.lac, lac), explicit_lac=bytes(record.payload))
+            self._changed.add(ledger)
         else:
             raise DamagedError(
                 "a journal record of unknown kind, perhaps of a later version of dlog; start that one: "
@@ -47,18 +53,22 @@ class Restored:
 
     def _add(self, record: Record, salvage: bool) -> None:
         ledger, entry, lac = _HEAD.unpack_from(record.payload)
-        row = self.rows.get(ledger)
-        if row is None:
-            if not salvage:
-                raise DamagedError(
-                    f"the journal holds an add of a ledger without its key, see --salvage: ledger={ledger}"
-                )
-            row = LedgerRow(ledger, b"", False, -1, -1)
+        row = self._row(ledger, salvage)
         self.rows[ledger] = row._replace(lac=max(row.lac, lac), last=max(row.last, entry))
         self._changed.add(ledger)
         self.entries.setdefault(ledger, {})[entry] = Stored(record.payload, record.crc)
         self.bytes += len(record.payload)
         self.adds += 1
+
+    def _row(self, ledger: int, salvage: bool) -> LedgerRow:
+        row = self.rows.get(ledger)
+        if row is None:
+            if not salvage:
+                raise DamagedError(
+                    f"the journal holds a record of a ledger without its key, see --salvage: ledger={ledger}"
+                )
+            row = LedgerRow(ledger, b"", False, -1, -1)
+        return row
 
     def take(self) -> tuple[Half, list[LedgerRow]]:
         """Return entries and changed states since the last call, to be flushed."""

@@ -18,8 +18,8 @@ from fastcrc.crc32 import iscsi as crc32c
 from dlog.bookie.journal import FIRST_MARK, JournalMark
 from dlog.errors import DamagedError, UnsupportedVersionError
 
-_VERSION = 3  # ledger states have the chain under which they were seen; the file GONE is used
-_READABLE = (2, 3)
+_VERSION = 4  # ledger states may have an explicit LAC; since 3 the chain under which they were seen, and the file GONE
+_READABLE = (2, 3, 4)
 
 
 class RunFile(NamedTuple):

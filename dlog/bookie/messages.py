@@ -1,7 +1,7 @@
 """Messages between the bookie's state machine and its storage, beside Persist and Persisted.
 
-Effects: Fetch, Flush, MarkLedgersDeleted, CollectDue, CollectAsked, LedgersNew. Facts: the others, except
-CollectionResult. A Fetch is known by its token, a Flush by its number.
+Effects: Fetch, ListStored, Flush, MarkLedgersDeleted, CollectDue, CollectAsked, LedgersNew, SpaceAsked. Facts: the
+others, except CollectionResult. A Fetch or ListStored is known by its token, a Flush by its number.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from dlog.bookie.cache import Half
 from dlog.bookie.index import LedgerRow
 from dlog.machine import Peer
+from dlog.wire.bookie_v3_messages import GetSpace
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,25 @@ class Fetched:
     token: int
     packets: tuple[bytes, ...] = ()
     damage: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ListStored:
+    """Effect: list the entries of a ledger in the current index and those in memory, of the given ids. Result:
+    `StoredListed` with the same token.
+    """
+
+    token: int
+    ledger: int
+    in_memory: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredListed:
+    """Fact: the list, encoded (dlog/wire/bookie_availability.py); None: it cannot be read, or has too many gaps."""
+
+    token: int
+    listed: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +113,14 @@ class CollectAsked:
 
     peer: Peer
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceAsked:
+    """Effect: reply to this peer's request; the disks know."""
+
+    peer: Peer
+    request: GetSpace
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,10 @@ class BookieOptions:
     )
     connection_reads_max: int = option(256, "unanswered reads of a connection, beyond which its requests are not read")
 
+    long_polls_max: int = option(
+        10_000, "reads of all connections that may wait for a later LAC (long polls); beyond it they are refused"
+    )
+
     # disk space
     disk_check_s: float = option(5.0, "time between two looks at the free space")
     disk_free_min_bytes: int = option(1 * GiB, "free space in each directory, below which the bookie is read-only")
@@ -115,6 +119,7 @@ class BookieOptions:
         check_positive(
             self, "checkpoint_s", "disk_check_s", "frame_s", "connections_max", "ledgers_max", "reads_waiting_max"
         )
+        check_positive(self, "long_polls_max")
         check_positive(self, "journal_group_bytes_max", "journal_waiting_bytes_max", "journal_files_max")
         check_positive(
             self, "write_cache_bytes", "write_cache_entries", "entry_log_bytes", "receive_bytes_max", "gc_bytes_s"

@@ -8,13 +8,15 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from dlog.bookie.events import CollectionFailed, LedgersCollected
+from dlog.bookie.events import CollectionFailed, EntryDamaged, LedgersCollected
 from dlog.bookie.garbage_collection import MarkRecord
 from dlog.bookie.journal import RECORD_OVERHEAD, JournalMark, Record
+from dlog.bookie.listing import list_of
 from dlog.bookie.messages import (
     CollectionResult,
     Fetch,
@@ -22,9 +24,11 @@ from dlog.bookie.messages import (
     Flush,
     Flushed,
     LedgersMarkedDeleted,
+    ListStored,
     MarkLedgersDeleted,
     PersistRefused,
     SpaceSeen,
+    StoredListed,
 )
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DamagedError
@@ -39,6 +43,7 @@ from dlog.machine import Persisted
 
 _IDLE_S = 0.2  # idle time until an empty group marks the last one as durable
 _READERS = 4
+_LISTED_RUNS_MAX = 500_000  # in the index, of one list of entries
 _AHEAD = 2  # journal files kept ready
 
 Records = tuple[Record, ...]
@@ -108,7 +113,7 @@ class JournalWriter:
 
 
 class BookieDisk:
-    """Performs Persist, Fetch, Flush and Bury; `post` takes facts from any thread."""
+    """Performs Persist, Fetch, ListStored, Flush and Bury; `post` takes facts from any thread."""
 
     def __init__(
         self,
@@ -189,6 +194,13 @@ class BookieDisk:
     def fetch(self, fetch: Fetch) -> None:
         self._readers.submit(self._fetch, fetch)
 
+    def list(self, wanted: ListStored) -> None:
+        self._readers.submit(self._list, wanted)
+
+    def space(self, on_done: Callable[[tuple[int, int] | None], object]) -> None:
+        """Look up total and free bytes of the ledger directories. on_done is called on the loop; None: an I/O error."""
+        self._readers.submit(self._space, on_done)
+
     def flush(self, flush: Flush) -> None:
         """Start a flush. Its mark is that of the last token the machine knew as durable at the first request.
 
@@ -265,6 +277,24 @@ class BookieDisk:
             self._post(Fetched(fetch.token, (), f"the disk cannot be read: {error.strerror}"))
         else:
             self._post(Fetched(fetch.token, tuple(packets)))
+
+    def _list(self, wanted: ListStored) -> None:
+        listed: bytes | None = None
+        try:
+            runs = self._dirs.entry_runs(wanted.ledger, _LISTED_RUNS_MAX)
+            if runs is not None:
+                listed = list_of(runs, wanted.in_memory)
+        except DamagedError as error:
+            self._tell(EntryDamaged(wanted.ledger, -1, error.message))
+        except OSError as error:
+            self._tell(EntryDamaged(wanted.ledger, -1, f"the disk cannot be read: {error.strerror}"))
+        self._post(StoredListed(wanted.token, listed))
+
+    def _space(self, on_done: Callable[[tuple[int, int] | None], object]) -> None:
+        space: tuple[int, int] | None = None
+        with contextlib.suppress(OSError):
+            space = self._dirs.space()
+        self._threads.to_loop(on_done, space)
 
     def _flush(self, flush: Flush, mark: JournalMark) -> None:
         try:

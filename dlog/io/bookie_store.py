@@ -59,6 +59,15 @@ class LedgerDirs:
         """See LedgerDir.lookup."""
         return self._of(ledger).lookup(ledger, entry, entries_max, bytes_max)
 
+    def entry_runs(self, ledger: int, runs_max: int) -> list[tuple[int, int]] | None:
+        """See LedgerDir.entry_runs."""
+        return self._of(ledger).entry_runs(ledger, runs_max)
+
+    def space(self) -> tuple[int, int]:
+        """Total and free bytes of the file systems with ledger directories, each counted once. Raises OSError."""
+        seen = {space.device: space for space in [directory.space() for directory in self._dirs]}.values()
+        return sum(space.total_bytes for space in seen), sum(space.free_bytes for space in seen)
+
     def flush(self, entries: Half, rows: Iterable[LedgerRow], mark: JournalMark, *, limbo: bool = False) -> None:
         """See LedgerDir.flush. After NO_SPACE repeat it, even if some directories were flushed."""
         count = len(self._dirs)

@@ -15,7 +15,7 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from dlog.errors import CookieError
 from dlog.io.file_errors import named_errors
@@ -74,6 +74,14 @@ class File(Protocol):
         ...
 
 
+class DiskSpace(NamedTuple):
+    """Space of a file system. device: the same number for directories on the same one."""
+
+    device: int
+    total_bytes: int
+    free_bytes: int
+
+
 class Disk(Protocol):
     """Operations on paths (plain strings). Every call may raise OSError."""
 
@@ -109,6 +117,10 @@ class Disk(Protocol):
         ...
 
     def free_bytes(self, directory: str) -> int: ...
+
+    def space(self, directory: str) -> DiskSpace:
+        """The space of the directory's file system."""
+        ...
 
     def real_path(self, path: str) -> str:
         """The absolute path with symbolic links resolved."""
@@ -294,6 +306,11 @@ class RealDisk:
     def free_bytes(self, directory: str) -> int:
         stat = os.statvfs(directory)
         return stat.f_bavail * stat.f_frsize
+
+    def space(self, directory: str) -> DiskSpace:
+        stat = os.statvfs(directory)
+        total_bytes, free_bytes = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+        return DiskSpace(os.stat(directory).st_dev, total_bytes, free_bytes)
 
     def real_path(self, path: str) -> str:
         return os.path.realpath(path)

@@ -54,7 +54,7 @@ from dlog.bookie.index import (
 from dlog.bookie.journal import JournalMark
 from dlog.bookie.manifest import LogFile, Manifest, RunFile, decode, encode
 from dlog.errors import DamagedError
-from dlog.io.disk import BLOCK_BYTES, Disk, File, read_file, replace_file
+from dlog.io.disk import BLOCK_BYTES, Disk, DiskSpace, File, read_file, replace_file
 from dlog.io.open_logs import OpenLogs
 from dlog.io.reserve import SpaceReserve
 from dlog.wire.framing import Buffer
@@ -179,6 +179,10 @@ class LedgerDir:
             run.rows = ()
         return list(rows.values())
 
+    def space(self) -> DiskSpace:
+        """Raises OSError."""
+        return self._disk.space(self._directory)
+
     def missing_logs(self) -> list[str]:
         """Entry logs that are missing or cut off: reads of their entries get I/O errors."""
         missing = []
@@ -218,6 +222,24 @@ class LedgerDir:
             if number >= 0:
                 return self._read(ledger, _gather(run, row, locations, number, entries_max, bytes_max))
         return []
+
+    def entry_runs(self, ledger: int, runs_max: int) -> list[tuple[int, int]] | None:
+        """(first, last) of consecutive ids of the ledger's entries, in no order, perhaps overlapping; None: there are
+        more than runs_max. Raises DamagedError and OSError.
+        """
+        found: list[tuple[int, int]] = []
+        for run in self._runs:
+            for row in run.table.rows_of(ledger):
+                if ledger in self.gone:
+                    return []
+                first, last = run.table.first(row), run.table.last(row)
+                if run.table.count(row) == last - first + 1:
+                    found.append((first, last))
+                else:
+                    found += _runs_in(parse_chunk(run.read_chunk(row), ledger))
+                if len(found) > runs_max:
+                    return None
+        return found
 
     def _read(self, ledger: int, locations: Sequence[EntryLocation]) -> list[bytes]:
         log = self._logs.get(locations[0].log)
@@ -677,6 +699,18 @@ def _stored(log: File, locations: Sequence[EntryLocation]) -> Iterator[tuple[byt
     for location in locations:
         at = location.offset - first.offset + HEAD_BYTES
         yield data[at - HEAD_BYTES : at], data[at : at + location.length]
+
+
+def _runs_in(locations: bytes) -> list[tuple[int, int]]:
+    """Runs of consecutive ids in one chunk."""
+    found: list[tuple[int, int]] = []
+    for number in range(len(locations) // LOCATION_BYTES):
+        entry = location_at(locations, number).entry
+        if found and found[-1][1] + 1 == entry:
+            found[-1] = (found[-1][0], entry)
+        else:
+            found.append((entry, entry))
+    return found
 
 
 def _gather(

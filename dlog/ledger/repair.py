@@ -37,7 +37,7 @@ from dlog.errors import (
     NotEnoughBookiesError,
 )
 from dlog.events import EnsembleChanged, LedgerRepaired, PlacementNotKept
-from dlog.ledger.placement import Placement, refusal
+from dlog.ledger.placement import Placement
 from dlog.ledger.recovery_retries import RETRY, RecoveryRetries
 from dlog.ledger.repair_copying import PACE, BytePacer, SourceHealth, Stripe, StripeCopying
 from dlog.ledger.verifying import BadRange
@@ -358,11 +358,10 @@ class LedgerRepairer:
             self._copy(stripe, chosen[stripe.index])
         else:
             self._stage = None
-            why = "no bookie can replace the one that is gone, start more (dlog bookie ls)"
-            why = f"{why}: ledger={self.ledger} bookie={stripe.bookie}"
-            if why_none := refusal(self._placement, stripe.quorum):
-                why = f"{why}; {why_none}"
-            error = NotEnoughBookiesError(why)
+            why = (
+                "no bookie can replace the one that is gone, start more where the ledger's placement policy allows them"
+            )
+            error = NotEnoughBookiesError(f"{why}: ledger={self.ledger} bookie={stripe.bookie}")
             self._retries.wait(error, self._effects)
 
     def _copy(self, stripe: Stripe, target: BookieId) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from dlog.errors import ProtocolError
 from dlog.model.ids import EntryId, LedgerId
 from dlog.values import value
-from dlog.wire.bookie_v3 import is_auth_message, refusal, request_header
+from dlog.wire.bookie_auth import is_auth_message
 from dlog.wire.framing import Buffer, Decoder
 
 
@@ -92,8 +92,8 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """A request that we recognise but do not serve. `answer` is the whole response frame with its length word: in v3
-    form to a v3 request, in v2 form with BAD_VERSION or BAD_REQUEST to a v2 one."""
+    """A request that is refused as it arrives. `answer` is the whole response frame with its length word: in v3 form to
+    a v3 request, in v2 form with BAD_VERSION or BAD_REQUEST to a v2 one."""
 
     answer: bytes
 
@@ -262,35 +262,6 @@ def encode_added(added: EntryAdded) -> bytes:
     return _RESPONSE_HEAD.pack(24, _VERSION, _ADD, 0, _v2_code(added.code), added.ledger, added.entry)
 
 
-class RequestDecoder(Decoder[list[Request]]):
-    """Decodes a client's bytes into requests. One per connection.
-
-    While frames parse as v3 they are refused in v3 form (Unsupported); the first that does not makes the connection v2
-    for good. Buffers in messages are views of the received data and stay valid for ever; keeping one keeps its chunk.
-    Close the connection at a ProtocolError: earlier requests of the same chunk are dropped, as if the connection had
-    ended before them.
-    """
-
-    __slots__ = ("_speaks_v2",)
-
-    def __init__(self, length_max: int = REQUEST_LENGTH_MAX) -> None:
-        super().__init__(length_max)
-        self._speaks_v2 = False
-
-    def _decoded(self, frames: Iterable[memoryview]) -> list[Request]:
-        if self._speaks_v2:
-            return [_decode_request(frame) for frame in frames]
-        return [self._decode(frame) for frame in frames]
-
-    def _decode(self, frame: memoryview) -> Request:
-        if not self._speaks_v2:
-            header = request_header(frame)
-            if header is not None:
-                return Unsupported(refusal(header))
-            self._speaks_v2 = True
-        return _decode_request(frame)
-
-
 class ResponseDecoder(Decoder[list[Response]]):
     """Decodes a bookie's bytes into responses. One per connection. Validity of buffers as in RequestDecoder."""
 
@@ -312,7 +283,8 @@ class ResponseDecoder(Decoder[list[Response]]):
         return [_decode_response(frame) for frame in frames]
 
 
-def _decode_request(frame: memoryview) -> Request:
+def decode_request(frame: memoryview) -> Request:
+    """The request of a v2 frame. Raises ProtocolError. Its buffers are views of the frame."""
     size = len(frame)
     if size < 4:
         raise ProtocolError(f"frame without a header: bytes={size}")

@@ -13,6 +13,7 @@ Buffer = bytes | bytearray | memoryview
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 FIELDS_MAX = 100_000
 _NUMBER_MAX = (1 << 29) - 1
+_SHORT = tuple(bytes((value,)) for value in range(0x80))
 
 
 class Malformed(ValueError):
@@ -58,6 +59,8 @@ def read_varint(view: memoryview, at: int) -> tuple[int, int]:
     """An unsigned varint of at most 64 bits, and the index after it. Raises Malformed."""
     value = shift = 0
     end = len(view)
+    if at < end and view[at] < 0x80:  # most are short
+        return view[at], at + 1
     while True:
         if at >= end:
             raise Malformed("varint runs past the end")
@@ -78,6 +81,8 @@ def signed(value: int) -> int:
 
 def varint(value: int) -> bytes:
     """Encode a varint; negative numbers take ten bytes."""
+    if 0 <= value < 0x80:  # most are short
+        return _SHORT[value]
     value &= 0xFFFF_FFFF_FFFF_FFFF
     out = bytearray()
     while value > 0x7F:

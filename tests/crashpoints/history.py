@@ -6,16 +6,21 @@ the scripts in stories.py.
 Invariants:
 - J1-J4: acknowledged entries are served, served entries were sent, bytes are equal; an answered fence holds; a master
   key that was accepted is the key.
+- J14: after an explicit LAC was acknowledged, it is read, or one that was sent later.
+- J15: the answer to a force acknowledges what was sent before it and not refused.
 - J12: a ledger that was to be buried may be gone; once it is buried it stays so, and takes no add.
 """
 
 from __future__ import annotations
 
 import random
+import struct
 from dataclasses import dataclass, field
 
+from dlog.model.ids import LedgerId
 from dlog.wire.bookie import AddEntry, Code, EntryAdded, EntryRead
-from tests.crashpoints.station import Station, add, fence, packet
+from dlog.wire.bookie_v3_messages import ForceLedger, LacRead, LacWritten, LedgerForced, ReadLac
+from tests.crashpoints.station import Station, add, fence, packet, write_lac
 
 ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
 
@@ -30,6 +35,8 @@ class History:
     fences_sent: set[int] = field(default_factory=set)
     burying: list[tuple[int, int]] = field(default_factory=list)
     buried: list[tuple[int, int]] = field(default_factory=list)
+    lacs: list[tuple[int, int, int]] = field(default_factory=list)  # number of an explicit LAC, by ledger from 0 on
+    lacs_sent: dict[int, int] = field(default_factory=dict)  # how many, by ledger
     refused: int = 0
 
     def known_at(self, after: int) -> History:
@@ -41,6 +48,8 @@ class History:
             set(self.fences_sent),
             [(0, ledger) for at, ledger in self.burying if at <= after],
             [(0, ledger) for at, ledger in self.buried if at <= after],
+            [(0, ledger, number) for at, ledger, number in self.lacs if at <= after],
+            dict(self.lacs_sent),
         )
 
 
@@ -53,6 +62,9 @@ class Script:
         self.history = history
         self.rng = rng
         self.may_refuse = may_refuse
+        self._lacs_asked: list[tuple[int, int]] = []  # in the order in which they are answered
+        self._refused: set[tuple[int, int]] = set()
+        self._forces_asked: list[list[tuple[int, int]]] = []  # entries that each must make durable
 
     def add(self, ledger: int, entry: int, body: bytes | None = None) -> None:
         if body is None:
@@ -64,6 +76,18 @@ class Script:
     def fence(self, ledger: int) -> None:
         self.history.fences_sent.add(ledger)
         self.station.ask(fence(ledger, -1))
+        self.note()
+
+    def write_lac(self, ledger: int, lac: int) -> None:
+        number = self.history.lacs_sent.get(ledger, 0)
+        self.history.lacs_sent[ledger] = number + 1
+        self._lacs_asked.append((ledger, number))
+        self.station.ask(write_lac(ledger, lac, struct.pack(">I", number)))
+        self.note()
+
+    def force(self, ledger: int) -> None:
+        self._forces_asked.append([sent for sent in self.history.sent if sent[0] == ledger])
+        self.station.ask(ForceLedger(LedgerId(ledger)))
         self.note()
 
     def bury(self, *ledgers: int) -> None:
@@ -87,9 +111,22 @@ class Script:
                 else:
                     assert self.may_refuse and answer.code is Code.READ_ONLY, answer
                     self.history.refused += 1
+                    self._refused.add((answer.ledger, answer.entry))
             elif isinstance(answer, EntryRead) and answer.fence:
                 if answer.code in (Code.OK, Code.NO_ENTRY):
                     self.history.fenced.append((now, answer.ledger))
+                else:
+                    assert self.may_refuse and answer.code is Code.IO_ERROR, answer
+            elif isinstance(answer, LacWritten):
+                ledger, number = self._lacs_asked.pop(0)
+                if answer.code is Code.OK:
+                    self.history.lacs.append((now, ledger, number))
+                else:
+                    assert self.may_refuse and answer.code is Code.READ_ONLY, answer
+            elif isinstance(answer, LedgerForced):
+                forced = self._forces_asked.pop(0)
+                if answer.code is Code.OK:
+                    self.history.added += [(now, *entry) for entry in forced if entry not in self._refused]
                 else:
                     assert self.may_refuse and answer.code is Code.IO_ERROR, answer
 
@@ -106,6 +143,12 @@ def judge(station: Station, history: History, after: int, *, lost: tuple[Code, .
             continue
         assert (ledger, entry) not in acked, f"acknowledged and not there: ledger={ledger} entry={entry} {found!r}"
         assert found in ABSENT and not lost, f"never sent: ledger={ledger} entry={entry} found={found!r}"
+    for ledger in {ledger for at, ledger, _ in history.lacs if at <= after} - burying:
+        known = max(number for at, other, number in history.lacs if at <= after and other == ledger)
+        told = station.answer(ReadLac(LedgerId(ledger)))
+        assert isinstance(told, LacRead)
+        newest = struct.unpack_from(">I", told.lac_packet, 16)[0] if len(told.lac_packet) else -1
+        assert newest >= known, f"an explicit LAC was forgotten: ledger={ledger} known={known} found={newest}"
     for ledger in {ledger for at, ledger in history.fenced if at <= after}:
         code = asked(station, add(ledger, 10_000))
         assert code in (Code.FENCED, *lost), f"a fence was forgotten: ledger={ledger} code={code}"

@@ -13,8 +13,9 @@ import pytest
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.cache import Half
 from dlog.bookie.index import LedgerRow, MergeSource
-from dlog.bookie.journal import JournalMark, Record
+from dlog.bookie.journal import JournalMark, Kind, Record
 from dlog.bookie.journal_replay import Restored
+from dlog.bookie.ledgers import Ledger
 from dlog.bookie.manifest import LogFile
 from dlog.bookie.messages import PersistRefused
 from dlog.io.bookie_store import LedgerDirs
@@ -24,6 +25,7 @@ from dlog.io.ledger_dir import LedgerDir
 from dlog.io.reserve import SpaceReserve
 from dlog.machine import Peer, Send
 from dlog.wire.bookie import Code, EntryAdded, EntryRead, ReadEntry
+from dlog.wire.bookie_v3_messages import ForceLedger, LacWritten, LedgerForced, WriteLac
 from tests.crashpoints.station import Station
 from tests.simulation.disk import SimulatedDisk, SimulatedFile
 
@@ -377,6 +379,43 @@ def _compaction_goes_on_behind_what_it_failed_to_copy(patch: Patch) -> None:
     patch.setattr(LedgerDir, "compact", forgetful)
 
 
+def _restart_forgets_explicit_lacs(patch: Patch) -> None:
+    apply = Restored.apply
+
+    def forgetful(restored: Restored, record: Record, *, salvage: bool) -> None:
+        if record.kind != Kind.LAC:
+            apply(restored, record, salvage=salvage)
+
+    patch.setattr(Restored, "apply", forgetful)
+
+
+def _checkpoint_forgets_explicit_lacs(patch: Patch) -> None:
+    row = Ledger.row
+    patch.setattr(Ledger, "row", lambda ledger: row(ledger)._replace(explicit_lac=b""))
+
+
+def _explicit_lac_is_answered_at_once(patch: Patch) -> None:
+    write, persisted = Bookie._try_write_lac, Bookie._lac_persisted
+
+    def hasty(machine: Bookie, peer: Peer, m: WriteLac, out: list[Any]) -> Code:
+        code = write(machine, peer, m, out)
+        return Code.OK if code is None else code
+
+    def silent(machine: Bookie, w: Any, out: list[Any]) -> None:
+        persisted(machine, w, out)
+        assert isinstance(out.pop().message, LacWritten)
+
+    patch.setattr(Bookie, "_try_write_lac", hasty)
+    patch.setattr(Bookie, "_lac_persisted", silent)
+
+
+def _force_is_answered_at_once(patch: Patch) -> None:
+    def hasty(machine: Bookie, peer: Peer, m: ForceLedger, out: list[Any]) -> None:
+        out.append(Send(peer, LedgerForced(m.ledger, Code.OK)))
+
+    patch.setattr(Bookie, "_force", hasty)
+
+
 MUTANTS = [
     Mutant("answered before the sync", "J1", _answered_before_the_sync),
     Mutant("names are not synced", "J1", _names_are_not_synced),
@@ -423,6 +462,15 @@ MUTANTS = [
         "room",
         story="compacting",
     ),
+    *[
+        Mutant(name, invariant, plant, story="confirming")
+        for name, invariant, plant in (
+            ("restart forgets explicit LACs", "J14", _restart_forgets_explicit_lacs),
+            ("checkpoint forgets explicit LACs", "J14", _checkpoint_forgets_explicit_lacs),
+            ("explicit LAC is answered at once", "J14", _explicit_lac_is_answered_at_once),
+            ("force is answered before the sync", "J15", _force_is_answered_at_once),
+        )
+    ],
     Mutant("no room is answered as done", "J10", _no_room_is_answered_as_done, "room"),
     Mutant("refused group is left behind", "J10", _refused_group_is_left_behind, "room"),
 ]

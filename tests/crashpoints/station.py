@@ -8,6 +8,7 @@ from typing import Any
 
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.journal import Record
+from dlog.bookie.listing import list_of
 from dlog.bookie.messages import (
     CheckpointDue,
     Fetch,
@@ -16,17 +17,20 @@ from dlog.bookie.messages import (
     Flushed,
     LedgersMarkedDeleted,
     LedgersToDelete,
+    ListStored,
     MarkLedgersDeleted,
     PersistRefused,
+    StoredListed,
 )
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DamagedError
 from dlog.events import Event
 from dlog.io.bookie_store import OpenedStorage, StoragePaths, open_storage
 from dlog.io.disk import NO_SPACE
-from dlog.machine import Persist, Persisted, Received, Send, Tell
+from dlog.machine import CancelTimer, Persist, Persisted, Received, Send, SetTimer, Tell, TimerFired, Token
 from dlog.model.ids import EntryId, LedgerId
 from dlog.wire.bookie import AddEntry, BatchRead, Code, EntryAdded, EntryRead, ReadEntry
+from dlog.wire.bookie_v3_messages import WriteLac
 from tests.simulation.disk import Image, SimulatedDisk
 
 KEY = b"k" * 20
@@ -53,9 +57,13 @@ def batch(ledger: int, start: int, count: int = 0, size: int = 1 << 20) -> Batch
     return BatchRead(LedgerId(ledger), EntryId(start), 77, count, size)
 
 
+def write_lac(ledger: int, lac: int, digest: bytes = b"", key: bytes = KEY) -> WriteLac:
+    return WriteLac(LedgerId(ledger), EntryId(lac), key, struct.pack(">qq", ledger, lac) + digest)
+
+
 class Station:
-    """One process of a bookie. `answers` collects (peer, message) in order; `journal` holds what waits to be
-    written."""
+    """One process of a bookie. `answers` collects (peer, message) in order; `waiting` holds what waits to be written to
+    the journal, `timers` those that run."""
 
     def __init__(
         self,
@@ -71,6 +79,7 @@ class Station:
         self.machine = Bookie(options, self.opened.rows, limbo=self.opened.limbo, gone=self.opened.dirs.gone())
         self.answers: list[tuple[Any, Any]] = []
         self.waiting: list[tuple[int, tuple[Record, ...]]] = []
+        self.timers: dict[Token, float] = {}
         self.flushes: list[tuple[Flush | MarkLedgersDeleted, Any]] = []
         self._mark = self._flush_mark = self.opened.journal.mark
         self._flush_number = 0
@@ -89,12 +98,26 @@ class Station:
                 self.flushes.append((effect, self._flush_mark))
             elif isinstance(effect, MarkLedgersDeleted):
                 self.flushes.append((effect, None))
+            elif isinstance(effect, ListStored):
+                runs = self.opened.dirs.entry_runs(effect.ledger, 1000)
+                listed = None if runs is None else list_of(runs, effect.in_memory)
+                self.handle(StoredListed(effect.token, listed))
+            elif isinstance(effect, SetTimer):
+                self.timers[effect.key] = effect.after_s
+            elif isinstance(effect, CancelTimer):
+                self.timers.pop(effect.key, None)
             elif isinstance(effect, Tell):
                 self.events.append(effect.event)
 
     def ask(self, *requests: Any) -> None:
         for request in requests:
             self.handle(Received("client", request))
+
+    def fire(self) -> None:
+        """Let all timers fire."""
+        timers, self.timers = self.timers, {}
+        for key in timers:
+            self.handle(TimerFired(key, 0.0))
 
     def commit(self) -> None:
         """Do the journal thread's work: write one group of everything that waits."""

@@ -234,6 +234,29 @@ def compacting(script: Script) -> None:
     station.checkpoint()
 
 
+def confirming(script: Script) -> None:
+    """Explicit LACs and forces among adds: of ledgers with and without entries, fenced, checkpointed, buried."""
+    station = script.station
+    script.write_lac(9, 5)  # it creates the ledger
+    script.commit()
+    for step in range(6):
+        for ledger in (1, 2):
+            script.add(ledger, step, b"step %d" % step)
+            script.write_lac(ledger, step if step != 4 else 0)  # the newest counts, even if it is lower
+            script.add(ledger, 100 + step, bytes(600))
+        script.force(1 + step % 2)
+        if step == 2:
+            script.fence(2)
+        script.commit()
+        if step % 2:
+            station.checkpoint()
+    script.force(1)
+    script.bury(9)
+    script.write_lac(1, 7)
+    script.commit()
+    station.checkpoint()
+
+
 STORIES = [
     Story("mixed", mixed),
     Story("together", together),
@@ -244,5 +267,6 @@ STORIES = [
     Story("compacting", compacting, LOG_ROLLS),
     Story("large", large),
     Story("hostile", hostile, samples=40),
+    Story("confirming", confirming, LOG_ROLLS),
     Story("filling", filling, may_refuse=True),
 ]

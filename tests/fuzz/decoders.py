@@ -32,6 +32,7 @@ from dlog.stores.kinds import stored_settings
 from dlog.wire import (
     bookie,
     bookie_info,
+    bookie_port,
     digest,
     entry,
     ledger_metadata,
@@ -45,6 +46,7 @@ from dlog.wire import (
     stream_object,
 )
 from dlog.wire.entry import Codec, Record, build_record_set, encode_entry
+from dlog.wire.protobuf import bytes_field
 from tests.stream_settings import SETTINGS
 
 Decode = Callable[[bytes], object]
@@ -86,6 +88,8 @@ def _said(message: Any) -> list[object]:
             value = bytes(value)
         elif isinstance(value, tuple):
             value = [bytes(part) if isinstance(part, memoryview) else part for part in value]
+        elif isinstance(value, bookie.AddEntry):  # inside a v3 request
+            value = _said(value)
         fields.append(value)
     return fields
 
@@ -116,7 +120,11 @@ def _bookie_seeds() -> tuple[bytes, ...]:
         bookie.Collect(3),
     ]
     v3 = bytes.fromhex("000000180a06080310011802a2060d080710ffffffffffffffffff01")
-    return (*(_joined(bookie.encode_request(request)) for request in requests), v3)
+    key_and_packet = bytes_field(3, b"k" * 20) + bytes_field(4, packet)
+    v3_add = bytes.fromhex("0a0608031002180a") + bytes_field(101, bytes.fromhex("08071000") + key_and_packet)
+    v3_lac = bytes.fromhex("0a0608031006180b") + bytes_field(103, bytes.fromhex("08071000") + key_and_packet)
+    framed = [struct.pack(">I", len(body)) + body for body in (v3_add, v3_lac)]
+    return (*(_joined(bookie.encode_request(request)) for request in requests), v3, *framed)
 
 
 def _answer_seeds() -> tuple[bytes, ...]:
@@ -212,10 +220,10 @@ TARGETS = (
     ),
     Target(
         "bookie requests",
-        _splits(bookie.RequestDecoder),
+        _splits(bookie_port.RequestDecoder),
         (ProtocolError,),
         _bookie_seeds(),
-        _fed(bookie.RequestDecoder),
+        _fed(bookie_port.RequestDecoder),
     ),
     Target(
         "bookie answers",

@@ -11,7 +11,7 @@ import pytest
 
 from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
 from dlog.io.zookeeper_cluster import cluster_init
-from tests.integration.cluster import bookies, own_bookies
+from tests.integration.cluster import BookieCluster, bookies, own_bookies
 from tests.integration.conftest import zookeeper
 from tests.integration.proxies.processes import ProxyCluster
 from tests.interop.java_bookies import JavaCluster, start_java
@@ -50,7 +50,7 @@ def own_proxies(java_bookies: JavaCluster, tmp_path: Path) -> Iterator[ProxyClus
     yield from started(java_bookies, tmp_path / "proxies")
 
 
-def started(cluster: JavaCluster, directory: Path) -> Iterator[ProxyCluster]:
+def started(cluster: BookieCluster, directory: Path) -> Iterator[ProxyCluster]:
     """Start proxies in a namespace that no other test uses."""
     namespace = f"/messaging/{uuid.uuid4().hex}"
     asyncio.run(cluster_init(cluster.hosts, namespace))

@@ -11,9 +11,9 @@ from dlog.errors import FencedError, LedgerNotFoundError
 from dlog.io.bookie_client import BookieClient
 from dlog.io.ledgers import resolver
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
-from dlog.machine import Fact, Received, Versioned
+from dlog.machine import Fact, Received
 from dlog.model.ids import EntryId, LedgerId
-from dlog.model.ledger import DigestType, LedgerKey, LedgerState
+from dlog.model.ledger import DigestType, LedgerState
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import AddEntry, Code
 from dlog.wire.digest import Digest
@@ -350,19 +350,6 @@ async def test_java_finds_all_it_wrote_when_our_bookies_start_again(java: JavaPe
             except JavaError:
                 await asyncio.sleep(0.5)
     assert await found.read_all() == written
-
-
-async def test_a_v3_writer_of_java_ends_at_once(java: JavaPeer, own_bookies: BookieCluster) -> None:
-    """Bookies of dlog speak v2. With any other error the writer would replace bookies one by the other, and change the
-    ledger's metadata, without end."""
-    own_bookies.add()
-    writer = await JavaLedgers(java, own_bookies.hosts).create(v3=True)
-    (told,) = await writer.add([b"x"])
-    assert isinstance(told, dict) and told["code"] == UNAUTHORIZED
-    async with await ZooKeeperMetadata.connect(own_bookies.hosts, own_bookies.namespace) as metadata:
-        outcome = await metadata.read(LedgerKey(LedgerId(writer.id)))
-    assert isinstance(outcome, Versioned) and isinstance(outcome.version, int)
-    assert outcome.version <= 1 and outcome.value.is_closed, "Java ends a ledger whose add was refused for good"
 
 
 async def test_java_is_not_acknowledged_an_entry_that_our_bookies_hold_with_another_payload(

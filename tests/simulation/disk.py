@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dlog.errors import CookieError
-from dlog.io.disk import BLOCK_BYTES, DirectoryLock
+from dlog.io.disk import BLOCK_BYTES, DirectoryLock, DiskSpace
 from dlog.wire.framing import Buffer
 
 SECTOR = 512
@@ -161,6 +161,9 @@ class SimulatedDisk:
 
     def free_bytes(self, directory: str) -> int:
         return max(0, self.bytes_max - self.used)
+
+    def space(self, directory: str) -> DiskSpace:
+        return DiskSpace(1, self.bytes_max, self.free_bytes(directory))
 
     def real_path(self, path: str) -> str:
         return posixpath.normpath(posixpath.join("/", path))
@@ -550,6 +553,10 @@ class Mount:
     def free_bytes(self, directory: str) -> int:
         self.look()
         return self.disk.free_bytes(directory)
+
+    def space(self, directory: str) -> DiskSpace:
+        self.look()
+        return self.disk.space(directory)
 
     def real_path(self, path: str) -> str:
         return self.disk.real_path(path)

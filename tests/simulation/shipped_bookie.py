@@ -35,7 +35,7 @@ def journal_records(data: Any) -> Iterator[tuple[Any, ...]]:
         if record.kind == Kind.ADD:
             ledger, entry, _, _ = ENTRY_HEAD.unpack_from(record.payload)
             yield ("add", ledger, entry, bytes(record.payload))
-        else:
+        elif record.kind == Kind.LEDGER:
             ledger, _, fenced = parse_ledger_record(record.payload)
             if fenced:
                 yield ("fence", ledger)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from dlog.wire.protobuf import fields
 from tests.integration.bookie.raw import (
     COLLECT,
     FENCE,
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.zookeeper
 OTHER_KEY = b"z" * 20
 FRAME_MAX = 5_242_876
 TLS_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(197)
-V3_ADD = bytes.fromhex("00000018 0a06080310011802 a2060d080710ffffffffffffffffff01")
+V3_READ = bytes.fromhex("0a06080310011802 a2060d080710ffffffffffffffffff01")
 
 _ledgers = itertools.count(5_000_000)
 
@@ -56,7 +57,12 @@ CASES: dict[str, Callable[[int], bytes]] = {
     "op-0": lambda _: frame(word(2, 0) + bytes(16)),
     "version-3-as-v2": lambda ledger: add_frame(ledger, 1, b"x", version=3),
     "version-255": lambda ledger: read_frame(ledger, 0, version=255),
-    "v3-protobuf": lambda _: V3_ADD,
+    "v3-unknown-ledger": lambda _: frame(V3_READ),
+    "v3-without-content": lambda _: frame(V3_READ[:8]),
+    "v3-content-cut-off": lambda _: frame(V3_READ[:10] + b"\x03" + V3_READ[11:14]),
+    "v3-truncated": lambda _: frame(V3_READ[:-3]),
+    "v3-another-version": lambda _: frame(V3_READ[:3] + b"\2" + V3_READ[4:]),
+    "v3-unknown-operation": lambda _: frame(V3_READ[:5] + b"\x7f" + V3_READ[6:]),
     "add-without-ids": lambda _: frame(word(2, 1) + KEY + bytes(15)),
     "add-without-lac": lambda ledger: frame(word(2, 1) + KEY + struct.pack(">qq", ledger, 1) + bytes(7)),
     "add-without-digest": lambda ledger: frame(word(2, 1) + KEY + struct.pack(">qqq", ledger, 1, 0)),
@@ -117,7 +123,8 @@ def heard(client: Raw) -> str:
     except (EOFError, ConnectionError):
         return "closed"
     if data[0] == 0x0A:  # protobuf: a field 1
-        return f"v3 refusal, {data[-3:].hex()}"
+        values = {number: value for number, _, value in fields(data)}
+        return f"v3 status {values[2]}"
     return f"rc {struct.unpack_from('>i', data, 4)[0]}"
 
 

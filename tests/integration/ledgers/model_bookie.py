@@ -21,10 +21,11 @@ from dlog.wire.bookie import (
     EntryRead,
     ReadEntry,
     Request,
-    RequestDecoder,
     Response,
     encode_response,
 )
+from dlog.wire.bookie_port import RequestDecoder
+from dlog.wire.bookie_v3 import V3Request
 
 
 class ModelBookie(asyncio.Protocol):
@@ -133,6 +134,7 @@ class _Session(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for request in self._decoder.feed(data):
+            assert not isinstance(request, V3Request), "our client speaks v2"
             self._bookie.take(self, request)
 
     def connection_lost(self, exc: BaseException | None) -> None:

@@ -10,11 +10,16 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.bookkeeper.client.BKException;
 import org.apache.bookkeeper.client.BookKeeper;
+import org.apache.bookkeeper.client.BookKeeperAdmin;
 import org.apache.bookkeeper.client.LedgerEntry;
 import org.apache.bookkeeper.client.LedgerHandle;
+import org.apache.bookkeeper.client.api.DigestType;
 import org.apache.bookkeeper.client.api.LastConfirmedAndEntry;
 import org.apache.bookkeeper.client.api.LedgerMetadata;
+import org.apache.bookkeeper.client.api.WriteFlag;
 import org.apache.bookkeeper.conf.ClientConfiguration;
+import org.apache.bookkeeper.net.BookieId;
+import org.apache.bookkeeper.util.AvailabilityOfEntriesOfLedger;
 
 final class Ledgers {
     private final Map<String, BookKeeper> clients = new ConcurrentHashMap<>();
@@ -31,23 +36,29 @@ final class Ledgers {
         commands.put("ledger.metadata", this::metadata);
         commands.put("ledger.close", this::close);
         commands.put("ledger.delete", this::delete);
+        commands.put("ledger.force", this::force);
+        commands.put("ledger.list", this::list);
+        commands.put("bookies.space", this::space);
     }
 
     private synchronized BookKeeper client(JsonNode a) throws Exception {
         String uri = a.get("uri").asText();
         boolean v3 = a.path("v3").asBoolean();
-        BookKeeper found = clients.get(uri + v3);
+        int explicitLacMs = a.path("explicit_lac_ms").asInt();
+        String name = uri + v3 + explicitLacMs;
+        BookKeeper found = clients.get(name);
         if (found == null) {
             ClientConfiguration conf = new ClientConfiguration();
             conf.setMetadataServiceUri(uri);
             conf.setUseV2WireProtocol(!v3);
+            conf.setExplictLacInterval(explicitLacMs);
             conf.setZkTimeout(10000);
             conf.setAddEntryTimeout(20); // a slow answer on a busy machine does not mean a dead bookie
             conf.setReadEntryTimeout(20);
             conf.setNumIOThreads(2);
             conf.setNumWorkerThreads(2);
             found = new BookKeeper(conf);
-            clients.put(uri + v3, found);
+            clients.put(name, found);
         }
         return found;
     }
@@ -73,6 +84,12 @@ final class Ledgers {
     private Object create(JsonNode a) throws Exception {
         Map<String, byte[]> custom = new LinkedHashMap<>();
         a.path("custom").fields().forEachRemaining(field -> custom.put(field.getKey(), Peer.bytes(field.getValue())));
+        if (a.path("deferred").asBoolean()) {
+            LedgerHandle made = (LedgerHandle) client(a).newCreateLedgerOp().withEnsembleSize(3).withWriteQuorumSize(3)
+                .withAckQuorumSize(2).withDigestType(DigestType.CRC32C).withPassword(password(a))
+                .withWriteFlags(WriteFlag.DEFERRED_SYNC).execute().get();
+            return Peer.map("handle", keep(made), "ledger", made.getId());
+        }
         LedgerHandle made = client(a).createLedger(
             a.path("ensemble").asInt(3), a.path("write").asInt(3), a.path("ack").asInt(2), digest(a), password(a), custom);
         return Peer.map("handle", keep(made), "ledger", made.getId());
@@ -140,7 +157,11 @@ final class Ledgers {
 
     private Object lac(JsonNode a) throws Exception {
         LedgerHandle ledger = handle(a);
-        return a.path("how").asText().equals("try") ? ledger.tryReadLastConfirmed() : ledger.readLastConfirmed();
+        return switch (a.path("how").asText()) {
+            case "try" -> ledger.tryReadLastConfirmed();
+            case "explicit" -> ledger.readExplicitLastConfirmed();
+            default -> ledger.readLastConfirmed();
+        };
     }
 
     private Object poll(JsonNode a) throws Exception {
@@ -176,5 +197,33 @@ final class Ledgers {
     private Object delete(JsonNode a) throws Exception {
         client(a).deleteLedger(a.get("ledger").asLong());
         return null;
+    }
+
+    private Object force(JsonNode a) throws Exception {
+        LedgerHandle ledger = handle(a);
+        ledger.force().get();
+        return ledger.getLastAddConfirmed();
+    }
+
+    // The ids below `below` that a bookie says it has, and how many it has in all.
+    private Object list(JsonNode a) throws Exception {
+        try (BookKeeperAdmin admin = new BookKeeperAdmin(client(a), new ClientConfiguration())) {
+            AvailabilityOfEntriesOfLedger found = admin.asyncGetListOfEntriesOfLedger(
+                BookieId.parse(a.get("bookie").asText()), a.get("ledger").asLong()).get();
+            List<Long> ids = new ArrayList<>();
+            for (long entry = 0; entry < a.get("below").asLong(); entry++) {
+                if (found.isEntryAvailable(entry)) {
+                    ids.add(entry);
+                }
+            }
+            return Peer.map("ids", ids, "count", found.getTotalNumOfAvailableEntries());
+        }
+    }
+
+    private Object space(JsonNode a) throws Exception {
+        Map<String, Object> told = new LinkedHashMap<>();
+        client(a).getBookieInfo().forEach((bookie, info) ->
+            told.put(bookie.toString(), List.of(info.getTotalDiskSpace(), info.getFreeDiskSpace())));
+        return told;
     }
 }

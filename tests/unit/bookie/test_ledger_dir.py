@@ -371,8 +371,17 @@ def replace_seen(state: LedgerRow, seen: int) -> LedgerRow:
     return state._replace(seen=seen)
 
 
-def test_a_manifest_of_the_version_before_is_read() -> None:
-    old = encode(Manifest(next_file=7)).replace(b'"version": 3', b'"version": 2')
+def test_explicit_lacs_are_kept_beside_the_other_states() -> None:
+    disk = SimulatedDisk()
+    made = directory(disk)
+    rows = [row(1)._replace(explicit_lac=b"p" * 36), row(2), row(3, fenced=True)._replace(explicit_lac=b"q" * 16)]
+    made.flush({}, rows, FIRST_MARK)
+    assert LedgerDir(disk, DIR, 1).load() == rows
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_manifest_of_a_version_before_is_read(version: int) -> None:
+    old = encode(Manifest(next_file=7)).replace(b'"version": 4', b'"version": %d' % version)
     text = old[:-9]
     assert decode(text + b"%08x\n" % crc32c(text)).next_file == 7
 

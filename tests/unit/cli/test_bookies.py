@@ -18,10 +18,10 @@ from dlog.wire.bookie import (
     CollectionReport,
     CollectionState,
     EntryAdded,
-    RequestDecoder,
     Response,
     encode_response,
 )
+from dlog.wire.bookie_port import RequestDecoder
 
 
 async def collected(answers: Sequence[Response | bytes], *, waits: bool = True) -> tuple[dict[str, Any], list[int]]:

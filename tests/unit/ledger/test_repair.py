@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from dlog.ledger.placement import RandomPlacement
+from dlog.ledger.placement import Placement
+from dlog.ledger.placement_policy import RACK, RANDOM, PlacementPolicy, PolicyKind, policy_metadata
 from dlog.ledger.repair import LedgerRepairer, Repair, Repaired, RepairOptions
 from dlog.ledger.repair_copying import PACE, RANGES_MAX
 from dlog.ledger.verifying import BadRange
@@ -13,7 +15,7 @@ from dlog.model.ids import BookieId, EntryId
 from dlog.model.ledger import LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import Code
-from tests.unit.ledger.story import LEDGER, Story, ledger, only, packet, spare
+from tests.unit.ledger.story import LEDGER, Story, ledger, only, packet, racked, spare
 
 E322 = Quorum(ensemble=3, write=2, ack=2)
 
@@ -27,7 +29,7 @@ def closed(*fragments: str, last: int, quorum: Quorum = E322) -> LedgerMetadata:
 
 
 def repair(
-    value: LedgerMetadata, request: Repair, placement: RandomPlacement | None = None, **options: Any
+    value: LedgerMetadata, request: Repair, placement: Placement | None = None, **options: Any
 ) -> tuple[Story, list[str]]:
     """A repair that has read metadata, and what it did then."""
     story = Story(LedgerRepairer(LEDGER, placement or spare("d"), RepairOptions(**options)))
@@ -240,3 +242,49 @@ def test_missing_copies_of_a_bookie_that_stays_are_written_to_it_again() -> None
     result = reply(story)
     assert (result.copied_entries, result.replaced) == (1, ())
     assert [u[:3] for u in result.unreadable] == [(1, 1, "b")]
+
+
+# ---- placement ------------------------------------------------------------------------------------------------------
+
+
+def in_racks(*fragments: str, last: int, policy: PlacementPolicy) -> LedgerMetadata:
+    return replace(closed(*fragments, last=last), custom=policy_metadata(policy))
+
+
+def test_a_replacement_keeps_the_policy_that_the_ledgers_metadata_names() -> None:
+    strict = PlacementPolicy(PolicyKind.RACK, strict=True)
+    value = in_racks("0 a1 b1 c1", last=0, policy=strict)
+    story, lines = repair(value, gone("b1"), racked(RANDOM, "a2", "b2", "c2"))
+    assert lines == ["read 0 of a1"]
+    assert only(has(story, "a1", 0), "store") == ["store 0 on b2 lac=0 length=1 recovery"]
+    assert story.stored(0, "b2") == ["write v1 closed at 0 length=100: 0 a1 b2 c1"]
+    assert only(story.written(2), "tell") == ["tell ensemble.changed", "tell ledger.repaired"]
+
+
+def test_an_ensemble_that_does_not_keep_the_policy_is_told_before_it_is_written() -> None:
+    value = in_racks("0 a1 b1 c1", last=0, policy=RACK)
+    story, _ = repair(value, gone("b1"), racked(RANDOM, "a2"))
+    has(story, "a1", 0)
+    told, written = story.stored(0, "a2")
+    assert (told, written) == ("tell placement.not_kept", "write v1 closed at 0 length=100: 0 a1 a2 c1")
+
+
+def test_a_strict_policy_that_no_bookie_keeps_is_refused_and_the_ledger_stays_as_it_is() -> None:
+    strict = PlacementPolicy(PolicyKind.RACK, strict=True)
+    value = in_racks("0 a1 b1 c1", last=0, policy=strict)
+    story, lines = repair(value, gone("b1"), racked(RANDOM, "a2"), attempts_max=1)
+    assert lines == ["answer 1 NotEnoughBookiesError"]
+    assert "placement policy" in str(next(effect.result for effect in story.effects if isinstance(effect, Answer)))
+
+
+def test_a_replacement_that_a_change_meanwhile_forbids_is_not_named() -> None:
+    strict = PlacementPolicy(PolicyKind.RACK, strict=True)
+    story, _ = repair(in_racks("0 a1 b1 c1", last=0, policy=strict), gone("b1"), racked(RANDOM, "d1", "e1"))
+    (target,) = [line.split()[3] for line in only(has(story, "a1", 0), "store")]
+    story.stored(0, target)
+    story.conflict()
+    rack = target[0]
+    lines = story.reads(in_racks(f"0 {rack}2 b1 c1", last=0, policy=strict), 5)
+    assert lines == [f"read 0 of {rack}2"], "it copies to another one"
+    (other,) = {"d1", "e1"} - {target}
+    assert only(has(story, f"{rack}2", 0), "store") == [f"store 0 on {other} lac=0 length=1 recovery"]

@@ -26,16 +26,15 @@ from dlog.wire.bookie import (
     EntryRead,
     ReadEntry,
     Request,
-    RequestDecoder,
     Response,
     ResponseDecoder,
     Unsupported,
     encode_request,
     encode_response,
 )
-from dlog.wire.bookie_v3 import AUTH_DISABLED, is_auth_message, request_header
+from dlog.wire.bookie_auth import AUTH_DISABLED
+from dlog.wire.bookie_port import PortRequest, RequestDecoder
 from dlog.wire.framing import Buffer
-from dlog.wire.protobuf import bytes_field, int_field
 from tests.unit.wire.chunks import chunked, cuts
 
 I64 = st.integers(-(2**63), 2**63 - 1)
@@ -178,7 +177,7 @@ def frame(body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + body
 
 
-def one(body: bytes) -> Request:
+def one(body: bytes) -> PortRequest:
     (request,) = RequestDecoder().feed(frame(body))
     return request
 
@@ -242,57 +241,6 @@ def test_short_reads_close(op: int, whole: int, fenced: int) -> None:
             with pytest.raises(ProtocolError):
                 one(struct.pack(">BBH", 2, op, flags) + bytes(size - 4))
         assert isinstance(one(struct.pack(">BBH", 2, op, flags) + bytes(need - 4)), ReadEntry | BatchRead)
-
-
-# ---- v3 on the same port --------------------------------------------------------------------------------------------
-
-
-def v3(op: int, *, version: int = 3, priority: int | None = None, body: bytes = b"") -> bytes:
-    header = int_field(1, version) + int_field(2, op) + int_field(3, 300)
-    if priority is not None:
-        header += int_field(4, priority)
-    return bytes_field(1, header) + body
-
-
-@pytest.mark.parametrize("op", [1, 2, 6, 7, 8, 9, 10, 11])
-def test_a_v3_request_is_told_no_in_v3_form(op: int) -> None:
-    request = one(v3(op, priority=100, body=bytes_field(100, int_field(1, 7))))
-    status = 502 if op == 2 else 404  # at any other refusal of an add Java's writer replaces the bookie, without end
-    answer = bytes_field(1, int_field(1, 3) + int_field(2, op) + int_field(3, 300)) + int_field(2, status)
-    assert request == Unsupported(frame(answer))
-
-
-@pytest.mark.parametrize("op", [3, 4, 12])
-def test_what_no_bookie_serves_is_answered_with_the_request_header(op: int) -> None:
-    header = int_field(1, 3) + int_field(2, op) + int_field(3, 300) + int_field(4, 100)
-    assert one(v3(op, priority=100)) == Unsupported(frame(bytes_field(1, header) + int_field(2, 404)))
-
-
-def test_v3_auth_is_answered_as_disabled() -> None:
-    header = int_field(1, 3) + int_field(2, 5) + int_field(3, 300)
-    answer = bytes_field(1, header) + int_field(2, 0) + bytes_field(102, AUTH_DISABLED)
-    assert one(v3(5, body=bytes_field(102, AUTH_DISABLED))) == Unsupported(frame(answer))
-
-
-def test_a_frame_of_countless_fields_is_no_v3_request_and_costs_no_time() -> None:
-    countless = bytes_field(1, int_field(1, 3) + int_field(2, 1) + int_field(3, 1)) + int_field(9, 1) * 1000
-    assert request_header(countless[:200]) is not None
-    assert request_header(countless) is None
-    assert not is_auth_message(AUTH_DISABLED + int_field(9, 1) * 1000)
-
-
-def test_v3_of_another_version_is_told_so() -> None:
-    request = one(v3(1, version=2))
-    assert isinstance(request, Unsupported) and request.answer.endswith(int_field(2, 503))
-
-
-def test_a_connection_may_go_from_v3_to_v2_but_never_back() -> None:
-    decoder = RequestDecoder()
-    read = frame(struct.pack(">BBH", 2, 2, 0) + READ_7_0)
-    assert isinstance(decoder.feed(frame(v3(1)))[0], Unsupported)
-    assert decoder.feed(read) == [ReadEntry(7, 0)]  # type: ignore[arg-type]
-    with pytest.raises(ProtocolError):
-        decoder.feed(frame(v3(1)))
 
 
 # ---- answers --------------------------------------------------------------------------------------------------------

@@ -21,12 +21,13 @@ from dlog.wire.bookie import (
     EntryAdded,
     EntryRead,
     ReadEntry,
-    RequestDecoder,
-    Unsupported,
     encode_request,
     encode_response,
 )
-from dlog.wire.bookie_v3 import AUTH_DISABLED
+from dlog.wire.bookie_auth import AUTH_DISABLED
+from dlog.wire.bookie_port import RequestDecoder
+from dlog.wire.bookie_v3 import V3Request
+from dlog.wire.bookie_v3_messages import ReadWithLac
 from dlog.wire.digest import Digest, master_key
 from dlog.wire.entry import (
     RECORD_SET,
@@ -115,9 +116,13 @@ V3_ADD = (
 )
 
 
-def test_v3_requests_are_told_no() -> None:
-    assert RequestDecoder().feed(h(V3_READ)) == [Unsupported(h("0000000b 0a06 0803 1001 1802 10 9403"))]
-    assert RequestDecoder().feed(h(V3_ADD)) == [Unsupported(h("0000000b 0a06 0803 1002 1801 10 f603"))]
+def test_v3_requests() -> None:
+    (read,) = RequestDecoder().feed(h(V3_READ))
+    assert isinstance(read, V3Request) and read.call.header.txn == 2
+    assert read.message == ReadWithLac(L7, EntryId(-1))
+    (add,) = RequestDecoder().feed(h(V3_ADD))
+    packet = b"".join(Digest(7, DigestType.CRC32, PW).pack(0, -1, 5, (b"hello",)))
+    assert isinstance(add, V3Request) and add.message == AddEntry(L7, E0, KEY, (packet,))
 
 
 def test_the_packet_of_the_v3_add_is_ours() -> None:

@@ -1,0 +1,216 @@
+"""Reads at the tail of a ledger: an entry with the LAC that this bookie knows, long polls, and the explicit LAC.
+
+Invariants:
+- A LAC is served only if it is durable here: it was in a durable entry or in a durable explicit LAC. It never falls.
+- A long poll ends once: when the LAC passes its previous LAC, when the ledger is fenced, at its timeout, or with its
+  client.
+- At most `polls_max` long polls wait; a further one is refused.
+
+Source: BookKeeper, LongPollReadEntryProcessorV3. Unlike there, an update that does not pass the previous LAC leaves the
+poll waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dlog.bookie.ledgers import Ledger
+from dlog.machine import CancelTimer, Peer, Send, SetTimer
+from dlog.model.ids import NO_ENTRY, EntryId, LedgerId
+from dlog.wire.bookie import Code
+from dlog.wire.bookie_v3_messages import LacRead, ReadLac, ReadWithLac, ReadWithLacDone
+from dlog.wire.framing import Buffer
+
+POLL_MS_MAX = 60_000  # a longer long poll ends then
+
+Outcome = Buffer | Code | None  # packet; NO_ENTRY or an error; None: look again
+
+
+@dataclass(frozen=True, slots=True)
+class PollTimer:
+    """Key of the timer of one long poll."""
+
+    number: int
+
+
+@dataclass(slots=True, eq=False)
+class TailRead:
+    """A read that no longer waits for the LAC. entry: the one to read; piggybacked: its absence is no error."""
+
+    peer: Peer
+    request: ReadWithLac
+    entry: int
+    waited: bool = False
+    piggybacked: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class LacReading:
+    """A ReadLac that waits for the last entry."""
+
+    peer: Peer
+    request: ReadLac
+
+
+@dataclass(slots=True, eq=False)
+class _Poll:
+    """A long poll that waits. previous: the LAC to pass."""
+
+    number: int
+    peer: Peer
+    request: ReadWithLac
+    previous: int
+
+
+#: find(ledger, entry, peer, parked, resume, waiter, out, alone): as Bookie._find
+Find = Callable[[int, int, Peer, Any, Callable[[Any, Outcome, list[Any]], None], Any, list[Any], bool], Outcome]
+
+
+class TailReads:
+    """Part of the bookie's state machine. ledgers: those of the bookie, by id; find: reads an entry."""
+
+    def __init__(self, ledgers: dict[int, Ledger], find: Find, polls_max: int) -> None:
+        self._ledgers = ledgers
+        self._find = find
+        self._polls_max = polls_max
+        self._numbers = 0
+        self._polls: dict[int, _Poll] = {}
+        self._of_peer: dict[Peer, dict[int, _Poll]] = {}
+        self.polled: dict[int, dict[int, _Poll]] = {}  # by ledger; those of the ledgers that are polled
+
+    @property
+    def polls(self) -> int:
+        """How many long polls wait."""
+        return len(self._polls)
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    def read(self, peer: Peer, m: ReadWithLac, out: list[Any]) -> None:
+        if m.ledger < 0 or m.entry < -1 or (m.piggyback and (m.entry != -1 or m.previous_lac is None)):
+            _refuse(peer, m, Code.BAD_REQUEST, out)
+            return
+        ledger = self._ledgers.get(m.ledger)
+        if m.previous_lac is None or ledger is None:
+            self.serve(TailRead(peer, m, m.entry), out)
+            return
+        previous = max(m.previous_lac, -1)
+        if ledger.lac > previous:
+            self._serve_passed(peer, m, False, out)
+        elif m.timeout_ms <= 0:
+            self._serve_unmoved(peer, m, False, out)
+        elif len(self._polls) >= self._polls_max:
+            _refuse(peer, m, Code.TOO_MANY_REQUESTS, out)
+        else:
+            self._wait(peer, m, previous, out)
+
+    def read_lac(self, peer: Peer, m: ReadLac, out: list[Any]) -> None:
+        if m.ledger < 0:
+            out.append(Send(peer, LacRead(m.ledger, Code.BAD_REQUEST)))
+        else:
+            self.serve_lac(LacReading(peer, m), out)
+
+    def serve(self, read: TailRead, out: list[Any], alone: bool = False) -> None:
+        outcome = self._find(read.request.ledger, read.entry, read.peer, read, self._resume, read, out, alone)
+        if outcome is not None:
+            self._resume(read, outcome, out)
+
+    def serve_lac(self, reading: LacReading, out: list[Any], alone: bool = False) -> None:
+        number = reading.request.ledger
+        outcome = self._find(number, NO_ENTRY, reading.peer, reading, self._resume_lac, reading, out, alone)
+        if outcome is not None:
+            self._resume_lac(reading, outcome, out)
+
+    # ---- what ends a long poll ---------------------------------------------------------------------------------------
+
+    def lac_moved(self, ledger: Ledger, out: list[Any]) -> None:
+        """The LAC of a polled ledger has risen."""
+        for poll in [poll for poll in self.polled[ledger.ledger].values() if poll.previous < ledger.lac]:
+            self._end(poll, out)
+            self._serve_passed(poll.peer, poll.request, True, out)
+
+    def fenced(self, ledger: int, out: list[Any]) -> None:
+        for poll in list(self.polled.get(ledger, {}).values()):
+            self._end(poll, out)
+            self._serve_unmoved(poll.peer, poll.request, True, out)
+
+    def timed_out(self, timer: PollTimer, out: list[Any]) -> None:
+        poll = self._polls.get(timer.number)
+        if poll is not None:
+            self._end(poll, out)
+            self._serve_unmoved(poll.peer, poll.request, True, out)
+
+    def lost(self, peer: Peer, out: list[Any]) -> None:
+        """The client is gone, or sends nothing more: its polls end now."""
+        for poll in list(self._of_peer.get(peer, {}).values()):
+            self._end(poll, out)
+            self._serve_unmoved(poll.peer, poll.request, True, out)
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _wait(self, peer: Peer, m: ReadWithLac, previous: int, out: list[Any]) -> None:
+        self._numbers = number = self._numbers + 1
+        poll = _Poll(number, peer, m, previous)
+        self._polls[number] = poll
+        self.polled.setdefault(m.ledger, {})[number] = poll
+        self._of_peer.setdefault(peer, {})[number] = poll
+        out.append(SetTimer(PollTimer(number), min(m.timeout_ms, POLL_MS_MAX) / 1000))
+
+    def _end(self, poll: _Poll, out: list[Any]) -> None:
+        del self._polls[poll.number]
+        _remove(self.polled, poll.request.ledger, poll.number)
+        _remove(self._of_peer, poll.peer, poll.number)
+        out.append(CancelTimer(PollTimer(poll.number)))
+
+    def _serve_passed(self, peer: Peer, m: ReadWithLac, waited: bool, out: list[Any]) -> None:
+        """The LAC is above the previous one: read the entry behind that, or the one that was named."""
+        assert m.previous_lac is not None
+        entry = max(m.previous_lac, -1) + 1 if m.piggyback else m.entry
+        self.serve(TailRead(peer, m, entry, waited, m.piggyback), out)
+
+    def _serve_unmoved(self, peer: Peer, m: ReadWithLac, waited: bool, out: list[Any]) -> None:
+        """The LAC is not above the previous one, and the wait is over."""
+        ledger = self._ledgers.get(m.ledger)
+        if m.piggyback and ledger is not None:
+            out.append(Send(peer, ReadWithLacDone(m.ledger, NO_ENTRY, Code.OK, None, EntryId(ledger.lac), waited)))
+        else:
+            self.serve(TailRead(peer, m, m.entry, waited), out)
+
+    def _resume(self, read: TailRead, outcome: Outcome, out: list[Any]) -> None:
+        m, ledger = read.request, self._ledgers.get(read.request.ledger)
+        lac = EntryId(ledger.lac if ledger is not None else -1)
+        if outcome is None:
+            self.serve(read, out, alone=True)
+        elif not isinstance(outcome, Code):
+            entry = EntryId(read.entry) if read.piggybacked else m.entry
+            out.append(Send(read.peer, ReadWithLacDone(m.ledger, entry, Code.OK, outcome, lac, read.waited)))
+        elif read.piggybacked and outcome is Code.NO_ENTRY:
+            out.append(Send(read.peer, ReadWithLacDone(m.ledger, NO_ENTRY, Code.OK, None, lac, read.waited)))
+        else:
+            _refuse(read.peer, m, outcome, out)
+
+    def _resume_lac(self, reading: LacReading, outcome: Outcome, out: list[Any]) -> None:
+        number = reading.request.ledger
+        ledger = self._ledgers.get(number)
+        explicit = ledger.explicit_lac if ledger is not None else b""
+        if outcome is None:
+            self.serve_lac(reading, out, alone=True)
+        elif not isinstance(outcome, Code):
+            out.append(Send(reading.peer, LacRead(number, Code.OK, explicit, outcome)))
+        elif outcome is Code.NO_ENTRY and explicit:
+            out.append(Send(reading.peer, LacRead(number, Code.OK, explicit)))
+        else:
+            code = Code.NO_ENTRY if outcome is Code.NO_LEDGER else outcome  # as BookKeeper's bookie says it
+            out.append(Send(reading.peer, LacRead(number, code)))
+
+
+def _refuse(peer: Peer, m: ReadWithLac, code: Code, out: list[Any]) -> None:
+    out.append(Send(peer, ReadWithLacDone(LedgerId(m.ledger), m.entry, code)))
+
+
+def _remove(index: dict[Any, dict[int, _Poll]], key: Any, number: int) -> None:
+    polls = index[key]
+    del polls[number]
+    if not polls:
+        del index[key]

@@ -1,0 +1,147 @@
+"""Messages that only BookKeeper's v3 protocol carries; those of both protocols are in dlog/wire/bookie.py.
+
+Source: BookKeeper, BookkeeperProtocol.proto.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlog.model.ids import EntryId, LedgerId
+from dlog.wire.bookie import (
+    AddEntry,
+    Auth,
+    AuthDone,
+    Code,
+    EntryAdded,
+    EntryRead,
+    ReadEntry,
+)
+from dlog.wire.framing import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class ReadWithLac:
+    """Read one entry and the LAC that the bookie knows; entry -1: the last one that the bookie has.
+
+    previous_lac: if timeout_ms > 0 and the known LAC is not above it, wait that long for a higher one (long poll).
+    piggyback: then read entry previous_lac + 1; needs entry -1 and previous_lac.
+    """
+
+    ledger: LedgerId
+    entry: EntryId
+    previous_lac: EntryId | None = None
+    timeout_ms: int = 0
+    piggyback: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WriteLac:
+    """Store an explicit LAC. `packet`: ledger, LAC, digest, as the writer made it."""
+
+    ledger: LedgerId
+    lac: EntryId
+    master_key: bytes
+    packet: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLac:
+    """Read the explicit LAC and the last entry."""
+
+    ledger: LedgerId
+
+
+@dataclass(frozen=True, slots=True)
+class ForceLedger:
+    """Answer when everything that was acknowledged in this ledger is durable."""
+
+    ledger: LedgerId
+
+
+@dataclass(frozen=True, slots=True)
+class ListEntries:
+    """List the ids of a ledger's entries on this bookie."""
+
+    ledger: LedgerId
+
+
+@dataclass(frozen=True, slots=True)
+class GetSpace:
+    """Disk space of the bookie. total, free: whether the answer names it."""
+
+    total: bool = True
+    free: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ReadWithLacDone:
+    """Response to ReadWithLac. If OK, `packet` is None when the bookie does not have the entry; `entry` is then -1.
+
+    lac: known LAC of the ledger. waited: whether it is the end of a long poll.
+    """
+
+    ledger: LedgerId
+    entry: EntryId
+    code: Code
+    packet: Buffer | None = None
+    lac: EntryId = EntryId(-1)
+    waited: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LacWritten:
+    """Response to WriteLac: OK once it is durable."""
+
+    ledger: LedgerId
+    code: Code
+
+
+@dataclass(frozen=True, slots=True)
+class LacRead:
+    """Response to ReadLac. lac_packet, last_packet: empty if there is none."""
+
+    ledger: LedgerId
+    code: Code
+    lac_packet: Buffer = b""
+    last_packet: Buffer = b""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerForced:
+    """Response to ForceLedger."""
+
+    ledger: LedgerId
+    code: Code
+
+
+@dataclass(frozen=True, slots=True)
+class EntriesListed:
+    """Response to ListEntries. listed: see dlog/wire/bookie_availability.py."""
+
+    ledger: LedgerId
+    code: Code
+    listed: Buffer = b""
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceTold:
+    """Response to GetSpace: bytes of all ledger directories; None: not requested."""
+
+    code: Code
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+
+
+V3Message = AddEntry | ReadEntry | ReadWithLac | WriteLac | ReadLac | ForceLedger | ListEntries | GetSpace | Auth
+V3Response = (
+    EntryAdded
+    | EntryRead
+    | ReadWithLacDone
+    | LacWritten
+    | LacRead
+    | LedgerForced
+    | EntriesListed
+    | SpaceTold
+    | AuthDone
+)
