@@ -894,7 +894,8 @@ async def feed(process: Process, first: int) -> None:
             process.stdin.write(b"line %d\n" % n)
             await process.stdin.drain()
     except (BrokenPipeError, ConnectionResetError):
-        return
+        with suppress(BrokenPipeError, ConnectionResetError):  # Python 3.11.2 reports it if nobody asks
+            await process.stdin.wait_closed()
 
 
 # ---- Kafka's own consumer --------------------------------------------------------------------------------------------
