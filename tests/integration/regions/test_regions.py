@@ -893,7 +893,7 @@ async def feed(process: Process, first: int) -> None:
         for n in itertools.count(first):
             process.stdin.write(b"line %d\n" % n)
             await process.stdin.drain()
-    except (BrokenPipeError, ConnectionResetError):
+    except (BrokenPipeError, ConnectionResetError, RuntimeError):  # RuntimeError: a closed pipe of uvloop
         with suppress(BrokenPipeError, ConnectionResetError):  # Python 3.11.2 reports it if nobody asks
             await process.stdin.wait_closed()
 
