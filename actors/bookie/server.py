@@ -31,6 +31,7 @@ from dlog.bookie.messages import (
     LedgersNew,
     ListStored,
     MarkLedgersDeleted,
+    PollWaits,
     SpaceAsked,
     SpaceSeen,
 )
@@ -126,6 +127,7 @@ class BookieServer:
             CancelTimer: self._perform_cancel_timer,
             ListStored: self._disk.list,
             SpaceAsked: self._perform_space_asked,
+            PollWaits: self._perform_poll_waits,
         }
         self._timers: dict[Token, asyncio.TimerHandle] = {}
 
@@ -406,6 +408,9 @@ class BookieServer:
             self._settle()
 
         self._disk.space(told)
+
+    def _perform_poll_waits(self, effect: PollWaits) -> None:
+        effect.peer.wait()  # type: ignore[attr-defined]  # the peer is a V3Exchange
 
     def _perform_set_timer(self, effect: SetTimer) -> None:
         self._timers[effect.key] = self._loop.call_later(effect.after_s, self._timer_fired, effect.key)

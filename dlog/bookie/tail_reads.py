@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlog.bookie.ledgers import Ledger
+from dlog.bookie.messages import PollWaits
 from dlog.machine import CancelTimer, Peer, Send, SetTimer
 from dlog.model.ids import NO_ENTRY, EntryId, LedgerId
 from dlog.wire.bookie import Code
@@ -156,6 +157,7 @@ class TailReads:
         self.polled.setdefault(m.ledger, {})[number] = poll
         self._of_peer.setdefault(peer, {})[number] = poll
         out.append(SetTimer(PollTimer(number), min(m.timeout_ms, POLL_MS_MAX) / 1000))
+        out.append(PollWaits(peer))
 
     def _end(self, poll: _Poll, out: list[Any]) -> None:
         del self._polls[poll.number]
