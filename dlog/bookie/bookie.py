@@ -52,6 +52,7 @@ from dlog.bookie.messages import (
     Fetched,
     Flush,
     Flushed,
+    InputEnded,
     LedgersMarkedDeleted,
     LedgersNew,
     LedgersToDelete,
@@ -200,6 +201,7 @@ class Bookie:
             LedgersMarkedDeleted: self._buried,
             TimerFired: self._timer_fired,
             PeerLost: self._peer_lost,
+            InputEnded: self._input_ended,
             StoredListed: self._stored_listed,
         }
         self._tail = TailReads(self._ledgers, self._find, options.long_polls_max)
@@ -875,6 +877,9 @@ class Bookie:
 
     def _peer_lost(self, fact: PeerLost, out: list[Any]) -> None:
         self._tail.lost(fact.peer, out)
+
+    def _input_ended(self, fact: InputEnded, out: list[Any]) -> None:
+        self._tail.input_ended(fact.peer, out)
 
     def _unsupported(self, peer: Peer, m: Unsupported, out: list[Any]) -> None:
         out.append(Send(peer, m))

@@ -2,8 +2,8 @@
 
 Invariants:
 - A LAC is served only if it is durable here: it was in a durable entry or in a durable explicit LAC. It never falls.
-- A long poll ends once: when the LAC passes its previous LAC, when the ledger is fenced, at its timeout, or with its
-  client.
+- A long poll ends once: when the LAC passes its previous LAC, when the ledger is fenced, at its timeout, or when its
+  client sends nothing more. It then reads its entry; if the client is gone, it is dropped and reads nothing.
 - At most `polls_max` long polls wait; a further one is refused.
 
 Source: BookKeeper, LongPollReadEntryProcessorV3. Unlike there, an update that does not pass the previous LAC leaves the
@@ -143,7 +143,12 @@ class TailReads:
             self._serve_unmoved(poll.peer, poll.request, True, out)
 
     def lost(self, peer: Peer, out: list[Any]) -> None:
-        """The client is gone, or sends nothing more: its polls end now."""
+        """The client is gone: drop its polls, nobody takes the answers."""
+        for poll in list(self._of_peer.get(peer, {}).values()):
+            self._end(poll, out)
+
+    def input_ended(self, peer: Peer, out: list[Any]) -> None:
+        """The client sends nothing more: its polls are answered now."""
         for poll in list(self._of_peer.get(peer, {}).values()):
             self._end(poll, out)
             self._serve_unmoved(poll.peer, poll.request, True, out)
