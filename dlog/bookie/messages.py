@@ -50,7 +50,7 @@ class ListStored:
 
 @dataclass(frozen=True, slots=True)
 class StoredListed:
-    """Fact: the list, encoded (dlog/wire/bookie_availability.py); None: it cannot be read, or has too many gaps."""
+    """Fact: the list, encoded (dlog/wire/bookie_availability.py); None: it cannot be read, or has too many groups."""
 
     token: int
     listed: bytes | None
