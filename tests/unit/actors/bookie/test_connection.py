@@ -104,7 +104,7 @@ READ = request(1, 100, int_field(1, 7) + int_field(2, 0))
 ADD = request(2, 101, int_field(1, 7) + int_field(2, 1) + bytes_field(3, KEY) + bytes_field(4, PACKET))
 
 
-@pytest.mark.parametrize("kind", [READ, POLL])
+@pytest.mark.parametrize("kind", [READ, POLL], ids=["read", "poll"])
 async def test_reads_count_though_they_could_have_waited(kind: bytes) -> None:
     """An old previous LAC makes a long poll a read, which goes to the disk at once."""
     client = Client(waits=False, connection_reads_max=3)
