@@ -3,6 +3,7 @@
 Invariants:
 - a request is taken only while the client reads its responses and few of its requests wait for the disk, an add only
   while the write cache has room. Until then at most one chunk of requests waits here, and the socket is not read;
+- each request but an add counts as a read until it is answered, or is a long poll that waits. Few of those may wait;
 - a client that half-closes gets every pending response before the connection ends; its long polls end at once.
 """
 
@@ -19,9 +20,10 @@ from dlog.bookie.options import BookieOptions
 from dlog.errors import ProtocolError
 from dlog.io.receive_buffers import buffer_for, received
 from dlog.machine import Peer
-from dlog.wire.bookie import AddEntry, EntryAdded, Unsupported, encode_added, encode_response
+from dlog.wire.bookie import AddEntry, Code, EntryAdded, Unsupported, encode_added, encode_response
 from dlog.wire.bookie_port import PortRequest, RequestDecoder
 from dlog.wire.bookie_v3 import V3Request
+from dlog.wire.bookie_v3_messages import ReadWithLac, ReadWithLacDone
 from dlog.wire.framing import Buffer
 
 Take = Callable[[Peer, Any], None]
@@ -93,7 +95,7 @@ class Connection(asyncio.BufferedProtocol):
         self._out_bytes = 0
         self._owed = 0  # requests without a response
         self._owed_reads = 0
-        self.polling: dict[V3Exchange, None] = {}  # requests that may wait for a LAC to move
+        self.polling: dict[V3Exchange, None] = {}  # long polls that wait for a LAC to move
         self._reading = True
         self._writable = True
         self._taking = False
@@ -178,7 +180,13 @@ class Connection(asyncio.BufferedProtocol):
         for buffer in buffers:
             self._out_bytes += len(buffer)
 
-    def _reply_v3(self, exchange: V3Exchange, buffers: list[Buffer]) -> None:
+    def wait_v3(self, exchange: V3Exchange) -> None:
+        """A v3 request waits for a LAC to move."""
+        exchange.counts_as_read = False
+        self._owed_reads -= 1
+        self.polling[exchange] = None
+
+    def reply_v3(self, exchange: V3Exchange, buffers: list[Buffer]) -> None:
         """Queue the answer to a v3 request; `flush` writes it."""
         self._owed -= 1
         self.polling.pop(exchange, None)
@@ -270,13 +278,17 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.pause_reading()
 
     def _take_v3(self, request: V3Request) -> None:
-        exchange = V3Exchange(request, self._reply_v3)
+        exchange, message = V3Exchange(request, self), request.message
         self._owed += 1
         if exchange.counts_as_read:
             self._owed_reads += 1
-        elif exchange.may_poll:
-            self.polling[exchange] = None
-        self._take(exchange, request.message)
+        if exchange.may_poll and len(self.polling) >= self._options.connection_long_polls_max:
+            assert isinstance(message, ReadWithLac)
+            exchange.send(ReadWithLacDone(message.ledger, message.entry, Code.TOO_MANY_REQUESTS))
+            return
+        self._take(exchange, message)
+        if self._closing and exchange in self.polling:
+            self._on_eof(self)
 
     def _close_if_done(self) -> None:
         if not self._owed and not self._inbox and not self._out and not self._lost:

@@ -28,9 +28,11 @@ from dlog.bookie.messages import (
     Fetch,
     Flush,
     Flushed,
+    InputEnded,
     LedgersNew,
     ListStored,
     MarkLedgersDeleted,
+    PollWaits,
     SpaceAsked,
     SpaceSeen,
 )
@@ -105,6 +107,7 @@ class BookieServer:
         self._dirty: list[Connection] = []
         self._connections: dict[Connection, None] = {}  # in order of arrival, so that runs are repeatable
         self._received_bytes = 0  # of incomplete frames, all connections
+        self._closing = False  # no client is left, and the disk workers stop
         self._failure: BaseException | None = None
         self._failed = asyncio.Event()
         self._standing_changed = asyncio.Event()  # perhaps: read-only or writable must be registered again
@@ -126,6 +129,7 @@ class BookieServer:
             CancelTimer: self._perform_cancel_timer,
             ListStored: self._disk.list,
             SpaceAsked: self._perform_space_asked,
+            PollWaits: self._perform_poll_waits,
         }
         self._timers: dict[Token, asyncio.TimerHandle] = {}
 
@@ -301,7 +305,9 @@ class BookieServer:
             if self.machine.is_dirty and self.machine.read_only:
                 break  # no room: the data stays in the journal
         for connection in list(self._connections):
+            self._drop_polls(connection)  # and their timers: nothing is read from here on
             connection.close()
+        self._closing = True
         await self._disk.close()
         if self._failure is not None:
             raise DiskFailedError(f"the last checkpoint failed: {self._failure!r}") from self._failure
@@ -313,7 +319,7 @@ class BookieServer:
             settle=self._settle,
             is_congested=lambda: self.machine.is_congested,
             out_dirty=self._dirty.append,
-            on_eof=self._end_polls,
+            on_eof=self._input_ended,
             on_lost=self._lost,
             count_bytes=self._count_received,
             is_refused=len(self._connections) >= self._options.connections_max,
@@ -323,11 +329,16 @@ class BookieServer:
 
     def _lost(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
-        self._end_polls(connection)
+        self._drop_polls(connection)
 
-    def _end_polls(self, connection: Connection) -> None:
+    def _drop_polls(self, connection: Connection) -> None:
         for exchange in tuple(connection.polling):
             self._perform(PeerLost(exchange))
+        connection.polling.clear()
+
+    def _input_ended(self, connection: Connection) -> None:
+        for exchange in tuple(connection.polling):
+            self._perform(InputEnded(exchange))
         self._settle()
 
     def _count_received(self, change: int) -> bool:
@@ -347,6 +358,8 @@ class BookieServer:
 
     def _drain(self) -> None:
         facts = self._facts
+        if self._closing:
+            facts.clear()  # e.g. a read that was running: its client is gone
         while facts and self._failure is None:
             fact = self._disk.heard(facts.popleft())
             if fact is not None:
@@ -406,6 +419,9 @@ class BookieServer:
             self._settle()
 
         self._disk.space(told)
+
+    def _perform_poll_waits(self, effect: PollWaits) -> None:
+        effect.peer.wait()  # type: ignore[attr-defined]  # the peer is a V3Exchange
 
     def _perform_set_timer(self, effect: SetTimer) -> None:
         self._timers[effect.key] = self._loop.call_later(effect.after_s, self._timer_fired, effect.key)

@@ -25,11 +25,12 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fastcrc.crc32 import iscsi as crc32c
 
+from dlog.bookie.batch_reads import Batch, BatchReads
 from dlog.bookie.cache import ReadCache, Stored, WriteCache
 from dlog.bookie.events import (
     BookieReadOnly,
@@ -52,6 +53,7 @@ from dlog.bookie.messages import (
     Fetched,
     Flush,
     Flushed,
+    InputEnded,
     LedgersMarkedDeleted,
     LedgersNew,
     LedgersToDelete,
@@ -66,7 +68,6 @@ from dlog.bookie.options import BookieOptions
 from dlog.bookie.tail_reads import LacReading, PollTimer, TailRead, TailReads
 from dlog.machine import Peer, PeerLost, Persist, Persisted, Received, Send, Tell, TimerFired
 from dlog.model.ids import NO_ENTRY, EntryId
-from dlog.options import MiB
 from dlog.wire.bookie import (
     AddEntry,
     Auth,
@@ -98,8 +99,6 @@ from dlog.wire.digest import is_same_entry
 from dlog.wire.framing import Buffer
 
 PACKET_MIN = 24  # ledger, entry and LAC
-BATCH_BYTES_MAX = 5 * MiB
-_BATCH_HEAD = 24 + 8 + 4
 _LAC = struct.Struct(">q")
 _STAYS_BYTES = 4096  # a smaller packet is copied: cheaper than a view, and one receive brings many
 _LISTINGS_MAX = 16  # lists of entries at once, each of which may take megabytes
@@ -126,18 +125,6 @@ class _LacWaiting(_Waiting):
 
     lac: int = -1
     packet: bytes = b""
-
-
-@dataclass(slots=True, eq=False)
-class _Batch:
-    """A batch read that is being assembled."""
-
-    peer: Peer
-    request: BatchRead
-    bytes_max: int
-    entry: int
-    size: int = _BATCH_HEAD
-    packets: list[Buffer] = field(default_factory=list)
 
 
 Outcome = Buffer | Code | None  # packet; NO_ENTRY or IO_ERROR; None: not in the result, look again
@@ -200,14 +187,16 @@ class Bookie:
             LedgersMarkedDeleted: self._buried,
             TimerFired: self._timer_fired,
             PeerLost: self._peer_lost,
+            InputEnded: self._input_ended,
             StoredListed: self._stored_listed,
         }
         self._tail = TailReads(self._ledgers, self._find, options.long_polls_max)
+        self._batches = BatchReads(self._find, self._fence)
         self._listings = Listings()
         self._requests: dict[type[Any], Callable[[Peer, Any, list[Any]], None]] = {
             AddEntry: self._add,
             ReadEntry: self._read,
-            BatchRead: self._batch_read,
+            BatchRead: self._batches.read,
             Auth: self._auth,
             Collect: self._collect,
             Unsupported: self._unsupported,
@@ -443,7 +432,7 @@ class Bookie:
         elif isinstance(request, ReadEntry):
             self._serve_read(peer, request, out)
         elif isinstance(request, BatchRead):
-            self._start_batch(peer, request, out)
+            self._batches.start(peer, request, out)
         elif isinstance(request, TailRead):
             self._tail.serve(request, out)
         elif isinstance(request, LacReading):
@@ -451,7 +440,7 @@ class Bookie:
         elif isinstance(request, ForceLedger):
             out.append(Send(peer, LedgerForced(request.ledger, Code.OK)))
         else:
-            self._gather(request, out)
+            self._batches.gather(request, out)
 
     # ---- fences ------------------------------------------------------------------------------------------------------
 
@@ -700,56 +689,6 @@ class Bookie:
             del left[: len(together)]
             self._ask_disk(ledger, first, together[-1][0] - first + 1, together, out)
 
-    # ---- batch reads -------------------------------------------------------------------------------------------------
-
-    def _batch_read(self, peer: Peer, m: BatchRead, out: list[Any]) -> None:
-        code: Code | None = Code.OK
-        if m.ledger < 0 or m.start < -1:
-            code = Code.BAD_REQUEST
-        elif m.fence:
-            code = self._fence(peer, m, out)
-        if code is Code.OK:
-            self._start_batch(peer, m, out)
-        elif code is not None:
-            out.append(Send(peer, BatchReadDone(m.ledger, m.start, m.request, code)))
-
-    def _start_batch(self, peer: Peer, m: BatchRead, out: list[Any]) -> None:
-        self._gather(_Batch(peer, m, min(m.max_bytes, BATCH_BYTES_MAX), m.start), out)
-
-    def _gather(self, batch: _Batch, out: list[Any], alone: bool = False) -> None:
-        """Add entries that are in memory; the first that must be read from disk continues in `_resume_batch`."""
-        ledger = batch.request.ledger
-        while True:
-            wanted = batch.bytes_max - batch.size
-            outcome = self._find(ledger, batch.entry, batch.peer, batch, self._resume_batch, batch, out, alone, wanted)
-            if outcome is None or not self._take(batch, outcome, out):
-                return
-
-    def _resume_batch(self, batch: _Batch, outcome: Outcome, out: list[Any]) -> None:
-        if outcome is None:
-            self._gather(batch, out, alone=True)
-        elif self._take(batch, outcome, out):
-            self._gather(batch, out)
-
-    def _take(self, batch: _Batch, outcome: Buffer | Code, out: list[Any]) -> bool:
-        """Add an entry and return whether the batch goes on; if not, reply. A missing entry ends it; as the first, it
-        fails it.
-        """
-        m = batch.request
-        code = Code.OK
-        more = False
-        if isinstance(outcome, Code):
-            if not batch.packets:
-                code = outcome
-        elif not batch.packets or batch.size + len(outcome) + 4 <= batch.bytes_max:
-            batch.packets.append(outcome)
-            batch.size += len(outcome) + 4
-            batch.entry += 1
-            more = batch.size < batch.bytes_max and (m.max_count <= 0 or len(batch.packets) < m.max_count)
-        if not more:
-            out.append(Send(batch.peer, BatchReadDone(m.ledger, m.start, m.request, code, tuple(batch.packets))))
-        return more
-
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
     def _checkpoint_due(self, _: CheckpointDue, out: list[Any]) -> None:
@@ -876,6 +815,9 @@ class Bookie:
     def _peer_lost(self, fact: PeerLost, out: list[Any]) -> None:
         self._tail.lost(fact.peer, out)
 
+    def _input_ended(self, fact: InputEnded, out: list[Any]) -> None:
+        self._tail.input_ended(fact.peer, out)
+
     def _unsupported(self, peer: Peer, m: Unsupported, out: list[Any]) -> None:
         out.append(Send(peer, m))
 
@@ -889,7 +831,7 @@ def _can_stay(packet: Buffer) -> bool:
 
 
 def _refusal(request: Any, code: Code) -> Any:
-    if isinstance(request, _Batch):
+    if isinstance(request, Batch):
         request = request.request
     if isinstance(request, AddEntry):
         return EntryAdded(request.ledger, request.entry, code)

@@ -1,7 +1,7 @@
 """Messages between the bookie's state machine and its storage, beside Persist and Persisted.
 
-Effects: Fetch, ListStored, Flush, MarkLedgersDeleted, CollectDue, CollectAsked, LedgersNew, SpaceAsked. Facts: the
-others, except CollectionResult. A Fetch or ListStored is known by its token, a Flush by its number.
+Effects: Fetch, ListStored, Flush, MarkLedgersDeleted, CollectDue, CollectAsked, LedgersNew, SpaceAsked, PollWaits.
+Facts: the others, except CollectionResult. A Fetch or ListStored is known by its token, a Flush by its number.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ListStored:
 
 @dataclass(frozen=True, slots=True)
 class StoredListed:
-    """Fact: the list, encoded (dlog/wire/bookie_availability.py); None: it cannot be read, or has too many gaps."""
+    """Fact: the list, encoded (dlog/wire/bookie_availability.py); None: it cannot be read, or has too many groups."""
 
     token: int
     listed: bytes | None
@@ -121,6 +121,20 @@ class SpaceAsked:
 
     peer: Peer
     request: GetSpace
+
+
+@dataclass(frozen=True, slots=True)
+class PollWaits:
+    """Effect: the request of this peer is a long poll and waits for a later LAC; until then it uses no disk."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class InputEnded:
+    """Fact: this peer's client sends nothing more but still reads: its long polls are answered now."""
+
+    peer: Peer
 
 
 @dataclass(frozen=True, slots=True)

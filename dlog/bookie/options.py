@@ -75,7 +75,9 @@ class BookieOptions:
         4 * MiB, "unsent answers of a connection, beyond which its requests are not read"
     )
     connection_reads_max: int = option(256, "unanswered reads of a connection, beyond which its requests are not read")
-
+    connection_long_polls_max: int = option(
+        2_500, "long polls of a connection that may wait for a later LAC; beyond it they are refused"
+    )
     long_polls_max: int = option(
         10_000, "reads of all connections that may wait for a later LAC (long polls); beyond it they are refused"
     )
@@ -119,7 +121,7 @@ class BookieOptions:
         check_positive(
             self, "checkpoint_s", "disk_check_s", "frame_s", "connections_max", "ledgers_max", "reads_waiting_max"
         )
-        check_positive(self, "long_polls_max")
+        check_positive(self, "long_polls_max", "connection_long_polls_max")
         check_positive(self, "journal_group_bytes_max", "journal_waiting_bytes_max", "journal_files_max")
         check_positive(
             self, "write_cache_bytes", "write_cache_entries", "entry_log_bytes", "receive_bytes_max", "gc_bytes_s"

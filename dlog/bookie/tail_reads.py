@@ -2,8 +2,8 @@
 
 Invariants:
 - A LAC is served only if it is durable here: it was in a durable entry or in a durable explicit LAC. It never falls.
-- A long poll ends once: when the LAC passes its previous LAC, when the ledger is fenced, at its timeout, or with its
-  client.
+- A long poll ends once: when the LAC passes its previous LAC, when the ledger is fenced, at its timeout, or when its
+  client sends nothing more. It then reads its entry; if the client is gone, it is dropped and reads nothing.
 - At most `polls_max` long polls wait; a further one is refused.
 
 Source: BookKeeper, LongPollReadEntryProcessorV3. Unlike there, an update that does not pass the previous LAC leaves the
@@ -13,10 +13,12 @@ poll waiting.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from dlog.bookie.ledgers import Ledger
+from dlog.bookie.messages import PollWaits
 from dlog.machine import CancelTimer, Peer, Send, SetTimer
 from dlog.model.ids import NO_ENTRY, EntryId, LedgerId
 from dlog.wire.bookie import Code
@@ -24,6 +26,7 @@ from dlog.wire.bookie_v3_messages import LacRead, ReadLac, ReadWithLac, ReadWith
 from dlog.wire.framing import Buffer
 
 POLL_MS_MAX = 60_000  # a longer long poll ends then
+_ENDED_KEPT = 16  # ended polls that the heap of a ledger may hold beside as many as wait
 
 Outcome = Buffer | Code | None  # packet; NO_ENTRY or an error; None: look again
 
@@ -64,6 +67,32 @@ class _Poll:
     previous: int
 
 
+@dataclass(slots=True, eq=False)
+class _LedgerPolls:
+    """Long polls of one ledger. waiting: by number; heap: (previous, number) of these and of some that have ended."""
+
+    waiting: dict[int, _Poll] = field(default_factory=dict)
+    heap: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, poll: _Poll) -> None:
+        self.waiting[poll.number] = poll
+        heappush(self.heap, (poll.previous, poll.number))
+
+    def remove(self, poll: _Poll) -> None:
+        del self.waiting[poll.number]
+        if len(self.heap) > 2 * len(self.waiting) + _ENDED_KEPT:
+            self.heap[:] = [(left.previous, left.number) for left in self.waiting.values()]
+            heapify(self.heap)
+
+    def pop_below(self, lac: int) -> _Poll | None:
+        """The next poll with a previous LAC below `lac`; the caller removes it. None: there is no more."""
+        while self.heap and self.heap[0][0] < lac:
+            poll = self.waiting.get(heappop(self.heap)[1])
+            if poll is not None:
+                return poll
+        return None
+
+
 #: find(ledger, entry, peer, parked, resume, waiter, out, alone): as Bookie._find
 Find = Callable[[int, int, Peer, Any, Callable[[Any, Outcome, list[Any]], None], Any, list[Any], bool], Outcome]
 
@@ -78,7 +107,7 @@ class TailReads:
         self._numbers = 0
         self._polls: dict[int, _Poll] = {}
         self._of_peer: dict[Peer, dict[int, _Poll]] = {}
-        self.polled: dict[int, dict[int, _Poll]] = {}  # by ledger; those of the ledgers that are polled
+        self.polled: dict[int, _LedgerPolls] = {}  # by ledger; those of the ledgers that are polled
 
     @property
     def polls(self) -> int:
@@ -126,12 +155,14 @@ class TailReads:
 
     def lac_moved(self, ledger: Ledger, out: list[Any]) -> None:
         """The LAC of a polled ledger has risen."""
-        for poll in [poll for poll in self.polled[ledger.ledger].values() if poll.previous < ledger.lac]:
+        polls = self.polled[ledger.ledger]
+        while (poll := polls.pop_below(ledger.lac)) is not None:
             self._end(poll, out)
             self._serve_passed(poll.peer, poll.request, True, out)
 
     def fenced(self, ledger: int, out: list[Any]) -> None:
-        for poll in list(self.polled.get(ledger, {}).values()):
+        polls = self.polled.get(ledger)
+        for poll in list(polls.waiting.values()) if polls is not None else ():
             self._end(poll, out)
             self._serve_unmoved(poll.peer, poll.request, True, out)
 
@@ -142,7 +173,12 @@ class TailReads:
             self._serve_unmoved(poll.peer, poll.request, True, out)
 
     def lost(self, peer: Peer, out: list[Any]) -> None:
-        """The client is gone, or sends nothing more: its polls end now."""
+        """The client is gone: drop its polls, nobody takes the answers."""
+        for poll in list(self._of_peer.get(peer, {}).values()):
+            self._end(poll, out)
+
+    def input_ended(self, peer: Peer, out: list[Any]) -> None:
+        """The client sends nothing more: its polls are answered now."""
         for poll in list(self._of_peer.get(peer, {}).values()):
             self._end(poll, out)
             self._serve_unmoved(poll.peer, poll.request, True, out)
@@ -153,14 +189,24 @@ class TailReads:
         self._numbers = number = self._numbers + 1
         poll = _Poll(number, peer, m, previous)
         self._polls[number] = poll
-        self.polled.setdefault(m.ledger, {})[number] = poll
+        polls = self.polled.get(m.ledger)
+        if polls is None:
+            polls = self.polled[m.ledger] = _LedgerPolls()
+        polls.add(poll)
         self._of_peer.setdefault(peer, {})[number] = poll
         out.append(SetTimer(PollTimer(number), min(m.timeout_ms, POLL_MS_MAX) / 1000))
+        out.append(PollWaits(peer))
 
     def _end(self, poll: _Poll, out: list[Any]) -> None:
         del self._polls[poll.number]
-        _remove(self.polled, poll.request.ledger, poll.number)
-        _remove(self._of_peer, poll.peer, poll.number)
+        polls = self.polled[poll.request.ledger]
+        polls.remove(poll)
+        if not polls.waiting:
+            del self.polled[poll.request.ledger]
+        of_peer = self._of_peer[poll.peer]
+        del of_peer[poll.number]
+        if not of_peer:
+            del self._of_peer[poll.peer]
         out.append(CancelTimer(PollTimer(poll.number)))
 
     def _serve_passed(self, peer: Peer, m: ReadWithLac, waited: bool, out: list[Any]) -> None:
@@ -207,10 +253,3 @@ class TailReads:
 
 def _refuse(peer: Peer, m: ReadWithLac, code: Code, out: list[Any]) -> None:
     out.append(Send(peer, ReadWithLacDone(LedgerId(m.ledger), m.entry, code)))
-
-
-def _remove(index: dict[Any, dict[int, _Poll]], key: Any, number: int) -> None:
-    polls = index[key]
-    del polls[number]
-    if not polls:
-        del index[key]

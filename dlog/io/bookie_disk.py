@@ -1,4 +1,5 @@
-"""The bookie's disk workers: a journal writer, a flusher, a preparer of spare journal files, and a few readers.
+"""The bookie's disk workers: a journal writer, a flusher, a preparer of spare journal files, a few readers, and
+one that lists entries.
 
 Invariants:
 - The journal writer writes pending records, up to a limit, with one write and one datasync, and only then reports them
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from dlog.bookie.events import CollectionFailed, EntryDamaged, LedgersCollected
@@ -43,7 +44,6 @@ from dlog.machine import Persisted
 
 _IDLE_S = 0.2  # idle time until an empty group marks the last one as durable
 _READERS = 4
-_LISTED_RUNS_MAX = 500_000  # in the index, of one list of entries
 _AHEAD = 2  # journal files kept ready
 
 Records = tuple[Record, ...]
@@ -136,6 +136,7 @@ class BookieDisk:
         self._post = post
         self._on_failed = on_failed
         self._tell = tell
+        self._stopped = False
         self._epoch = 0
         self.submitted: list[Submitted] = []  # handed over by the next `submit`
         self._durable = opened.journal.mark  # after the last token that the machine knows to be durable; loop only
@@ -154,6 +155,7 @@ class BookieDisk:
         )
         self._line: Line[Submitted]
         self._readers: WorkerPool
+        self._lister: WorkerPool
         self._flusher: WorkerPool
         self._preparer: WorkerPool
 
@@ -161,6 +163,7 @@ class BookieDisk:
         threads, on_failed = self._threads, self._on_failed
         self._line = threads.line("journal", self._writer.work, on_failed)
         self._readers = threads.pool("read", _READERS, on_failed)
+        self._lister = threads.pool("list", 1, on_failed)  # a list may take seconds: reads do not wait for it
         self._flusher = threads.pool("flush", 1, on_failed)
         self._preparer = threads.pool("prepare", 1, on_failed)
         self._prepare()
@@ -195,7 +198,7 @@ class BookieDisk:
         self._readers.submit(self._fetch, fetch)
 
     def list(self, wanted: ListStored) -> None:
-        self._readers.submit(self._list, wanted)
+        self._lister.submit(self._list, wanted)
 
     def space(self, on_done: Callable[[tuple[int, int] | None], object]) -> None:
         """Look up total and free bytes of the ledger directories. on_done is called on the loop; None: an I/O error."""
@@ -254,7 +257,8 @@ class BookieDisk:
 
     async def abandon(self) -> None:
         """After a failure: start no work, wait for running work; then no file is in use."""
-        workers = (self._line, self._readers, self._preparer, self._flusher)
+        self._stopped = True
+        workers = (self._line, self._readers, self._lister, self._preparer, self._flusher)
         for worker in workers:
             worker.stop()
         for worker in workers:
@@ -278,12 +282,20 @@ class BookieDisk:
         else:
             self._post(Fetched(fetch.token, tuple(packets)))
 
+    def _until_stopped(self, runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """A list may take long, and a stop waits for running work."""
+        for run in runs:
+            if self._stopped:
+                raise OSError("the bookie stops")
+            yield run
+
     def _list(self, wanted: ListStored) -> None:
+        if self._stopped:
+            return
         listed: bytes | None = None
         try:
-            runs = self._dirs.entry_runs(wanted.ledger, _LISTED_RUNS_MAX)
-            if runs is not None:
-                listed = list_of(runs, wanted.in_memory)
+            stored = self._dirs.entry_runs(wanted.ledger)
+            listed = list_of([self._until_stopped(runs) for runs in stored], wanted.in_memory)
         except DamagedError as error:
             self._tell(EntryDamaged(wanted.ledger, -1, error.message))
         except OSError as error:

@@ -59,9 +59,9 @@ class LedgerDirs:
         """See LedgerDir.lookup."""
         return self._of(ledger).lookup(ledger, entry, entries_max, bytes_max)
 
-    def entry_runs(self, ledger: int, runs_max: int) -> list[tuple[int, int]] | None:
+    def entry_runs(self, ledger: int) -> list[Iterator[tuple[int, int]]]:
         """See LedgerDir.entry_runs."""
-        return self._of(ledger).entry_runs(ledger, runs_max)
+        return self._of(ledger).entry_runs(ledger)
 
     def space(self) -> tuple[int, int]:
         """Total and free bytes of the file systems with ledger directories, each counted once. Raises OSError."""

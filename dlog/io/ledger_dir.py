@@ -223,23 +223,24 @@ class LedgerDir:
                 return self._read(ledger, _gather(run, row, locations, number, entries_max, bytes_max))
         return []
 
-    def entry_runs(self, ledger: int, runs_max: int) -> list[tuple[int, int]] | None:
-        """(first, last) of consecutive ids of the ledger's entries, in no order, perhaps overlapping; None: there are
-        more than runs_max. Raises DamagedError and OSError.
+    def entry_runs(self, ledger: int) -> list[Iterator[tuple[int, int]]]:
+        """(first, last) of consecutive ids of the ledger's entries in the present index: for each of its runs in order,
+        read as they are taken. Those of one index run may touch, those of several may overlap.
+
+        Taking raises DamagedError and OSError. A ledger that is deleted meanwhile has no more.
         """
-        found: list[tuple[int, int]] = []
-        for run in self._runs:
-            for row in run.table.rows_of(ledger):
-                if ledger in self.gone:
-                    return []
-                first, last = run.table.first(row), run.table.last(row)
-                if run.table.count(row) == last - first + 1:
-                    found.append((first, last))
-                else:
-                    found += _runs_in(parse_chunk(run.read_chunk(row), ledger))
-                if len(found) > runs_max:
-                    return None
-        return found
+        return [self._entries_in(run, ledger) for run in self._runs]
+
+    def _entries_in(self, run: _Run, ledger: int) -> Iterator[tuple[int, int]]:
+        table = run.table
+        for row in table.rows_of(ledger):
+            if ledger in self.gone:
+                return
+            first, last = table.first(row), table.last(row)
+            if table.count(row) == last - first + 1:
+                yield first, last
+            else:
+                yield from _runs_in(parse_chunk(run.read_chunk(row), ledger))
 
     def _read(self, ledger: int, locations: Sequence[EntryLocation]) -> list[bytes]:
         log = self._logs.get(locations[0].log)

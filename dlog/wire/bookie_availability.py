@@ -16,26 +16,35 @@ from collections.abc import Iterable
 _HEADER = struct.Struct(">ii56x")
 _GROUP = struct.Struct(">qqii")
 _SIZE_MAX = (1 << 31) - 1
+GROUPS_MAX = 200_000  # 4.8 MB; Java's clients take frames of 5 MiB
 
 
-def encode_runs(runs: Iterable[tuple[int, int]]) -> bytes:
-    """runs: (first, last) of consecutive ids, in order. Runs of equal size at equal distances, as striping makes them,
-    become one group, so that the answer stays short."""
-    groups: list[tuple[int, int, int, int]] = []
+class TooManyGroups(ValueError):
+    """A list has more groups than its bound."""
+
+
+def encode_runs(runs: Iterable[tuple[int, int]], groups_max: int = GROUPS_MAX) -> bytes:
+    """The list. Raises TooManyGroups once it has more than groups_max groups.
+
+    runs: (first, last) of consecutive ids, in order; each is taken once and not kept. Runs of equal size at equal
+    distances, as striping makes them, become one group, so that the answer stays short.
+    """
+    packed = bytearray(_HEADER.size)
+    start = group_last = group_size = period = 0  # the group that may still grow; size 0: there is none
     for run_first, run_last in runs:
         while run_first <= run_last:
             size = min(run_last - run_first + 1, _SIZE_MAX)
-            if not (groups and _joins(groups, run_first, size)):
-                groups.append((run_first, run_first, size, 0))
+            distance = run_first - group_last
+            if size == group_size and distance <= _SIZE_MAX and (not period or distance == period):
+                group_last, period = run_first, distance
+            else:
+                if group_size:
+                    packed += _GROUP.pack(start, group_last, group_size, period)
+                if len(packed) >= _HEADER.size + groups_max * _GROUP.size:
+                    raise TooManyGroups(f"a list of entries has too many gaps: groups_max={groups_max}")
+                start, group_last, group_size, period = run_first, run_first, size, 0
             run_first += size
-    return _HEADER.pack(0, len(groups)) + b"".join(_GROUP.pack(*group) for group in groups)
-
-
-def _joins(groups: list[tuple[int, int, int, int]], first: int, size: int) -> bool:
-    """Extend the last group by this run, if it fits."""
-    start, last, group_size, period = groups[-1]
-    distance = first - last
-    if size != group_size or distance > _SIZE_MAX or (period and distance != period):
-        return False
-    groups[-1] = (start, first, size, distance)
-    return True
+    if group_size:
+        packed += _GROUP.pack(start, group_last, group_size, period)
+    _HEADER.pack_into(packed, 0, 0, (len(packed) - _HEADER.size) // _GROUP.size)
+    return bytes(packed)

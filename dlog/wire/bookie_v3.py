@@ -3,6 +3,7 @@
 Invariants:
 - A frame that does not parse as a v3 Request is None, and never an exception. A v2 frame never parses as one.
 - A Request with a known header whose content is missing, malformed or out of bounds is refused in v3 form.
+- A decoded request keeps at most HEADER_MAX bytes of its header, so that many waiting requests take little memory.
 
 Source: BookKeeper, BookkeeperProtocol.proto; header rules as measured on 4.17.3.
 """
@@ -38,6 +39,7 @@ AUTH, WRITE_LAC, READ_LAC, GET_BOOKIE_INFO = 5, 6, 7, 8
 START_TLS, FORCE_LEDGER, LIST_ENTRIES = 9, 10, 11
 VERSION_THREE = 3
 
+HEADER_MAX = 256  # a request with a longer header is refused; Java's has at most 25 bytes
 _FIELDS_MAX = 256  # a header, a request, and its context's pairs
 _VERSIONS = range(1, 4)
 _OPERATIONS = range(1, 13)
@@ -54,7 +56,7 @@ _TOTAL, _FREE = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """BKPacketHeader. `raw`: as received."""
+    """BKPacketHeader. `raw`: as received, if the response echoes it; otherwise empty."""
 
     version: int
     operation: int
@@ -102,11 +104,13 @@ def decode_v3(frame: memoryview) -> V3Request | Unsupported | None:
                     raw = value
                 else:
                     bodies[number] = value
-        header = _header(bytes(raw)) if raw is not None else None
+        header = _header(raw) if raw is not None else None
     except Malformed:
         return None
-    if header is None:
+    if raw is None or header is None:
         return None
+    if len(raw) > HEADER_MAX:
+        return Unsupported(refusal(header, EBADREQ))
     if header.version != VERSION_THREE:
         return Unsupported(refusal(header, EBADVERSION))
     known = _SERVED.get(header.operation)
@@ -125,7 +129,7 @@ def decode_v3(frame: memoryview) -> V3Request | Unsupported | None:
 
 def response_header(header: Header) -> bytes:
     """The encoded header of the response to a request."""
-    if header.operation in _NEW_HEADER:
+    if not header.raw:
         return int_field(1, VERSION_THREE) + int_field(2, header.operation) + int_field(3, header.txn)
     return header.raw
 
@@ -139,12 +143,13 @@ def refusal(header: Header, status: int) -> bytes:
 # ---- the content of requests -----------------------------------------------------------------------------------------
 
 
-def _header(raw: bytes) -> Header | None:
+def _header(raw: memoryview) -> Header | None:
     values = {number: value for number, wire_type, value in fields(raw, _FIELDS_MAX) if wire_type == VARINT}
     version, operation, txn, priority = values.get(1), values.get(2), values.get(3), values.get(4, 0)
     if version not in _VERSIONS or operation not in _OPERATIONS or not isinstance(txn, int):
         return None
-    return Header(cast(int, version), cast(int, operation), txn, cast(int, priority), raw)
+    is_echoed = operation not in _NEW_HEADER and len(raw) <= HEADER_MAX
+    return Header(cast(int, version), cast(int, operation), txn, cast(int, priority), bytes(raw) if is_echoed else b"")
 
 
 class _Body:

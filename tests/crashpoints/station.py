@@ -99,8 +99,7 @@ class Station:
             elif isinstance(effect, MarkLedgersDeleted):
                 self.flushes.append((effect, None))
             elif isinstance(effect, ListStored):
-                runs = self.opened.dirs.entry_runs(effect.ledger, 1000)
-                listed = None if runs is None else list_of(runs, effect.in_memory)
+                listed = list_of(self.opened.dirs.entry_runs(effect.ledger), effect.in_memory, 1000)
                 self.handle(StoredListed(effect.token, listed))
             elif isinstance(effect, SetTimer):
                 self.timers[effect.key] = effect.after_s

@@ -21,7 +21,8 @@ from dlog.io.metadata import BookieInfo
 from dlog.io.threads import RealThreads
 from dlog.model.ids import BookieId
 from dlog.wire.framing import Buffer
-from tests.integration.bookie.raw import add_frame, read_frame
+from dlog.wire.protobuf import bytes_field, int_field
+from tests.integration.bookie.raw import KEY, add_frame, frame, packet, read_frame
 from tests.memory_metadata import MemoryMetadata
 
 OPTIONS = BookieOptions(
@@ -148,6 +149,30 @@ async def test_after_a_failed_sync_nothing_is_acknowledged_and_the_bookie_ends(t
         assert (await reader.readexactly(28 + 32 + 6))[-6:] == b"before"
         await close(writer)
     assert second.failure is None
+
+
+def v3_frame(op: int, number: int, body: bytes) -> bytes:
+    return frame(bytes_field(1, int_field(1, 3) + int_field(2, op) + int_field(3, 1)) + bytes_field(number, body))
+
+
+async def next_frame(reader: asyncio.StreamReader) -> bytes:
+    return await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+
+
+async def test_a_stop_with_a_long_poll_of_an_entry_on_disk_is_clean(tmp_path: Path) -> None:
+    """The stop flushes the entry, so an answer to the poll would have to read it from the disk that is closed."""
+    async with running_bookie(tmp_path) as one:
+        reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+        ids = int_field(1, 1) + int_field(2, 0)
+        writer.write(v3_frame(2, 101, ids + bytes_field(3, KEY) + bytes_field(4, packet(1, 0, b"x"))))
+        await next_frame(reader)
+        writer.write(v3_frame(1, 100, ids + int_field(4, 0) + int_field(5, 60_000)))
+        writer.write(v3_frame(10, 107, int_field(1, 1)))
+        assert (await next_frame(reader))[5] == 10, "the force is answered, the poll before it waits"
+        one.stopping.set()
+        assert await reader.read() == b""
+        await close(writer)
+    assert one.failure is None
 
 
 async def test_standing_follows_the_free_space(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ CASES: dict[str, Callable[[int], bytes]] = {
     "v3-without-content": lambda _: frame(V3_READ[:8]),
     "v3-content-cut-off": lambda _: frame(V3_READ[:10] + b"\x03" + V3_READ[11:14]),
     "v3-truncated": lambda _: frame(V3_READ[:-3]),
+    "v3-long-header": lambda _: frame(b"\x0a\x81\x02" + V3_READ[2:8] + b"\x7a\xf8\x01" + bytes(248) + V3_READ[8:]),
     "v3-another-version": lambda _: frame(V3_READ[:3] + b"\2" + V3_READ[4:]),
     "v3-unknown-operation": lambda _: frame(V3_READ[:5] + b"\x7f" + V3_READ[6:]),
     "add-without-ids": lambda _: frame(word(2, 1) + KEY + bytes(15)),

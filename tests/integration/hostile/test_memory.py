@@ -23,7 +23,8 @@ import pytest
 from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
 from dlog.wire import proxy
 from dlog.wire.entry import build_record_set
-from tests.integration.bookie.raw import Raw, add_frame, read_frame
+from dlog.wire.protobuf import bytes_field, int_field
+from tests.integration.bookie.raw import Raw, add_frame, frame, read_frame
 from tests.integration.cluster import BookieCluster, ServerProcess, start_bookies
 from tests.integration.hostile.conftest import SETTINGS, Bystander, SmallCluster, resident_mib, small_cluster
 from tests.integration.hostile.table import row
@@ -245,6 +246,30 @@ def test_a_flood_of_adds_whose_answers_nobody_reads(
                 first = at * 50
                 if not push(stranger, b"".join(add_frame(4_100_000 + number, first + n, b"x") for n in range(50)), 1):
                     break
+        asyncio.run(bystander.work())
+        for stranger in held:
+            stranger.close()
+
+
+@row("memory.bookie-v3-polls-without-listening")
+def test_long_polls_of_a_bookie_whose_answers_nobody_takes(
+    cluster: SmallCluster, full: None, bystander: Bystander, answer: str
+) -> None:
+    """Half of them have a megabyte in their header and would wait; the others are reads dressed as long polls."""
+    bookie = cluster.bookies.bookies[0]
+    host, _, port = bookie.address.rpartition(":")
+    ledger = 4_200_000
+    with Raw((host, int(port))) as good:
+        assert good.add(ledger, 0, bytes(500_000)) == good.add(ledger, 1, bytes(500_000)) == 0
+    header = int_field(1, 3) + int_field(2, 1) + int_field(3, 1)
+    long_header = header + bytes_field(15, bytes(1 << 20))
+    ids = int_field(1, ledger) + int_field(2, 0) + int_field(5, 60_000)
+    waits = frame(bytes_field(1, long_header) + bytes_field(100, ids + int_field(4, 1)))
+    reads = frame(bytes_field(1, header) + bytes_field(100, ids + int_field(4, -1))) * 100
+    with grows_less_than(220, answer, bookie):
+        held = [connected(bookie.address) for _ in range(20)]
+        for number, stranger in enumerate(held):
+            push(stranger, reads if number % 2 else waits, 40 * SCALE)
         asyncio.run(bystander.work())
         for stranger in held:
             stranger.close()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.index import LedgerRow
-from dlog.bookie.messages import PersistRefused, SpaceAsked
+from dlog.bookie.messages import InputEnded, PersistRefused, PollWaits, SpaceAsked
 from dlog.bookie.options import BookieOptions
-from dlog.machine import PeerLost, Received, Send
+from dlog.machine import CancelTimer, PeerLost, Received, Send
 from dlog.model.ids import EntryId, LedgerId
 from dlog.wire.bookie import Code, EntryAdded
 from dlog.wire.bookie_availability import encode_runs
@@ -164,14 +166,67 @@ class TestLongPolls:
         station.commit()
         assert told(1, 1, body=packet(1, 1, b"late")) in station.take_answers()
 
-    def test_the_polls_of_a_client_that_left_end(self, station: Station) -> None:
+    def test_the_polls_of_a_client_that_sends_nothing_more_are_answered(self, station: Station) -> None:
         stored(station, 1, 0)
         station.ask(poll(0), poll(0))
-        station.handle(PeerLost("client"))
+        station.handle(InputEnded("another"))
+        assert station.take_answers() == []
+        station.handle(InputEnded("client"))
         assert station.take_answers() == [told(-1, -1, waited=True)] * 2
-        station.handle(PeerLost("another"))
         assert not station.timers and station.machine._tail.polls == 0 and not station.machine._tail.polled
         stored(station, 1, 1, 2)
+
+    def test_the_polls_of_a_client_that_left_are_dropped_and_read_nothing(self, station: Station) -> None:
+        stored(station, 1, 0)
+        station.checkpoint()
+        station.ask(poll(0, piggyback=False), poll(0))
+        station.handle(PeerLost("another"))
+        assert len(station.timers) == 2
+        assert {type(effect) for effect in station.machine.handle(PeerLost("client"))} == {CancelTimer}
+        assert station.machine._tail.polls == 0 and not station.machine._tail.polled
+        stored(station, 1, 1, 2)
+
+    def test_it_is_said_which_requests_wait(self, station: Station) -> None:
+        """Only those stop to count as reads of their connection; an old previous LAC makes a poll a plain read."""
+        stored(station, 1, 0, 1, 2)
+        station.checkpoint()
+        for asked, waits in ((poll(1), True), (poll(0), False), (poll(0, piggyback=False), False), (poll(1, 0), False)):
+            effects = station.machine.handle(Received("client", asked))
+            assert (PollWaits("client") in effects) is waits
+
+    def test_a_lac_that_moves_looks_only_at_the_polls_that_it_passes(self) -> None:
+        """Counted in looks at polls: thousands that are far ahead cost an add nothing."""
+        station = fresh(replace(OPTIONS, long_polls_max=1000))
+        stored(station, 1, 0)
+        station.ask(*(poll(previous) for previous in (*range(500, 900), 3, 1, 5, 2)))
+        polls = station.machine._tail.polled[1]
+        looks: Counter[int] = Counter()
+
+        class Counting(dict[int, Any]):
+            def get(self, key: int, default: Any = None) -> Any:
+                looks[key] += 1
+                return super().get(key, default)
+
+            def values(self) -> Any:
+                looks[-1] += 1
+                return super().values()
+
+        polls.waiting = Counting(polls.waiting)
+        for entry in (1, 2, 3, 4, 5):
+            stored_answers(station, add(1, entry))
+        assert looks.total() == 3 and len(polls.waiting) == 401
+        waited = [answer.lac for answer in station.take_answers() if isinstance(answer, ReadWithLacDone)]
+        assert waited == [2, 3, 4]
+
+    def test_polls_that_ended_before_the_lac_moved_are_forgotten(self, station: Station) -> None:
+        stored(station, 1, 0)
+        station.handle(Received("stays", poll(7)))
+        for _ in range(200):
+            station.ask(poll(9), poll(8))
+            station.handle(PeerLost("client"))
+        assert len(station.machine._tail.polled[1].heap) < 30 and len(station.timers) == 1
+        stored(station, 1, 9)
+        assert station.machine._tail.polls == 0
 
     def test_their_number_is_bounded(self, station: Station) -> None:
         stored(station, 1, 0)
@@ -328,7 +383,10 @@ class TestLists:
     def test_one_with_too_many_gaps_is_an_error(self, station: Station) -> None:
         stored(station, 1, *range(0, 2002, 2))
         station.checkpoint()
-        assert station.answer(ListEntries(ONE)) == EntriesListed(ONE, Code.IO_ERROR)
+        assert station.answer(ListEntries(ONE)).listed == encode_runs([(n, n) for n in range(0, 2002, 2)])
+        stored(station, 2, *(number * number for number in range(2, 2200)))
+        station.checkpoint()
+        assert station.answer(ListEntries(LedgerId(2))) == EntriesListed(LedgerId(2), Code.IO_ERROR)
 
     def test_their_number_is_bounded(self) -> None:
         machine = Bookie(OPTIONS, [LedgerRow(1, KEY, False, -1, 3)])

@@ -16,7 +16,7 @@ from dlog.wire.bookie import AddEntry, Auth, AuthDone, Code, EntryAdded, EntryRe
 from dlog.wire.bookie_auth import AUTH_DISABLED, is_auth_message
 from dlog.wire.bookie_availability import encode_runs
 from dlog.wire.bookie_port import RequestDecoder
-from dlog.wire.bookie_v3 import V3Request, decode_v3
+from dlog.wire.bookie_v3 import HEADER_MAX, V3Request, decode_v3
 from dlog.wire.bookie_v3_messages import (
     EntriesListed,
     ForceLedger,
@@ -143,6 +143,29 @@ def test_a_request_is_refused_with_its_txn(case: str) -> None:
     decoded = one(data)
     assert isinstance(decoded, Unsupported)
     assert parsed(decoded.answer).txn == 300 and parsed(decoded.answer).status == status
+
+
+def with_header_of(op: int, number: int, body: bytes, length: int) -> bytes:
+    """A Request of txnId 300 whose header has an unknown field of bytes, and this length."""
+    header = int_field(1, 3) + int_field(2, op) + int_field(3, 300)
+    header += bytes_field(15, bytes(length - len(header) - (2 if length < 130 else 3)))
+    assert len(header) == length
+    return frame(bytes_field(1, header) + bytes_field(number, body))
+
+
+@pytest.mark.parametrize(("op", "number"), [(1, 100), (2, 101), (5, 102)])
+def test_a_long_header_is_refused_and_not_echoed(op: int, number: int) -> None:
+    body = {1: ids(7, 9), 2: ids(7, 9) + bytes_field(3, KEY) + bytes_field(4, PACKET), 5: AUTH_DISABLED}[op]
+    assert isinstance(one(with_header_of(op, number, body, HEADER_MAX)), V3Request)
+    refused = one(with_header_of(op, number, body, HEADER_MAX + 1))
+    assert isinstance(refused, Unsupported) and len(refused.answer) < 32
+    assert (parsed(refused.answer).txn, parsed(refused.answer).status) == (300, EBADREQ)
+
+
+@pytest.mark.parametrize("case", SERVED)
+def test_a_request_keeps_its_header_only_for_an_answer_that_repeats_it(case: str) -> None:
+    data, _ = SERVED[case]
+    assert bool(one(data).call.header.raw) is (case == "auth")
 
 
 def test_an_add_keeps_the_bytes_that_arrived() -> None:

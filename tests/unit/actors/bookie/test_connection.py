@@ -1,0 +1,146 @@
+"""A bookie's connection without a socket or a disk: which v3 requests are taken, and how many may wait."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Any
+
+import pytest
+
+from actors.bookie.connection import Connection
+from actors.bookie.v3_exchange import V3Exchange
+from dlog.bookie.options import BookieOptions
+from dlog.model.ids import EntryId, LedgerId
+from dlog.wire.bookie import AddEntry, Code
+from dlog.wire.bookie_v3_messages import ReadWithLac, ReadWithLacDone
+from dlog.wire.protobuf import bytes_field, fields, int_field
+
+KEY = b"k" * 20
+PACKET = struct.pack(">qqqq", 7, 1, 0, 0)
+
+
+class Sink(asyncio.Transport):
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[Any] = []
+        self.reading = True
+        self.closed = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def write(self, data: Any) -> None:
+        self.written.append(bytes(data))
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.write(b"".join(list_of_data))
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Client:
+    """A connection and the requests that it gave to the state machine. waits: whether polls wait there."""
+
+    def __init__(self, waits: bool, **options: int) -> None:
+        self.waits = waits
+        self.taken: list[tuple[V3Exchange, Any]] = []
+        self.ended = 0
+        self.connection = Connection(
+            BookieOptions(**options),  # type: ignore[arg-type]
+            take=self._take,
+            settle=lambda: None,
+            is_congested=lambda: False,
+            out_dirty=lambda _: None,
+            on_eof=self._on_eof,
+            on_lost=lambda _: None,
+            count_bytes=lambda _: True,
+        )
+        self.sink = Sink()
+        self.connection.connection_made(self.sink)
+
+    def _take(self, peer: Any, message: Any) -> None:
+        self.taken.append((peer, message))
+        if self.waits and isinstance(message, ReadWithLac) and message.timeout_ms:
+            peer.wait()
+
+    def _on_eof(self, connection: Connection) -> None:
+        self.ended += 1
+        for exchange in tuple(connection.polling):
+            exchange.send(ReadWithLacDone(LedgerId(7), EntryId(-1), Code.OK))
+
+    def send(self, data: bytes) -> None:
+        self.connection.get_buffer(len(data))[: len(data)] = data
+        self.connection.buffer_updated(len(data))
+
+    def answer_first(self) -> None:
+        exchange, _ = self.taken.pop(0)
+        exchange.send(ReadWithLacDone(LedgerId(7), EntryId(0), Code.NO_ENTRY))
+        self.connection.flush()
+
+    def statuses(self) -> list[Any]:
+        """Status of each answer that was written, each in a write of its own."""
+        self.connection.flush()
+        return [{n: v for n, _, v in fields(frame[4:])}[2] for frame in self.sink.written]
+
+
+def request(op: int, number: int, body: bytes) -> bytes:
+    header = int_field(1, 3) + int_field(2, op) + int_field(3, 1)
+    data = bytes_field(1, header) + bytes_field(number, body)
+    return struct.pack(">I", len(data)) + data
+
+
+POLL = request(1, 100, int_field(1, 7) + int_field(2, 0) + int_field(4, -1) + int_field(5, 60_000))
+READ = request(1, 100, int_field(1, 7) + int_field(2, 0))
+ADD = request(2, 101, int_field(1, 7) + int_field(2, 1) + bytes_field(3, KEY) + bytes_field(4, PACKET))
+
+
+@pytest.mark.parametrize("kind", [READ, POLL], ids=["read", "poll"])
+async def test_reads_count_though_they_could_have_waited(kind: bytes) -> None:
+    """An old previous LAC makes a long poll a read, which goes to the disk at once."""
+    client = Client(waits=False, connection_reads_max=3)
+    client.send(kind * 5)
+    assert len(client.taken) == 3 and not client.sink.reading
+    client.answer_first()
+    assert len(client.taken) == 3, "one answered, one more taken"
+    client.answer_first()
+    assert client.sink.reading
+
+
+async def test_polls_that_wait_keep_no_other_request_from_being_taken() -> None:
+    client = Client(waits=True, connection_reads_max=3)
+    client.send(POLL * 5 + ADD + READ)
+    assert [type(message) for _, message in client.taken[5:]] == [AddEntry, ReadWithLac] and client.sink.reading
+    client.answer_first()
+    client.send(READ * 3)
+    assert len(client.taken) == 8, "the answer to a poll takes nothing from the count of reads"
+
+
+async def test_polls_that_wait_are_bounded() -> None:
+    client = Client(waits=True, connection_long_polls_max=2)
+    client.send(POLL * 3)
+    assert client.statuses() == [506] and len(client.taken) == 2
+    client.answer_first()
+    client.send(POLL)
+    assert len(client.taken) == 2 and len(client.connection.polling) == 2
+
+
+async def test_a_poll_that_is_taken_after_the_end_of_the_input_ends_at_once() -> None:
+    client = Client(waits=True, connection_reads_max=1)
+    client.send(READ + POLL)
+    assert len(client.taken) == 1
+    client.connection.eof_received()
+    client.answer_first()
+    assert len(client.taken) == 1 and client.ended == 2 and not client.connection.polling
+    client.connection.flush()
+    client.connection.flush()
+    assert client.sink.closed
