@@ -7,6 +7,8 @@ The last ensemble of a ledger that is not closed belongs to its writer, which re
 next. After `open_grace_s` the ledger is fenced and recovered instead.
 
 Invariants:
+- A ledger is fenced only while other bookies could replace all lost ones of its last ensemble: otherwise its
+  writer would be stopped, no copy made, and perhaps no new ledger could be created.
 - A mark is deleted only after a repair that left nothing out; after a failure it stays, an event says why, and the
   ledger waits: `backoff_s`, doubled after each further failure.
 - A worker that ends anywhere leaves a lock that ends with the session; nothing else needs cleaning up.
@@ -38,6 +40,11 @@ from dlog.model.ledger import LedgerMetadata
 CANDIDATES_MAX = 500  # marked ledgers that are listed at once
 PUT_OFF_MAX = 10_000  # ledgers whose failures are remembered
 
+_NO_REPLACEMENT = (
+    "no bookie can replace the lost ones of its last ensemble, start more where its placement policy allows them; the "
+    "ledger stays open for its writer"
+)
+
 
 class RepairableLedgers(Protocol):
     """The calls of a ledger client (dlog/io/ledgers.py) that a worker needs."""
@@ -49,6 +56,8 @@ class RepairableLedgers(Protocol):
     async def repair(
         self, ledger: LedgerId, gone: frozenset[BookieId], *, bad: tuple[BadRange, ...] = ()
     ) -> Repaired: ...
+
+    async def can_replace(self, metadata: LedgerMetadata, gone: frozenset[BookieId]) -> bool: ...
 
     async def recover(self, ledger: LedgerId) -> object: ...
 
@@ -183,7 +192,7 @@ class RepairWorkers:
             if total.waits and not total.unreadable:
                 metadata = await self._ledgers.metadata_of(ledger)
                 if not metadata.is_closed and gone.intersection(metadata.fragments[-1].ensemble):
-                    if self._wait_for_writer(ledger):
+                    if not await self._may_recover(ledger, metadata):
                         return None
                     await self._ledgers.recover(ledger)
                 total = await self._add(total, gone)
@@ -212,15 +221,22 @@ class RepairWorkers:
             replaced=(*before.replaced, *repaired.replaced),
         )
 
-    def _wait_for_writer(self, ledger: LedgerId) -> bool:
-        """Whether the writer of an open ledger still has time to replace its lost bookie; then put the ledger off."""
+    async def _may_recover(self, ledger: LedgerId, metadata: LedgerMetadata) -> bool:
+        """Whether to fence an open ledger that lost a bookie of its last ensemble; otherwise it is put off. The grace
+        begins when a bookie is there that its writer can take."""
+        lost = frozenset(metadata.fragments[-1].ensemble) - await self._marks.registered()
+        can_replace = await self._ledgers.can_replace(metadata, lost)
         put_off, now_s = self._state(ledger), _now_s()
+        if not can_replace:
+            put_off.open_since_s = None
+            self._fail(ledger, f"{_NO_REPLACEMENT}: bookies={','.join(sorted(lost))}")
+            return False
         if put_off.open_since_s is None:
             put_off.open_since_s = now_s
         until_s = put_off.open_since_s + self._options.open_grace_s
-        if now_s >= until_s:
+        if now_s < until_s:
+            put_off.not_before_s = until_s
             return False
-        put_off.not_before_s = until_s
         return True
 
     def _report_unreadable(self, repaired: Repaired) -> None:

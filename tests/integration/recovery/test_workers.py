@@ -45,6 +45,7 @@ class Bench:
         self.metadata = dict.fromkeys((ONE, TWO), OPEN.closed_at(EntryId(9), 90))
         self.change: LedgerMetadata | None = None  # made by a ledger's writer once a worker has read its metadata
         self.bad: tuple[BadRange, ...] = ()
+        self.replaceable = frozenset({GONE, BACK, C})  # bookies for which there is another one
         self.result: Callable[[LedgerId], Repaired] = Repaired
         self.stuck = asyncio.Event()
         self.is_stuck = False
@@ -56,6 +57,9 @@ class Bench:
             self.stuck.set()
             await asyncio.Event().wait()
         return self.result(ledger)
+
+    async def can_replace(self, metadata: LedgerMetadata, gone: frozenset[BookieId]) -> bool:
+        return gone <= self.replaceable
 
     async def recover(self, ledger: LedgerId) -> None:
         self.recovered.append(ledger)
@@ -161,6 +165,24 @@ async def test_an_open_ledger_is_recovered_after_the_grace(bench: Bench) -> None
     assert bench.recovered == [ONE]
     assert len(bench.asked) == 3, "before the grace, after it, and behind the recovery"
     assert [type(event) for event in bench.events] == [MarkCompleted], "a wait is no failure"
+
+
+async def test_an_open_ledger_is_not_fenced_while_no_bookie_can_replace_the_lost_one(bench: Bench) -> None:
+    bench.metadata[ONE] = OPEN
+    bench.replaceable = frozenset({BACK, C})
+    bench.result = lambda ledger: Repaired(ledger, waits="" if bench.metadata[ledger].is_closed else "open")
+    await bench.marks.mark(ONE, {GONE}, 5)
+    async with bench.running():
+        await bench.until(lambda: len(bench.events) >= 4)
+        assert bench.recovered == []
+        assert await bench.left() == {ONE}
+        assert all(
+            isinstance(event, RepairFailed) and f"stays open for its writer: bookies={GONE}" in event.reason
+            for event in bench.events
+        )
+        bench.replaceable = frozenset({GONE})
+        await bench.until_left(set())
+    assert bench.recovered == [ONE]
 
 
 async def test_a_writer_that_replaces_the_bookie_in_time_is_not_fenced(bench: Bench) -> None:
