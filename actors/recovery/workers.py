@@ -189,14 +189,14 @@ class RepairWorkers:
         total = Repaired(ledger)
         if gone:
             total = await self._add(total, gone)
-            if total.waits and not total.unreadable:
+            if total.waits:
                 metadata = await self._ledgers.metadata_of(ledger)
                 if not metadata.is_closed and gone.intersection(metadata.fragments[-1].ensemble):
                     if not await self._may_recover(ledger, metadata):
                         return None
                     await self._ledgers.recover(ledger)
-                total = await self._add(total, gone)
-        if back and not total.waits and not total.unreadable:
+                total = await self._add(replace(total, unreadable=()), gone)  # it reports them again
+        if back and not total.waits:
             verified = await self._ledgers.verify(ledger)
             bad = tuple(found for found in verified.ranges if found.bookie in back)
             if bad:
@@ -219,6 +219,7 @@ class RepairWorkers:
             copied_entries=before.copied_entries + repaired.copied_entries,
             copied_bytes=before.copied_bytes + repaired.copied_bytes,
             replaced=(*before.replaced, *repaired.replaced),
+            unreadable=(*before.unreadable, *repaired.unreadable),
         )
 
     async def _may_recover(self, ledger: LedgerId, metadata: LedgerMetadata) -> bool:

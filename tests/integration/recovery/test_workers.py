@@ -207,6 +207,25 @@ async def test_entries_that_no_replica_serves_are_named_and_the_mark_stays(bench
     assert await bench.left() == {ONE}
 
 
+async def test_an_unreadable_entry_keeps_nothing_else_from_being_repaired(bench: Bench) -> None:
+    lost = Unreadable(EntryId(2), EntryId(4), GONE, "no such entry")
+    lacking = Unreadable(EntryId(3), EntryId(3), BACK, "no such entry")
+    bench.metadata[ONE] = OPEN
+
+    async def repair(ledger: LedgerId, gone: frozenset[BookieId], *, bad: tuple[BadRange, ...] = ()) -> Repaired:
+        waits = "open" if gone and not bench.metadata[ledger].is_closed else ""
+        return Repaired(ledger, unreadable=(lacking,) if bad else (lost,), waits=waits)
+
+    bench.repair = repair  # type: ignore[method-assign]
+    bench.bad = (BAD,)
+    await bench.marks.mark(ONE, {GONE, BACK}, 5)
+    async with bench.running():
+        await bench.until(lambda: bench.recovered == [ONE] and len(bench.events) >= 2)
+        assert await bench.left() == {ONE}
+    first = next(event for event in bench.events if isinstance(event, EntriesUnreadable))
+    assert first == EntriesUnreadable(1, 2, 4, GONE, 4, "no such entry"), "each of 4 entries once"
+
+
 async def test_a_ledger_that_was_deleted_needs_no_repair(bench: Bench) -> None:
     def result(ledger: LedgerId) -> Repaired:
         raise LedgerNotFoundError("deleted")
