@@ -12,7 +12,7 @@ Invariants:
 - A mark is deleted only after a repair that left nothing out; after a failure it stays, an event says why, and the
   ledger waits: `backoff_s`, doubled after each further failure.
 - A worker that ends anywhere leaves a lock that ends with the session; nothing else needs cleaning up.
-- A ledger that fails does not keep others waiting.
+- A ledger that fails does not keep others waiting: all marked ledgers are listed in turn, CANDIDATES_MAX at once.
 - State is kept of the ledgers that failed or wait, PUT_OFF_MAX at most.
 """
 
@@ -22,7 +22,7 @@ import asyncio
 import contextlib
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -90,6 +90,7 @@ class RepairWorkers:
         self._rng = rng
         self._choosing = asyncio.Lock()
         self._candidates: deque[LedgerId] = deque()
+        self._listed_to: LedgerId | None = None  # the next list begins behind it; None: at the lowest id
         self._list_due_s = 0.0
         self._put_off: dict[LedgerId, _PutOff] = {}
         self.repairing = 0  # ledgers
@@ -141,19 +142,33 @@ class RepairWorkers:
         locked = await self._marks.locked()
         found: list[LedgerId] = []
         seen: set[LedgerId] = set()
-        async for ledger in self._marks.marked():
+        async for ledger in self._marked():
             put_off = self._put_off.get(ledger)
             if put_off is not None:
                 seen.add(ledger)
             if ledger not in locked and (put_off is None or put_off.not_before_s <= now_s):
                 found.append(ledger)
                 if len(found) == CANDIDATES_MAX:
+                    self._listed_to = ledger
                     break
         else:
+            self._listed_to = None
             for ledger in self._put_off.keys() - seen:
                 self._forget(ledger)  # repaired by another process, or deleted
         self._rng.shuffle(found)  # so that processes seldom try the same one
         self._candidates.extend(found)
+
+    async def _marked(self) -> AsyncIterator[LedgerId]:
+        """All marked ledgers once, from the one behind the last list on."""
+        begin = self._listed_to
+        async for ledger in self._marks.marked(begin):
+            yield ledger
+        if begin is None:
+            return
+        async for ledger in self._marks.marked():
+            if ledger > begin:
+                return
+            yield ledger
 
     # ---- repairing ---------------------------------------------------------------------------------------------------
 
@@ -263,7 +278,8 @@ class RepairWorkers:
         put_off = self._put_off.get(ledger)
         if put_off is None:
             if len(self._put_off) >= PUT_OFF_MAX:
-                self._forget(next(iter(self._put_off)))
+                last_due = max(self._put_off, key=lambda other: self._put_off[other].not_before_s)
+                self._forget(last_due)  # it is tried too early; most others keep their turn
             put_off = self._put_off[ledger] = _PutOff()
         return put_off
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from actors.recovery import workers
 from actors.recovery.options import RecoveryOptions
 from actors.recovery.workers import RepairWorkers
 from dlog.errors import LedgerNotFoundError, NotEnoughBookiesError
@@ -276,6 +277,44 @@ async def test_a_worker_that_is_killed_leaves_a_lock_that_ends_with_its_session(
             await sessions[0].close()
             await other.until_left(set())
     assert ONE in [ledger for ledger, _, _ in other.asked]
+
+
+async def test_every_marked_ledger_gets_its_turn_though_lower_ones_are_due_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def result(ledger: LedgerId) -> Repaired:
+        raise NotEnoughBookiesError("start more")
+
+    monkeypatch.setattr(workers, "CANDIDATES_MAX", 2)
+    at_once = RecoveryOptions(look_s=0.02, backoff_s=1e-9, backoff_max_s=1e-9, workers=1)
+    failing = Bench(bench.marks, at_once)
+    failing.result = result
+    ledgers = [LedgerId(number) for number in (1, 2, 3, 70_000, 2**32, 2**48 + 1)]
+    for ledger in ledgers:
+        await bench.marks.mark(ledger, {GONE}, 5)
+    async with failing.running():
+        await failing.until(lambda: len(failing.asked) >= 12)
+    first, again = (sorted(ledger for ledger, _, _ in failing.asked[i : i + 6]) for i in (0, 6))
+    assert first == again == ledgers
+
+
+async def test_what_is_due_next_keeps_its_back_off_when_too_many_ledgers_fail(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def result(ledger: LedgerId) -> Repaired:
+        raise NotEnoughBookiesError("start more")
+
+    monkeypatch.setattr(workers, "PUT_OFF_MAX", 2)
+    monkeypatch.setattr(random.Random, "uniform", lambda rng, least, most: most)
+    slow = Bench(bench.marks, RecoveryOptions(look_s=0.02, backoff_s=1000.0, backoff_max_s=1e6, workers=1))
+    slow.result = result
+    await bench.marks.mark(ONE, {GONE}, 5)
+    async with slow.running():
+        await slow.until(lambda: len(slow.events) == 1)
+        for ledger in (TWO, LedgerId(3)):
+            await bench.marks.mark(ledger, {GONE}, 5)
+        await slow.until(lambda: len(slow.asked) >= 10)
+    assert [ledger for ledger, _, _ in slow.asked].count(ONE) == 1
 
 
 async def test_nothing_is_repaired_while_repair_is_switched_off(bench: Bench) -> None:

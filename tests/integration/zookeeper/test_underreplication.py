@@ -151,6 +151,14 @@ async def test_a_mark_that_cannot_be_decoded_hides_no_other(
     assert (summary.ledgers, summary.oldest_ctime_ms, summary.bookies) == (2, 5, {A: 1, B: 1})
 
 
+async def test_marks_are_listed_from_any_id_on(trees: list[ZooKeeperUnderreplication]) -> None:
+    ledgers = [LedgerId(number) for number in (0, 0xFFFF, 0x10000, 0x1_0000_FFFF, 0x1_0001_0000, 1 << 48, 2**63 - 1)]
+    for ledger in ledgers:
+        await trees[0].mark(ledger, {A}, 5)
+    for above in [*ledgers, LedgerId(5), LedgerId(0x1_FFFF_FFFF)]:
+        assert [found async for found in trees[0].marked(above)] == [found for found in ledgers if found > above]
+
+
 async def test_every_registration_counts_even_one_without_an_address(
     trees: list[ZooKeeperUnderreplication], kazoo: KazooClient
 ) -> None:
