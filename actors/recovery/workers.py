@@ -124,6 +124,9 @@ class RepairWorkers:
                 if not self._candidates:
                     await self._list()
                 while self._candidates:
+                    if await self._marks.is_disabled():
+                        self._candidates.clear()
+                        break
                     marked = await self._marks.lock(self._candidates.popleft())
                     if marked is not None:
                         return marked

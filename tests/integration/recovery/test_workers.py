@@ -50,13 +50,14 @@ class Bench:
         self.result: Callable[[LedgerId], Repaired] = Repaired
         self.stuck = asyncio.Event()
         self.is_stuck = False
+        self.unstick = asyncio.Event()
         self.workers = RepairWorkers(options, marks, self, self.events.append, random.Random(1))
 
     async def repair(self, ledger: LedgerId, gone: frozenset[BookieId], *, bad: tuple[BadRange, ...] = ()) -> Repaired:
         self.asked.append((ledger, gone, bad))
         if self.is_stuck:
             self.stuck.set()
-            await asyncio.Event().wait()
+            await self.unstick.wait()
         return self.result(ledger)
 
     async def can_replace(self, metadata: LedgerMetadata, gone: frozenset[BookieId]) -> bool:
@@ -248,17 +249,12 @@ async def test_a_mark_that_cannot_be_decoded_is_told(bench: Bench, sessions: lis
 
 
 async def test_a_ledger_marked_anew_during_its_repair_is_repaired_again(bench: Bench) -> None:
-    def result(ledger: LedgerId) -> Repaired:
-        return Repaired(ledger)
-
     bench.is_stuck = True
     await bench.marks.mark(ONE, {GONE}, 5)
     async with bench.running():
         await bench.stuck.wait()
         await bench.marks.mark(ONE, {BookieId("e:1")}, 6)
-    bench.is_stuck, bench.result = False, result
-    async with bench.running():
-        await bench.marks.release(ONE)
+        bench.unstick.set()
         await bench.until_left(set())
     assert [gone for _, gone, _ in bench.asked] == [{GONE}, {GONE, "e:1"}]
 
@@ -334,3 +330,28 @@ async def test_nothing_is_repaired_while_repair_is_switched_off(bench: Bench) ->
         assert bench.asked == []
         await bench.marks.enable()
         await bench.until_left(set())
+
+
+async def test_ledgers_that_are_listed_already_are_not_repaired_once_repair_is_switched_off(bench: Bench) -> None:
+    one_worker = Bench(bench.marks, RecoveryOptions(look_s=0.02, workers=1))
+    one_worker.is_stuck = True
+    await bench.marks.mark(ONE, {GONE}, 5)
+    await bench.marks.mark(TWO, {GONE}, 5)
+    looks = 0
+    original = bench.marks.is_disabled
+
+    async def counted() -> bool:
+        nonlocal looks
+        looks += 1
+        return await original()
+
+    bench.marks.is_disabled = counted  # type: ignore[method-assign]
+    async with one_worker.running():
+        await one_worker.stuck.wait()
+        await bench.marks.disable()
+        one_worker.unstick.set()
+        looks = 0
+        await one_worker.until(lambda: looks >= 3)
+        assert len(one_worker.asked) == 1, "what had begun is finished"
+        await bench.marks.enable()
+        await one_worker.until_left(set())
