@@ -223,8 +223,9 @@ class ZooKeeperUnderreplication:
 
     async def registered(self) -> frozenset[BookieId]:
         """Ids of all registered bookies, writable and read-only, also of those whose address cannot be read."""
-        names = {*(await self._zk.children(self._ledgers.available, fresh=True))[0]}
-        names.update(await self._children(self._ledgers.readonly))  # second: a bookie that turns read-only is in one
+        names = {*await self._children(self._ledgers.readonly)}  # on both sides, since a bookie may turn either way
+        names.update((await self._zk.children(self._ledgers.available, fresh=True))[0])
+        names.update(await self._children(self._ledgers.readonly))
         found = set()
         for name in names:
             try:
