@@ -32,14 +32,23 @@ from dlog.events import Event
 from dlog.io import metrics
 from dlog.io.zookeeper_underreplication import MarkedLedger, ZooKeeperUnderreplication
 from dlog.ledger.events import EntriesUnreadable, MarkCompleted, RepairFailed
-from dlog.ledger.repair import Repaired
+from dlog.ledger.repair import OPEN_LEDGER, Repaired
 from dlog.ledger.verifying import BadRange, Verified
 from dlog.model.ids import BookieId, LedgerId
-from dlog.model.ledger import LedgerMetadata
+from dlog.model.ledger import Fragment, LedgerMetadata
 
 CANDIDATES_MAX = 500  # marked ledgers that are listed at once
 PUT_OFF_MAX = 10_000  # ledgers whose failures are remembered
 
+_NO_BOOKIE = (
+    "its mark names no bookie, as Java's check of placement policies writes it: let Java's AutoRecovery move its "
+    "copies, or delete the mark (docs/operations.md)"
+)
+_OPEN = (
+    "a bookie of its last ensemble is back and lacks entries: it gets them once the ledger's writer has closed the "
+    "ledger or replaced the bookie; nothing has to be done"
+)
+_GRACE = "its writer may still replace the lost bookie"
 _NO_REPLACEMENT = (
     "no bookie can replace the lost ones of its last ensemble, start more where its placement policy allows them; the "
     "ledger stays open for its writer"
@@ -69,6 +78,8 @@ class _PutOff:
     failures: int = 0
     not_before_s: float = 0.0
     open_since_s: float | None = None  # when its last ensemble, not closed, was first found with a lost bookie
+    #: last ensemble of an open ledger, and bookies that are back and have all their copies below it
+    verified_below: tuple[Fragment, frozenset[BookieId]] | None = None
     unreadable: int = 0
 
 
@@ -202,30 +213,72 @@ class RepairWorkers:
             self._fail(ledger, "its mark in ZooKeeper cannot be decoded, delete it (docs/operations.md)")
             return None
         bookies = frozenset(marked.mark.bookies)
+        if not bookies:
+            self._fail(ledger, _NO_BOOKIE)
+            return None
         registered = await self._marks.registered()
         gone, back = bookies - registered, bookies & registered
         total = Repaired(ledger)
         if gone:
             total = await self._add(total, gone)
-            if total.waits:
-                metadata = await self._ledgers.metadata_of(ledger)
-                if not metadata.is_closed and gone.intersection(metadata.fragments[-1].ensemble):
-                    if not await self._may_recover(ledger, metadata):
-                        return None
-                    await self._ledgers.recover(ledger)
-                total = await self._add(replace(total, unreadable=()), gone)  # it reports them again
-        if back and not total.waits:
-            verified = await self._ledgers.verify(ledger)
-            bad = tuple(found for found in verified.ranges if found.bookie in back)
-            if bad:
-                total = await self._add(total, frozenset(), bad)
+        if total.waits:
+            total = await self._end_writing(total, gone)
+        else:
+            self._stop_grace(ledger)
+        if back:
+            total = await self._complete_copies(total, back)
         if total.unreadable:
             self._report_unreadable(total)
-            return None
-        if total.waits:
-            self._fail(ledger, total.waits)
-            return None
-        return total
+        elif total.waits:
+            self._wait(total)
+        elif not back <= await self._marks.registered():
+            self._fail(ledger, "a bookie that was back was lost again during the repair")
+        else:
+            return total
+        return None
+
+    async def _end_writing(self, total: Repaired, gone: frozenset[BookieId]) -> Repaired:
+        """Repair the last ensemble of an open ledger, which is recovered first, or say what it waits for."""
+        ledger = total.ledger
+        metadata = await self._ledgers.metadata_of(ledger)
+        lost = frozenset[BookieId]()
+        if not metadata.is_closed:
+            lost = frozenset(metadata.fragments[-1].ensemble) - await self._marks.registered()
+        if not lost & gone:
+            self._stop_grace(ledger)
+        elif waits := await self._why_not_recover(metadata, ledger, lost):
+            return replace(total, waits=waits)
+        else:
+            await self._ledgers.recover(ledger)
+        return await self._add(replace(total, unreadable=(), waits=""), gone)  # it reports what is unreadable again
+
+    async def _why_not_recover(self, metadata: LedgerMetadata, ledger: LedgerId, lost: frozenset[BookieId]) -> str:
+        """Why an open ledger that lost bookies of its last ensemble is not fenced yet; empty: it may be. The grace
+        begins when a bookie is there that its writer can take."""
+        if not await self._ledgers.can_replace(metadata, lost):
+            self._stop_grace(ledger)
+            return f"{_NO_REPLACEMENT}: bookies={','.join(sorted(lost))}"
+        put_off, now_s = self._state(ledger), _now_s()
+        if put_off.open_since_s is None:
+            put_off.open_since_s = now_s
+        return _GRACE if now_s < put_off.open_since_s + self._options.open_grace_s else ""
+
+    async def _complete_copies(self, total: Repaired, back: frozenset[BookieId]) -> Repaired:
+        """Write again what bookies lack that are back. All entries are read for that; but not once more while only the
+        same last ensemble of the open ledger waits."""
+        ledger = total.ledger
+        metadata = await self._ledgers.metadata_of(ledger)
+        verified_below = None if metadata.is_closed else (metadata.fragments[-1], back)
+        put_off = self._put_off.get(ledger)
+        if put_off is not None and verified_below is not None and put_off.verified_below == verified_below:
+            return replace(total, waits=total.waits or OPEN_LEDGER)
+        verified = await self._ledgers.verify(ledger)
+        bad = tuple(found for found in verified.ranges if found.bookie in back)
+        done = await self._add(total, frozenset(), bad) if bad else total
+        done = replace(done, waits=total.waits or done.waits)
+        if done.waits and done.unreadable == total.unreadable:
+            self._state(ledger).verified_below = verified_below
+        return done
 
     async def _add(self, before: Repaired, gone: frozenset[BookieId], bad: tuple[BadRange, ...] = ()) -> Repaired:
         """Repair once, and return the result with the copies of this attempt's earlier repairs added."""
@@ -240,23 +293,19 @@ class RepairWorkers:
             unreadable=(*before.unreadable, *repaired.unreadable),
         )
 
-    async def _may_recover(self, ledger: LedgerId, metadata: LedgerMetadata) -> bool:
-        """Whether to fence an open ledger that lost a bookie of its last ensemble; otherwise it is put off. The grace
-        begins when a bookie is there that its writer can take."""
-        lost = frozenset(metadata.fragments[-1].ensemble) - await self._marks.registered()
-        can_replace = await self._ledgers.can_replace(metadata, lost)
-        put_off, now_s = self._state(ledger), _now_s()
-        if not can_replace:
+    def _stop_grace(self, ledger: LedgerId) -> None:
+        """The writer of an open ledger has the whole grace when it next has to replace a bookie."""
+        put_off = self._put_off.get(ledger)
+        if put_off is not None:
             put_off.open_since_s = None
-            self._fail(ledger, f"{_NO_REPLACEMENT}: bookies={','.join(sorted(lost))}")
-            return False
-        if put_off.open_since_s is None:
-            put_off.open_since_s = now_s
-        until_s = put_off.open_since_s + self._options.open_grace_s
-        if now_s < until_s:
-            put_off.not_before_s = until_s
-            return False
-        return True
+
+    def _wait(self, total: Repaired) -> None:
+        """Put off a ledger that has to wait; within its writer's grace that is no failure."""
+        put_off = self._state(total.ledger)
+        if total.waits == _GRACE and put_off.open_since_s is not None:
+            put_off.not_before_s = put_off.open_since_s + self._options.open_grace_s
+        else:
+            self._fail(total.ledger, _OPEN if total.waits == OPEN_LEDGER else total.waits)
 
     def _report_unreadable(self, repaired: Repaired) -> None:
         first = repaired.unreadable[0]

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -14,11 +15,11 @@ from actors.recovery.options import RecoveryOptions
 from actors.recovery.workers import RepairWorkers
 from dlog.errors import LedgerNotFoundError, NotEnoughBookiesError
 from dlog.events import Event
-from dlog.io.zookeeper import ZooKeeper
+from dlog.io.zookeeper import ANY_VERSION, ZooKeeper
 from dlog.io.zookeeper_layout import LedgerPaths
 from dlog.io.zookeeper_underreplication import ZooKeeperUnderreplication
 from dlog.ledger.events import EntriesUnreadable, MarkCompleted, RepairFailed
-from dlog.ledger.repair import Repaired, Replaced, Unreadable
+from dlog.ledger.repair import OPEN_LEDGER, Repaired, Replaced, Unreadable
 from dlog.ledger.verifying import BadRange, Verified
 from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import Fragment, LedgerMetadata, LedgerState
@@ -43,6 +44,7 @@ class Bench:
         self.events: list[Event] = []
         self.asked: list[tuple[LedgerId, frozenset[BookieId], tuple[BadRange, ...]]] = []
         self.recovered: list[LedgerId] = []
+        self.verified: list[LedgerId] = []
         self.metadata = dict.fromkeys((ONE, TWO), OPEN.closed_at(EntryId(9), 90))
         self.change: LedgerMetadata | None = None  # made by a ledger's writer once a worker has read its metadata
         self.bad: tuple[BadRange, ...] = ()
@@ -74,6 +76,7 @@ class Bench:
         return found
 
     async def verify(self, ledger: LedgerId) -> Verified:
+        self.verified.append(ledger)
         return Verified(10, (), (), self.bad)
 
     async def left(self) -> set[LedgerId]:
@@ -89,6 +92,14 @@ class Bench:
     async def until(self, condition: Callable[[], bool]) -> None:
         async def holds() -> bool:
             return condition()
+
+        await until(holds)
+
+    async def until_waiting(self, asked: int) -> None:
+        """Wait until so many repairs were asked for, and no ledger is being repaired."""
+
+        async def holds() -> bool:
+            return len(self.asked) >= asked and not self.workers.repairing
 
         await until(holds)
 
@@ -156,6 +167,68 @@ async def test_a_bookie_that_is_back_keeps_its_place_and_gets_what_it_lacks(benc
         await bench.marks.mark(TWO, {GONE, BACK}, 5)
         await bench.until_left(set())
     assert bench.asked == [(TWO, frozenset({GONE}), ()), (TWO, frozenset(), (BAD,))]
+
+
+async def test_a_bookie_that_is_lost_again_while_its_copies_are_read_keeps_its_mark(
+    bench: Bench, sessions: list[ZooKeeper]
+) -> None:
+    async def verify(ledger: LedgerId) -> Verified:
+        await sessions[0].delete(f"{PATHS.available}/{BACK}", ANY_VERSION)
+        return Verified(10, (), ())
+
+    bench.verify = verify  # type: ignore[method-assign]
+    await bench.marks.mark(ONE, {BACK}, 5)
+    async with bench.running():
+        await bench.until_left(set())
+    assert isinstance(failed := bench.events[0], RepairFailed) and "lost again" in failed.reason
+    assert bench.asked == [(ONE, frozenset({BACK}), ())]
+
+
+async def test_a_mark_without_a_bookie_stays(bench: Bench) -> None:
+    await bench.marks.mark(ONE, {}, 5)
+    async with bench.running():
+        await bench.until(lambda: len(bench.events) >= 2)
+        assert await bench.left() == {ONE}
+    assert isinstance(failed := bench.events[0], RepairFailed) and "names no bookie" in failed.reason
+
+
+async def test_an_open_ledger_whose_bookie_is_back_waits_for_its_writer_and_is_read_once(bench: Bench) -> None:
+    bench.metadata[ONE], bench.bad = OPEN, (BAD,)
+    bench.result = lambda ledger: Repaired(ledger, waits="" if bench.metadata[ledger].is_closed else OPEN_LEDGER)
+    await bench.marks.mark(ONE, {BACK}, 5)
+    async with bench.running():
+        await bench.until(lambda: len(bench.events) >= 4)
+        assert await bench.left() == {ONE}
+        assert all(
+            isinstance(event, RepairFailed) and "nothing has to be done" in event.reason for event in bench.events
+        )
+        assert (bench.verified, bench.asked, bench.recovered) == ([ONE], [(ONE, frozenset(), (BAD,))], [])
+        bench.metadata[ONE] = OPEN.closed_at(EntryId(9), 90)
+        await bench.until_left(set())
+    assert bench.verified == [ONE, ONE]
+
+
+async def test_a_bookie_that_is_lost_once_more_gives_the_writer_the_whole_grace_again(
+    bench: Bench, sessions: list[ZooKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skipped_s = 0.0
+    monkeypatch.setattr(workers, "_now_s", lambda: asyncio.get_running_loop().time() + skipped_s)
+    patient = Bench(bench.marks, replace(QUICK, open_grace_s=1000.0))
+    patient.metadata[ONE], patient.bad = OPEN, (BadRange(EntryId(3), EntryId(4), GONE, "thin", "no such entry"),)
+    patient.result = lambda ledger: Repaired(ledger, waits="" if patient.metadata[ledger].is_closed else OPEN_LEDGER)
+    await bench.marks.mark(ONE, {GONE}, 5)
+    async with patient.running():
+        await patient.until_waiting(1)
+        await sessions[0].create(f"{PATHS.available}/{GONE}")
+        skipped_s += 1001.0
+        await patient.until(lambda: len(patient.events) >= 1)
+        await sessions[0].delete(f"{PATHS.available}/{GONE}", ANY_VERSION)
+        asked = len(patient.asked)
+        await patient.until_waiting(asked + 1)
+        assert patient.recovered == []
+        skipped_s += 1001.0
+        await patient.until_left(set())
+    assert patient.recovered == [ONE]
 
 
 async def test_an_open_ledger_is_recovered_after_the_grace(bench: Bench) -> None:
