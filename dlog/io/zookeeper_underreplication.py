@@ -50,6 +50,11 @@ class Underreplication:
     oldest_ctime_ms: int | None
     bookies: Mapping[BookieId, int]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all marks were counted."""
+        return self.ledgers < SUMMARY_MAX
+
 
 @dataclass(frozen=True, slots=True)
 class MarkedLedger:
