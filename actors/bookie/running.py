@@ -1,7 +1,8 @@
 """Runs a bookie on a given environment, from locking its directories to its last checkpoint.
 
 In this order: lock the directories, check their cookies against ZooKeeper, replay the journal, listen, register,
-report ready. Nothing is kept afterwards. Flags, signals and logs of the process are in __main__.py, so that the
+check that the cookie is still there (a decommission deletes it, and looks at registrations before and after), report
+ready. Nothing is kept afterwards. Flags, signals and logs of the process are in __main__.py, so that the
 simulation can run the same code.
 """
 
@@ -19,7 +20,7 @@ from dlog.bookie.garbage_collection import GarbageCollector
 from dlog.bookie.options import BookieOptions
 from dlog.events import Event
 from dlog.hostport import split_host_port
-from dlog.io.bookie_dirs import LockedDirs, check_cookies, lock_dirs, paths_of, stored_id
+from dlog.io.bookie_dirs import LockedDirs, check_cookies, check_still_known, lock_dirs, paths_of, stored_id
 from dlog.io.bookie_store import OpenedStorage, open_storage
 from dlog.io.disk import Disk
 from dlog.io.gc_mark_file import read_mark_record
@@ -74,13 +75,22 @@ async def run(
             location = NetworkLocation(options.region, options.rack)
             info = BookieInfo(bookie, *split_host_port(environment.address), location)
 
+            async def confirm() -> None:
+                await check_still_known(bookie, metadata)
+
             def ready() -> None:
                 tell(BookieStarted(bookie, environment.address, server.machine.ledgers))
                 on_ready(info)
 
             with connection_events(metadata, tell):
                 await server.run(
-                    environment.listen, stopping, metadata=metadata, info=info, collector=collector, on_ready=ready
+                    environment.listen,
+                    stopping,
+                    metadata=metadata,
+                    info=info,
+                    collector=collector,
+                    confirm=confirm,
+                    on_ready=ready,
                 )
     finally:
         dirs.close()

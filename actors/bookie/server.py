@@ -143,13 +143,15 @@ class BookieServer:
         metadata: BookieMetadata | None = None,
         info: BookieInfo | None = None,
         collector: GarbageCollector | None = None,
+        confirm: Callable[[], Awaitable[None]] | None = None,
         on_ready: Callable[[], None],
     ) -> None:
         """Serve until `stopping` is set, then drain: answer accepted requests, checkpoint, close.
 
         metadata, info: where and how to register. on_ready: called once clients can find this bookie. collector:
-        decides which ledgers are deleted; None: all are kept. Raises DiskFailedError; everything acknowledged is then
-        in the storage, and the next start replays it.
+        decides which ledgers are deleted; None: all are kept. confirm: awaited once registered; what it raises ends
+        the bookie. Raises DiskFailedError; everything acknowledged is then in the storage, and the next start replays
+        it.
         """
         self._disk.start()
         self._perform(SpaceSeen(await self._threads.run(self._disk.free_bytes)))
@@ -165,6 +167,8 @@ class BookieServer:
                 ]
                 if metadata is not None and info is not None:
                     await metadata.register_bookie(info, readonly=self.machine.read_only)
+                    if confirm is not None:
+                        await confirm()
                     tasks.append(
                         task_group.create_task(self._keep_registered(metadata, info), name="bookie registration")
                     )

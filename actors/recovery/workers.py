@@ -7,10 +7,12 @@ The last ensemble of a ledger that is not closed belongs to its writer, which re
 next. After `open_grace_s` the ledger is fenced and recovered instead.
 
 Invariants:
+- A ledger is fenced only while other bookies could replace all lost ones of its last ensemble: otherwise its
+  writer would be stopped, no copy made, and perhaps no new ledger could be created.
 - A mark is deleted only after a repair that left nothing out; after a failure it stays, an event says why, and the
   ledger waits: `backoff_s`, doubled after each further failure.
 - A worker that ends anywhere leaves a lock that ends with the session; nothing else needs cleaning up.
-- A ledger that fails does not keep others waiting.
+- A ledger that fails does not keep others waiting: all marked ledgers are listed in turn, CANDIDATES_MAX at once.
 - State is kept of the ledgers that failed or wait, PUT_OFF_MAX at most.
 """
 
@@ -20,7 +22,7 @@ import asyncio
 import contextlib
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -30,13 +32,27 @@ from dlog.events import Event
 from dlog.io import metrics
 from dlog.io.zookeeper_underreplication import MarkedLedger, ZooKeeperUnderreplication
 from dlog.ledger.events import EntriesUnreadable, MarkCompleted, RepairFailed
-from dlog.ledger.repair import Repaired
+from dlog.ledger.repair import OPEN_LEDGER, Repaired
 from dlog.ledger.verifying import BadRange, Verified
 from dlog.model.ids import BookieId, LedgerId
-from dlog.model.ledger import LedgerMetadata
+from dlog.model.ledger import Fragment, LedgerMetadata
 
 CANDIDATES_MAX = 500  # marked ledgers that are listed at once
 PUT_OFF_MAX = 10_000  # ledgers whose failures are remembered
+
+_NO_BOOKIE = (
+    "its mark names no bookie, as Java's check of placement policies writes it: let Java's AutoRecovery move its "
+    "copies, or delete the mark (docs/operations.md)"
+)
+_OPEN = (
+    "a bookie of its last ensemble is back and lacks entries: it gets them once the ledger's writer has closed the "
+    "ledger or replaced the bookie; nothing has to be done"
+)
+_GRACE = "its writer may still replace the lost bookie"
+_NO_REPLACEMENT = (
+    "no bookie can replace the lost ones of its last ensemble, start more where its placement policy allows them; the "
+    "ledger stays open for its writer"
+)
 
 
 class RepairableLedgers(Protocol):
@@ -50,6 +66,8 @@ class RepairableLedgers(Protocol):
         self, ledger: LedgerId, gone: frozenset[BookieId], *, bad: tuple[BadRange, ...] = ()
     ) -> Repaired: ...
 
+    async def can_replace(self, metadata: LedgerMetadata, gone: frozenset[BookieId]) -> bool: ...
+
     async def recover(self, ledger: LedgerId) -> object: ...
 
 
@@ -60,6 +78,8 @@ class _PutOff:
     failures: int = 0
     not_before_s: float = 0.0
     open_since_s: float | None = None  # when its last ensemble, not closed, was first found with a lost bookie
+    #: last ensemble of an open ledger, and bookies that are back and have all their copies below it
+    verified_below: tuple[Fragment, frozenset[BookieId]] | None = None
     unreadable: int = 0
 
 
@@ -81,6 +101,7 @@ class RepairWorkers:
         self._rng = rng
         self._choosing = asyncio.Lock()
         self._candidates: deque[LedgerId] = deque()
+        self._listed_to: LedgerId | None = None  # the next list begins behind it; None: at the lowest id
         self._list_due_s = 0.0
         self._put_off: dict[LedgerId, _PutOff] = {}
         self.repairing = 0  # ledgers
@@ -114,6 +135,9 @@ class RepairWorkers:
                 if not self._candidates:
                     await self._list()
                 while self._candidates:
+                    if await self._marks.is_disabled():
+                        self._candidates.clear()
+                        break
                     marked = await self._marks.lock(self._candidates.popleft())
                     if marked is not None:
                         return marked
@@ -132,19 +156,33 @@ class RepairWorkers:
         locked = await self._marks.locked()
         found: list[LedgerId] = []
         seen: set[LedgerId] = set()
-        async for ledger in self._marks.marked():
+        async for ledger in self._marked():
             put_off = self._put_off.get(ledger)
             if put_off is not None:
                 seen.add(ledger)
             if ledger not in locked and (put_off is None or put_off.not_before_s <= now_s):
                 found.append(ledger)
                 if len(found) == CANDIDATES_MAX:
+                    self._listed_to = ledger
                     break
         else:
+            self._listed_to = None
             for ledger in self._put_off.keys() - seen:
                 self._forget(ledger)  # repaired by another process, or deleted
         self._rng.shuffle(found)  # so that processes seldom try the same one
         self._candidates.extend(found)
+
+    async def _marked(self) -> AsyncIterator[LedgerId]:
+        """All marked ledgers once, from the one behind the last list on."""
+        begin = self._listed_to
+        async for ledger in self._marks.marked(begin):
+            yield ledger
+        if begin is None:
+            return
+        async for ledger in self._marks.marked():
+            if ledger > begin:
+                return
+            yield ledger
 
     # ---- repairing ---------------------------------------------------------------------------------------------------
 
@@ -175,30 +213,72 @@ class RepairWorkers:
             self._fail(ledger, "its mark in ZooKeeper cannot be decoded, delete it (docs/operations.md)")
             return None
         bookies = frozenset(marked.mark.bookies)
+        if not bookies:
+            self._fail(ledger, _NO_BOOKIE)
+            return None
         registered = await self._marks.registered()
         gone, back = bookies - registered, bookies & registered
         total = Repaired(ledger)
         if gone:
             total = await self._add(total, gone)
-            if total.waits and not total.unreadable:
-                metadata = await self._ledgers.metadata_of(ledger)
-                if not metadata.is_closed and gone.intersection(metadata.fragments[-1].ensemble):
-                    if self._wait_for_writer(ledger):
-                        return None
-                    await self._ledgers.recover(ledger)
-                total = await self._add(total, gone)
-        if back and not total.waits and not total.unreadable:
-            verified = await self._ledgers.verify(ledger)
-            bad = tuple(found for found in verified.ranges if found.bookie in back)
-            if bad:
-                total = await self._add(total, frozenset(), bad)
+        if total.waits:
+            total = await self._end_writing(total, gone)
+        else:
+            self._stop_grace(ledger)
+        if back:
+            total = await self._complete_copies(total, back)
         if total.unreadable:
             self._report_unreadable(total)
-            return None
-        if total.waits:
-            self._fail(ledger, total.waits)
-            return None
-        return total
+        elif total.waits:
+            self._wait(total)
+        elif not back <= await self._marks.registered():
+            self._fail(ledger, "a bookie that was back was lost again during the repair")
+        else:
+            return total
+        return None
+
+    async def _end_writing(self, total: Repaired, gone: frozenset[BookieId]) -> Repaired:
+        """Repair the last ensemble of an open ledger, which is recovered first, or say what it waits for."""
+        ledger = total.ledger
+        metadata = await self._ledgers.metadata_of(ledger)
+        lost = frozenset[BookieId]()
+        if not metadata.is_closed:
+            lost = frozenset(metadata.fragments[-1].ensemble) - await self._marks.registered()
+        if not lost & gone:
+            self._stop_grace(ledger)
+        elif waits := await self._why_not_recover(metadata, ledger, lost):
+            return replace(total, waits=waits)
+        else:
+            await self._ledgers.recover(ledger)
+        return await self._add(replace(total, unreadable=(), waits=""), gone)  # it reports what is unreadable again
+
+    async def _why_not_recover(self, metadata: LedgerMetadata, ledger: LedgerId, lost: frozenset[BookieId]) -> str:
+        """Why an open ledger that lost bookies of its last ensemble is not fenced yet; empty: it may be. The grace
+        begins when a bookie is there that its writer can take."""
+        if not await self._ledgers.can_replace(metadata, lost):
+            self._stop_grace(ledger)
+            return f"{_NO_REPLACEMENT}: bookies={','.join(sorted(lost))}"
+        put_off, now_s = self._state(ledger), _now_s()
+        if put_off.open_since_s is None:
+            put_off.open_since_s = now_s
+        return _GRACE if now_s < put_off.open_since_s + self._options.open_grace_s else ""
+
+    async def _complete_copies(self, total: Repaired, back: frozenset[BookieId]) -> Repaired:
+        """Write again what bookies lack that are back. All entries are read for that; but not once more while only the
+        same last ensemble of the open ledger waits."""
+        ledger = total.ledger
+        metadata = await self._ledgers.metadata_of(ledger)
+        verified_below = None if metadata.is_closed else (metadata.fragments[-1], back)
+        put_off = self._put_off.get(ledger)
+        if put_off is not None and verified_below is not None and put_off.verified_below == verified_below:
+            return replace(total, waits=total.waits or OPEN_LEDGER)
+        verified = await self._ledgers.verify(ledger)
+        bad = tuple(found for found in verified.ranges if found.bookie in back)
+        done = await self._add(total, frozenset(), bad) if bad else total
+        done = replace(done, waits=total.waits or done.waits)
+        if done.waits and done.unreadable == total.unreadable:
+            self._state(ledger).verified_below = verified_below
+        return done
 
     async def _add(self, before: Repaired, gone: frozenset[BookieId], bad: tuple[BadRange, ...] = ()) -> Repaired:
         """Repair once, and return the result with the copies of this attempt's earlier repairs added."""
@@ -210,18 +290,22 @@ class RepairWorkers:
             copied_entries=before.copied_entries + repaired.copied_entries,
             copied_bytes=before.copied_bytes + repaired.copied_bytes,
             replaced=(*before.replaced, *repaired.replaced),
+            unreadable=(*before.unreadable, *repaired.unreadable),
         )
 
-    def _wait_for_writer(self, ledger: LedgerId) -> bool:
-        """Whether the writer of an open ledger still has time to replace its lost bookie; then put the ledger off."""
-        put_off, now_s = self._state(ledger), _now_s()
-        if put_off.open_since_s is None:
-            put_off.open_since_s = now_s
-        until_s = put_off.open_since_s + self._options.open_grace_s
-        if now_s >= until_s:
-            return False
-        put_off.not_before_s = until_s
-        return True
+    def _stop_grace(self, ledger: LedgerId) -> None:
+        """The writer of an open ledger has the whole grace when it next has to replace a bookie."""
+        put_off = self._put_off.get(ledger)
+        if put_off is not None:
+            put_off.open_since_s = None
+
+    def _wait(self, total: Repaired) -> None:
+        """Put off a ledger that has to wait; within its writer's grace that is no failure."""
+        put_off = self._state(total.ledger)
+        if total.waits == _GRACE and put_off.open_since_s is not None:
+            put_off.not_before_s = put_off.open_since_s + self._options.open_grace_s
+        else:
+            self._fail(total.ledger, _OPEN if total.waits == OPEN_LEDGER else total.waits)
 
     def _report_unreadable(self, repaired: Repaired) -> None:
         first = repaired.unreadable[0]
@@ -246,7 +330,8 @@ class RepairWorkers:
         put_off = self._put_off.get(ledger)
         if put_off is None:
             if len(self._put_off) >= PUT_OFF_MAX:
-                self._forget(next(iter(self._put_off)))
+                last_due = max(self._put_off, key=lambda other: self._put_off[other].not_before_s)
+                self._forget(last_due)  # it is tried too early; most others keep their turn
             put_off = self._put_off[ledger] = _PutOff()
         return put_off
 

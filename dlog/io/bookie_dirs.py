@@ -22,7 +22,7 @@ from dlog.io.file_errors import remedy_for
 from dlog.io.ledger_dir import MANIFEST
 from dlog.io.metadata import Cookies
 from dlog.io.threads import Threads
-from dlog.machine import Versioned
+from dlog.machine import Missing, Versioned
 from dlog.model.ids import BookieId
 from dlog.wire.bookie_info import Cookie, decode_cookie, encode_cookie
 
@@ -106,6 +106,17 @@ async def check_cookies(
     text = encode_cookie(expected)
     await threads.run(_stamp if verdict is Verdict.STAMP else _write_version, dirs, text)
     await metadata.write_cookie(bookie, text, seen.version if isinstance(seen, Versioned) else None)
+
+
+async def check_still_known(bookie: BookieId, metadata: Cookies) -> None:
+    """Check, once the bookie is registered, that it was not taken out of the cluster since `check_cookies`. Raises
+    CookieError, MetadataUnavailableError."""
+    if isinstance(await metadata.read_cookie(bookie), Missing):
+        raise CookieError(
+            f"the bookie was taken out of the cluster while it started; if `dlog bookie decommission` failed because "
+            f"the bookie is registered, start it again, otherwise start a new bookie on empty directories: "
+            f"bookie={bookie}"
+        )
 
 
 def _read_version(disk: Disk, directory: str) -> bytes | None:

@@ -1,8 +1,10 @@
 """Takes a stopped bookie out of a cluster: its ledgers are repaired on other bookies, then metadata forgets it.
 
 Invariants:
-- The bookie is forgotten only after a scan of all ledgers in which none named it, begun while it was not registered; so
-  a bookie that is forgotten holds nothing that is needed.
+- The bookie is forgotten only after a scan of all ledgers in which none named it, and while it was not registered from
+  before the scan until its cookie was deleted; so a bookie that is forgotten holds nothing that is needed.
+- One that registers while its cookie is deleted is seen here, and its cookie is written back, or does not see its
+  cookie (it reads it once registered) and ends.
 - Nothing but marks and the bookie's own znodes is changed, so it may be interrupted anywhere and run again.
 
 Source: BookKeeper `BookKeeperAdmin.decommissionBookie`, which does not say why it waits.
@@ -12,9 +14,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
-from dlog.errors import DLogError, InvalidRequestError
+from dlog.errors import CookieError, DLogError, InvalidRequestError
 from dlog.io.clock import unix_ms
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.io.zookeeper_underreplication import ZooKeeperUnderreplication
@@ -32,8 +35,8 @@ class StillRegisteredError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """What is still to do. ledgers: that name the bookie, or whose metadata cannot be read. reason: what it waits
-    for."""
+    """What is still to do. ledgers: that name the bookie, or whose metadata cannot be read; as of the last scan if the
+    cluster has too many marks to count. reason: what it waits for."""
 
     ledgers: int
     reason: str
@@ -63,11 +66,13 @@ async def decommission(
         scanned = await _mark_ledgers(metadata, marks, bookie)
         first = scanned.named if first is None else first
         if not scanned.named and not scanned.unread:
-            await metadata.forget_bookie(bookie)
+            await _forget(metadata, marks, bookie)
             return first
         told: Draining | None = None
         for _ in range(_SCAN_LOOKS):
-            left = (await marks.summary()).bookies.get(bookie, 0) + scanned.unread
+            summary = await marks.summary()
+            named = summary.bookies.get(bookie, 0) if summary.is_whole else scanned.named
+            left = named + scanned.unread
             if (now := Draining(left, await _reason(metadata, marks, scanned))) != told:
                 told = now
                 progress(now)
@@ -82,6 +87,22 @@ async def _check_stopped(marks: ZooKeeperUnderreplication, bookie: BookieId) -> 
         raise StillRegisteredError(
             f"the bookie is registered, stop it first (a killed one is registered for another 10 s): bookie={bookie}"
         )
+
+
+async def _forget(metadata: ZooKeeperMetadata, marks: ZooKeeperUnderreplication, bookie: BookieId) -> None:
+    """Delete the bookie's cookie, unless it is back."""
+    await _check_stopped(marks, bookie)
+    cookie, gc_mark = await metadata.read_cookie(bookie), await metadata.read_gc_mark(bookie)
+    await metadata.forget_bookie(bookie)
+    try:
+        await _check_stopped(marks, bookie)
+    except StillRegisteredError:
+        if isinstance(gc_mark, Versioned):
+            await metadata.write_gc_mark(bookie, str(gc_mark.value), None)
+        if isinstance(cookie, Versioned):
+            with suppress(CookieError):  # it has written a new one
+                await metadata.write_cookie(bookie, str(cookie.value), None)
+        raise
 
 
 async def _mark_ledgers(metadata: ZooKeeperMetadata, marks: ZooKeeperUnderreplication, bookie: BookieId) -> _Scanned:

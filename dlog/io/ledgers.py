@@ -386,6 +386,18 @@ class Ledgers:
             repaired: Repaired = await driver.ask(Repair(gone, bad))
             return repaired
 
+    async def can_replace(self, metadata: LedgerMetadata, gone: Collection[BookieId]) -> bool:
+        """Whether there are writable bookies that could replace all of `gone` in the ledger's last ensemble under its
+        placement policy. Raises MetadataUnavailableError. Cancelling is safe."""
+        ensemble, placement = metadata.fragments[-1].ensemble, self._spread.for_ledger(metadata)
+        failed = [index for index, bookie in enumerate(ensemble) if bookie in gone]
+        for is_fresh in (False, True):
+            if is_fresh:
+                await self._metadata.members()  # the cached list may be old: read it again
+            if len(placement.replace(metadata.quorum, ensemble, failed, gone)) == len(failed):
+                return True
+        return False
+
     async def delete(self, ledger: LedgerId) -> None:
         """Delete its metadata; bookies collect the entries later. Idempotent."""
         await self._metadata.delete(LedgerKey(ledger))

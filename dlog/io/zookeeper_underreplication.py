@@ -50,6 +50,11 @@ class Underreplication:
     oldest_ctime_ms: int | None
     bookies: Mapping[BookieId, int]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all marks were counted."""
+        return self.ledgers < SUMMARY_MAX
+
 
 @dataclass(frozen=True, slots=True)
 class MarkedLedger:
@@ -105,9 +110,12 @@ class ZooKeeperUnderreplication:
                 continue
         raise MetadataUnavailableError(f"other processes keep changing the ledger's mark, try again: ledger={ledger}")
 
-    async def marked(self) -> AsyncIterator[LedgerId]:
-        """All marked ledgers, in order of their ids. A ledger whose mark is just being deleted may be among them."""
-        async for digits in self._groups(self._paths.marks, 4):
+    async def marked(self, above: LedgerId | None = None) -> AsyncIterator[LedgerId]:
+        """All marked ledgers, in order of their ids. A ledger whose mark is just being deleted may be among them.
+
+        above: only ledgers with higher ids.
+        """
+        async for digits in self._groups(self._paths.marks, 4, "" if above is None else f"{above + 1:016x}"):
             if (number := int(digits, 16)) < 2**63:
                 yield LedgerId(number)
 
@@ -220,8 +228,9 @@ class ZooKeeperUnderreplication:
 
     async def registered(self) -> frozenset[BookieId]:
         """Ids of all registered bookies, writable and read-only, also of those whose address cannot be read."""
-        names = {*(await self._zk.children(self._ledgers.available, fresh=True))[0]}
-        names.update(await self._children(self._ledgers.readonly))  # second: a bookie that turns read-only is in one
+        names = {*await self._children(self._ledgers.readonly)}  # on both sides, since a bookie may turn either way
+        names.update((await self._zk.children(self._ledgers.available, fresh=True))[0])
+        names.update(await self._children(self._ledgers.readonly))
         found = set()
         for name in names:
             try:
@@ -271,13 +280,16 @@ class ZooKeeperUnderreplication:
                 pass
             parent = parent.rpartition("/")[0]
 
-    async def _groups(self, path: str, levels: int) -> AsyncIterator[str]:
-        """The digits of all directories `levels` below `path`, in order."""
+    async def _groups(self, path: str, levels: int, first: str = "") -> AsyncIterator[str]:
+        """The digits of all directories `levels` below `path`, in order, from the digits `first` on."""
         for name in sorted(filter(self._paths.is_group, await self._children(path))):
+            if name < first[: len(name)]:
+                continue
             if levels == 1:
                 yield name
                 continue
-            async for deeper in self._groups(f"{path}/{name}", levels - 1):
+            deeper_first = first[len(name) :] if first.startswith(name) else ""
+            async for deeper in self._groups(f"{path}/{name}", levels - 1, deeper_first):
                 yield name + deeper
 
     async def _children(self, path: str) -> list[str]:

@@ -307,6 +307,19 @@ async def test_an_open_ledger_is_recovered_before_its_last_ensemble_is_repaired(
         await made.bookies[victim].start()
 
 
+async def test_whether_other_bookies_can_replace_lost_ones_is_asked_of_fresh_registrations() -> None:
+    async with cluster(4) as made:
+        ledgers = await made.client()
+        writer = await ledgers.create(E332)
+        one, two, _ = writer.metadata.fragments[0].ensemble
+        assert await ledgers.can_replace(writer.metadata, frozenset({one}))
+        assert not await ledgers.can_replace(writer.metadata, frozenset({one, two})), "one bookie for two"
+        (spare,) = made.bookies.keys() - {*writer.metadata.fragments[0].ensemble}
+        await made.metadata.unregister_bookie(spare)
+        assert not await ledgers.can_replace(writer.metadata, frozenset({one}))
+        assert await ledgers.can_replace(writer.metadata, frozenset({spare})), "it is not in the ensemble"
+
+
 async def test_a_lost_reply_of_the_creation_is_resolved_by_the_token() -> None:
     async with cluster() as made:
         ledgers = await made.client()

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from dlog.io import zookeeper_underreplication
 from dlog.io.decommission import Draining, StillRegisteredError, decommission
+from dlog.io.metadata import Members
 from dlog.io.zookeeper import ANY_VERSION
 from dlog.io.zookeeper_cluster import cluster_init
 from dlog.io.zookeeper_layout import LedgerPaths
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.zookeeper
 
 NAMESPACE = "/dlog"
 PATHS = LedgerPaths()
-A, B, C, D = (BookieId(f"127.0.0.1:{port}") for port in range(3181, 3185))
+A, B, C, D, LOST = (BookieId(f"127.0.0.1:{port}") for port in range(3181, 3186))
 ON_A = LedgerMetadata(
     quorum=Quorum(ensemble=3, write=3, ack=2), fragments=(Fragment(EntryId(0), (A, B, C)),)
 ).closed_at(EntryId(9), 90)
@@ -112,3 +114,62 @@ async def test_a_bookie_that_runs_is_not_taken_out(metadata: ZooKeeperMetadata) 
         await decommission(metadata, A, lambda _: None)
     assert not isinstance(await metadata.read_cookie(A), Missing)
     assert [ledger async for ledger in metadata.underreplication("test").marked()] == []
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_a_bookie_that_comes_back_before_or_while_it_is_forgotten_keeps_its_cookie(
+    metadata: ZooKeeperMetadata, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
+) -> None:
+    await metadata.write_cookie(LOST, "6\n", None)
+    await metadata.write_gc_mark(LOST, "mark", None)
+    forget, forgotten = metadata.forget_bookie, 0
+
+    async def delete(bookie: BookieId) -> None:
+        nonlocal forgotten
+        forgotten += 1
+        await forget(bookie)
+        await register(metadata, bookie)
+
+    async def ledgers() -> AsyncIterator[LedgerId]:
+        if not is_deleted:
+            await register(metadata, LOST)
+        for ledger in map(LedgerId, ()):
+            yield ledger
+
+    monkeypatch.setattr(metadata, "forget_bookie", delete)
+    monkeypatch.setattr(metadata, "ledgers", ledgers)
+    with pytest.raises(StillRegisteredError):
+        await decommission(metadata, LOST, lambda _: None)
+    assert forgotten == is_deleted
+    kept = await metadata.read_cookie(LOST), await metadata.read_gc_mark(LOST)
+    assert [outcome.value for outcome in kept if isinstance(outcome, Versioned)] == ["6\n", "mark"]
+
+
+async def test_with_more_marks_than_are_counted_it_waits_and_does_not_scan_again_at_once(
+    metadata: ZooKeeperMetadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zookeeper_underreplication, "SUMMARY_MAX", 1)
+    monkeypatch.setattr(zookeeper_underreplication, "PAGE", 1)
+    await metadata.underreplication("test").mark(LedgerId(0), {B}, 5)  # the only mark that is counted
+    scans, looks, ledgers, members = 0, asyncio.Semaphore(0), metadata.ledgers, metadata.members
+
+    def counted() -> AsyncIterator[LedgerId]:
+        nonlocal scans
+        scans += 1
+        return ledgers()
+
+    async def looked() -> Members:
+        looks.release()
+        return await members()
+
+    monkeypatch.setattr(metadata, "ledgers", counted)
+    monkeypatch.setattr(metadata, "members", looked)
+    assert await metadata.auditor_election("w:1").is_elected()
+    news: list[Draining] = []
+    async with asyncio.TaskGroup() as tasks:
+        draining = tasks.create_task(decommission(metadata, A, news.append, look_s=QUICK_S))
+        for _ in range(10):
+            await looks.acquire()
+        draining.cancel()
+    assert scans == 1
+    assert [(now.ledgers, "being copied" in now.reason) for now in news] == [(2, True)]

@@ -6,18 +6,20 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
+from actors.recovery import workers
 from actors.recovery.options import RecoveryOptions
 from actors.recovery.workers import RepairWorkers
 from dlog.errors import LedgerNotFoundError, NotEnoughBookiesError
 from dlog.events import Event
-from dlog.io.zookeeper import ZooKeeper
+from dlog.io.zookeeper import ANY_VERSION, ZooKeeper
 from dlog.io.zookeeper_layout import LedgerPaths
 from dlog.io.zookeeper_underreplication import ZooKeeperUnderreplication
 from dlog.ledger.events import EntriesUnreadable, MarkCompleted, RepairFailed
-from dlog.ledger.repair import Repaired, Replaced, Unreadable
+from dlog.ledger.repair import OPEN_LEDGER, Repaired, Replaced, Unreadable
 from dlog.ledger.verifying import BadRange, Verified
 from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import Fragment, LedgerMetadata, LedgerState
@@ -42,20 +44,26 @@ class Bench:
         self.events: list[Event] = []
         self.asked: list[tuple[LedgerId, frozenset[BookieId], tuple[BadRange, ...]]] = []
         self.recovered: list[LedgerId] = []
+        self.verified: list[LedgerId] = []
         self.metadata = dict.fromkeys((ONE, TWO), OPEN.closed_at(EntryId(9), 90))
         self.change: LedgerMetadata | None = None  # made by a ledger's writer once a worker has read its metadata
         self.bad: tuple[BadRange, ...] = ()
+        self.replaceable = frozenset({GONE, BACK, C})  # bookies for which there is another one
         self.result: Callable[[LedgerId], Repaired] = Repaired
         self.stuck = asyncio.Event()
         self.is_stuck = False
+        self.unstick = asyncio.Event()
         self.workers = RepairWorkers(options, marks, self, self.events.append, random.Random(1))
 
     async def repair(self, ledger: LedgerId, gone: frozenset[BookieId], *, bad: tuple[BadRange, ...] = ()) -> Repaired:
         self.asked.append((ledger, gone, bad))
         if self.is_stuck:
             self.stuck.set()
-            await asyncio.Event().wait()
+            await self.unstick.wait()
         return self.result(ledger)
+
+    async def can_replace(self, metadata: LedgerMetadata, gone: frozenset[BookieId]) -> bool:
+        return gone <= self.replaceable
 
     async def recover(self, ledger: LedgerId) -> None:
         self.recovered.append(ledger)
@@ -68,6 +76,7 @@ class Bench:
         return found
 
     async def verify(self, ledger: LedgerId) -> Verified:
+        self.verified.append(ledger)
         return Verified(10, (), (), self.bad)
 
     async def left(self) -> set[LedgerId]:
@@ -83,6 +92,14 @@ class Bench:
     async def until(self, condition: Callable[[], bool]) -> None:
         async def holds() -> bool:
             return condition()
+
+        await until(holds)
+
+    async def until_waiting(self, asked: int) -> None:
+        """Wait until so many repairs were asked for, and no ledger is being repaired."""
+
+        async def holds() -> bool:
+            return len(self.asked) >= asked and not self.workers.repairing
 
         await until(holds)
 
@@ -152,6 +169,68 @@ async def test_a_bookie_that_is_back_keeps_its_place_and_gets_what_it_lacks(benc
     assert bench.asked == [(TWO, frozenset({GONE}), ()), (TWO, frozenset(), (BAD,))]
 
 
+async def test_a_bookie_that_is_lost_again_while_its_copies_are_read_keeps_its_mark(
+    bench: Bench, sessions: list[ZooKeeper]
+) -> None:
+    async def verify(ledger: LedgerId) -> Verified:
+        await sessions[0].delete(f"{PATHS.available}/{BACK}", ANY_VERSION)
+        return Verified(10, (), ())
+
+    bench.verify = verify  # type: ignore[method-assign]
+    await bench.marks.mark(ONE, {BACK}, 5)
+    async with bench.running():
+        await bench.until_left(set())
+    assert isinstance(failed := bench.events[0], RepairFailed) and "lost again" in failed.reason
+    assert bench.asked == [(ONE, frozenset({BACK}), ())]
+
+
+async def test_a_mark_without_a_bookie_stays(bench: Bench) -> None:
+    await bench.marks.mark(ONE, {}, 5)
+    async with bench.running():
+        await bench.until(lambda: len(bench.events) >= 2)
+        assert await bench.left() == {ONE}
+    assert isinstance(failed := bench.events[0], RepairFailed) and "names no bookie" in failed.reason
+
+
+async def test_an_open_ledger_whose_bookie_is_back_waits_for_its_writer_and_is_read_once(bench: Bench) -> None:
+    bench.metadata[ONE], bench.bad = OPEN, (BAD,)
+    bench.result = lambda ledger: Repaired(ledger, waits="" if bench.metadata[ledger].is_closed else OPEN_LEDGER)
+    await bench.marks.mark(ONE, {BACK}, 5)
+    async with bench.running():
+        await bench.until(lambda: len(bench.events) >= 4)
+        assert await bench.left() == {ONE}
+        assert all(
+            isinstance(event, RepairFailed) and "nothing has to be done" in event.reason for event in bench.events
+        )
+        assert (bench.verified, bench.asked, bench.recovered) == ([ONE], [(ONE, frozenset(), (BAD,))], [])
+        bench.metadata[ONE] = OPEN.closed_at(EntryId(9), 90)
+        await bench.until_left(set())
+    assert bench.verified == [ONE, ONE]
+
+
+async def test_a_bookie_that_is_lost_once_more_gives_the_writer_the_whole_grace_again(
+    bench: Bench, sessions: list[ZooKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skipped_s = 0.0
+    monkeypatch.setattr(workers, "_now_s", lambda: asyncio.get_running_loop().time() + skipped_s)
+    patient = Bench(bench.marks, replace(QUICK, open_grace_s=1000.0))
+    patient.metadata[ONE], patient.bad = OPEN, (BadRange(EntryId(3), EntryId(4), GONE, "thin", "no such entry"),)
+    patient.result = lambda ledger: Repaired(ledger, waits="" if patient.metadata[ledger].is_closed else OPEN_LEDGER)
+    await bench.marks.mark(ONE, {GONE}, 5)
+    async with patient.running():
+        await patient.until_waiting(1)
+        await sessions[0].create(f"{PATHS.available}/{GONE}")
+        skipped_s += 1001.0
+        await patient.until(lambda: len(patient.events) >= 1)
+        await sessions[0].delete(f"{PATHS.available}/{GONE}", ANY_VERSION)
+        asked = len(patient.asked)
+        await patient.until_waiting(asked + 1)
+        assert patient.recovered == []
+        skipped_s += 1001.0
+        await patient.until_left(set())
+    assert patient.recovered == [ONE]
+
+
 async def test_an_open_ledger_is_recovered_after_the_grace(bench: Bench) -> None:
     bench.metadata[ONE] = OPEN
     bench.result = lambda ledger: Repaired(ledger, waits="" if bench.metadata[ledger].is_closed else "open")
@@ -161,6 +240,24 @@ async def test_an_open_ledger_is_recovered_after_the_grace(bench: Bench) -> None
     assert bench.recovered == [ONE]
     assert len(bench.asked) == 3, "before the grace, after it, and behind the recovery"
     assert [type(event) for event in bench.events] == [MarkCompleted], "a wait is no failure"
+
+
+async def test_an_open_ledger_is_not_fenced_while_no_bookie_can_replace_the_lost_one(bench: Bench) -> None:
+    bench.metadata[ONE] = OPEN
+    bench.replaceable = frozenset({BACK, C})
+    bench.result = lambda ledger: Repaired(ledger, waits="" if bench.metadata[ledger].is_closed else "open")
+    await bench.marks.mark(ONE, {GONE}, 5)
+    async with bench.running():
+        await bench.until(lambda: len(bench.events) >= 4)
+        assert bench.recovered == []
+        assert await bench.left() == {ONE}
+        assert all(
+            isinstance(event, RepairFailed) and f"stays open for its writer: bookies={GONE}" in event.reason
+            for event in bench.events
+        )
+        bench.replaceable = frozenset({GONE})
+        await bench.until_left(set())
+    assert bench.recovered == [ONE]
 
 
 async def test_a_writer_that_replaces_the_bookie_in_time_is_not_fenced(bench: Bench) -> None:
@@ -185,6 +282,25 @@ async def test_entries_that_no_replica_serves_are_named_and_the_mark_stays(bench
     assert await bench.left() == {ONE}
 
 
+async def test_an_unreadable_entry_keeps_nothing_else_from_being_repaired(bench: Bench) -> None:
+    lost = Unreadable(EntryId(2), EntryId(4), GONE, "no such entry")
+    lacking = Unreadable(EntryId(3), EntryId(3), BACK, "no such entry")
+    bench.metadata[ONE] = OPEN
+
+    async def repair(ledger: LedgerId, gone: frozenset[BookieId], *, bad: tuple[BadRange, ...] = ()) -> Repaired:
+        waits = "open" if gone and not bench.metadata[ledger].is_closed else ""
+        return Repaired(ledger, unreadable=(lacking,) if bad else (lost,), waits=waits)
+
+    bench.repair = repair  # type: ignore[method-assign]
+    bench.bad = (BAD,)
+    await bench.marks.mark(ONE, {GONE, BACK}, 5)
+    async with bench.running():
+        await bench.until(lambda: bench.recovered == [ONE] and len(bench.events) >= 2)
+        assert await bench.left() == {ONE}
+    first = next(event for event in bench.events if isinstance(event, EntriesUnreadable))
+    assert first == EntriesUnreadable(1, 2, 4, GONE, 4, "no such entry"), "each of 4 entries once"
+
+
 async def test_a_ledger_that_was_deleted_needs_no_repair(bench: Bench) -> None:
     def result(ledger: LedgerId) -> Repaired:
         raise LedgerNotFoundError("deleted")
@@ -206,17 +322,12 @@ async def test_a_mark_that_cannot_be_decoded_is_told(bench: Bench, sessions: lis
 
 
 async def test_a_ledger_marked_anew_during_its_repair_is_repaired_again(bench: Bench) -> None:
-    def result(ledger: LedgerId) -> Repaired:
-        return Repaired(ledger)
-
     bench.is_stuck = True
     await bench.marks.mark(ONE, {GONE}, 5)
     async with bench.running():
         await bench.stuck.wait()
         await bench.marks.mark(ONE, {BookieId("e:1")}, 6)
-    bench.is_stuck, bench.result = False, result
-    async with bench.running():
-        await bench.marks.release(ONE)
+        bench.unstick.set()
         await bench.until_left(set())
     assert [gone for _, gone, _ in bench.asked] == [{GONE}, {GONE, "e:1"}]
 
@@ -237,6 +348,44 @@ async def test_a_worker_that_is_killed_leaves_a_lock_that_ends_with_its_session(
     assert ONE in [ledger for ledger, _, _ in other.asked]
 
 
+async def test_every_marked_ledger_gets_its_turn_though_lower_ones_are_due_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def result(ledger: LedgerId) -> Repaired:
+        raise NotEnoughBookiesError("start more")
+
+    monkeypatch.setattr(workers, "CANDIDATES_MAX", 2)
+    at_once = RecoveryOptions(look_s=0.02, backoff_s=1e-9, backoff_max_s=1e-9, workers=1)
+    failing = Bench(bench.marks, at_once)
+    failing.result = result
+    ledgers = [LedgerId(number) for number in (1, 2, 3, 70_000, 2**32, 2**48 + 1)]
+    for ledger in ledgers:
+        await bench.marks.mark(ledger, {GONE}, 5)
+    async with failing.running():
+        await failing.until(lambda: len(failing.asked) >= 12)
+    first, again = (sorted(ledger for ledger, _, _ in failing.asked[i : i + 6]) for i in (0, 6))
+    assert first == again == ledgers
+
+
+async def test_what_is_due_next_keeps_its_back_off_when_too_many_ledgers_fail(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def result(ledger: LedgerId) -> Repaired:
+        raise NotEnoughBookiesError("start more")
+
+    monkeypatch.setattr(workers, "PUT_OFF_MAX", 2)
+    monkeypatch.setattr(random.Random, "uniform", lambda rng, least, most: most)
+    slow = Bench(bench.marks, RecoveryOptions(look_s=0.02, backoff_s=1000.0, backoff_max_s=1e6, workers=1))
+    slow.result = result
+    await bench.marks.mark(ONE, {GONE}, 5)
+    async with slow.running():
+        await slow.until(lambda: len(slow.events) == 1)
+        for ledger in (TWO, LedgerId(3)):
+            await bench.marks.mark(ledger, {GONE}, 5)
+        await slow.until(lambda: len(slow.asked) >= 10)
+    assert [ledger for ledger, _, _ in slow.asked].count(ONE) == 1
+
+
 async def test_nothing_is_repaired_while_repair_is_switched_off(bench: Bench) -> None:
     await bench.marks.disable()
     await bench.marks.mark(ONE, {GONE}, 5)
@@ -254,3 +403,28 @@ async def test_nothing_is_repaired_while_repair_is_switched_off(bench: Bench) ->
         assert bench.asked == []
         await bench.marks.enable()
         await bench.until_left(set())
+
+
+async def test_ledgers_that_are_listed_already_are_not_repaired_once_repair_is_switched_off(bench: Bench) -> None:
+    one_worker = Bench(bench.marks, RecoveryOptions(look_s=0.02, workers=1))
+    one_worker.is_stuck = True
+    await bench.marks.mark(ONE, {GONE}, 5)
+    await bench.marks.mark(TWO, {GONE}, 5)
+    looks = 0
+    original = bench.marks.is_disabled
+
+    async def counted() -> bool:
+        nonlocal looks
+        looks += 1
+        return await original()
+
+    bench.marks.is_disabled = counted  # type: ignore[method-assign]
+    async with one_worker.running():
+        await one_worker.stuck.wait()
+        await bench.marks.disable()
+        one_worker.unstick.set()
+        looks = 0
+        await one_worker.until(lambda: looks >= 3)
+        assert len(one_worker.asked) == 1, "what had begun is finished"
+        await bench.marks.enable()
+        await one_worker.until_left(set())

@@ -151,6 +151,14 @@ async def test_a_mark_that_cannot_be_decoded_hides_no_other(
     assert (summary.ledgers, summary.oldest_ctime_ms, summary.bookies) == (2, 5, {A: 1, B: 1})
 
 
+async def test_marks_are_listed_from_any_id_on(trees: list[ZooKeeperUnderreplication]) -> None:
+    ledgers = [LedgerId(number) for number in (0, 0xFFFF, 0x10000, 0x1_0000_FFFF, 0x1_0001_0000, 1 << 48, 2**63 - 1)]
+    for ledger in ledgers:
+        await trees[0].mark(ledger, {A}, 5)
+    for above in [*ledgers, LedgerId(5), LedgerId(0x1_FFFF_FFFF)]:
+        assert [found async for found in trees[0].marked(above)] == [found for found in ledgers if found > above]
+
+
 async def test_every_registration_counts_even_one_without_an_address(
     trees: list[ZooKeeperUnderreplication], kazoo: KazooClient
 ) -> None:
@@ -181,3 +189,31 @@ async def test_a_java_auditor_with_a_lower_vote_stays_the_auditor(
     assert not await election.is_elected()
     kazoo.delete(f"{ROOT}/auditorelection/V_0000000000")
     assert await election.is_elected()
+
+
+@pytest.mark.parametrize("listings", [1, 2])
+@pytest.mark.parametrize("turns", [("", "readonly/"), ("readonly/", "")])
+async def test_a_bookie_that_turns_read_only_or_writable_during_the_listing_is_registered(
+    trees: list[ZooKeeperUnderreplication],
+    sessions: list[ZooKeeper],
+    kazoo: KazooClient,
+    monkeypatch: pytest.MonkeyPatch,
+    listings: int,
+    turns: tuple[str, str],
+) -> None:
+    old, new = (f"/ledgers/available/{part}a:1" for part in turns)
+    kazoo.create(old, b"", makepath=True)
+    kazoo.ensure_path("/ledgers/available/readonly")
+    original, count = sessions[0].children, 0
+
+    async def children(path: str, **options: bool) -> tuple[list[str], object]:
+        nonlocal count
+        found = await original(path, **options)
+        count += 1
+        if count == listings:
+            kazoo.create(new, b"")
+            kazoo.delete(old)
+        return found
+
+    monkeypatch.setattr(sessions[0], "children", children)
+    assert await trees[0].registered() == {"a:1"}

@@ -16,6 +16,7 @@ from actors.bookie.server import DiskFailedError
 from dlog.bookie.options import BookieOptions
 from dlog.errors import CookieError
 from dlog.events import Event
+from dlog.io.metadata import BookieInfo
 from tests.integration.bookie.raw import FENCE, KEY, add_frame, packet, read_frame
 from tests.memory_metadata import MemoryMetadata
 from tests.simulation.disk import SimulatedDisk, coin
@@ -285,3 +286,17 @@ def test_an_unreadable_sector_is_an_io_error_and_no_more(rig: Rig) -> None:
     client = rig.client()
     codes = [client.ask(read_frame(1, entry))[0] for entry in range(5)]
     assert codes.count(OK) in (2, 3) and codes.count(IO_ERROR) == 4 - codes.count(OK) and codes[4] == NO_ENTRY
+
+
+def test_a_bookie_whose_cookie_was_deleted_while_it_started_ends() -> None:
+    class Decommissioned(MemoryMetadata):
+        async def register_bookie(self, info: BookieInfo, *, readonly: bool = False) -> None:
+            self._cookies.clear()  # by a process that saw no registration before
+            await super().register_bookie(info, readonly=readonly)
+
+    rig = Rig(1)
+    rig.metadata = Decommissioned()
+    rig.start()
+    (error,) = rig.ended
+    assert isinstance(error, CookieError) and "taken out of the cluster while it started" in error.message
+    assert not rig.ready
