@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from dlog.errors import NotEnoughBookiesError
 from dlog.ledger.arrangement import Arrangement
@@ -104,6 +105,9 @@ class SpreadPlacement:
     def for_ledger(self, metadata: LedgerMetadata) -> Placement:
         return self.under(policy_of(metadata))
 
+    def without_strict(self) -> Placement:
+        return self.under(replace(self.policy, strict=False)) if self.policy.strict else self
+
     def under(self, policy: PlacementPolicy) -> Placement:
         """The same bookies under another policy."""
         if policy.kind is PolicyKind.RANDOM:
@@ -155,8 +159,8 @@ class SpreadPlacement:
             remedy = f"choose a write quorum of at least {needed}, or fewer regions (placement_regions in [ledger])"
         else:
             remedy = (
-                f"start bookies with another --{what}, or set placement_strict = false in [ledger] to do without "
-                f"(`dlog bookie ls` shows racks and regions)"
+                f"start bookies with another --{what} (`dlog bookie ls` shows racks and regions), or set "
+                f"placement_strict = false in [ledger], which only new ledgers follow"
             )
         return (
             f"no ensemble of the writable bookies keeps the placement policy, {remedy}: policy={self.policy} "

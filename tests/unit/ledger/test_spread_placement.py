@@ -122,7 +122,8 @@ def test_a_refusal_names_the_policy_what_is_there_and_what_to_do() -> None:
     with pytest.raises(NotEnoughBookiesError) as refused:
         placement(RACK, bookies([4])).choose(Quorum())
     text = str(refused.value)
-    assert "start bookies with another --rack" in text and "placement_strict = false" in text
+    assert "start bookies with another --rack" in text
+    assert "placement_strict = false in [ledger], which only new ledgers follow" in text
     assert "policy=rack strict racks=1 needed=2 writable=4 ensemble=3" in text
     regions = PlacementPolicy(PolicyKind.REGION, 3, strict=True)
     with pytest.raises(NotEnoughBookiesError, match="write quorum of at least 3"):
