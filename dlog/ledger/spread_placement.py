@@ -14,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from dlog.errors import NotEnoughBookiesError
@@ -55,12 +55,14 @@ class SpreadPlacement:
                 f"writable={len(drawn)} ensemble={quorum.ensemble}"
             )
         indices = range(quorum.ensemble)
+        ranks = self._ranks(drawn)
         needed = self.policy.needed(quorum)
         for least in [needed] if self.policy.strict else range(min(needed, quorum.write), 0, -1):
             needs = [least] * len(write_quorums(quorum))
-            found = self._arrange(quorum, [None] * quorum.ensemble, indices, needs, drawn)
+            found = Arrangement(quorum, [None] * quorum.ensemble, indices, needs, ranks).find()
             if found is not None:
-                return tuple(found[i] for i in indices)
+                by_index = _first_of_each(found, ranks, drawn)
+                return tuple(by_index[i] for i in indices)
         raise NotEnoughBookiesError(self._refusal(quorum, drawn))
 
     def replace(
@@ -71,7 +73,8 @@ class SpreadPlacement:
         exclude: Collection[BookieId] = (),
     ) -> dict[int, BookieId]:
         drawn = draw_bookies(self._candidates, self._rng, self._weight, {*ensemble, *exclude})
-        indices, fixed = sorted(failed), [self._domain(bookie) for bookie in ensemble]
+        indices, ranks = sorted(failed), self._ranks(drawn)
+        fixed = [self._domain(bookie) for bookie in ensemble]
         fewest_kept = max(0, len(indices) - len(drawn))
         if len(indices) == fewest_kept:
             return {}
@@ -84,9 +87,9 @@ class SpreadPlacement:
         most_kept = len(indices) - 1 if self.policy.strict else fewest_kept
         for kept in range(fewest_kept, most_kept + 1):
             for needs in levels:
-                found = self._arrange(quorum, fixed, indices, needs, drawn, kept)
+                found = Arrangement(quorum, fixed, indices, needs, ranks, kept).find()
                 if found is not None:
-                    return found
+                    return _first_of_each(found, ranks, drawn)
         return {}
 
     def is_writable(self, bookie: BookieId) -> bool:
@@ -128,28 +131,14 @@ class SpreadPlacement:
         needed = self.policy.needed(quorum)
         return [min(needed, count) for count in self._counts(quorum, ensemble)]
 
-    def _arrange(
-        self,
-        quorum: Quorum,
-        fixed: Sequence[str | None],
-        indices: Sequence[int],
-        needs: Sequence[int],
-        drawn: Sequence[BookieId],
-        keep_max: int = 0,
-    ) -> dict[int, BookieId] | None:
-        """Replacements by index, if there is an arrangement."""
-        pools: dict[str, list[BookieId]] = {}
-        for bookie in drawn:
+    def _ranks(self, drawn: Sequence[BookieId]) -> dict[str, list[int]]:
+        """The places in `drawn` of the bookies of each domain."""
+        ranks: dict[str, list[int]] = {}
+        for rank, bookie in enumerate(drawn):
             domain = self._domain(bookie)
             if domain is not None:
-                pools.setdefault(domain, []).append(bookie)
-        rank = {bookie: i for i, bookie in enumerate(drawn)}
-        ranks = {domain: [rank[b] for b in bookies] for domain, bookies in pools.items()}
-        found = Arrangement(quorum, fixed, indices, needs, ranks, keep_max).find()
-        if found is None:
-            return None
-        following = {domain: iter(bookies) for domain, bookies in pools.items()}
-        return {index: next(following[domain]) for index, domain in sorted(found.items())}
+                ranks.setdefault(domain, []).append(rank)
+        return ranks
 
     def _refusal(self, quorum: Quorum, drawn: Sequence[BookieId]) -> str:
         what = "region" if self.policy.kind is PolicyKind.REGION else "rack"
@@ -166,3 +155,11 @@ class SpreadPlacement:
             f"no ensemble of the writable bookies keeps the placement policy, {remedy}: policy={self.policy} "
             f"{what}s={seen} needed={needed} writable={len(drawn)} ensemble={quorum.ensemble} write={quorum.write}"
         )
+
+
+def _first_of_each(
+    found: Mapping[int, str], ranks: Mapping[str, Sequence[int]], drawn: Sequence[BookieId]
+) -> dict[int, BookieId]:
+    """Bookies by index, of an arrangement of domains: those of a domain that were drawn first."""
+    following = {domain: iter(places) for domain, places in ranks.items()}
+    return {index: drawn[next(following[domain])] for index, domain in sorted(found.items())}

@@ -160,6 +160,21 @@ def test_a_strict_policy_replaces_one_of_two_if_only_that_keeps_it() -> None:
     assert placement(RACK, [BookieId("0.2")]).replace(quorum, ensemble, {1}) == {}
 
 
+def test_a_bookie_is_located_once_for_a_replacement_that_is_not_found() -> None:
+    """A writer tries again and again while a rack is away; the cost does not grow with the levels that are tried."""
+    asked = Counter[BookieId]()
+
+    def counting(bookie: BookieId) -> NetworkLocation:
+        asked[bookie] += 1
+        return locate(bookie)
+
+    spare = [BookieId(f"0.{i}") for i in range(10, 60)]
+    chooser = SpreadPlacement(RACK, lambda _: spare, counting, random.Random(1))
+    ensemble = tuple(BookieId(b) for b in ("0.0", "1.0", "0.1", "1.1"))
+    assert chooser.replace(Quorum(ensemble=4, write=2, ack=2), ensemble, {1, 3}) == {}
+    assert {asked[bookie] for bookie in spare} == {1}
+
+
 @pytest.mark.parametrize("counts", [[6, 6], [9, 1, 1], [5, 5, 5, 5, 5], [2] * 10])
 @pytest.mark.parametrize("needed", [2, 3, 5])
 def test_a_search_through_a_large_ensemble_ends(counts: list[int], needed: int) -> None:
