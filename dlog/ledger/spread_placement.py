@@ -6,7 +6,8 @@ bookie of each index is taken, the first drawn one of it.
 Invariants:
 - an ensemble holds each bookie once, and a replacement is not a member already;
 - strict: a new ensemble keeps the policy, and a replacement leaves no write quorum with fewer domains than it had,
-  unless it still has enough;
+  unless it still has enough. A member whose location is not known counts as a domain of its own, as long as it is a
+  member: what is not known does not make a policy weaker;
 - not strict: as many failed members are replaced as there are bookies for, in the arrangement with the most domains in
   its poorest write quorum, up to what the policy asks.
 """
@@ -74,20 +75,21 @@ class SpreadPlacement:
     ) -> dict[int, BookieId]:
         drawn = draw_bookies(self._candidates, self._rng, self._weight, {*ensemble, *exclude})
         indices, ranks = sorted(failed), self._ranks(drawn)
-        fixed = [self._domain(bookie) for bookie in ensemble]
+        fixed, counted = [self._domain(bookie) for bookie in ensemble], self._domains(ensemble, ensemble)
         fewest_kept = max(0, len(indices) - len(drawn))
         if len(indices) == fewest_kept:
             return {}
         needed = self.policy.needed(quorum)
         touched = [not set(indices).isdisjoint(members) for members in write_quorums(quorum)]
         as_now = self._needs(quorum, ensemble)
-        levels = [[needed if is_touched else 0 for is_touched in touched], as_now]
+        levels = [(fixed, [needed if is_touched else 0 for is_touched in touched]), (counted, as_now)]
         if not self.policy.strict:
-            levels += [[min(need, least) for need in as_now] for least in range(min(needed, quorum.write) - 1, -1, -1)]
+            least = range(min(needed, quorum.write) - 1, -1, -1)
+            levels += [(counted, [min(need, count) for need in as_now]) for count in least]
         most_kept = len(indices) - 1 if self.policy.strict else fewest_kept
         for kept in range(fewest_kept, most_kept + 1):
-            for needs in levels:
-                found = Arrangement(quorum, fixed, indices, needs, ranks, kept).find()
+            for members, needs in levels:
+                found = Arrangement(quorum, members, indices, needs, ranks, kept).find()
                 if found is not None:
                     return _first_of_each(found, ranks, drawn)
         return {}
@@ -102,7 +104,7 @@ class SpreadPlacement:
     def allows(self, quorum: Quorum, old: Sequence[BookieId], new: Sequence[BookieId]) -> bool:
         if not self.policy.strict:
             return True
-        counts = self._counts(quorum, new)
+        counts = _counts(quorum, self._domains(new, old))
         return all(count >= need for count, need in zip(counts, self._needs(quorum, old), strict=True))
 
     def for_ledger(self, metadata: LedgerMetadata) -> Placement:
@@ -121,15 +123,14 @@ class SpreadPlacement:
         place = self._locate(bookie)
         return None if place is None else self.policy.domain(place)
 
-    def _counts(self, quorum: Quorum, ensemble: Sequence[BookieId]) -> list[int]:
-        """How many domains each write quorum has."""
-        domains = [self._domain(bookie) for bookie in ensemble]
-        return [len({domains[i] for i in indices} - {None}) for indices in write_quorums(quorum)]
+    def _domains(self, ensemble: Sequence[BookieId], old: Collection[BookieId]) -> list[str | None]:
+        """The domain of each member; one of `old` whose location is not known has a domain of its own."""
+        return [self._domain(bookie) or (f"unknown {bookie}" if bookie in old else None) for bookie in ensemble]
 
     def _needs(self, quorum: Quorum, ensemble: Sequence[BookieId]) -> list[int]:
         """How many domains each write quorum must keep: as many as the policy asks, or as it has, if it has fewer."""
         needed = self.policy.needed(quorum)
-        return [min(needed, count) for count in self._counts(quorum, ensemble)]
+        return [min(needed, count) for count in _counts(quorum, self._domains(ensemble, ensemble))]
 
     def _ranks(self, drawn: Sequence[BookieId]) -> dict[str, list[int]]:
         """The places in `drawn` of the bookies of each domain."""
@@ -155,6 +156,11 @@ class SpreadPlacement:
             f"no ensemble of the writable bookies keeps the placement policy, {remedy}: policy={self.policy} "
             f"{what}s={seen} needed={needed} writable={len(drawn)} ensemble={quorum.ensemble} write={quorum.write}"
         )
+
+
+def _counts(quorum: Quorum, domains: Sequence[str | None]) -> list[int]:
+    """How many domains each write quorum has."""
+    return [len({domains[i] for i in indices} - {None}) for indices in write_quorums(quorum)]
 
 
 def _first_of_each(
