@@ -142,6 +142,7 @@ class Ledgers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open = False
+        self._locations.close()
         for watch in list(self._watches):
             watch.stop()
         for driver in list(self._drivers):
