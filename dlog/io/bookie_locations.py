@@ -35,6 +35,11 @@ class BookieLocations:
         known = self._look()
         return {b: info.location for found in (known.writable, known.readonly) for b, info in found.items()}
 
+    def remembered(self) -> dict[BookieId, NetworkLocation]:
+        """Where each bookie stands, or last stood if it is not registered."""
+        self._look()
+        return dict(self._locations)
+
     def locate(self, bookie: BookieId) -> NetworkLocation | None:
         """Where a bookie stands or last stood; None: it is not registered, and was not since this process looks."""
         self._look()

@@ -461,7 +461,7 @@ class Ledgers:
 
     def _policy(self) -> PlacementPolicy:
         """The policy of a new ledger."""
-        return self.options.placement.policy(self._locations.registered().values())
+        return self.options.placement.policy(self._locations.remembered().values())
 
     def _placement(self, policy: PlacementPolicy) -> Placement:
         found = self._placements.get(policy)
