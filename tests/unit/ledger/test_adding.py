@@ -237,7 +237,7 @@ def test_no_replacement_goes_on_while_the_ack_quorum_can_be_reached() -> None:
 
 
 def test_retries_come_less_often_while_there_is_no_replacement() -> None:
-    writable = ["d"]
+    writable = [BookieId("d")]
     story = writer(placement=RandomPlacement(lambda exclude: [b for b in writable if b not in exclude], Random(1)))
     writable.clear()
     story.add()
@@ -249,7 +249,7 @@ def test_retries_come_less_often_while_there_is_no_replacement() -> None:
         return [e.after_s for e in story.effects if isinstance(e, SetTimer) and e.key == "replace"]
 
     assert delays() == [0.25, 0.5, 1.0, 2.0, 2.0, 2.0]
-    writable.append("d")
+    writable.append(BookieId("d"))
     assert story.fires("replace") == ["write v1 open: 0 a b d"]
     story.written(2)
     writable.clear()
