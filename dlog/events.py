@@ -121,8 +121,8 @@ class EnsembleChanged(Event):
 @dataclass(frozen=True, slots=True)
 class PlacementNotKept(Event):
     """An ensemble of a ledger, from `entry` on, does not keep the ledger's placement policy: the writable bookies allow
-    no better one. With a strict policy only an ensemble that did not keep it before. Told before metadata names the new
-    ensemble. shortage: the policy, and what is lacking."""
+    no better one. With a strict policy only an ensemble that did not keep it before, or one of a recovery, which else
+    could not end. Told before metadata names the new ensemble. shortage: the policy, and what is lacking."""
 
     name: ClassVar[str] = "placement.not_kept"
     level: ClassVar[str] = "warning"

@@ -142,6 +142,7 @@ class Ledgers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open = False
+        self._locations.close()
         for watch in list(self._watches):
             watch.stop()
         for driver in list(self._drivers):
@@ -472,7 +473,7 @@ class Ledgers:
 
     def _policy(self) -> PlacementPolicy:
         """The policy of a new ledger."""
-        return self.options.placement.policy(self._locations.registered().values())
+        return self.options.placement.policy(self._locations.remembered().values())
 
     def _placement(self, policy: PlacementPolicy) -> Placement:
         found = self._placements.get(policy)

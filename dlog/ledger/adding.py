@@ -99,9 +99,12 @@ class AddingOptions:
 
     ensemble_changes_max: int = option(100, sim=(4, 40))  # per ledger; one more ends the handle
     lag_entries_max: int = option(5_000, sim=(8, 200))  # confirmed entries a member may lag behind
-    replace_retry_s: float = option(0.25, sim=(0.01, 1.0))  # until replacing or readmitting is retried
+    replace_retry_s: float = option(0.25, sim=(0.01, 1.0))  # until replacing or readmitting is retried; doubles
     metadata_retry_s: float = option(0.1, sim=(0.01, 0.5))
     give_up_s: float = option(15.0, sim=(0.5, 15.0))  # without progress: no ack quorum reachable, or no metadata
+
+
+DOUBLINGS_MAX = 3  # of replace_retry_s: 2 s. A bookie that is back is taken in that late, a new loss is seen to at once
 
 
 class LedgerAdder:
@@ -119,6 +122,7 @@ class LedgerAdder:
         "_digest",
         "_effects",
         "_foreign",
+        "_fruitless",
         "_metadata",
         "_options",
         "_placement",
@@ -163,6 +167,7 @@ class LedgerAdder:
         self._candidates: tuple[tuple[int, BookieId], ...] = ()  # (bookie index to replace, bookie being vetted for it)
         self._vetted = frozenset(value.fragments[0].ensemble)  # hold nothing of this id but what this writer sent
         self._foreign: frozenset[BookieId] = _NONE  # hold another ledger under this id
+        self._fruitless = 0  # retries in a row that found no replacement
         self._told_lost: frozenset[BookieId] = _NONE
         self._timers: tuple[str, ...] = ()
         self._effects: list[Effect] = []
@@ -380,7 +385,8 @@ class LedgerAdder:
             self._update.write(self._next_value(settle=False), self._effects)
         elif window.failed:
             self._replace_failed()
-        elif self._timers:
+        elif self._timers or self._fruitless:
+            self._fruitless = 0
             self._drop_timer("replace")
 
     def _replace_failed(self) -> None:
@@ -405,8 +411,9 @@ class LedgerAdder:
                 return
             if again:
                 self._readmit()
+                self._fruitless = 0 if self._candidates else min(self._fruitless + 1, DOUBLINGS_MAX)
         if window.failed:
-            self._set_timer("replace", self._options.replace_retry_s)
+            self._set_timer("replace", self._options.replace_retry_s * 2**self._fruitless)
         if not window.can_progress():
             self._set_timer("give_up", self._options.give_up_s)  # cancelled when an entry is confirmed
 

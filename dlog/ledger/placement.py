@@ -58,6 +58,10 @@ class Placement(Protocol):
         """The placement under the policy that the ledger's metadata names."""
         ...
 
+    def without_strict(self) -> Placement:
+        """The placement under the same policy, kept as far as possible."""
+        ...
+
 
 class RandomPlacement:
     """Chooses among all writable bookies at random, in proportion to weight.
@@ -99,6 +103,9 @@ class RandomPlacement:
         return True
 
     def for_ledger(self, metadata: LedgerMetadata) -> Placement:
+        return self
+
+    def without_strict(self) -> Placement:
         return self
 
     def _draw(self, count: int, exclude: Collection[BookieId]) -> list[BookieId]:

@@ -140,7 +140,8 @@ class PlacementOptions:
             raise ValueError(f"placement_strict needs placement rack or region: placement={self.placement}")
 
     def policy(self, locations: Iterable[NetworkLocation]) -> PlacementPolicy:
-        """The policy of a new ledger. locations: of the bookies that are registered."""
+        """The policy of a new ledger. locations: of all known bookies, also of those that are away: a cluster has its
+        racks also while all bookies of one are down."""
         if self.placement == AUTO:
             return RACK if len(set(locations)) > 1 else RANDOM
         kind = PolicyKind(self.placement)

@@ -15,7 +15,8 @@ Invariants:
    ledger id, and which is right cannot be known. Failed members are replaced in a local copy of the metadata, from the
    entry after the last safe one on; reads use the original metadata, since an empty replacement proves nothing. A
    replacement must store all that it is sent before the ledger is closed, for it may hold another ledger under this id:
-   if it fails, the recovery starts over without it.
+   if it fails, the recovery starts over without it. A strict placement policy is kept as far as possible where it would
+   leave no ack quorum, with event `placement.not_kept`: the ledger ends here, so refusing would protect nothing.
 6. Entries written again carry the LAC that the search began from: nothing higher is final until the ledger is closed,
    and another recovery that saw less may close it first.
 7. The ledger is closed by compare-and-set. A recovery that loses takes the winner's result.

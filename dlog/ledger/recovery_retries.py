@@ -26,6 +26,11 @@ class RecoveryRetries:
     def is_exhausted(self) -> bool:
         return self.attempts >= self._attempts_max
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the next attempt without progress ends the recovery."""
+        return self.attempts + 1 >= self._attempts_max
+
     def note_failure(self, error: DLogError) -> None:
         """Count an attempt without progress. Raises `error` if it was the last one."""
         self.attempts += 1

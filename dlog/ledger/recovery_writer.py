@@ -5,7 +5,7 @@ from __future__ import annotations
 from dlog.errors import DamagedError, NotEnoughBookiesError
 from dlog.events import EnsembleChanged, PlacementNotKept
 from dlog.ledger.last_entries import LastEntryPoll
-from dlog.ledger.placement import Placement, refusal
+from dlog.ledger.placement import Placement
 from dlog.ledger.recovery_retries import RecoveryRetries
 from dlog.ledger.window import Window
 from dlog.machine import Effect, Tell
@@ -27,10 +27,12 @@ class ReplacementPool:
         self.failed: set[BookieId] = set()
         self.foreign: set[BookieId] = set()
 
-    def choose(self, window: Window, *, again: bool) -> dict[int, BookieId]:
-        """Return replacements by bookie index. again: also bookies that failed before."""
+    def choose(self, window: Window, *, again: bool, strict: bool = True) -> dict[int, BookieId]:
+        """Return replacements by bookie index. again: also bookies that failed before. strict: False: a strict policy
+        is kept as far as possible."""
         exclude = self.foreign if again else self.foreign | self.failed
-        return self.placement.replace(window.quorum, window.ensemble, window.failed_indices(), exclude)
+        placement = self.placement if strict else self.placement.without_strict()
+        return placement.replace(window.quorum, window.ensemble, window.failed_indices(), exclude)
 
 
 class RecoveryWriter:
@@ -126,32 +128,41 @@ class RecoveryWriter:
             self._replace_failed(out, again=True)
 
     def _replace_failed(self, out: list[Effect], *, again: bool) -> None:
-        """Replace failed members in the local copy of metadata, from the entry after the last confirmed one on."""
-        window, ledger = self._window, self._digest.ledger_id
-        found = self._pool.choose(window, again=again)
-        if found:
-            old = window.ensemble
-            ensemble = tuple(found.get(i, bookie) for i, bookie in enumerate(old))
-            first = EntryId(window.lac + 1)
-            self.metadata = self.metadata.with_ensemble(first, ensemble)
-            self._pool.failed.update(old[i] for i in found)
-            sends = window.adopt(ensemble)
-            out += sends
-            for bookie in found.values():
-                self._owed[bookie] = {send.message.entry for send in sends if send.peer == bookie}
-            replaced = tuple((str(old[i]), str(new)) for i, new in found.items())
-            out.append(Tell(EnsembleChanged(ledger, first, replaced)))
-            if shortage := self._pool.placement.shortage(window.quorum, ensemble):
-                out.append(Tell(PlacementNotKept(ledger, first, ensemble, shortage)))
+        """Replace failed members in the local copy of metadata, from the entry after the last confirmed one on.
+
+        A strict policy is kept as far as possible where it leaves no ack quorum in reach, nor members to send to again.
+        """
+        window = self._window
+        if found := self._pool.choose(window, again=again):
+            self._adopt(found, out)
         elif again:
             for bookie in list(window.failed):
                 if self._pool.placement.is_writable(bookie):
                     out += window.readmit(bookie)
+        if (again or self._retries.is_last) and not window.can_progress():
+            self._adopt(self._pool.choose(window, again=again, strict=False), out)
         if window.can_progress():
             if window.failed:
                 self._retries.pause(out)  # retry failed ones early: the others may be frozen for long
         elif not self._retries.is_waiting:
-            why = f"too few bookies to write entries again, start more: ledger={ledger} entry={window.lac + 1}"
-            if why_none := refusal(self._pool.placement, window.quorum):
-                why = f"{why}; {why_none}"
-            self._retries.wait(NotEnoughBookiesError(why), out)
+            why = "too few bookies to write entries again, start more (dlog bookie ls)"
+            text = f"{why}: ledger={self._digest.ledger_id} entry={window.lac + 1}"
+            self._retries.wait(NotEnoughBookiesError(text), out)
+
+    def _adopt(self, found: dict[int, BookieId], out: list[Effect]) -> None:
+        """Replace members by bookie index, in the local copy of metadata."""
+        if not found:
+            return
+        window, ledger = self._window, self._digest.ledger_id
+        old, first = window.ensemble, EntryId(window.lac + 1)
+        ensemble = tuple(found.get(i, bookie) for i, bookie in enumerate(old))
+        self.metadata = self.metadata.with_ensemble(first, ensemble)
+        self._pool.failed.update(old[i] for i in found)
+        sends = window.adopt(ensemble)
+        out += sends
+        for bookie in found.values():
+            self._owed[bookie] = {send.message.entry for send in sends if send.peer == bookie}
+        replaced = tuple((str(old[i]), str(new)) for i, new in found.items())
+        out.append(Tell(EnsembleChanged(ledger, first, replaced)))
+        if shortage := self._pool.placement.shortage(window.quorum, ensemble):
+            out.append(Tell(PlacementNotKept(ledger, first, ensemble, shortage)))

@@ -6,7 +6,8 @@ bookie of each index is taken, the first drawn one of it.
 Invariants:
 - an ensemble holds each bookie once, and a replacement is not a member already;
 - strict: a new ensemble keeps the policy, and a replacement leaves no write quorum with fewer domains than it had,
-  unless it still has enough;
+  unless it still has enough. A member whose location is not known counts as a domain of its own, as long as it is a
+  member: what is not known does not make a policy weaker;
 - not strict: as many failed members are replaced as there are bookies for, in the arrangement with the most domains in
   its poorest write quorum, up to what the policy asks.
 """
@@ -14,7 +15,8 @@ Invariants:
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from dlog.errors import NotEnoughBookiesError
 from dlog.ledger.arrangement import Arrangement
@@ -54,12 +56,14 @@ class SpreadPlacement:
                 f"writable={len(drawn)} ensemble={quorum.ensemble}"
             )
         indices = range(quorum.ensemble)
+        ranks = self._ranks(drawn)
         needed = self.policy.needed(quorum)
         for least in [needed] if self.policy.strict else range(min(needed, quorum.write), 0, -1):
             needs = [least] * len(write_quorums(quorum))
-            found = self._arrange(quorum, [None] * quorum.ensemble, indices, needs, drawn)
+            found = Arrangement(quorum, [None] * quorum.ensemble, indices, needs, ranks).find()
             if found is not None:
-                return tuple(found[i] for i in indices)
+                by_index = _first_of_each(found, ranks, drawn)
+                return tuple(by_index[i] for i in indices)
         raise NotEnoughBookiesError(self._refusal(quorum, drawn))
 
     def replace(
@@ -70,22 +74,24 @@ class SpreadPlacement:
         exclude: Collection[BookieId] = (),
     ) -> dict[int, BookieId]:
         drawn = draw_bookies(self._candidates, self._rng, self._weight, {*ensemble, *exclude})
-        indices, fixed = sorted(failed), [self._domain(bookie) for bookie in ensemble]
+        indices, ranks = sorted(failed), self._ranks(drawn)
+        fixed, counted = [self._domain(bookie) for bookie in ensemble], self._domains(ensemble, ensemble)
         fewest_kept = max(0, len(indices) - len(drawn))
         if len(indices) == fewest_kept:
             return {}
         needed = self.policy.needed(quorum)
         touched = [not set(indices).isdisjoint(members) for members in write_quorums(quorum)]
         as_now = self._needs(quorum, ensemble)
-        levels = [[needed if is_touched else 0 for is_touched in touched], as_now]
+        levels = [(fixed, [needed if is_touched else 0 for is_touched in touched]), (counted, as_now)]
         if not self.policy.strict:
-            levels += [[min(need, least) for need in as_now] for least in range(min(needed, quorum.write) - 1, -1, -1)]
+            least = range(min(needed, quorum.write) - 1, -1, -1)
+            levels += [(counted, [min(need, count) for need in as_now]) for count in least]
         most_kept = len(indices) - 1 if self.policy.strict else fewest_kept
         for kept in range(fewest_kept, most_kept + 1):
-            for needs in levels:
-                found = self._arrange(quorum, fixed, indices, needs, drawn, kept)
+            for members, needs in levels:
+                found = Arrangement(quorum, members, indices, needs, ranks, kept).find()
                 if found is not None:
-                    return found
+                    return _first_of_each(found, ranks, drawn)
         return {}
 
     def is_writable(self, bookie: BookieId) -> bool:
@@ -98,11 +104,14 @@ class SpreadPlacement:
     def allows(self, quorum: Quorum, old: Sequence[BookieId], new: Sequence[BookieId]) -> bool:
         if not self.policy.strict:
             return True
-        counts = self._counts(quorum, new)
+        counts = _counts(quorum, self._domains(new, old))
         return all(count >= need for count, need in zip(counts, self._needs(quorum, old), strict=True))
 
     def for_ledger(self, metadata: LedgerMetadata) -> Placement:
         return self.under(policy_of(metadata))
+
+    def without_strict(self) -> Placement:
+        return self.under(replace(self.policy, strict=False)) if self.policy.strict else self
 
     def under(self, policy: PlacementPolicy) -> Placement:
         """The same bookies under another policy."""
@@ -114,38 +123,23 @@ class SpreadPlacement:
         place = self._locate(bookie)
         return None if place is None else self.policy.domain(place)
 
-    def _counts(self, quorum: Quorum, ensemble: Sequence[BookieId]) -> list[int]:
-        """How many domains each write quorum has."""
-        domains = [self._domain(bookie) for bookie in ensemble]
-        return [len({domains[i] for i in indices} - {None}) for indices in write_quorums(quorum)]
+    def _domains(self, ensemble: Sequence[BookieId], old: Collection[BookieId]) -> list[str | None]:
+        """The domain of each member; one of `old` whose location is not known has a domain of its own."""
+        return [self._domain(bookie) or (f"unknown {bookie}" if bookie in old else None) for bookie in ensemble]
 
     def _needs(self, quorum: Quorum, ensemble: Sequence[BookieId]) -> list[int]:
         """How many domains each write quorum must keep: as many as the policy asks, or as it has, if it has fewer."""
         needed = self.policy.needed(quorum)
-        return [min(needed, count) for count in self._counts(quorum, ensemble)]
+        return [min(needed, count) for count in _counts(quorum, self._domains(ensemble, ensemble))]
 
-    def _arrange(
-        self,
-        quorum: Quorum,
-        fixed: Sequence[str | None],
-        indices: Sequence[int],
-        needs: Sequence[int],
-        drawn: Sequence[BookieId],
-        keep_max: int = 0,
-    ) -> dict[int, BookieId] | None:
-        """Replacements by index, if there is an arrangement."""
-        pools: dict[str, list[BookieId]] = {}
-        for bookie in drawn:
+    def _ranks(self, drawn: Sequence[BookieId]) -> dict[str, list[int]]:
+        """The places in `drawn` of the bookies of each domain."""
+        ranks: dict[str, list[int]] = {}
+        for rank, bookie in enumerate(drawn):
             domain = self._domain(bookie)
             if domain is not None:
-                pools.setdefault(domain, []).append(bookie)
-        rank = {bookie: i for i, bookie in enumerate(drawn)}
-        ranks = {domain: [rank[b] for b in bookies] for domain, bookies in pools.items()}
-        found = Arrangement(quorum, fixed, indices, needs, ranks, keep_max).find()
-        if found is None:
-            return None
-        following = {domain: iter(bookies) for domain, bookies in pools.items()}
-        return {index: next(following[domain]) for index, domain in sorted(found.items())}
+                ranks.setdefault(domain, []).append(rank)
+        return ranks
 
     def _refusal(self, quorum: Quorum, drawn: Sequence[BookieId]) -> str:
         what = "region" if self.policy.kind is PolicyKind.REGION else "rack"
@@ -155,10 +149,23 @@ class SpreadPlacement:
             remedy = f"choose a write quorum of at least {needed}, or fewer regions (placement_regions in [ledger])"
         else:
             remedy = (
-                f"start bookies with another --{what}, or set placement_strict = false in [ledger] to do without "
-                f"(`dlog bookie ls` shows racks and regions)"
+                f"start bookies with another --{what} (`dlog bookie ls` shows racks and regions), or set "
+                f"placement_strict = false in [ledger], which only new ledgers follow"
             )
         return (
             f"no ensemble of the writable bookies keeps the placement policy, {remedy}: policy={self.policy} "
             f"{what}s={seen} needed={needed} writable={len(drawn)} ensemble={quorum.ensemble} write={quorum.write}"
         )
+
+
+def _counts(quorum: Quorum, domains: Sequence[str | None]) -> list[int]:
+    """How many domains each write quorum has."""
+    return [len({domains[i] for i in indices} - {None}) for indices in write_quorums(quorum)]
+
+
+def _first_of_each(
+    found: Mapping[int, str], ranks: Mapping[str, Sequence[int]], drawn: Sequence[BookieId]
+) -> dict[int, BookieId]:
+    """Bookies by index, of an arrangement of domains: those of a domain that were drawn first."""
+    following = {domain: iter(places) for domain, places in ranks.items()}
+    return {index: drawn[next(following[domain])] for index, domain in sorted(found.items())}

@@ -9,7 +9,8 @@ Styles of plan:
 - "orphan": the writer is cut off, paused or dies with entries under way; the tail is searched, then recovered;
 - "restored": as "churn" or "orphan", with spare bookies of which some hold another ledger under the same id, as after
   ZooKeeper was restored from a backup; the creator of a ledger has made sure that no member does;
-- "racked": as "churn", with bookies in two or three racks, and a placement policy, strict or not;
+- "racked": as "churn", with bookies in two or three racks, and a placement policy, strict or not; sometimes a rack is
+  lost until long after a recovery began, and a recoverer has restarted since and never saw where those bookies stood;
 - "calm": no recovery until the writer is done: after the faults everything must be confirmed (half of "churn" too).
 """
 
@@ -291,7 +292,25 @@ def _draw_racked(seed: int, rng: random.Random, style: str) -> Plan:
     bookies = plan.config["bookies"]
     small = rng.random() < 0.3
     rack_of = {f"b{n}": min(n % (racks + 1), racks - 1) if small else n % racks for n in range(1, bookies + 1)}
-    return with_config(plan, bookies=bookies, racks=rack_of, strict=rng.random() < 0.5)
+    plan = with_config(plan, bookies=bookies, racks=rack_of, strict=rng.random() < 0.5)
+    return _with_lost_rack(plan, rng) if rng.random() < 0.4 else plan
+
+
+def _with_lost_rack(plan: Plan, rng: random.Random) -> Plan:
+    """Lose all bookies of a rack and the writer with entries under way, then have a recoverer start and recover."""
+    config, lost = plan.config, rng.randrange(2)
+    at_s = rng.uniform(0, config["duration_s"] / 6)
+    begin_s = at_s + rng.uniform(0.01, 0.05)
+    names = [*(name for name, rack in config["racks"].items() if rack == lost), WRITER]
+    faults = [Fault(kind=FaultKind.CRASH, at_s=at_s, for_s=60.0, a=name) for name in names]
+    faults.append(Fault(kind=FaultKind.CRASH, at_s=at_s + 0.005, for_s=0.001, a=RECOVERERS[0]))
+    return with_config(
+        replace(plan, faults=(*plan.faults, *faults)),
+        recover_at=[begin_s],
+        calm=False,
+        duration_s=begin_s + rng.choice((0.3, 30.0)),
+        sync_s=rng.choice((0.001, 0.01)),
+    )
 
 
 def with_config(plan: Plan, **values: Any) -> Plan:

@@ -17,7 +17,7 @@ from dlog.errors import DLogError
 from dlog.ledger.adding import Add, AddingOptions, Close, Closed, LedgerAdder
 from dlog.ledger.finding import FindingOptions, FindTail, TailFinder
 from dlog.ledger.placement import Placement, RandomPlacement
-from dlog.ledger.placement_policy import RACK, RANDOM, policy_metadata
+from dlog.ledger.placement_policy import RACK, RANDOM, Locate, policy_metadata
 from dlog.ledger.reading import EntryReader, ReadDone, ReadingOptions, ReadLedger
 from dlog.ledger.recovery import LedgerRecoverer, Recover, Recovered, RecoveryOptions
 from dlog.ledger.spread_placement import SpreadPlacement
@@ -167,7 +167,7 @@ class LedgerWorld:
 
     def start_recoverer(self, node: Node) -> None:
         options = draw(RecoveryOptions, self.options)
-        made = LedgerRecoverer(LEDGER, self.placement(), options, PASSWORD)
+        made = LedgerRecoverer(LEDGER, self.placement(self.looking(node)), options, PASSWORD)
         self.sim.place(node.name, f"{node.name}/recoverer", made)
         if self.recovering.get(node.name):
             self.ask_recovery(node.name)
@@ -187,10 +187,11 @@ class LedgerWorld:
         self.news.begin()
         self.wait_lac()
 
-    def placement(self) -> Placement:
+    def placement(self, locate: Locate | None = None) -> Placement:
+        """locate: what the process knows; None: where every bookie stands."""
         rng = random.Random(self.sim.rng.random())
         if self.racks:
-            return SpreadPlacement(RANDOM, self.candidates, self.locate, rng)
+            return SpreadPlacement(RANDOM, self.candidates, locate or self.locate, rng)
         return RandomPlacement(self.candidates, rng)
 
     def first_ensemble(self, quorum: Quorum) -> tuple[BookieId, ...]:
@@ -202,6 +203,20 @@ class LedgerWorld:
 
     def locate(self, bookie: BookieId) -> NetworkLocation:
         return NetworkLocation(rack=f"r{self.racks[bookie]}")
+
+    def looking(self, node: Node) -> Locate:
+        """What a process knows that starts now: a bookie's location once it has found it registered."""
+        seen = {bookie for bookie in self.bookies if node.incarnation == 1 or self.sim.is_up(bookie)}
+
+        def locate(bookie: BookieId) -> NetworkLocation | None:
+            if self.sim.is_up(bookie):
+                seen.add(bookie)
+            elif bookie not in seen:
+                self.sim.reach("unlocated")
+                return None
+            return self.locate(bookie)
+
+        return locate
 
     def candidates(self, exclude: Collection[BookieId]) -> list[BookieId]:
         """The writable bookies as registered; a dead one stays registered for a while."""

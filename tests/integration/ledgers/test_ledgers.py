@@ -25,7 +25,7 @@ from dlog.events import Event, LedgerHandleFailed, LedgerIdInUse, PlacementNotKe
 from dlog.io.bookie_client import BookieClient, BookieClientOptions
 from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
 from dlog.io.metadata import BookieInfo
-from dlog.ledger.placement_policy import PlacementOptions
+from dlog.ledger.placement_policy import RACK, PlacementOptions
 from dlog.ledger.recovery import RecoveryOptions
 from dlog.model.ids import NO_ENTRY, BookieId, EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.ledger import DigestType, LedgerKey, LedgerState
@@ -241,6 +241,17 @@ async def test_a_location_is_known_while_the_bookie_is_away_to_those_that_saw_it
         assert ledgers.placement_of(writer.metadata)[1] == [None]
         (shortage,) = (await made.client()).placement_of(writer.metadata)[1]
         assert shortage is not None and shortage.unlocated == ("bookie-1",) and not shortage.is_certain
+
+
+async def test_a_ledger_that_is_created_while_a_rack_is_away_asks_for_two_racks() -> None:
+    async with cluster(6, racks=2) as made:
+        ledgers = await made.client()
+        for number in (1, 3, 5):
+            await made.metadata.unregister_bookie(BookieId(f"bookie-{number}"))
+        writer = await ledgers.create(E332)
+        assert ledgers.placement_of(writer.metadata)[0] == RACK
+        (told,) = (event for event in made.told if isinstance(event, PlacementNotKept))
+        assert told.ledger == writer.ledger_id and "policy=rack" in told.shortage
 
 
 async def test_verify_finds_the_damaged_and_the_thin() -> None:

@@ -16,6 +16,7 @@ from dlog.ledger.reading import EntryReader
 from dlog.ledger.recovery import Closing, LedgerRecoverer
 from dlog.ledger.recovery_search import EntryProbe, EntrySearch
 from dlog.ledger.recovery_writer import RecoveryWriter
+from dlog.ledger.spread_placement import SpreadPlacement
 from dlog.ledger.tailing import LedgerTailer
 from dlog.ledger.window import Window
 from dlog.metadata_update import MetadataUpdateLoop
@@ -553,6 +554,18 @@ PLACEMENT = (
         invariants=("P1",),
         style="racked",
         parts=planted((LedgerRecoverer, "_fence", "self._pool.placement.for_ledger(value)", "self._pool.placement")),
+    ),
+    Mutant(
+        name="a lost bookie whose rack is not known counts for nothing",
+        invariants=("P1",),
+        style="racked",
+        parts=planted((SpreadPlacement, "_domains", "if bookie in old", "if False")),
+    ),
+    Mutant(
+        name="a recovery gives up a strict policy before it has to",
+        invariants=("P1",),
+        style="racked",
+        parts=planted((RecoveryWriter, "_replace_failed", "and not window.can_progress()", "and window.failed")),
     ),
 )
 

@@ -33,6 +33,20 @@ async def test_a_bookie_that_is_gone_stands_where_it_was_seen_last() -> None:
     assert locations.locate(A) == NetworkLocation(rack="r3")
 
 
+async def test_it_looks_at_once_and_at_every_change() -> None:
+    metadata = MemoryMetadata()
+    await register(metadata, A, "r1")
+    locations = BookieLocations(metadata)
+    await metadata.unregister_bookie(A)
+    await register(metadata, B, "r2")
+    await metadata.unregister_bookie(B)
+    assert locations.locate(A) == NetworkLocation(rack="r1") and locations.locate(B) == NetworkLocation(rack="r2")
+    locations.close()
+    await register(metadata, C, "r3")
+    await metadata.unregister_bookie(C)
+    assert locations.locate(C) is None
+
+
 async def test_the_memory_of_bookies_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bookie_locations, "REMEMBERED_MAX", 2)
     metadata = MemoryMetadata()

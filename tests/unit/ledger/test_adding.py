@@ -11,7 +11,7 @@ from dlog.events import PlacementNotKept
 from dlog.ledger.adding import AddingOptions, Close, LedgerAdder
 from dlog.ledger.placement import Placement, RandomPlacement
 from dlog.ledger.placement_policy import RACK
-from dlog.machine import Answer, Fact, MetadataSeen, Received, Tell, TimerFired, Versioned
+from dlog.machine import Answer, Fact, MetadataSeen, Received, SetTimer, Tell, TimerFired, Versioned
 from dlog.model.ids import NO_ENTRY, BookieId
 from dlog.model.ledger import LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
@@ -234,6 +234,27 @@ def test_no_replacement_goes_on_while_the_ack_quorum_can_be_reached() -> None:
     assert story.lost("c") == ["tell bookie.lost"]
     assert story.stored(0, "a", "b") == ["answer 1 0"]
     assert [text.split(" lac")[0] for text in story.add()] == ["store 1 on b", "store 1 on a"]
+
+
+def test_retries_come_less_often_while_there_is_no_replacement() -> None:
+    writable = [BookieId("d")]
+    story = writer(placement=RandomPlacement(lambda exclude: [b for b in writable if b not in exclude], Random(1)))
+    writable.clear()
+    story.add()
+    story.lost("c")
+    for _ in range(5):
+        story.fires("replace")
+
+    def delays() -> list[float]:
+        return [e.after_s for e in story.effects if isinstance(e, SetTimer) and e.key == "replace"]
+
+    assert delays() == [0.25, 0.5, 1.0, 2.0, 2.0, 2.0]
+    writable.append(BookieId("d"))
+    assert story.fires("replace") == ["write v1 open: 0 a b d"]
+    story.written(2)
+    writable.clear()
+    story.lost("d")
+    assert delays()[6:] == [0.25, 0.25], "while d is asked whether it knows the ledger, and now"
 
 
 def test_a_member_that_is_writable_again_is_readmitted_when_nobody_can_replace_it() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dlog.events import PlacementNotKept
 from dlog.ledger.placement import Placement
 from dlog.ledger.placement_policy import RACK, RANDOM, policy_metadata
 from dlog.ledger.recovery import LedgerRecoverer, Recover, RecoveryOptions
-from dlog.machine import Answer, Send
+from dlog.machine import Answer, Send, Tell
 from dlog.model.ledger import LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import Code
@@ -268,6 +269,63 @@ def test_a_recovery_tells_if_the_policy_cannot_be_kept() -> None:
     story.has("b1", 0, packet(0, b"x", length=1))
     lines = story.refused(0, "b1", Code.IO_ERROR)
     assert only(lines, "tell") == ["tell ensemble.changed", "tell placement.not_kept"]
+
+
+class TestStrictPolicy:
+    """Racks a and b by the first letter, and entry 0 of a1 and b1 to be written again."""
+
+    METADATA = replace(
+        ledger("0 a1 b1 a2 b2", quorum=Quorum(ensemble=4, write=2, ack=2)),
+        custom=policy_metadata(replace(RACK, strict=True)),
+    )
+
+    def after_b1_is_lost(self, *writable: str, attempts_max: int = 8) -> tuple[Story, list[str]]:
+        story = recovery(self.METADATA, racked(RANDOM, *writable), attempts_max=attempts_max)
+        story.has_not(-1, "a1", "a2")
+        story.has("a1", 0, packet(0, b"x", length=1))
+        story.stored(0, "a1")
+        return story, story.lost("b1", "b2")
+
+    def ends(self, story: Story, new: str) -> None:
+        story.stored(0, new)
+        assert "write v2 closed at 0 length=1" in story.has_not(1, "b1", "a2")[-1]
+
+    def test_it_is_kept_while_a_rack_has_bookies_for_it(self) -> None:
+        story, lines = self.after_b1_is_lost("a3", "b3")
+        assert "store 0 on b3 lac=-1 length=1 recovery" in lines
+        assert "tell placement.not_kept" not in lines
+        self.ends(story, "b3")
+
+    def test_a_rack_that_is_lost_for_good_does_not_keep_the_ledger_from_ending(self) -> None:
+        story, lines = self.after_b1_is_lost("a1", "a2", "a3")
+        assert lines == [], "b1 may be back in a moment"
+        assert story.fires("retry") == [
+            "store 0 on a3 lac=-1 length=1 recovery",
+            "tell ensemble.changed",
+            "tell placement.not_kept",
+        ]
+        told = next(e.event for e in story.effects if isinstance(e, Tell) and isinstance(e.event, PlacementNotKept))
+        assert (told.ledger, told.entry) == (LEDGER, 0) and "policy=rack strict" in told.shortage
+        self.ends(story, "a3")
+
+    def test_members_that_are_back_come_first(self) -> None:
+        story, lines = self.after_b1_is_lost("a1", "a2", "a3", "b1")
+        assert lines == []
+        assert story.fires("retry") == ["store 0 on b1 lac=-1 length=1 recovery"]
+        self.ends(story, "b1")
+
+    def test_members_that_fail_again_and_again_are_replaced_before_the_recovery_gives_up(self) -> None:
+        story, _ = self.after_b1_is_lost("a1", "a2", "a3", "b1", attempts_max=3)
+        assert story.fires("retry") == ["store 0 on b1 lac=-1 length=1 recovery"]
+        assert story.refused(0, "b1", Code.IO_ERROR) == []
+        assert story.fires("retry") == ["store 0 on b1 lac=-1 length=1 recovery"]
+        assert "store 0 on a3 lac=-1 length=1 recovery" in story.refused(0, "b1", Code.IO_ERROR)
+        self.ends(story, "a3")
+
+    def test_without_any_bookie_to_spare_it_ends_with_an_error(self) -> None:
+        story, _ = self.after_b1_is_lost("a1", "a2", attempts_max=2)
+        (answer,) = only(story.fires("retry"), "answer")
+        assert answer == "answer 1 NotEnoughBookiesError"
 
 
 def test_the_first_entry_written_again_may_change_the_ensemble_without_a_second_fragment_there() -> None:

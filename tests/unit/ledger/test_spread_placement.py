@@ -122,7 +122,8 @@ def test_a_refusal_names_the_policy_what_is_there_and_what_to_do() -> None:
     with pytest.raises(NotEnoughBookiesError) as refused:
         placement(RACK, bookies([4])).choose(Quorum())
     text = str(refused.value)
-    assert "start bookies with another --rack" in text and "placement_strict = false" in text
+    assert "start bookies with another --rack" in text
+    assert "placement_strict = false in [ledger], which only new ledgers follow" in text
     assert "policy=rack strict racks=1 needed=2 writable=4 ensemble=3" in text
     regions = PlacementPolicy(PolicyKind.REGION, 3, strict=True)
     with pytest.raises(NotEnoughBookiesError, match="write quorum of at least 3"):
@@ -157,6 +158,58 @@ def test_a_strict_policy_replaces_one_of_two_if_only_that_keeps_it() -> None:
         {0: "0.3"},
     )
     assert placement(RACK, [BookieId("0.2")]).replace(quorum, ensemble, {1}) == {}
+
+
+def seen_only(*gone: str) -> SpreadPlacement:
+    """A strict placement of a process that never saw where these bookies stand. Bookies 0.2, 0.3, 1.2 are writable."""
+    writable = [BookieId(b) for b in ("0.2", "0.3", "1.2")]
+
+    def known(bookie: BookieId) -> NetworkLocation | None:
+        return None if bookie in gone else locate(bookie)
+
+    return SpreadPlacement(RACK, lambda exclude: [b for b in writable if b not in exclude], known, random.Random(1))
+
+
+class TestUnknownLocations:
+    """Members of an ensemble that were gone before this process looked."""
+
+    QUORUM = Quorum(ensemble=4, write=2, ack=2)
+    ENSEMBLE = tuple(BookieId(b) for b in ("0.0", "1.0", "0.1", "1.1"))
+
+    def test_a_lost_one_may_have_been_what_kept_the_policy(self) -> None:
+        chooser = seen_only("1.0")
+        assert chooser.replace(self.QUORUM, self.ENSEMBLE, {1}) == {1: "1.2"}
+        assert chooser.replace(self.QUORUM, self.ENSEMBLE, {1}, [BookieId("1.2")]) == {}
+        for new, is_allowed in (("1.2", True), ("0.2", False)):
+            after = (self.ENSEMBLE[0], BookieId(new), *self.ENSEMBLE[2:])
+            assert chooser.allows(self.QUORUM, self.ENSEMBLE, after) is is_allowed
+
+    def test_one_that_stays_counts_as_it_did(self) -> None:
+        """Copies of several lost bookies are made again for one after the other."""
+        chooser = seen_only("0.0", "1.0", "1.1")
+        assert chooser.replace(self.QUORUM, self.ENSEMBLE, {1}, [BookieId("1.2")]) == {}, "0.1 stands beside it"
+        assert chooser.replace(self.QUORUM, self.ENSEMBLE, {1}) == {1: "1.2"}
+        after = (self.ENSEMBLE[0], BookieId("1.2"), *self.ENSEMBLE[2:])
+        assert chooser.allows(self.QUORUM, self.ENSEMBLE, after)
+
+    def test_if_not_strict_it_is_replaced_all_the_same(self) -> None:
+        lax = seen_only("1.0").without_strict()
+        assert set(lax.replace(self.QUORUM, self.ENSEMBLE, {1}, [BookieId("1.2")])) == {1}
+
+
+def test_a_bookie_is_located_once_for_a_replacement_that_is_not_found() -> None:
+    """A writer tries again and again while a rack is away; the cost does not grow with the levels that are tried."""
+    asked = Counter[BookieId]()
+
+    def counting(bookie: BookieId) -> NetworkLocation:
+        asked[bookie] += 1
+        return locate(bookie)
+
+    spare = [BookieId(f"0.{i}") for i in range(10, 60)]
+    chooser = SpreadPlacement(RACK, lambda _: spare, counting, random.Random(1))
+    ensemble = tuple(BookieId(b) for b in ("0.0", "1.0", "0.1", "1.1"))
+    assert chooser.replace(Quorum(ensemble=4, write=2, ack=2), ensemble, {1, 3}) == {}
+    assert {asked[bookie] for bookie in spare} == {1}
 
 
 @pytest.mark.parametrize("counts", [[6, 6], [9, 1, 1], [5, 5, 5, 5, 5], [2] * 10])
