@@ -13,7 +13,7 @@ from dlog.model.quorum import Quorum
 from dlog.wire.bookie import AddEntry, Code, EntryAdded, EntryRead, ReadEntry
 from dlog.wire.digest import Digest, DigestMismatch, Entry
 
-RANGES_MAX = 64  # of entries that could not be copied, per ensemble and bookie; more are merged with what lies between
+RANGES_MAX = 64  # of entries that cannot be copied to a bookie that stays; more are merged
 PACE = "pace"  # key of the timer
 PACE_S = 0.1
 BURST_S = 1.0  # of the byte rate; what was not used before is lost
@@ -112,6 +112,27 @@ class Stripe:
         return [self.ensemble[i] for i in self.quorum.write_set(entry)]
 
 
+class EntryRanges:
+    """A set of entries, as ascending ranges that do not touch."""
+
+    __slots__ = ("_first", "_last")
+
+    def __init__(self) -> None:
+        self._first: list[EntryId] = []
+        self._last: list[EntryId] = []
+
+    def add(self, first: EntryId, last: EntryId) -> None:
+        begin, end = bisect.bisect_left(self._last, first - 1), bisect.bisect_right(self._first, last + 1)
+        if begin < end:
+            first, last = min(first, self._first[begin]), max(last, self._last[end - 1])
+        self._first[begin:end], self._last[begin:end] = [first], [last]
+
+    def last_from(self, entry: EntryId) -> EntryId | None:
+        """The end of the range that has the entry; None: no range has it."""
+        number = bisect.bisect_right(self._first, entry) - 1
+        return self._last[number] if number >= 0 and self._last[number] >= entry else None
+
+
 class _Copy:
     """One entry that is being copied. asked: the bookie that was sent a read, None: none. size: payload bytes sent to
     the target, -1: none yet. failed: bookies that could not serve it in this round, with the reason; denied: those that
@@ -132,7 +153,10 @@ class StripeCopying:
 
     target: the stripe's own bookie (its missing copies are written again), or another one. last_resort: bookies that
     are read from only if no other can serve an entry. lac: LAC field of the copies; every entry up to it is final.
-    failure: why the target is of no use, "" as long as it is. is_foreign: it holds another ledger under this id.
+    splits_max: ranges of unreadable entries that are told apart; those with the fewest entries between them are merged.
+    0: one unreadable entry makes the whole stripe unreadable, and nothing more of it is copied. None: the ensemble is
+    not split for them. failure: why the target is of no use, "" as long as it is. is_foreign: it holds another ledger
+    under this id.
     unreadable: (first, last, reason), ascending. copied_entries, copied_bytes: confirmed by the target.
     """
 
@@ -149,6 +173,7 @@ class StripeCopying:
         entries_max: int,
         bytes_max: int,
         attempts_max: int,
+        splits_max: int | None = None,
     ) -> None:
         self.stripe = stripe
         self.target = target
@@ -164,6 +189,7 @@ class StripeCopying:
         self._entries_max = entries_max
         self._bytes_max = bytes_max
         self._attempts_max = attempts_max
+        self._ranges_max = RANGES_MAX if splits_max is None else splits_max
         self._next = stripe.upcoming(stripe.first)
         self._copies: dict[EntryId, _Copy] = {}
         self._unasked: dict[EntryId, _Copy] = {}  # those of them that no bookie is being asked for, nor sent
@@ -272,7 +298,8 @@ class StripeCopying:
     def settle(self, out: list[Effect]) -> bool:
         """Send reads and list what cannot be read. Returns whether an entry waits for the next retry."""
         for entry, copy in list(self._unasked.items()):
-            self._ask(entry, copy, out)
+            if entry in self._unasked:  # else an entry before it made the stripe unreadable
+                self._ask(entry, copy, out)
         others = [bookie for bookie in self.stripe.ensemble if bookie != self.target]
         if self._next <= self.stripe.last and all(map(self._health.is_given_up, others)):
             self._list(self._next, self.stripe.last, f"unreachable: {', '.join(others)}")
@@ -316,14 +343,28 @@ class StripeCopying:
 
     def _list(self, first: EntryId, last: EntryId, reason: str) -> None:
         """List entries as unreadable; neighbours in the stripe become one range."""
-        bisect.insort(self._unreadable, (first, last, reason))
-        merged = self._unreadable[:1]
-        for begun, ended, why in self._unreadable[1:]:
-            before = merged[-1]
-            if self.stripe.upcoming(before[1] + 1) >= begun:
-                merged[-1] = (before[0], max(before[1], ended), before[2])
-            else:
-                merged.append((begun, ended, why))
-        if len(merged) > RANGES_MAX:
-            merged[-2:] = [(merged[-2][0], merged[-1][1], merged[-2][2])]
-        self._unreadable = merged
+        if not self._ranges_max:
+            self._give_up(f"{reason}; the ledger has too many fragments to split this one further")
+            return
+        ranges, upcoming = self._unreadable, self.stripe.upcoming
+        at = bisect.bisect(ranges, (first, last, reason))
+        ranges.insert(at, (first, last, reason))
+        if at + 1 < len(ranges) and upcoming(last + 1) >= ranges[at + 1][0]:
+            self._merge(at)
+        if at and upcoming(ranges[at - 1][1] + 1) >= first:
+            self._merge(at - 1)
+        if len(ranges) > self._ranges_max:
+            self._merge(min(range(len(ranges) - 1), key=lambda n: ranges[n + 1][0] - ranges[n][1]))
+
+    def _merge(self, at: int) -> None:
+        """Merge a range with the next one."""
+        (first, ended, reason), (_, last, _) = self._unreadable[at : at + 2]
+        self._unreadable[at : at + 2] = [(first, max(ended, last), reason)]
+
+    def _give_up(self, reason: str) -> None:
+        """List the whole stripe as unreadable; replies that are on their way do not matter."""
+        self._unreadable = [(self.stripe.first, self.stripe.last, reason)]
+        self._copies.clear()
+        self._unasked.clear()
+        self._writing = self._writing_bytes = 0
+        self._next = EntryId(self.stripe.last + 1)
