@@ -220,6 +220,7 @@ class LedgerRepairer:
 
     def handle(self, fact: Fact) -> list[Effect]:
         effects = self._effects
+        self._pacer.begin_step()
         try:
             self._note(fact)
             self._settle()

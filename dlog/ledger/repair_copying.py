@@ -16,6 +16,9 @@ from dlog.wire.digest import Digest, DigestMismatch, Entry
 RANGES_MAX = 64  # of entries that cannot be copied to a bookie that stays; more are merged
 PACE = "pace"  # key of the timer
 PACE_S = 0.1
+STEP = "step"  # key of the timer
+STEP_S = 0.001
+STEP_ENTRIES = 256  # begun in one call of a state machine: some ms; the rest follows after STEP_S
 BURST_S = 1.0  # of the byte rate; what was not used before is lost
 
 
@@ -54,30 +57,44 @@ class SourceHealth:
 
 
 class BytePacer:
-    """Limits the bytes copied to an average rate: a token bucket that is refilled by a timer while it is empty.
+    """Limits the bytes copied to an average rate: a token bucket that is refilled by a timer while it is empty. Limits
+    the entries begun in one step of the state machine, too, so that it never blocks the event loop for long.
 
     rate_bytes_per_s: 0: no limit.
     """
 
-    __slots__ = ("_budget", "_fired_at_s", "_is_waiting", "_rate")
+    __slots__ = ("_begun", "_budget", "_fired_at_s", "_is_waiting", "_rate")
 
     def __init__(self, rate_bytes_per_s: int) -> None:
         self._rate = rate_bytes_per_s
         self._budget = rate_bytes_per_s * PACE_S
         self._fired_at_s: float | None = None
         self._is_waiting = False
+        self._begun = 0  # entries, in this step
 
     @property
     def is_open(self) -> bool:
         """Whether more may be read now."""
-        return not self._rate or self._budget > 0
+        return self._begun < STEP_ENTRIES and not self._is_empty
+
+    @property
+    def _is_empty(self) -> bool:
+        return bool(self._rate) and self._budget <= 0
+
+    def begin_step(self) -> None:
+        self._begun = 0
+
+    def note_begun(self) -> None:
+        self._begun += 1
 
     def note_copied(self, size: int) -> None:
         self._budget -= size
 
     def wait(self, out: list[Effect]) -> None:
-        """Have the bucket refilled."""
-        if not self._is_waiting:
+        """Have the bucket refilled, or the next step begun."""
+        if not self._is_empty:
+            out.append(SetTimer(STEP, STEP_S))
+        elif not self._is_waiting:
             self._is_waiting = True
             out.append(SetTimer(PACE, PACE_S))
 
@@ -305,6 +322,7 @@ class StripeCopying:
             self._list(self._next, self.stripe.last, f"unreachable: {', '.join(others)}")
             self._next = EntryId(self.stripe.last + 1)
         while self._next <= self.stripe.last and self._has_room(out):
+            self._pacer.note_begun()
             entry, copy = self._next, _Copy()
             self._next = self.stripe.upcoming(entry + 1)
             self._copies[entry] = self._unasked[entry] = copy

@@ -9,7 +9,7 @@ from typing import Any
 from dlog.ledger.placement import Placement
 from dlog.ledger.placement_policy import RACK, RANDOM, PlacementPolicy, PolicyKind, policy_metadata
 from dlog.ledger.repair import LedgerRepairer, Repair, Repaired, RepairOptions
-from dlog.ledger.repair_copying import PACE, EntryRanges
+from dlog.ledger.repair_copying import PACE, STEP, STEP_ENTRIES, EntryRanges
 from dlog.ledger.verifying import BadRange
 from dlog.machine import Answer, CompareAndSet, MetadataSeen, Missing, Send
 from dlog.model.ids import BookieId, EntryId
@@ -148,6 +148,18 @@ def scattered(story: Story, lines: list[str], value: LedgerMetadata, unreadable:
                     upcoming += story.stored(int(entry), bookie)
         lines = upcoming
     return value
+
+
+def test_entries_that_nobody_can_serve_are_listed_a_few_at_a_time() -> None:
+    value = closed("0 a b c d", last=8 * STEP_ENTRIES - 1, quorum=Quorum(ensemble=4, write=2, ack=2))
+    story, lines = repair(value, gone("b"), spare("e"), attempts_max=1, entries_max=2)
+    assert lines == ["read 0 of a", "read 1 of c"], "d is in reach, and holds nothing that b should hold"
+    story.lost("a", "c")
+    lines, steps = story.lost("b"), 1
+    while not only(lines, "answer"):
+        lines, steps = story.fires(STEP), steps + 1
+    assert steps == 4, "each step begins STEP_ENTRIES of them at most, and two were asked for before"
+    assert [u[:3] for u in reply(story).unreadable] == [(0, value.last_entry - 2, "b")]
 
 
 def test_a_ledger_is_not_split_into_more_fragments_than_the_bound() -> None:
