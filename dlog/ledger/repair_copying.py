@@ -16,6 +16,7 @@ from dlog.wire.digest import Digest, DigestMismatch, Entry
 RANGES_MAX = 64  # of entries that cannot be copied to a bookie that stays; more are merged
 PACE = "pace"  # key of the timer
 PACE_S = 0.1
+USELESS = (Code.UNAUTHORIZED, Code.NO_LEDGER, Code.READ_ONLY)  # replies of a target that will not change soon
 STEP = "step"  # key of the timer
 STEP_S = 0.001
 STEP_ENTRIES = 256  # begun in one call of a state machine: some ms; the rest follows after STEP_S
@@ -172,8 +173,9 @@ class StripeCopying:
     are read from only if no other can serve an entry. lac: LAC field of the copies; every entry up to it is final.
     splits_max: ranges of unreadable entries that are told apart; those with the fewest entries between them are merged.
     0: one unreadable entry makes the whole stripe unreadable, and nothing more of it is copied. None: the ensemble is
-    not split for them. failure: why the target is of no use, "" as long as it is. is_foreign: it holds another ledger
-    under this id.
+    not split for them. failure: why the target is of no use, "" as long as it is. After a lost reply or a refusal that
+    may be over soon the entries concerned are copied again after a pause; `attempts_max` of them without a confirmed
+    copy in between are a failure. is_foreign: it holds another ledger under this id.
     unreadable: (first, last, reason), ascending. copied_entries, copied_bytes: confirmed by the target.
     """
 
@@ -207,6 +209,8 @@ class StripeCopying:
         self._bytes_max = bytes_max
         self._attempts_max = attempts_max
         self._ranges_max = RANGES_MAX if splits_max is None else splits_max
+        self._pauses = 0  # after troubles of the target, since it confirmed a copy
+        self._is_paused = False
         self._next = stripe.upcoming(stripe.first)
         self._copies: dict[EntryId, _Copy] = {}
         self._unasked: dict[EntryId, _Copy] = {}  # those of them that no bookie is being asked for, nor sent
@@ -274,6 +278,7 @@ class StripeCopying:
             return False
         if answer.code is Code.OK:
             self._finish(answer.entry, copy)
+            self._pauses = 0
             self.copied_entries += 1
             self.copied_bytes += copy.size
             return True
@@ -284,16 +289,29 @@ class StripeCopying:
                 answer.entry,
                 f"{bookie} holds other bytes, which are never overwritten: replace the bookie",
             )
-        else:
+        elif answer.code in USELESS:
             self.is_foreign = self.is_foreign or answer.code is Code.UNAUTHORIZED
             self.failure = self.failure or answer.code.name.lower()
+        else:
+            self._copy_again([answer.entry], answer.code.name.lower())
         return False
+
+    def _copy_again(self, entries: Collection[EntryId], reason: str) -> None:
+        """Have entries that the target did not confirm read and sent again after a pause; their payload is not kept."""
+        for entry in entries:
+            self._finish(entry, self._copies[entry])
+            self._copies[entry] = self._unasked[entry] = _Copy()
+        if not self._is_paused:
+            self._is_paused = True
+            self._pauses += 1
+            if self._pauses >= self._attempts_max:
+                self.failure = self.failure or reason
 
     def note_lost(self, bookie: BookieId, reason: str) -> None:
         reason = reason or "connection lost"
         if bookie == self.target:
             if self._writing:
-                self.failure = self.failure or reason
+                self._copy_again([entry for entry, copy in self._copies.items() if copy.size >= 0], reason)
             return
         waiting = {entry: copy for entry, copy in self._copies.items() if copy.asked == bookie}
         if waiting:
@@ -305,7 +323,10 @@ class StripeCopying:
 
     def retry(self) -> None:
         """Begin another round for entries that no bookie could serve in the last one."""
+        was_paused, self._is_paused = self._is_paused, False
         for copy in self._unasked.values():
+            if was_paused and not copy.failed:
+                continue  # it waited for the target
             copy.rounds += 1
             if copy.rounds < self._attempts_max:
                 copy.failed.clear()
@@ -314,6 +335,8 @@ class StripeCopying:
 
     def settle(self, out: list[Effect]) -> bool:
         """Send reads and list what cannot be read. Returns whether an entry waits for the next retry."""
+        if self._is_paused:
+            return True
         for entry, copy in list(self._unasked.items()):
             if entry in self._unasked:  # else an entry before it made the stripe unreadable
                 self._ask(entry, copy, out)

@@ -375,3 +375,30 @@ def test_a_replacement_that_a_change_meanwhile_forbids_is_not_named() -> None:
     assert lines == [f"read 0 of {rack}2"], "it copies to another one"
     (other,) = {"d1", "e1"} - {target}
     assert only(has(story, f"{rack}2", 0), "store") == [f"store 0 on {other} lac=0 length=1 recovery"]
+
+
+# ---- a target in trouble --------------------------------------------------------------------------------------------
+
+
+def test_what_the_target_did_not_confirm_is_sent_to_it_again_after_a_pause() -> None:
+    story, _ = repair(closed("0 a b c", last=3), gone("b"), spare("d", "e"))
+    target = only(has(story, "a", 0), "store")[0].split()[3]
+    has(story, "c", 1)
+    has(story, "a", 3)
+    story.stored(0, target)
+    assert story.refused(1, target, Code.TOO_MANY_REQUESTS) == [] and story.lost(target) == []
+    assert story.fires("retry") == ["read 1 of c", "read 3 of a"], "not entry 0"
+    assert has(story, "c", 1) == [f"store 1 on {target} lac=3 length=2 recovery"]
+    has(story, "a", 3)
+    story.stored(1, target)
+    assert story.stored(3, target) == [f"write v1 closed at 3 length=100: 0 a {target} c"]
+
+
+def test_a_target_that_confirms_nothing_in_several_attempts_is_replaced() -> None:
+    story, _ = repair(closed("0 a b c", last=0), gone("b"), spare("d", "e"), attempts_max=2)
+    target = only(has(story, "a", 0), "store")[0].split()[3]
+    assert story.lost(target) == []
+    assert story.fires("retry") == ["read 0 of a"]
+    assert only(has(story, "a", 0), "store")[0].split()[3] == target
+    assert story.lost(target) == ["read 0 of a"]
+    assert only(has(story, "a", 0), "store")[0].split()[3] != target
