@@ -15,6 +15,8 @@ Invariants:
    another bookie would only hide the loss, and a foreign entry there would be taken for the missing one. Where entries
    are striped depends on their ids alone, so a split moves nothing. All other entries are repaired, and the range is
    reported: an entry below the end that every bookie denies is damage, which only an operator can judge.
+   A repair never splits so that the ledger gets more than `fragments_max` fragments. Unreadable ranges with the fewest
+   readable entries between them are merged until they fit; what needs no split is repaired in any case.
 5. Copies are written with the recovery flag, so that the fence does not refuse them, and never over other bytes.
 6. Metadata is changed by compare-and-set from a value that still names the old bookie at that place for those entries,
    and does not name the new one in that ensemble. Other changes since the copying began do not matter: which entries a
@@ -39,7 +41,7 @@ from dlog.errors import (
 from dlog.events import EnsembleChanged, LedgerRepaired, PlacementNotKept
 from dlog.ledger.placement import Placement
 from dlog.ledger.recovery_retries import RETRY, RecoveryRetries
-from dlog.ledger.repair_copying import PACE, BytePacer, SourceHealth, Stripe, StripeCopying
+from dlog.ledger.repair_copying import PACE, BytePacer, EntryRanges, SourceHealth, Stripe, StripeCopying
 from dlog.ledger.verifying import BadRange
 from dlog.machine import (
     Answer,
@@ -128,19 +130,22 @@ class RepairOptions:
     rate_bytes_per_s: int = option(0, sim=(2_000, 200_000))  # of payload, on average; 0: no limit
     retry_s: float = option(0.25, sim=(0.01, 1.0))
     attempts_max: int = option(8, sim=(2, 8))  # consecutive, without progress
+    fragments_max: int = option(500)  # of the ledger; no split makes more of them: ZooKeeper refuses 1 MiB
 
 
 @dataclass(frozen=True, slots=True)
 class Replacing:
     """The change of metadata once a stripe is copied. kept: ranges (first, last, reason) for which the old bookie
-    stays."""
+    stays. fragments_max: of the ledger; no split may lead to more."""
 
     stripe: Stripe
     new: BookieId
     kept: tuple[tuple[EntryId, EntryId, str], ...]
+    fragments_max: int
 
     def apply(self, value: LedgerMetadata) -> LedgerMetadata | None:
-        """Metadata with the replacement; None if `value` does not name the old bookie there, or names the new one."""
+        """Metadata with the replacement; None if `value` does not name the old bookie there, or names the new one, or
+        has no room for the split any more."""
         stripe = self.stripe
         number = next((n for n, f in enumerate(value.fragments) if f.first_entry == stripe.first), None)
         if number is None or decided_last(value, number) != stripe.last:
@@ -148,7 +153,9 @@ class Replacing:
         old = value.fragments[number].ensemble
         if old[stripe.index] != stripe.bookie or self.new in old:
             return None
-        pieces = self._pieces(old, (*old[: stripe.index], self.new, *old[stripe.index + 1 :]))
+        pieces = tuple(self._pieces(old, (*old[: stripe.index], self.new, *old[stripe.index + 1 :])))
+        if len(pieces) > 1 and len(value.fragments) - 1 + len(pieces) > self.fragments_max:
+            return None
         return replace(value, fragments=(*value.fragments[:number], *pieces, *value.fragments[number + 1 :]))
 
     def _pieces(self, old: tuple[BookieId, ...], new: tuple[BookieId, ...]) -> Iterator[Fragment]:
@@ -205,7 +212,7 @@ class LedgerRepairer:
         self._failed: set[BookieId] = set()  # as replacements, since the last retry
         self._foreign: set[BookieId] = set()  # hold another ledger under this id
         self._restarts = 0  # since the last replacement
-        self._kept: set[tuple[EntryId, BookieId]] = set()  # first entry and member of ensembles that keep the member
+        self._kept: dict[BookieId, EntryRanges] = {}  # entries for which metadata keeps a bookie that is gone
         self._bad = list(request.bad)
         self._retries.attempts = 0
 
@@ -213,6 +220,7 @@ class LedgerRepairer:
 
     def handle(self, fact: Fact) -> list[Effect]:
         effects = self._effects
+        self._pacer.begin_step()
         try:
             self._note(fact)
             self._settle()
@@ -307,12 +315,11 @@ class LedgerRepairer:
 
     def _keep(self, stripe: Stripe, kept: Sequence[tuple[EntryId, EntryId, str]]) -> None:
         """Report what could not be copied, and do not try it again for this request."""
-        assert self._value is not None
         made = tuple(Unreadable(first, last, stripe.bookie, reason) for first, last, reason in kept)
         self._result = replace(self._result, unreadable=(*self._result.unreadable, *made))
-        for fragment in self._value.fragments:
-            if stripe.first <= fragment.first_entry <= stripe.last:
-                self._kept.add((fragment.first_entry, stripe.bookie))
+        ranges = self._kept.setdefault(stripe.bookie, EntryRanges())
+        for first, last, _ in kept:
+            ranges.add(first, last)
 
     # ---- from stripe to stripe ---------------------------------------------------------------------------------------
 
@@ -324,15 +331,26 @@ class LedgerRepairer:
         for number, fragment in enumerate(value.fragments):
             last = decided_last(value, number)
             for index, bookie in enumerate(fragment.ensemble):
-                is_due = bookie in self._request.gone and (fragment.first_entry, bookie) not in self._kept
-                if is_due and last is not None:
-                    self._copy_elsewhere(Stripe(value.quorum, fragment.ensemble, index, fragment.first_entry, last))
+                if bookie not in self._request.gone or last is None:
+                    continue
+                stripe = Stripe(value.quorum, fragment.ensemble, index, fragment.first_entry, last)
+                if not self._is_kept(stripe):
+                    self._copy_elsewhere(stripe)
                     return
-        stripe = self._next_bad(value)
-        if stripe is not None:
-            self._copy(stripe, stripe.bookie)
+        bad = self._next_bad(value)
+        if bad is not None:
+            self._copy(bad, bad.bookie)
         else:
             self._succeed(value)
+
+    def _is_kept(self, stripe: Stripe) -> bool:
+        """Whether all that the stripe's bookie should hold is to stay on it; one that should hold nothing does not."""
+        ranges, upcoming = self._kept.get(stripe.bookie), stripe.upcoming(stripe.first)
+        if ranges is None or upcoming > stripe.last:
+            return False
+        while upcoming <= stripe.last and (last := ranges.last_from(upcoming)) is not None:
+            upcoming = stripe.upcoming(last + 1)
+        return upcoming > stripe.last
 
     def _next_bad(self, value: LedgerMetadata) -> Stripe | None:
         """The next missing copies on a bookie that stays, as far as they lie in one ensemble."""
@@ -379,7 +397,14 @@ class LedgerRepairer:
             entries_max=options.entries_max,
             bytes_max=options.bytes_max,
             attempts_max=options.attempts_max,
+            splits_max=None if target == stripe.bookie else self._splits_max(value),
         )
+
+    def _splits_max(self, value: LedgerMetadata) -> int:
+        """How many ranges may be split off one ensemble; 0 as soon as little room is left, so that later repairs do not
+        copy again and again what they cannot name. A range takes two fragments more, less two at the ends."""
+        room = self._options.fragments_max - len(value.fragments)
+        return room // 2 if room > 3 else 0
 
     # ---- consequences ------------------------------------------------------------------------------------------------
 
@@ -401,7 +426,7 @@ class LedgerRepairer:
         assert self._value is not None
         self._count(copying)
         if not copying.is_in_place:
-            change = Replacing(copying.stripe, copying.target, copying.unreadable)
+            change = Replacing(copying.stripe, copying.target, copying.unreadable, self._options.fragments_max)
             changed = change.apply(self._value)
             assert changed is not None, "metadata has not been read since the target was chosen"
             if changed != self._value:

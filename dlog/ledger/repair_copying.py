@@ -13,9 +13,13 @@ from dlog.model.quorum import Quorum
 from dlog.wire.bookie import AddEntry, Code, EntryAdded, EntryRead, ReadEntry
 from dlog.wire.digest import Digest, DigestMismatch, Entry
 
-RANGES_MAX = 64  # of entries that could not be copied, per ensemble and bookie; more are merged with what lies between
+RANGES_MAX = 64  # of entries that cannot be copied to a bookie that stays; more are merged
 PACE = "pace"  # key of the timer
 PACE_S = 0.1
+USELESS = (Code.UNAUTHORIZED, Code.NO_LEDGER, Code.READ_ONLY)  # replies of a target that will not change soon
+STEP = "step"  # key of the timer
+STEP_S = 0.001
+STEP_ENTRIES = 256  # begun in one call of a state machine: some ms; the rest follows after STEP_S
 BURST_S = 1.0  # of the byte rate; what was not used before is lost
 
 
@@ -54,30 +58,44 @@ class SourceHealth:
 
 
 class BytePacer:
-    """Limits the bytes copied to an average rate: a token bucket that is refilled by a timer while it is empty.
+    """Limits the bytes copied to an average rate: a token bucket that is refilled by a timer while it is empty. Limits
+    the entries begun in one step of the state machine, too, so that it never blocks the event loop for long.
 
     rate_bytes_per_s: 0: no limit.
     """
 
-    __slots__ = ("_budget", "_fired_at_s", "_is_waiting", "_rate")
+    __slots__ = ("_begun", "_budget", "_fired_at_s", "_is_waiting", "_rate")
 
     def __init__(self, rate_bytes_per_s: int) -> None:
         self._rate = rate_bytes_per_s
         self._budget = rate_bytes_per_s * PACE_S
         self._fired_at_s: float | None = None
         self._is_waiting = False
+        self._begun = 0  # entries, in this step
 
     @property
     def is_open(self) -> bool:
         """Whether more may be read now."""
-        return not self._rate or self._budget > 0
+        return self._begun < STEP_ENTRIES and not self._is_empty
+
+    @property
+    def _is_empty(self) -> bool:
+        return bool(self._rate) and self._budget <= 0
+
+    def begin_step(self) -> None:
+        self._begun = 0
+
+    def note_begun(self) -> None:
+        self._begun += 1
 
     def note_copied(self, size: int) -> None:
         self._budget -= size
 
     def wait(self, out: list[Effect]) -> None:
-        """Have the bucket refilled."""
-        if not self._is_waiting:
+        """Have the bucket refilled, or the next step begun."""
+        if not self._is_empty:
+            out.append(SetTimer(STEP, STEP_S))
+        elif not self._is_waiting:
             self._is_waiting = True
             out.append(SetTimer(PACE, PACE_S))
 
@@ -112,6 +130,27 @@ class Stripe:
         return [self.ensemble[i] for i in self.quorum.write_set(entry)]
 
 
+class EntryRanges:
+    """A set of entries, as ascending ranges that do not touch."""
+
+    __slots__ = ("_first", "_last")
+
+    def __init__(self) -> None:
+        self._first: list[EntryId] = []
+        self._last: list[EntryId] = []
+
+    def add(self, first: EntryId, last: EntryId) -> None:
+        begin, end = bisect.bisect_left(self._last, first - 1), bisect.bisect_right(self._first, last + 1)
+        if begin < end:
+            first, last = min(first, self._first[begin]), max(last, self._last[end - 1])
+        self._first[begin:end], self._last[begin:end] = [first], [last]
+
+    def last_from(self, entry: EntryId) -> EntryId | None:
+        """The end of the range that has the entry; None: no range has it."""
+        number = bisect.bisect_right(self._first, entry) - 1
+        return self._last[number] if number >= 0 and self._last[number] >= entry else None
+
+
 class _Copy:
     """One entry that is being copied. asked: the bookie that was sent a read, None: none. size: payload bytes sent to
     the target, -1: none yet. failed: bookies that could not serve it in this round, with the reason; denied: those that
@@ -132,7 +171,11 @@ class StripeCopying:
 
     target: the stripe's own bookie (its missing copies are written again), or another one. last_resort: bookies that
     are read from only if no other can serve an entry. lac: LAC field of the copies; every entry up to it is final.
-    failure: why the target is of no use, "" as long as it is. is_foreign: it holds another ledger under this id.
+    splits_max: ranges of unreadable entries that are told apart; those with the fewest entries between them are merged.
+    0: one unreadable entry makes the whole stripe unreadable, and nothing more of it is copied. None: the ensemble is
+    not split for them. failure: why the target is of no use, "" as long as it is. After a lost reply or a refusal that
+    may be over soon the entries concerned are copied again after a pause; `attempts_max` of them without a confirmed
+    copy in between are a failure. is_foreign: it holds another ledger under this id.
     unreadable: (first, last, reason), ascending. copied_entries, copied_bytes: confirmed by the target.
     """
 
@@ -149,6 +192,7 @@ class StripeCopying:
         entries_max: int,
         bytes_max: int,
         attempts_max: int,
+        splits_max: int | None = None,
     ) -> None:
         self.stripe = stripe
         self.target = target
@@ -164,6 +208,9 @@ class StripeCopying:
         self._entries_max = entries_max
         self._bytes_max = bytes_max
         self._attempts_max = attempts_max
+        self._ranges_max = RANGES_MAX if splits_max is None else splits_max
+        self._pauses = 0  # after troubles of the target, since it confirmed a copy
+        self._is_paused = False
         self._next = stripe.upcoming(stripe.first)
         self._copies: dict[EntryId, _Copy] = {}
         self._unasked: dict[EntryId, _Copy] = {}  # those of them that no bookie is being asked for, nor sent
@@ -231,6 +278,7 @@ class StripeCopying:
             return False
         if answer.code is Code.OK:
             self._finish(answer.entry, copy)
+            self._pauses = 0
             self.copied_entries += 1
             self.copied_bytes += copy.size
             return True
@@ -241,16 +289,29 @@ class StripeCopying:
                 answer.entry,
                 f"{bookie} holds other bytes, which are never overwritten: replace the bookie",
             )
-        else:
+        elif answer.code in USELESS:
             self.is_foreign = self.is_foreign or answer.code is Code.UNAUTHORIZED
             self.failure = self.failure or answer.code.name.lower()
+        else:
+            self._copy_again([answer.entry], answer.code.name.lower())
         return False
+
+    def _copy_again(self, entries: Collection[EntryId], reason: str) -> None:
+        """Have entries that the target did not confirm read and sent again after a pause; their payload is not kept."""
+        for entry in entries:
+            self._finish(entry, self._copies[entry])
+            self._copies[entry] = self._unasked[entry] = _Copy()
+        if not self._is_paused:
+            self._is_paused = True
+            self._pauses += 1
+            if self._pauses >= self._attempts_max:
+                self.failure = self.failure or reason
 
     def note_lost(self, bookie: BookieId, reason: str) -> None:
         reason = reason or "connection lost"
         if bookie == self.target:
             if self._writing:
-                self.failure = self.failure or reason
+                self._copy_again([entry for entry, copy in self._copies.items() if copy.size >= 0], reason)
             return
         waiting = {entry: copy for entry, copy in self._copies.items() if copy.asked == bookie}
         if waiting:
@@ -262,7 +323,10 @@ class StripeCopying:
 
     def retry(self) -> None:
         """Begin another round for entries that no bookie could serve in the last one."""
+        was_paused, self._is_paused = self._is_paused, False
         for copy in self._unasked.values():
+            if was_paused and not copy.failed:
+                continue  # it waited for the target
             copy.rounds += 1
             if copy.rounds < self._attempts_max:
                 copy.failed.clear()
@@ -271,13 +335,17 @@ class StripeCopying:
 
     def settle(self, out: list[Effect]) -> bool:
         """Send reads and list what cannot be read. Returns whether an entry waits for the next retry."""
+        if self._is_paused:
+            return True
         for entry, copy in list(self._unasked.items()):
-            self._ask(entry, copy, out)
+            if entry in self._unasked:  # else an entry before it made the stripe unreadable
+                self._ask(entry, copy, out)
         others = [bookie for bookie in self.stripe.ensemble if bookie != self.target]
         if self._next <= self.stripe.last and all(map(self._health.is_given_up, others)):
             self._list(self._next, self.stripe.last, f"unreachable: {', '.join(others)}")
             self._next = EntryId(self.stripe.last + 1)
         while self._next <= self.stripe.last and self._has_room(out):
+            self._pacer.note_begun()
             entry, copy = self._next, _Copy()
             self._next = self.stripe.upcoming(entry + 1)
             self._copies[entry] = self._unasked[entry] = copy
@@ -316,14 +384,28 @@ class StripeCopying:
 
     def _list(self, first: EntryId, last: EntryId, reason: str) -> None:
         """List entries as unreadable; neighbours in the stripe become one range."""
-        bisect.insort(self._unreadable, (first, last, reason))
-        merged = self._unreadable[:1]
-        for begun, ended, why in self._unreadable[1:]:
-            before = merged[-1]
-            if self.stripe.upcoming(before[1] + 1) >= begun:
-                merged[-1] = (before[0], max(before[1], ended), before[2])
-            else:
-                merged.append((begun, ended, why))
-        if len(merged) > RANGES_MAX:
-            merged[-2:] = [(merged[-2][0], merged[-1][1], merged[-2][2])]
-        self._unreadable = merged
+        if not self._ranges_max:
+            self._give_up(f"{reason}; the ledger has too many fragments to split this one further")
+            return
+        ranges, upcoming = self._unreadable, self.stripe.upcoming
+        at = bisect.bisect(ranges, (first, last, reason))
+        ranges.insert(at, (first, last, reason))
+        if at + 1 < len(ranges) and upcoming(last + 1) >= ranges[at + 1][0]:
+            self._merge(at)
+        if at and upcoming(ranges[at - 1][1] + 1) >= first:
+            self._merge(at - 1)
+        if len(ranges) > self._ranges_max:
+            self._merge(min(range(len(ranges) - 1), key=lambda n: ranges[n + 1][0] - ranges[n][1]))
+
+    def _merge(self, at: int) -> None:
+        """Merge a range with the next one."""
+        (first, ended, reason), (_, last, _) = self._unreadable[at : at + 2]
+        self._unreadable[at : at + 2] = [(first, max(ended, last), reason)]
+
+    def _give_up(self, reason: str) -> None:
+        """List the whole stripe as unreadable; replies that are on their way do not matter."""
+        self._unreadable = [(self.stripe.first, self.stripe.last, reason)]
+        self._copies.clear()
+        self._unasked.clear()
+        self._writing = self._writing_bytes = 0
+        self._next = EntryId(self.stripe.last + 1)

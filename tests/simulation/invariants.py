@@ -56,9 +56,10 @@ INVARIANTS = {
         "that no simulation makes.",
     ),
     "L15": Invariant(
-        "after each change by a repair the copies are where metadata says, and in the end on the whole write set",
+        "after each change by a repair the copies are where metadata says, and in the end on the whole write set; no "
+        "split makes more fragments than the bound",
         REPAIR,
-        "RepairChecks._check_entry, check_whole",
+        "RepairChecks._check_entry, metadata_changed, check_whole",
     ),
     "L16": Invariant(
         "a repair never changes what a reader sees: payload, length, that the ledger is there or deleted",

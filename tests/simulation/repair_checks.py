@@ -27,6 +27,7 @@ class RepairChecks(LedgerChecks):
 
     lost: frozenset[BookieId] = frozenset()
     deleted = False
+    fragments_max = 0  # of a ledger that a repair splits
     _targets: dict[tuple[str, int], Any]
 
     def __init__(self, *args: Any, **kw: Any) -> None:
@@ -67,11 +68,15 @@ class RepairChecks(LedgerChecks):
         if key != self.key or old is None:
             return
         for entry in range(self.decided(old) + 1):
-            before, after = old.bookies_of(entry), new.bookies_of(entry)
-            if before != after:
-                self._check_entry(entry, before, after)
-        if len(new.fragments) > len(old.fragments) and new.fragments[-1].first_entry <= self.decided(old):
+            named, naming = old.bookies_of(entry), new.bookies_of(entry)
+            if named != naming:
+                self._check_entry(entry, named, naming)
+        decided = self.decided(old)
+        before, after = (sum(f.first_entry <= decided for f in value.fragments) for value in (old, new))
+        if after > before:  # a writer and a recovery begin fragments behind what is decided
             self.sim.reach("ensemble_split")
+            if len(new.fragments) > self.fragments_max:
+                raise Violation("L15", f"a repair split an ensemble, now there are {len(new.fragments)} fragments")
 
     def _check_entry(self, entry: int, before: tuple[BookieId, ...], after: tuple[BookieId, ...]) -> None:
         """Check an entry for which metadata names other bookies than before."""

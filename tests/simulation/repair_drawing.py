@@ -4,7 +4,8 @@ Styles of plan:
 - "swarm": any faults while the ledger is written, recovered and repaired, and bookies that go meanwhile;
 - "sealed": a short history with few other faults, then bookies are lost and repaired with faults in between;
 - "open": as "sealed", and the ledger is still written; members fail for a moment, so that it has several ensembles;
-- "scarce": as "sealed", and most of what bookies serve is damaged, so that some entries are not copied;
+- "scarce": as "sealed", and most of what bookies serve is damaged, so that some entries are not copied; a ledger
+  may have few fragments;
 - "race": two repairers at once, one of which is paused for long, and metadata that answers badly;
 - "restored": spares of which some hold another ledger under the same id.
 """
@@ -70,6 +71,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         config["repair_at"] = [(at_s + rng.choice((0.0, 0.01)) * rng.random(), name) for name in REPAIRERS]
     if style == "scarce":
         config["patience"] = [rng.choice((1, 2)), 0.005]
+        config["fragments_max"] = rng.choice((5, 7, 500))
     draws = {"swarm": _draw_swarm, "sealed": _draw_sealed, "open": _draw_sealed, "scarce": _draw_scarce}
     draws |= {"race": _draw_race, "restored": _draw_sealed}
     faults = draws[style](rng, names, duration)

@@ -38,6 +38,7 @@ MUST_REACH = (
     "repaired_ensemble",
     "copied_to_another",
     "ensemble_split",
+    "split_refused",
     "repair_waits",
     "repair_conflict",
     "repair_failed",
@@ -60,6 +61,7 @@ class RepairWorld(LedgerWorld):
         self.gone: dict[BookieId, bool] = {}  # -> whether its disk is lost
         self.asked: dict[str, Repair] = {}  # repairs without a reply, by node
         self.victims = random.Random(f"{plan.seed}/victims")
+        self.checks.fragments_max = self.config.get("fragments_max", RepairOptions().fragments_max)
         for name in REPAIRERS:
             self.sim.node(name, start=self.start_repairer)
         self.sim.node(CHECKER)
@@ -70,6 +72,7 @@ class RepairWorld(LedgerWorld):
         if "patience" in self.config and not self.sim.healed:
             attempts_max, retry_s = self.config["patience"]
             options = replace(options, attempts_max=attempts_max, retry_s=retry_s)
+        options = replace(options, fragments_max=self.checks.fragments_max)
         self.sim.place(node.name, f"{node.name}/repairer", repairer(LEDGER, self.placement(), options, PASSWORD))
         if node.name in self.asked:
             self.ask_repair(node.name)
@@ -142,6 +145,8 @@ class RepairWorld(LedgerWorld):
                 self.recover(RECOVERERS[0])
         elif result.unreadable:
             self.sim.reach("unreadable")
+            if any("too many fragments" in found.reason for found in result.unreadable):
+                self.sim.reach("split_refused")
         elif request.gone:
             self.sim.reach("repaired")
         if request.bad and result.copied_entries:

@@ -61,8 +61,8 @@ COPIES = (
             (
                 LedgerRepairer,
                 "_note_copied",
-                "Replacing(copying.stripe, copying.target, copying.unreadable)",
-                "Replacing(copying.stripe, copying.target, ())",
+                "Replacing(copying.stripe, copying.target, copying.unreadable,",
+                "Replacing(copying.stripe, copying.target, (),",
             ),
         ),
     ),
@@ -132,6 +132,16 @@ METADATA = (
         invariants=("L15",),
         style="scarce",
         parts=planted((Replacing, "_pieces", "EntryId(last + 1)", "last")),
+    ),
+    Mutant(
+        name="a repair splits ensembles without a bound",
+        invariants=("L15",),
+        style="scarce",
+        seeds=1500,
+        parts=planted(
+            (LedgerRepairer, "_splits_max", "room // 2 if room > 3 else 0", "64"),
+            (Replacing, "apply", "> self.fragments_max", "> 10**6"),
+        ),
     ),
     Mutant(
         name="a repair overwrites what it conflicts with",

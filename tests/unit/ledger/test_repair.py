@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 from dlog.ledger.placement import Placement
 from dlog.ledger.placement_policy import RACK, RANDOM, PlacementPolicy, PolicyKind, policy_metadata
 from dlog.ledger.repair import LedgerRepairer, Repair, Repaired, RepairOptions
-from dlog.ledger.repair_copying import PACE, RANGES_MAX
+from dlog.ledger.repair_copying import PACE, STEP, STEP_ENTRIES, EntryRanges
 from dlog.ledger.verifying import BadRange
-from dlog.machine import Answer, MetadataSeen, Missing
+from dlog.machine import Answer, CompareAndSet, MetadataSeen, Missing, Send
 from dlog.model.ids import BookieId, EntryId
 from dlog.model.ledger import LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
-from dlog.wire.bookie import Code
+from dlog.wire.bookie import Code, ReadEntry
 from tests.unit.ledger.story import LEDGER, Story, ledger, only, packet, racked, spare
 
 E322 = Quorum(ensemble=3, write=2, ack=2)
@@ -123,19 +124,105 @@ def test_if_no_other_bookie_can_be_reached_the_rest_is_not_asked_for() -> None:
     assert [u[:3] for u in reply(story).unreadable] == [(0, 10**12, "b")]
 
 
-def test_scattered_ranges_are_bounded() -> None:
-    value = ledger("0 a b", quorum=Quorum(ensemble=2, write=2, ack=2), state=LedgerState.CLOSED, last=399, length=100)
-    story, _ = repair(value, gone("b"), entries_max=1)
-    for entry in range(400):
-        if entry % 2:
-            has(story, "a", entry)
-            story.stored(entry, "d")
-        else:
-            story.has_not(entry, "a", fence=False)
-            story.has_not(entry, "b", fence=False)
-    story.written(2)
+E222 = Quorum(ensemble=2, write=2, ack=2)
+
+
+def scattered(story: Story, lines: list[str], value: LedgerMetadata, unreadable: Collection[int]) -> LedgerMetadata:
+    """Metadata after a repair in which no bookie holds the entries `unreadable`, and each holds all others."""
+    version = 1
+    while not only(lines, "answer"):
+        writes = isinstance(story.effects[-1], CompareAndSet)
+        if writes:
+            assert isinstance(story.question, CompareAndSet)
+            value, version = story.question.value, version + 1
+            lines = story.written(version)
+            continue
+        upcoming: list[str] = []
+        for line in lines:
+            match line.split():
+                case ["read", entry, "of", bookie] if int(entry) in unreadable:
+                    upcoming += story.has_not(int(entry), bookie, fence=False)
+                case ["read", entry, "of", bookie]:
+                    upcoming += has(story, bookie, int(entry))
+                case ["store", entry, "on", bookie, *_]:
+                    upcoming += story.stored(int(entry), bookie)
+        lines = upcoming
+    return value
+
+
+def test_entries_that_nobody_can_serve_are_listed_a_few_at_a_time() -> None:
+    value = closed("0 a b c d", last=8 * STEP_ENTRIES - 1, quorum=Quorum(ensemble=4, write=2, ack=2))
+    story, lines = repair(value, gone("b"), spare("e"), attempts_max=1, entries_max=2)
+    assert lines == ["read 0 of a", "read 1 of c"], "d is in reach, and holds nothing that b should hold"
+    story.lost("a", "c")
+    lines, steps = story.lost("b"), 1
+    while not only(lines, "answer"):
+        lines, steps = story.fires(STEP), steps + 1
+    assert steps == 4, "each step begins STEP_ENTRIES of them at most, and two were asked for before"
+    assert [u[:3] for u in reply(story).unreadable] == [(0, value.last_entry - 2, "b")]
+
+
+def test_a_ledger_is_not_split_into_more_fragments_than_the_bound() -> None:
+    value = closed("0 a b", last=399, quorum=E222)
+    story, lines = repair(value, gone("b"), entries_max=1, fragments_max=20)
+    value = scattered(story, lines, value, range(0, 400, 2))
+    assert len(value.fragments) == 18, "0 is unreadable, so that no fragment lies before the first range"
     ranges = reply(story).unreadable
-    assert len(ranges) == RANGES_MAX and ranges[0][:2] == (0, 0) and ranges[-1].last == 398
+    assert len(ranges) == 9 and ranges[0].first == 0 and ranges[-1].last == 398
+    story, lines = repair(value, gone("b"), entries_max=1, fragments_max=20)
+    assert scattered(story, lines, value, range(0, 400, 2)) == value, "another repair splits nothing"
+    assert reply(story).copied_entries == 0, "and copies nothing that it could not name"
+    assert sum(u.last - u.first + 1 for u in reply(story).unreadable) == sum(u.last - u.first + 1 for u in ranges)
+
+
+def test_beyond_the_bound_of_fragments_what_needs_no_split_is_repaired() -> None:
+    value = closed("0 a b", "10 a c", "20 b a", last=29, quorum=E222)
+    story, lines = repair(value, gone("b"), fragments_max=3)
+    value = scattered(story, lines, value, {5})
+    assert [f.ensemble for f in value.fragments] == [("a", "b"), ("a", "c"), ("d", "a")]
+    (unreadable,) = reply(story).unreadable
+    assert unreadable[:3] == (0, 9, "b") and "too many fragments" in unreadable.reason
+
+
+def test_ranges_with_few_readable_entries_between_them_are_merged_first() -> None:
+    value = closed("0 a b", last=99, quorum=E222)
+    story, lines = repair(value, gone("b"), fragments_max=5)
+    value = scattered(story, lines, value, {10, 12, 60})
+    assert [f.first_entry for f in value.fragments] == [0, 10, 13, 60, 61]
+
+
+def test_a_split_that_another_change_left_no_room_for_is_not_made() -> None:
+    story, lines = repair(closed("0 a b", "10 a c", last=19, quorum=E222), gone("b"), fragments_max=6)
+    for line in lines:
+        entry = int(line.split()[1])
+        if entry == 5:
+            lines = story.has_not(5, "a", "b", fence=False)
+        else:
+            has(story, "a", entry)
+            lines = story.stored(entry, "d")
+    assert only(lines, "write") == ["write v1 closed at 19 length=100: 0 a d, 5 a b, 6 a d, 10 a c"]
+    story.conflict()
+    changed = closed("0 a b", "10 a c", "13 c a", "16 a c", "18 c a", last=19, quorum=E222)
+    assert only(story.reads(changed, 5), "write") == []
+
+
+def test_what_metadata_keeps_is_not_tried_again_where_another_bookie_splits_the_ensemble() -> None:
+    value = closed("0 a b c d", last=11, quorum=Quorum(ensemble=4, write=2, ack=2))
+    story, lines = repair(value, gone("b", "d"), spare("e"))
+    value = scattered(story, lines, value, {0, 1, 4, 5, 8, 9, 7})
+    named = ["".join(f.ensemble) for f in value.fragments]
+    assert named == ["abce", "aecd", "abce"], "b should hold nothing of the second one"
+    asked = [e.message.entry for e in story.effects if isinstance(e, Send) and isinstance(e.message, ReadEntry)]
+    assert asked.count(EntryId(8)) == 2, "of a and of b, once"
+
+
+def test_entry_ranges_join_and_know_where_they_end() -> None:
+    ranges = EntryRanges()
+    for first, last in ((5, 6), (10, 12), (1, 2), (7, 8)):
+        ranges.add(EntryId(first), EntryId(last))
+    assert [ranges.last_from(EntryId(e)) for e in (0, 1, 3, 5, 8, 9, 12, 13)] == [None, 2, None, 8, 8, None, 12, None]
+    ranges.add(EntryId(2), EntryId(10))
+    assert ranges.last_from(EntryId(1)) == 12
 
 
 def test_the_last_ensemble_of_an_open_ledger_waits_for_its_recovery() -> None:
@@ -288,3 +375,30 @@ def test_a_replacement_that_a_change_meanwhile_forbids_is_not_named() -> None:
     assert lines == [f"read 0 of {rack}2"], "it copies to another one"
     (other,) = {"d1", "e1"} - {target}
     assert only(has(story, f"{rack}2", 0), "store") == [f"store 0 on {other} lac=0 length=1 recovery"]
+
+
+# ---- a target in trouble --------------------------------------------------------------------------------------------
+
+
+def test_what_the_target_did_not_confirm_is_sent_to_it_again_after_a_pause() -> None:
+    story, _ = repair(closed("0 a b c", last=3), gone("b"), spare("d", "e"))
+    target = only(has(story, "a", 0), "store")[0].split()[3]
+    has(story, "c", 1)
+    has(story, "a", 3)
+    story.stored(0, target)
+    assert story.refused(1, target, Code.TOO_MANY_REQUESTS) == [] and story.lost(target) == []
+    assert story.fires("retry") == ["read 1 of c", "read 3 of a"], "not entry 0"
+    assert has(story, "c", 1) == [f"store 1 on {target} lac=3 length=2 recovery"]
+    has(story, "a", 3)
+    story.stored(1, target)
+    assert story.stored(3, target) == [f"write v1 closed at 3 length=100: 0 a {target} c"]
+
+
+def test_a_target_that_confirms_nothing_in_several_attempts_is_replaced() -> None:
+    story, _ = repair(closed("0 a b c", last=0), gone("b"), spare("d", "e"), attempts_max=2)
+    target = only(has(story, "a", 0), "store")[0].split()[3]
+    assert story.lost(target) == []
+    assert story.fires("retry") == ["read 0 of a"]
+    assert only(has(story, "a", 0), "store")[0].split()[3] == target
+    assert story.lost(target) == ["read 0 of a"]
+    assert only(has(story, "a", 0), "store")[0].split()[3] != target
