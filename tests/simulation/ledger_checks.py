@@ -316,11 +316,16 @@ class LedgerChecks:
     def new_session(self) -> None:
         self.session_lac = -1
 
+    def decided(self, metadata: LedgerMetadata) -> int:
+        """The last entry that no writer or recovery can change any more. A copy that a repair made of a closed ledger
+        tells it to readers that do not know of the end."""
+        return metadata.last_entry if metadata.is_closed else metadata.fragments[-1].first_entry - 1
+
     def visible(self, seen: LedgerLac) -> None:
         """Check a LAC that a tailing reader was sent."""
         if seen.lac < self.session_lac:
             raise Violation("L5", f"the LAC of a reader went from {self.session_lac} to {seen.lac}")
-        decided = self.metadata.fragments[-1].first_entry - 1  # decided by the writer or by a search for the tail
+        decided = self.decided(self.metadata)
         if not seen.closed and seen.lac > max(self.lac, decided):
             raise Violation("L5", f"LAC {seen.lac} is visible, confirmed is {self.lac}, decided {decided}")
         self.session_lac = seen.lac

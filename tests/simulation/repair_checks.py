@@ -55,10 +55,6 @@ class RepairChecks(LedgerChecks):
         they held when they were chosen counts."""
         return {b for b in self.holders(entry).intersection(bookies) if b in new or b not in self.lost}
 
-    def decided(self, metadata: LedgerMetadata) -> int:
-        """The last entry that no writer or recovery can change any more."""
-        return metadata.last_entry if metadata.is_closed else metadata.fragments[-1].first_entry - 1
-
     def may_follow(self, old: LedgerMetadata, new: LedgerMetadata) -> bool:
         """Bookies of a closed ledger may be replaced, and its ensembles split."""
         return replace(new, fragments=old.fragments) == old
