@@ -2,7 +2,7 @@
 
 A bookie is lost when no listing of registrations has shown it for `lost_after_s`. While there may be lost bookies the
 auditor has all ledgers' metadata read, a *scan*, and marks each ledger that names a lost one. Workers repair what is
-marked (actors/recovery/worker.py); the marks are in ZooKeeper and outlive every auditor.
+marked (actors/recovery/workers.py); the marks are in ZooKeeper and outlive every auditor.
 
 Invariants:
 1. A ledger is marked only for bookies that were absent from every listing of the last `lost_after_s`, the newest one

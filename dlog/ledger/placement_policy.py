@@ -11,8 +11,8 @@ about every write quorum of an ensemble, so the order of the members counts.
 A policy is about where copies are sent, not about who acknowledges: an entry is confirmed by any Qa of its write
 quorum. It is then in two racks for certain only if no rack has Qa members of that quorum (docs/operations.md).
 
-A ledger's policy is in its custom metadata, so that whoever changes its ensembles later, also a recovery in another
-process, applies the same one. Source: BookKeeper, RackawareEnsemblePlacementPolicy, RegionAwareEnsemblePlacementPolicy.
+A ledger's policy is in its custom metadata. So each process that changes its ensembles later applies the same one, also
+a recovery elsewhere. Source: BookKeeper, RackawareEnsemblePlacementPolicy, RegionAwareEnsemblePlacementPolicy.
 """
 
 from __future__ import annotations
@@ -95,16 +95,16 @@ class PlacementPolicy:
         needed = self.needed(quorum)
         if needed <= 1:
             return None
-        places = {bookie: locate(bookie) for bookie in ensemble}
+        locations = {bookie: locate(bookie) for bookie in ensemble}
         lacking, found, unlocated = 0, needed, set[BookieId]()
         quorums = write_quorums(quorum)
         for indices in quorums:
             members = [ensemble[i] for i in indices]
-            known = {self.domain(place) for b in members if (place := places[b]) is not None}
+            known = {self.domain(location) for b in members if (location := locations[b]) is not None}
             if len(known) < needed:
                 lacking += 1
                 found = min(found, len(known))
-                unlocated.update(b for b in members if places[b] is None)
+                unlocated.update(b for b in members if locations[b] is None)
         if not lacking:
             return None
         what = "region" if self.kind is PolicyKind.REGION else "rack"

@@ -18,9 +18,9 @@ Invariants:
    A repair never splits so that the ledger gets more than `fragments_max` fragments. Unreadable ranges with the fewest
    readable entries between them are merged until they fit; what needs no split is repaired in any case.
 5. Copies are written with the recovery flag, so that the fence does not refuse them, and never over other bytes.
-6. Metadata is changed by compare-and-set from a value that still names the old bookie at that place for those entries,
-   and does not name the new one in that ensemble. Other changes since the copying began do not matter: which entries a
-   place holds depends on nothing else.
+6. Metadata is changed by compare-and-set from a value that still names the old bookie at that index for those entries,
+   and does not name the new one in that ensemble. Other changes since the copying began do not matter: which entries
+   the bookie at an index holds depends on nothing else.
 
 Source: BookKeeper, ReplicationWorker and LedgerFragmentReplicator; 4 is our own: BookKeeper repairs nothing of an
 ensemble with an unreadable entry.
@@ -66,7 +66,8 @@ from dlog.options import MiB, option
 from dlog.wire.bookie import EntryAdded, EntryRead
 from dlog.wire.digest import Digest
 
-OPEN_LEDGER = "open ledger: recover it first"
+#: `Repaired.waits`. It advises no recovery: that would fence a writer that is well
+OPEN_LEDGER = "the last ensemble is still written: it waits until the writer closes the ledger or replaces the bookie"
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +283,7 @@ class LedgerRepairer:
                 self._retries.wait(MetadataUnavailableError(why), self._effects)
 
     def _note_found(self, value: LedgerMetadata) -> None:
-        """Go on from metadata as read: with the change that is due if it still fits, else with what is there now."""
+        """Metadata was read: write the change that is due if it still fits, else look for the next stripe in it."""
         self._value = value
         self._placement = self._placement.for_ledger(value)
         if isinstance(self._stage, Replacing) and (changed := self._stage.apply(value)) is not None:

@@ -120,8 +120,8 @@ class SpreadPlacement:
         return SpreadPlacement(policy, self._candidates, self._locate, self._rng, self._weight)
 
     def _domain(self, bookie: BookieId) -> str | None:
-        place = self._locate(bookie)
-        return None if place is None else self.policy.domain(place)
+        location = self._locate(bookie)
+        return None if location is None else self.policy.domain(location)
 
     def _domains(self, ensemble: Sequence[BookieId], old: Collection[BookieId]) -> list[str | None]:
         """The domain of each member; one of `old` whose location is not known has a domain of its own."""

@@ -383,9 +383,16 @@ class LedgerWorld:
 
 def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool = False) -> Outcome:
     """Run one plan to its end or to the first violation. parts["planted"]: pairs of a class and its mutant."""
+    return run_world(LedgerWorld, "w/adder", plan, parts, trace=trace)
+
+
+def run_world(
+    make: type[LedgerWorld], address: str, plan: Plan, parts: Mapping[str, Any] | None, *, trace: bool
+) -> Outcome:
+    """`run_plan` in another world. address: of the machine whose last facts are printed with a violation."""
     parts = parts or {}
     with planting(parts.get("planted", ())):
-        world = LedgerWorld(plan, parts, trace=trace)
+        world = make(plan, parts, trace=trace)
         violation, text = judged(world.run, trace=trace)
     sim = world.sim
     return Outcome(
@@ -397,7 +404,7 @@ def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool 
         events=sim.events,
         virtual_s=sim.now_s,
         lines=sim.lines,
-        story=sim.story("w/adder") if violation else "",
+        story=sim.story(address) if violation else "",
     )
 
 

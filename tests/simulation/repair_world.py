@@ -19,10 +19,9 @@ from dlog.ledger.repair import LedgerRepairer, Repair, Repaired, RepairOptions
 from dlog.ledger.verifying import BadRange, LedgerVerifier, Verified, Verify
 from dlog.model.ids import BookieId, EntryId
 from dlog.options import draw
-from tests.simulation.kernel import Violation, judged
+from tests.simulation.kernel import Violation
 from tests.simulation.ledger_drawing import RECOVERERS
-from tests.simulation.ledger_world import KEY, LEDGER, PASSWORD, SETTLE_S, LedgerWorld
-from tests.simulation.mutants import planting
+from tests.simulation.ledger_world import KEY, LEDGER, PASSWORD, SETTLE_S, LedgerWorld, run_world
 from tests.simulation.network import Node
 from tests.simulation.plan import Plan
 from tests.simulation.repair_checks import RepairChecks
@@ -260,22 +259,7 @@ class RepairWorld(LedgerWorld):
 
 def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool = False) -> Outcome:
     """Run one plan to its end or to the first violation. parts["planted"]: pairs of a class and its mutant."""
-    parts = parts or {}
-    with planting(parts.get("planted", ())):
-        world = RepairWorld(plan, parts, trace=trace)
-        violation, text = judged(world.run, trace=trace)
-    sim = world.sim
-    return Outcome(
-        plan=plan,
-        violation=violation,
-        text=text,
-        reached=sim.reached,
-        trace_hash=sim.trace_hash,
-        events=sim.events,
-        virtual_s=sim.now_s,
-        lines=sim.lines,
-        story=sim.story("p1/repairer") if violation else "",
-    )
+    return run_world(RepairWorld, "p1/repairer", plan, parts, trace=trace)
 
 
 def room() -> Room:

@@ -41,12 +41,12 @@ def poll(txn: int, ledger: int, previous: int, ms: int) -> bytes:
 
 def answer(raw: Raw) -> tuple[int, dict[int, Any]]:
     """txnId, and the fields of the inner message."""
-    top = {number: value for number, _, value in fields(raw.frame())}
-    header = {number: value for number, _, value in fields(top.pop(1))}  # type: ignore[arg-type]
+    top: dict[int, Any] = {number: value for number, _, value in fields(raw.frame())}
+    header: dict[int, Any] = {number: value for number, _, value in fields(top.pop(1))}
     del top[2]
     (inner,) = top.values()
-    told = {n: bytes(v) if t == BYTES else signed(v) for n, t, v in fields(inner)}  # type: ignore[arg-type]
-    return header[3], told  # type: ignore[return-value]
+    values: list[tuple[int, int, Any]] = list(fields(inner))
+    return header[3], {number: bytes(v) if kind == BYTES else signed(v) for number, kind, v in values}
 
 
 def test_every_operation_on_one_connection(raw: Raw, ledger: int) -> None:

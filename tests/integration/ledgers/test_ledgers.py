@@ -27,6 +27,7 @@ from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
 from dlog.io.metadata import BookieInfo
 from dlog.ledger.placement_policy import RACK, PlacementOptions
 from dlog.ledger.recovery import RecoveryOptions
+from dlog.ledger.repair import OPEN_LEDGER
 from dlog.model.ids import NO_ENTRY, BookieId, EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.ledger import DigestType, LedgerKey, LedgerState
 from dlog.model.location import DEFAULT_LOCATION, NetworkLocation
@@ -307,7 +308,7 @@ async def test_an_open_ledger_is_recovered_before_its_last_ensemble_is_repaired(
         await made.metadata.unregister_bookie(victim)
         await made.bookies[victim].stop()
         waiting = await ledgers.repair(writer.ledger_id, frozenset({victim}))
-        assert (waiting.waits, waiting.replaced) == ("open ledger: recover it first", ())
+        assert (waiting.waits, waiting.replaced) == (OPEN_LEDGER, ())
         await ledgers.recover(writer.ledger_id)
         repaired = await ledgers.repair(writer.ledger_id, frozenset({victim}))
         assert (repaired.waits, repaired.unreadable) == ("", ())

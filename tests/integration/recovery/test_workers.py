@@ -176,7 +176,7 @@ async def test_a_bookie_that_is_lost_again_while_its_copies_are_read_keeps_its_m
         await sessions[0].delete(f"{PATHS.available}/{BACK}", ANY_VERSION)
         return Verified(10, (), ())
 
-    bench.verify = verify  # type: ignore[method-assign]
+    bench.verify = verify  # type: ignore[method-assign]  # of this bench only
     await bench.marks.mark(ONE, {BACK}, 5)
     async with bench.running():
         await bench.until_left(set())
@@ -291,7 +291,7 @@ async def test_an_unreadable_entry_keeps_nothing_else_from_being_repaired(bench:
         waits = "open" if gone and not bench.metadata[ledger].is_closed else ""
         return Repaired(ledger, unreadable=(lacking,) if bad else (lost,), waits=waits)
 
-    bench.repair = repair  # type: ignore[method-assign]
+    bench.repair = repair  # type: ignore[method-assign]  # of this bench only
     bench.bad = (BAD,)
     await bench.marks.mark(ONE, {GONE, BACK}, 5)
     async with bench.running():
@@ -397,7 +397,7 @@ async def test_nothing_is_repaired_while_repair_is_switched_off(bench: Bench) ->
         looks += 1
         return await original()
 
-    bench.marks.is_disabled = counted  # type: ignore[method-assign]
+    bench.marks.is_disabled = counted  # type: ignore[method-assign]  # of this bench only
     async with bench.running():
         await bench.until(lambda: looks >= 3)
         assert bench.asked == []
@@ -418,7 +418,7 @@ async def test_ledgers_that_are_listed_already_are_not_repaired_once_repair_is_s
         looks += 1
         return await original()
 
-    bench.marks.is_disabled = counted  # type: ignore[method-assign]
+    bench.marks.is_disabled = counted  # type: ignore[method-assign]  # of this bench only
     async with one_worker.running():
         await one_worker.stuck.wait()
         await bench.marks.disable()

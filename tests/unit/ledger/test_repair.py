@@ -8,7 +8,7 @@ from typing import Any
 
 from dlog.ledger.placement import Placement
 from dlog.ledger.placement_policy import RACK, RANDOM, PlacementPolicy, PolicyKind, policy_metadata
-from dlog.ledger.repair import LedgerRepairer, Repair, Repaired, RepairOptions
+from dlog.ledger.repair import OPEN_LEDGER, LedgerRepairer, Repair, Repaired, RepairOptions
 from dlog.ledger.repair_copying import PACE, STEP, STEP_ENTRIES, EntryRanges
 from dlog.ledger.verifying import BadRange
 from dlog.machine import Answer, CompareAndSet, MetadataSeen, Missing, Send
@@ -233,7 +233,7 @@ def test_the_last_ensemble_of_an_open_ledger_waits_for_its_recovery() -> None:
     story.stored(0, "e")
     assert story.stored(1, "e") == ["write v1 open: 0 a e c, 2 a b d"]
     story.written(2)
-    assert reply(story).waits == "open ledger: recover it first"
+    assert reply(story).waits == OPEN_LEDGER
     assert reply(story).replaced == ((0, "b", "e"),)
 
 

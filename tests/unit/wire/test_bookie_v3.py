@@ -203,16 +203,17 @@ class parsed:
     def __init__(self, data: bytes) -> None:
         (length,) = struct.unpack_from(">I", data)
         assert length == len(data) - 4
-        top = {number: value for number, _, value in fields(data[4:])}
-        header = {number: value for number, _, value in fields(top[1])}  # type: ignore[arg-type]
+        top: dict[int, Any] = {number: value for number, _, value in fields(data[4:])}
+        header = {number: value for number, _, value in fields(top[1])}
         self.header = bytes(top[1])
         self.txn = header[3]
         self.status = top[2]
         self.numbers = set(top) - {1, 2}
         self.inner: dict[int, Any] = {}
         for number in self.numbers:
-            for inner, wire_type, value in fields(top[number]):  # type: ignore[arg-type]
-                self.inner[inner] = bytes(value) if wire_type == BYTES else signed(value)  # type: ignore[arg-type]
+            values: list[tuple[int, int, Any]] = list(fields(top[number]))
+            for inner, wire_type, value in values:
+                self.inner[inner] = bytes(value) if wire_type == BYTES else signed(value)
 
 
 def answer(case: str, response: V3Response) -> parsed:
