@@ -322,8 +322,8 @@ class _Cluster:
         known = _kept_id(self._directory / name)
         if known is not None and is_any_host(self._plan.host):
             flags += ["--bookie-id", known]  # else its id would change with this machine's name
-        for flag, name in zip(("--rack", "--region"), self._plan.location_of(number), strict=True):
-            flags += [flag, name] if name else []
+        for flag, value in zip(("--rack", "--region"), self._plan.location_of(number), strict=True):
+            flags += [flag, value] if value else []
         return self._process("bookie", name, port, "actors.bookie", flags)
 
     def _proxy(self, role: str, number: int, port: int) -> ProcessPart:

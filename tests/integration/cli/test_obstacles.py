@@ -24,6 +24,7 @@ KEPT = {
     "logs/bookie-1.log": "f",
     "logs/cluster-init.log": "f",
     "logs/read-1.log": "f",
+    "logs/recovery-1.log": "f",
     "logs/write-1.log": "f",
     "bookie-1": "d",
     "bookie-1/journal": "d",
