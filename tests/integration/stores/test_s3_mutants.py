@@ -145,7 +145,8 @@ async def test_the_suite_catches_each_defect_and_passes_the_original(
     options = ObjectsOptions(root="s3://bucket/logs", **{**(EAGER if is_eager else LAZY), "retry_s": 1.0})
     caught: BaseException | None = None
     folder = parse_root("s3://bucket/logs/objects")
-    async with Processes(MemoryObjects(), folder, memory_wal(), options, is_lagging=False) as processes:
+    # a process that learns at once of every take-over would stop before its log refuses it
+    async with Processes(MemoryObjects(), folder, memory_wal(), options, is_lagging=True) as processes:
         with mock.patch.object(where, name, mutant if is_planted else getattr(where, name)):
             try:
                 async with asyncio.timeout(30):
