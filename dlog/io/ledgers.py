@@ -158,10 +158,10 @@ class Ledgers:
         members = self._metadata.known_members()
         return len(members.writable) + len(members.readonly)
 
-    def placement_refusal(self, quorum: Quorum) -> str:
+    def placement_refusal(self, quorum: Quorum, min_regions: int = 1) -> str:
         """Why the registered bookies cannot keep the placement policy, if it is strict; empty: they can, or need not.
         As far as this client knows."""
-        policy, locations = self._policy(), self._locations
+        policy, locations = self._policy(min_regions), self._locations
         if not policy.strict:
             return ""
         placement = SpreadPlacement(policy, lambda _: list(locations.registered()), locations.locate, self._rng)
@@ -182,17 +182,19 @@ class Ledgers:
         digest: DigestType | None = None,
         password: bytes | None = None,
         custom: tuple[tuple[str, bytes], ...] = (),
+        min_regions: int = 1,
     ) -> LedgerWriter:
         """Create a ledger under an id that metadata and every bookie of its ensemble do not know; return its writer.
 
         ensemble_min: smallest ensemble to accept when too few bookies are writable; None: the quorum's ensemble.
-        custom: stored in the ledger's metadata. Raises NotEnoughBookiesError or MetadataUnavailableError (an empty
+        custom: stored in the ledger's metadata. min_regions: regions that must hold an entry before it is confirmed,
+        also by a recovery of the ledger. Raises NotEnoughBookiesError or MetadataUnavailableError (an empty
         ledger may remain). Cancelling may leave an empty ledger too.
         """
         digest = self.options.digest if digest is None else digest
         password = self.options.password if password is None else password
         least = quorum.ensemble if ensemble_min is None else ensemble_min
-        policy = self._policy()
+        policy = self._policy(min_regions)
         placement = self._placement(policy)
         ahead = 1
         for _ in range(CREATE_ATTEMPTS):
@@ -333,7 +335,8 @@ class Ledgers:
         metadata = await self.metadata_of(ledger)
         if metadata.is_closed:
             return metadata.last_entry
-        machine = TailFinder(ledger, self._digest(ledger, metadata, password))
+        suffices = self._spread.for_ledger(metadata).suffices
+        machine = TailFinder(ledger, self._digest(ledger, metadata, password), suffices=suffices)
         async with self._visiting(machine, ledger, "finder") as driver:
             seen: LedgerLac = await driver.ask(FindTail())
             return seen.lac
@@ -471,9 +474,9 @@ class Ledgers:
     def _digest(self, ledger: LedgerId, metadata: LedgerMetadata, password: bytes | None) -> Digest:
         return Digest(ledger, metadata.digest, metadata.password if password is None else password)
 
-    def _policy(self) -> PlacementPolicy:
+    def _policy(self, min_regions: int) -> PlacementPolicy:
         """The policy of a new ledger."""
-        return self.options.placement.policy(self._locations.remembered().values())
+        return self.options.placement.policy(self._locations.remembered().values()).with_durable(min_regions)
 
     def _placement(self, policy: PlacementPolicy) -> Placement:
         found = self._placements.get(policy)

@@ -48,6 +48,11 @@ INVARIANTS = {
         LEDGER,
         "LedgerChecks._see_ensembles",
     ),
+    "P2": Invariant(
+        "an entry is confirmed, or kept by a recovery, only once bookies of as many regions hold it as the ledger asks",
+        LEDGER,
+        "LedgerChecks._check_regions",
+    ),
     "L13": Invariant(
         "a repair neither lowers the number of live copies nor makes anything above the end readable",
         REPAIR,
