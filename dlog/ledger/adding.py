@@ -2,8 +2,8 @@
 
 Invariants:
 - an entry is confirmed once Qa members of the ensemble *that metadata names for it* hold it, in as many regions as the
-  placement policy asks, and all entries before it are confirmed. While a compare-and-set is in flight or its outcome unknown, nothing is confirmed; acknowledgements
-  received meanwhile are recorded and count afterwards;
+  placement policy asks, and all entries before it are confirmed. While a compare-and-set is in flight or its outcome
+  unknown, nothing is confirmed; acknowledgements received meanwhile are recorded and count afterwards;
 - a failed member is replaced from entry LAC + 1 on, by compare-and-set from a value that is OPEN and still names it;
   after a conflict the value found in metadata is adopted;
 - an unknown outcome is resolved by a later write that succeeds, or by reading the proposed value at another version

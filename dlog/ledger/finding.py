@@ -8,7 +8,8 @@ Invariants:
 2. If the two differ, a live writer first gets `patience_s` to carry its LAC further.
 3. Then the entries between are probed in order. One that Qw - Qa + 1 members deny was not confirmed before they were
    asked, and ends the search. One that is found is written again, byte for byte, to its write set, until Qa members
-   report it durable, in as many regions as the ledger's policy asks: a read may return what a power cut takes back. Time-outs, damage and errors count as neither.
+   report it durable, in as many regions as the ledger's policy asks: a read may return what a power cut takes back.
+   Time-outs, damage and errors count as neither.
 4. Qa copies do not yet preserve an entry: a writer unaware of them may still replace a member, and one of two
    recoveries may have received a denial earlier. So the tail is recorded in metadata, by compare-and-set from the
    version that named these bookies: a fragment with the same ensemble that begins after the tail. A client that changes

@@ -1,4 +1,4 @@
-"""Checks of a ledger, L1 to L12, P1 and P2 of the reliability goals, made as events happen and with access to all state.
+"""Checks of a ledger, L1 to L12, P1 and P2 of the reliability goals, made as events happen, with access to all state.
 
 The checker sees every fact and effect, every version of metadata and every journal. It uses nothing of how the machines
 work: only messages, metadata, answers and what is durable.
