@@ -32,8 +32,8 @@ from dlog.model.ids import NO_ENTRY, EntryId, LedgerId
 
 if TYPE_CHECKING:
     from dlog.io.ledgers import Ledgers
-    from dlog.ledger.verifying import Verified
     from dlog.model.ledger import LedgerMetadata
+    from dlog.model.verification import Verified
 
 READ_BYTES = 1024 * 1024
 
@@ -166,13 +166,15 @@ def verify(number: int, hosts: str | None, namespace: str | None, directory: str
             return await ledgers.verify(LedgerId(number))
 
     found = asyncio.run(work())
-    wrong = len(found.damaged) + len(found.thin)
+    wrong = found.below_write_quorum
     if as_json:
         say_json({"ledger": number, "entries": found.entries, "wrong": [asdict(bad) for bad in found.ranges]})
     else:
         for bad in found.ranges:
             entries = f"entry {bad.first} is" if bad.first == bad.last else f"entries {bad.first} to {bad.last} are"
             say(f"{entries} {bad.kind}: {bad.bookie}: {bad.why}")
+        for name, count in found.omitted:
+            say(f"{name}: {count:,} further ranges of entries are bad")
         say(f"{found.entries:,} entries checked on every replica, {wrong:,} wrong")
     return EXIT_FAILED if wrong else EXIT_OK
 

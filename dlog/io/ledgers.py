@@ -58,12 +58,13 @@ from dlog.ledger.recovery import LedgerRecoverer, Recover, Recovered, RecoveryOp
 from dlog.ledger.repair import LedgerRepairer, Repair, Repaired, RepairOptions
 from dlog.ledger.spread_placement import SpreadPlacement
 from dlog.ledger.tailing import LedgerLac, LedgerTailer, ReadLac
-from dlog.ledger.verifying import BadRange, LedgerVerifier, Verified, Verify
+from dlog.ledger.verifying import LedgerVerifier, Verify
 from dlog.ledger.vetting import LedgerVetter, Vet, Vetted
 from dlog.machine import Conflict, Machine, Missing, OutcomeUnknown, Versioned
 from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from dlog.model.ledger import DigestType, Fragment, LedgerKey, LedgerMetadata
 from dlog.model.quorum import Quorum
+from dlog.model.verification import BadRange, Verified
 from dlog.options import option
 from dlog.wire.digest import Digest
 
@@ -343,7 +344,7 @@ class Ledgers:
         metadata = await self.metadata_of(ledger)
         last = metadata.last_entry if metadata.is_closed else await self.last_confirmed(ledger, password=password)
         if last == NO_ENTRY:
-            return Verified(0, (), ())
+            return Verified(0)
         machine = LedgerVerifier(ledger, metadata, self._digest(ledger, metadata, password))
         async with self._visiting(machine, ledger, "verifier") as driver:
             verified: Verified = await driver.ask(Verify(last))

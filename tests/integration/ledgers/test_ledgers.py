@@ -32,6 +32,7 @@ from dlog.model.ids import NO_ENTRY, BookieId, EntryId, Epoch, SegmentNumber, St
 from dlog.model.ledger import DigestType, LedgerKey, LedgerState
 from dlog.model.location import DEFAULT_LOCATION, NetworkLocation
 from dlog.model.quorum import Quorum
+from dlog.model.verification import Verified
 from dlog.stores.contract import StoreTooSmallError
 from dlog.stores.ledger import LEDGER_SETTINGS, LedgerStore
 from tests.integration.ledgers.model_bookie import ModelBookie
@@ -267,14 +268,18 @@ async def test_verify_finds_the_damaged_and_the_thin() -> None:
                 bookie.heard.clear()
                 await bookie.heard.wait()
         sound = await ledgers.verify(writer.ledger_id)
-        assert (sound.entries, sound.damaged, sound.thin) == (40, (), ())
+        assert sound == Verified(40)
         one, two, three = made.bookies.values()
         one.entries[writer.ledger_id, 7] = one.entries[writer.ledger_id, 7][:-1] + b"?"
         del two.entries[writer.ledger_id, 8]
         del two.entries[writer.ledger_id, 9], three.entries[writer.ledger_id, 9]
         found = await ledgers.verify(writer.ledger_id)
-        assert [entry for entry, _ in found.damaged] == [7, 9]
-        assert [entry for entry, _ in found.thin] == [8]
+        assert sorted({(bad.first, bad.last, bad.kind) for bad in found.ranges}) == [
+            (7, 7, "damaged"),
+            (8, 8, "thin"),
+            (9, 9, "damaged"),
+        ]
+        assert (found.below_write_quorum, found.below_ack_quorum, found.without_copy) == (3, 1, 0)
 
 
 async def test_missing_copies_are_written_again() -> None:
