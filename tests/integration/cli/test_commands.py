@@ -108,6 +108,9 @@ def test_the_layers_below(cluster: Up) -> None:
     assert told(cluster, "ledger", "show", place)["state"] == "open"
     assert b"bytes" in ok(cluster, "ledger", "read", place)
     assert told(cluster, "ledger", "verify", place)["wrong"] == []
+    sums = json.loads(ok(cluster, "ledger", "verify", "--all", "--json").splitlines()[-1])
+    assert (sums["bad_ledgers"], sums["not_verified"]) == (0, 0) and sums["ledgers"] > 0 and sums["entries"] > 0
+    assert b"could not be verified" in ok(cluster, "ledger", "verify", "--all", "--at-once", "1").splitlines()[-1]
     assert all(row["alive"] for row in told(cluster, "bookie", "status"))
     assert len(told(cluster, "bookie", "ls")) == 3
     assert [row["state"] for row in told(cluster, "bookie", "gc", "--wait")] == ["done"] * 3
@@ -133,6 +136,11 @@ def test_the_layers_below(cluster: Up) -> None:
         (("create", "odd", "--store", "tape"), 2, "is not one of"),
         (("create", "odd", "--ensemble", "1", "--write-quorum", "2"), 2, "quorum"),
         (("ledger", "show", "987654"), 1, "ledger ls"),
+        (("ledger", "verify", "987654"), 1, "ledger ls"),
+        (("ledger", "verify"), 2, "or add --all"),
+        (("ledger", "verify", "1", "--all"), 2, "leave out LEDGER or --all"),
+        (("ledger", "verify", "1", "--at-once", "2"), 2, "leave out LEDGER or --at-once"),
+        (("ledger", "verify", "--all", "--at-once", "0"), 2, "--at-once"),
         (("bookie", "status", "nobody:1"), 1, "bookie ls"),
         (("bookie", "gc", "nobody:1", "nobody:2"), 1, "bookie=nobody:1,nobody:2"),
         (("up",), 2, "runs on this directory already"),

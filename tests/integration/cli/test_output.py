@@ -68,6 +68,8 @@ CASES: dict[str, Case] = {
     "ledger show": Case("ledger show {ledger}"),
     "ledger strays": Case("ledger strays --gap 10"),
     "ledger verify": Case("ledger verify {ledger}"),
+    "ledger verify --all": Case("ledger verify --all"),
+    "ledger verify --all --json": Case("ledger verify --all --json"),
     "ls": Case("ls"),
     "object fsck": Case("object fsck"),
     "object fsck --json": Case("object fsck --json"),

@@ -23,7 +23,7 @@ from dlog.errors import (
 )
 from dlog.events import Event, LedgerHandleFailed, LedgerIdInUse, PlacementNotKept
 from dlog.io.bookie_client import BookieClient, BookieClientOptions
-from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
+from dlog.io.ledgers import _LATE_COPIES_S, Ledgers, LedgersOptions, resolver
 from dlog.io.metadata import BookieInfo
 from dlog.ledger.placement_policy import RACK, PlacementOptions
 from dlog.ledger.recovery import RecoveryOptions
@@ -280,6 +280,37 @@ async def test_verify_finds_the_damaged_and_the_thin() -> None:
             (9, 9, "damaged"),
         ]
         assert (found.below_write_quorum, found.below_ack_quorum, found.without_copy) == (3, 1, 0)
+
+
+async def test_copies_that_a_writer_still_sends_are_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster() as made:
+        ledgers, other = await made.client(), await made.client()
+        slow = list(made.bookies.values())[1]
+        writer = await ledgers.create(E332)
+        for number in range(20):
+            await writer.append((b"%d" % number,))
+        while (writer.ledger_id, 19) not in slow.entries:
+            slow.heard.clear()
+            await slow.heard.wait()
+        late: dict[tuple[int, int], bytes] = {
+            key: slow.entries.pop(key) for key in [(writer.ledger_id, 17), (writer.ledger_id, 18)]
+        }
+        pauses: list[float] = []
+        sleep = asyncio.sleep
+
+        async def arrive(seconds: float) -> None:
+            if seconds == _LATE_COPIES_S:
+                pauses.append(seconds)
+                slow.entries |= late
+            await sleep(0)
+
+        with monkeypatch.context() as patched:
+            patched.setattr("dlog.io.ledgers.asyncio.sleep", arrive)
+            verified = await other.verify(writer.ledger_id)
+        assert (verified.ranges, verified.entries >= 19, len(pauses)) == ((), True, 1)
+        await writer.close()
+        del slow.entries[writer.ledger_id, 18]
+        assert (await other.verify(writer.ledger_id)).below_write_quorum == 1
 
 
 async def test_missing_copies_are_written_again() -> None:
