@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
 
-from dlog.cli.verification import Totals, say_found, say_totals, verify_all
+from dlog.cli.verification import Totals, progress, say_found, say_totals, verify_all
 from dlog.errors import DamagedError, DLogError, LedgerNotFoundError, MetadataUnavailableError
 from dlog.io.ledgers import Ledgers
 from dlog.model.ids import BookieId, EntryId, LedgerId
@@ -93,6 +94,24 @@ async def test_a_list_that_breaks_off_is_an_error() -> None:
 
 async def test_no_ledgers_are_fine() -> None:
     assert (await run(Fake({})))[0].is_good
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("quiet", "is_shown"), [(False, True), (True, False)])
+def test_progress_is_a_line_on_stderr_of_a_terminal(
+    quiet: bool, is_shown: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    with progress(quiet=quiet) as show:
+        show(Totals(1_200, 34_000, bad_ledgers=2, not_verified=1))
+    shown = terminal.getvalue()
+    assert ("1,200 ledgers verified, 34,000 entries, 3 ledgers wrong" in shown) == is_shown
+    assert capsys.readouterr().out == ""
 
 
 def test_a_finding_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
