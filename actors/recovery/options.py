@@ -27,6 +27,9 @@ class RecoveryOptions:
         "if it is longer",
     )
     check_s: float = option(3600.0, "longest time between two audits of all ledgers")
+    placement_check_s: float = option(
+        3600.0, "longest time between two audits of where the copies of closed ledgers lie; 0: there are none"
+    )
     retry_s: float = option(30.0, "time until an audit that missed a ledger is repeated")
     look_s: float = option(1.0, "time between two looks at registrations, votes and marks")
 
@@ -41,6 +44,8 @@ class RecoveryOptions:
     def __post_init__(self) -> None:
         port_number(self, "http_port")
         check_positive(self, "lost_after_s", "check_s", "retry_s", "look_s", "workers", "backoff_s", "backoff_max_s")
+        if self.placement_check_s < 0:
+            raise ValueError(f"placement_check_s is at least 0, which is never: value={self.placement_check_s}")
         if self.workers > 256:
             raise ValueError(f"workers is at most 256: value={self.workers}")
         if self.id:

@@ -58,17 +58,19 @@ from dlog.ledger.recovery import LedgerRecoverer, Recover, Recovered, RecoveryOp
 from dlog.ledger.repair import LedgerRepairer, Repair, Repaired, RepairOptions
 from dlog.ledger.spread_placement import SpreadPlacement
 from dlog.ledger.tailing import LedgerLac, LedgerTailer, ReadLac
-from dlog.ledger.verifying import BadRange, LedgerVerifier, Verified, Verify
+from dlog.ledger.verifying import LedgerVerifier, Verify
 from dlog.ledger.vetting import LedgerVetter, Vet, Vetted
 from dlog.machine import Conflict, Machine, Missing, OutcomeUnknown, Versioned
 from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from dlog.model.ledger import DigestType, Fragment, LedgerKey, LedgerMetadata
 from dlog.model.quorum import Quorum
+from dlog.model.verification import BadRange, Verified
 from dlog.options import option
 from dlog.wire.digest import Digest
 
 CREATE_ATTEMPTS = 64  # ids tried per ledger; ids are in use if the generator was restored from a backup
 AHEAD_MAX = 2048  # ids drawn at once to get past those in use
+_LATE_COPIES_S = 1.0  # for copies beyond the ack quorum that a writer has not sent yet, or that are not yet stored
 _VET_RETRY_S = 0.2  # until bookies that did not confirm an unused id are asked again, if there are no others
 
 
@@ -342,11 +344,27 @@ class Ledgers:
             return seen.lac
 
     async def verify(self, ledger: LedgerId, *, password: bytes | None = None) -> Verified:
-        """Read every entry up to the end (or the LAC) from every replica and check it; repairs nothing."""
+        """Read every entry up to the end from every replica and check it; repairs nothing.
+
+        An open ledger is checked up to its LAC; if it has bad copies, once more after a moment, since its writer may
+        still have been sending them. Raises LedgerNotFoundError, MetadataUnavailableError, UnavailableError (the LAC
+        cannot be known now). Cancelling is safe.
+        """
         metadata = await self.metadata_of(ledger)
-        last = metadata.last_entry if metadata.is_closed else await self.last_confirmed(ledger, password=password)
+        if metadata.is_closed:
+            return await self._verify(ledger, metadata, metadata.last_entry, password)
+        lac = await self.last_confirmed(ledger, password=password)
+        verified = await self._verify(ledger, metadata, lac, password)
+        if verified.below_write_quorum:
+            await asyncio.sleep(_LATE_COPIES_S)
+            verified = await self._verify(ledger, await self.metadata_of(ledger), lac, password)
+        return verified
+
+    async def _verify(
+        self, ledger: LedgerId, metadata: LedgerMetadata, last: EntryId, password: bytes | None
+    ) -> Verified:
         if last == NO_ENTRY:
-            return Verified(0, (), ())
+            return Verified(0)
         machine = LedgerVerifier(ledger, metadata, self._digest(ledger, metadata, password))
         async with self._visiting(machine, ledger, "verifier") as driver:
             verified: Verified = await driver.ask(Verify(last))

@@ -30,6 +30,7 @@ from dlog.model.ids import EntryId, Epoch, LedgerId, SegmentNumber, StreamName
 from dlog.model.ledger import LedgerMetadata
 from dlog.model.quorum import Quorum
 from dlog.model.segment import LEDGER, StoreSettings
+from dlog.model.verification import BadRange, Verified
 from dlog.options import MiB
 from dlog.stores.contract import (
     STAGE,
@@ -135,16 +136,6 @@ class LedgerEnd(Protocol):
         ...
 
 
-class LedgerVerification(Protocol):
-    """Entries checked, and the damaged ones with reasons."""
-
-    @property
-    def entries(self) -> int: ...
-
-    @property
-    def damaged(self) -> tuple[tuple[EntryId, str], ...]: ...
-
-
 class Ledgers(Protocol):
     """What this store needs of a ledger client. Raises errors of dlog/errors.py."""
 
@@ -187,7 +178,7 @@ class Ledgers(Protocol):
 
     def list(self) -> AsyncIterator[LedgerId]: ...
 
-    async def verify(self, ledger: LedgerId) -> LedgerVerification: ...
+    async def verify(self, ledger: LedgerId) -> Verified: ...
 
 
 class LedgerStore:
@@ -281,7 +272,7 @@ class LedgerStore:
     async def verify(self, ref: SegmentRef) -> Verification:
         with _store_errors():
             verified = await self._ledgers.verify(_ledger_of(ref))
-        return Verification(verified.entries, verified.damaged)
+        return Verification(verified.entries, tuple(_damage(bad) for bad in verified.ranges if bad.kind == "damaged"))
 
     async def close(self) -> None:
         """Abandon every open writer."""
@@ -412,6 +403,12 @@ def _ledger_of(ref: SegmentRef) -> LedgerId:
     if not ref.name.isdigit():
         raise SegmentNotFoundError(f"not a ledger id, so no segment of this store: location={ref.name}")
     return LedgerId(int(ref.name))
+
+
+def _damage(bad: BadRange) -> tuple[EntryId, str]:
+    """The first entry of a range, with the reason for the range."""
+    until = "" if bad.last == bad.first else f"up to entry {bad.last}: "
+    return bad.first, f"{until}{bad.bookie}: {bad.why}"
 
 
 @lru_cache(maxsize=1024)
