@@ -93,7 +93,8 @@ class Auditing:
                 self._stop()
                 return
             registered, delay_s = await self._marks.registered(), await self._marks.lost_bookie_delay_s()
-            listed = BookiesListed(_now_s(), registered, float(delay_s))
+            paused = frozenset(await self._marks.pauses.expire())
+            listed = BookiesListed(_now_s(), registered, float(delay_s), paused)
             counted = await self._count()
         except MetadataUnavailableError:
             if self._machine is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,8 @@ def init(hosts: str | None, namespace: str | None, directory: str | None, wait_s
 @cluster.command()
 @zookeeper_options
 def status(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
-    """List the registered processes, and count streams, ledgers, and ledgers that lack copies."""
+    """List the registered processes, and count streams, ledgers, and ledgers that lack copies; name bookies with a
+    planned restart."""
     told = asyncio.run(_status(hosts, namespace, directory))
     if as_json:
         say_json(told)
@@ -75,6 +77,8 @@ def status(hosts: str | None, namespace: str | None, directory: str | None, as_j
     more = " or more" if told["ledgers"] >= LEDGERS_COUNTED_MAX else ""
     say(f"holds      {told['streams']:,} streams, {told['ledgers']:,} ledgers{more}")
     say(f"repair     {_repair_text(told)}")
+    if told["paused"]:
+        say("paused     " + ", ".join(f"{bookie} ({left_s:,} s left)" for bookie, left_s in told["paused"].items()))
     say("")
     say_table(_COLUMNS, ([member[column] for column in _COLUMNS] for member in told["members"]))
 
@@ -119,5 +123,6 @@ async def _status(hosts: str | None, namespace: str | None, directory: str | Non
             "under_replicated": found_marks.ledgers,
             "oldest_mark_s": None if oldest_ms is None else max(0, unix_ms() - oldest_ms) // 1000,
             "repair_disabled": await marks.is_disabled(),
+            "paused": {bookie: math.ceil(left_s) for bookie, left_s in (await marks.pauses.current()).items()},
             "members": [dict(zip(_COLUMNS, member, strict=True)) for member in (*sorted(bookies), *sorted(proxies))],
         }

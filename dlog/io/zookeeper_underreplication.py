@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from dlog.errors import DamagedError, InvalidRequestError, MetadataUnavailableError
 from dlog.io.zookeeper import ANY_VERSION, ZooKeeper
 from dlog.io.zookeeper_layout import LedgerPaths
+from dlog.io.zookeeper_pauses import BookiePauses
 from dlog.io.zookeeper_protocol import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
 from dlog.model.ids import BookieId, LedgerId, bookie_id
 from dlog.wire.underreplication import (
@@ -66,13 +67,17 @@ class MarkedLedger:
 
 
 class ZooKeeperUnderreplication:
-    """The tree, as auditors, workers and commands use it. name: of this process, in its locks."""
+    """The tree, as auditors, workers and commands use it. name: of this process, in its locks.
+
+    pauses: the planned restarts of bookies.
+    """
 
     def __init__(self, zk: ZooKeeper, ledgers: LedgerPaths, name: str) -> None:
         self._zk = zk
         self._ledgers = ledgers
         self._paths = ledgers.underreplication
         self._name = name
+        self.pauses = BookiePauses(zk, ledgers)
         self._held: dict[LedgerId, int] = {}  # ledgers locked by `lock`, with the session's generation
 
     async def prepare(self) -> None:

@@ -120,6 +120,18 @@ def test_the_layers_below(cluster: Up) -> None:
     assert ok(cluster, "read", "below") == b"one\ntwo\nthree\n", "the owner lost its ledger and goes on in another"
 
 
+def test_a_planned_restart_is_announced_shown_and_ended(cluster: Up) -> None:
+    one, other = (row["bookie"] for row in told(cluster, "bookie", "ls")[:2])
+    assert b"not taken for lost within the next 600 s" in ok(cluster, "bookie", "pause", one, "--for", "10m")
+    left = {row["bookie"]: row["pause_left_s"] for row in told(cluster, "bookie", "ls")}
+    assert 0 < left[one] <= 600 and left[other] is None
+    assert 0 < told(cluster, "cluster", "status")["paused"][one] <= 600
+    assert f"paused     {one} (".encode() in ok(cluster, "cluster", "status")
+    assert f"restart of {one} is over".encode() in ok(cluster, "bookie", "pause", one, "--end")
+    assert told(cluster, "cluster", "status")["paused"] == {}
+    assert told(cluster, "bookie", "pause", one, "--end") == {"bookie": one, "seconds": None, "ended": False}
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
@@ -134,6 +146,8 @@ def test_the_layers_below(cluster: Up) -> None:
         (("create", "odd", "--ensemble", "1", "--write-quorum", "2"), 2, "quorum"),
         (("ledger", "show", "987654"), 1, "ledger ls"),
         (("bookie", "status", "nobody:1"), 1, "bookie ls"),
+        (("bookie", "pause", "nobody:1"), 1, "bookie ls"),
+        (("bookie", "pause", "nobody:1", "--for", "soon"), 2, "not a duration"),
         (("bookie", "gc", "nobody:1", "nobody:2"), 1, "bookie=nobody:1,nobody:2"),
         (("up",), 2, "runs on this directory already"),
     ],

@@ -53,6 +53,7 @@ CASES: dict[str, Case] = {
     "bookie decommission": Case("bookie decommission nobody:1"),
     "bookie gc": Case("bookie gc --wait"),
     "bookie ls": Case("bookie ls"),
+    "bookie pause": Case("bookie pause nobody:1 --end"),
     "bookie status": Case("bookie status"),
     "cluster init": Case("cluster init"),
     "cluster status": Case("cluster status"),

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bookie decommission": ("nobody:1", ZOOKEEPER),
     "bookie gc": ("", ZOOKEEPER),
     "bookie ls": ("", ZOOKEEPER),
+    "bookie pause": ("nobody:1", ZOOKEEPER),
     "bookie status": ("", ZOOKEEPER),
     "cluster init": ("", ZOOKEEPER),
     "cluster status": ("", ZOOKEEPER),
