@@ -154,6 +154,27 @@ async def test_no_auditor_takes_a_paused_bookie_for_lost(processes: list[Process
         await two.until_marked({1: {A, B}, 2: {B, C}, 3: {A, C}})
 
 
+async def test_a_paused_bookie_that_returns_in_the_middle_of_a_look_is_not_lost(processes: list[Process]) -> None:
+    one, two = processes
+    await one.add_ledger(1, A, B)
+    await one.unregister(A)
+    await one.marks.pauses.begin(A, 600)
+    expire, looks = one.marks.pauses.expire, 0
+
+    async def after_the_return() -> dict[BookieId, float]:
+        nonlocal looks
+        looks += 1
+        if looks == 20:  # after more than three times the delay
+            path = f"{PATHS.available}/{A}"
+            await two.metadata.zookeeper.create(path, encode_address("127.0.0.1", 1), ephemeral=True)
+        return await expire()
+
+    one.marks.pauses.expire = after_the_return  # type: ignore[method-assign]
+    async with one.running():
+        await one.until(lambda: looks >= 30)
+    assert await one.marked() == {} and await one.marks.pauses.current() == {}
+
+
 async def test_nothing_is_marked_while_repair_is_switched_off(processes: list[Process]) -> None:
     one = processes[0]
     await one.add_ledger(1, D, B)
