@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from dlog.cli.bookie_changes import decommission, pause, pause_left_s
+from dlog.cli.bookie_changes import decommission, pause, pause_left_s, replace_with
 from dlog.cli.cluster import metadata_of
 from dlog.cli.discovery import zookeeper_options
 from dlog.cli.output import (
@@ -59,11 +59,12 @@ _LISTED = ("bookie", "address", "state", "rack", "region", "under_replicated", "
 
 @click.group()
 def bookie() -> None:
-    """Run a bookie, list and check bookies, start their garbage collection, restart one, or take one out."""
+    """Run a bookie, list and check bookies, start their garbage collection, restart, replace or remove one."""
 
 
 bookie.add_command(server_command("actors.bookie", "a bookie"))
 bookie.add_command(pause)
+bookie.add_command(replace_with)
 bookie.add_command(decommission)
 
 

@@ -183,6 +183,19 @@ class ZooKeeperUnderreplication:
                 del self._held[ledger]
         return found
 
+    async def hold(self, ledger: LedgerId) -> bool:
+        """Lock a ledger, marked or not; `release` it. False: another worker has it."""
+        if ledger in self._held:
+            return False
+        self._held[ledger] = self._zk.generation
+        is_held = False
+        try:
+            is_held = await self._create_lock(ledger)
+        finally:
+            if not is_held:
+                del self._held[ledger]
+        return is_held
+
     async def complete(self, marked: MarkedLedger) -> bool:
         """Delete the mark of a locked ledger, which has its copies again. False: it was marked anew meanwhile, or the
         lock was lost; the mark stays."""
@@ -247,19 +260,24 @@ class ZooKeeperUnderreplication:
     # ---- underneath ------------------------------------------------------------------------------------------------
 
     async def _lock(self, ledger: LedgerId) -> MarkedLedger | None:
-        path = self._paths.lock(ledger)
-        try:
-            await self._zk.create(path, encode_holder(self._name), ephemeral=True, parents=True)
-        except NodeExistsError:
-            stat = await self._zk.exists(path)
-            if stat is None or stat.ephemeral_owner != self._zk.session_id:
-                return None
+        if not await self._create_lock(ledger):
+            return None
         found = await self.read([ledger])
         if found:
             return found[0]
         await self._prune(ledger)
         await self._unlock(ledger)
         return None
+
+    async def _create_lock(self, ledger: LedgerId) -> bool:
+        """Whether this session has the lock now."""
+        path = self._paths.lock(ledger)
+        try:
+            await self._zk.create(path, encode_holder(self._name), ephemeral=True, parents=True)
+        except NodeExistsError:
+            stat = await self._zk.exists(path)
+            return stat is not None and stat.ephemeral_owner == self._zk.session_id
+        return True
 
     def _name_of_lock(self, ledger: LedgerId) -> str:
         return self._paths.lock(ledger).rpartition("/")[2]

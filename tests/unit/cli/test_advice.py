@@ -38,6 +38,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "explain": ("s", "1:0:0"),
     "bookie decommission": ("nobody:1",),
     "bookie pause": ("nobody:1",),
+    "bookie replace": ("nobody:1", "nobody:2"),
     "ledger show": ("1",),
     "ledger read": ("1",),
     "ledger verify": ("1",),

@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bookie gc": ("", ZOOKEEPER),
     "bookie ls": ("", ZOOKEEPER),
     "bookie pause": ("nobody:1", ZOOKEEPER),
+    "bookie replace": ("nobody:1 nobody:2", ZOOKEEPER),
     "bookie status": ("", ZOOKEEPER),
     "cluster init": ("", ZOOKEEPER),
     "cluster status": ("", ZOOKEEPER),
