@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
@@ -82,8 +82,8 @@ async def replace_bookie(
 
     progress: called with each change. elsewhere: called for each ensemble in which the placement policy, or the
     ensemble itself, does not allow `new`, and another bookie took the place. Repeatable; cancelling leaves every ledger
-    correct. Raises InvalidRequestError if `new` is not writable at the beginning; MetadataUnavailableError, also in a
-    group.
+    correct. Raises InvalidRequestError if `new` is not writable at the beginning, and MetadataUnavailableError if
+    metadata is out of reach then; later it waits.
     """
     return await _Replacing(metadata, ledgers, old, new, progress, elsewhere, open_grace_s, look_s).run()
 
@@ -127,22 +127,31 @@ class _Replacing:
         async for _ in ledgers_naming(self._metadata, self._old):
             self._left += 1
         while True:
-            begun_s = _now_s()
-            is_stopped, was_grace_over = await self._look(), self._is_grace_over
-            self._tell("")
-            waiting = await self._pass()
-            self._left = waiting.total()
-            if is_stopped and not waiting:
-                with suppress(StillRegisteredError):
-                    await forget_stopped(self._metadata, self._marks, self._old)
+            try:
+                if await self._attempt():
                     return Replacement(self._done, self._moved, self._moved_elsewhere)
-            self._tell(_most(waiting) if waiting else _STOP)
-            until_s = _now_s() + min(_PASS_WAIT_MAX_S, _PASS_SHARE * (_now_s() - begun_s))
-            while True:
+            except* MetadataUnavailableError as errors:
+                self._tell(f"metadata is out of reach: {next(_leaves(errors))}")
                 await asyncio.sleep(self._look_s)
-                is_changed = await self._look() != is_stopped or self._is_grace_over != was_grace_over
-                if is_changed or _now_s() >= until_s:
-                    break
+
+    async def _attempt(self) -> bool:
+        """Repair what can be repaired now, and wait until there may be more. Returns whether all is done."""
+        begun_s = _now_s()
+        is_stopped, was_grace_over = await self._look(), self._is_grace_over
+        self._tell("")
+        waiting = await self._pass()
+        self._left = waiting.total()
+        if is_stopped and not waiting:
+            with suppress(StillRegisteredError):
+                await forget_stopped(self._metadata, self._marks, self._old)
+                return True
+        self._tell(_most(waiting) if waiting else _STOP)
+        until_s = _now_s() + min(_PASS_WAIT_MAX_S, _PASS_SHARE * (_now_s() - begun_s))
+        while True:
+            await asyncio.sleep(self._look_s)
+            is_changed = await self._look() != is_stopped or self._is_grace_over != was_grace_over
+            if is_changed or _now_s() >= until_s:
+                return False
 
     async def _look(self) -> bool:
         """Whether the old bookie is stopped."""
@@ -256,6 +265,15 @@ def _most(waiting: Counter[str]) -> str:
     """What most ledgers wait for, and how many there are that wait for something else."""
     (reason, count), others = waiting.most_common(1)[0], len(waiting) - 1
     return reason if not others else f"{count:,} of them: {reason}; the others for {others:,} other reasons"
+
+
+def _leaves(group: BaseExceptionGroup[MetadataUnavailableError]) -> Iterator[str]:
+    """The messages of all errors in a group."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error.message
 
 
 def _now_s() -> float:

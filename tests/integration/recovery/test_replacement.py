@@ -8,18 +8,20 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from dlog.errors import InvalidRequestError
+from dlog.errors import InvalidRequestError, MetadataUnavailableError
 from dlog.io.bookie_replacement import Replacement, ReplacementProgress, replace_bookie
 from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
 from dlog.io.ledger_handles import LedgerWriter
 from dlog.io.ledgers import Ledgers
 from dlog.io.zookeeper import ANY_VERSION
+from dlog.io.zookeeper_cluster import cluster_init
 from dlog.io.zookeeper_layout import LedgerPaths
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.io.zookeeper_protocol import NoNodeError
@@ -28,6 +30,7 @@ from dlog.machine import Missing
 from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import Fragment
 from dlog.model.quorum import Quorum
+from dlog.wire.bookie_info import encode_address
 from tests.integration.cluster import BookieCluster, start_bookies
 from tests.integration.leftovers import remove_data
 from tests.integration.recovery.polling import LIMIT_S, until
@@ -193,6 +196,30 @@ async def write_together(metadata: ZooKeeperMetadata, ledgers: Ledgers, old: Boo
         if {old, new} <= await members(ledgers, ledger):
             return ledger
         await ledgers.delete(ledger)
+
+
+async def test_it_waits_while_metadata_is_out_of_reach(zookeeper_hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    await cluster_init(zookeeper_hosts, "/dlog")
+    old, new = BookieId("a:1"), BookieId("b:1")
+    async with await ZooKeeperMetadata.connect(zookeeper_hosts, "/dlog") as metadata:
+        await metadata.write_cookie(old, "5\n", None)
+        await metadata.zookeeper.create(f"{LedgerPaths().available}/{new}", encode_address("127.0.0.1", 1))
+        ledgers, scans = metadata.ledgers, 0
+
+        async def failing() -> AsyncIterator[LedgerId]:
+            nonlocal scans
+            scans += 1
+            if scans in (2, 3):
+                raise MetadataUnavailableError("no ZooKeeper")
+            async for ledger in ledgers():
+                yield ledger
+
+        monkeypatch.setattr(metadata, "ledgers", failing)
+        run = Run(metadata, cast(Ledgers, None), old, new)
+        assert await run.result() == Replacement(0, 0, 0)
+        assert "metadata is out of reach: no ZooKeeper" in [now.reason for now in run.seen]
+        assert scans == 4
+        assert isinstance(await metadata.read_cookie(old), Missing)
 
 
 async def test_where_the_new_bookie_is_a_member_another_one_is_named(cluster: BookieCluster) -> None:
