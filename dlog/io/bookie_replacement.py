@@ -138,7 +138,8 @@ class _Replacing:
         """Repair what can be repaired now, and wait until there may be more. Returns whether all is done."""
         begun_s = _now_s()
         is_stopped, was_grace_over = await self._look(), self._is_grace_over
-        self._tell("")
+        if self._left:
+            self._tell("")
         waiting = await self._pass()
         self._left = waiting.total()
         if is_stopped and not waiting:
