@@ -156,15 +156,18 @@ class _Lines:
 
 
 class _Bar:
-    """A progress bar."""
+    """A progress bar, and above it a line for each reason to wait, which may be long."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
-        self._task = bar.add_task("copying", total=None)
+        self._task = bar.add_task("", total=None)
+        self._reason = ""
 
     def show(self, now: ReplacementProgress) -> None:
-        done = now.total - now.ledgers
-        self._bar.update(self._task, total=now.total, completed=done, description=now.reason or "copying")
+        if now.reason and now.reason != self._reason:
+            self.note(now.reason)
+            self._reason = now.reason
+        self._bar.update(self._task, total=now.total, completed=now.total - now.ledgers)
 
     def note(self, text: str) -> None:
         self._bar.console.print(text, markup=False, highlight=False)
@@ -179,7 +182,7 @@ def _display() -> Iterator[_Display]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("ledgers"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=4, transient=True) as bar:
         yield _Bar(bar)
 
@@ -208,7 +211,7 @@ def replace_with(
     OLD; it ends when OLD is stopped and nothing needs it. May be interrupted and run again.
     """
     from dlog.io.bookie_client import BookieClient
-    from dlog.io.bookie_replacement import AT_ONCE, Replacement, replace_bookie
+    from dlog.io.bookie_replacement import AT_ONCE, NotWritableError, Replacement, replace_bookie
     from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
     from dlog.ledger.repair import RepairOptions, Replaced
 
@@ -235,7 +238,12 @@ def replace_with(
             BookieClient(resolver(metadata), rng=rng) as bookies,
             Ledgers(metadata, bookies, rng=rng, options=limits, on_event=told) as ledgers,
         ):
-            return await replace_bookie(metadata, ledgers, leaving, coming, display.show, elsewhere)
+            try:
+                return await replace_bookie(metadata, ledgers, leaving, coming, display.show, elsewhere)
+            except NotWritableError as error:
+                raise CommandError(
+                    error.message, "`dlog bookie ls` lists the bookies; start it, then run this again", misused=False
+                ) from None
 
     with _display() as display:
         done = asyncio.run(work(display))

@@ -46,6 +46,10 @@ _UNREAD = "their metadata cannot be read (dlog ledger ls names them)"
 _STOP = "no ledger needs it any more: stop the bookie, then its registration and its cookie go"
 
 
+class NotWritableError(InvalidRequestError):
+    """The bookie that shall take another one's place is not registered as writable."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplacementProgress:
     """What is still to do. ledgers: that named the old bookie when last read. total: with those that are done.
@@ -82,8 +86,8 @@ async def replace_bookie(
 
     progress: called with each change. elsewhere: called for each ensemble in which the placement policy, or the
     ensemble itself, does not allow `new`, and another bookie took the place. Repeatable; cancelling leaves every ledger
-    correct. Raises InvalidRequestError if `new` is not writable at the beginning, and MetadataUnavailableError if
-    metadata is out of reach then; later it waits.
+    correct. Raises InvalidRequestError if both are one bookie, NotWritableError and
+    MetadataUnavailableError at the beginning; later it waits.
     """
     return await _Replacing(metadata, ledgers, old, new, progress, elsewhere, open_grace_s, look_s).run()
 
@@ -120,8 +124,8 @@ class _Replacing:
         if self._old == self._new:
             raise InvalidRequestError(f"a bookie cannot replace itself: bookie={self._old}")
         if self._new not in (await self._metadata.members()).writable:
-            raise InvalidRequestError(
-                f"the bookie that shall take the place is not registered as writable, start it: bookie={self._new}"
+            raise NotWritableError(
+                f"the bookie that shall take the place is not registered as writable: bookie={self._new}"
             )
         await self._marks.prepare()
         async for _ in ledgers_naming(self._metadata, self._old):
