@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from dlog.ledger.placement import Placement
+from dlog.ledger.placement import Placement, Suffices
 from dlog.model.ids import BookieId
 from dlog.model.ledger import LedgerMetadata
 from dlog.model.quorum import Quorum
@@ -21,6 +21,10 @@ class PreferredPlacement:
 
     placement: Placement
     preferred: BookieId
+
+    @property
+    def suffices(self) -> Suffices | None:
+        return self.placement.suffices
 
     def choose(self, quorum: Quorum, exclude: Collection[BookieId] = ()) -> tuple[BookieId, ...]:
         return self.placement.choose(quorum, exclude)
