@@ -95,8 +95,9 @@ class Auditing:
             if not await self._election.is_elected() or await self._marks.is_disabled():
                 self._stop()
                 return
+            paused = frozenset(await self._marks.pauses.expire())  # first: a bookie whose return ended one is listed
             registered, delay_s = await self._marks.registered(), await self._marks.lost_bookie_delay_s()
-            listed = BookiesListed(_now_s(), registered, float(delay_s))
+            listed = BookiesListed(_now_s(), registered, float(delay_s), paused)
             counted = await self._count()
         except MetadataUnavailableError:
             if self._machine is not None:

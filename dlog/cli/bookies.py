@@ -1,4 +1,5 @@
-"""`dlog bookie`: lists bookies, checks that they answer, starts garbage collection, takes them out of the cluster."""
+"""`dlog bookie`: lists bookies, checks that they answer, starts garbage collection. What else changes bookies is in
+bookie_changes.py."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 
 import click
 
+from dlog.cli.bookie_changes import decommission, pause, pause_left_s, replace_with
 from dlog.cli.cluster import metadata_of
 from dlog.cli.discovery import zookeeper_options
 from dlog.cli.output import (
@@ -16,8 +18,6 @@ from dlog.cli.output import (
     EXIT_OK,
     CommandError,
     MutatingCommand,
-    note,
-    say,
     say_json,
     say_table,
     size_text,
@@ -54,27 +54,31 @@ _STATES = {
     CollectionState.REFUSED: "refused",
 }
 
-_LISTED = ("bookie", "address", "state", "rack", "region", "under_replicated")
+_LISTED = ("bookie", "address", "state", "rack", "region", "under_replicated", "pause_left_s")
 
 
 @click.group()
 def bookie() -> None:
-    """Run a bookie, list and check bookies, start their garbage collection, or take one out of the cluster."""
+    """Run a bookie, list and check bookies, start their garbage collection, restart, replace or remove one."""
 
 
 bookie.add_command(server_command("actors.bookie", "a bookie"))
+bookie.add_command(pause)
+bookie.add_command(replace_with)
+bookie.add_command(decommission)
 
 
 @bookie.command()
 @zookeeper_options
 def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
-    """List the registered bookies, with the rack and region of each, and those that are lost while ledgers still lack
-    their copies."""
+    """List the registered bookies, with the rack and region of each, those that are lost while ledgers still lack
+    their copies, and those that are away for a planned restart (`dlog bookie pause`)."""
 
     async def work() -> list[dict[str, Any]]:
         async with metadata_of(hosts, namespace, directory) as (metadata, _, _):
             members = await metadata.members()
-            marked = (await metadata.underreplication("ls").summary()).bookies
+            marks = metadata.underreplication("ls")
+            marked, paused = (await marks.summary()).bookies, await marks.pauses.current()
         states = ((members.writable, "writable"), (members.readonly, "read-only"))
         rows = [
             (info.bookie, join_host_port(info.host, info.port), state, info.location.rack, info.location.region)
@@ -82,15 +86,17 @@ def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json:
             for info in sorted(found.values(), key=lambda info: info.bookie)
         ]
         registered = {*members.writable, *members.readonly}
-        rows += [(lost, "", "not registered", "", "") for lost in sorted(marked.keys() - registered)]
-        return [dict(zip(_LISTED, (*row, marked.get(row[0], 0)), strict=True)) for row in rows]
+        rows += [(lost, "", "not registered", "", "") for lost in sorted((marked.keys() | paused.keys()) - registered)]
+        return [
+            dict(zip(_LISTED, (*row, marked.get(row[0], 0), pause_left_s(paused, row[0])), strict=True)) for row in rows
+        ]
 
     rows = asyncio.run(work())
     if as_json:
         say_json(rows)
     else:
         titles = [column.replace("_", "-") for column in _LISTED]
-        say_table(titles, ([str(row[column]) for column in _LISTED] for row in rows))
+        say_table(titles, ([row[column] for column in _LISTED] for row in rows))
 
 
 @bookie.command()
@@ -199,40 +205,6 @@ async def _connected(info: BookieInfo) -> AsyncIterator[Callable[[Request, float
     finally:
         if writer is not None:
             writer.close()
-
-
-# ---- decommission ----------------------------------------------------------------------------------------------------
-
-
-@bookie.command(cls=MutatingCommand, when_unknown="run it again: it goes on where it was")
-@click.argument("which", metavar="BOOKIE")
-@zookeeper_options
-def decommission(which: str, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
-    """Take the stopped BOOKIE out of the cluster: wait until recovery processes have copied all that it held to other
-    bookies, then delete its cookie, so that it cannot start any more.
-
-    Says how many ledgers are left and what it waits for. May be interrupted and run again.
-    """
-    from dlog.io.decommission import Draining, StillRegisteredError
-    from dlog.io.decommission import decommission as drain
-
-    leaving = bookie_id(which)
-
-    def progress(now: Draining) -> None:
-        note(f"{now.ledgers:,} ledgers left: {now.reason}")
-
-    async def work() -> int:
-        async with metadata_of(hosts, namespace, directory) as (metadata, _, _):
-            try:
-                return await drain(metadata, leaving, progress)
-            except StillRegisteredError as error:
-                raise CommandError(error.message, "stop the bookie, then run this again", misused=False) from None
-
-    ledgers = asyncio.run(work())
-    if as_json:
-        say_json({"bookie": leaving, "ledgers": ledgers})
-    else:
-        say(f"{leaving} is out of the cluster: no ledger names it, {ledgers:,} did at first")
 
 
 # ---- garbage collection ----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -73,7 +74,8 @@ def init(hosts: str | None, namespace: str | None, directory: str | None, wait_s
 def status(
     watches: bool, every: str | None, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool
 ) -> None:
-    """List the registered processes, and count streams, ledgers, and ledgers that lack copies.
+    """List the registered processes, and count streams, ledgers, and ledgers that lack copies; name bookies with a
+    planned restart.
 
     With --watch and --json, one document on each line.
     """
@@ -109,12 +111,14 @@ def _timed_lines(told: dict[str, Any]) -> list[str]:
 
 
 def _lines(told: dict[str, Any]) -> list[str]:
+    paused = ", ".join(f"{bookie} ({left_s:,} s left)" for bookie, left_s in told["paused"].items())
     more = " or more" if told["ledgers"] >= LEDGERS_COUNTED_MAX else ""
     return [
         f"cluster    {told['instance_id']}",
         f"zookeeper  {told['zookeeper']}, namespace {told['namespace']}",
         f"holds      {told['streams']:,} streams, {told['ledgers']:,} ledgers{more}",
         f"repair     {_repair_text(told)}",
+        *([f"paused     {paused}"] if paused else []),
         "",
         *table_lines(_COLUMNS, ([member[column] for column in _COLUMNS] for member in told["members"])),
     ]
@@ -160,5 +164,6 @@ async def _status(metadata: ZooKeeperMetadata, hosts: str, namespace: str) -> di
         "under_replicated": found_marks.ledgers,
         "oldest_mark_s": None if oldest_ms is None else max(0, unix_ms() - oldest_ms) // 1000,
         "repair_disabled": await marks.is_disabled(),
+        "paused": {bookie: math.ceil(left_s) for bookie, left_s in (await marks.pauses.current()).items()},
         "members": [dict(zip(_COLUMNS, member, strict=True)) for member in (*sorted(bookies), *sorted(proxies))],
     }

@@ -13,16 +13,17 @@ Source: BookKeeper `BookKeeperAdmin.decommissionBookie`, which does not say why 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 from dlog.errors import CookieError, DLogError, InvalidRequestError
 from dlog.io.clock import unix_ms
+from dlog.io.metadata import LedgerMetadataStore
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.io.zookeeper_underreplication import ZooKeeperUnderreplication
 from dlog.machine import OutcomeUnknown, Versioned
-from dlog.model.ids import BookieId
+from dlog.model.ids import BookieId, LedgerId
 from dlog.model.ledger import LedgerKey, LedgerMetadata
 
 LOOK_S = 1.0  # between two looks at the marks
@@ -62,11 +63,11 @@ async def decommission(
     await marks.prepare()
     first: int | None = None
     while True:
-        await _check_stopped(marks, bookie)
+        await check_stopped(marks, bookie)
         scanned = await _mark_ledgers(metadata, marks, bookie)
         first = scanned.named if first is None else first
         if not scanned.named and not scanned.unread:
-            await _forget(metadata, marks, bookie)
+            await forget_stopped(metadata, marks, bookie)
             return first
         told: Draining | None = None
         for _ in range(_SCAN_LOOKS):
@@ -79,23 +80,24 @@ async def decommission(
             await asyncio.sleep(look_s)
             if left == scanned.unread:
                 break
-            await _check_stopped(marks, bookie)
+            await check_stopped(marks, bookie)
 
 
-async def _check_stopped(marks: ZooKeeperUnderreplication, bookie: BookieId) -> None:
+async def check_stopped(marks: ZooKeeperUnderreplication, bookie: BookieId) -> None:
+    """Raises StillRegisteredError."""
     if bookie in await marks.registered():
         raise StillRegisteredError(
             f"the bookie is registered, stop it first (a killed one is registered for another 10 s): bookie={bookie}"
         )
 
 
-async def _forget(metadata: ZooKeeperMetadata, marks: ZooKeeperUnderreplication, bookie: BookieId) -> None:
-    """Delete the bookie's cookie, unless it is back."""
-    await _check_stopped(marks, bookie)
+async def forget_stopped(metadata: ZooKeeperMetadata, marks: ZooKeeperUnderreplication, bookie: BookieId) -> None:
+    """Delete the cookie of a bookie that no ledger names. Raises StillRegisteredError if it is back."""
+    await check_stopped(marks, bookie)
     cookie, gc_mark = await metadata.read_cookie(bookie), await metadata.read_gc_mark(bookie)
     await metadata.forget_bookie(bookie)
     try:
-        await _check_stopped(marks, bookie)
+        await check_stopped(marks, bookie)
     except StillRegisteredError:
         if isinstance(gc_mark, Versioned):
             await metadata.write_gc_mark(bookie, str(gc_mark.value), None)
@@ -103,25 +105,42 @@ async def _forget(metadata: ZooKeeperMetadata, marks: ZooKeeperUnderreplication,
             with suppress(CookieError):  # it has written a new one
                 await metadata.write_cookie(bookie, str(cookie.value), None)
         raise
+    await marks.pauses.end(bookie)
 
 
 async def _mark_ledgers(metadata: ZooKeeperMetadata, marks: ZooKeeperUnderreplication, bookie: BookieId) -> _Scanned:
     """Read all ledgers, and mark those that name the bookie."""
     named = unread = ensemble_max = 0
-    async for ledger in metadata.ledgers():
+    async for ledger, value in ledgers_naming(metadata, bookie):
         try:
-            outcome = await metadata.read(LedgerKey(ledger))
-            if isinstance(outcome, Versioned):
-                value: LedgerMetadata = outcome.value
-                sizes = [len(part.ensemble) for part in value.fragments if bookie in part.ensemble]
-                if sizes:
-                    named, ensemble_max = named + 1, max(ensemble_max, *sizes)
-                    await marks.mark(ledger, {bookie}, unix_ms())
-            elif isinstance(outcome, OutcomeUnknown):
+            if value is None:
                 unread += 1
+                continue
+            sizes = (len(part.ensemble) for part in value.fragments if bookie in part.ensemble)
+            named, ensemble_max = named + 1, max(ensemble_max, *sizes)
+            await marks.mark(ledger, {bookie}, unix_ms())
         except DLogError:
             unread += 1
     return _Scanned(named, unread, ensemble_max)
+
+
+async def ledgers_naming(
+    metadata: LedgerMetadataStore, bookie: BookieId
+) -> AsyncGenerator[tuple[LedgerId, LedgerMetadata | None]]:
+    """All ledgers that name the bookie, and with None those whose metadata cannot be read. Raises
+    MetadataUnavailableError if ledgers cannot be listed."""
+    async for ledger in metadata.ledgers():
+        try:
+            outcome = await metadata.read(LedgerKey(ledger))
+        except DLogError:
+            yield ledger, None
+            continue
+        if isinstance(outcome, OutcomeUnknown):
+            yield ledger, None
+        elif isinstance(outcome, Versioned):
+            value: LedgerMetadata = outcome.value
+            if any(bookie in part.ensemble for part in value.fragments):
+                yield ledger, value
 
 
 async def _reason(metadata: ZooKeeperMetadata, marks: ZooKeeperUnderreplication, scanned: _Scanned) -> str:

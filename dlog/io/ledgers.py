@@ -54,6 +54,7 @@ from dlog.ledger.placement_policy import (
     policy_metadata,
     policy_of,
 )
+from dlog.ledger.preferred_placement import PreferredPlacement
 from dlog.ledger.recovery import LedgerRecoverer, Recover, Recovered, RecoveryOptions
 from dlog.ledger.repair import LedgerRepairer, Repair, Repaired, RepairOptions
 from dlog.ledger.spread_placement import SpreadPlacement
@@ -393,17 +394,20 @@ class Ledgers:
         gone: frozenset[BookieId],
         *,
         bad: tuple[BadRange, ...] = (),
+        preferred: BookieId | None = None,
         password: bytes | None = None,
     ) -> Repaired:
         """Copy what the bookies `gone` hold of the ledger to others, and name those in metadata instead. Repeatable;
         several repairs may run at once.
 
-        bad: copies missing on other bookies, as `verify` found them, to be written again there. The ensemble that is
-        still written is left alone, and the reply says so: `recover` the ledger, then repair it again. Raises
+        bad: copies missing on other bookies, as `verify` found them, to be written again there. preferred: takes the
+        place of one that is gone wherever the ledger's placement policy would not be kept less well. The ensemble that
+        is still written is left alone, and the reply says so: `recover` the ledger, then repair it again. Raises
         NotEnoughBookiesError, MetadataUnavailableError (call again), LedgerNotFoundError. Cancelling, or an error, may
         leave copies that metadata does not name, and ensembles that are repaired already; both do no harm.
         """
-        machine = LedgerRepairer(ledger, self._spread, self.options.repair, password)
+        placement = self._spread if preferred is None else PreferredPlacement(self._spread, preferred)
+        machine = LedgerRepairer(ledger, placement, self.options.repair, password)
         async with self._visiting(machine, ledger, "repairer") as driver:
             repaired: Repaired = await driver.ask(Repair(gone, bad))
             return repaired

@@ -1,8 +1,9 @@
 """Paths in ZooKeeper: BookKeeper's trees for ledgers and their repair, DistributedLog's for streams. Names only, no
 calls.
 
-We add `<namespace>/.proxies/<role>/<id>`, `<namespace>/.bookies/<id>`, `<namespace>/.deletions`, and `owner`,
-`settings`, `sinks` and `life-<nonce>` beside a stream's own znodes. Java tools skip them.
+We add `<namespace>/.proxies/<role>/<id>`, `<namespace>/.bookies/<id>`, `<namespace>/.deletions`,
+`<ledgers>/underreplication/pausedBookies/<id>`, and `owner`, `settings`, `sinks` and `life-<nonce>` beside a stream's
+own znodes. Java tools skip them.
 Source: BookKeeper `HierarchicalLedgerManager`, `ZKRegistrationManager`, `ZkLedgerUnderreplicationManager`;
 DistributedLog `LogMetadata`, `ZKSessionLock`.
 """
@@ -138,6 +139,14 @@ class UnderreplicationPaths:
     @property
     def lost_bookie_delay(self) -> str:
         return f"{self.root}/lostBookieRecoveryDelay"
+
+    @property
+    def pauses(self) -> str:
+        """Parent of the planned restarts of bookies. Our own: Java reads only the znodes above, each by its name."""
+        return f"{self.root}/pausedBookies"
+
+    def pause(self, bookie: BookieId) -> str:
+        return f"{self.pauses}/{bookie}"
 
     def mark(self, ledger: LedgerId) -> str:
         """Path of a ledger's mark: the id as four groups of four hexadecimal digits, then `urL` and ten digits."""

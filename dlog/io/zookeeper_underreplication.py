@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from dlog.errors import DamagedError, InvalidRequestError, MetadataUnavailableError
 from dlog.io.zookeeper import ANY_VERSION, ZooKeeper
 from dlog.io.zookeeper_layout import LedgerPaths
+from dlog.io.zookeeper_pauses import BookiePauses
 from dlog.io.zookeeper_protocol import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
 from dlog.model.ids import BookieId, LedgerId, bookie_id
 from dlog.wire.underreplication import (
@@ -66,13 +67,17 @@ class MarkedLedger:
 
 
 class ZooKeeperUnderreplication:
-    """The tree, as auditors, workers and commands use it. name: of this process, in its locks."""
+    """The tree, as auditors, workers and commands use it. name: of this process, in its locks.
+
+    pauses: the planned restarts of bookies.
+    """
 
     def __init__(self, zk: ZooKeeper, ledgers: LedgerPaths, name: str) -> None:
         self._zk = zk
         self._ledgers = ledgers
         self._paths = ledgers.underreplication
         self._name = name
+        self.pauses = BookiePauses(zk, ledgers)
         self._held: dict[LedgerId, int] = {}  # ledgers locked by `lock`, with the session's generation
 
     async def prepare(self) -> None:
@@ -178,6 +183,19 @@ class ZooKeeperUnderreplication:
                 del self._held[ledger]
         return found
 
+    async def hold(self, ledger: LedgerId) -> bool:
+        """Lock a ledger, marked or not; `release` it. False: another worker has it."""
+        if ledger in self._held:
+            return False
+        self._held[ledger] = self._zk.generation
+        is_held = False
+        try:
+            is_held = await self._create_lock(ledger)
+        finally:
+            if not is_held:
+                del self._held[ledger]
+        return is_held
+
     async def complete(self, marked: MarkedLedger) -> bool:
         """Delete the mark of a locked ledger, which has its copies again. False: it was marked anew meanwhile, or the
         lock was lost; the mark stays."""
@@ -242,19 +260,24 @@ class ZooKeeperUnderreplication:
     # ---- underneath ------------------------------------------------------------------------------------------------
 
     async def _lock(self, ledger: LedgerId) -> MarkedLedger | None:
-        path = self._paths.lock(ledger)
-        try:
-            await self._zk.create(path, encode_holder(self._name), ephemeral=True, parents=True)
-        except NodeExistsError:
-            stat = await self._zk.exists(path)
-            if stat is None or stat.ephemeral_owner != self._zk.session_id:
-                return None
+        if not await self._create_lock(ledger):
+            return None
         found = await self.read([ledger])
         if found:
             return found[0]
         await self._prune(ledger)
         await self._unlock(ledger)
         return None
+
+    async def _create_lock(self, ledger: LedgerId) -> bool:
+        """Whether this session has the lock now."""
+        path = self._paths.lock(ledger)
+        try:
+            await self._zk.create(path, encode_holder(self._name), ephemeral=True, parents=True)
+        except NodeExistsError:
+            stat = await self._zk.exists(path)
+            return stat is not None and stat.ephemeral_owner == self._zk.session_id
+        return True
 
     def _name_of_lock(self, ledger: LedgerId) -> str:
         return self._paths.lock(ledger).rpartition("/")[2]

@@ -14,15 +14,18 @@ Invariants:
 2. A listing that failed or names no bookie proves nothing: every delay starts anew, and nothing is marked until a good
    listing and a delay later. (After an outage of ZooKeeper all registrations are gone for a moment.)
 3. Nothing is unmarked: a mark ends by repair alone.
-4. A ledger whose metadata cannot be read, or that cannot be marked, hides no other one. If a retry cannot help, an
+4. No ledger is marked for a bookie whose planned restart the newest listing names. Once that is over, the bookie is
+   lost when its delay is over, which began when it went.
+5. A ledger whose metadata cannot be read, or that cannot be marked, hides no other one. If a retry cannot help, an
    event names it; otherwise the scan is repeated after `retry_s`.
-5. At most one scan runs. What belongs to an earlier scan is ignored.
-6. A ledger counts as misplaced only if it is closed, and its policy is not kept wherever those of its bookies stand
+6. At most one scan runs. What belongs to an earlier scan is ignored.
+7. A ledger counts as misplaced only if it is closed, and its policy is not kept wherever those of its bookies stand
    whose location is not known. Such ledgers are counted by scans that read all ledgers, and at most MISPLACED_NAMED_MAX
    are named each time.
 
 Time comes with listings (monotonic seconds), so a process that was frozen decides nothing before it has listed again.
-Source: BookKeeper `Auditor`, `AuditorBookieCheckTask`, `AuditorPlacementPolicyCheckTask`; 2 and 4 are stricter.
+Source: BookKeeper `Auditor`, `AuditorBookieCheckTask`, `AuditorPlacementPolicyCheckTask`; 2 and 5 are stricter, 4 is
+our own.
 """
 
 from __future__ import annotations
@@ -57,11 +60,12 @@ class AuditorOptions:
 @dataclass(frozen=True, slots=True)
 class BookiesListed:
     """A listing of all registrations. registered: None if it failed. lost_after_s: the delay set for the cluster, which
-    counts if it is longer than the auditor's own."""
+    counts if it is longer than the auditor's own. paused: bookies with a planned restart that is not over."""
 
     now_s: float
     registered: frozenset[BookieId] | None
     lost_after_s: float = 0.0
+    paused: frozenset[BookieId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,7 @@ class Auditor:
         #: first listing without a bookie that was registered since `_since_s`; forgotten once it is lost, since a
         #: bookie that is neither here nor registered counts as absent since `_since_s`
         self._absent_s: dict[BookieId, float] = {}
+        self._paused: frozenset[BookieId] = frozenset()  # by the newest listing
         self._scan = 0
         self._is_scanning = False
         self._due_s: float | None = None  # when the next scan starts; None: not before the first good listing
@@ -148,7 +153,8 @@ class Auditor:
 
     def handle(self, fact: AuditorFact) -> list[AuditorEffect]:
         match fact:
-            case BookiesListed(now_s, registered, lost_after_s):
+            case BookiesListed(now_s, registered, lost_after_s, paused):
+                self._paused = paused
                 self._delay_s = max(self._options.lost_after_s, lost_after_s)
                 effects = self._listed(now_s, registered) if registered else self._listing_failed(now_s)
                 return [*effects, *self._start_due()]
@@ -173,9 +179,11 @@ class Auditor:
             self._absent_s[bookie] = now_s
         for bookie in registered & self._absent_s.keys():
             del self._absent_s[bookie]
+        for bookie in self._paused - registered:
+            self._absent_s.setdefault(bookie, self._since_s)  # so that it is noticed when the pause is over
         self._registered = registered
         for bookie, since_s in sorted(self._absent_s.items()):
-            if now_s - since_s >= self._delay_s:
+            if now_s - since_s >= self._delay_s and bookie not in self._paused:
                 del self._absent_s[bookie]
                 self._due_s = now_s  # if a scan runs, another one follows
                 effects.append(Tell(BookieMissing(bookie, round(now_s - since_s, 1))))
@@ -189,7 +197,7 @@ class Auditor:
         return []
 
     def _is_lost(self, bookie: BookieId) -> bool:
-        if self._since_s is None or bookie in self._registered:
+        if self._since_s is None or bookie in self._registered or bookie in self._paused:
             return False
         return self._now_s - self._absent_s.get(bookie, self._since_s) >= self._delay_s
 

@@ -4,6 +4,7 @@
     lock    LockDataFormat: `bookieId: "<id>"\\n`; a vote for the auditor (AuditorVoteFormat) has the same text
     LAYOUT  LedgerRereplicationLayoutFormat: `type: "BASIC"\\nversion: 1\\n`
     delay   `lostBookieRecoveryDelay`: seconds, a decimal number
+    pause   `pausedBookies/<id>`, our own: `seconds: <number>\\nsession: <number>\\n`
 
 Unknown fields are skipped; invalid data is a DamagedError. Names of the znodes: dlog/io/zookeeper_layout.py.
 Source: BookKeeper `ZkLedgerUnderreplicationManager`, `ZkLedgerAuditorManager`, DataFormats.proto.
@@ -23,6 +24,8 @@ from dlog.wire.protobuf import Malformed
 LAYOUT = b'type: "BASIC"\nversion: 1\n'
 MARK_BYTES_MAX = 256 * 1024  # longer data is refused unparsed; a mark with 100 bookies has about 4 KiB
 
+PAUSE_S_MAX = 7 * 86_400  # of a planned restart
+
 _DELAY = re.compile(rb"\s*([0-9]{1,10})\s*\Z")
 _CTIME_END = 2**63
 
@@ -39,6 +42,15 @@ class Mark:
         """This mark with more bookies; the same object if it names all of them."""
         more = tuple(sorted(set(bookies) - set(self.bookies)))
         return Mark((*self.bookies, *more), now_ms) if more else self
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A planned restart of a bookie, as it was announced. seconds: 0 to PAUSE_S_MAX. session: of ZooKeeper, in which
+    the bookie was registered then; 0: it was not registered."""
+
+    seconds: int
+    session: int
 
 
 def encode_mark(mark: Mark) -> bytes:
@@ -79,6 +91,22 @@ def decode_holder(data: bytes) -> str:
     except (Malformed, ValueError) as error:
         raise DamagedError(f"a lock or vote of the under-replication tree cannot be decoded: {error}") from None
     return found[-1] if found else ""
+
+
+def encode_pause(pause: Pause) -> bytes:
+    return f"seconds: {pause.seconds}\nsession: {pause.session}\n".encode()
+
+
+def decode_pause(data: bytes) -> Pause:
+    """Raises DamagedError."""
+    try:
+        fields = dict(textproto.parse(data[:MARK_BYTES_MAX]))
+        seconds, session = textproto.integer(fields.get("seconds")), textproto.integer(fields.get("session"))
+    except Malformed as error:
+        raise DamagedError(f"a planned restart of a bookie cannot be decoded: {error}") from None
+    if not 0 <= seconds <= PAUSE_S_MAX:
+        raise DamagedError(f"a planned restart of a bookie is too long: seconds={seconds}")
+    return Pause(seconds, session)
 
 
 def check_layout(data: bytes) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 import dlog
 from dlog.errors import FencedError
-from dlog.model.ids import LedgerId
+from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.model.ids import BookieId, LedgerId
 from dlog.model.quorum import Quorum
 from tests.integration.cluster import BookieCluster
 from tests.integration.proxies.processes import ProxyCluster
@@ -184,12 +185,37 @@ async def test_javas_distributedlog_reads_a_stream_on_our_bookies(our_proxies: P
 def test_javas_shell_speaks_with_our_bookies(
     java: JavaPeer, bookies: BookieCluster, tmp_path: Path, command: tuple[str, ...], told: str
 ) -> None:
-    conf = tmp_path / "bk.conf"
-    conf.write_text(f"metadataServiceUri=zk+hierarchical://{bookies.hosts}/ledgers\nledgerDirectories={tmp_path}\n")
+    assert told in run_shell(bookies, tmp_path, *command)
+
+
+async def test_javas_shell_lists_marks_beside_a_planned_restart(
+    java: JavaPeer, bookies: BookieCluster, tmp_path: Path
+) -> None:
+    bookie, ledger = BookieId(bookies.bookies[0].id), LedgerId(987_654)
+    async with await ZooKeeperMetadata.connect(bookies.hosts, bookies.namespace) as metadata:
+        marks = metadata.underreplication("test:1")
+        await marks.prepare()
+        await marks.mark(ledger, {bookie}, 5)
+        await marks.pauses.begin(bookie, 600)
+        try:
+            listed = await asyncio.to_thread(run_shell, bookies, tmp_path, "listunderreplicated")
+        finally:
+            await marks.pauses.end(bookie)
+            locked = await marks.lock(ledger)
+            assert locked is not None and await marks.complete(locked)
+            await marks.release(ledger)
+    assert str(ledger) in listed
+
+
+def run_shell(bookies: BookieCluster, directory: Path, *command: str) -> str:
+    """What a command of BookKeeper's shell prints; it must succeed."""
+    conf = directory / "bk.conf"
+    conf.write_text(f"metadataServiceUri=zk+hierarchical://{bookies.hosts}/ledgers\nledgerDirectories={directory}\n")
     shell = ["java", *FLAGS, "-cp", f"{JARS}/*", "org.apache.bookkeeper.bookie.BookieShell", "-conf", str(conf)]
     done = subprocess.run([*shell, *command], capture_output=True, text=True, timeout=120, check=False)
     output = done.stdout + done.stderr
-    assert done.returncode == 0 and told in output, output[-3000:]
+    assert done.returncode == 0, output[-3000:]
+    return output
 
 
 async def test_a_v3_writer_of_java_writes_on_when_one_of_our_bookies_is_killed(

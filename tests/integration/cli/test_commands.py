@@ -154,6 +154,18 @@ def test_a_watched_status_is_redrawn_on_a_terminal(cluster: Up) -> None:
     assert shown.count(b"\x1b[1A") >= lines * (len(others) - 1)
 
 
+def test_a_planned_restart_is_announced_shown_and_ended(cluster: Up) -> None:
+    one, other = (row["bookie"] for row in told(cluster, "bookie", "ls")[:2])
+    assert b"not taken for lost within the next 600 s" in ok(cluster, "bookie", "pause", one, "--for", "10m")
+    left = {row["bookie"]: row["pause_left_s"] for row in told(cluster, "bookie", "ls")}
+    assert 0 < left[one] <= 600 and left[other] is None
+    assert 0 < told(cluster, "cluster", "status")["paused"][one] <= 600
+    assert f"paused     {one} (".encode() in ok(cluster, "cluster", "status")
+    assert f"restart of {one} is over".encode() in ok(cluster, "bookie", "pause", one, "--end")
+    assert told(cluster, "cluster", "status")["paused"] == {}
+    assert told(cluster, "bookie", "pause", one, "--end") == {"bookie": one, "seconds": None, "ended": False}
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
@@ -176,6 +188,11 @@ def test_a_watched_status_is_redrawn_on_a_terminal(cluster: Up) -> None:
         (("ledger", "verify", "1", "--at-once", "2"), 2, "leave out LEDGER or --at-once"),
         (("ledger", "verify", "--all", "--at-once", "0"), 2, "--at-once"),
         (("bookie", "status", "nobody:1"), 1, "bookie ls"),
+        (("bookie", "pause", "nobody:1"), 1, "bookie ls"),
+        (("bookie", "pause", "nobody:1", "--for", "soon"), 2, "not a duration"),
+        (("bookie", "replace", "nobody:1", "nobody:2"), 1, "bookie ls"),
+        (("bookie", "replace", "nobody:1", "nobody:1"), 2, "cannot replace itself"),
+        (("bookie", "replace", "nobody:1", "nobody:2", "--rate", "1"), 2, "leave --rate out"),
         (("bookie", "gc", "nobody:1", "nobody:2"), 1, "bookie=nobody:1,nobody:2"),
         (("up",), 2, "runs on this directory already"),
     ],

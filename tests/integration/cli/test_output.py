@@ -53,6 +53,8 @@ CASES: dict[str, Case] = {
     "bookie decommission": Case("bookie decommission nobody:1"),
     "bookie gc": Case("bookie gc --wait"),
     "bookie ls": Case("bookie ls"),
+    "bookie pause": Case("bookie pause nobody:1 --end"),
+    "bookie replace": Case("bookie replace nobody:1 {bookie}"),
     "bookie status": Case("bookie status"),
     "cluster init": Case("cluster init"),
     "cluster status": Case("cluster status"),
@@ -135,7 +137,8 @@ def places(cluster: Up) -> dict[str, str]:
             *words.split(), "--topics", f"file://{topics}", directory=cluster.directory, given=b"1\n2\n"
         )
         assert code == 0, err
-    return {"stream": "out", "ledger": ledger, "sink": sink, "topics": topics, "objects": "objects"}
+    bookie = cluster.part("bookie").address
+    return {"bookie": bookie, "stream": "out", "ledger": ledger, "sink": sink, "topics": topics, "objects": "objects"}
 
 
 def made(cluster: Up, stream: str) -> str:

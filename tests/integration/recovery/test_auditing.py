@@ -161,6 +161,47 @@ async def test_another_process_goes_on_when_the_auditor_ends(processes: list[Pro
     assert two.auditing.is_auditor is False, "it has ended"
 
 
+async def test_no_auditor_takes_a_paused_bookie_for_lost(processes: list[Process]) -> None:
+    one, two = processes
+    await one.add_ledger(1, A, B)
+    await one.add_ledger(2, C, B)
+    await one.register(D)
+    await one.unregister(A)
+    await one.marks.pauses.begin(A, 600)
+    async with one.running():
+        await one.unregister(C)
+        await one.until_marked({2: {C}})
+        await one.unregister(B)
+        await one.until_marked({1: {B}, 2: {B, C}})
+    await one.metadata.close()
+    async with two.running():  # the next auditor
+        await two.add_ledger(3, A, C)
+        await two.until_marked({1: {B}, 2: {B, C}, 3: {C}})
+        await two.marks.pauses.end(A)
+        await two.until_marked({1: {A, B}, 2: {B, C}, 3: {A, C}})
+
+
+async def test_a_paused_bookie_that_returns_in_the_middle_of_a_look_is_not_lost(processes: list[Process]) -> None:
+    one, two = processes
+    await one.add_ledger(1, A, B)
+    await one.unregister(A)
+    await one.marks.pauses.begin(A, 600)
+    expire, looks = one.marks.pauses.expire, 0
+
+    async def after_the_return() -> dict[BookieId, float]:
+        nonlocal looks
+        looks += 1
+        if looks == 20:  # after more than three times the delay
+            path = f"{PATHS.available}/{A}"
+            await two.metadata.zookeeper.create(path, encode_address("127.0.0.1", 1), ephemeral=True)
+        return await expire()
+
+    one.marks.pauses.expire = after_the_return  # type: ignore[method-assign]
+    async with one.running():
+        await one.until(lambda: looks >= 30)
+    assert await one.marked() == {} and await one.marks.pauses.current() == {}
+
+
 async def test_nothing_is_marked_while_repair_is_switched_off(processes: list[Process]) -> None:
     one = processes[0]
     await one.add_ledger(1, D, B)

@@ -24,6 +24,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bookie decommission": ("nobody:1", ZOOKEEPER),
     "bookie gc": ("", ZOOKEEPER),
     "bookie ls": ("", ZOOKEEPER),
+    "bookie pause": ("nobody:1", ZOOKEEPER),
+    "bookie replace": ("nobody:1 nobody:2", ZOOKEEPER),
     "bookie status": ("", ZOOKEEPER),
     "cluster init": ("", ZOOKEEPER),
     "cluster status": ("", ZOOKEEPER),

@@ -14,6 +14,7 @@ from dlog.ledger.auditor import (
     MISPLACED_NAMED_MAX,
     Auditor,
     AuditorEffect,
+    AuditorFact,
     AuditorOptions,
     BookiesListed,
     LedgerMarked,
@@ -241,6 +242,36 @@ def test_a_misplaced_ledger_of_a_lost_bookie_is_marked_for_that_bookie_alone() -
     assert marked(auditor.handle(read(1, (2, spread((A, B)))))) == {2: {A}}
 
 
+def test_a_paused_bookie_is_not_lost_until_its_pause_is_over() -> None:
+    paused, gone = frozenset({A}), ALL - {A}
+    auditor = started(BookiesListed(0, ALL), BookiesListed(10, ALL, paused=paused))
+    auditor.handle(ScanEnded(1))
+    assert auditor.handle(BookiesListed(20, gone, paused=paused)) == []
+    assert auditor.handle(BookiesListed(300, gone, paused=paused)) == []
+    assert auditor.handle(BookiesListed(301, gone)) == [Tell(BookieMissing(A, 281.0)), Scan(2)], "its delay is over"
+    assert marked(auditor.handle(read(2, (1, of(A, B))))) == {1: {A}}
+    auditor.handle(BookiesListed(302, gone, paused=paused))
+    assert marked(auditor.handle(read(2, (2, of(A, B))))) == {}, "announced in the middle of a scan"
+
+
+def test_a_bookie_that_goes_at_the_end_of_its_pause_has_the_usual_delay() -> None:
+    auditor = started(BookiesListed(0, ALL), BookiesListed(10, ALL, paused=frozenset({A})))
+    auditor.handle(ScanEnded(1))
+    auditor.handle(BookiesListed(300, ALL - {A}, paused=frozenset({A})))
+    assert auditor.handle(BookiesListed(309, ALL - {A})) == []
+    assert auditor.handle(BookiesListed(310, ALL - {A})) == [Tell(BookieMissing(A, 10.0)), Scan(2)]
+
+
+def test_the_next_auditor_keeps_a_pause_and_notices_its_end() -> None:
+    paused, gone = frozenset({A}), ALL - {A}
+    auditor = started(BookiesListed(0, gone, paused=paused))
+    assert auditor.handle(BookiesListed(10, gone, paused=paused)) == [Scan(1)]
+    assert marked(auditor.handle(read(1, (1, of(A, B))))) == {}
+    auditor.handle(ScanEnded(1))
+    assert auditor.handle(BookiesListed(50, gone)) == [Tell(BookieMissing(A, 50.0)), Scan(2)]
+    assert marked(auditor.handle(read(2, (1, of(A, B))))) == {1: {A}}
+
+
 # ---- at random ------------------------------------------------------------------------------------------------------
 
 
@@ -253,6 +284,8 @@ class AuditorWorld:
         self.auditor = auditor
         self.now_s = 0.0
         self.up = set(ALL)
+        self.paused = set[BookieId]()
+        self.paused_when_listed: frozenset[BookieId] = frozenset()
         self.listings: list[tuple[float, frozenset[BookieId] | None]] = []
         self.ledgers = {n: tuple(self.rng.sample(sorted(ALL), 3)) for n in range(8)}
         self.marks: dict[int, set[BookieId]] = {n: set() for n in self.ledgers}
@@ -268,6 +301,8 @@ class AuditorWorld:
             for bookie in sorted(ALL):
                 if self.rng.random() < 0.06:
                     self.up ^= {bookie}
+                if self.rng.random() < 0.04:
+                    self.paused ^= {bookie}
             if self.rng.random() < 0.7:
                 self.list_bookies(None if self.rng.random() < 0.04 else frozenset(self.up))
             if self.scan is not None and self.rng.random() < 0.6:
@@ -275,7 +310,8 @@ class AuditorWorld:
 
     def list_bookies(self, registered: frozenset[BookieId] | None) -> None:
         self.listings.append((self.now_s, registered))
-        self.perform(self.auditor.handle(BookiesListed(self.now_s, registered)))
+        self.paused_when_listed = frozenset(self.paused)
+        self.perform(self.auditor.handle(BookiesListed(self.now_s, registered, paused=frozenset(self.paused))))
 
     def read_page(self) -> None:
         assert self.scan is not None
@@ -313,6 +349,7 @@ class AuditorWorld:
                     assert bookies, "no mark without a bookie"
                     for bookie in bookies:
                         self.check_absent(bookie)
+                        assert bookie not in self.paused_when_listed, "marked in spite of its planned restart"
                     self.marks[ledger] |= bookies
                     self.perform(self.auditor.handle(LedgerMarked(scan, ledger, True)))
 
@@ -326,6 +363,7 @@ class AuditorWorld:
 
     def settle(self) -> None:
         """No more faults: what is down now and named by a ledger must be marked in the end."""
+        self.paused.clear()
         for _ in range(100):
             self.now_s += 2.0
             self.list_bookies(frozenset(self.up))
@@ -369,7 +407,20 @@ class _ScansOnce(Auditor):
         return effects
 
 
-@pytest.mark.parametrize("defect", [_TrustsFailures, _ForgetsReturns, _ScansOnce])
+class _KnowsNoPauses(Auditor):
+    def handle(self, fact: AuditorFact) -> list[AuditorEffect]:
+        return super().handle(replace(fact, paused=frozenset()) if isinstance(fact, BookiesListed) else fact)
+
+
+class _ForgetsPaused(Auditor):
+    def _listed(self, now_s: float, registered: frozenset[BookieId]) -> list[AuditorEffect]:
+        effects = super()._listed(now_s, registered)
+        for bookie in self._paused:
+            self._absent_s.pop(bookie, None)
+        return effects
+
+
+@pytest.mark.parametrize("defect", [_TrustsFailures, _ForgetsReturns, _ScansOnce, _KnowsNoPauses, _ForgetsPaused])
 def test_a_planted_defect_is_found(defect: Callable[[AuditorOptions, Locate], Auditor]) -> None:
     with pytest.raises(AssertionError):
         hunt(lambda: defect(OPTIONS, locate), 60)

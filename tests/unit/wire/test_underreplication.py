@@ -14,12 +14,15 @@ from dlog.wire.underreplication import (
     LAYOUT,
     MARK_BYTES_MAX,
     Mark,
+    Pause,
     check_layout,
     decode_delay_s,
     decode_holder,
     decode_mark,
+    decode_pause,
     encode_holder,
     encode_mark,
+    encode_pause,
 )
 
 A, B = BookieId("127.0.0.1:3181"), BookieId("bookie-2.example:3181")
@@ -28,6 +31,20 @@ A, B = BookieId("127.0.0.1:3181"), BookieId("bookie-2.example:3181")
 JAVA_MARK = b'replica: "127.0.0.1:3181"\nreplica: "bookie-2.example:3181"\nctime: 1764342625123\n'
 JAVA_HOLDER = b'bookieId: "127.0.0.1:3181"\n'
 JAVA_LAYOUT = b'type: "BASIC"\nversion: 1\n'
+
+
+def test_a_pause_is_written_and_read() -> None:
+    pause = Pause(300, -(2**62))
+    assert encode_pause(pause) == b"seconds: 300\nsession: -4611686018427387904\n"
+    assert decode_pause(encode_pause(pause) + b"later: 1\n") == pause
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"seconds: 5\n", b"seconds: -1\nsession: 1\n", b"seconds: 604801\nsession: 1\n", b"\xff"]
+)
+def test_what_is_no_pause_is_refused(data: bytes) -> None:
+    with pytest.raises(DamagedError, match="planned restart"):
+        decode_pause(data)
 
 
 def test_a_mark_is_the_text_that_java_writes() -> None:
