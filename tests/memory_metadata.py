@@ -13,7 +13,16 @@ from dataclasses import replace
 
 from dlog.errors import CookieError
 from dlog.io.clock import SYSTEM_CLOCK, Clock
-from dlog.io.metadata import AbsentStream, BookieInfo, Members, ProxyInfo, SessionState, StreamHead, Unsubscribe
+from dlog.io.metadata import (
+    AbsentStream,
+    BookieInfo,
+    CookieCheck,
+    Members,
+    ProxyInfo,
+    SessionState,
+    StreamHead,
+    Unsubscribe,
+)
 from dlog.machine import Conflict, Key, Missing, Outcome, OutcomeUnknown, Versioned
 from dlog.model.ids import BookieId, LedgerId, ProxyId, StreamName
 from dlog.model.ledger import LedgerKey
@@ -133,7 +142,11 @@ class MemoryMetadata:
         self._on_members.append(callback)
         return lambda: self._on_members.remove(callback) if callback in self._on_members else None
 
-    async def register_bookie(self, info: BookieInfo, *, readonly: bool = False) -> None:
+    async def register_bookie(
+        self, info: BookieInfo, *, readonly: bool = False, known: CookieCheck | None = None
+    ) -> None:
+        if known is not None:
+            await known()
         writable = {b: i for b, i in self._members.writable.items() if b != info.bookie}
         resting = {b: i for b, i in self._members.readonly.items() if b != info.bookie}
         (resting if readonly else writable)[info.bookie] = info

@@ -1,8 +1,8 @@
 """Runs a bookie on a given environment, from locking its directories to its last checkpoint.
 
 In this order: lock the directories, check their cookies against ZooKeeper, replay the journal, listen, register,
-check that the cookie is still there (a decommission deletes it, and looks at registrations before and after), report
-ready. Nothing is kept afterwards. Flags, signals and logs of the process are in __main__.py, so that the
+report ready. Each registration, also that of a later session, checks the cookie in ZooKeeper again: a decommission
+deletes it. Nothing is kept afterwards. Flags, signals and logs of the process are in __main__.py, so that the
 simulation can run the same code.
 """
 
@@ -56,14 +56,15 @@ async def run(
     on_ready: Callable[[BookieInfo], None],
 ) -> None:
     """Run until `stopping` is set. Raises ConfigError, CookieError, DamagedError, MetadataUnavailableError,
-    UnavailableError before it serves; DiskFailedError when it must stop. Cancelling ends it without a checkpoint.
+    UnavailableError before it serves; DiskFailedError when it must stop, CookieError when a decommission took it out of
+    the cluster while it had no ZooKeeper session. Cancelling ends it without a checkpoint.
     """
     paths = paths_of(options, environment.disk)
     dirs = await environment.threads.run(lock_dirs, paths, environment.disk)
     try:
         bookie = await environment.threads.run(_id, options, dirs, environment.address)
         async with environment.connect() as metadata:
-            await check_cookies(dirs, bookie, metadata, environment.threads, may_have_moved=options.dirs_moved)
+            cookie = await check_cookies(dirs, bookie, metadata, environment.threads, may_have_moved=options.dirs_moved)
             opened = await environment.threads.run(_open, options, environment, dirs, bookie, tell)
             collector = None
             if options.gc_s:
@@ -75,8 +76,8 @@ async def run(
             location = NetworkLocation(options.region, options.rack)
             info = BookieInfo(bookie, *split_host_port(environment.address), location)
 
-            async def confirm() -> None:
-                await check_still_known(bookie, metadata)
+            async def known() -> object:
+                return await check_still_known(cookie, metadata)
 
             def ready() -> None:
                 tell(BookieStarted(bookie, environment.address, server.machine.ledgers))
@@ -89,7 +90,7 @@ async def run(
                     metadata=metadata,
                     info=info,
                     collector=collector,
-                    confirm=confirm,
+                    known=known,
                     on_ready=ready,
                 )
     finally:

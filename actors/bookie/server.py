@@ -14,11 +14,13 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol
 
 from actors.bookie.collection import CollectionMetadata, GarbageCollection
 from actors.bookie.connection import Connection
 from dlog.bookie.bookie import Bookie
+from dlog.bookie.events import BookieRefused
 from dlog.bookie.garbage_collection import GarbageCollector, MarkRecord
 from dlog.bookie.messages import (
     CheckpointDue,
@@ -42,9 +44,10 @@ from dlog.events import Event
 from dlog.io.bookie_disk import BookieDisk
 from dlog.io.bookie_store import OpenedStorage
 from dlog.io.disk import Disk
-from dlog.io.metadata import BookieInfo, Membership
+from dlog.io.metadata import BookieInfo, CookieCheck, Membership
 from dlog.io.threads import Threads
 from dlog.machine import CancelTimer, Peer, PeerLost, Persist, Received, Send, SetTimer, Tell, TimerFired, Token
+from dlog.model.ids import BookieId
 from dlog.wire.bookie import Code, CollectionReport, CollectionState
 from dlog.wire.bookie_v3_messages import SpaceTold
 
@@ -110,6 +113,7 @@ class BookieServer:
         self._closing = False  # no client is left, and the disk workers stop
         self._failure: BaseException | None = None
         self._failed = asyncio.Event()
+        self._refusal: asyncio.Future[DLogError] = self._loop.create_future()  # why it must not be registered any more
         self._standing_changed = asyncio.Event()  # perhaps: read-only or writable must be registered again
         self._flushed = asyncio.Event()
         self._collect_now = asyncio.Event()  # a collection is due
@@ -143,15 +147,15 @@ class BookieServer:
         metadata: BookieMetadata | None = None,
         info: BookieInfo | None = None,
         collector: GarbageCollector | None = None,
-        confirm: Callable[[], Awaitable[None]] | None = None,
+        known: CookieCheck | None = None,
         on_ready: Callable[[], None],
     ) -> None:
         """Serve until `stopping` is set, then drain: answer accepted requests, checkpoint, close.
 
         metadata, info: where and how to register. on_ready: called once clients can find this bookie. collector:
-        decides which ledgers are deleted; None: all are kept. confirm: awaited once registered; what it raises ends
-        the bookie. Raises DiskFailedError; everything acknowledged is then in the storage, and the next start replays
-        it.
+        decides which ledgers are deleted; None: all are kept. known: checks before each registration, also in later
+        sessions, that the cluster still knows the bookie; it ends with the CookieError that this raises. Raises
+        DiskFailedError; everything acknowledged is then in the storage, and the next start replays it.
         """
         self._disk.start()
         self._perform(SpaceSeen(await self._threads.run(self._disk.free_bytes)))
@@ -166,12 +170,14 @@ class BookieServer:
                     task_group.create_task(self._watch_late(), name="bookie late frames"),
                 ]
                 if metadata is not None and info is not None:
-                    await metadata.register_bookie(info, readonly=self.machine.read_only)
-                    if confirm is not None:
-                        await confirm()
-                    tasks.append(
-                        task_group.create_task(self._keep_registered(metadata, info), name="bookie registration")
-                    )
+                    checked = None if known is None else partial(self._check_known, info.bookie, known)
+                    await metadata.register_bookie(info, readonly=self.machine.read_only, known=checked)
+                    tasks += [
+                        task_group.create_task(
+                            self._keep_registered(metadata, info, checked), name="bookie registration"
+                        ),
+                        task_group.create_task(self._watch_refusal(), name="bookie refusal"),
+                    ]
                     if collector is not None and not self.machine.may_lack_data:
                         tasks.append(task_group.create_task(self._collect(metadata, info, collector), name="bookie gc"))
                 on_ready()
@@ -231,7 +237,22 @@ class BookieServer:
         await self._failed.wait()
         raise DiskFailedError(f"the bookie failed, restart it to recover: {self._failure!r}") from self._failure
 
-    async def _keep_registered(self, members: Membership, info: BookieInfo) -> None:
+    async def _check_known(self, bookie: BookieId, known: CookieCheck) -> object:
+        """Pass on what the check says; an error that no retry repairs ends the bookie."""
+        try:
+            return await known()
+        except MetadataUnavailableError:
+            raise
+        except DLogError as error:
+            if not self._refusal.done():
+                self._tell(BookieRefused(bookie, error.message))
+                self._refusal.set_result(error)
+            raise
+
+    async def _watch_refusal(self) -> None:
+        raise await self._refusal
+
+    async def _keep_registered(self, members: Membership, info: BookieInfo, known: CookieCheck | None) -> None:
         """Register as read-only or writable when that changes; Membership restores lost sessions."""
         registered = self.machine.read_only
         while True:
@@ -240,7 +261,7 @@ class BookieServer:
             wanted = self.machine.read_only
             if wanted != registered:
                 try:
-                    await members.register_bookie(info, readonly=wanted)
+                    await members.register_bookie(info, readonly=wanted, known=known)
                     registered = wanted
                 except MetadataUnavailableError:
                     await asyncio.sleep(1.0)

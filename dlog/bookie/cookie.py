@@ -83,6 +83,18 @@ def judge(expected: Cookie, registered: str | None, found: Sequence[Found], *, m
     return Verdict.STAMP
 
 
+def check_registered(expected: Cookie, registered: str | None) -> None:
+    """Check the cookie in ZooKeeper again before a bookie that serves is registered. expected, registered: as of
+    `judge`. Raises CookieError: the bookie was taken out of the cluster, or this is another cluster."""
+    if registered is None:
+        raise CookieError(
+            "ZooKeeper knows no cookie of the bookie any more: it was taken out of the cluster while it started or was "
+            "cut off from ZooKeeper. If it was decommissioned, start a new bookie on empty directories; if ZooKeeper "
+            f"lost data, keep the directories and see docs/restore.md: bookie={expected.bookie}"
+        )
+    _compare(expected, "the cookie in ZooKeeper", decode_cookie(registered), may_have_moved=False)
+
+
 def _lies_at(cookie: Cookie) -> tuple[str, ...]:
     """All directories of a bookie, in order."""
     return (*cookie.journal_dirs, *cookie.ledger_dirs)

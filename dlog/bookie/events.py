@@ -25,6 +25,16 @@ class BookieWritable(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class BookieRefused(Event):
+    """By its cookie in ZooKeeper the bookie must not serve: it was taken out of the cluster. It ends."""
+
+    name: ClassVar[str] = "bookie.refused"
+    level: ClassVar[str] = "error"
+    bookie: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class EntryDamaged(Event):
     """A stored entry does not verify; the request got an I/O error."""
 

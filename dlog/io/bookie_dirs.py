@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from dlog.bookie.cookie import Found, Verdict, judge
+from dlog.bookie.cookie import Found, Verdict, check_registered, judge
 from dlog.bookie.manifest import Manifest, encode
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ConfigError, CookieError
@@ -22,7 +22,7 @@ from dlog.io.file_errors import remedy_for
 from dlog.io.ledger_dir import MANIFEST
 from dlog.io.metadata import Cookies
 from dlog.io.threads import Threads
-from dlog.machine import Missing, Versioned
+from dlog.machine import Versioned
 from dlog.model.ids import BookieId
 from dlog.wire.bookie_info import Cookie, decode_cookie, encode_cookie
 
@@ -92,9 +92,9 @@ def stored_id(dirs: LockedDirs) -> BookieId | None:
 
 async def check_cookies(
     dirs: LockedDirs, bookie: BookieId, metadata: Cookies, threads: Threads, *, may_have_moved: bool = False
-) -> None:
+) -> Cookie:
     """Check that the directories are this bookie's; on a first start write the cookies. may_have_moved: if all were
-    moved together, rewrite their cookies. Raises CookieError, MetadataUnavailableError."""
+    moved together, rewrite their cookies. Returns the bookie's cookie. Raises CookieError, MetadataUnavailableError."""
     paths = dirs.paths
     expected = Cookie(bookie, (paths.journal,), paths.ledgers, await metadata.instance_id())
     seen = await metadata.read_cookie(bookie)
@@ -102,21 +102,20 @@ async def check_cookies(
     found = await threads.run(_look, dirs)
     verdict = judge(expected, registered, found, may_have_moved=may_have_moved)
     if verdict is Verdict.SERVE:
-        return
+        return expected
     text = encode_cookie(expected)
     await threads.run(_stamp if verdict is Verdict.STAMP else _write_version, dirs, text)
     await metadata.write_cookie(bookie, text, seen.version if isinstance(seen, Versioned) else None)
+    return expected
 
 
-async def check_still_known(bookie: BookieId, metadata: Cookies) -> None:
-    """Check, once the bookie is registered, that it was not taken out of the cluster since `check_cookies`. Raises
-    CookieError, MetadataUnavailableError."""
-    if isinstance(await metadata.read_cookie(bookie), Missing):
-        raise CookieError(
-            f"the bookie was taken out of the cluster while it started; if `dlog bookie decommission` failed because "
-            f"the bookie is registered, start it again, otherwise start a new bookie on empty directories: "
-            f"bookie={bookie}"
-        )
+async def check_still_known(expected: Cookie, metadata: Cookies) -> object:
+    """Check that the bookie was not taken out of the cluster since `check_cookies`, which returned its cookie. Returns
+    the version of the cookie in ZooKeeper. Raises CookieError, MetadataUnavailableError."""
+    seen = await metadata.read_cookie(expected.bookie)
+    check_registered(expected, str(seen.value) if isinstance(seen, Versioned) else None)
+    assert isinstance(seen, Versioned)
+    return seen.version
 
 
 def _read_version(disk: Disk, directory: str) -> bytes | None:

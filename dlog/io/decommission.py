@@ -1,10 +1,10 @@
 """Takes a stopped bookie out of a cluster: its ledgers are repaired on other bookies, then metadata forgets it.
 
 Invariants:
-- The bookie is forgotten only after a scan of all ledgers in which none named it, and while it was not registered from
-  before the scan until its cookie was deleted; so a bookie that is forgotten holds nothing that is needed.
-- One that registers while its cookie is deleted is seen here, and its cookie is written back, or does not see its
-  cookie (it reads it once registered) and ends.
+- The bookie is forgotten only after a scan of all ledgers in which none named it, before which it was not registered;
+  so a bookie that is forgotten holds nothing that is needed.
+- Its cookie is deleted in one transaction that fails if it is registered, and it registers, in every session, in one
+  that fails without its cookie. So one that is forgotten never serves again.
 - Nothing but marks and the bookie's own znodes is changed, so it may be interrupted anywhere and run again.
 
 Source: BookKeeper `BookKeeperAdmin.decommissionBookie`, which does not say why it waits.
@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
-from dlog.errors import CookieError, DLogError, InvalidRequestError
+from dlog.errors import DLogError, InvalidRequestError
 from dlog.io.clock import unix_ms
 from dlog.io.metadata import LedgerMetadataStore
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
@@ -86,26 +85,20 @@ async def decommission(
 async def check_stopped(marks: ZooKeeperUnderreplication, bookie: BookieId) -> None:
     """Raises StillRegisteredError."""
     if bookie in await marks.registered():
-        raise StillRegisteredError(
-            f"the bookie is registered, stop it first (a killed one is registered for another 10 s): bookie={bookie}"
-        )
+        raise _still_registered(bookie)
 
 
 async def forget_stopped(metadata: ZooKeeperMetadata, marks: ZooKeeperUnderreplication, bookie: BookieId) -> None:
     """Delete the cookie of a bookie that no ledger names. Raises StillRegisteredError if it is back."""
-    await check_stopped(marks, bookie)
-    cookie, gc_mark = await metadata.read_cookie(bookie), await metadata.read_gc_mark(bookie)
-    await metadata.forget_bookie(bookie)
-    try:
-        await check_stopped(marks, bookie)
-    except StillRegisteredError:
-        if isinstance(gc_mark, Versioned):
-            await metadata.write_gc_mark(bookie, str(gc_mark.value), None)
-        if isinstance(cookie, Versioned):
-            with suppress(CookieError):  # it has written a new one
-                await metadata.write_cookie(bookie, str(cookie.value), None)
-        raise
+    if not await metadata.forget_bookie(bookie):
+        raise _still_registered(bookie)
     await marks.pauses.end(bookie)
+
+
+def _still_registered(bookie: BookieId) -> StillRegisteredError:
+    return StillRegisteredError(
+        f"the bookie is registered, stop it first (a killed one is registered for another 10 s): bookie={bookie}"
+    )
 
 
 async def _mark_ledgers(metadata: ZooKeeperMetadata, marks: ZooKeeperUnderreplication, bookie: BookieId) -> _Scanned:

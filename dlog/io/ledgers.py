@@ -403,6 +403,7 @@ class Ledgers:
         bad: copies missing on other bookies, as `verify` found them, to be written again there. preferred: takes the
         place of one that is gone wherever the ledger's placement policy would not be kept less well. The ensemble that
         is still written is left alone, and the reply says so: `recover` the ledger, then repair it again. Raises
+        UnavailableError (some entries wait for bookies out of reach; the other ensembles are repaired),
         NotEnoughBookiesError, MetadataUnavailableError (call again), LedgerNotFoundError. Cancelling, or an error, may
         leave copies that metadata does not name, and ensembles that are repaired already; both do no harm.
         """

@@ -15,7 +15,7 @@ model in tests/simulation is a VersionedStore.
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -96,6 +96,9 @@ class StreamHead:
 
 
 Unsubscribe = Callable[[], None]
+
+#: returns the version of a bookie's cookie. Raises CookieError: the bookie must not be registered
+CookieCheck = Callable[[], Awaitable[object]]
 
 
 class MetadataSession(Protocol):
@@ -194,10 +197,15 @@ class Membership(MetadataSession, Protocol):
 
     def on_members(self, callback: Callable[[], None]) -> Unsubscribe: ...
 
-    async def register_bookie(self, info: BookieInfo, *, readonly: bool = False) -> None:
+    async def register_bookie(
+        self, info: BookieInfo, *, readonly: bool = False, known: CookieCheck | None = None
+    ) -> None:
         """Keep the bookie registered (ephemeral znode) across reconnects and new sessions until unregistered.
 
-        A change to or from read-only creates the new znode before it deletes the old one.
+        A change to or from read-only creates the new znode before it deletes the old one. known: awaited before each
+        creation, also in later sessions; the znode is created only if the cookie still has the version that it
+        returned. If it raises CookieError in a later session, the bookie is not registered any more: the check must
+        tell its owner.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 Invariants:
 - A registration is an ephemeral znode that is created again in every new session.
+- A znode with a condition is created in one transaction with it, in every session.
 - A znode of the same name from an earlier session or process of ours is deleted; another process's is waited for.
 - The list is read again as a whole after every watch event, and seldom without one. `known` may be old; a fresh `read`
   is current.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from dlog.errors import CookieError, DLogError, MetadataUnavailableError
@@ -21,9 +22,13 @@ from dlog.io.zookeeper import ANY_VERSION, ZooKeeper
 from dlog.io.zookeeper_layout import PROXY_ROLES, LedgerPaths, StreamPaths
 from dlog.io.zookeeper_protocol import (
     BadVersionError,
+    Check,
     ConnectionLossError,
+    Create,
+    MultiFailedError,
     NodeExistsError,
     NoNodeError,
+    Op,
 )
 from dlog.model.ids import BookieId, ProxyId, bookie_id
 from dlog.options import check_address, check_positive, option
@@ -49,6 +54,7 @@ MEMBERS = MemberOptions()
 @dataclass(slots=True)
 class _Registration:
     data: bytes
+    condition: Callable[[], Awaitable[Check]] | None = None
     generation: int = -1  # session in which it was last created
 
 
@@ -62,10 +68,14 @@ class Registrations:
         self._wake = asyncio.Event()
         self._unsubscribe = zk.on_state(self._heard_state)
 
-    async def keep(self, path: str, data: bytes) -> None:
+    async def keep(self, path: str, data: bytes, condition: Callable[[], Awaitable[Check]] | None = None) -> None:
         """Register, and stay registered until `drop`. Waits up to 1.5 session timeouts for the znode of another process
-        that may have died. Raises CookieError (it stays) or MetadataUnavailableError; then it is not kept."""
-        registration = self._wanted[path] = _Registration(data)
+        that may have died. Raises CookieError (it stays) or MetadataUnavailableError; then it is not kept.
+
+        condition: awaited before each creation of the znode, for what must hold then. An error that it raises ends the
+        registration, also in a later session, unless it is a MetadataUnavailableError.
+        """
+        registration = self._wanted[path] = _Registration(data, condition)
         try:
             async with asyncio.timeout(self._zk.timeout_s * 1.5):
                 await self._make(path, registration)
@@ -101,6 +111,8 @@ class Registrations:
                     except (MetadataUnavailableError, TimeoutError):
                         await asyncio.sleep(RETRY_S)
                         self._wake.set()
+                    except DLogError:  # the condition does not hold any more
+                        self._forget(path, registration)
 
     def close(self) -> None:
         self._unsubscribe()
@@ -114,7 +126,8 @@ class Registrations:
             generation = self._zk.generation
             try:
                 try:
-                    await self._zk.create(path, registration.data, ephemeral=True, parents=True)
+                    if not await self._create(path, registration):
+                        continue
                 except NodeExistsError:
                     if not await self._is_ours(path, registration):
                         continue
@@ -123,6 +136,26 @@ class Registrations:
             if generation == self._zk.generation and self._zk.state is not SessionState.LOST:
                 registration.generation = generation
                 return
+
+    async def _create(self, path: str, registration: _Registration) -> bool:
+        """Create the znode. Returns False if its condition changed meanwhile. Raises NodeExistsError, and the errors of
+        the condition."""
+        if registration.condition is None:
+            await self._zk.create(path, registration.data, ephemeral=True, parents=True)
+            return True
+        ops: list[Op] = [await registration.condition(), Create(path, registration.data, ephemeral=True)]
+        try:
+            await self._zk.multi(ops)
+        except MultiFailedError as failed:
+            if isinstance(failed.error, NodeExistsError):
+                raise failed.error from failed
+            if failed.index == 0 and isinstance(failed.error, NoNodeError | BadVersionError):
+                return False
+            if failed.index == 1 and isinstance(failed.error, NoNodeError):
+                await self._zk.ensure_path(path.rpartition("/")[0])
+                return False
+            raise
+        return True
 
     async def _is_ours(self, path: str, registration: _Registration) -> bool:
         """Whether the existing znode belongs to this session. One of ours is deleted: it has the same data (the address

@@ -9,10 +9,11 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from dlog.errors import CookieError, MetadataUnavailableError
-from dlog.io.metadata import BookieInfo, Members, ProxyInfo, SessionState, StreamHead, Unsubscribe
-from dlog.io.zookeeper import ANY_VERSION, ZooKeeper, report_crash
+from dlog.io.metadata import BookieInfo, CookieCheck, Members, ProxyInfo, SessionState, StreamHead, Unsubscribe
+from dlog.io.zookeeper import ZooKeeper, report_crash
 from dlog.io.zookeeper_cluster import check_layout, read_instance_id
 from dlog.io.zookeeper_election import AuditorElection
 from dlog.io.zookeeper_layout import PROXY_ROLES, LedgerPaths, StreamPaths
@@ -20,10 +21,15 @@ from dlog.io.zookeeper_ledgers import ZooKeeperLedgers
 from dlog.io.zookeeper_members import MEMBERS, MemberList, MemberOptions, Registrations, encode_proxy
 from dlog.io.zookeeper_protocol import (
     BadVersionError,
+    Check,
     ConnectionLossError,
+    Create,
+    Delete,
+    MultiFailedError,
     NodeExistsError,
     NoNodeError,
     NotConnectedError,
+    Op,
 )
 from dlog.io.zookeeper_streams import ZooKeeperStreams
 from dlog.io.zookeeper_underreplication import ZooKeeperUnderreplication
@@ -181,11 +187,19 @@ class ZooKeeperMetadata:
     def on_members(self, callback: Callable[[], None]) -> Unsubscribe:
         return self._members.on_change(callback)
 
-    async def register_bookie(self, info: BookieInfo, *, readonly: bool = False) -> None:
+    async def register_bookie(
+        self, info: BookieInfo, *, readonly: bool = False, known: CookieCheck | None = None
+    ) -> None:
         writable_path, readonly_path = self._bookie_paths(info.bookie)
         data = encode_address(info.host, info.port, info.location)
-        await self._registrations.keep(readonly_path if readonly else writable_path, data)
+        condition = None if known is None else partial(self._check_cookie, info.bookie, known)
+        await self._registrations.keep(readonly_path if readonly else writable_path, data, condition)
         await self._registrations.drop(writable_path if readonly else readonly_path)
+
+    async def _check_cookie(self, bookie: BookieId, known: CookieCheck) -> Check:
+        version = await known()
+        assert isinstance(version, int)
+        return Check(self._paths.cookie(bookie), version)
 
     async def unregister_bookie(self, bookie: BookieId) -> None:
         for path in self._bookie_paths(bookie):
@@ -217,11 +231,26 @@ class ZooKeeperMetadata:
         except (NodeExistsError, BadVersionError, NoNodeError) as error:
             raise CookieError(f"another process changed the bookie's cookie; start again: bookie={bookie}") from error
 
-    async def forget_bookie(self, bookie: BookieId) -> None:
-        """Delete the cookie and the garbage collection mark of a bookie that no ledger names. Idempotent."""
-        for path in (self._stream_paths.mark(bookie), self._paths.cookie(bookie)):
-            with suppress(NoNodeError):
-                await self.zookeeper.delete(path, ANY_VERSION)
+    async def forget_bookie(self, bookie: BookieId) -> bool:
+        """Delete the cookie and the garbage collection mark of a bookie that no ledger names. Returns False, and
+        deletes nothing, if it is registered at that moment. Idempotent."""
+        await self.zookeeper.ensure_path(self._paths.readonly)
+        while True:
+            ops: list[Op] = []
+            for path in self._bookie_paths(bookie):
+                ops += [Create(path), Delete(path)]  # refused if the znode exists
+            for path in (self._stream_paths.mark(bookie), self._paths.cookie(bookie)):
+                if await self.zookeeper.exists(path, fresh=True) is not None:
+                    ops.append(Delete(path))
+            try:
+                await self.zookeeper.multi(ops)
+            except MultiFailedError as failed:
+                if isinstance(failed.error, NodeExistsError):
+                    return False
+                if not isinstance(failed.error, NoNodeError):  # else another process deleted it
+                    raise
+            else:
+                return True
 
     async def read_gc_mark(self, bookie: BookieId) -> Versioned | Missing:
         try:

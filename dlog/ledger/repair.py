@@ -10,25 +10,28 @@ Invariants:
    the last decided entry.
 3. A bookie is replaced only for entries that its replacement has confirmed, every one of them. Readers never find fewer
    copies where metadata says, and a replacement that holds another ledger under this id refuses one of them.
-4. For entries that no bookie can serve metadata keeps naming the old one, whether they are denied, damaged or out of
-   reach: the ensemble is split around them. The old bookie may come back with the only copy; if it never does, naming
-   another bookie would only hide the loss, and a foreign entry there would be taken for the missing one. Where entries
-   are striped depends on their ids alone, so a split moves nothing. All other entries are repaired, and the range is
-   reported: an entry below the end that every bookie denies is damage, which only an operator can judge.
+4. An entry is unreadable only if every bookie that should hold it and is not gone said so: it denied it, or its copy
+   is damaged. For such entries metadata keeps naming the old bookie: the ensemble is split around them. The old bookie
+   may come back with the only copy; if it never does, naming another bookie would only hide the loss, and a foreign
+   entry there would be taken for the missing one. Where entries are striped depends on their ids alone, so a split
+   moves nothing. All other entries are repaired, and the range is reported: an entry below the end that every bookie
+   denies is damage, which only an operator can judge.
    A repair never splits so that the ledger gets more than `fragments_max` fragments. Unreadable ranges with the fewest
    readable entries between them are merged until they fit; what needs no split is repaired in any case.
-5. Copies are written with the recovery flag, so that the fence does not refuse them, and never over other bytes.
-6. Metadata is changed by compare-and-set from a value that still names the old bookie at that index for those entries,
+5. An ensemble with entries that only bookies out of reach may have stays as it is. The others are repaired, then the
+   repair fails with an error that names these bookies.
+6. Copies are written with the recovery flag, so that the fence does not refuse them, and never over other bytes.
+7. Metadata is changed by compare-and-set from a value that still names the old bookie at that index for those entries,
    and does not name the new one in that ensemble. Other changes since the copying began do not matter: which entries
    the bookie at an index holds depends on nothing else.
 
 Source: BookKeeper, ReplicationWorker and LedgerFragmentReplicator; 4 is our own: BookKeeper repairs nothing of an
-ensemble with an unreadable entry.
+ensemble with an unreadable entry, as 5 has it for one that is out of reach.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
@@ -37,6 +40,7 @@ from dlog.errors import (
     LedgerNotFoundError,
     MetadataUnavailableError,
     NotEnoughBookiesError,
+    UnavailableError,
 )
 from dlog.events import EnsembleChanged, LedgerRepaired, PlacementNotKept
 from dlog.ledger.placement import Placement
@@ -73,11 +77,13 @@ OPEN_LEDGER = "the last ensemble is still written: it waits until the writer clo
 @dataclass(frozen=True, slots=True)
 class Repair:
     """Request: take the bookies `gone` out of the ledger's ensembles, with their entries copied to other bookies first.
-    Reply: Repaired. Repeatable, also after an error.
+    Reply: Repaired, or UnavailableError if bookies out of reach may have entries that no other bookie can serve (all
+    other ensembles are repaired). Repeatable, also after an error.
 
     gone: bookies that shall hold nothing of the ledger any more: lost for good, or being drained. One that still
-    answers is read from if no other bookie can serve an entry. bad: copies on other bookies that are missing
-    (`LedgerVerifier` finds them): written again to the same bookie, without a change of metadata.
+    answers is read from if no other bookie can serve an entry; if it does not, the repair does not wait for it. bad:
+    copies on other bookies that are missing (`LedgerVerifier` finds them): written again to the same bookie, without a
+    change of metadata.
     """
 
     gone: frozenset[BookieId]
@@ -213,7 +219,8 @@ class LedgerRepairer:
         self._failed: set[BookieId] = set()  # as replacements, since the last retry
         self._foreign: set[BookieId] = set()  # hold another ledger under this id
         self._restarts = 0  # since the last replacement
-        self._kept: dict[BookieId, EntryRanges] = {}  # entries for which metadata keeps a bookie that is gone
+        self._kept: dict[BookieId, EntryRanges] = {}  # entries for which metadata keeps a bookie, in this request
+        self._blocked: dict[BookieId, str] = {}  # out of reach, with the reason: entries wait for them
         self._bad = list(request.bad)
         self._retries.attempts = 0
 
@@ -426,6 +433,9 @@ class LedgerRepairer:
         """Every entry of the stripe is on the target or unreadable: change metadata, unless there is nothing to."""
         assert self._value is not None
         self._count(copying)
+        if copying.blocked:
+            self._leave(copying.stripe, copying.blocked)
+            return
         if not copying.is_in_place:
             change = Replacing(copying.stripe, copying.target, copying.unreadable, self._options.fragments_max)
             changed = change.apply(self._value)
@@ -441,13 +451,17 @@ class LedgerRepairer:
         self._count(copying)
         stripe, target = copying.stripe, copying.target
         if copying.is_in_place:
-            rest = (copying.unfinished, stripe.last, f"{target}: {copying.failure}")
-            self._keep(stripe, [*(kept for kept in copying.unreadable if kept[1] < rest[0]), rest])
-            self._next_stripe()
+            self._leave(stripe, {target: copying.failure})
             return
         (self._foreign if copying.is_foreign else self._failed).add(target)
         self._count_restart(target, copying.failure)
         self._copy_elsewhere(stripe)
+
+    def _leave(self, stripe: Stripe, reasons: Mapping[BookieId, str]) -> None:
+        """Go on without a stripe that needs bookies which are out of reach."""
+        self._blocked = {**reasons, **self._blocked}
+        self._kept.setdefault(stripe.bookie, EntryRanges()).add(stripe.first, stripe.last)
+        self._next_stripe()
 
     def _count_restart(self, target: BookieId, reason: str) -> None:
         """A replacement is of no use. Raises NotEnoughBookiesError after too many in a row."""
@@ -462,6 +476,13 @@ class LedgerRepairer:
         self._result = replace(result, copied_entries=entries, copied_bytes=size)
 
     def _succeed(self, value: LedgerMetadata) -> None:
+        """Answer, as all is repaired that can be. Raises UnavailableError if some of it needs bookies out of reach."""
+        if self._blocked:
+            why = (
+                "bookies that may have its entries are out of reach, check them (dlog bookie ls), then repair it again"
+            )
+            bookies = ", ".join(f"{bookie} ({reason})" for bookie, reason in sorted(self._blocked.items()))
+            raise UnavailableError(f"{why}: ledger={self.ledger} bookies={bookies}")
         last, request = value.fragments[-1], self._request
         undecided = not request.gone.isdisjoint(last.ensemble) or any(b.last >= last.first_entry for b in request.bad)
         result = replace(self._result, waits=OPEN_LEDGER if undecided and not value.is_closed else "")

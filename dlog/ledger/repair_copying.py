@@ -1,9 +1,9 @@
-"""Copies what one bookie of an ensemble should hold to another bookie. Invariants 2 to 5 of repair.py."""
+"""Copies what one bookie of an ensemble should hold to another bookie. Invariants 2 to 6 of repair.py."""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from dlog.ledger.last_entries import ABSENT
@@ -16,6 +16,7 @@ from dlog.wire.digest import Digest, DigestMismatch, Entry
 RANGES_MAX = 64  # of entries that cannot be copied to a bookie that stays; more are merged
 PACE = "pace"  # key of the timer
 PACE_S = 0.1
+DAMAGED = (Code.IO_ERROR,)  # replies of a source that has the entry, and cannot serve it
 USELESS = (Code.UNAUTHORIZED, Code.NO_LEDGER, Code.READ_ONLY)  # replies of a target that will not change soon
 STEP = "step"  # key of the timer
 STEP_S = 0.001
@@ -153,15 +154,16 @@ class EntryRanges:
 
 class _Copy:
     """One entry that is being copied. asked: the bookie that was sent a read, None: none. size: payload bytes sent to
-    the target, -1: none yet. failed: bookies that could not serve it in this round, with the reason; denied: those that
-    do not hold it."""
+    the target, -1: none yet. failed: bookies that could not serve it in this round, with the reason; damaged: those of
+    them that said that their copy is damaged; denied: those that do not hold it."""
 
-    __slots__ = ("asked", "denied", "failed", "rounds", "size")
+    __slots__ = ("asked", "damaged", "denied", "failed", "rounds", "size")
 
     def __init__(self) -> None:
         self.asked: BookieId | None = None
         self.size = -1
         self.failed: dict[BookieId, str] = {}
+        self.damaged: set[BookieId] = set()
         self.denied: set[BookieId] = set()
         self.rounds = 0
 
@@ -170,20 +172,23 @@ class StripeCopying:
     """Copies a stripe to `target`, many entries at a time.
 
     target: the stripe's own bookie (its missing copies are written again), or another one. last_resort: bookies that
-    are read from only if no other can serve an entry. lac: LAC field of the copies; every entry up to it is final.
+    are gone; they are read from only if no other can serve an entry, and need not answer. lac: LAC field of the copies;
+    every entry up to it is final.
     splits_max: ranges of unreadable entries that are told apart; those with the fewest entries between them are merged.
     0: one unreadable entry makes the whole stripe unreadable, and nothing more of it is copied. None: the ensemble is
     not split for them. failure: why the target is of no use, "" as long as it is. After a lost reply or a refusal that
     may be over soon the entries concerned are copied again after a pause; `attempts_max` of them without a confirmed
     copy in between are a failure. is_foreign: it holds another ledger under this id.
-    unreadable: (first, last, reason), ascending. copied_entries, copied_bytes: confirmed by the target.
+    unreadable: (first, last, reason), ascending. blocked: bookies that are out of reach, each with the reason, and may
+    have entries that no other bookie can serve. In place the other entries are copied; to another bookie nothing more
+    is, as it needs them all. copied_entries, copied_bytes: confirmed by the target.
     """
 
     def __init__(
         self,
         stripe: Stripe,
         target: BookieId,
-        last_resort: Collection[BookieId],
+        last_resort: frozenset[BookieId],
         digest: Digest,
         lac: EntryId,
         health: SourceHealth,
@@ -198,6 +203,7 @@ class StripeCopying:
         self.target = target
         self.failure = ""
         self.is_foreign = False
+        self.blocked: dict[BookieId, str] = {}
         self.copied_entries = 0
         self.copied_bytes = 0
         self._last_resort = last_resort
@@ -225,17 +231,12 @@ class StripeCopying:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every entry is on the target or is listed as unreadable."""
+        """Whether every entry is on the target, is listed as unreadable, or is blocked."""
         return self._next > self.stripe.last and not self._copies
 
     @property
     def unreadable(self) -> tuple[tuple[EntryId, EntryId, str], ...]:
         return tuple(self._unreadable)
-
-    @property
-    def unfinished(self) -> EntryId:
-        """The first entry that is neither confirmed nor listed as unreadable."""
-        return min(self._copies, default=self._next)
 
     # ---- facts -------------------------------------------------------------------------------------------------------
 
@@ -250,6 +251,7 @@ class StripeCopying:
                 entry = self._digest.verify(answer.packet, answer.entry)
             except DigestMismatch as error:
                 copy.failed[bookie] = error.message
+                copy.damaged.add(bookie)
             else:
                 self._write(copy, entry, out)
                 return
@@ -257,6 +259,8 @@ class StripeCopying:
             copy.denied.add(bookie)
         else:
             copy.failed[bookie] = answer.code.name.lower()
+            if answer.code in DAMAGED:
+                copy.damaged.add(bookie)
         self._unasked[answer.entry] = copy
 
     def _write(self, copy: _Copy, entry: Entry, out: list[Effect]) -> None:
@@ -330,19 +334,23 @@ class StripeCopying:
             copy.rounds += 1
             if copy.rounds < self._attempts_max:
                 copy.failed.clear()
+                copy.damaged.clear()
 
     # ---- consequences ------------------------------------------------------------------------------------------------
 
     def settle(self, out: list[Effect]) -> bool:
-        """Send reads and list what cannot be read. Returns whether an entry waits for the next retry."""
+        """Send reads, and sort out what cannot be read. Returns whether an entry waits for the next retry."""
         if self._is_paused:
             return True
         for entry, copy in list(self._unasked.items()):
-            if entry in self._unasked:  # else an entry before it made the stripe unreadable
+            if entry in self._unasked:  # else an entry before it stopped the stripe
                 self._ask(entry, copy, out)
         others = [bookie for bookie in self.stripe.ensemble if bookie != self.target]
         if self._next <= self.stripe.last and all(map(self._health.is_given_up, others)):
-            self._list(self._next, self.stripe.last, f"unreachable: {', '.join(others)}")
+            if living := [bookie for bookie in others if bookie not in self._last_resort]:
+                self._block(dict.fromkeys(living, "unreachable"))
+            else:
+                self._list(self._next, self.stripe.last, f"unreachable: {', '.join(others)}")
             self._next = EntryId(self.stripe.last + 1)
         while self._next <= self.stripe.last and self._has_room(out):
             self._pacer.note_begun()
@@ -361,7 +369,8 @@ class StripeCopying:
         return not self._copies or (len(self._copies) < self._entries_max and expected <= self._bytes_max)
 
     def _ask(self, entry: EntryId, copy: _Copy, out: list[Effect]) -> None:
-        """Read an entry from the next bookie, or list it as unreadable if no bookie can serve it, now or later."""
+        """Read an entry from the next bookie. One that none can serve, now or later, is unreadable if every bookie that
+        is not gone said so."""
         sources = [bookie for bookie in self.stripe.holders(entry) if bookie != self.target]
         for bookie in sorted(sources, key=lambda b: (b in self._last_resort, self._health.losses(b))):
             if bookie not in copy.failed and bookie not in copy.denied and not self._health.is_down(bookie):
@@ -373,9 +382,19 @@ class StripeCopying:
         if not hopeful or copy.rounds >= self._attempts_max:
             del self._copies[entry], self._unasked[entry]
             said = {b: copy.failed.get(b, "does not hold it" if b in copy.denied else "unreachable") for b in sources}
+            silent = [b for b in sources if b not in self._last_resort | copy.denied | copy.damaged]
+            if silent:
+                self._block({bookie: said[bookie] for bookie in silent})
+                return
             self._list(
                 entry, entry, "; ".join(f"{bookie}: {why}" for bookie, why in said.items()) or "it had no other copy"
             )
+
+    def _block(self, reasons: Mapping[BookieId, str]) -> None:
+        """Leave entries as they are that these bookies may have."""
+        self.blocked = {**reasons, **self.blocked}  # of a bookie's reasons the first says most
+        if not self.is_in_place:
+            self._stop()
 
     def _finish(self, entry: EntryId, copy: _Copy) -> None:
         del self._copies[entry]
@@ -403,8 +422,12 @@ class StripeCopying:
         self._unreadable[at : at + 2] = [(first, max(ended, last), reason)]
 
     def _give_up(self, reason: str) -> None:
-        """List the whole stripe as unreadable; replies that are on their way do not matter."""
+        """List the whole stripe as unreadable."""
         self._unreadable = [(self.stripe.first, self.stripe.last, reason)]
+        self._stop()
+
+    def _stop(self) -> None:
+        """Copy nothing more; replies that are on their way do not matter."""
         self._copies.clear()
         self._unasked.clear()
         self._writing = self._writing_bytes = 0

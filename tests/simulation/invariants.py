@@ -76,6 +76,13 @@ INVARIANTS = {
         REPAIR,
         "RepairWorld.repair_all, verify_all, demand_no_repair",
     ),
+    "L18": Invariant(
+        "a repair reports an entry as unreadable, or keeps a bookie that is gone for it, only if every other bookie "
+        "that should hold it and is not gone denied it or has a damaged copy",
+        REPAIR,
+        "RepairChecks._check_split, _check_unreadable, _check_given_up",
+        "Of entries that are given up together the first and the last one are checked: others may lie between them.",
+    ),
     "S1": Invariant("a DLSN names one record, numbers are dense", STREAM, "StreamChecks._started, _master"),
     "S2": Invariant("acknowledged: there, once, where it was said", STREAM, "StreamChecks._check_writes"),
     "S3": Invariant("nothing is read that nobody wrote", STREAM, "StreamChecks._check_writes, _check_readers"),

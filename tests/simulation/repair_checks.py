@@ -1,5 +1,5 @@
-"""Checks of a ledger whose copies are made again: L13 and L15 to L17, made whenever metadata changes, by what bookies
-hold.
+"""Checks of a ledger whose copies are made again: L13 and L15 to L18, made whenever metadata changes, by what bookies
+hold, and of L18 by what they answered.
 
 A bookie that lost its disk counts as a holder of what it held until then where a writer or a recovery relied on it, and
 not where live copies are counted.
@@ -8,18 +8,35 @@ not where live copies are counted.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dlog.events import EnsembleChanged
-from dlog.machine import Conflict, Effect, Fact, MetadataSeen, Send, Tell
+from dlog.ledger.repair import Repair, Repaired
+from dlog.machine import Answer, Asked, CompareAndSet, Conflict, Effect, Fact, MetadataSeen, Received, Send, Tell
 from dlog.model.ids import BookieId
 from dlog.model.ledger import LedgerMetadata
-from dlog.wire.bookie import AddEntry
-from dlog.wire.digest import ENTRY_HEAD
+from dlog.wire.bookie import AddEntry, Code, EntryRead
+from dlog.wire.digest import ENTRY_HEAD, DigestMismatch
 from tests.simulation.kernel import Violation
-from tests.simulation.ledger_checks import LedgerChecks
+from tests.simulation.ledger_checks import ABSENT, LedgerChecks
 from tests.simulation.network import Host
+
+
+@dataclass(slots=True)
+class RequestSeen:
+    """A request for a repair. values: metadata since it began. refused: bookies by entry that said that they cannot
+    serve it: they do not hold it, or their copy is damaged."""
+
+    gone: frozenset[BookieId]
+    values: list[LedgerMetadata]
+    refused: dict[int, set[BookieId]] = field(default_factory=dict)
+
+    def silent(self, entry: int, bookie: BookieId) -> set[BookieId]:
+        """Other bookies that hold the entry by all metadata since the request began, and did not say that they cannot
+        serve it."""
+        holders = set.intersection(*(set(value.bookies_of(entry)) for value in self.values))
+        return holders - self.gone - self.refused.get(entry, set()) - {bookie}
 
 
 class RepairChecks(LedgerChecks):
@@ -32,6 +49,7 @@ class RepairChecks(LedgerChecks):
 
     def __init__(self, *args: Any, **kw: Any) -> None:
         super().__init__(*args, **kw)
+        self._requests: dict[str, RequestSeen] = {}  # the last of each host
         self._targets = {}  # host and entry -> the bookie that it was copied to last
 
     def lose(self, bookie: BookieId) -> None:
@@ -63,6 +81,8 @@ class RepairChecks(LedgerChecks):
         super().metadata_changed(key, old, new)
         if key != self.key or old is None:
             return
+        for request in self._requests.values():
+            request.values.append(new)
         for entry in range(self.decided(old) + 1):
             named, naming = old.bookies_of(entry), new.bookies_of(entry)
             if named != naming:
@@ -115,6 +135,42 @@ class RepairChecks(LedgerChecks):
             self._see_copy(host, effect.peer, effect.message)
         elif isinstance(effect, Tell) and isinstance(effect.event, EnsembleChanged):
             self.sim.reach("repaired_ensemble")
+        elif isinstance(effect, CompareAndSet):
+            self._check_split(host, self.known[host.address], effect.value)
+        elif isinstance(effect, Answer) and isinstance(effect.result, Repaired):
+            self._check_unreadable(host, effect.result)
+
+    def _check_split(self, host: Host, old: LedgerMetadata, new: LedgerMetadata) -> None:
+        """Check a change of metadata that is about to be written: for which entries a bookie stays in an ensemble that
+        is split."""
+        ends = [fragment.first_entry for fragment in old.fragments[1:]] + [self.decided(old) + 1]
+        for fragment, end in zip(old.fragments, ends, strict=True):
+            pieces = [f for f in new.fragments if fragment.first_entry <= f.first_entry < end]
+            changed = [piece for piece in pieces if piece.ensemble != fragment.ensemble]
+            if len(pieces) < 2 or not changed:
+                continue
+            pairs = zip(fragment.ensemble, changed[0].ensemble, strict=True)
+            (bookie,) = [before for before, after in pairs if before != after]
+            for piece, piece_end in zip(pieces, [*(p.first_entry for p in pieces[1:]), end], strict=True):
+                if piece not in changed:
+                    self._check_given_up(host, bookie, range(piece.first_entry, piece_end))
+
+    def _check_unreadable(self, host: Host, result: Repaired) -> None:
+        for found in result.unreadable:
+            whole = "too many fragments" in found.reason  # for one entry the whole stripe is given up
+            self._check_given_up(host, found.bookie, range(found.first, found.last + 1), whole=whole)
+
+    def _check_given_up(self, host: Host, bookie: BookieId, entries: range, *, whole: bool = False) -> None:
+        """Check entries that are not copied from the bookie: the first and the last one, as there may be others between
+        them. whole: any."""
+        request = self._requests[host.address]
+        held = [e for e in entries if all(bookie in value.bookies_of(e) for value in request.values)]
+        if not held:
+            return
+        silent = [request.silent(entry, bookie) for entry in (held if whole else (held[0], held[-1]))]
+        if all(silent) if whole else any(silent):
+            raise Violation("L18", f"entries {entries} of {bookie} are given up, not asked or out of reach: {silent}")
+        self.sim.reach("given_up")
 
     def _see_copy(self, host: Host, target: Any, message: AddEntry) -> None:
         self.sim.reach("copied")
@@ -128,6 +184,21 @@ class RepairChecks(LedgerChecks):
 
     def see_fact(self, host: Host, fact: Fact) -> None:
         super().see_fact(host, fact)
-        is_repairer = host.address.endswith("/repairer")
-        if is_repairer and isinstance(fact, MetadataSeen) and isinstance(fact.outcome, Conflict):
+        if not host.address.endswith("/repairer"):
+            return
+        if isinstance(fact, MetadataSeen) and isinstance(fact.outcome, Conflict):
             self.sim.reach("repair_conflict")
+        elif isinstance(fact, Asked) and isinstance(fact.request, Repair) and not self.deleted:
+            self._requests[host.address] = RequestSeen(fact.request.gone, [self.metadata])
+        elif isinstance(fact, Received) and isinstance(fact.message, EntryRead) and self._is_refusal(fact.message):
+            request = self._requests[host.address]
+            request.refused.setdefault(fact.message.entry, set()).add(BookieId(str(fact.peer)))
+
+    def _is_refusal(self, answer: EntryRead) -> bool:
+        """Whether the bookie said that it does not hold the entry, or a damaged copy."""
+        if answer.code is Code.OK:
+            try:
+                self.digest.verify(answer.packet, answer.entry)
+            except DigestMismatch:
+                return True
+        return answer.code in (*ABSENT, Code.IO_ERROR)

@@ -7,6 +7,7 @@ Styles of plan:
 - "scarce": as "sealed", and most of what bookies serve is damaged, so that some entries are not copied; a ledger
   may have few fragments;
 - "race": two repairers at once, one of which is paused for long, and metadata that answers badly;
+- "cut": as "sealed", and repairers that give up early cannot reach most bookies for some time;
 - "restored": spares of which some hold another ledger under the same id.
 """
 
@@ -19,7 +20,7 @@ from tests.simulation.ledger_drawing import RECOVERERS, TAIL, WRITER, with_confi
 from tests.simulation.plan import EVERY_KIND, Fault, FaultKind, Plan, draw_faults
 
 REPAIRERS = ("p1", "p2")
-STYLES = ("swarm", "sealed", "open", "scarce", "race", "restored")
+STYLES = ("swarm", "sealed", "open", "scarce", "race", "cut", "restored")
 # with an ack quorum of 1 no bookie may be lost for good: they are only drained
 QUORUMS = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (3, 3, 3), (5, 5, 3), (3, 2, 1), (2, 2, 1))
 MARKS = ("bookie_gone", "repair_asked", "copied", "repaired_ensemble", "recovery")
@@ -72,8 +73,11 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     if style == "scarce":
         config["patience"] = [rng.choice((1, 2)), 0.005]
         config["fragments_max"] = rng.choice((5, 7, 500))
+    if style == "cut":
+        config["patience"] = [rng.choice((1, 2)), rng.choice((0.005, 0.05))]
+        config["timeout_s"] = 0.05
     draws = {"swarm": _draw_swarm, "sealed": _draw_sealed, "open": _draw_sealed, "scarce": _draw_scarce}
-    draws |= {"race": _draw_race, "restored": _draw_sealed}
+    draws |= {"race": _draw_race, "cut": _draw_cut, "restored": _draw_sealed}
     faults = draws[style](rng, names, duration)
     if style != "swarm":
         faults += _draw_changes(rng, names, duration, often=style == "open")
@@ -126,6 +130,20 @@ def _draw_scarce(rng: random.Random, names: list[str], duration: float) -> tuple
         for name in names
         if rng.random() < 0.8
     )
+
+
+def _draw_cut(rng: random.Random, names: list[str], duration: float) -> tuple[Fault, ...]:
+    """Draw bookies that repairers cannot reach, or that are down, while they work, and a few that serve damage."""
+    faults = [_draw_ailment(rng, names, duration) for _ in range(rng.choice((0, 1, 3)))]
+    for name in names:
+        at_s, for_s = duration * rng.uniform(0.4, 1.0), rng.choice((0.1, 0.5, 2.0))
+        kind = rng.choice((FaultKind.CUT, FaultKind.CUT, FaultKind.CRASH, FaultKind.PAUSE))
+        if kind is FaultKind.CUT:
+            for repairer in REPAIRERS:
+                faults.append(Fault(kind=kind, a=repairer, b=name, at_s=at_s, for_s=for_s))
+        elif rng.random() < 0.5:
+            faults.append(Fault(kind=kind, a=name, at_s=at_s, for_s=for_s))
+    return tuple(faults)
 
 
 def _draw_race(rng: random.Random, names: list[str], duration: float) -> tuple[Fault, ...]:

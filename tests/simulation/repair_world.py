@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dlog.errors import DLogError, LedgerNotFoundError
+from dlog.errors import DLogError, LedgerNotFoundError, UnavailableError
 from dlog.ledger.reading import EntryReader, ReadDone, ReadLedger
 from dlog.ledger.repair import LedgerRepairer, Repair, Repaired, RepairOptions
 from dlog.ledger.verifying import LedgerVerifier, Verify
@@ -42,6 +42,7 @@ MUST_REACH = (
     "repair_waits",
     "repair_conflict",
     "repair_failed",
+    "out_of_reach",
     "settled_unknown",
     "written_again",
     "not_found",
@@ -132,6 +133,9 @@ class RepairWorld(LedgerWorld):
             del self.asked[name]
         elif isinstance(result, DLogError):
             self.sim.reach("repair_failed")
+            if type(result) is UnavailableError:
+                self.sim.reach("out_of_reach")
+            self.asked[name] = Repair(frozenset(self.gone), request.bad)
             self.sim.call_in(0.2, self.ask_repair, name, node=name)
         else:
             del self.asked[name]

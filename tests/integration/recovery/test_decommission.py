@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from dlog.errors import CookieError
 from dlog.io import zookeeper_underreplication
 from dlog.io.decommission import Draining, StillRegisteredError, decommission
-from dlog.io.metadata import Members
+from dlog.io.metadata import BookieInfo, Members
 from dlog.io.zookeeper import ANY_VERSION
 from dlog.io.zookeeper_cluster import cluster_init
 from dlog.io.zookeeper_layout import LedgerPaths
@@ -30,6 +31,7 @@ A, B, C, D, LOST = (BookieId(f"127.0.0.1:{port}") for port in range(3181, 3186))
 ON_A = LedgerMetadata(
     quorum=Quorum(ensemble=3, write=3, ack=2), fragments=(Fragment(EntryId(0), (A, B, C)),)
 ).closed_at(EntryId(9), 90)
+INFO = BookieInfo(A, "127.0.0.1", 3181)
 QUICK_S = 0.02
 
 
@@ -116,33 +118,59 @@ async def test_a_bookie_that_runs_is_not_taken_out(metadata: ZooKeeperMetadata) 
     assert [ledger async for ledger in metadata.underreplication("test").marked()] == []
 
 
-@pytest.mark.parametrize("is_deleted", [False, True])
-async def test_a_bookie_that_comes_back_before_or_while_it_is_forgotten_keeps_its_cookie(
-    metadata: ZooKeeperMetadata, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
+async def test_a_bookie_that_comes_back_before_it_is_forgotten_keeps_its_cookie(
+    metadata: ZooKeeperMetadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await metadata.write_cookie(LOST, "6\n", None)
     await metadata.write_gc_mark(LOST, "mark", None)
-    forget, forgotten = metadata.forget_bookie, 0
-
-    async def delete(bookie: BookieId) -> None:
-        nonlocal forgotten
-        forgotten += 1
-        await forget(bookie)
-        await register(metadata, bookie)
 
     async def ledgers() -> AsyncIterator[LedgerId]:
-        if not is_deleted:
-            await register(metadata, LOST)
+        await register(metadata, LOST)
         for ledger in map(LedgerId, ()):
             yield ledger
 
-    monkeypatch.setattr(metadata, "forget_bookie", delete)
     monkeypatch.setattr(metadata, "ledgers", ledgers)
     with pytest.raises(StillRegisteredError):
         await decommission(metadata, LOST, lambda _: None)
-    assert forgotten == is_deleted
     kept = await metadata.read_cookie(LOST), await metadata.read_gc_mark(LOST)
     assert [outcome.value for outcome in kept if isinstance(outcome, Versioned)] == ["6\n", "mark"]
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+async def test_a_cookie_is_not_deleted_while_its_bookie_is_registered(
+    metadata: ZooKeeperMetadata, readonly: bool
+) -> None:
+    async def known() -> object:
+        found = await metadata.read_cookie(A)
+        assert isinstance(found, Versioned)
+        return found.version
+
+    await metadata.register_bookie(INFO, readonly=readonly, known=known)
+    assert not await metadata.forget_bookie(A)
+    assert isinstance(await metadata.read_cookie(A), Versioned)
+    await metadata.unregister_bookie(A)
+    assert await metadata.forget_bookie(A)
+    assert isinstance(await metadata.read_cookie(A), Missing)
+
+
+async def test_a_bookie_whose_cookie_is_deleted_just_before_it_registers_is_not_registered(
+    metadata: ZooKeeperMetadata,
+) -> None:
+    looks = 0
+
+    async def known() -> object:
+        nonlocal looks
+        looks += 1
+        found = await metadata.read_cookie(A)
+        if isinstance(found, Missing):
+            raise CookieError("it was taken out of the cluster")
+        assert await metadata.forget_bookie(A)
+        return found.version
+
+    with pytest.raises(CookieError, match="taken out"):
+        await metadata.register_bookie(INFO, known=known)
+    assert looks == 2
+    assert A not in (await metadata.members()).writable
 
 
 async def test_with_more_marks_than_are_counted_it_waits_and_does_not_scan_again_at_once(

@@ -151,6 +151,17 @@ METADATA = (
     ),
 )
 
+ANSWERS = (
+    Mutant(
+        name="a bookie out of reach counts as one that denies the entry",
+        invariants=("L18",),
+        style="cut",
+        parts=planted(
+            (StripeCopying, "_ask", "if b not in self._last_resort | copy.denied | copy.damaged", "if False")
+        ),
+    ),
+)
+
 LIVENESS = (
     Mutant(
         name="copies are written without the recovery flag (#4163)",
@@ -178,4 +189,4 @@ LIVENESS = (
     ),
 )
 
-MUTANTS = (*COPIES, *METADATA, *LIVENESS)
+MUTANTS = (*COPIES, *METADATA, *ANSWERS, *LIVENESS)

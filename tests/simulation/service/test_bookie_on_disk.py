@@ -6,7 +6,7 @@ import asyncio
 import random
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -16,7 +16,7 @@ from actors.bookie.server import DiskFailedError
 from dlog.bookie.options import BookieOptions
 from dlog.errors import CookieError
 from dlog.events import Event
-from dlog.io.metadata import BookieInfo
+from dlog.io.metadata import BookieInfo, CookieCheck
 from tests.integration.bookie.raw import FENCE, KEY, add_frame, packet, read_frame
 from tests.memory_metadata import MemoryMetadata
 from tests.simulation.disk import SimulatedDisk, coin
@@ -288,15 +288,49 @@ def test_an_unreadable_sector_is_an_io_error_and_no_more(rig: Rig) -> None:
     assert codes.count(OK) in (2, 3) and codes.count(IO_ERROR) == 4 - codes.count(OK) and codes[4] == NO_ENTRY
 
 
-def test_a_bookie_whose_cookie_was_deleted_while_it_started_ends() -> None:
-    class Decommissioned(MemoryMetadata):
-        async def register_bookie(self, info: BookieInfo, *, readonly: bool = False) -> None:
-            self._cookies.clear()  # by a process that saw no registration before
-            await super().register_bookie(info, readonly=readonly)
+class Decommissioned(MemoryMetadata):
+    """Deletes the bookie's cookie as soon as it registers for the `at`-th time."""
 
+    at = 1
+    registered: tuple[BookieInfo, bool, CookieCheck | None]
+
+    async def register_bookie(
+        self, info: BookieInfo, *, readonly: bool = False, known: CookieCheck | None = None
+    ) -> None:
+        self.registered = info, readonly, known
+        self.at -= 1
+        if not self.at:
+            self._cookies.clear()  # by a process that saw no registration before
+        await super().register_bookie(info, readonly=readonly, known=known)
+
+    async def register_in_another_session(self) -> None:
+        info, readonly, known = self.registered
+        await self.unregister_bookie(info.bookie)
+        with suppress(CookieError):
+            await self.register_bookie(info, readonly=readonly, known=known)
+
+
+def test_a_bookie_whose_cookie_was_deleted_while_it_started_ends() -> None:
     rig = Rig(1)
     rig.metadata = Decommissioned()
     rig.start()
     (error,) = rig.ended
     assert isinstance(error, CookieError) and "taken out of the cluster while it started" in error.message
     assert not rig.ready
+
+
+def test_a_bookie_whose_cookie_was_deleted_while_it_had_no_session_ends() -> None:
+    rig = Rig(1)
+    metadata = rig.metadata = Decommissioned()
+    metadata.at = 3
+    rig.start()
+    assert rig.ready
+    rig.begin(rig.process, metadata.register_in_another_session())
+    rig.loop.run(until_s=rig.loop.now_s + 5)
+    assert not rig.ended, "its cookie is there"
+    rig.begin(rig.process, metadata.register_in_another_session())
+    assert rig.loop.run(until_s=rig.loop.now_s + 5, until=lambda: bool(rig.ended))
+    (error,) = rig.ended
+    assert isinstance(error, CookieError) and "cut off from ZooKeeper" in error.message
+    assert [event.name for event in rig.events if event.level == "error"] == ["bookie.refused"]
+    assert not metadata.known_members().writable

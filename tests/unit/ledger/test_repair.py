@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
+from dlog.errors import DLogError
 from dlog.ledger.placement import Placement
 from dlog.ledger.placement_policy import RACK, RANDOM, PlacementPolicy, PolicyKind, policy_metadata
 from dlog.ledger.repair import OPEN_LEDGER, LedgerRepairer, Repair, Repaired, RepairOptions
@@ -79,6 +80,12 @@ def test_a_copy_that_does_not_verify_is_read_from_another_bookie() -> None:
     assert has(story, "c", 0) == ["store 0 on d lac=0 length=1 recovery"]
 
 
+def failure(story: Story) -> str:
+    (result,) = [effect.result for effect in story.effects if isinstance(effect, Answer)]
+    assert isinstance(result, DLogError)
+    return result.message
+
+
 def test_a_bookie_that_is_gone_and_answers_is_read_from_if_no_other_can_serve_an_entry() -> None:
     story, lines = repair(closed("0 a b c", last=0), gone("b"))
     assert lines == ["read 0 of a"]
@@ -117,11 +124,53 @@ def test_bookies_out_of_reach_are_asked_again_before_an_entry_counts_as_unreadab
 
 
 def test_if_no_other_bookie_can_be_reached_the_rest_is_not_asked_for() -> None:
+    story, lines = repair(closed("0 a b c", last=10**12), gone("a", "b", "c"), attempts_max=1, entries_max=2)
+    assert lines == ["read 0 of a", "read 2 of c"]
+    assert only(story.lost("a", "b", "c"), "write") == []
+    assert [u[:3] for u in reply(story).unreadable] == [(0, 10**12, "a"), (0, 10**12, "b"), (1, 10**12, "c")]
+
+
+def test_entries_that_only_bookies_out_of_reach_may_have_are_not_unreadable() -> None:
     story, lines = repair(closed("0 a b c", last=10**12), gone("b"), attempts_max=1, entries_max=2)
     assert lines == ["read 0 of a", "read 1 of c"]
     story.lost("a", "c")
-    assert only(story.lost("b"), "write") == []
-    assert [u[:3] for u in reply(story).unreadable] == [(0, 10**12, "b")]
+    assert story.lost("b") == ["answer 1 UnavailableError"]
+    assert "bookies=a (gone)" in failure(story)
+    assert story.ask(gone("b")) == ["read metadata"], "it can be asked again"
+
+
+def test_a_bookie_out_of_reach_does_not_stop_the_repair_of_other_ensembles() -> None:
+    value = closed("0 a b c", "3 d b e", last=3)
+    story, lines = repair(value, gone("b"), spare("f"), attempts_max=1)
+    assert lines == ["read 0 of a", "read 1 of c"]
+    story.has_not(0, "a", "b", fence=False)
+    story.has_not(1, "c", code=Code.TOO_MANY_REQUESTS, fence=False)
+    assert story.has_not(1, "b", fence=False) == []
+    assert story.fires("retry") == ["read 3 of d"], "nor is the first one split around entry 0"
+    assert has(story, "d", 3) == ["store 3 on f lac=3 length=4 recovery"]
+    assert story.stored(3, "f") == ["write v1 closed at 3 length=100: 0 a b c, 3 d f e"]
+    assert story.written(2) == ["tell ensemble.changed", "answer 1 UnavailableError"]
+    assert "bookies=c (too_many_requests)" in failure(story)
+
+
+def test_what_a_bookie_said_in_an_earlier_round_does_not_count_once_it_is_out_of_reach() -> None:
+    story, _ = repair(closed("0 a b c", last=0), gone("b"), attempts_max=2)
+    assert story.has_not(0, "a", code=Code.IO_ERROR, fence=False) == ["read 0 of b"]
+    assert story.has_not(0, "b", fence=False) == []
+    assert story.fires("retry") == ["read 0 of a"]
+    story.lost("a")
+    assert story.fires("retry") == ["answer 1 UnavailableError"]
+
+
+def test_an_entry_is_unreadable_once_every_bookie_that_is_not_gone_said_that_its_copy_is_damaged() -> None:
+    value = closed("0 a b c d", last=0, quorum=Quorum(ensemble=4, write=4, ack=2))
+    story, _ = repair(value, gone("b"), spare("e"), attempts_max=1)
+    assert story.has_not(0, "a", code=Code.IO_ERROR, fence=False) == ["read 0 of c"]
+    assert story.has("c", 0, packet(0, b"x")[:-1] + b"?", fence=False) == ["read 0 of d"]
+    assert story.has_not(0, "d", fence=False) == ["read 0 of b"]
+    story.lost("b")
+    story.fires("retry")
+    assert [u[:3] for u in reply(story).unreadable] == [(0, 0, "b")]
 
 
 E222 = Quorum(ensemble=2, write=2, ack=2)
@@ -150,16 +199,16 @@ def scattered(story: Story, lines: list[str], value: LedgerMetadata, unreadable:
     return value
 
 
-def test_entries_that_nobody_can_serve_are_listed_a_few_at_a_time() -> None:
+def test_entries_that_nobody_can_serve_are_passed_over_a_few_at_a_time() -> None:
     value = closed("0 a b c d", last=8 * STEP_ENTRIES - 1, quorum=Quorum(ensemble=4, write=2, ack=2))
-    story, lines = repair(value, gone("b"), spare("e"), attempts_max=1, entries_max=2)
+    bad = BadRange(EntryId(0), value.last_entry, BookieId("b"), "thin", "no_entry")
+    story, lines = repair(value, Repair(frozenset(), (bad,)), attempts_max=1, entries_max=2)
     assert lines == ["read 0 of a", "read 1 of c"], "d is in reach, and holds nothing that b should hold"
-    story.lost("a", "c")
-    lines, steps = story.lost("b"), 1
+    lines, steps = story.lost("a", "c"), 1
     while not only(lines, "answer"):
         lines, steps = story.fires(STEP), steps + 1
     assert steps == 4, "each step begins STEP_ENTRIES of them at most, and two were asked for before"
-    assert [u[:3] for u in reply(story).unreadable] == [(0, value.last_entry - 2, "b")]
+    assert "bookies=a (gone), c (gone)" in failure(story)
 
 
 def test_a_ledger_is_not_split_into_more_fragments_than_the_bound() -> None:
@@ -329,6 +378,33 @@ def test_missing_copies_of_a_bookie_that_stays_are_written_to_it_again() -> None
     result = reply(story)
     assert (result.copied_entries, result.replaced) == (1, ())
     assert [u[:3] for u in result.unreadable] == [(1, 1, "b")]
+
+
+def test_missing_copies_are_written_again_but_those_that_only_a_bookie_out_of_reach_has() -> None:
+    bad = BadRange(EntryId(1), EntryId(4), BookieId("b"), "thin", "no_entry")
+    story, lines = repair(closed("0 a b c", last=9), Repair(frozenset(), (bad,)), attempts_max=1)
+    assert lines == ["read 1 of c", "read 3 of a", "read 4 of c"]
+    assert story.lost("c") == []
+    assert has(story, "a", 3) == ["store 3 on b lac=9 length=4 recovery"]
+    assert story.stored(3, "b") == ["answer 1 UnavailableError"]
+    assert "bookies=c (gone)" in failure(story)
+
+
+def test_if_every_bookie_that_may_have_missing_copies_is_out_of_reach_the_rest_is_not_asked_for() -> None:
+    bad = BadRange(EntryId(0), EntryId(10**12), BookieId("b"), "thin", "no_entry")
+    story, lines = repair(closed("0 a b c", last=10**12), Repair(frozenset(), (bad,)), attempts_max=1, entries_max=2)
+    assert lines == ["read 0 of a", "read 1 of c"]
+    assert story.lost("a") == ["read 4 of c"]
+    assert story.lost("c") == ["answer 1 UnavailableError"]
+    assert "bookies=a (gone), c (gone)" in failure(story)
+
+
+def test_a_bookie_that_stays_and_does_not_take_its_missing_copies_is_out_of_reach() -> None:
+    bad = BadRange(EntryId(1), EntryId(1), BookieId("b"), "thin", "no_entry")
+    story, _ = repair(closed("0 a b c", last=9), Repair(frozenset(), (bad,)), attempts_max=1)
+    has(story, "c", 1)
+    assert story.lost("b") == ["answer 1 UnavailableError"]
+    assert "bookies=b (gone)" in failure(story)
 
 
 # ---- placement ------------------------------------------------------------------------------------------------------
