@@ -221,12 +221,16 @@ def _damaged(rng: random.Random, batch: list[tuple[bytes, bytes]]) -> list[tuple
         cut = rng.randint(0, len(value) + 1)
         flipped = bytearray(key + value)
         if flipped:
-            flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
+            flipped[rng.choice((0, 25, rng.randrange(70), -1)) % len(flipped)] ^= 1 << rng.randrange(8)
         changed = (bytes(flipped[: len(key)]), bytes(flipped[len(key) :]))
+        head, payload = changed[1][:41], changed[1][45:]
+        sealed = changed[0], head + struct.pack(">I", crc32c(changed[0] + head + payload)) + payload
         other_key, other_value = rng.choice(list(OTHERS.values()))
         found[at : at + 1] = rng.choice(
             (
                 [changed],
+                [sealed],
+                [sealed],
                 [(key[: rng.randrange(len(key) + 1)], value)],
                 [(key, value[:cut])],
                 [(key + b"\1", value), (key, value + b"?")],
@@ -247,7 +251,10 @@ def test_damaged_and_odd_records_are_decoded_together_as_one_by_one(seed: int) -
     ]
     batch = encode_batch(3, 2, RECORD.nonce, 5, entries)
     first, at = decode_record(*batch[0]), rng.randrange(1, 9)
-    records = _damaged(rng, batch[at:])
+    key, value = batch[-1]
+    head = value[:33] + struct.pack(">II", 9, 9)
+    beyond = key, head + struct.pack(">I", crc32c(key + head + value[45:])) + value[45:]
+    records = [*_damaged(rng, batch[at:]), beyond]
     offsets = [100 + at + i for i in range(len(records))]
     if not rng.randrange(4):
         offsets[rng.randrange(len(offsets)) :] = range(500, 500 + len(offsets))
