@@ -383,9 +383,9 @@ class ReadAhead:
         self._path = path
         self._end = end
         self._at = -1  # where the request under way begins
-        self._asked: asyncio.Task[list[Stored]] | None = None
+        self._asked: asyncio.Task[Sequence[Stored]] | None = None
 
-    async def read(self, offset: int) -> list[Stored]:
+    async def read(self, offset: int) -> Sequence[Stored]:
         """See Topics.read."""
         asked, self._asked = self._asked, None
         if asked is None or self._at != offset:
@@ -406,12 +406,12 @@ class ReadAhead:
         asked, self._asked = self._asked, None
         await _give_up(asked)
 
-    def _ask(self, offset: int) -> asyncio.Task[list[Stored]]:
+    def _ask(self, offset: int) -> asyncio.Task[Sequence[Stored]]:
         read = self._topics.read(self._path, offset, READ_BYTES)
         return asyncio.get_running_loop().create_task(read, name=f"read {self._path}")
 
 
-async def _give_up(task: asyncio.Task[list[Stored]] | None) -> None:
+async def _give_up(task: asyncio.Task[Sequence[Stored]] | None) -> None:
     """Cancel a task, unless it has ended, and wait for its end; its error is of no interest."""
     if task is None:
         return

@@ -15,9 +15,11 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import accumulate
+from operator import add
 from typing import Any, NamedTuple
 
 from aiokafka.conn import AIOKafkaConnection, create_conn
@@ -39,6 +41,7 @@ from dlog.hostport import join_host_port, split_host_port
 from dlog.io.kafka_producer_id import FENCED, TRANSACTION_COORDINATOR, InitProducerIdRequest
 from dlog.io.kafka_settings import ProducerId
 from dlog.region.topics import OwnerRefusedError, Stored, TopicExistsError, TopicNotFoundError
+from dlog.values import Columns
 from dlog.wire.digest import crc32c
 
 _CLIENT_ID = "dlog"
@@ -82,6 +85,9 @@ class TopicLayout(NamedTuple):
     replication_factor: int
 
 
+_Records = tuple[Sequence[int], Sequence[bytes], Sequence[bytes]]  # offsets, keys and values
+
+
 class Fetched:
     """Records of a fetch that were not read yet, from an offset on.
 
@@ -95,24 +101,27 @@ class Fetched:
         self._topic = topic
         self._offset = offset
         self._data = data
-        self._records = chain.from_iterable(self.batches())
+        self._batches = self.batches()
+        self._left: _Records = ([], [], [])  # of the last batch
 
-    def take(self, bytes_max: int) -> list[Stored]:
+    def take(self, bytes_max: int) -> Columns[Stored]:
         """The next records, of about bytes_max bytes, but at least one unless there are no more. Raises DamagedError
         if the first of them does not verify."""
-        found: list[Stored] = []
-        size = 0
-        first, add = self._offset, found.append
+        columns: tuple[list[Any], ...] = ([], [], [])
+        found = Columns(Stored, columns)
+        size, bytes_max = 0, max(1, bytes_max)
         try:
-            for record in self._records:
-                offset = record.offset
-                if offset < first:
-                    continue  # a fetch returns the whole batch in which the offset lies
-                key, value = record.key or b"", record.value or b""
-                add(Stored(offset, key, value))
-                size += len(key) + len(value)
-                if size >= bytes_max:
-                    return found
+            while size < bytes_max:
+                left = self._left if self._left[0] else self._records_of(next(self._batches))
+                sizes = list(accumulate(map(add, map(len, left[1]), map(len, left[2])), initial=size))
+                taken = min(bisect_left(sizes, bytes_max), len(sizes) - 1)
+                size = sizes[taken]
+                for into, column in zip(columns, left, strict=True):
+                    into += column[:taken]
+                self._left = left[0][taken:], left[1][taken:], left[2][taken:]
+            return found
+        except StopIteration:
+            pass
         except (KafkaError, ValueError, RuntimeError) as error:
             if not found:
                 raise DamagedError(
@@ -121,6 +130,16 @@ class Fetched:
                 ) from error
         self.is_exhausted = True
         return found
+
+    def _records_of(self, batch: Any) -> _Records:
+        """Of a batch. A fetch returns the whole batch in which its offset lies."""
+        first = self._offset
+        records = [record for record in batch if record.offset >= first]
+        return (
+            [record.offset for record in records],
+            [record.key or b"" for record in records],
+            [record.value or b"" for record in records],
+        )
 
     def batches(self) -> Iterator[Any]:
         """The batches of records, without control batches. Raises CorruptRecordException if one does not verify."""
@@ -134,7 +153,7 @@ class Fetched:
                 raise CorruptRecordException(f"not a version of batches: version={version}")
             if crc32c(data[begin + _BATCH_SUMMED_FROM : at]) != checksum:
                 raise CorruptRecordException("checksum")
-            batch = DefaultRecordBatch(bytes(data[begin:at]))
+            batch = DefaultRecordBatch(data[begin:at])
             if not batch.is_control_batch:
                 yield batch
             self.next_offset = batch.next_offset

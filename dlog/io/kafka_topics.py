@@ -207,7 +207,7 @@ class KafkaTopics:
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, _RETRY_MAX_S)
 
-    async def read(self, topic: str, offset: int, bytes_max: int) -> list[Stored]:
+    async def read(self, topic: str, offset: int, bytes_max: int) -> Sequence[Stored]:
         scan = self._scans.pop((topic, offset), None)
         if scan is not None:
             found = scan.take(bytes_max)
@@ -217,7 +217,7 @@ class KafkaTopics:
         if offset < 0:
             raise ValueError(f"an offset is 0 or above: offset={offset}")
 
-        async def read() -> list[Stored]:
+        async def read() -> Sequence[Stored]:
             at = offset
             while True:
                 fetched = await self._brokers.fetch(

@@ -26,17 +26,14 @@ answers, and batches that land late or twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
-
-from dlog.values import value
 
 FINAL_EPOCH = (1 << 64) - 1  # of a fence that retires the region: none is higher, so no owner begins behind it
 
 
-@value
-class Entry:
+class Entry(NamedTuple):
     """One entry of a table. sequence: its number in the table; the first is 1. 0: it begins the table, which has no
     entries yet, and its payload describes the table."""
 
@@ -52,7 +49,7 @@ class Batch:
 
     nonce: bytes
     number: int
-    entries: tuple[Entry, ...]
+    entries: Sequence[Entry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +110,7 @@ class CountingRule:
     number: int = 0
     ended: frozenset[int] = frozenset()
 
-    def after(
-        self, item: Item, following: Callable[[int], int] | None = None
-    ) -> tuple[CountingRule, tuple[Entry, ...]]:
+    def after(self, item: Item, following: Callable[[int], int] | None = None) -> tuple[CountingRule, Sequence[Entry]]:
         """Apply the rule to the next item of the topic; returns the rule behind it, and which of its entries count.
         following: the next sequence of a table; without it no entry in version 0 counts."""
         match item:

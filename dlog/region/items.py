@@ -9,7 +9,6 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 from dlog.errors import DamagedError, UnsupportedVersionError
 from dlog.region.counting import (
@@ -25,6 +24,7 @@ from dlog.region.counting import (
     TableEnd,
 )
 from dlog.region.topics import RecordBytes, Stored
+from dlog.values import Columns
 from dlog.wire.region import (
     RecordKind,
     RegionRecord,
@@ -109,8 +109,10 @@ class ItemReader:
         self._end = end
         self._is_begin = True  # nothing was fed: the front of a batch may be missing
         self._head: RegionRecord | None = None  # the first record of the batch that has begun and is not complete
-        self._entries: list[Entry] = []
         self._at = 0  # offset of the first record of the batch
+        self._tables: list[int] = []  # of its entries, as their sequences and payloads
+        self._sequences: list[int] = []
+        self._payloads: list[bytes] = []
 
     @property
     def is_within_batch(self) -> bool:
@@ -120,16 +122,19 @@ class ItemReader:
     def feed(self, records: Sequence[Stored]) -> Iterator[Placed | Unusable]:
         """Add the next records. Returns the items that they complete, and errors for records that cannot be used: they
         are left out. `offset` is behind the last record of what was returned last."""
+        offsets, keys, values = Columns.of(Stored, records).columns
         at = 0
         while at < len(records):
             head = self._head
             if head is not None:
-                position = head.position + len(self._entries)
-                entries = decode_followers(head, position, self.offset, islice(records, at, None), Entry)
-                self._entries += entries
-                self.offset += len(entries)
-                at += len(entries)
-                if position + len(entries) == head.count:
+                before = len(self._tables)
+                position, last = head.position + before, at + head.count - before
+                rows = decode_followers(head, position, self.offset, offsets[at:last], keys[at:last], values[at:last])
+                self._add(*rows)
+                decoded = len(self._tables) - before
+                self.offset += decoded
+                at += decoded
+                if position + decoded == head.count:
                     yield self._complete(head)
                     continue
                 if at == len(records):
@@ -157,20 +162,29 @@ class ItemReader:
             self.first = record
         if record.kind not in (RecordKind.ENTRY, RecordKind.TABLE_BEGIN):
             return stored.offset, _single(record)
-        entry = Entry(record.table, record.sequence, bytes(record.payload))
+        payload = bytes(record.payload)
         if record.version == 0:
-            return stored.offset, PlainEntry(entry)
+            return stored.offset, PlainEntry(Entry(record.table, record.sequence, payload))
         self._head = None  # what began before is not whole
         if record.position and not is_begin:
             raise DamagedError(f"a batch is not whole: batch={record.batch} offset={stored.offset}")
-        self._at, self._entries = stored.offset, [entry]
+        self._at = stored.offset
+        self._tables, self._sequences, self._payloads = [], [], []
+        self._add((record.table,), (record.sequence,), (payload,))
         if record.position + 1 < record.count:
             self._head = record
             return None
         return self._complete(record)
 
+    def _add(self, tables: Sequence[int], sequences: Sequence[int], payloads: Sequence[bytes]) -> None:
+        """Add entries to the batch."""
+        self._tables += tables
+        self._sequences += sequences
+        self._payloads += payloads
+
     def _complete(self, head: RegionRecord) -> Placed:
-        entries, self._entries, self._head = tuple(self._entries), [], None
+        entries = Columns(Entry, (self._tables, self._sequences, self._payloads))
+        self._head, self._tables, self._sequences, self._payloads = None, [], [], []
         return self._at, Batch(head.nonce, head.batch, entries)
 
 

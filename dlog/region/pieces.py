@@ -19,15 +19,17 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from dlog.errors import DamagedError, DLogError
-from dlog.region.counting import CountingRule, Placed
+from dlog.region.counting import CountingRule, Entry, Placed, record_count
 from dlog.region.items import ItemReader, decode_stored, rule_at
 from dlog.region.reading import PlainSequences, RegionEntry
 from dlog.region.sizes import SEEK_BYTES, SEEK_TABLES_MAX, Sizes
 from dlog.region.state import RegionState
 from dlog.region.tables import TableMeta
 from dlog.region.topics import Stored
+from dlog.values import Columns
 from dlog.wire.region import RecordKind, RegionRecord
 
 Seek = tuple[int, int, int]  # a table, a sequence, and the offset of its record
@@ -193,6 +195,9 @@ def _by_offset(tables: Mapping[int, TableMeta]) -> dict[int, tuple[int, int]]:
     }
 
 
+_Found = tuple[list[Any], ...]  # the fields of RegionEntry, as columns
+
+
 class PieceScan:
     """Picks the wanted entries out of the records of a piece, which are fed from `offset` on.
 
@@ -219,9 +224,9 @@ class PieceScan:
         """Of the record that is wanted next."""
         return self._reader.offset
 
-    def feed(self, records: Sequence[Stored]) -> list[RegionEntry]:
+    def feed(self, records: Sequence[Stored]) -> Columns[RegionEntry]:
         """Take the next records, at least one. Raises DamagedError, UnsupportedVersionError."""
-        found: list[RegionEntry] = []
+        found: _Found = ([], [], [], [])
         for one in self._reader.feed(records):
             if self._reader.first is not None:
                 self._begin(self._reader.first)
@@ -236,7 +241,7 @@ class PieceScan:
             self.is_done = True
         else:
             self._seek()
-        return found
+        return Columns(RegionEntry, found)
 
     def _begin(self, first: RegionRecord) -> None:
         """Take the rule of the first record of the piece, or behind a seek, unless that was done."""
@@ -250,19 +255,30 @@ class PieceScan:
             self._is_behind_seek = False
             self._rule = rule_at(first)
 
-    def _take(self, placed: Placed, found: list[RegionEntry]) -> None:
+    def _take(self, placed: Placed, found: _Found) -> None:
         """Add the wanted entries of an item."""
         self._plain.at(placed)
-        self._rule, counting = self._rule.after_placed(placed, self._plain.following)
-        if counting:
-            self._plain.counted(placed)
-        for offset, entry in counting:
-            wanted = self._wanted.get(entry.table)
-            if wanted is None or offset >= wanted.end or not entry.sequence:
+        rule = self._rule
+        self._rule, entries = rule.after(placed[1], self._plain.following)
+        if not entries:
+            return
+        offsets: Sequence[int] = range(placed[0], placed[0] + len(entries))
+        if len(entries) < record_count(placed[1]):  # some tables have ended
+            offsets = [offset for offset, _ in rule.after_placed(placed)[1]]
+        self._plain.counted(placed)
+        columns = (*Columns.of(Entry, entries).columns, offsets)
+        kept = []
+        wanted_of, following = self._wanted.get, self._next
+        for at, (table, sequence, _, offset) in enumerate(zip(*columns, strict=True)):
+            wanted = wanted_of(table)
+            if wanted is None or offset >= wanted.end or not sequence:
                 continue  # behind the end of its table, or dropped, or not wanted
-            self._next[entry.table] = max(self._next.get(entry.table, 0), entry.sequence + 1)
-            if entry.sequence >= wanted.first:
-                found.append(RegionEntry(entry.table, entry.sequence, entry.payload, offset))
+            if sequence >= following.get(table, 0):
+                following[table] = sequence + 1
+            if sequence >= wanted.first:
+                kept.append(at)
+        for into, column in zip(found, columns, strict=True):
+            into += column if len(kept) == len(column) else [column[at] for at in kept]
 
     def _seek(self) -> None:
         """Go on behind records of which none is wanted, if the mapping tells."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from dlog.errors import DLogError, InvalidRequestError
 from dlog.region.counting import CountingRule, Placed, PlainEntry
@@ -21,13 +22,11 @@ from dlog.region.messages import FindStart, LostEntries, ReadingStart
 from dlog.region.sizes import SEEK_BYTES, SEEK_TABLES_MAX, Sizes
 from dlog.region.state import RegionState
 from dlog.region.topics import Stored
-from dlog.values import value
 
 NOTHING_COUNTS = CountingRule(nonce=b"unknown")  # up to the next fence: no batch has this nonce
 
 
-@value
-class RegionEntry:
+class RegionEntry(NamedTuple):
     """An entry of a table. offset: in the data topic."""
 
     table: int

@@ -84,7 +84,7 @@ class Topics(Protocol):
         records. A cancelled or failed call may have appended them, or still append them later."""
         ...
 
-    async def read(self, topic: str, offset: int, bytes_max: int) -> list[Stored]:
+    async def read(self, topic: str, offset: int, bytes_max: int) -> Sequence[Stored]:
         """Read records from `offset` on: those of about bytes_max bytes, but at least one; none at the end.
 
         Raises TopicNotFoundError, OffsetOutOfRangeError.

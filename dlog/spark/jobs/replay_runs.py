@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,7 +106,8 @@ class Splitter:
         self._tables = np.array(sorted(tables), np.int64)
         self._run_bytes = run_bytes
         self._at = 0
-        self._batches: list[pa.RecordBatch] = []
+        self._waiting: list[tuple[Numbers, Structured]] = []  # tables and rows of batches
+        self._payloads: defaultdict[int, list[memoryview]] = defaultdict(list)  # of the same batches, by table
         self._bytes = 0
         self._blocks: list[Structured] = []
 
@@ -122,8 +123,10 @@ class Splitter:
         if not is_kept.all():
             batch = batch.take(pa.array(np.flatnonzero(is_kept)))
         if batch.num_rows:
-            self._batches.append(batch)
+            self._waiting.append((tables[is_kept], _rows(batch)))
             self._bytes += batch.nbytes
+            if self._file is not None:
+                self._keep_payloads(tables[is_kept], batch.column("payload"))
         if self._bytes >= self._run_bytes:
             self._end_block()
 
@@ -132,45 +135,65 @@ class Splitter:
         self._into.runs = np.concatenate(self._blocks) if self._blocks else np.zeros(0, RUN)
         return self._into
 
-    def _end_block(self) -> None:
-        batches, self._batches, self._bytes = self._batches, [], 0
-        if not batches:
-            return
-        tables = np.concatenate([_numbers(batch, "table") for batch in batches])
-        order = np.argsort(
-            tables.astype(np.uint16) if tables.max() < 1 << 16 else tables, kind="stable"
-        )  # 16 bits: radix sort
+    def _keep_payloads(self, tables: Numbers, payloads: pa.BinaryArray) -> None:
+        """Sort the payloads of a batch by table, while they are in the processor's cache."""
+        order = _order(tables)
+        ordered = payloads.take(pa.array(order))
+        offsets = np.frombuffer(ordered.buffers()[1], np.int32, len(order) + 1, 4 * ordered.offset)
+        data = memoryview(ordered.buffers()[2] or b"")
         tables = tables[order]
-        rows = _taken(np.concatenate([_rows(batch) for batch in batches]), order)
-        payloads = pa.concat_arrays([batch.column("payload") for batch in batches]).take(pa.array(order))
-        del batches
-        self._blocks.append(self._write(tables, rows, payloads))
+        begins, ends = _bounds(tables)
+        for table, begin, end in zip(tables[begins].tolist(), offsets[begins], offsets[ends], strict=True):
+            self._payloads[table].append(data[begin:end])
 
-    def _write(self, tables: Numbers, rows: Structured, payloads: pa.BinaryArray) -> Structured:
-        """Write a block; returns its index."""
-        begins = np.flatnonzero(np.concatenate(([True], tables[1:] != tables[:-1])))
-        ends = np.append(begins[1:], len(tables))
-        offsets = np.frombuffer(payloads.buffers()[1], np.int32, len(rows) + 1, 4 * payloads.offset)
-        data = memoryview(payloads.buffers()[2] or b"")
-        runs = np.zeros(len(begins), RUN)
-        runs["table"], runs["rows"] = tables[begins], ends - begins
-        runs["data_bytes"] = offsets[ends].astype(np.int64) - offsets[begins]
-        for side, at in (("first", begins), ("last", ends - 1)):
-            for name in ("sequence", "segment", "entry", "slot"):
-                runs[f"{side}_{name}"] = rows[name][at]
-        _note_breaks(runs, begins, tables, rows)
+    def _end_block(self) -> None:
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        if not waiting:
+            return
+        tables = np.concatenate([of for of, _ in waiting])
+        order = _order(tables)
+        tables, rows = tables[order], _taken(np.concatenate([of for _, of in waiting]), order)
+        begins, ends = _bounds(tables)
+        runs = _index(tables, rows, begins, ends)
         if self._file is not None:
             for run, begin, end in zip(runs, begins, ends, strict=True):
-                self._write_run(run, rows[begin:end].tobytes(), data[offsets[begin] : offsets[end]])
-        return runs
+                self._write_run(run, rows[begin:end].tobytes(), self._payloads.pop(int(run["table"])))
+        self._blocks.append(runs)
 
-    def _write_run(self, run: Any, rows: bytes, data: memoryview) -> None:
+    def _write_run(self, run: Any, rows: bytes, payloads: Sequence[memoryview]) -> None:
         assert self._file is not None
         run["rows_at"], run["rows_crc"] = self._at, crc32c(rows)
-        run["data_at"], run["data_crc"] = self._at + len(rows), crc32c(data)
-        self._at += len(rows) + len(data)
+        self._at += len(rows)
         self._file.write(rows)
-        self._file.write(data)
+        run["data_at"], crc = self._at, 0
+        for data in payloads:
+            crc = crc32c(data, crc)
+            self._at += len(data)
+            self._file.write(data)
+        run["data_crc"] = crc
+
+
+def _order(tables: Numbers) -> Numbers:
+    """The order by table, in which records of one table keep theirs. 16 bits: radix sort."""
+    return np.argsort(tables.astype(np.uint16) if tables.max() < 1 << 16 else tables, kind="stable")
+
+
+def _bounds(tables: Numbers) -> tuple[Numbers, Numbers]:
+    """Where each table begins and ends in sorted ones."""
+    begins = np.flatnonzero(np.concatenate(([True], tables[1:] != tables[:-1])))
+    return begins, np.append(begins[1:], len(tables))
+
+
+def _index(tables: Numbers, rows: Structured, begins: Numbers, ends: Numbers) -> Structured:
+    """The runs of a sorted block, without the places in the file."""
+    runs = np.zeros(len(begins), RUN)
+    runs["table"], runs["rows"] = tables[begins], ends - begins
+    runs["data_bytes"] = np.add.reduceat(rows["bytes"], begins, dtype=np.int64)
+    for side, at in (("first", begins), ("last", ends - 1)):
+        for name in ("sequence", "segment", "entry", "slot"):
+            runs[f"{side}_{name}"] = rows[name][at]
+    _note_breaks(runs, begins, tables, rows)
+    return runs
 
 
 def _note_breaks(runs: Structured, begins: Numbers, tables: Numbers, rows: Structured) -> None:

@@ -39,6 +39,7 @@ from dlog.region.reading import RegionEntry
 from dlog.region.topics import OffsetOutOfRangeError, Topics
 from dlog.spark.jobs.wal import NUMBER_MAX, SCHEMA, KnownTable, RegionPiece, Tell, WalPlan
 from dlog.spark.options import read_one_of, read_value
+from dlog.values import Columns
 
 if TYPE_CHECKING:
     from dlog.spark.jobs.flushed_sequences import Marks
@@ -277,17 +278,18 @@ def _piece_of(told: Mapping[str, Any]) -> Piece:
     )
 
 
-def _batch(entries: Sequence[RegionEntry]) -> pa.RecordBatch:
+def _batch(entries: Columns[RegionEntry]) -> pa.RecordBatch:
     rows = len(entries)
-    offsets = pa.array([entry.offset for entry in entries], pa.int64())
+    tables, sequences, payloads, at = entries.columns
+    offsets = pa.array(at, pa.int64())
     columns = {
         "segment": pa.array(np.zeros(rows, np.int64)),
         "entry": offsets,
         "slot": pa.array(np.zeros(rows, np.int32)),
         "txid": offsets,
         "timestamp": pa.nulls(rows, SCHEMA.field("timestamp").type),
-        "table": pa.array([entry.table for entry in entries], pa.int64()),
-        "sequence": pa.array([entry.sequence for entry in entries], pa.int64()),
-        "payload": pa.array([entry.payload for entry in entries], pa.binary()),
+        "table": pa.array(tables, pa.int64()),
+        "sequence": pa.array(sequences, pa.int64()),
+        "payload": pa.array(payloads, pa.binary()),
     }
     return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)

@@ -226,7 +226,14 @@ MUTANTS = (
         name="a batch is taken apart",
         invariants=("K4", "K1", "K3", "K5"),
         style="swarm",
-        parts=planted(ItemReader, ("_complete", "tuple(self._entries)", "tuple(self._entries[:1])")),
+        parts=planted(
+            ItemReader,
+            (
+                "_complete",
+                "Columns(Entry, (self._tables, self._sequences, self._payloads))",
+                "Columns(Entry, (self._tables[:1], self._sequences[:1], self._payloads[:1]))",
+            ),
+        ),
     ),
     Mutant(
         name="a follower takes an empty read for the topic up to an append that came later",

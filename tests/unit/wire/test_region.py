@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -175,8 +177,14 @@ OTHERS = {
 
 def _followers(records: list[tuple[bytes, bytes]], at: int = 1) -> list[tuple[int, int, bytes]]:
     """What is decoded behind the first record of BATCH."""
-    rows = [(100 + position, *one) for position, one in enumerate(records)][at:]
-    return decode_followers(decode_record(*BATCH[0]), at, 100 + at, rows, lambda *fields: fields)
+    offsets = range(100 + at, 100 + len(records))
+    return _decoded(at, offsets, records[at:])
+
+
+def _decoded(at: int, offsets: Sequence[int], records: list[tuple[bytes, bytes]]) -> list[tuple[int, int, bytes]]:
+    first = decode_record(*BATCH[0])
+    keys, values = [key for key, _ in records], [value for _, value in records]
+    return list(zip(*decode_followers(first, at, 100 + at, offsets, keys, values), strict=True))
 
 
 def test_the_records_of_a_batch_are_decoded_together_as_one_by_one() -> None:
@@ -192,8 +200,7 @@ def test_another_record_ends_what_is_decoded_together(name: str) -> None:
 
 
 def test_a_gap_in_the_offsets_ends_what_is_decoded_together() -> None:
-    rows = [(offset, *record) for offset, record in zip((101, 103, 104), BATCH[1:], strict=True)]
-    assert len(decode_followers(decode_record(*BATCH[0]), 1, 101, rows, lambda *fields: fields)) == 1
+    assert len(_decoded(1, (101, 103, 104), BATCH[1:])) == 1
 
 
 def test_every_flipped_bit_ends_what_is_decoded_together() -> None:
@@ -203,6 +210,68 @@ def test_every_flipped_bit_ends_what_is_decoded_together() -> None:
         changed[bit // 8] ^= 1 << bit % 8
         changed_key, changed_data = bytes(changed[: len(key)]), bytes(changed[len(key) :])
         assert len(_followers([*BATCH[:2], (changed_key, changed_data), BATCH[3]])) == 1
+
+
+def _damaged(rng: random.Random, batch: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Records of a batch, some of them changed, missing, repeated, or in another order."""
+    found = list(batch)
+    for _ in range(rng.choice((0, 1, 1, 3))):
+        at, other = rng.randrange(len(found)), rng.randrange(len(found))
+        key, value = found[at]
+        cut = rng.randint(0, len(value) + 1)
+        flipped = bytearray(key + value)
+        if flipped:
+            flipped[rng.choice((0, 25, rng.randrange(70), -1)) % len(flipped)] ^= 1 << rng.randrange(8)
+        changed = (bytes(flipped[: len(key)]), bytes(flipped[len(key) :]))
+        head, payload = changed[1][:41], changed[1][45:]
+        sealed = changed[0], head + struct.pack(">I", crc32c(changed[0] + head + payload)) + payload
+        other_key, other_value = rng.choice(list(OTHERS.values()))
+        found[at : at + 1] = rng.choice(
+            (
+                [changed],
+                [sealed],
+                [sealed],
+                [(key[: rng.randrange(len(key) + 1)], value)],
+                [(key, value[:cut])],
+                [(key + b"\1", value), (key, value + b"?")],
+                [found[other]],
+                [(found[other][0], value)],
+                [(other_key, other_value)],
+                [(key, value), (key, value)],
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_damaged_and_odd_records_are_decoded_together_as_one_by_one(seed: int) -> None:
+    rng = random.Random(seed)
+    entries = [
+        (rng.randrange(3), rng.choice((0, 1, 5, 2**64 - 1)), rng.randbytes(rng.choice((0, 1, 90)))) for _ in range(9)
+    ]
+    batch = encode_batch(3, 2, RECORD.nonce, 5, entries)
+    first, at = decode_record(*batch[0]), rng.randrange(1, 9)
+    key, value = batch[-1]
+    head = value[:33] + struct.pack(">II", 9, 9)
+    beyond = key, head + struct.pack(">I", crc32c(key + head + value[45:])) + value[45:]
+    records = [*_damaged(rng, batch[at:]), beyond]
+    offsets = [100 + at + i for i in range(len(records))]
+    if not rng.randrange(4):
+        offsets[rng.randrange(len(offsets)) :] = range(500, 500 + len(offsets))
+    expected: list[tuple[int, int, bytes]] = []
+    for record, offset in zip(records, offsets, strict=False):
+        with contextlib.suppress(DamagedError, UnsupportedVersionError):
+            one = decode_record(*record)
+            place = (offset, one.region, one.epoch, one.nonce, one.batch, one.position, one.count, one.version)
+            at_end = 100 + at + len(expected), 3, 2, first.nonce, 5, at + len(expected), 9, 1
+            is_entry = one.kind is (RecordKind.ENTRY if one.sequence else RecordKind.TABLE_BEGIN)
+            if place == at_end and is_entry:
+                expected.append((one.table, one.sequence, bytes(one.payload)))
+                continue
+        break
+    keys, values = [key for key, _ in records], [value for _, value in records]
+    found = decode_followers(first, at, 100 + at, offsets[: len(records)], keys, values)
+    assert list(zip(*found, strict=True)) == expected
 
 
 def test_a_newer_version_is_told_from_damage() -> None:
