@@ -73,7 +73,7 @@ async def run(
                 )
             server = BookieServer(options, environment.disk, opened, dirs.all, environment.threads, tell=tell)
             location = NetworkLocation(options.region, options.rack)
-            info = BookieInfo(bookie, *split_host_port(environment.address), location)
+            info = BookieInfo(bookie, *split_host_port(environment.address), location, summaries=True)
 
             async def confirm() -> None:
                 await check_still_known(bookie, metadata)

@@ -31,21 +31,23 @@ from dlog.wire.bookie import (
     BatchRead,
     BatchReadDone,
     Code,
+    EntriesSummarized,
     EntryAdded,
     EntryRead,
     ReadEntry,
     Request,
     Response,
     ResponseDecoder,
+    SummarizeEntries,
     encode_request,
 )
 from dlog.wire.bookie_info import address_of
 from dlog.wire.framing import Buffer
 
 Resolve = Callable[[BookieId], tuple[str, int] | None]
-Question = tuple[int, int, int]  # key that matches a response: operation, ledger or batch number, entry
+Question = tuple[int, int, int]  # key that matches a response: operation, ledger or request number, entry
 
-_ADD, _READ, _BATCH = 1, 2, 3
+_ADD, _READ, _BATCH, _SUMMARY = 1, 2, 3, 4
 _CONNECTIONS_LOST = metrics.BOOKIE_CONNECTIONS_LOST
 _TIMEOUTS = metrics.BOOKIE_TIMEOUTS
 _LAGGING = metrics.BOOKIE_LAGGING
@@ -201,7 +203,7 @@ class BookieClient:
 class _InflightRequest:
     """One request in flight, its requesters, and the requests that it holds back."""
 
-    __slots__ = ("askers", "batch", "before", "held", "message", "sent_s", "size")
+    __slots__ = ("askers", "before", "held", "message", "number", "sent_s", "size")
 
     def __init__(
         self,
@@ -217,7 +219,7 @@ class _InflightRequest:
         self.size = size
         self.sent_s = sent_s
         self.held = held
-        self.batch = 0  # of a batch read: the request number that its requester gave
+        self.number = 0  # of a batch read or a summary: the request number that its requester gave
 
 
 class _Connection(asyncio.BufferedProtocol):
@@ -235,7 +237,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._decoder = ResponseDecoder()
         self._questions: dict[Question, _InflightRequest] = {}  # in flight, in the order sent
-        self._batches = 0
+        self._numbered = 0  # requests with a number so far
         self._out: list[Buffer] = []
         self._flushing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -253,10 +255,10 @@ class _Connection(asyncio.BufferedProtocol):
         elif isinstance(message, ReadEntry):
             question = (_READ, message.ledger, message.entry)
         else:
-            assert isinstance(message, BatchRead), "only adds and reads are sent to bookies"
-            self._batches += 1
-            number, message = message.request, replace(message, request=self._batches)
-            question = (_BATCH, self._batches, 0)
+            assert isinstance(message, BatchRead | SummarizeEntries), "no other requests are sent to bookies"
+            self._numbered += 1
+            number, message = message.request, replace(message, request=self._numbered)
+            question = (_BATCH if isinstance(message, BatchRead) else _SUMMARY, self._numbered, 0)
         same = self._questions.get(question)
         if same is None:
             self._send(question, message, [asker], [], number)
@@ -277,7 +279,7 @@ class _Connection(asyncio.BufferedProtocol):
         last = self._client.encoded
         _, buffers, size = last if last[0] is message else self._client.encode(message)
         asked = self._questions[question] = _InflightRequest(message, askers, held, size, self._clock.monotonic_s())
-        asked.batch = number
+        asked.number = number
         self.unanswered_bytes += size
         self._out += buffers
         if self._timer is None:
@@ -347,6 +349,8 @@ class _Connection(asyncio.BufferedProtocol):
             question = (_READ, response.ledger, response.entry)
         elif isinstance(response, BatchReadDone):
             question = (_BATCH, response.request, 0)
+        elif isinstance(response, EntriesSummarized):
+            question = (_SUMMARY, response.request, 0)
         else:
             raise ProtocolError("response without a request: op=AUTH")
         asked = self._questions.pop(question, None)
@@ -362,8 +366,8 @@ class _Connection(asyncio.BufferedProtocol):
                 # the bookie may have read before the later requesters asked, so their request is sent again
                 again = [(asker, message) for asker in asked.askers[asked.before :]] + again
                 del asked.askers[asked.before :]
-        elif isinstance(response, BatchReadDone):
-            response = replace(response, request=asked.batch)
+        elif isinstance(response, BatchReadDone | EntriesSummarized):
+            response = replace(response, request=asked.number)
         fact = Received(self._bookie, response)
         for asker in asked.askers:
             asker.post(fact)

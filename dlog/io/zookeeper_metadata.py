@@ -183,7 +183,7 @@ class ZooKeeperMetadata:
 
     async def register_bookie(self, info: BookieInfo, *, readonly: bool = False) -> None:
         writable_path, readonly_path = self._bookie_paths(info.bookie)
-        data = encode_address(info.host, info.port, info.location)
+        data = encode_address(info.host, info.port, info.location, summaries=info.summaries)
         await self._registrations.keep(readonly_path if readonly else writable_path, data)
         await self._registrations.drop(writable_path if readonly else readonly_path)
 
