@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 
 from actors.recovery.auditing import Auditing
+from actors.recovery.comparing import Comparing
 from actors.recovery.options import RecoveryOptions
 from actors.recovery.workers import RepairWorkers
 from dlog.events import Event, VariablesIgnored
@@ -66,6 +67,7 @@ async def serve(options: RecoveryOptions, name: str) -> None:
         limits = LedgersOptions(repair=RepairOptions(rate_bytes_per_s=options.worker_bytes_s))
         ledgers = await stack.enter_async_context(Ledgers(metadata, bookies, rng=rng, options=limits, on_event=_tell))
         auditing = Auditing(options, metadata, marks, metadata.auditor_election(name), _tell)
+        comparing = Comparing(options, ledgers, marks, lambda: auditing.is_auditor, _tell)
         workers = RepairWorkers(options, marks, ledgers, _tell, rng)
 
         def ready() -> tuple[int, dict[str, object]]:
@@ -85,6 +87,7 @@ async def serve(options: RecoveryOptions, name: str) -> None:
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(auditing.run(), name="auditor"),
+                tasks.create_task(comparing.run(), name="comparisons"),
                 tasks.create_task(workers.run(), name="repair workers"),
             ]
             await stopping.wait()

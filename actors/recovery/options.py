@@ -28,6 +28,9 @@ class RecoveryOptions:
     )
     check_s: float = option(3600.0, "longest time between two audits of all ledgers")
     retry_s: float = option(30.0, "time until an audit that missed a ledger is repeated")
+    compare_s: float = option(
+        3600.0, "time between two comparisons of the copies of all closed ledgers, by the auditor; 0: none"
+    )
     look_s: float = option(1.0, "time between two looks at registrations, votes and marks")
 
     workers: int = option(4, "ledgers repaired at the same time by this process")
@@ -41,6 +44,8 @@ class RecoveryOptions:
     def __post_init__(self) -> None:
         port_number(self, "http_port")
         check_positive(self, "lost_after_s", "check_s", "retry_s", "look_s", "workers", "backoff_s", "backoff_max_s")
+        if self.compare_s < 0:
+            raise ValueError(f"compare_s is 0 or more: value={self.compare_s}")
         if self.workers > 256:
             raise ValueError(f"workers is at most 256: value={self.workers}")
         if self.id:

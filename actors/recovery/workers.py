@@ -1,7 +1,8 @@
 """Workers that give marked ledgers their copies again.
 
 A worker locks a marked ledger, has the lost bookies' copies made on other bookies, and deletes the mark. A marked
-bookie that is registered again keeps its place: its copies are read, and missing ones are written again.
+bookie that is registered keeps its place: its copies are read, and missing ones are written again. If one of them does
+not match the ledger's digest, the bookie is replaced, for it never overwrites a copy.
 
 The last ensemble of a ledger that is not closed belongs to its writer, which replaces a lost bookie when it appends
 next. After `open_grace_s` the ledger is fenced and recovered instead.
@@ -33,6 +34,7 @@ from dlog.io import metrics
 from dlog.io.zookeeper_underreplication import MarkedLedger, ZooKeeperUnderreplication
 from dlog.ledger.events import EntriesUnreadable, MarkCompleted, RepairFailed
 from dlog.ledger.repair import OPEN_LEDGER, Repaired
+from dlog.ledger.repair_copying import OTHER_BYTES
 from dlog.ledger.verifying import BadRange, Verified
 from dlog.model.ids import BookieId, LedgerId
 from dlog.model.ledger import Fragment, LedgerMetadata
@@ -275,10 +277,19 @@ class RepairWorkers:
         verified = await self._ledgers.verify(ledger)
         bad = tuple(found for found in verified.ranges if found.bookie in back)
         done = await self._add(total, frozenset(), bad) if bad else total
-        done = replace(done, waits=total.waits or done.waits)
+        done = await self._replace_wrong(replace(done, waits=total.waits or done.waits))
         if done.waits and done.unreadable == total.unreadable:
             self._state(ledger).verified_below = verified_below
         return done
+
+    async def _replace_wrong(self, done: Repaired) -> Repaired:
+        """Replace bookies that hold other bytes for an entry than the ledger's digest admits: a bookie keeps the first
+        bytes that it acknowledged for an entry."""
+        wrong = frozenset(found.bookie for found in done.unreadable if OTHER_BYTES in found.reason)
+        if not wrong or done.waits:
+            return done
+        left = tuple(found for found in done.unreadable if found.bookie not in wrong)
+        return await self._add(replace(done, unreadable=left), wrong)
 
     async def _add(self, before: Repaired, gone: frozenset[BookieId], bad: tuple[BadRange, ...] = ()) -> Repaired:
         """Repair once, and return the result with the copies of this attempt's earlier repairs added."""

@@ -22,6 +22,7 @@ from dlog.errors import ConnectionLostError, DamagedError, ProtocolError
 from dlog.events import BookieLost, Event
 from dlog.io import local_transport, metrics
 from dlog.io.clock import SYSTEM_CLOCK, Clock
+from dlog.io.entry_lists import read_list
 from dlog.io.receive_buffers import buffer_for, received
 from dlog.machine import Fact, Peer, PeerLost, Received
 from dlog.model.ids import BookieId
@@ -42,6 +43,7 @@ from dlog.wire.bookie import (
     encode_request,
 )
 from dlog.wire.bookie_info import address_of
+from dlog.wire.bookie_v3_messages import ListEntries
 from dlog.wire.framing import Buffer
 
 Resolve = Callable[[BookieId], tuple[str, int] | None]
@@ -85,6 +87,18 @@ class BookieRequester:
 
     def close(self) -> None:
         self.post = _drop_fact
+
+
+class ListingRequester(BookieRequester):
+    """A BookieRequester that also sends ListEntries: each on a v3 connection of its own."""
+
+    __slots__ = ()
+
+    def send(self, peer: Peer, message: Any) -> None:
+        if isinstance(message, ListEntries):
+            self._client.list_entries(self, cast(BookieId, peer), message)
+        else:
+            super().send(peer, message)
 
 
 class BookieClient:
@@ -132,6 +146,25 @@ class BookieClient:
     def asker(self) -> BookieRequester:
         """A request sender for one machine. Close it."""
         return BookieRequester(self)
+
+    def listing_asker(self) -> ListingRequester:
+        """As `asker`, for requests that include ListEntries."""
+        return ListingRequester(self)
+
+    def list_entries(self, asker: BookieRequester, bookie: BookieId, message: ListEntries) -> None:
+        """Request a list of entries; the result is posted to the asker."""
+        if not self._open:
+            raise ConnectionLostError(f"bookie client is closed: bookie={bookie}", outcome_unknown=False)
+        self._tasks.create_task(self._list_entries(asker, bookie, message), name=f"list entries of {bookie}")
+
+    async def _list_entries(self, asker: BookieRequester, bookie: BookieId, message: ListEntries) -> None:
+        try:
+            host, port = self._address_of(bookie)
+            listed = await read_list(host, port, message, self.options.request_timeout_s)
+        except (OSError, ConnectionLostError, ProtocolError) as error:  # a timeout is an OSError too
+            asker.post(PeerLost(bookie, f"no list of entries: {error or type(error).__name__}"))
+        else:
+            asker.post(Received(bookie, listed))
 
     def unanswered_bytes(self, bookie: BookieId) -> int:
         """Bytes of requests to this bookie without a response."""
