@@ -34,7 +34,6 @@ from dlog.io import metrics
 from dlog.io.zookeeper_underreplication import MarkedLedger, ZooKeeperUnderreplication
 from dlog.ledger.events import EntriesUnreadable, MarkCompleted, RepairFailed
 from dlog.ledger.repair import OPEN_LEDGER, Repaired
-from dlog.ledger.repair_copying import OTHER_BYTES
 from dlog.ledger.verifying import BadRange, Verified
 from dlog.model.ids import BookieId, LedgerId
 from dlog.model.ledger import Fragment, LedgerMetadata
@@ -275,21 +274,16 @@ class RepairWorkers:
         if put_off is not None and verified_below is not None and put_off.verified_below == verified_below:
             return replace(total, waits=total.waits or OPEN_LEDGER)
         verified = await self._ledgers.verify(ledger)
-        bad = tuple(found for found in verified.ranges if found.bookie in back)
+        wrong = frozenset(found.bookie for found in verified.ranges if found.is_wrong and found.bookie in back)
+        bad = tuple(found for found in verified.ranges if found.bookie in back - wrong)
         done = await self._add(total, frozenset(), bad) if bad else total
-        done = await self._replace_wrong(replace(done, waits=total.waits or done.waits))
+        if wrong:
+            replaced = await self._add(done, wrong)
+            done = replace(replaced, waits=done.waits or replaced.waits)
+        done = replace(done, waits=total.waits or done.waits)
         if done.waits and done.unreadable == total.unreadable:
             self._state(ledger).verified_below = verified_below
         return done
-
-    async def _replace_wrong(self, done: Repaired) -> Repaired:
-        """Replace bookies that hold other bytes for an entry than the ledger's digest admits: a bookie keeps the first
-        bytes that it acknowledged for an entry."""
-        wrong = frozenset(found.bookie for found in done.unreadable if OTHER_BYTES in found.reason)
-        if not wrong or done.waits:
-            return done
-        left = tuple(found for found in done.unreadable if found.bookie not in wrong)
-        return await self._add(replace(done, unreadable=left), wrong)
 
     async def _add(self, before: Repaired, gone: frozenset[BookieId], bad: tuple[BadRange, ...] = ()) -> Repaired:
         """Repair once, and return the result with the copies of this attempt's earlier repairs added."""

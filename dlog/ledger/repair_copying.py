@@ -17,7 +17,6 @@ RANGES_MAX = 64  # of entries that cannot be copied to a bookie that stays; more
 PACE = "pace"  # key of the timer
 PACE_S = 0.1
 USELESS = (Code.UNAUTHORIZED, Code.NO_LEDGER, Code.READ_ONLY)  # replies of a target that will not change soon
-OTHER_BYTES = "holds other bytes, which are never overwritten"
 STEP = "step"  # key of the timer
 STEP_S = 0.001
 STEP_ENTRIES = 256  # begun in one call of a state machine: some ms; the rest follows after STEP_S
@@ -288,7 +287,7 @@ class StripeCopying:
             self._list(
                 answer.entry,
                 answer.entry,
-                f"{bookie} {OTHER_BYTES}: replace the bookie",
+                f"{bookie} holds other bytes, which are never overwritten: replace the bookie",
             )
         elif answer.code in USELESS:
             self.is_foreign = self.is_foreign or answer.code is Code.UNAUTHORIZED

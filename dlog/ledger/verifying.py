@@ -31,7 +31,8 @@ class Verify:
 class BadRange:
     """A bookie's copies of entries first..last, of those it should hold, that are missing or do not verify.
 
-    kind: "damaged" or "thin", as the entries are. why: the reason for the first of them.
+    kind: "damaged" or "thin", as the entries are. why: the reason for the first of them. is_wrong: the bookie holds
+    copies that do not verify, while another one's do.
     """
 
     first: EntryId
@@ -39,6 +40,7 @@ class BadRange:
     bookie: BookieId
     kind: str
     why: str
+    is_wrong: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class LedgerVerifier:
         self._checks: dict[int, _Check] = {}
         self._damaged: list[tuple[EntryId, str]] = []
         self._thin: list[tuple[EntryId, str]] = []
-        self._bad: list[tuple[BookieId, str, EntryId, str]] = []  # bookie, kind, entry, why
+        self._bad: list[tuple[BookieId, str, EntryId, str, bool]] = []  # bookie, kind, entry, why, is_wrong
         self._effects: list[Effect] = []
 
     def handle(self, fact: Fact) -> list[Effect]:
@@ -136,23 +138,25 @@ class LedgerVerifier:
             self._damaged.append((entry, f"copies={check.good} missing: {_told(check.missing)}"))
         elif check.missing:
             self._thin.append((entry, _told(check.missing)))
-            self._bad += [(bookie, "thin", entry, why) for bookie, why in check.missing.items()]
+            self._bad += [(bookie, "thin", entry, why, False) for bookie, why in check.missing.items()]
             return
-        self._bad += [(bookie, "damaged", entry, why) for bookie, why in (check.wrong | check.missing).items()]
+        is_known = check.good > 0
+        self._bad += [(bookie, "damaged", entry, why, is_known) for bookie, why in check.wrong.items()]
+        self._bad += [(bookie, "damaged", entry, why, False) for bookie, why in check.missing.items()]
 
     def _ranges(self) -> tuple[BadRange, ...]:
         """Merge consecutive bad entries of a bookie that have the same kind."""
         found: list[BadRange] = []
-        for bookie, kind, entry, why in sorted(self._bad):
+        for bookie, kind, entry, why, is_wrong in sorted(self._bad):
             last = found[-1] if found else None
             if (
                 last is not None
-                and (last.bookie, last.kind) == (bookie, kind)
+                and (last.bookie, last.kind, last.is_wrong) == (bookie, kind, is_wrong)
                 and self._follows(bookie, last.last, entry)
             ):
                 found[-1] = replace(last, last=entry)
             else:
-                found.append(BadRange(entry, entry, bookie, kind, why))
+                found.append(BadRange(entry, entry, bookie, kind, why, is_wrong))
         return tuple(sorted(found, key=lambda bad: (bad.first, bad.bookie)))
 
     def _follows(self, bookie: BookieId, last: EntryId, entry: EntryId) -> bool:
