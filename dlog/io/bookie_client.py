@@ -123,6 +123,7 @@ class BookieClient:
         self._rng = rng
         self._on_event = on_event
         self._tasks = asyncio.TaskGroup()
+        self._listing: set[asyncio.Task[None]] = set()
         self._open = False
         self.connections: dict[BookieId, _Connection] = {}
         self._resting: dict[BookieId, tuple[int, float]] = {}  # back-off: failures in a row, end (monotonic)
@@ -141,6 +142,8 @@ class BookieClient:
         self._open = False
         for connection in list(self.connections.values()):
             connection.lose("client closed", quietly=True)
+        for task in self._listing:
+            task.cancel()
         await self._tasks.__aexit__(kind, error, trace)
 
     def asker(self) -> BookieRequester:
@@ -155,7 +158,9 @@ class BookieClient:
         """Request a list of entries; the result is posted to the asker."""
         if not self._open:
             raise ConnectionLostError(f"bookie client is closed: bookie={bookie}", outcome_unknown=False)
-        self._tasks.create_task(self._list_entries(asker, bookie, message), name=f"list entries of {bookie}")
+        task = self._tasks.create_task(self._list_entries(asker, bookie, message), name=f"list entries of {bookie}")
+        self._listing.add(task)
+        task.add_done_callback(self._listing.discard)
 
     async def _list_entries(self, asker: BookieRequester, bookie: BookieId, message: ListEntries) -> None:
         try:

@@ -56,7 +56,7 @@ from dlog.wire.bookie_availability import EntryList
 from dlog.wire.bookie_v3_messages import EntriesListed, ListEntries
 from dlog.wire.digest import Digest, DigestMismatch
 
-PARTS_AT_ONCE = 4
+PARTS_AT_ONCE = 2
 RANGES_MAX = 1000
 DIFFERING_MAX = 16  # entries with differing copies that are read; of further ones no copy counts as wrong
 
