@@ -30,7 +30,7 @@ from dlog.model.ledger import DigestType, Fragment, LedgerKey, LedgerMetadata, L
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import AddEntry, Code, EntryAdded
 from dlog.wire.digest import Digest
-from tests.integration.cluster import BookieCluster, start_bookies
+from tests.integration.cluster import BookieCluster, ServerProcess, start_bookies
 from tests.integration.recovery.polling import until
 
 pytestmark = pytest.mark.zookeeper
@@ -220,3 +220,41 @@ async def test_lists_of_bookies_without_summaries(process: Process, monkeypatch:
     monkeypatch.setattr(process.metadata, "known_members", others)
     by_lists: Compared = await process.ledgers.compare(ledger)
     assert by_lists == with_summaries
+
+
+async def test_a_recovery_process_compares_and_repairs(process: Process, four: BookieCluster, tmp_path: Path) -> None:
+    a, b, c, _ = await process.bookie_ids()
+    ledger = await process.store((a, b, c), lacks={7: b})
+    flags = ("--zookeeper", four.hosts, "--namespace", four.namespace, "--look-s", "0.1", "--compare-s", "0.2")
+    recovery = ServerProcess("actors.recovery", tmp_path / "recovery", *flags)
+    recovery.start()
+    try:
+
+        async def is_whole() -> bool:
+            await asyncio.sleep(0.2)
+            return not (await process.ledgers.verify(ledger)).ranges
+
+        await until(is_whole)
+    finally:
+        assert recovery.stop() == 0
+    assert (await process.ledgers.metadata_of(ledger)).fragments == (Fragment(EntryId(0), (a, b, c)),)
+
+
+async def test_the_rate_is_limited(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, c, _ = await process.bookie_ids()
+    await process.store((a, b, c))
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def pause(delay_s: float) -> None:
+        pauses.append(delay_s)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    for rate in (0, 1):
+        pauses.clear()
+        comparing = Comparing(
+            replace(QUICK, compare_entries_s=rate), process.ledgers, process.marks, lambda: True, process.events.append
+        )
+        await comparing._compare_all()
+        assert any(pause_s > 50 for pause_s in pauses) is bool(rate), "100 entries at 1 a second"
