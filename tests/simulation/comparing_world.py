@@ -50,7 +50,7 @@ class Violation(AssertionError):
 
 @dataclass(slots=True)
 class Copies:
-    """What one bookie has. ever: entries that it had at any time since the comparison began."""
+    """What one bookie has. at_start: entries that it had when the comparison began."""
 
     packets: dict[int, bytes]
     at_start: set[int]
@@ -92,11 +92,10 @@ class ComparingWorld:
     def holders(self, entry: int) -> tuple[BookieId, ...]:
         return self.value.bookies_of(entry)
 
-    def packet(self, entry: int, *, body: bytes | None = None, lac: int | None = None, breaks: bool = False) -> bytes:
+    def packet(self, entry: int, *, body: bytes | None = None, lac: int | None = None) -> bytes:
         payload = b"%04d" % (entry % 7) if body is None else body
         lac = entry - 1 if lac is None else lac
-        made = b"".join(bytes(p) for p in self.digest.pack(entry, lac, 4 * (entry + 1), (payload,)))
-        return made[:-1] + bytes([made[-1] ^ 1]) if breaks else made
+        return b"".join(bytes(p) for p in self.digest.pack(entry, lac, 4 * (entry + 1), (payload,)))
 
     def _draw_copies(self) -> dict[BookieId, Copies]:
         """What each bookie has: all, but for random holes, other LACs, and now and then another content."""
@@ -120,7 +119,6 @@ class ComparingWorld:
                     del copy.packets[entry]
             if rng.random() < 0.2 and copy.packets:
                 for entry in rng.sample(sorted(copy.packets), min(rng.randint(1, 3), len(copy.packets))):
-                    # a flip beside its digest is not seen by a summary, so the digest field itself is broken, too
                     copy.packets[entry] = self._other(entry)
             copy.at_start = set(copy.packets)
         return copies
