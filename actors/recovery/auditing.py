@@ -17,6 +17,7 @@ from actors.recovery.options import RecoveryOptions
 from dlog.errors import DLogError, MetadataUnavailableError
 from dlog.events import Event
 from dlog.io import metrics
+from dlog.io.bookie_locations import BookieLocations
 from dlog.io.clock import unix_ms
 from dlog.io.metadata import LedgerMetadataStore, Membership
 from dlog.io.zookeeper_election import AuditorElection
@@ -60,6 +61,7 @@ class Auditing:
         self._metadata = metadata
         self._marks = marks
         self._election = election
+        self._locations = BookieLocations(metadata)
         self._tell = tell
         self._machine: Auditor | None = None  # None: not elected, or repair is disabled
         self._tasks: asyncio.TaskGroup
@@ -84,6 +86,7 @@ class Auditing:
                             await self._news.wait()
         finally:
             unsubscribe()
+            self._locations.close()
             self._stop()
 
     async def _look(self) -> None:
@@ -102,7 +105,13 @@ class Auditing:
         if self._machine is None:
             options = self._options
             self._machine = Auditor(
-                AuditorOptions(lost_after_s=options.lost_after_s, check_s=options.check_s, retry_s=options.retry_s)
+                AuditorOptions(
+                    lost_after_s=options.lost_after_s,
+                    check_s=options.check_s,
+                    retry_s=options.retry_s,
+                    placement_check_s=options.placement_check_s,
+                ),
+                self._locations.locate,
             )
             self._tell(AuditorElected())
         if counted is not None:
@@ -118,6 +127,7 @@ class Auditing:
             self._scanning = None
         metrics.UNDER_REPLICATED_LEDGERS.set(0)  # the elected auditor counts
         metrics.OLDEST_MARK_SECONDS.set(0)
+        metrics.MISPLACED_LEDGERS.set(0)
         self._count_due_s = 0.0
 
     async def _count(self) -> tuple[int, float] | None:
@@ -158,6 +168,7 @@ class Auditing:
         self._count_due_s = 0.0  # count what was marked
         self._news.set()
         self._perform(machine, machine.handle(ScanEnded(number, reason)))
+        metrics.MISPLACED_LEDGERS.set(machine.misplaced)
 
     async def _judge(self, machine: Auditor, number: int, page: Sequence[LedgerId]) -> None:
         async with asyncio.TaskGroup() as tasks:

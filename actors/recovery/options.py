@@ -27,6 +27,9 @@ class RecoveryOptions:
         "if it is longer",
     )
     check_s: float = option(3600.0, "longest time between two audits of all ledgers")
+    placement_check_s: float = option(
+        3600.0, "longest time between two audits of where the copies of closed ledgers lie; 0: there are none"
+    )
     retry_s: float = option(30.0, "time until an audit that missed a ledger is repeated")
     compare_s: float = option(
         3600.0, "time between two comparisons of the copies of all closed ledgers, by the auditor; 0: none"
@@ -50,6 +53,8 @@ class RecoveryOptions:
         for name, value in (("compare_s", self.compare_s), ("compare_entries_s", self.compare_entries_s)):
             if value < 0:
                 raise ValueError(f"{name} is 0 or more: value={value}")
+        if self.placement_check_s < 0:
+            raise ValueError(f"placement_check_s is at least 0, which is never: value={self.placement_check_s}")
         if self.workers > 256:
             raise ValueError(f"workers is at most 256: value={self.workers}")
         if self.id:

@@ -34,9 +34,9 @@ from dlog.io import metrics
 from dlog.io.zookeeper_underreplication import MarkedLedger, ZooKeeperUnderreplication
 from dlog.ledger.events import EntriesUnreadable, MarkCompleted, RepairFailed
 from dlog.ledger.repair import OPEN_LEDGER, Repaired
-from dlog.ledger.verifying import BadRange, Verified
 from dlog.model.ids import BookieId, LedgerId
 from dlog.model.ledger import Fragment, LedgerMetadata
+from dlog.model.verification import BadRange, Verified
 
 CANDIDATES_MAX = 500  # marked ledgers that are listed at once
 PUT_OFF_MAX = 10_000  # ledgers whose failures are remembered
@@ -49,6 +49,7 @@ _OPEN = (
     "a bookie of its last ensemble is back and lacks entries: it gets them once the ledger's writer has closed the "
     "ledger or replaced the bookie; nothing has to be done"
 )
+_MORE = "more ranges of copies are missing on bookies that are back than one verification lists; the rest follows"
 _GRACE = "its writer may still replace the lost bookie"
 _NO_REPLACEMENT = (
     "no bookie can replace the lost ones of its last ensemble, start more where its placement policy allows them; the "
@@ -280,6 +281,8 @@ class RepairWorkers:
         if wrong:
             replaced = await self._add(done, wrong)
             done = replace(replaced, waits=done.waits or replaced.waits)
+        if any(bookie in back for bookie, _ in verified.omitted):
+            return replace(done, waits=_MORE)
         done = replace(done, waits=total.waits or done.waits)
         if done.waits and done.unreadable == total.unreadable:
             self._state(ledger).verified_below = verified_below

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dlog.cli.discovery import zookeeper, zookeeper_options
-from dlog.cli.output import MutatingCommand, say, say_json, say_table
+from dlog.cli.output import CommandError, MutatingCommand, say, say_json, table_lines
+from dlog.cli.watch import ended_by_interrupt, watch
 from dlog.hostport import join_host_port
 from dlog.io.clock import unix_ms
+from dlog.options import parse_duration_s
 
 if TYPE_CHECKING:
     from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 
 LEDGERS_COUNTED_MAX = 100_000
+WATCH_S, WATCH_MIN_S = 1.0, 0.1  # between two states that --watch shows
 _COLUMNS = ("role", "id", "address", "state", "rack", "region")
 
 
@@ -63,20 +67,57 @@ def init(hosts: str | None, namespace: str | None, directory: str | None, wait_s
 
 
 @cluster.command()
+@click.option("--watch", "-w", "watches", is_flag=True, help="Show it again and again until Ctrl-C.")
+@click.option("--every", metavar="TIME", help="With --watch: pause before it is read again. Default 1s.")
 @zookeeper_options
-def status(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
-    """List the registered processes, and count streams, ledgers, and ledgers that lack copies."""
-    told = asyncio.run(_status(hosts, namespace, directory))
-    if as_json:
-        say_json(told)
-        return
-    say(f"cluster    {told['instance_id']}")
-    say(f"zookeeper  {told['zookeeper']}, namespace {told['namespace']}")
+def status(
+    watches: bool, every: str | None, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool
+) -> None:
+    """List the registered processes, and count streams, ledgers, and ledgers that lack copies.
+
+    With --watch and --json, one document on each line.
+    """
+    if every is not None and not watches:
+        raise CommandError(f"--every is for --watch: every={every}", "add --watch, or leave out --every")
+    every_s = WATCH_S if every is None else parse_duration_s(every)
+    if every_s < WATCH_MIN_S:
+        raise CommandError(f"the pause is too short: every={every}", f"give --every at least {WATCH_MIN_S * 1000:g}ms")
+
+    async def work() -> None:
+        async with metadata_of(hosts, namespace, directory) as (metadata, found, path):
+
+            async def read() -> dict[str, Any]:
+                return await _status(metadata, found, path)
+
+            if watches:
+                with ended_by_interrupt():
+                    await watch(read, _timed_lines, every_s=every_s, as_json=as_json)
+                return
+            told = await read()
+        if as_json:
+            say_json(told)
+            return
+        for line in _lines(told):
+            say(line)
+
+    asyncio.run(work())
+
+
+def _timed_lines(told: dict[str, Any]) -> list[str]:
+    time = datetime.fromtimestamp(told["unix_ms"] / 1000, UTC).isoformat(timespec="seconds")
+    return [f"time       {time}", *_lines(told)]
+
+
+def _lines(told: dict[str, Any]) -> list[str]:
     more = " or more" if told["ledgers"] >= LEDGERS_COUNTED_MAX else ""
-    say(f"holds      {told['streams']:,} streams, {told['ledgers']:,} ledgers{more}")
-    say(f"repair     {_repair_text(told)}")
-    say("")
-    say_table(_COLUMNS, ([member[column] for column in _COLUMNS] for member in told["members"]))
+    return [
+        f"cluster    {told['instance_id']}",
+        f"zookeeper  {told['zookeeper']}, namespace {told['namespace']}",
+        f"holds      {told['streams']:,} streams, {told['ledgers']:,} ledgers{more}",
+        f"repair     {_repair_text(told)}",
+        "",
+        *table_lines(_COLUMNS, ([member[column] for column in _COLUMNS] for member in told["members"])),
+    ]
 
 
 def _repair_text(told: dict[str, Any]) -> str:
@@ -90,34 +131,34 @@ def _repair_text(told: dict[str, Any]) -> str:
     return f"{count:,}{more} ledgers under-replicated{oldest}{off}"
 
 
-async def _status(hosts: str | None, namespace: str | None, directory: str | None) -> dict[str, Any]:
-    async with metadata_of(hosts, namespace, directory) as (metadata, found, path):
-        members = await metadata.members()
-        ledgers = 0
-        async for _ in metadata.ledgers():
-            ledgers += 1
-            if ledgers >= LEDGERS_COUNTED_MAX:
-                break
-        marks = metadata.underreplication("status")
-        found_marks = await marks.summary()
-        oldest_ms = found_marks.oldest_ctime_ms
-        bookies = [
-            ("bookie", b.bookie, join_host_port(b.host, b.port), state, b.location.rack, b.location.region)
-            for found_there, state in ((members.writable, "writable"), (members.readonly, "read-only"))
-            for b in found_there.values()
-        ]
-        proxies = [
-            (f"{p.role} proxy", p.proxy, p.address, "registered", None, None)
-            for p in (*members.write_proxies.values(), *members.read_proxies.values())
-        ]
-        return {
-            "instance_id": await metadata.instance_id(),
-            "zookeeper": found,
-            "namespace": path,
-            "streams": len(await metadata.streams()),
-            "ledgers": ledgers,
-            "under_replicated": found_marks.ledgers,
-            "oldest_mark_s": None if oldest_ms is None else max(0, unix_ms() - oldest_ms) // 1000,
-            "repair_disabled": await marks.is_disabled(),
-            "members": [dict(zip(_COLUMNS, member, strict=True)) for member in (*sorted(bookies), *sorted(proxies))],
-        }
+async def _status(metadata: ZooKeeperMetadata, hosts: str, namespace: str) -> dict[str, Any]:
+    members = await metadata.members()
+    ledgers = 0
+    async for _ in metadata.ledgers():
+        ledgers += 1
+        if ledgers >= LEDGERS_COUNTED_MAX:
+            break
+    marks = metadata.underreplication("status")
+    found_marks = await marks.summary()
+    oldest_ms = found_marks.oldest_ctime_ms
+    bookies = [
+        ("bookie", b.bookie, join_host_port(b.host, b.port), state, b.location.rack, b.location.region)
+        for found_there, state in ((members.writable, "writable"), (members.readonly, "read-only"))
+        for b in found_there.values()
+    ]
+    proxies = [
+        (f"{p.role} proxy", p.proxy, p.address, "registered", None, None)
+        for p in (*members.write_proxies.values(), *members.read_proxies.values())
+    ]
+    return {
+        "instance_id": await metadata.instance_id(),
+        "unix_ms": unix_ms(),
+        "zookeeper": hosts,
+        "namespace": namespace,
+        "streams": len(await metadata.streams()),
+        "ledgers": ledgers,
+        "under_replicated": found_marks.ledgers,
+        "oldest_mark_s": None if oldest_ms is None else max(0, unix_ms() - oldest_ms) // 1000,
+        "repair_disabled": await marks.is_disabled(),
+        "members": [dict(zip(_COLUMNS, member, strict=True)) for member in (*sorted(bookies), *sorted(proxies))],
+    }

@@ -8,11 +8,11 @@ import random
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dlog.cli import verification
 from dlog.cli.cluster import metadata_of
 from dlog.cli.discovery import zookeeper_options
 from dlog.cli.output import (
@@ -32,10 +32,11 @@ from dlog.model.ids import NO_ENTRY, EntryId, LedgerId
 
 if TYPE_CHECKING:
     from dlog.io.ledgers import Ledgers
-    from dlog.ledger.verifying import Verified
     from dlog.model.ledger import LedgerMetadata
+    from dlog.model.verification import Verified
 
 READ_BYTES = 1024 * 1024
+VERIFIED_AT_ONCE = 4
 
 
 @asynccontextmanager
@@ -156,25 +157,66 @@ def read(
 
 
 @ledger.command()
-@click.argument("number", metavar="LEDGER", type=click.IntRange(0, 2**63 - 1))
+@click.argument("number", metavar="[LEDGER]", type=click.IntRange(0, 2**63 - 1), required=False)
+@click.option("--all", "is_all", is_flag=True, help="Verify every ledger of the cluster.")
+@click.option(
+    "--at-once",
+    type=click.IntRange(1, 256),
+    metavar="N",
+    help=f"With --all: ledgers verified at the same time. Default {VERIFIED_AT_ONCE}.",
+)
 @zookeeper_options
-def verify(number: int, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> int:
-    """Read every entry of LEDGER from every replica and check it. Repairs nothing. Exit 1 if one is wrong."""
+def verify(
+    number: int | None,
+    is_all: bool,
+    at_once: int | None,
+    hosts: str | None,
+    namespace: str | None,
+    directory: str | None,
+    as_json: bool,
+) -> int:
+    """Read every entry of LEDGER, or of all ledgers, from every replica and check it. Repairs nothing. Exit 1 if one is
+    wrong.
+
+    Open ledgers are checked up to the last confirmed entry. With --all, a line for each ledger that is not whole, then
+    the sums; a ledger that cannot be verified stops no other one.
+    """
+    if number is None:
+        if not is_all:
+            raise CommandError("no ledger is named", "name one that `dlog ledger ls` lists, or add --all")
+        return asyncio.run(_verify_all(at_once or VERIFIED_AT_ONCE, hosts, namespace, directory, as_json))
+    if is_all or at_once is not None:
+        option = "--all" if is_all else "--at-once"
+        raise CommandError(
+            f"a LEDGER and {option} exclude each other: ledger={number}", f"leave out LEDGER or {option}"
+        )
+    one = LedgerId(number)
 
     async def work() -> Verified:
         async with ledgers_of(hosts, namespace, directory) as ledgers:
-            return await ledgers.verify(LedgerId(number))
+            return await ledgers.verify(one)
 
     found = asyncio.run(work())
-    wrong = len(found.damaged) + len(found.thin)
     if as_json:
-        say_json({"ledger": number, "entries": found.entries, "wrong": [asdict(bad) for bad in found.ranges]})
+        say_json(verification.as_dict(one, found))
     else:
-        for bad in found.ranges:
-            entries = f"entry {bad.first} is" if bad.first == bad.last else f"entries {bad.first} to {bad.last} are"
-            say(f"{entries} {bad.kind}: {bad.bookie}: {bad.why}")
-        say(f"{found.entries:,} entries checked on every replica, {wrong:,} wrong")
-    return EXIT_FAILED if wrong else EXIT_OK
+        verification.say_ranges(found)
+    return EXIT_FAILED if found.below_write_quorum else EXIT_OK
+
+
+async def _verify_all(
+    at_once: int, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool
+) -> int:
+    def tell(ledger: LedgerId, found: Verified | DLogError) -> None:
+        verification.say_found(ledger, found, as_json=as_json)
+
+    async with ledgers_of(hosts, namespace, directory) as ledgers:
+        with verification.progress(quiet=as_json) as show:
+            totals = await verification.verify_all(ledgers, at_once, tell, show)
+    verification.say_totals(totals, as_json=as_json)
+    if totals.bad_ledgers:
+        note("`dlog ledger verify LEDGER` lists the bad copies of a ledger")
+    return EXIT_OK if totals.is_good else EXIT_FAILED
 
 
 @ledger.command(

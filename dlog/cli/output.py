@@ -252,6 +252,12 @@ def say_json(value: Any) -> None:
 
 def say_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print a table; numbers are right-aligned. Raises OutputLostError."""
+    for line in table_lines(head, rows):
+        say(line)
+
+
+def table_lines(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    """The lines of a table, as `say_table` prints them."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
     right = [bool(cells) and all(_is_number(row[i]) for row in cells) for i in range(len(head))]
@@ -260,7 +266,7 @@ def say_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
             cell.rjust(width) if to_right else cell.ljust(width)
             for cell, width, to_right in zip(row, widths, right, strict=True)
         )
-        say(line.rstrip())
+        yield line.rstrip()
 
 
 def confirm(question: str, without: str) -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import signal
 import struct
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import click
 
 from dlog.cli.discovery import cluster_options, target
 from dlog.cli.output import EXIT_FAILED, EXIT_OK, CommandError, note, say_bytes
+from dlog.cli.watch import ended_by_interrupt
 from dlog.client.client import connect
 from dlog.client.position import START, TAIL, Position, at_dlsn, at_time, at_txid, begin_of
 from dlog.client.record import RecordBatch
 from dlog.errors import ConfigError, TruncatedError
-from dlog.io.children import on_signals
 from dlog.io.clock import unix_ms
 from dlog.model.ids import stream_name
 from dlog.options import parse_duration_s, parse_unix_ms
@@ -100,18 +100,8 @@ def read(
 async def _read(
     to: str, stream: str, start: Position, follow: bool, limit: int | None, shape: Callable[[RecordBatch], bytes]
 ) -> int:
-    task = asyncio.current_task()
-    assert task is not None
-    interrupted = has_read = has_lost = False
-
-    def stop(_: signal.Signals) -> None:
-        nonlocal interrupted
-        interrupted = True
-        task.cancel()
-
-    if follow:
-        on_signals((signal.SIGINT,), stop)
-    try:
+    has_read = has_lost = False
+    with ended_by_interrupt() if follow else nullcontext():
         async with connect(to) as client:
             await client.reach()
             begin = start
@@ -126,9 +116,6 @@ async def _read(
                         raise
                     has_lost, begin = True, at_dlsn(error.first)
                     note(f"the records before {error.first} are gone, reading from there: stream={stream}")
-    except asyncio.CancelledError:
-        if not interrupted:
-            raise
     return EXIT_FAILED if has_lost else EXIT_OK
 
 

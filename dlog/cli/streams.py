@@ -58,6 +58,11 @@ _SETTINGS_OPTIONS = (
         help="Copies that must be synced to disk before an append is acknowledged.",
     ),
     click.option(
+        "--min-regions",
+        type=click.IntRange(1),
+        help="Regions whose bookies must hold an append before it is acknowledged (`dlog bookie ls` shows regions).",
+    ),
+    click.option(
         "--retention",
         metavar="TIME",
         help="How long a completed segment is kept, such as 72h; 0: for ever.",
@@ -75,7 +80,7 @@ _SETTINGS_OPTIONS = (
 
 def _settings(given: Mapping[str, Any]) -> SettingsChanges:
     """The settings among a command's options. Raises click.BadParameter, InvalidRequestError."""
-    names = ("store", "ensemble", "write_quorum", "ack_quorum")
+    names = ("store", "ensemble", "write_quorum", "ack_quorum", "min_regions")
     settings: dict[str, Any] = {name: given[name] for name in names if given[name] is not None}
     if given["retention"] is not None:
         settings["retention_s"] = parse_duration_s(given["retention"])

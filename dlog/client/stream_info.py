@@ -17,14 +17,15 @@ class SettingsChanges(TypedDict, total=False):
     """Settings by name, as `create` and `alter` take them; see StreamSettings.
 
     A store refuses the settings of another one: ensemble (bookies of a segment, over which its entries are striped),
-    write_quorum (copies of each entry) and ack_quorum (copies that must be synced to disk before an append is
-    acknowledged) are those of the store `ledger`.
+    write_quorum (copies of each entry), ack_quorum (copies that must be synced to disk before an append is
+    acknowledged) and min_regions (regions that those copies must stand in) are those of the store `ledger`.
     """
 
     store: str
     ensemble: int
     write_quorum: int
     ack_quorum: int
+    min_regions: int
     segment_bytes: int
     segment_age_s: float
     retention_s: float

@@ -60,17 +60,19 @@ from dlog.ledger.recovery import LedgerRecoverer, Recover, Recovered, RecoveryOp
 from dlog.ledger.repair import LedgerRepairer, Repair, Repaired, RepairOptions
 from dlog.ledger.spread_placement import SpreadPlacement
 from dlog.ledger.tailing import LedgerLac, LedgerTailer, ReadLac
-from dlog.ledger.verifying import BadRange, LedgerVerifier, Verified, Verify
+from dlog.ledger.verifying import LedgerVerifier, Verify
 from dlog.ledger.vetting import LedgerVetter, Vet, Vetted
 from dlog.machine import Conflict, Machine, Missing, OutcomeUnknown, Versioned
 from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from dlog.model.ledger import DigestType, Fragment, LedgerKey, LedgerMetadata
 from dlog.model.quorum import Quorum
+from dlog.model.verification import BadRange, Verified
 from dlog.options import option
 from dlog.wire.digest import Digest
 
 CREATE_ATTEMPTS = 64  # ids tried per ledger; ids are in use if the generator was restored from a backup
 AHEAD_MAX = 2048  # ids drawn at once to get past those in use
+_LATE_COPIES_S = 1.0  # for copies beyond the ack quorum that a writer has not sent yet, or that are not yet stored
 _VET_RETRY_S = 0.2  # until bookies that did not confirm an unused id are asked again, if there are no others
 
 
@@ -160,10 +162,10 @@ class Ledgers:
         members = self._metadata.known_members()
         return len(members.writable) + len(members.readonly)
 
-    def placement_refusal(self, quorum: Quorum) -> str:
+    def placement_refusal(self, quorum: Quorum, min_regions: int = 1) -> str:
         """Why the registered bookies cannot keep the placement policy, if it is strict; empty: they can, or need not.
         As far as this client knows."""
-        policy, locations = self._policy(), self._locations
+        policy, locations = self._policy(min_regions), self._locations
         if not policy.strict:
             return ""
         placement = SpreadPlacement(policy, lambda _: list(locations.registered()), locations.locate, self._rng)
@@ -184,17 +186,19 @@ class Ledgers:
         digest: DigestType | None = None,
         password: bytes | None = None,
         custom: tuple[tuple[str, bytes], ...] = (),
+        min_regions: int = 1,
     ) -> LedgerWriter:
         """Create a ledger under an id that metadata and every bookie of its ensemble do not know; return its writer.
 
         ensemble_min: smallest ensemble to accept when too few bookies are writable; None: the quorum's ensemble.
-        custom: stored in the ledger's metadata. Raises NotEnoughBookiesError or MetadataUnavailableError (an empty
+        custom: stored in the ledger's metadata. min_regions: regions that must hold an entry before it is confirmed,
+        also by a recovery of the ledger. Raises NotEnoughBookiesError or MetadataUnavailableError (an empty
         ledger may remain). Cancelling may leave an empty ledger too.
         """
         digest = self.options.digest if digest is None else digest
         password = self.options.password if password is None else password
         least = quorum.ensemble if ensemble_min is None else ensemble_min
-        policy = self._policy()
+        policy = self._policy(min_regions)
         placement = self._placement(policy)
         ahead = 1
         for _ in range(CREATE_ATTEMPTS):
@@ -335,17 +339,34 @@ class Ledgers:
         metadata = await self.metadata_of(ledger)
         if metadata.is_closed:
             return metadata.last_entry
-        machine = TailFinder(ledger, self._digest(ledger, metadata, password))
+        suffices = self._spread.for_ledger(metadata).suffices
+        machine = TailFinder(ledger, self._digest(ledger, metadata, password), suffices=suffices)
         async with self._visiting(machine, ledger, "finder") as driver:
             seen: LedgerLac = await driver.ask(FindTail())
             return seen.lac
 
     async def verify(self, ledger: LedgerId, *, password: bytes | None = None) -> Verified:
-        """Read every entry up to the end (or the LAC) from every replica and check it; repairs nothing."""
+        """Read every entry up to the end from every replica and check it; repairs nothing.
+
+        An open ledger is checked up to its LAC; if it has bad copies, once more after a moment, since its writer may
+        still have been sending them. Raises LedgerNotFoundError, MetadataUnavailableError, UnavailableError (the LAC
+        cannot be known now). Cancelling is safe.
+        """
         metadata = await self.metadata_of(ledger)
-        last = metadata.last_entry if metadata.is_closed else await self.last_confirmed(ledger, password=password)
+        if metadata.is_closed:
+            return await self._verify(ledger, metadata, metadata.last_entry, password)
+        lac = await self.last_confirmed(ledger, password=password)
+        verified = await self._verify(ledger, metadata, lac, password)
+        if verified.below_write_quorum:
+            await asyncio.sleep(_LATE_COPIES_S)
+            verified = await self._verify(ledger, await self.metadata_of(ledger), lac, password)
+        return verified
+
+    async def _verify(
+        self, ledger: LedgerId, metadata: LedgerMetadata, last: EntryId, password: bytes | None
+    ) -> Verified:
         if last == NO_ENTRY:
-            return Verified(0, (), ())
+            return Verified(0)
         machine = LedgerVerifier(ledger, metadata, self._digest(ledger, metadata, password))
         async with self._visiting(machine, ledger, "verifier") as driver:
             verified: Verified = await driver.ask(Verify(last))
@@ -496,9 +517,9 @@ class Ledgers:
     def _digest(self, ledger: LedgerId, metadata: LedgerMetadata, password: bytes | None) -> Digest:
         return Digest(ledger, metadata.digest, metadata.password if password is None else password)
 
-    def _policy(self) -> PlacementPolicy:
+    def _policy(self, min_regions: int) -> PlacementPolicy:
         """The policy of a new ledger."""
-        return self.options.placement.policy(self._locations.remembered().values())
+        return self.options.placement.policy(self._locations.remembered().values()).with_durable(min_regions)
 
     def _placement(self, policy: PlacementPolicy) -> Placement:
         found = self._placements.get(policy)

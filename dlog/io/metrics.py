@@ -64,6 +64,11 @@ UNDER_REPLICATED_LEDGERS = Number(
 OLDEST_MARK_SECONDS = Number(
     "under_replicated_oldest_seconds", "Age of the oldest of these marks, by the auditor's wall clock", is_gauge=True
 )
+MISPLACED_LEDGERS = Number(
+    "misplaced_ledgers",
+    "Closed ledgers that do not keep their placement policy, by the auditor's last look",
+    is_gauge=True,
+)
 REPAIRED_LEDGERS = Number("repaired_ledgers", "Ledgers that this process gave their copies again")
 REPAIRED_ENTRIES = Number("repaired_entries", "Entries that this process copied for repair")
 REPAIRED_BYTES = Number("repaired_bytes", "Bytes of payload of these entries")
@@ -94,6 +99,7 @@ _NUMBERS = (
     GC_UNSEEN_LEDGERS,
     UNDER_REPLICATED_LEDGERS,
     OLDEST_MARK_SECONDS,
+    MISPLACED_LEDGERS,
     REPAIRED_LEDGERS,
     REPAIRED_ENTRIES,
     REPAIRED_BYTES,

@@ -1,9 +1,9 @@
 """Writes a ledger: assigns entry ids, counts ack quorums, replaces failed bookies, closes.
 
 Invariants:
-- an entry is confirmed once Qa members of the ensemble *that metadata names for it* hold it and all entries before it
-  are confirmed. While a compare-and-set is in flight or its outcome unknown, nothing is confirmed; acknowledgements
-  received meanwhile are recorded and count afterwards;
+- an entry is confirmed once Qa members of the ensemble *that metadata names for it* hold it, in as many regions as the
+  placement policy asks, and all entries before it are confirmed. While a compare-and-set is in flight or its outcome
+  unknown, nothing is confirmed; acknowledgements received meanwhile are recorded and count afterwards;
 - a failed member is replaced from entry LAC + 1 on, by compare-and-set from a value that is OPEN and still names it;
   after a conflict the value found in metadata is adopted;
 - an unknown outcome is resolved by a later write that succeeds, or by reading the proposed value at another version
@@ -157,7 +157,9 @@ class LedgerAdder:
         self._digest = digest
         self._placement = placement
         self._options = options
-        self._window = Window(value.quorum, value.fragments[0].ensemble, NO_ENTRY, 0, options.lag_entries_max)
+        self._window = Window(
+            value.quorum, value.fragments[0].ensemble, NO_ENTRY, 0, options.lag_entries_max, placement.suffices
+        )
         self._closing: Close | None = None
         self._closers: tuple[Ticket, ...] = ()
         self._replaced: tuple[tuple[str, str], ...] = ()  # by the proposed value: (old bookie, new bookie)
@@ -383,7 +385,7 @@ class LedgerAdder:
             self._drop_timer("give_up")
         if self._closing is not None and not len(window):
             self._update.write(self._next_value(settle=False), self._effects)
-        elif window.failed:
+        elif window.failed or not window.can_progress():
             self._replace_failed()
         elif self._timers or self._fruitless:
             self._fruitless = 0

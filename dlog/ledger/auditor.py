@@ -1,8 +1,12 @@
-"""Decides which bookies are lost, and which ledgers lack their copies.
+"""Decides which bookies are lost, which ledgers lack their copies, and which do not keep their placement policy.
 
 A bookie is lost when no listing of registrations has shown it for `lost_after_s`. While there may be lost bookies the
 auditor has all ledgers' metadata read, a *scan*, and marks each ledger that names a lost one. Workers repair what is
 marked (actors/recovery/workers.py); the marks are in ZooKeeper and outlive every auditor.
+
+Every `placement_check_s` a scan looks also where the copies of closed ledgers lie. A ledger whose policy is not kept,
+as after its bookies were moved to another rack, is counted and named by an event. It is not marked: a repair moves only
+copies of bookies that are lost.
 
 Invariants:
 1. A ledger is marked only for bookies that were absent from every listing of the last `lost_after_s`, the newest one
@@ -13,9 +17,12 @@ Invariants:
 4. A ledger whose metadata cannot be read, or that cannot be marked, hides no other one. If a retry cannot help, an
    event names it; otherwise the scan is repeated after `retry_s`.
 5. At most one scan runs. What belongs to an earlier scan is ignored.
+6. A ledger counts as misplaced only if it is closed, and its policy is not kept wherever those of its bookies stand
+   whose location is not known. Such ledgers are counted by scans that read all ledgers, and at most MISPLACED_NAMED_MAX
+   are named each time.
 
 Time comes with listings (monotonic seconds), so a process that was frozen decides nothing before it has listed again.
-Source: BookKeeper `Auditor`, `AuditorBookieCheckTask`; 2 and 4 are stricter.
+Source: BookKeeper `Auditor`, `AuditorBookieCheckTask`, `AuditorPlacementPolicyCheckTask`; 2 and 4 are stricter.
 """
 
 from __future__ import annotations
@@ -23,19 +30,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlog.errors import DLogError, Remedy
-from dlog.ledger.events import AuditEnded, BookieMissing, LedgerNotAudited
+from dlog.ledger.events import AuditEnded, BookieMissing, LedgerMisplaced, LedgerNotAudited
+from dlog.ledger.placement_policy import Locate, policy_of
 from dlog.machine import Missing, OutcomeUnknown, Refused, SeenOutcome, Tell, Versioned
 from dlog.model.ids import BookieId, LedgerId
 from dlog.model.ledger import LedgerMetadata
+from dlog.model.location import NetworkLocation
+
+MISPLACED_NAMED_MAX = 100  # ledgers, by one scan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditorOptions:
-    """How long a bookie must be away, and how often all ledgers are read. Seconds."""
+    """How long a bookie must be away, how often all ledgers are read, and how often placement is checked (0: never).
+    Seconds."""
 
     lost_after_s: float
     check_s: float
     retry_s: float
+    placement_check_s: float = 0.0
 
 
 # ---- facts -----------------------------------------------------------------------------------------------------------
@@ -103,10 +116,14 @@ AuditorEffect = Scan | MarkLedger | Tell
 
 
 class Auditor:
-    """State machine of the elected auditor, from its election to its end."""
+    """State machine of the elected auditor, from its election to its end. locate: where a bookie stands or last stood;
+    a snapshot, as `BookiesListed` is."""
 
-    def __init__(self, options: AuditorOptions) -> None:
+    def __init__(self, options: AuditorOptions, locate: Locate) -> None:
         self._options = options
+        self._locate = locate
+        #: how often all ledgers are read
+        self._scan_s = min(options.check_s, options.placement_check_s or options.check_s)
         self._registered: frozenset[BookieId] = frozenset()  # by the newest listing; empty: that failed
         self._now_s = 0.0
         self._delay_s = options.lost_after_s
@@ -119,6 +136,11 @@ class Auditor:
         self._due_s: float | None = None  # when the next scan starts; None: not before the first good listing
         self._marked = 0
         self._unread = 0  # ledgers of this scan that could not be read or marked for now
+        self._checks_placement = False  # in this scan
+        self._placement_due_s = 0.0
+        self._misplaced = 0  # ledgers, found by this scan
+        self._named: list[LedgerMisplaced] = []  # the first of them
+        self.misplaced = 0  # closed ledgers that do not keep their policy, by the last whole scan that looked
 
     @property
     def is_scanning(self) -> bool:
@@ -181,12 +203,16 @@ class Auditor:
             return []
         self._scan += 1
         self._is_scanning, self._marked, self._unread = True, 0, 0
-        self._due_s = self._now_s + self._options.check_s
+        self._misplaced, self._named = 0, []
+        self._checks_placement = self._options.placement_check_s > 0 and self._now_s >= self._placement_due_s
+        self._due_s = self._now_s + self._scan_s
         return [Scan(self._scan)]
 
     def _judge(self, ledger: LedgerId, outcome: SeenOutcome) -> list[AuditorEffect]:
         match outcome:
             case Versioned(LedgerMetadata() as metadata):
+                if self._checks_placement:
+                    self._check_placement(ledger, metadata)
                 named = {bookie for fragment in metadata.fragments for bookie in fragment.ensemble}
                 lost = frozenset(bookie for bookie in named if self._is_lost(bookie))
                 return [MarkLedger(self._scan, ledger, lost)] if lost else []
@@ -198,6 +224,24 @@ class Auditor:
                 pass  # deleted meanwhile
         return []
 
+    def _check_placement(self, ledger: LedgerId, metadata: LedgerMetadata) -> None:
+        if not metadata.is_closed:
+            return
+        policy = policy_of(metadata)
+        found = [(f, policy.shortage(metadata.quorum, f.ensemble, self._at_best)) for f in metadata.fragments]
+        wrong = [(fragment, shortage) for fragment, shortage in found if shortage is not None]
+        if not wrong:
+            return
+        self._misplaced += 1
+        if len(self._named) < MISPLACED_NAMED_MAX:
+            first, shortage = wrong[0]
+            told = f"policy={policy}: {shortage}"
+            self._named.append(LedgerMisplaced(ledger, first.first_entry, first.ensemble, told, len(wrong)))
+
+    def _at_best(self, bookie: BookieId) -> NetworkLocation:
+        """Where a bookie stands; one whose location is not known has a rack and a region of its own."""
+        return self._locate(bookie) or NetworkLocation(f"unknown-{bookie}", f"unknown-{bookie}")
+
     def _missed(self, ledger: LedgerId, error: DLogError) -> list[AuditorEffect]:
         if error.remedy is Remedy.RETRY:
             self._unread += 1
@@ -208,6 +252,13 @@ class Auditor:
         self._is_scanning = False
         if (reason or self._unread) and self._due_s is not None:
             self._due_s = min(self._due_s, self._now_s + self._options.retry_s)
-        if not (self._marked or self._unread or reason):
-            return []
-        return [Tell(AuditEnded(self._marked, self._unread, reason))]
+        effects: list[AuditorEffect] = []
+        misplaced = 0
+        if self._checks_placement and not reason:
+            self.misplaced = misplaced = self._misplaced
+            self._placement_due_s = self._now_s + self._options.placement_check_s
+            effects += [Tell(event) for event in self._named]
+        self._named = []
+        if self._marked or self._unread or reason or misplaced:
+            effects.append(Tell(AuditEnded(self._marked, self._unread, reason, misplaced)))
+        return effects

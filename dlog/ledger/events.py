@@ -38,12 +38,28 @@ class LedgerNotAudited(Event):
 @dataclass(frozen=True, slots=True)
 class AuditEnded(Event):
     """The auditor read all ledgers. marked: newly marked for repair. unread: not read or marked; the audit is repeated,
-    also if `reason` says why it ended early."""
+    also if `reason` says why it ended early. misplaced: closed ledgers that do not keep their placement policy, if this
+    audit looked."""
 
     name: ClassVar[str] = "audit.ended"
     marked: int
     unread: int
     reason: str
+    misplaced: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerMisplaced(Event):
+    """A closed ledger does not keep its placement policy: its copies, from `entry` on, lie in too few racks or regions.
+    ensembles: how many of its ensembles do not keep it; `entry`, `ensemble` and `shortage` are of the first one."""
+
+    name: ClassVar[str] = "ledger.misplaced"
+    level: ClassVar[str] = "warning"
+    ledger: int
+    entry: int
+    ensemble: tuple[str, ...]
+    shortage: str
+    ensembles: int
 
 
 @dataclass(frozen=True, slots=True)

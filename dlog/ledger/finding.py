@@ -8,7 +8,8 @@ Invariants:
 2. If the two differ, a live writer first gets `patience_s` to carry its LAC further.
 3. Then the entries between are probed in order. One that Qw - Qa + 1 members deny was not confirmed before they were
    asked, and ends the search. One that is found is written again, byte for byte, to its write set, until Qa members
-   report it durable: a read may return what a power cut takes back. Time-outs, damage and errors count as neither.
+   report it durable, in as many regions as the ledger's policy asks: a read may return what a power cut takes back.
+   Time-outs, damage and errors count as neither.
 4. Qa copies do not yet preserve an entry: a writer unaware of them may still replace a member, and one of two
    recoveries may have received a denial earlier. So the tail is recorded in metadata, by compare-and-set from the
    version that named these bookies: a fragment with the same ensemble that begins after the tail. A client that changes
@@ -34,6 +35,7 @@ from dlog.errors import (
     UnavailableError,
 )
 from dlog.ledger.last_entries import ABSENT, LastEntryPoll
+from dlog.ledger.placement import Suffices
 from dlog.ledger.tailing import LedgerLac
 from dlog.machine import (
     Answer,
@@ -107,19 +109,27 @@ class _TailProbe:
 
 
 class TailFinder:
-    """Finds the tail of one ledger, once. digest: of the ledger."""
+    """Finds the tail of one ledger, once. digest: of the ledger. suffices: whether an ack quorum confirms an entry;
+    None: any does."""
 
-    def __init__(self, ledger: LedgerId, digest: Digest, options: FindingOptions = FindingOptions()) -> None:
+    def __init__(
+        self,
+        ledger: LedgerId,
+        digest: Digest,
+        options: FindingOptions = FindingOptions(),
+        suffices: Suffices | None = None,
+    ) -> None:
         self.ledger = ledger
         self._digest = digest
         self._options = options
+        self._suffices = suffices
         self._ticket: Ticket = 0
         self._stage = _Stage.IDLE
         self._update = MetadataUpdateLoop(LedgerKey(ledger))
         self._poll: LastEntryPoll | None = None  # of the last ensemble, once metadata is read
         self._wanted: EntryId | None = None  # nothing above it was confirmed when the request came
         self._sought: dict[EntryId, _TailProbe] = {}
-        self._safe = NO_ENTRY  # every entry up to it is on Qa members
+        self._safe = NO_ENTRY  # every entry up to it is as safe as a confirmed one
         self._asked = NO_ENTRY
         self._reason = "metadata was not read"
         self._waiting = False  # the retry timer is running
@@ -270,7 +280,7 @@ class TailFinder:
             if self._safe == self._wanted or (sought is not None and sought.is_absent(quorum)):
                 self._decide(poll)
                 return
-            if sought is not None and len(sought.stored) >= quorum.ack:
+            if sought is not None and self._is_safe(poll, sought):
                 del self._sought[EntryId(self._safe + 1)]
                 self._safe = EntryId(self._safe + 1)
             elif self._asked < min(self._wanted, self._safe + self._options.ahead_entries_max):
@@ -283,6 +293,12 @@ class TailFinder:
         self._reason = f"cannot tell whether an entry exists: entry={self._safe + 1}"
         if any(sought.doubtful for sought in self._sought.values()):
             self._pause()
+
+    def _is_safe(self, poll: LastEntryPoll, sought: _TailProbe) -> bool:
+        """Whether the bookies that stored an entry would confirm it to a writer."""
+        if len(sought.stored) < poll.metadata.quorum.ack:
+            return False
+        return self._suffices is None or self._suffices([poll.ensemble[index] for index in sought.stored])
 
     def _decide(self, poll: LastEntryPoll) -> None:
         """Record the tail: all up to `_safe` was found, nothing after it was confirmed."""

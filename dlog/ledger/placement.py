@@ -20,12 +20,19 @@ from dlog.model.quorum import Quorum
 
 #: The writable bookies last reported by ZooKeeper, without the excluded ones. A snapshot: never blocks or raises.
 Candidates = Callable[[Collection[BookieId]], Sequence[BookieId]]
+#: Whether an entry is confirmed once these bookies hold it, if they are an ack quorum.
+Suffices = Callable[[Collection[BookieId]], bool]
 #: A bookie's share of the load, relative to the others; not positive: it is not chosen.
 Weight = Callable[[BookieId], float]
 
 
 class Placement(Protocol):
     """Chooses ensembles and replacements."""
+
+    @property
+    def suffices(self) -> Suffices | None:
+        """What the policy asks of those who confirm an entry; None: nothing, any ack quorum will do."""
+        ...
 
     def choose(self, quorum: Quorum, exclude: Collection[BookieId] = ()) -> tuple[BookieId, ...]:
         """Return a new ensemble of `quorum.ensemble` bookies. Raises NotEnoughBookiesError."""
@@ -59,7 +66,8 @@ class Placement(Protocol):
         ...
 
     def without_strict(self) -> Placement:
-        """The placement under the same policy, kept as far as possible."""
+        """The placement under the same policy, kept as far as possible; itself if the policy asks something of those
+        who confirm an entry, since more bookies of one region would not do."""
         ...
 
 
@@ -68,6 +76,8 @@ class RandomPlacement:
 
     candidates: returns the writable bookies. rng: seeded by the caller. weight: equal if None.
     """
+
+    suffices = None
 
     def __init__(self, candidates: Candidates, rng: random.Random, weight: Weight | None = None) -> None:
         self._candidates = candidates

@@ -9,7 +9,8 @@ about every write quorum of an ensemble, so the order of the members counts.
   ensemble, and E is a multiple of Qw.
 
 A policy is about where copies are sent, not about who acknowledges: an entry is confirmed by any Qa of its write
-quorum. It is then in two racks for certain only if no rack has Qa members of that quorum (docs/operations.md).
+quorum. It is then in two racks for certain only if no rack has Qa members of that quorum (docs/operations.md). With
+`durable` regions it is about both: an entry is confirmed once Qa members hold it *and* they stand in so many regions.
 
 A ledger's policy is in its custom metadata. So each process that changes its ensembles later applies the same one, also
 a recovery elsewhere. Source: BookKeeper, RackawareEnsemblePlacementPolicy, RegionAwareEnsemblePlacementPolicy.
@@ -70,15 +71,28 @@ class Shortage:
 @dataclass(frozen=True, slots=True)
 class PlacementPolicy:
     """A policy. regions: asked for by `region`. strict: an ensemble that does not keep it is refused; else it is kept
-    as far as possible, and an event names the ledger."""
+    as far as possible, and an event names the ledger. durable: regions whose bookies must hold an entry before it is
+    confirmed; 0: any Qa members will do. Only with `region` and strict, at most `regions`."""
 
     kind: PolicyKind = PolicyKind.RANDOM
     regions: int = 0
     strict: bool = False
+    durable: int = 0
+
+    def __post_init__(self) -> None:
+        assert not self.durable or (self.strict and self.durable <= self.regions), "see the docstring"
 
     def __str__(self) -> str:
         words = [self.kind.value, *([str(self.regions)] if self.kind is PolicyKind.REGION else [])]
+        words += ["durable", str(self.durable)] if self.durable else []
         return " ".join([*words, *(["strict"] if self.strict else [])])
+
+    def with_durable(self, regions: int) -> PlacementPolicy:
+        """This policy for a ledger whose entries are confirmed once so many regions hold them; at most one: as it is,
+        since any bookie stands in one."""
+        if regions <= 1:
+            return self
+        return PlacementPolicy(PolicyKind.REGION, max(regions, self.regions), strict=True, durable=regions)
 
     def needed(self, quorum: Quorum) -> int:
         """How many racks or regions each write quorum must have."""
@@ -166,6 +180,13 @@ def policy_of(metadata: LedgerMetadata) -> PlacementPolicy:
     match words[:-1] if strict else words:
         case ["rack"]:
             return PlacementPolicy(PolicyKind.RACK, 0, strict)
-        case ["region", number] if number.isascii() and number.isdigit() and 0 < int(number[:9]) == int(number):
-            return PlacementPolicy(PolicyKind.REGION, int(number), strict)
+        case ["region", number] if regions := _number(number):
+            return PlacementPolicy(PolicyKind.REGION, regions, strict)
+        case ["region", number, "durable", least] if strict and 0 < _number(least) <= _number(number):
+            return PlacementPolicy(PolicyKind.REGION, _number(number), strict, _number(least))
     return RANDOM
+
+
+def _number(word: str) -> int:
+    """A positive number of up to nine digits; else 0."""
+    return int(word) if word.isascii() and word.isdigit() and len(word) <= 9 else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dlog.errors import DamagedError, NotEnoughBookiesError
 from dlog.events import EnsembleChanged, PlacementNotKept
 from dlog.ledger.last_entries import LastEntryPoll
-from dlog.ledger.placement import Placement
+from dlog.ledger.placement import Placement, refusal
 from dlog.ledger.recovery_retries import RecoveryRetries
 from dlog.ledger.window import Window
 from dlog.machine import Effect, Tell
@@ -51,7 +51,7 @@ class RecoveryWriter:
         self._pool = pool
         self._retries = retries
         # the length at the LAC is unknown, and not needed: every entry has its own
-        self._window = Window(fence.metadata.quorum, self._ensemble, fence.lac, 0, lag_max)
+        self._window = Window(fence.metadata.quorum, self._ensemble, fence.lac, 0, lag_max, pool.placement.suffices)
         self._holders: dict[EntryId, str] = {}  # by entry: the bookie its copy came from
         self._owed: dict[BookieId, set[EntryId]] = {}  # by replacement: entries sent to it and not yet stored
 
@@ -62,7 +62,7 @@ class RecoveryWriter:
 
     @property
     def confirmed(self) -> EntryId:
-        """Last entry that Qa members hold."""
+        """Last entry that Qa members hold, in as many regions as the policy asks."""
         return self._window.lac
 
     @property
@@ -119,12 +119,12 @@ class RecoveryWriter:
 
     def replace_failed(self, out: list[Effect]) -> None:
         """Replace failed members while entries wait for them. Raises NotEnoughBookiesError."""
-        if self._window.failed and len(self._window):
+        if len(self._window) and (self._window.failed or not self._window.can_progress()):
             self._replace_failed(out, again=False)
 
     def retry(self, out: list[Effect]) -> None:
         """Replace failed members, or send to them again. Raises NotEnoughBookiesError."""
-        if self._window.failed:
+        if self._window.failed or not self._window.can_progress():
             self._replace_failed(out, again=True)
 
     def _replace_failed(self, out: list[Effect], *, again: bool) -> None:
@@ -147,6 +147,8 @@ class RecoveryWriter:
         elif not self._retries.is_waiting:
             why = "too few bookies to write entries again, start more (dlog bookie ls)"
             text = f"{why}: ledger={self._digest.ledger_id} entry={window.lac + 1}"
+            if why_none := refusal(self._pool.placement, window.quorum):
+                text = f"{text}; {why_none}"
             self._retries.wait(NotEnoughBookiesError(text), out)
 
     def _adopt(self, found: dict[int, BookieId], out: list[Effect]) -> None:

@@ -42,7 +42,6 @@ from dlog.events import EnsembleChanged, LedgerRepaired, PlacementNotKept
 from dlog.ledger.placement import Placement
 from dlog.ledger.recovery_retries import RETRY, RecoveryRetries
 from dlog.ledger.repair_copying import PACE, BytePacer, EntryRanges, SourceHealth, Stripe, StripeCopying
-from dlog.ledger.verifying import BadRange
 from dlog.machine import (
     Answer,
     Asked,
@@ -62,6 +61,7 @@ from dlog.machine import (
 from dlog.metadata_update import Found, MetadataUpdateLoop, Written
 from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata
+from dlog.model.verification import BadRange
 from dlog.options import MiB, option
 from dlog.wire.bookie import EntryAdded, EntryRead
 from dlog.wire.digest import Digest

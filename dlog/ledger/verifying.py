@@ -3,7 +3,9 @@
 Invariants:
 - nothing is repaired;
 - an entry is damaged if a replica's bytes do not verify or fewer than Qa replicas hold it;
-- else it is thin (under-replicated) if a replica lacks it or could not be read.
+- else it is thin (under-replicated) if a replica lacks it or could not be read;
+- entries are judged in order. Findings are kept as ranges of neighbouring entries, at most RANGES_MAX of each
+  bookie; ranges beyond are counted.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ from typing import cast
 from dlog.machine import Answer, Asked, Effect, Fact, PeerLost, Received, Send, Ticket
 from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import LedgerMetadata
+from dlog.model.verification import BadRange, Verified
 from dlog.wire.bookie import Code, EntryRead, ReadEntry
 from dlog.wire.digest import Digest, DigestMismatch
 
 ENTRIES_AT_ONCE = 32
+RANGES_MAX = 10_000  # of each bookie
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,44 +31,52 @@ class Verify:
     last: EntryId
 
 
-@dataclass(frozen=True, slots=True)
-class BadRange:
-    """A bookie's copies of entries first..last, of those it should hold, that are missing or do not verify.
-
-    kind: "damaged" or "thin", as the entries are. why: the reason for the first of them. is_wrong: the bookie holds
-    copies that do not verify, while another one's do.
-    """
-
-    first: EntryId
-    last: EntryId
-    bookie: BookieId
-    kind: str
-    why: str
-    is_wrong: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """Reply to Verify. entries: number checked; damaged, thin: entry and reason. ranges: the same by bookie, in order
-    of first entry.
-    """
-
-    entries: int
-    damaged: tuple[tuple[EntryId, str], ...]
-    thin: tuple[tuple[EntryId, str], ...]
-    ranges: tuple[BadRange, ...] = ()
-
-
 class _Check:
-    """Replies for one entry: bookies still asked, good copies, errors by bookie."""
+    """Replies for one entry: bookies still asked, those with a good copy, errors by bookie."""
 
     __slots__ = ("good", "missing", "waiting", "wrong")
 
     def __init__(self, bookies: tuple[BookieId, ...]) -> None:
         self.waiting = set(bookies)
-        self.good = 0
+        self.good: set[BookieId] = set()
         self.wrong: dict[BookieId, str] = {}
         self.missing: dict[BookieId, str] = {}
+
+
+class _Findings:
+    """Ranges of bad copies, built entry by entry."""
+
+    def __init__(self) -> None:
+        self._open: dict[BookieId, BadRange] = {}  # the range that the bookie's next entry may belong to
+        self._ended: dict[BookieId, list[BadRange]] = {}
+        self._omitted: dict[BookieId, int] = {}
+
+    def add(self, bookie: BookieId, entry: EntryId, kind: str, why: str, is_wrong: bool) -> None:
+        """Note a bad copy, of the next entry that the bookie should hold."""
+        found = self._open.get(bookie)
+        if found is not None and found.kind == kind:
+            self._open[bookie] = replace(found, last=entry, is_wrong=found.is_wrong or is_wrong)
+        else:
+            self.end(bookie)
+            self._open[bookie] = BadRange(entry, entry, bookie, kind, why, is_wrong)
+
+    def end(self, bookie: BookieId) -> None:
+        """The bookie's range goes no further: the copy of the next entry that it should hold is good."""
+        found = self._open.pop(bookie, None)
+        if found is None:
+            return
+        ended = self._ended.setdefault(bookie, [])
+        if len(ended) < RANGES_MAX:
+            ended.append(found)
+        else:
+            self._omitted[bookie] = self._omitted.get(bookie, 0) + 1
+
+    def end_all(self) -> tuple[tuple[BadRange, ...], tuple[tuple[BookieId, int], ...]]:
+        """The ranges in order of first entry, and the number of ranges left out by bookie."""
+        for bookie in list(self._open):
+            self.end(bookie)
+        ranges = [bad for ended in self._ended.values() for bad in ended]
+        return tuple(sorted(ranges, key=lambda bad: (bad.first, bad.bookie))), tuple(sorted(self._omitted.items()))
 
 
 class LedgerVerifier:
@@ -76,11 +88,11 @@ class LedgerVerifier:
         self._digest = digest
         self._ticket: Ticket | None = None
         self._last = EntryId(-1)
-        self._next = EntryId(0)
-        self._checks: dict[int, _Check] = {}
-        self._damaged: list[tuple[EntryId, str]] = []
-        self._thin: list[tuple[EntryId, str]] = []
-        self._bad: list[tuple[BookieId, str, EntryId, str, bool]] = []  # bookie, kind, entry, why, is_wrong
+        self._next = EntryId(0)  # to be requested
+        self._judged = EntryId(0)  # all entries below are judged
+        self._checks: dict[int, _Check] = {}  # of the entries in between
+        self._findings = _Findings()
+        self._below_write_quorum = self._below_ack_quorum = self._without_copy = 0
         self._effects: list[Effect] = []
 
     def handle(self, fact: Fact) -> list[Effect]:
@@ -110,7 +122,7 @@ class LedgerVerifier:
             return
         try:
             self._digest.verify(answer.packet, answer.entry)
-            check.good += 1
+            check.good.add(bookie)
         except DigestMismatch as error:
             check.wrong[bookie] = error.message
 
@@ -118,51 +130,37 @@ class LedgerVerifier:
         """Judge entries that all bookies replied to, request further ones, reply when all are judged."""
         if self._ticket is None:
             return
-        for entry in [entry for entry, check in self._checks.items() if not check.waiting]:
-            self._judge(EntryId(entry), self._checks.pop(entry))
+        while (check := self._checks.get(self._judged)) is not None and not check.waiting:
+            self._judge(self._judged, self._checks.pop(self._judged))
+            self._judged = EntryId(self._judged + 1)
         while self._next <= self._last and len(self._checks) < ENTRIES_AT_ONCE:
             bookies = self._metadata.bookies_of(self._next)
             self._checks[self._next] = _Check(bookies)
             self._effects += [Send(bookie, ReadEntry(self.ledger, self._next)) for bookie in bookies]
             self._next = EntryId(self._next + 1)
-        if not self._checks and self._next > self._last:
-            damaged, thin = tuple(sorted(self._damaged)), tuple(sorted(self._thin))
-            result = Verified(self._last + 1, damaged, thin, self._ranges())
+        if self._judged > self._last:
+            ranges, omitted = self._findings.end_all()
+            result = Verified(
+                self._last + 1,
+                ranges,
+                below_write_quorum=self._below_write_quorum,
+                below_ack_quorum=self._below_ack_quorum,
+                without_copy=self._without_copy,
+                omitted=omitted,
+            )
             self._effects.append(Answer(self._ticket, result))
             self._ticket = None
 
     def _judge(self, entry: EntryId, check: _Check) -> None:
-        if check.wrong:
-            self._damaged.append((entry, _told(check.wrong)))
-        elif check.good < self._metadata.quorum.ack:
-            self._damaged.append((entry, f"copies={check.good} missing: {_told(check.missing)}"))
-        elif check.missing:
-            self._thin.append((entry, _told(check.missing)))
-            self._bad += [(bookie, "thin", entry, why, False) for bookie, why in check.missing.items()]
+        for bookie in check.good:
+            self._findings.end(bookie)
+        bad = check.wrong | check.missing
+        if not bad:
             return
-        is_known = check.good > 0
-        self._bad += [(bookie, "damaged", entry, why, is_known) for bookie, why in check.wrong.items()]
-        self._bad += [(bookie, "damaged", entry, why, False) for bookie, why in check.missing.items()]
-
-    def _ranges(self) -> tuple[BadRange, ...]:
-        """Merge consecutive bad entries of a bookie that have the same kind."""
-        found: list[BadRange] = []
-        for bookie, kind, entry, why, is_wrong in sorted(self._bad):
-            last = found[-1] if found else None
-            if (
-                last is not None
-                and (last.bookie, last.kind, last.is_wrong) == (bookie, kind, is_wrong)
-                and self._follows(bookie, last.last, entry)
-            ):
-                found[-1] = replace(last, last=entry)
-            else:
-                found.append(BadRange(entry, entry, bookie, kind, why, is_wrong))
-        return tuple(sorted(found, key=lambda bad: (bad.first, bad.bookie)))
-
-    def _follows(self, bookie: BookieId, last: EntryId, entry: EntryId) -> bool:
-        """Whether the bookie should hold no entry between these two."""
-        return all(bookie not in self._metadata.bookies_of(EntryId(e)) for e in range(last + 1, entry))
-
-
-def _told(bookies: dict[BookieId, str]) -> str:
-    return "; ".join(f"{bookie}: {why}" for bookie, why in bookies.items())
+        is_below_ack = len(check.good) < self._metadata.quorum.ack
+        self._below_write_quorum += 1
+        self._below_ack_quorum += is_below_ack
+        self._without_copy += not check.good
+        kind = "damaged" if check.wrong or is_below_ack else "thin"
+        for bookie, why in bad.items():
+            self._findings.add(bookie, entry, kind, why, bookie in check.wrong and bool(check.good))

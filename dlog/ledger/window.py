@@ -6,7 +6,8 @@ Invariants:
 - an acknowledgement counts for the *bookie index* that its sender holds in the ensemble now;
 - when a bookie index gets another bookie, its acknowledgements are forgotten and the entries are sent to the new
   bookie, byte for byte;
-- an entry is confirmed once Qa members have acknowledged it and every entry before it is confirmed.
+- an entry is confirmed once Qa members have acknowledged it, those members suffice (`Suffices` of placement.py), and
+  every entry before it is confirmed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from dlog.ledger.placement import Suffices
 from dlog.machine import Send
 from dlog.model.ids import BookieId, EntryId
 from dlog.model.quorum import Quorum
@@ -55,13 +57,15 @@ class Window:
     """Sends entries to one ensemble and counts their acknowledgements.
 
     lac, length: the last confirmed entry, and the ledger's payload bytes up to it. failed: members that will not
-    acknowledge what was sent to them, with the reason; nothing more is sent to them.
+    acknowledge what was sent to them, with the reason; nothing more is sent to them. suffices: whether an ack quorum
+    confirms an entry; None: any does.
     """
 
     __slots__ = (
         "_indices",
         "_lag_max",
         "_pending",
+        "_suffices",
         "_targets",
         "_unanswered",
         "_write_masks",
@@ -74,7 +78,15 @@ class Window:
         "quorum",
     )
 
-    def __init__(self, quorum: Quorum, ensemble: tuple[BookieId, ...], lac: EntryId, length: int, lag_max: int) -> None:
+    def __init__(
+        self,
+        quorum: Quorum,
+        ensemble: tuple[BookieId, ...],
+        lac: EntryId,
+        length: int,
+        lag_max: int,
+        suffices: Suffices | None = None,
+    ) -> None:
         self.quorum = quorum
         self.ensemble = ensemble
         self.lac = lac
@@ -83,6 +95,7 @@ class Window:
         self.pushed_length = length
         self.failed: dict[BookieId, str] = {}
         self._lag_max = lag_max
+        self._suffices = suffices
         self._pending: dict[int, Pending] = {}  # by entry, in order
         self._unanswered = [0] * len(ensemble)  # by bookie index
         self._indices, self._targets, self._write_masks = _stripe_table(quorum, ensemble)
@@ -159,10 +172,12 @@ class Window:
         return [i for i, bookie in enumerate(self.ensemble) if bookie in self.failed]
 
     def confirm(self) -> list[Pending]:
-        """Remove and return the entries at the head that have an ack quorum."""
-        waiting, needed = self._pending, self.quorum.ack
+        """Remove and return the entries at the head that are confirmed."""
+        waiting, needed, suffices = self._pending, self.quorum.ack, self._suffices
         confirmed: list[Pending] = []
         while (head := waiting.get(self.lac + 1)) is not None and head.acks.bit_count() >= needed:
+            if suffices is not None and not suffices(self._bookies_of(head.acks)):
+                break
             del waiting[head.entry]
             self.lac, self.length = head.entry, head.length
             confirmed.append(head)
@@ -172,12 +187,14 @@ class Window:
         return confirmed
 
     def can_progress(self) -> bool:
-        """Whether the head can still reach its ack quorum with the current ensemble."""
-        if not self.failed or not self._pending:
+        """Whether the head can still be confirmed with the current ensemble."""
+        if not self._pending or (not self.failed and self._suffices is None):
             return True
         head = self._pending[self.lac + 1]
         possible = head.acks | (self._write_masks[head.entry % self.quorum.ensemble] & ~self._mask_of(self.failed))
-        return possible.bit_count() >= self.quorum.ack
+        if possible.bit_count() < self.quorum.ack:
+            return False
+        return self._suffices is None or self._suffices(self._bookies_of(possible))
 
     def adopt(self, ensemble: tuple[BookieId, ...]) -> list[Send]:
         """Change the ensemble from LAC + 1 on: forget acknowledgements of replaced members, send again."""
@@ -217,6 +234,9 @@ class Window:
         waiting = self._unanswered[index]
         if waiting:
             self._unanswered[index] = waiting - 1
+
+    def _bookies_of(self, mask: int) -> list[BookieId]:
+        return [bookie for index, bookie in enumerate(self.ensemble) if mask >> index & 1]
 
     def _mask_of(self, bookies: dict[BookieId, str]) -> int:
         return sum(1 << self._indices[bookie] for bookie in bookies)

@@ -187,7 +187,8 @@ class SegmentStat:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Result of `verify`: the number of entries checked, and the damaged ones with reasons."""
+    """Result of `verify`: the number of entries checked, and the damaged ones with reasons. A store may list
+    neighbouring ones as one, by the first of them."""
 
     entries: int
     damaged: tuple[tuple[EntryId, str], ...] = ()

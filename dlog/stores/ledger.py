@@ -30,6 +30,7 @@ from dlog.model.ids import EntryId, Epoch, LedgerId, SegmentNumber, StreamName
 from dlog.model.ledger import LedgerMetadata
 from dlog.model.quorum import Quorum
 from dlog.model.segment import LEDGER, StoreSettings
+from dlog.model.verification import BadRange, Verified
 from dlog.options import MiB
 from dlog.stores.contract import (
     STAGE,
@@ -62,7 +63,13 @@ _STREAM, _NUMBER, _EPOCH = "dlog.stream", "dlog.segment", "dlog.epoch"  # custom
 
 def _quorum(settings: Mapping[str, int]) -> Quorum:
     """Raises InvalidRequestError if the sizes contradict each other."""
-    return Quorum(ensemble=settings["ensemble"], write=settings["write_quorum"], ack=settings["ack_quorum"])
+    quorum = Quorum(ensemble=settings["ensemble"], write=settings["write_quorum"], ack=settings["ack_quorum"])
+    if settings["min_regions"] > quorum.write:
+        raise InvalidRequestError(
+            "an entry cannot lie in more regions than it has copies, choose a larger write quorum or fewer regions: "
+            f"min_regions={settings['min_regions']} write={quorum.write}"
+        )
+    return quorum
 
 
 _DEFAULT = Quorum()
@@ -72,6 +79,7 @@ LEDGER_SETTINGS = SettingsSchema(
         "ensemble": WholeNumber(_DEFAULT.ensemble),
         "write_quorum": WholeNumber(_DEFAULT.write),
         "ack_quorum": WholeNumber(_DEFAULT.ack),
+        "min_regions": WholeNumber(1),
     },
     _quorum,
 )
@@ -128,16 +136,6 @@ class LedgerEnd(Protocol):
         ...
 
 
-class LedgerVerification(Protocol):
-    """Entries checked, and the damaged ones with reasons."""
-
-    @property
-    def entries(self) -> int: ...
-
-    @property
-    def damaged(self) -> tuple[tuple[EntryId, str], ...]: ...
-
-
 class Ledgers(Protocol):
     """What this store needs of a ledger client. Raises errors of dlog/errors.py."""
 
@@ -145,14 +143,21 @@ class Ledgers(Protocol):
         """The number of bookies that are registered, writable or read-only, as far as this client knows."""
         ...
 
-    def placement_refusal(self, quorum: Quorum) -> str:
-        """Why the registered bookies cannot keep a strict placement policy; empty: they can, or none is configured."""
+    def placement_refusal(self, quorum: Quorum, min_regions: int = 1) -> str:
+        """Why the registered bookies cannot keep a strict placement policy; empty: they can, or none is configured.
+        min_regions: as for `create`."""
         ...
 
     async def create(
-        self, quorum: Quorum, *, ensemble_min: int | None = None, custom: tuple[tuple[str, bytes], ...] = ()
+        self,
+        quorum: Quorum,
+        *,
+        ensemble_min: int | None = None,
+        custom: tuple[tuple[str, bytes], ...] = (),
+        min_regions: int = 1,
     ) -> LedgerWriting:
-        """Create a ledger on `quorum.ensemble` bookies, or on as many as are writable, if at least ensemble_min."""
+        """Create a ledger on `quorum.ensemble` bookies, or on as many as are writable, if at least ensemble_min.
+        min_regions: regions that must hold an entry before it is confirmed."""
         ...
 
     async def open(self, ledger: LedgerId, *, last_entry: EntryId | None = None) -> LedgerReading:
@@ -173,7 +178,7 @@ class Ledgers(Protocol):
 
     def list(self) -> AsyncIterator[LedgerId]: ...
 
-    async def verify(self, ledger: LedgerId) -> LedgerVerification: ...
+    async def verify(self, ledger: LedgerId) -> Verified: ...
 
 
 class LedgerStore:
@@ -193,23 +198,27 @@ class LedgerStore:
     def check_capacity(self, settings: StoreSettings) -> None:
         """Raises InvalidRequestError if the ensemble has more members than there are bookies, or they cannot keep a
         strict placement policy: the first write would fail."""
-        quorum = _quorum(dict(settings))
+        named = dict(settings)
+        quorum = _quorum(named)
         ensemble, bookies = quorum.ensemble, self._ledgers.known_bookies()
         if ensemble > bookies:
             raise InvalidRequestError(
                 "not enough bookies for the ensemble, start more or choose a smaller ensemble: "
                 f"ensemble={ensemble} bookies={bookies}"
             )
-        if refusal := self._ledgers.placement_refusal(quorum):
+        if refusal := self._ledgers.placement_refusal(quorum, named["min_regions"]):
             raise InvalidRequestError(refusal)
 
     async def create(
         self, stream: StreamName, number: SegmentNumber, epoch: Epoch, settings: StoreSettings
     ) -> LedgerSegmentWriter:
-        quorum = _quorum(dict(self.settings.complete(dict(settings))))
+        named = dict(self.settings.complete(dict(settings)))
+        quorum, min_regions = _quorum(named), named["min_regions"]
         custom = ((_STREAM, stream.encode()), _numbered(_NUMBER, number), _numbered(_EPOCH, epoch))
         with _store_errors():
-            ledger = await self._ledgers.create(quorum, ensemble_min=quorum.write, custom=custom)
+            ledger = await self._ledgers.create(
+                quorum, ensemble_min=quorum.write, custom=custom, min_regions=min_regions
+            )
         writer = LedgerSegmentWriter(ledger, self.capabilities.entry_bytes_max, self._on_end)
         self._writers[writer] = None
         return writer
@@ -263,7 +272,7 @@ class LedgerStore:
     async def verify(self, ref: SegmentRef) -> Verification:
         with _store_errors():
             verified = await self._ledgers.verify(_ledger_of(ref))
-        return Verification(verified.entries, verified.damaged)
+        return Verification(verified.entries, tuple(_damage(bad) for bad in verified.ranges if bad.kind == "damaged"))
 
     async def close(self) -> None:
         """Abandon every open writer."""
@@ -394,6 +403,12 @@ def _ledger_of(ref: SegmentRef) -> LedgerId:
     if not ref.name.isdigit():
         raise SegmentNotFoundError(f"not a ledger id, so no segment of this store: location={ref.name}")
     return LedgerId(int(ref.name))
+
+
+def _damage(bad: BadRange) -> tuple[EntryId, str]:
+    """The first entry of a range, with the reason for the range."""
+    until = "" if bad.last == bad.first else f"up to entry {bad.last}: "
+    return bad.first, f"{until}{bad.bookie}: {bad.why}"
 
 
 @lru_cache(maxsize=1024)

@@ -157,7 +157,7 @@ class Cancel:
 @dataclass(frozen=True, slots=True)
 class Create:
     """Create a stream. settings: store, segment_bytes, segment_age_s, retention_s, and those that the stream's store
-    takes (the store `ledger`: ensemble, write_quorum, ack_quorum).
+    takes (the store `ledger`: ensemble, write_quorum, ack_quorum, min_regions).
 
     incarnation: id drawn by the client, the same in each try: a repetition finds the stream created.
     deletions: as in GetIncarnation's reply before the first try; 555 if a stream was deleted since.

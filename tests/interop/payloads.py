@@ -64,8 +64,8 @@ async def wait_whole(ledgers: Ledgers, ledger: int, patience_s: float = 60.0) ->
     async with asyncio.timeout(patience_s):
         while True:
             verified = await ledgers.verify(LedgerId(ledger))
-            assert not verified.damaged
-            if not verified.thin:
+            assert not [bad for bad in verified.ranges if bad.kind == "damaged"]
+            if not verified.ranges:
                 return
             await asyncio.sleep(0.1)
 

@@ -255,8 +255,9 @@ async def test_we_write_on_when_a_java_bookie_is_killed(theirs: JavaLedgers, jav
         assert await read_all(ours, writer.ledger_id) == written
         verified = await ours.verify(writer.ledger_id)
         # copies on the dead bookie are missing, and no other
-        assert verified.entries == len(written) and not verified.damaged
-        assert {entry for entry, why in verified.thin if dead.id in why} == set(range(first_without))
+        assert verified.entries == len(written)
+        assert {bad.kind for bad in verified.ranges} == {"thin"}
+        assert [(bad.first, bad.last) for bad in verified.ranges if bad.bookie == dead.id] == [(0, first_without - 1)]
         await java_bookies.bury(dead)
     assert await theirs.read_all(writer.ledger_id) == written
 

@@ -48,6 +48,11 @@ INVARIANTS = {
         LEDGER,
         "LedgerChecks._see_ensembles",
     ),
+    "P2": Invariant(
+        "an entry is confirmed, or kept by a recovery, only once bookies of as many regions hold it as the ledger asks",
+        LEDGER,
+        "LedgerChecks._check_regions",
+    ),
     "L13": Invariant(
         "a repair neither lowers the number of live copies nor makes anything above the end readable",
         REPAIR,
@@ -201,14 +206,15 @@ INVARIANTS = {
         "check-point that have them, and the record that began a table only once something of it is marked",
         REGION,
         "RegionChecks.deleted",
+        "A deposed owner that is not aware of it may delete its successor's snapshots; the check-point is left.",
     ),
     "K3": Invariant("the sequences of a table are dense and are given out once", REGION, "Truth.appended"),
     "K4": Invariant(
         "a write counts once, whole, or not at all, as it was answered, and a reader sees what counts, in order",
         REGION,
         "RegionChecks.finish, read",
-        "Where another program deleted the front, a reader begins at the first mapped record behind it, and is told "
-        "that what lies before is lost.",
+        "Where another program or a later owner deleted more than a reader knows of, it begins at the first mapped "
+        "record behind that, in version 0 at the first one of each table, and is told that what lies before is lost.",
     ),
     "K5": Invariant(
         "what is acknowledged counts: nothing is, once another owner's fence is in force",

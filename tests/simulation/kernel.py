@@ -239,8 +239,9 @@ class Simulation:
         self.healed = True
         self.network.heal()
         for node in self.nodes.values():
-            node.paused_until = node.slow_until = node.slow_disk_until = 0
+            node.paused_until = node.slow_until = node.slow_disk_until = node.busy_until = 0
             node.skew_s = 0.0
+            self.at(self.now, self._catch_up, node)
             self.at(self.now, self._resume, node)
             if not node.up:
                 self.at(self.now, self._restart, node)
@@ -272,9 +273,19 @@ class Simulation:
         node = host.node
         if node.slow_until > self.now or node.busy_until > self.now:
             node.busy_until = max(node.busy_until, self.now) + (node.cost if node.slow_until > self.now else 0)
-            self.at(node.busy_until, self._handle, host, fact)
+            node.mailbox.append((host, fact))
+            self.at(node.busy_until, self._handle_next, node)
             return
         self._handle(host, fact)
+
+    def _handle_next(self, node: Node) -> None:
+        """Handle the first fact of a slow node's mailbox. Empty: the node has caught up before."""
+        if node.mailbox:
+            self._handle(*node.mailbox.popleft())
+
+    def _catch_up(self, node: Node) -> None:
+        while node.mailbox:
+            self._handle_next(node)
 
     def _handle(self, host: Host, fact: Fact) -> None:
         if not host.alive:

@@ -1,4 +1,4 @@
-"""Checks of a ledger, L1 to L12 and P1 of the reliability goals, made as events happen and with access to all state.
+"""Checks of a ledger, L1 to L12, P1 and P2 of the reliability goals, made as events happen, with access to all state.
 
 The checker sees every fact and effect, every version of metadata and every journal. It uses nothing of how the machines
 work: only messages, metadata, answers and what is durable.
@@ -64,6 +64,7 @@ class LedgerChecks:
         self.searching: dict[str, tuple[int, dict[int, set[BookieId]]]] = {}  # host -> from, denials by entry
         self.racks: Mapping[str, int] = {}  # by bookie; none: the ledger has no placement policy
         self.strict = False
+        self.min_regions = 1  # with more, `racks` are regions
         self.told_unkept: set[tuple[str, ...]] = set()  # ensembles that an event has named
         self._holds: dict[BookieId, dict[int, bytes]] = {b: {} for b in bookies}  # packets; also of a disk lost since
         self._fenced: set[BookieId] = set()
@@ -122,6 +123,7 @@ class LedgerChecks:
             raise Violation(
                 "L10", f"entry {entry} confirmed, {held} of its ensemble {metadata.bookies_of(entry)} hold it"
             )
+        self._check_regions(entry, metadata)
         if metadata.is_closed:
             if entry > metadata.last_entry:
                 raise Violation("L7", f"entry {entry} confirmed, the ledger was closed at {metadata.last_entry}")
@@ -232,9 +234,19 @@ class LedgerChecks:
             self.closed_at = self.sim.now
             self._closed(new)
 
-    def watch_placement(self, created: LedgerMetadata, racks: Mapping[str, int]) -> None:
-        """Check the ensembles by these racks from now on. The creator of the ledger tells of the first one."""
-        self.racks = racks
+    def _check_regions(self, entry: int, metadata: LedgerMetadata) -> None:
+        """Check that enough regions hold a confirmed entry, on bookies that metadata names for it."""
+        if self.min_regions == 1:
+            return
+        holders = self.holders(entry) & set(metadata.bookies_of(entry))
+        if len({self.racks[bookie] for bookie in holders}) < self.min_regions:
+            raise Violation("P2", f"entry {entry} is confirmed, {sorted(holders)} of one region hold it")
+        self.sim.reach("held_by_two_regions")
+
+    def watch_placement(self, created: LedgerMetadata, racks: Mapping[str, int], min_regions: int) -> None:
+        """Check the ensembles by these racks from now on. The creator of the ledger tells of the first one.
+        min_regions: how many must hold what is confirmed; with more than one, racks are regions."""
+        self.racks, self.min_regions = racks, min_regions
         self.strict = b"strict" in dict(created.custom).get("dlog.placement", b"")
         self.told_unkept.add(created.fragments[0].ensemble)
 
@@ -261,7 +273,7 @@ class LedgerChecks:
     ) -> bool:
         """Whether a recovery replaced so many members of one of these write quorums that the others are fewer than
         Qa."""
-        if not new.is_closed:
+        if not new.is_closed or self.min_regions > 1:
             return False
         self.sim.reach("strict_recovery_in_one_rack")
         kept = [a == b for a, b in zip(old, ensemble, strict=True)]
@@ -291,6 +303,7 @@ class LedgerChecks:
             held = self.held_in_ensemble(entry, new)
             if held < self.quorum.ack:
                 raise Violation("L4", f"closed at {new.last_entry}, {held} of {new.bookies_of(entry)} hold {entry}")
+            self._check_regions(entry, new)
         length = sum(len(self.payloads[e]) for e in range(new.last_entry + 1))
         if new.length != length:
             raise Violation("length", f"closed with length {new.length}, the payloads have {length}")

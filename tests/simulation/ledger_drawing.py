@@ -11,6 +11,7 @@ Styles of plan:
   ZooKeeper was restored from a backup; the creator of a ledger has made sure that no member does;
 - "racked": as "churn", with bookies in two or three racks, and a placement policy, strict or not; sometimes a rack is
   lost until long after a recovery began, and a recoverer has restarted since and never saw where those bookies stood;
+- "regions": as "racked", with regions instead of racks, of which two must hold an entry before it is confirmed;
 - "calm": no recovery until the writer is done: after the faults everything must be confirmed (half of "churn" too).
 """
 
@@ -27,7 +28,7 @@ from tests.simulation.plan import EVERY_KIND, Fault, FaultKind, Plan, draw_fault
 WRITER, TAIL, FINDER, RECOVERERS = "w", "t", "f", ("r1", "r2")
 QUORUMS = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (5, 5, 3), (3, 3, 3), (2, 2, 1), (3, 2, 1))
 MARKS = ("recovery", "ensemble_change", "fenced_cover", "bookie_lost")
-STYLES = ("swarm", "churn", "scope", "frozen", "orphan", "told", "restored", "racked", "calm")
+STYLES = ("swarm", "churn", "scope", "frozen", "orphan", "told", "restored", "racked", "regions", "calm")
 
 
 def draw_plan(seed: int, style: str = "swarm") -> Plan:
@@ -35,7 +36,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     rng = random.Random(f"{style}/{seed}/plan")
     draws = {"swarm": _draw_swarm, "calm": _draw_swarm, "churn": _draw_churn, "scope": _draw_scope}
     draws |= {"frozen": _draw_frozen, "orphan": _draw_orphan, "told": _draw_churn, "restored": _draw_restored}
-    draws |= {"racked": _draw_racked}
+    draws |= {"racked": _draw_racked, "regions": _draw_racked}
     plan = draws[style](seed, rng, style)
     if style == "told":
         plan = with_news(plan, TAIL, rng)
@@ -290,9 +291,15 @@ def _draw_racked(seed: int, rng: random.Random, style: str) -> Plan:
     plan = _draw_churn(seed, rng, style)
     racks = rng.choice((2, 2, 3))
     bookies = plan.config["bookies"]
-    small = rng.random() < 0.3
+    if style == "regions":
+        quorum = rng.choice([(e, write, ack) for e, write, ack in QUORUMS if write > 2 or e == write])
+        bookies = max(bookies, quorum[0] + rng.choice((0, 1, 2)))
+        plan = with_config(plan, quorum=list(quorum), strict=True, min_regions=2)
+    small = rng.random() < 0.3 and style == "racked"
     rack_of = {f"b{n}": min(n % (racks + 1), racks - 1) if small else n % racks for n in range(1, bookies + 1)}
-    plan = with_config(plan, bookies=bookies, racks=rack_of, strict=rng.random() < 0.5)
+    plan = with_config(plan, bookies=bookies, racks=rack_of)
+    if style == "racked":
+        plan = with_config(plan, strict=rng.random() < 0.5)
     return _with_lost_rack(plan, rng) if rng.random() < 0.4 else plan
 
 

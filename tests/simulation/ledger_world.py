@@ -137,15 +137,17 @@ class LedgerWorld:
         self.checks = self.checks_class(self.sim, KEY, self.bookies, quorum, self.digest, mute=parts.get("mute", ()))
         self.options = random.Random(f"{plan.seed}/options")
         self.racks: dict[str, int] = config.get("racks", {})
+        self.min_regions: int = config.get("min_regions", 1)
         policy = replace(RACK, strict=config["strict"]) if self.racks else RANDOM
+        self.policy = policy.with_durable(self.min_regions)
         metadata = LedgerMetadata(
             quorum=quorum,
             fragments=(Fragment(EntryId(0), self.first_ensemble(quorum)),),
             digest=self.digest.type,
             password=PASSWORD,
-            custom=policy_metadata(policy),
+            custom=policy_metadata(self.policy),
         )
-        self.checks.watch_placement(metadata, self.racks)
+        self.checks.watch_placement(metadata, self.racks, self.min_regions)
         for bookie in self.bookies:
             self.sim.node(bookie, start=self.start_bookie)
         created = self.sim.metadata.create(KEY, metadata)
@@ -198,11 +200,13 @@ class LedgerWorld:
         """The first bookies; with racks, an ensemble that keeps the policy if there is one."""
         if not self.racks:
             return tuple(self.bookies[: quorum.ensemble])
-        chooser = SpreadPlacement(RACK, lambda _: self.bookies, self.locate, random.Random(self.plan.seed))
+        policy = self.policy if self.min_regions > 1 else RACK
+        chooser = SpreadPlacement(policy, lambda _: self.bookies, self.locate, random.Random(self.plan.seed))
         return chooser.choose(quorum)
 
     def locate(self, bookie: BookieId) -> NetworkLocation:
-        return NetworkLocation(rack=f"r{self.racks[bookie]}")
+        name = f"r{self.racks[bookie]}"
+        return NetworkLocation(region=name) if self.min_regions > 1 else NetworkLocation(rack=name)
 
     def looking(self, node: Node) -> Locate:
         """What a process knows that starts now: a bookie's location once it has found it registered."""
@@ -309,7 +313,8 @@ class LedgerWorld:
         self.finders += 1
         self.finding += 1
         address, acked = f"{FINDER}/finder{self.finders}", self.checks.lac
-        self.sim.place(FINDER, address, TailFinder(LEDGER, self.digest, draw(FindingOptions, self.options)))
+        suffices = SpreadPlacement(self.policy, self.candidates, self.locate, self.options).suffices
+        self.sim.place(FINDER, address, TailFinder(LEDGER, self.digest, draw(FindingOptions, self.options), suffices))
         self.sim.ask(address, FindTail(), lambda result: self.found(address, acked, result))
 
     def found(self, address: str, acked: int, result: LedgerLac | DLogError) -> None:

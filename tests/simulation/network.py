@@ -48,6 +48,7 @@ class Node:
         self.incarnation = 1
         self.paused_until = 0
         self.backlog: deque[Callable[[], None]] = deque()
+        self.mailbox: deque[tuple[Host, Any]] = deque()  # facts that wait because the node is slow
         self.cost = 0  # of handling one thing, while slow, in ns
         self.slow_until = 0
         self.busy_until = 0

@@ -33,6 +33,7 @@ from dlog.region.follower import RegionFollower
 from dlog.region.messages import (
     AppendRecords,
     CleanRegion,
+    DeleteBefore,
     DropTable,
     FindStart,
     LostEntries,
@@ -79,7 +80,7 @@ REACHED_BY = {  # by a machine and the first record that it appends
     (RegionFollower, RecordKind.TABLE_DROPPED): "dropping",
     (RegionFollower, RecordKind.FENCE): "retiring",
 }
-SETTLE_S = 300.0  # a slow node may have many requests in its mailbox
+SETTLE_S = 60.0
 TAILS_MAX = 3
 
 
@@ -159,6 +160,7 @@ class RegionWorld:
         self.owner_numbers: dict[RegionOwner, int] = {}  # when each owner began to append, in their order
         self.owner_of: dict[AppendRecords, tuple[int, bool]] = {}  # and whether it is behind a failure
         self.owner_seen = 0  # by the leader of the data topic
+        self.snapshot_deleters: dict[int, RegionOwner] = {}  # by offset: who asked to delete the snapshots below it
         self._checked: dict[str, tuple[int, int]] = {}  # by owner: what was compared with the truth last
         self.was_cut = False  # another program deleted records or snapshots
         self.region = REGION
@@ -215,6 +217,11 @@ class RegionWorld:
 
     def _snapshots_deleted(self, offset: int) -> None:
         self.checks.meta_first = max(self.checks.meta_first, offset)
+        owner = self.snapshot_deleters.get(offset)
+        if owner is not None and owner.state.rule.nonce != self.checks.truth.rule.nonce:
+            # one that does not know of its successor deletes the successor's snapshots; the check-points are left
+            self.checks.cut_snapshots = max(self.checks.cut_snapshots, offset)
+            self.sim.reach("snapshots_deleted_by_a_former_owner")
 
     def _start_owner(self, node: Node) -> None:
         rng = random.Random(self.sim.rng.random())
@@ -237,9 +244,11 @@ class RegionWorld:
     def _see_effect(self, host: Any, effect: Any) -> None:
         message = getattr(effect, "message", None)
         name = type(message).__name__
-        if name == "DeleteBefore" and effect.peer == Topic.DATA:
+        if isinstance(message, DeleteBefore) and effect.peer == Topic.DATA:
             self.sim.reach("cleaning")
         machine = host.machine
+        if isinstance(message, DeleteBefore) and effect.peer == Topic.META and isinstance(machine, RegionOwner):
+            self.snapshot_deleters[message.offset] = machine
         if isinstance(message, AppendRecords):
             if self.config.get("transactional_ids") and effect.peer == Topic.DATA and isinstance(machine, RegionOwner):
                 is_behind_failure = machine in self.owner_numbers and machine.phase is Phase.FENCING

@@ -16,8 +16,9 @@ from typing import Any
 from dlog.errors import DLogError, LedgerNotFoundError
 from dlog.ledger.reading import EntryReader, ReadDone, ReadLedger
 from dlog.ledger.repair import LedgerRepairer, Repair, Repaired, RepairOptions
-from dlog.ledger.verifying import BadRange, LedgerVerifier, Verified, Verify
+from dlog.ledger.verifying import LedgerVerifier, Verify
 from dlog.model.ids import BookieId, EntryId
+from dlog.model.verification import BadRange, Verified
 from dlog.options import draw
 from tests.simulation.kernel import Violation
 from tests.simulation.ledger_drawing import RECOVERERS
@@ -212,7 +213,7 @@ class RepairWorld(LedgerWorld):
     def verified(self) -> Verified:
         metadata = self.checks.metadata
         if metadata.last_entry < 0:
-            return Verified(0, (), ())
+            return Verified(0)
         self.sim.place(CHECKER, "c/verifier", LedgerVerifier(LEDGER, metadata, self.digest))
         found: list[Verified] = []
         self.sim.ask("c/verifier", Verify(metadata.last_entry), found.append)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import signal
 import struct
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +112,9 @@ def test_the_layers_below(cluster: Up) -> None:
     assert told(cluster, "ledger", "show", place)["state"] == "open"
     assert b"bytes" in ok(cluster, "ledger", "read", place)
     assert told(cluster, "ledger", "verify", place)["wrong"] == []
+    sums = json.loads(ok(cluster, "ledger", "verify", "--all", "--json").splitlines()[-1])
+    assert (sums["bad_ledgers"], sums["not_verified"]) == (0, 0) and sums["ledgers"] > 0 and sums["entries"] > 0
+    assert b"could not be verified" in ok(cluster, "ledger", "verify", "--all", "--at-once", "1").splitlines()[-1]
     assert all(row["alive"] for row in told(cluster, "bookie", "status"))
     assert len(told(cluster, "bookie", "ls")) == 3
     assert [row["state"] for row in told(cluster, "bookie", "gc", "--wait")] == ["done"] * 3
@@ -118,6 +125,33 @@ def test_the_layers_below(cluster: Up) -> None:
     assert told(cluster, "ledger", "show", place)["entries"] == recovered["last_entry"] + 1
     ok(cluster, "append", "below", given=b"three\n")
     assert ok(cluster, "read", "below") == b"one\ntwo\nthree\n", "the owner lost its ledger and goes on in another"
+
+
+def test_a_watched_status_is_redrawn_on_a_terminal(cluster: Up) -> None:
+    """The cursor goes back to the first line of the block, so that the screen holds one."""
+    reads, writes = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dlog", "cluster", "status", "--watch", "--every", "100ms"],
+        stdout=writes,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "DLOG_DIR": str(cluster.directory), "TERM": "xterm", "COLUMNS": "100", "LINES": "50"},
+    )
+    os.close(writes)
+    with process:
+        shown = b""
+        while shown.count(b"ledgers under-replicated") < 3:
+            shown += os.read(reads, 4096)
+        process.send_signal(signal.SIGINT)
+        with suppress(OSError):  # EIO: nobody has the other end any more
+            while more := os.read(reads, 4096):
+                shown += more
+        assert process.stderr is not None
+        assert (process.wait(), process.stderr.read()) == (0, b"")
+    os.close(reads)
+    first, *others = shown.split(b"time ")[1:]
+    lines = first.count(b"\n")
+    assert lines > 10 and len(others) >= 2
+    assert shown.count(b"\x1b[1A") >= lines * (len(others) - 1)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +166,15 @@ def test_the_layers_below(cluster: Up) -> None:
         (("explain", "nosuch", "1:0:0"), 1, "no such stream"),
         (("create", "odd", "--store", "tape"), 2, "is not one of"),
         (("create", "odd", "--ensemble", "1", "--write-quorum", "2"), 2, "quorum"),
+        (("cluster", "status", "--every", "2s"), 2, "add --watch"),
+        (("cluster", "status", "--watch", "--every", "0"), 2, "at least 100ms"),
+        (("cluster", "status", "--watch", "--every", "soon"), 2, "not a duration"),
         (("ledger", "show", "987654"), 1, "ledger ls"),
+        (("ledger", "verify", "987654"), 1, "ledger ls"),
+        (("ledger", "verify"), 2, "or add --all"),
+        (("ledger", "verify", "1", "--all"), 2, "leave out LEDGER or --all"),
+        (("ledger", "verify", "1", "--at-once", "2"), 2, "leave out LEDGER or --at-once"),
+        (("ledger", "verify", "--all", "--at-once", "0"), 2, "--at-once"),
         (("bookie", "status", "nobody:1"), 1, "bookie ls"),
         (("bookie", "gc", "nobody:1", "nobody:2"), 1, "bookie=nobody:1,nobody:2"),
         (("up",), 2, "runs on this directory already"),

@@ -56,6 +56,8 @@ CASES: dict[str, Case] = {
     "bookie status": Case("bookie status"),
     "cluster init": Case("cluster init"),
     "cluster status": Case("cluster status"),
+    "cluster status --watch": Case("cluster status --watch"),
+    "cluster status --watch --json": Case("cluster status --watch --every 100ms --json"),
     "create": Case("create {victim}-new"),
     "delete": Case("delete {victim} --yes", makes=True),
     "explain": Case("explain {stream} 1:0:0"),
@@ -68,6 +70,8 @@ CASES: dict[str, Case] = {
     "ledger show": Case("ledger show {ledger}"),
     "ledger strays": Case("ledger strays --gap 10"),
     "ledger verify": Case("ledger verify {ledger}"),
+    "ledger verify --all": Case("ledger verify --all"),
+    "ledger verify --all --json": Case("ledger verify --all --json"),
     "ls": Case("ls"),
     "object fsck": Case("object fsck"),
     "object fsck --json": Case("object fsck --json"),
@@ -96,6 +100,14 @@ CASES: dict[str, Case] = {
     "--help": Case("--help"),
     "--version": Case("--version"),
     "ledger ls --help": Case("ledger ls --help"),
+}
+
+#: commands that a signal ends, and output after which they get it
+ENDLESS = {
+    "up": b"the cluster is up",
+    "up --json": b'"connect"',
+    "cluster status --watch": b"\n\ntime ",  # of the second block
+    "cluster status --watch --json": b"}\n{",
 }
 
 #: commands that print the same twice
@@ -288,7 +300,7 @@ def test_a_slow_reader_of_a_non_blocking_pipe_gets_everything(
     cluster: Up, places: dict[str, str], name: str, tmp_path: Path
 ) -> None:
     arguments = arguments_of(cluster, name, "slow", places, tmp_path)
-    mark = {"up": b"the cluster is up", "up --json": b'"connect"'}.get(name)
+    mark = ENDLESS.get(name)
     code, out, said = read_slowly(cluster, arguments, mark)
     assert (code, said) == (0, "")
     assert out

@@ -23,7 +23,7 @@ from dlog.errors import (
 )
 from dlog.events import Event, LedgerHandleFailed, LedgerIdInUse, PlacementNotKept
 from dlog.io.bookie_client import BookieClient, BookieClientOptions
-from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
+from dlog.io.ledgers import _LATE_COPIES_S, Ledgers, LedgersOptions, resolver
 from dlog.io.metadata import BookieInfo
 from dlog.ledger.placement_policy import RACK, PlacementOptions
 from dlog.ledger.recovery import RecoveryOptions
@@ -32,6 +32,7 @@ from dlog.model.ids import NO_ENTRY, BookieId, EntryId, Epoch, SegmentNumber, St
 from dlog.model.ledger import DigestType, LedgerKey, LedgerState
 from dlog.model.location import DEFAULT_LOCATION, NetworkLocation
 from dlog.model.quorum import Quorum
+from dlog.model.verification import Verified
 from dlog.stores.contract import StoreTooSmallError
 from dlog.stores.ledger import LEDGER_SETTINGS, LedgerStore
 from tests.integration.ledgers.model_bookie import ModelBookie
@@ -267,14 +268,49 @@ async def test_verify_finds_the_damaged_and_the_thin() -> None:
                 bookie.heard.clear()
                 await bookie.heard.wait()
         sound = await ledgers.verify(writer.ledger_id)
-        assert (sound.entries, sound.damaged, sound.thin) == (40, (), ())
+        assert sound == Verified(40)
         one, two, three = made.bookies.values()
         one.entries[writer.ledger_id, 7] = one.entries[writer.ledger_id, 7][:-1] + b"?"
         del two.entries[writer.ledger_id, 8]
         del two.entries[writer.ledger_id, 9], three.entries[writer.ledger_id, 9]
         found = await ledgers.verify(writer.ledger_id)
-        assert [entry for entry, _ in found.damaged] == [7, 9]
-        assert [entry for entry, _ in found.thin] == [8]
+        assert sorted({(bad.first, bad.last, bad.kind) for bad in found.ranges}) == [
+            (7, 7, "damaged"),
+            (8, 8, "thin"),
+            (9, 9, "damaged"),
+        ]
+        assert (found.below_write_quorum, found.below_ack_quorum, found.without_copy) == (3, 1, 0)
+
+
+async def test_copies_that_a_writer_still_sends_are_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster() as made:
+        ledgers, other = await made.client(), await made.client()
+        slow = list(made.bookies.values())[1]
+        writer = await ledgers.create(E332)
+        for number in range(20):
+            await writer.append((b"%d" % number,))
+        while (writer.ledger_id, 19) not in slow.entries:
+            slow.heard.clear()
+            await slow.heard.wait()
+        late: dict[tuple[int, int], bytes] = {
+            key: slow.entries.pop(key) for key in [(writer.ledger_id, 17), (writer.ledger_id, 18)]
+        }
+        pauses: list[float] = []
+        sleep = asyncio.sleep
+
+        async def arrive(seconds: float) -> None:
+            if seconds == _LATE_COPIES_S:
+                pauses.append(seconds)
+                slow.entries |= late
+            await sleep(0)
+
+        with monkeypatch.context() as patched:
+            patched.setattr("dlog.io.ledgers.asyncio.sleep", arrive)
+            verified = await other.verify(writer.ledger_id)
+        assert (verified.ranges, verified.entries >= 19, len(pauses)) == ((), True, 1)
+        await writer.close()
+        del slow.entries[writer.ledger_id, 18]
+        assert (await other.verify(writer.ledger_id)).below_write_quorum == 1
 
 
 async def test_missing_copies_are_written_again() -> None:

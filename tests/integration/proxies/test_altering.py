@@ -87,7 +87,7 @@ async def test_a_stream_has_the_settings_of_its_store_only(local: LocalProxies) 
         with pytest.raises(dlog.StreamExistsError, match="store='memory' wanted='ledger'"):
             await client.create("orders", exist_ok=True, store="ledger", ensemble=3)
         moved = await client.alter("orders", store="ledger", ensemble=5)
-        assert moved.store_settings == {"ensemble": 5, "write_quorum": 3, "ack_quorum": 2}
+        assert moved.store_settings == {"ensemble": 5, "write_quorum": 3, "ack_quorum": 2, "min_regions": 1}
         assert (await client.stat("orders")).settings == moved
         with pytest.raises(dlog.InvalidRequestError, match="ensemble, write_quorum, ack_quorum: store=ledger"):
             await client.alter("orders", partitions=1)  # type: ignore[call-arg]

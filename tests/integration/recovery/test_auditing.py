@@ -11,14 +11,17 @@ import pytest
 from actors.recovery.auditing import Auditing
 from actors.recovery.options import RecoveryOptions
 from dlog.events import Event
+from dlog.io.metrics import MISPLACED_LEDGERS
 from dlog.io.zookeeper import ANY_VERSION
 from dlog.io.zookeeper_cluster import cluster_init
 from dlog.io.zookeeper_layout import LedgerPaths
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
-from dlog.ledger.events import AuditEnded, AuditorElected, BookieMissing, LedgerNotAudited
+from dlog.ledger.events import AuditEnded, AuditorElected, BookieMissing, LedgerMisplaced, LedgerNotAudited
+from dlog.ledger.placement_policy import RACK, policy_metadata
 from dlog.machine import Versioned
 from dlog.model.ids import BookieId, EntryId, LedgerId
-from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata
+from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata, LedgerState
+from dlog.model.location import DEFAULT_LOCATION, NetworkLocation
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie_info import encode_address
 from tests.integration.recovery.polling import until
@@ -28,7 +31,7 @@ pytestmark = pytest.mark.zookeeper
 NAMESPACE = "/dlog"
 PATHS = LedgerPaths()
 A, B, C, D = (BookieId(f"127.0.0.1:{port}") for port in range(3181, 3185))
-QUICK = RecoveryOptions(lost_after_s=0.3, look_s=0.05, retry_s=0.1)
+QUICK = RecoveryOptions(lost_after_s=0.3, look_s=0.05, retry_s=0.1, placement_check_s=0.2)
 
 
 class Process:
@@ -41,14 +44,20 @@ class Process:
         election = metadata.auditor_election(name)
         self.auditing = Auditing(QUICK, metadata, self.marks, election, self.events.append)
 
-    async def add_ledger(self, number: int, *bookies: BookieId) -> None:
-        value = LedgerMetadata(quorum=Quorum(ensemble=2, write=2, ack=1), fragments=(Fragment(EntryId(0), bookies),))
+    async def add_ledger(self, number: int, *bookies: BookieId, is_closed: bool = False) -> None:
+        value = LedgerMetadata(
+            quorum=Quorum(ensemble=2, write=2, ack=1),
+            fragments=(Fragment(EntryId(0), bookies),),
+            state=LedgerState.CLOSED if is_closed else LedgerState.OPEN,
+            custom=policy_metadata(RACK),
+        )
         outcome = await self.metadata.compare_and_set(LedgerKey(LedgerId(number)), value, None)
         assert isinstance(outcome, Versioned)
 
-    async def register(self, *bookies: BookieId) -> None:
+    async def register(self, *bookies: BookieId, rack: str = DEFAULT_LOCATION.rack) -> None:
+        where = encode_address("127.0.0.1", 1, NetworkLocation(rack=rack))
         for bookie in bookies:
-            await self.metadata.zookeeper.create(f"{PATHS.available}/{bookie}", encode_address("127.0.0.1", 1))
+            await self.metadata.zookeeper.create(f"{PATHS.available}/{bookie}", where)
 
     async def unregister(self, bookie: BookieId) -> None:
         await self.metadata.zookeeper.delete(f"{PATHS.available}/{bookie}", ANY_VERSION)
@@ -119,6 +128,24 @@ async def test_a_bookie_that_comes_back_in_time_loses_nothing(processes: list[Pr
         await one.unregister(C)  # so that an audit takes place
         await one.until(lambda: any(isinstance(event, AuditEnded) for event in one.events))
     assert await one.marked() == {2: {C}}
+
+
+async def test_ledgers_whose_bookies_were_moved_to_one_rack_are_told(processes: list[Process]) -> None:
+    one = processes[0]
+    await one.register(D, rack="two")
+    await one.add_ledger(1, A, D, is_closed=True)
+    await one.add_ledger(2, A, B, is_closed=True)
+    await one.add_ledger(3, A, B)  # its last ensemble may still change
+    async with one.running():
+        await one.until(lambda: AuditEnded(0, 0, "", 1) in one.events)
+        assert [event.ledger for event in one.events if isinstance(event, LedgerMisplaced)] == [2]
+        assert MISPLACED_LEDGERS.value == 1
+        await one.unregister(D)
+        await one.register(D)
+        await one.until(lambda: AuditEnded(0, 0, "", 2) in one.events)
+        assert MISPLACED_LEDGERS.value == 2
+        assert await one.marked() == {}
+    assert MISPLACED_LEDGERS.value == 0, "the elected auditor counts"
 
 
 async def test_another_process_goes_on_when_the_auditor_ends(processes: list[Process]) -> None:

@@ -7,12 +7,14 @@ import json
 import os
 import shutil
 import signal
-from contextlib import suppress
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from dlog.cli.ledgers import ledgers_of
 from dlog.io.zookeeper import ANY_VERSION
 from dlog.io.zookeeper_layout import LedgerPaths
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
@@ -20,7 +22,7 @@ from dlog.io.zookeeper_protocol import NoNodeError
 from dlog.machine import Versioned
 from dlog.model.ids import BookieId, LedgerId
 from dlog.model.ledger import LedgerKey, LedgerMetadata
-from tests.integration.cli.up import Up, dlog, up
+from tests.integration.cli.up import Up, dlog, up, wait_until
 from tests.integration.leftovers import remove_data
 from tests.integration.recovery.polling import until
 
@@ -60,12 +62,32 @@ async def repaired(cluster: Up, lost: BookieId) -> list[LedgerId]:
         return list(ledgers)
 
 
-async def verify(cluster: Up, ledgers: list[LedgerId]) -> None:
-    """As `dlog ledger verify` of each ledger."""
-    async with ledgers_of(cluster.running.zookeeper, cluster.running.namespace, None) as client:
-        for ledger in ledgers:
-            found = await client.verify(ledger)
-            assert not found.ranges, found
+async def switch_repair(cluster: Up, *, on: bool) -> None:
+    running = cluster.running
+    async with await ZooKeeperMetadata.connect(running.zookeeper, running.namespace) as metadata:
+        marks = metadata.underreplication("test")
+        await (marks.enable() if on else marks.disable())
+
+
+@contextmanager
+def watched_counts(cluster: Up, file: Path) -> Iterator[Callable[[], list[int]]]:
+    """`dlog cluster status --watch` into a file; gives the numbers of under-replicated ledgers that it has shown."""
+    words = ("cluster", "status", "--watch", "--every", "100ms", "--json", "--dir", str(cluster.directory))
+    with file.open("wb") as out:
+        process = subprocess.Popen([sys.executable, "-m", "dlog", *words], stdout=out)
+
+    def counts() -> list[int]:
+        lines = file.read_bytes().splitlines(keepends=True)
+        return [json.loads(line)["under_replicated"] for line in lines if line.endswith(b"\n")]
+
+    with process:
+        try:
+            wait_until(lambda: bool(counts()), "no status is shown")
+            yield counts
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
 
 
 def ok(cluster: Up, *arguments: str, given: bytes = b"") -> bytes:
@@ -90,11 +112,23 @@ def test_the_copies_of_a_lost_bookie_are_made_again(tmp_path: Path) -> None:
         lost = asyncio.run(victim())
         part = cluster.part("bookie", lost)
         number = [p.address for p in cluster.running.parts if p.role == "bookie"].index(lost) + 1
-        shutil.rmtree(cluster.directory / f"bookie-{number}")  # first, or it would be back at once
-        os.kill(part.pid, signal.SIGKILL)
-        ledgers = asyncio.run(repaired(cluster, lost))
+        asyncio.run(switch_repair(cluster, on=False))
+        with watched_counts(cluster, tmp_path / "status") as counts:
+            shutil.rmtree(cluster.directory / f"bookie-{number}")  # first, or it would be back at once
+            os.kill(part.pid, signal.SIGKILL)
+            code, out, said = dlog("ledger", "verify", "--all", directory=cluster.directory)
+            *findings, sums = out.decode().splitlines()
+            assert code == 1 and "dlog ledger verify LEDGER" in said
+            assert len(findings) >= 2 and all(line.endswith(f"bad copies on {lost}") for line in findings)
+            assert (
+                f"{len(findings)} ledgers wrong, 0 could not be verified" in sums and "0 below the ack quorum" in sums
+            )
+            asyncio.run(switch_repair(cluster, on=True))
+            ledgers = asyncio.run(repaired(cluster, lost))
+            wait_until(lambda: any(counts()) and not counts()[-1], "the count did not rise and fall to 0")
         assert len(ledgers) >= 2
-        asyncio.run(verify(cluster, ledgers))
+        sums = json.loads(ok(cluster, "ledger", "verify", "--all", "--json"))
+        assert sums["ledgers"] >= len(ledgers) and not sums["below_write_quorum"]
         assert ok(cluster, "read", "sealed") == RECORDS
         ok(cluster, "append", "open", "-", given=b"one more\n")  # its owner was fenced, and goes on
         assert ok(cluster, "read", "open") == RECORDS + b"one more\n"

@@ -20,10 +20,10 @@ from dlog.io.zookeeper_layout import LedgerPaths
 from dlog.io.zookeeper_underreplication import ZooKeeperUnderreplication
 from dlog.ledger.events import EntriesUnreadable, MarkCompleted, RepairFailed
 from dlog.ledger.repair import OPEN_LEDGER, Repaired, Replaced, Unreadable
-from dlog.ledger.verifying import BadRange, Verified
 from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import Fragment, LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
+from dlog.model.verification import BadRange, Verified
 from tests.integration.recovery.polling import until
 
 pytestmark = pytest.mark.zookeeper
@@ -77,7 +77,7 @@ class Bench:
 
     async def verify(self, ledger: LedgerId) -> Verified:
         self.verified.append(ledger)
-        return Verified(10, (), (), self.bad)
+        return Verified(10, self.bad)
 
     async def left(self) -> set[LedgerId]:
         return {ledger async for ledger in self.marks.marked()}
@@ -179,12 +179,28 @@ async def test_a_bookie_with_a_copy_that_is_wrong_is_replaced(bench: Bench) -> N
     assert bench.asked == [(ONE, frozenset(), (BAD,)), (ONE, frozenset({C}), ())]
 
 
+async def test_more_missing_copies_than_a_verification_lists_are_written_again_in_turn(bench: Bench) -> None:
+    rest = [Verified(10, (BAD,), omitted=((BACK, 2),)), Verified(10, (BAD,), omitted=((C, 2),))]
+
+    async def verify(ledger: LedgerId) -> Verified:
+        return rest.pop(0)
+
+    bench.verify = verify  # type: ignore[method-assign]  # of this bench only
+    await bench.marks.mark(ONE, {BACK}, 5)
+    async with bench.running():
+        await bench.until_left(set())
+    assert bench.asked == [(ONE, frozenset(), (BAD,))] * 2
+    failed, completed = bench.events
+    assert isinstance(failed, RepairFailed) and "the rest follows" in failed.reason
+    assert isinstance(completed, MarkCompleted)
+
+
 async def test_a_bookie_that_is_lost_again_while_its_copies_are_read_keeps_its_mark(
     bench: Bench, sessions: list[ZooKeeper]
 ) -> None:
     async def verify(ledger: LedgerId) -> Verified:
         await sessions[0].delete(f"{PATHS.available}/{BACK}", ANY_VERSION)
-        return Verified(10, (), ())
+        return Verified(10)
 
     bench.verify = verify  # type: ignore[method-assign]  # of this bench only
     await bench.marks.mark(ONE, {BACK}, 5)

@@ -481,7 +481,7 @@ FINDERS = (
         name="a tail that one bookie holds is decided",
         invariants=("L4", "L5"),
         style="orphan",
-        parts=finder(("_search", "len(sought.stored) >= quorum.ack", "len(sought.stored) >= 1")),
+        parts=finder(("_is_safe", "len(sought.stored) < poll.metadata.quorum.ack", "not sought.stored")),
     ),
 )
 
@@ -566,6 +566,32 @@ PLACEMENT = (
         invariants=("P1",),
         style="racked",
         parts=planted((RecoveryWriter, "_replace_failed", "and not window.can_progress()", "and window.failed")),
+    ),
+    Mutant(
+        name="any ack quorum confirms an entry, whatever its regions",
+        invariants=("P2",),
+        style="regions",
+        parts=planted((Window, "confirm", "suffices is not None and", "False and")),
+    ),
+    Mutant(
+        name="the regions of the whole write quorum count, not of those who acknowledged",
+        invariants=("P2",),
+        style="regions",
+        parts=planted(
+            (Window, "confirm", "suffices(self._bookies_of(head.acks))", "suffices(self.members(head.entry))")
+        ),
+    ),
+    Mutant(
+        name="a recovery keeps an entry that one region holds",
+        invariants=("P2",),
+        style="regions",
+        parts=planted((RecoveryWriter, "__init__", "pool.placement.suffices", "None")),
+    ),
+    Mutant(
+        name="a tail search takes an entry that one region holds for safe",
+        invariants=("P2",),
+        style="regions",
+        parts=finder(("_is_safe", "self._suffices is None", "True")),
     ),
 )
 

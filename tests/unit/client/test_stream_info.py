@@ -57,7 +57,7 @@ def test_a_stream_is_described_in_values() -> None:
     assert (last.store, last.last_txid, last.last_dlsn, last.lac, last.is_cut) == ("cold", None, None, 4, False)
     assert found.settings == dlog.StreamSettings(
         store="ledger",
-        store_settings={"ensemble": 3, "write_quorum": 3, "ack_quorum": 2},
+        store_settings={"ensemble": 3, "write_quorum": 3, "ack_quorum": 2, "min_regions": 1},
         segment_bytes=256 << 20,
         segment_age_s=7200.0,
         retention_s=0.0,

@@ -63,12 +63,13 @@ def spare(*bookies: str) -> RandomPlacement:
 
 
 def racked(policy: PlacementPolicy, *bookies: str) -> SpreadPlacement:
-    """A placement whose writable bookies are these; the rack of a bookie is the first letter of its name."""
+    """A placement whose writable bookies are these; the rack and region of a bookie are the first letter of its
+    name."""
 
     def candidates(exclude: Collection[BookieId]) -> list[BookieId]:
         return [BookieId(b) for b in bookies if b not in exclude]
 
-    return SpreadPlacement(policy, candidates, lambda b: NetworkLocation(rack=b[0]), random.Random(1))
+    return SpreadPlacement(policy, candidates, lambda b: NetworkLocation(b[0], b[0]), random.Random(1))
 
 
 def packet(entry: int, payload: bytes = b"", *, lac: int = -1, length: int | None = None) -> bytes:

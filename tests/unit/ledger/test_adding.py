@@ -10,7 +10,8 @@ import pytest
 from dlog.events import PlacementNotKept
 from dlog.ledger.adding import AddingOptions, Close, LedgerAdder
 from dlog.ledger.placement import Placement, RandomPlacement
-from dlog.ledger.placement_policy import RACK
+from dlog.ledger.placement_policy import RACK, RANDOM
+from dlog.ledger.spread_placement import SpreadPlacement
 from dlog.machine import Answer, Fact, MetadataSeen, Received, SetTimer, Tell, TimerFired, Versioned
 from dlog.model.ids import NO_ENTRY, BookieId
 from dlog.model.ledger import LedgerMetadata, LedgerState
@@ -497,3 +498,45 @@ def test_an_end_whose_outcome_is_unknown_is_read_and_written_again() -> None:
     assert story.conflict() == ["read metadata"]
     lines = story.reads(ledger(state=LedgerState.CLOSED), 2)
     assert lines[-1] == "answer 1 closed at -1 length=0"
+
+
+class TestDurableRegions:
+    """Two regions, a and b by the first letter, of which both must hold an entry."""
+
+    POLICY = RANDOM.with_durable(2)
+
+    def writing(self, *writable: str) -> Story:
+        story = writer(ledger("0 a1 a2 b1"), racked(self.POLICY, *writable))
+        story.add()
+        return story
+
+    def test_an_ack_quorum_of_one_region_does_not_confirm(self) -> None:
+        story = self.writing()
+        assert story.stored(0, "a1", "a2") == []
+        assert story.stored(0, "b1") == ["answer 1 0"]
+
+    def test_two_regions_and_an_ack_quorum_confirm(self) -> None:
+        assert self.writing().stored(0, "b1", "a2") == ["answer 1 0"]
+
+    def test_without_a_second_region_the_writer_gives_up_and_says_why(self) -> None:
+        story = self.writing("a1", "a2", "a3")
+        story.stored(0, "a1", "a2")
+        story.lost("b1")
+        assert adder(story).lac == -1 and "give_up" in story.timers
+        story.fires("give_up")
+        answers = [e.result for e in story.effects if isinstance(e, Answer)]
+        assert "start bookies with another --region" in answers[0].message
+
+    def test_a_replacement_of_the_other_region_confirms(self) -> None:
+        story = self.writing("a3", "b2")
+        story.stored(0, "a1", "a2")
+        assert only(story.lost("b1"), "write") == ["write v1 open: 0 a1 a2 b2"]
+        story.written(2)
+        assert story.stored(0, "b2") == ["answer 1 0"]
+
+    def test_regions_that_are_not_known_count_for_nothing_and_the_writer_ends(self) -> None:
+        placement = SpreadPlacement(self.POLICY, lambda _: [], lambda _: None, Random(1))
+        story = writer(ledger("0 a1 a2 b1"), placement)
+        story.add()
+        assert story.stored(0, "a1", "a2", "b1") == []
+        assert story.fires("give_up")[0].startswith("answer 1")

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from dlog.errors import DamagedError, MetadataUnavailableError
 from dlog.ledger.auditor import (
+    MISPLACED_NAMED_MAX,
     Auditor,
     AuditorEffect,
     AuditorOptions,
@@ -20,15 +22,30 @@ from dlog.ledger.auditor import (
     Scan,
     ScanEnded,
 )
-from dlog.ledger.events import AuditEnded, BookieMissing, LedgerNotAudited
+from dlog.ledger.events import AuditEnded, BookieMissing, LedgerMisplaced, LedgerNotAudited
+from dlog.ledger.placement_policy import RACK, Locate, PlacementPolicy, policy_metadata
 from dlog.machine import Missing, OutcomeUnknown, Refused, SeenOutcome, Tell, Versioned
 from dlog.model.ids import BookieId, EntryId, LedgerId
-from dlog.model.ledger import Fragment, LedgerMetadata
+from dlog.model.ledger import Fragment, LedgerMetadata, LedgerState
+from dlog.model.location import DEFAULT_LOCATION, NetworkLocation
 from dlog.model.quorum import Quorum
 
-OPTIONS = AuditorOptions(lost_after_s=10.0, check_s=1000.0, retry_s=30.0)
+OPTIONS = AuditorOptions(lost_after_s=10.0, check_s=1000.0, retry_s=30.0, placement_check_s=300.0)
+LOOKS = replace(OPTIONS, placement_check_s=0.001)
 A, B, C, D = (BookieId(name) for name in "abcd")
 ALL = frozenset({A, B, C, D})
+RACKS = {A: DEFAULT_LOCATION, B: DEFAULT_LOCATION, C: NetworkLocation(rack="two")}  # nobody knows where D stands
+locate = RACKS.get
+
+
+def spread(
+    *ensembles: tuple[BookieId, ...], policy: PlacementPolicy = RACK, state: LedgerState = LedgerState.CLOSED
+) -> Versioned:
+    """Metadata of a ledger with a placement policy, a new ensemble every ten entries."""
+    size = len(ensembles[0])
+    fragments = tuple(Fragment(EntryId(10 * n), ensemble) for n, ensemble in enumerate(ensembles))
+    quorum = Quorum(ensemble=size, write=2, ack=1)
+    return Versioned(LedgerMetadata(quorum=quorum, fragments=fragments, state=state, custom=policy_metadata(policy)), 0)
 
 
 def of(*bookies: BookieId, then: tuple[BookieId, ...] = ()) -> Versioned:
@@ -47,14 +64,14 @@ def marked(effects: list[AuditorEffect]) -> dict[int, set[BookieId]]:
 
 
 def started(*facts: BookiesListed, options: AuditorOptions = OPTIONS) -> Auditor:
-    auditor = Auditor(options)
+    auditor = Auditor(options, locate)
     for fact in facts:
         auditor.handle(fact)
     return auditor
 
 
 def test_a_bookie_is_lost_after_the_delay_and_its_ledgers_are_marked() -> None:
-    auditor = Auditor(OPTIONS)
+    auditor = Auditor(OPTIONS, locate)
     assert auditor.handle(BookiesListed(0, ALL)) == []
     assert auditor.handle(BookiesListed(10, ALL)) == [Scan(1)], "for bookies that were lost before the election"
     assert marked(auditor.handle(read(1, (1, of(A, B, C))))) == {}
@@ -128,8 +145,10 @@ def test_a_damaged_ledger_does_not_have_all_ledgers_read_again_and_again() -> No
     auditor = started(BookiesListed(0, ALL), BookiesListed(10, ALL))
     auditor.handle(read(1, (1, Refused(DamagedError("torn")))))
     auditor.handle(ScanEnded(1))
-    assert auditor.handle(BookiesListed(40, ALL)) == []
-    assert auditor.handle(BookiesListed(1010, ALL)) == [Scan(2)], "only after check_s"
+    assert auditor.handle(BookiesListed(309, ALL)) == []
+    assert auditor.handle(BookiesListed(310, ALL)) == [Scan(2)], (
+        "only after the shorter of check_s and placement_check_s"
+    )
 
 
 def test_a_scan_that_was_cut_short_is_told_and_repeated() -> None:
@@ -148,13 +167,88 @@ def test_a_bookie_lost_during_a_scan_gets_a_scan_of_its_own() -> None:
     assert auditor.handle(BookiesListed(16, ALL - {A})) == [Scan(2)]
 
 
+# ---- placement -------------------------------------------------------------------------------------------------------
+
+
+def scanned(auditor: Auditor, now_s: float, *ledgers: tuple[int, SeenOutcome], reason: str = "") -> list[AuditorEffect]:
+    """The effects of a scan that starts now, without its start."""
+    (scan,) = (e.scan for e in auditor.handle(BookiesListed(now_s, ALL)) if isinstance(e, Scan))
+    return [*auditor.handle(read(scan, *ledgers)), *auditor.handle(ScanEnded(scan, reason))]
+
+
+def test_closed_ledgers_that_do_not_keep_their_policy_are_named_and_counted_but_not_marked() -> None:
+    auditor = started(BookiesListed(0, ALL))
+    effects = scanned(
+        auditor,
+        10,
+        (1, spread((A, C))),
+        (2, spread((A, B))),
+        (3, spread((A, C), (B, A), (A, B))),
+        (4, spread((A, B), state=LedgerState.OPEN)),
+        (5, spread((A, B), policy=PlacementPolicy())),
+        (6, spread((A, D))),
+        (7, spread((A, D, B))),
+    )
+    assert effects == [
+        Tell(LedgerMisplaced(2, 0, (A, B), "policy=rack: 1 of 1 write quorums with 1 racks, needed=2", 1)),
+        Tell(LedgerMisplaced(3, 10, (B, A), "policy=rack: 1 of 1 write quorums with 1 racks, needed=2", 2)),
+        Tell(LedgerMisplaced(7, 0, (A, D, B), "policy=rack: 1 of 3 write quorums with 1 racks, needed=2", 1)),
+        Tell(AuditEnded(0, 0, "", 3)),
+    ]
+    assert auditor.misplaced == 3
+
+
+def test_placement_is_checked_every_so_often_and_ledgers_that_are_in_place_again_do_not_count() -> None:
+    options = AuditorOptions(lost_after_s=10.0, check_s=100.0, retry_s=30.0, placement_check_s=250.0)
+    auditor = started(BookiesListed(0, ALL), options=options)
+    assert len(scanned(auditor, 10, (2, spread((A, B))))) == 2
+    assert scanned(auditor, 110, (2, spread((A, B)))) == [], "too early"
+    assert auditor.misplaced == 1
+    assert scanned(auditor, 210, (2, spread((A, B)))) == []
+    assert len(scanned(auditor, 310, (2, spread((A, B))))) == 2, "named again while nothing was done"
+    assert scanned(auditor, 560, (2, spread((A, C)))) == []
+    assert auditor.misplaced == 0
+
+
+def test_a_scan_that_was_cut_short_counts_nothing_and_the_next_one_looks() -> None:
+    auditor = started(BookiesListed(0, ALL))
+    assert len(scanned(auditor, 10, (2, spread((A, B))))) == 2
+    away = Tell(AuditEnded(0, 0, "away"))
+    assert scanned(auditor, 310, (1, spread((B, A))), (2, spread((A, B))), reason="away") == [away]
+    assert auditor.misplaced == 1
+    assert len(scanned(auditor, 340, (1, spread((B, A))), (2, spread((A, B))))) == 3
+    assert auditor.misplaced == 2
+
+
+def test_without_an_interval_placement_is_not_checked() -> None:
+    auditor = started(BookiesListed(0, ALL), options=AuditorOptions(lost_after_s=10.0, check_s=1000.0, retry_s=30.0))
+    assert scanned(auditor, 10, (2, spread((A, B)))) == []
+    assert auditor.handle(BookiesListed(1000, ALL)) == []
+
+
+def test_only_so_many_misplaced_ledgers_are_named() -> None:
+    auditor = started(BookiesListed(0, ALL))
+    many = [(number, spread((A, B))) for number in range(MISPLACED_NAMED_MAX + 50)]
+    *named, ended = scanned(auditor, 10, *many)
+    assert [effect.event.ledger for effect in named] == list(range(MISPLACED_NAMED_MAX))  # type: ignore[union-attr]
+    assert ended == Tell(AuditEnded(0, 0, "", MISPLACED_NAMED_MAX + 50))
+
+
+def test_a_misplaced_ledger_of_a_lost_bookie_is_marked_for_that_bookie_alone() -> None:
+    auditor = started(BookiesListed(0, ALL - {A}))
+    effects = auditor.handle(BookiesListed(10, ALL - {A}))
+    assert effects == [Scan(1)]
+    assert marked(auditor.handle(read(1, (2, spread((A, B)))))) == {2: {A}}
+
+
 # ---- at random ------------------------------------------------------------------------------------------------------
 
 
 class AuditorWorld:
     """Bookies that come and go, an auditor that lists them, and ledgers that name them. `listings` is what happened."""
 
-    def __init__(self, seed: int, auditor: Auditor) -> None:
+    def __init__(self, seed: int, auditor: Auditor, looks: bool = False) -> None:
+        self.looks = looks  # whether every scan looks at placement
         self.rng = random.Random(seed)
         self.auditor = auditor
         self.now_s = 0.0
@@ -163,6 +257,10 @@ class AuditorWorld:
         self.ledgers = {n: tuple(self.rng.sample(sorted(ALL), 3)) for n in range(8)}
         self.marks: dict[int, set[BookieId]] = {n: set() for n in self.ledgers}
         self.scan: tuple[int, list[int]] | None = None  # number, ledgers to read
+        settings = random.Random(seed)
+        self.spread = {n: settings.random() < 0.6 for n in self.ledgers}  # whether it asks for two racks
+        self.closed = {n: settings.random() < 0.7 for n in self.ledgers}
+        self.seen: set[int] = set()  # in this scan
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -183,18 +281,33 @@ class AuditorWorld:
         assert self.scan is not None
         number, left = self.scan
         page, rest = left[:3], left[3:]
-        outcomes = [(n, OutcomeUnknown() if self.rng.random() < 0.05 else of(*self.ledgers[n])) for n in page]
+        outcomes = [(n, OutcomeUnknown() if self.rng.random() < 0.05 else self.metadata_of(n)) for n in page]
+        self.seen |= {n for n, outcome in outcomes if isinstance(outcome, Versioned)}
         self.scan = (number, rest)
         self.perform(self.auditor.handle(read(number, *outcomes)))
         if not rest or self.rng.random() < 0.05:
             self.scan = None
             self.perform(self.auditor.handle(ScanEnded(number, "" if not rest else "cut")))
+            if not rest and self.looks:
+                self.check_misplaced()
+
+    def metadata_of(self, ledger: int) -> Versioned:
+        policy = RACK if self.spread[ledger] else PlacementPolicy()
+        state = LedgerState.CLOSED if self.closed[ledger] else LedgerState.OPEN
+        return spread(self.ledgers[ledger], policy=policy, state=state)
+
+    def check_misplaced(self) -> None:
+        """Those that count are closed and have two neighbours in one rack, wherever the bookie stands that nobody
+        knows."""
+        wrong = {n for n in self.seen if self.spread[n] and self.closed[n] and {A, B} <= set(self.ledgers[n])}
+        assert self.auditor.misplaced == len(wrong), f"misplaced={self.auditor.misplaced} wrong={wrong}"
 
     def perform(self, effects: list[AuditorEffect]) -> None:
         for effect in effects:
             match effect:
                 case Scan(number):
                     assert self.scan is None, "one scan at a time"
+                    self.seen = set()
                     self.scan = (number, sorted(self.ledgers))
                 case MarkLedger(scan, ledger, bookies):
                     assert bookies, "no mark without a bookie"
@@ -224,15 +337,19 @@ class AuditorWorld:
             assert not self.up or not missing, f"never marked: {missing}"
 
 
-def hunt(make: Callable[[], Auditor], seeds: int) -> None:
+def hunt(make: Callable[[], Auditor], seeds: int, *, looks: bool = False) -> None:
     for seed in range(seeds):
-        world = AuditorWorld(seed, make())
+        world = AuditorWorld(seed, make(), looks)
         world.run(120)
         world.settle()
 
 
 def test_marks_are_justified_by_the_listings_and_no_lost_bookie_is_forgotten() -> None:
-    hunt(lambda: Auditor(OPTIONS), 60)
+    hunt(lambda: Auditor(OPTIONS, locate), 60)
+
+
+def test_misplaced_ledgers_are_those_of_the_model() -> None:
+    hunt(lambda: Auditor(LOOKS, locate), 60, looks=True)
 
 
 class _TrustsFailures(Auditor):
@@ -253,6 +370,30 @@ class _ScansOnce(Auditor):
 
 
 @pytest.mark.parametrize("defect", [_TrustsFailures, _ForgetsReturns, _ScansOnce])
-def test_a_planted_defect_is_found(defect: Callable[[AuditorOptions], Auditor]) -> None:
+def test_a_planted_defect_is_found(defect: Callable[[AuditorOptions, Locate], Auditor]) -> None:
     with pytest.raises(AssertionError):
-        hunt(lambda: defect(OPTIONS), 60)
+        hunt(lambda: defect(OPTIONS, locate), 60)
+
+
+class _CountsTheUnknown(Auditor):
+    def _at_best(self, bookie: BookieId) -> NetworkLocation:
+        return self._locate(bookie) or DEFAULT_LOCATION
+
+
+class _CountsOpenOnes(Auditor):
+    def _check_placement(self, ledger: LedgerId, metadata: LedgerMetadata) -> None:
+        super()._check_placement(ledger, replace(metadata, state=LedgerState.CLOSED))
+
+
+class _NeverForgets(Auditor):
+    def _start_due(self) -> list[AuditorEffect]:
+        before = self._misplaced
+        effects = super()._start_due()
+        self._misplaced = before
+        return effects
+
+
+@pytest.mark.parametrize("defect", [_CountsTheUnknown, _CountsOpenOnes, _NeverForgets])
+def test_a_planted_defect_of_the_placement_audit_is_found(defect: Callable[[AuditorOptions, Locate], Auditor]) -> None:
+    with pytest.raises(AssertionError, match="misplaced="):
+        hunt(lambda: defect(LOOKS, locate), 60, looks=True)

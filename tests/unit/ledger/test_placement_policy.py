@@ -69,6 +69,19 @@ def test_a_policy_that_this_version_does_not_know_asks_nothing(text: bytes) -> N
     assert policy_of(replace(ledger(), custom=(("dlog.placement", text),))) == RANDOM
 
 
+@pytest.mark.parametrize("base", [RANDOM, RACK, REGION, PlacementPolicy(PolicyKind.REGION, 5)])
+def test_a_ledger_remembers_its_durable_regions(base: PlacementPolicy) -> None:
+    policy = base.with_durable(3)
+    assert policy == PlacementPolicy(PolicyKind.REGION, max(3, base.regions), strict=True, durable=3)
+    assert policy_of(replace(ledger(), custom=policy_metadata(policy))) == policy
+    assert base.with_durable(1) is base
+
+
+@pytest.mark.parametrize("text", [b"region 2 durable 3 strict", b"region 2 durable 2", b"region 2 durable 0 strict"])
+def test_durable_regions_that_contradict_the_policy_ask_nothing(text: bytes) -> None:
+    assert policy_of(replace(ledger(), custom=(("dlog.placement", text),))) == RANDOM
+
+
 def test_a_ledger_without_a_policy_has_none() -> None:
     assert policy_metadata(RANDOM) == ()
     assert policy_of(ledger()) == RANDOM

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 from dlog.events import PlacementNotKept
 from dlog.ledger.placement import Placement
 from dlog.ledger.placement_policy import RACK, RANDOM, policy_metadata
 from dlog.ledger.recovery import LedgerRecoverer, Recover, RecoveryOptions
+from dlog.ledger.spread_placement import SpreadPlacement
 from dlog.machine import Answer, Send, Tell
 from dlog.model.ledger import LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
@@ -376,3 +378,34 @@ def test_no_such_ledger() -> None:
     story = Story(LedgerRecoverer(LEDGER, spare()))
     story.ask(Recover())
     assert story.missing() == ["answer 1 LedgerNotFoundError"]
+
+
+class TestDurableRegions:
+    """Two regions, a and b by the first letter, of which both must hold entry 0 that is to be written again."""
+
+    METADATA = replace(ledger("0 a1 a2 b1"), custom=policy_metadata(RANDOM.with_durable(2)))
+
+    def found(self, *writable: str) -> Story:
+        story = recovery(self.METADATA, racked(RANDOM, *writable), attempts_max=1)
+        story.has_not(-1, "a1", "a2")
+        story.has("a1", 0, packet(0, b"x", length=1))
+        return story
+
+    def test_the_ledger_is_not_closed_before_both_hold_it(self) -> None:
+        story = self.found()
+        assert story.stored(0, "a1", "a2") == []
+        assert only(story.stored(0, "b1"), "read") == [f"read 1 of {b} fencing" for b in ("a2", "b1", "a1")]
+        assert "write v2 closed at 0 length=1" in story.has_not(1, "a1", "a2")[-1]
+
+    def test_a_lost_region_is_replaced_by_none_of_the_other(self) -> None:
+        story = self.found("a1", "a2", "a3")
+        story.stored(0, "a1", "a2")
+        assert story.lost("b1")[-1].startswith("answer 1 NotEnoughBookiesError")
+        answer = next(effect.result for effect in story.effects if isinstance(effect, Answer))
+        assert "start bookies with another --region" in answer.message
+
+    def test_members_of_unknown_regions_do_not_keep_it_waiting_for_ever(self) -> None:
+        placement = SpreadPlacement(RANDOM, lambda _: [], lambda _: None, Random(1))
+        story = recovery(self.METADATA, placement, attempts_max=1)
+        story.has_not(-1, "a1", "a2")
+        assert story.has("a1", 0, packet(0, b"x", length=1))[-1].startswith("answer 1 NotEnoughBookiesError")

@@ -10,11 +10,11 @@ from dlog.ledger.placement import Placement
 from dlog.ledger.placement_policy import RACK, RANDOM, PlacementPolicy, PolicyKind, policy_metadata
 from dlog.ledger.repair import OPEN_LEDGER, LedgerRepairer, Repair, Repaired, RepairOptions
 from dlog.ledger.repair_copying import PACE, STEP, STEP_ENTRIES, EntryRanges
-from dlog.ledger.verifying import BadRange
 from dlog.machine import Answer, CompareAndSet, MetadataSeen, Missing, Send
 from dlog.model.ids import BookieId, EntryId
 from dlog.model.ledger import LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
+from dlog.model.verification import BadRange
 from dlog.wire.bookie import Code, ReadEntry
 from tests.unit.ledger.story import LEDGER, Story, ledger, only, packet, racked, spare
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
-from dlog.ledger.verifying import ENTRIES_AT_ONCE, LedgerVerifier, Verified, Verify
+import pytest
+
+from dlog.ledger.verifying import ENTRIES_AT_ONCE, LedgerVerifier, Verify
 from dlog.machine import Answer, Asked, Effect, Fact, PeerLost, Received, Send
 from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import DigestType, Fragment, LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
+from dlog.model.verification import BadRange, Verified
 from dlog.wire.bookie import Code, EntryRead, ReadEntry
 from dlog.wire.digest import Digest
 
@@ -45,7 +49,7 @@ def test_a_sound_ledger_is_said_so_once_all_have_answered() -> None:
     machine.handle(Asked(1, Verify(EntryId(0))))
     assert machine.handle(says(A, 0)) == machine.handle(says(B, 0)) == []
     assert machine.handle(says(B, 0)) == []  # twice from one bookie counts once
-    assert machine.handle(says(C, 0)) == [Answer(1, Verified(1, (), ()))]
+    assert machine.handle(says(C, 0)) == [Answer(1, Verified(1))]
 
 
 def test_damage_lack_and_loss_are_told_apart() -> None:
@@ -61,11 +65,66 @@ def test_damage_lack_and_loss_are_told_apart() -> None:
     machine.handle(says(C, 2))
     [answer] = machine.handle(PeerLost(C, "reset"))
     assert isinstance(answer, Answer) and isinstance(answer.result, Verified)
-    assert [entry for entry, _ in answer.result.damaged] == [0, 1, 2]
-    assert [entry for entry, _ in answer.result.thin] == [3]
-    why = dict(answer.result.damaged)
-    assert "digest" in why[EntryId(0)] and "copies=1" in why[EntryId(1)] and "another entry" in why[EntryId(2)]
-    assert "c: reset" in dict(answer.result.thin)[EntryId(3)]
+    found = answer.result
+    assert [(bad.first, bad.last, bad.bookie, bad.kind) for bad in found.ranges] == [
+        (0, 2, B, "damaged"),
+        (1, 1, C, "damaged"),
+        (3, 3, C, "thin"),
+    ]
+    assert "digest" in found.ranges[0].why and found.ranges[1].why == found.ranges[2].why == "reset"
+    assert (found.below_write_quorum, found.below_ack_quorum, found.without_copy) == (4, 1, 0)
+
+
+def test_a_packet_of_another_entry_is_damage() -> None:
+    def answer(bookie: BookieId, entry: int) -> Fact:
+        return says(bookie, entry, body=packet(entry + 1) if bookie == B and entry == 2 else None)
+
+    (bad,) = verified(Quorum(), 9, answer).ranges
+    assert (bad.first, bad.last, bad.kind) == (2, 2, "damaged") and "another entry" in bad.why
+
+
+def test_entries_are_counted_by_the_copies_that_are_left() -> None:
+    def answer(bookie: BookieId, entry: int) -> Fact:
+        lacks = {A: range(7, 9), B: range(5, 9), C: range(9)}[bookie]
+        return says(bookie, entry, Code.NO_ENTRY if entry in lacks else Code.OK)
+
+    found = verified(Quorum(ensemble=3, write=3, ack=2), 19, answer)
+    assert (found.below_write_quorum, found.below_ack_quorum, found.without_copy) == (9, 4, 2)
+    assert [(bad.first, bad.last, bad.bookie, bad.kind) for bad in found.ranges] == [
+        (0, 4, C, "thin"),
+        (5, 8, B, "damaged"),
+        (5, 8, C, "damaged"),
+        (7, 8, A, "damaged"),
+    ]
+
+
+def test_an_empty_bookie_costs_one_range_whatever_the_order_of_replies() -> None:
+    """Replies of one entry may come long after those of later ones, in the order of their requests or not."""
+    machine, rng = verifier(Quorum()), random.Random(3)
+    waiting, result = list(machine.handle(Asked(1, Verify(EntryId(4_999))))), None
+    while waiting:
+        effect = waiting.pop(rng.randrange(len(waiting)))
+        if isinstance(effect, Answer):
+            result = effect.result
+            continue
+        assert isinstance(effect, Send)
+        bookie, entry = BookieId(str(effect.peer)), effect.message.entry
+        waiting += machine.handle(says(bookie, entry, Code.NO_LEDGER if bookie == B else Code.OK))
+        assert len(machine._findings._open) + sum(map(len, machine._findings._ended.values())) <= 1
+    assert result == Verified(5_000, (BadRange(EntryId(0), EntryId(4_999), B, "thin", "no_ledger"),), 5_000)
+
+
+def test_ranges_of_a_bookie_beyond_the_bound_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlog.ledger.verifying.RANGES_MAX", 10)
+
+    def answer(bookie: BookieId, entry: int) -> Fact:
+        lacks = (bookie == B and entry % 2) or (bookie == C and entry >= 90)
+        return says(bookie, entry, Code.NO_ENTRY if lacks else Code.OK)
+
+    found = verified(Quorum(ensemble=3, write=3, ack=1), 99, answer)
+    assert [bad.first for bad in found.ranges if bad.bookie == B] == list(range(1, 20, 2))
+    assert [(bad.first, bad.last) for bad in found.ranges if bad.bookie == C] == [(90, 99)]
+    assert (found.omitted, found.below_write_quorum) == (((B, 40),), 55)
 
 
 def test_what_is_asked_at_once_is_bounded() -> None:
@@ -74,7 +133,11 @@ def test_what_is_asked_at_once_is_bounded() -> None:
     assert len(asked(effects)) == 3 * ENTRIES_AT_ONCE
     machine.handle(says(A, 5))
     machine.handle(says(B, 5))
-    assert asked(machine.handle(says(C, 5))) == [(b, ENTRIES_AT_ONCE) for b in (C, A, B)]
+    assert asked(machine.handle(says(C, 5))) == []  # judged after those before it
+    for entry in range(5):
+        for bookie in (A, B):
+            machine.handle(says(bookie, entry))
+        assert len(asked(machine.handle(says(C, entry)))) == (3 if entry < 4 else 6)
 
 
 def verified(quorum: Quorum, last: int, answer: Callable[[BookieId, int], Fact]) -> Verified:
@@ -100,7 +163,7 @@ def test_a_dead_bookie_is_one_line() -> None:
         found = verified(quorum, 1048, answer)
         (bad,) = found.ranges
         assert (bad.bookie, bad.kind, bad.last) == (C, "thin", 1048 if quorum.write == 3 else 1048 - 1048 % 3 + 1)
-        assert len(found.thin) == (1049 if quorum.write == 3 else 699)
+        assert found.below_write_quorum == (1049 if quorum.write == 3 else 699)
 
 
 def test_each_run_of_entries_of_a_bookie_is_a_line() -> None:

@@ -204,9 +204,9 @@ def test_a_broken_owner_is_damaged(data: bytes) -> None:
         decode_owner(data)
 
 
-LEDGERS = (("ensemble", 5), ("write_quorum", 3), ("ack_quorum", 2))
+LEDGERS = (("ensemble", 5), ("write_quorum", 3), ("ack_quorum", 2), ("min_regions", 1))
 SETTINGS = StreamSettings(store="ledger", store_settings=LEDGERS, segment_bytes=1, segment_age_s=0.5)
-DEFAULTS = StreamSettings(store_settings=(("ensemble", 3), ("write_quorum", 3), ("ack_quorum", 2)))
+DEFAULTS = StreamSettings(store_settings=(("ensemble", 3), ("write_quorum", 3), ("ack_quorum", 2), ("min_regions", 1)))
 
 
 def requested(values: dict[str, Any], base: StreamSettings = DEFAULTS) -> StreamSettings:
@@ -244,7 +244,7 @@ def test_a_store_has_its_own_settings_only_and_does_not_read_those_of_another() 
     earlier = json.dumps(settings_to_map(DEFAULTS) | {"store": "file"}).encode()
     assert stored(earlier) == files, "earlier versions wrote the settings of ledgers for every store"
     assert requested({"store": "ledger", "ack_quorum": 1}, files).store_settings == (
-        ("ensemble", 3), ("write_quorum", 3), ("ack_quorum", 1))  # fmt: skip
+        ("ensemble", 3), ("write_quorum", 3), ("ack_quorum", 1), ("min_regions", 1))  # fmt: skip
 
 
 def test_settings_of_a_store_that_is_not_known_here_are_kept() -> None:
