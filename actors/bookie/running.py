@@ -74,7 +74,7 @@ async def run(
                 )
             server = BookieServer(options, environment.disk, opened, dirs.all, environment.threads, tell=tell)
             location = NetworkLocation(options.region, options.rack)
-            info = BookieInfo(bookie, *split_host_port(environment.address), location)
+            info = BookieInfo(bookie, *split_host_port(environment.address), location, summaries=True)
 
             async def known() -> object:
                 return await check_still_known(cookie, metadata)

@@ -37,6 +37,7 @@ from dlog.bookie.messages import (
     PollWaits,
     SpaceAsked,
     SpaceSeen,
+    SummarizeStored,
 )
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DLogError, MetadataUnavailableError
@@ -132,6 +133,7 @@ class BookieServer:
             SetTimer: self._perform_set_timer,
             CancelTimer: self._perform_cancel_timer,
             ListStored: self._disk.list,
+            SummarizeStored: self._disk.summarize,
             SpaceAsked: self._perform_space_asked,
             PollWaits: self._perform_poll_waits,
         }

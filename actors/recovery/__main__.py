@@ -18,11 +18,12 @@ import sys
 from collections.abc import Sequence
 
 from actors.recovery.auditing import Auditing
+from actors.recovery.comparing import COMPARE_TIMEOUT_S, Comparing
 from actors.recovery.options import RecoveryOptions
 from actors.recovery.workers import RepairWorkers
 from dlog.events import Event, VariablesIgnored
 from dlog.io import logs, metrics, process, settings
-from dlog.io.bookie_client import BookieClient
+from dlog.io.bookie_client import BookieClient, BookieClientOptions
 from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
 from dlog.io.metadata import SessionState
 from dlog.io.metadata_contact import connection_events
@@ -66,6 +67,11 @@ async def serve(options: RecoveryOptions, name: str) -> None:
         limits = LedgersOptions(repair=RepairOptions(rate_bytes_per_s=options.worker_bytes_s))
         ledgers = await stack.enter_async_context(Ledgers(metadata, bookies, rng=rng, options=limits, on_event=_tell))
         auditing = Auditing(options, metadata, marks, metadata.auditor_election(name), _tell)
+        # comparisons have connections of their own: slow summaries never close those of repairs
+        slow = BookieClientOptions(request_timeout_s=COMPARE_TIMEOUT_S)
+        compared = await stack.enter_async_context(BookieClient(resolver(metadata), rng=rng, options=slow))
+        comparable = await stack.enter_async_context(Ledgers(metadata, compared, rng=rng, on_event=_tell))
+        comparing = Comparing(options, comparable, marks, lambda: auditing.is_auditor, _tell)
         workers = RepairWorkers(options, marks, ledgers, _tell, rng)
 
         def ready() -> tuple[int, dict[str, object]]:
@@ -85,6 +91,7 @@ async def serve(options: RecoveryOptions, name: str) -> None:
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(auditing.run(), name="auditor"),
+                tasks.create_task(comparing.run(), name="comparisons"),
                 tasks.create_task(workers.run(), name="repair workers"),
             ]
             await stopping.wait()

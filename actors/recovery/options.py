@@ -31,6 +31,12 @@ class RecoveryOptions:
         3600.0, "longest time between two audits of where the copies of closed ledgers lie; 0: there are none"
     )
     retry_s: float = option(30.0, "time until an audit that missed a ledger is repeated")
+    compare_s: float = option(
+        3600.0, "time between two comparisons of the copies of all closed ledgers, by the auditor; 0: none"
+    )
+    compare_entries_s: int = option(
+        20_000, "entries compared a second at most, on average over some ledgers; 0: no limit"
+    )
     look_s: float = option(1.0, "time between two looks at registrations, votes and marks")
 
     workers: int = option(4, "ledgers repaired at the same time by this process")
@@ -44,6 +50,9 @@ class RecoveryOptions:
     def __post_init__(self) -> None:
         port_number(self, "http_port")
         check_positive(self, "lost_after_s", "check_s", "retry_s", "look_s", "workers", "backoff_s", "backoff_max_s")
+        for name, value in (("compare_s", self.compare_s), ("compare_entries_s", self.compare_entries_s)):
+            if value < 0:
+                raise ValueError(f"{name} is 0 or more: value={value}")
         if self.placement_check_s < 0:
             raise ValueError(f"placement_check_s is at least 0, which is never: value={self.placement_check_s}")
         if self.workers > 256:

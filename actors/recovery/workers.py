@@ -1,7 +1,8 @@
 """Workers that give marked ledgers their copies again.
 
 A worker locks a marked ledger, has the lost bookies' copies made on other bookies, and deletes the mark. A marked
-bookie that is registered again keeps its place: its copies are read, and missing ones are written again.
+bookie that is registered keeps its place: its copies are read, and missing ones are written again. If one of them does
+not match the ledger's digest, the bookie is replaced, for it never overwrites a copy.
 
 The last ensemble of a ledger that is not closed belongs to its writer, which replaces a lost bookie when it appends
 next. After `open_grace_s` the ledger is fenced and recovered instead.
@@ -274,8 +275,12 @@ class RepairWorkers:
         if put_off is not None and verified_below is not None and put_off.verified_below == verified_below:
             return replace(total, waits=total.waits or OPEN_LEDGER)
         verified = await self._ledgers.verify(ledger)
-        bad = tuple(found for found in verified.ranges if found.bookie in back)
+        wrong = frozenset(found.bookie for found in verified.ranges if found.is_wrong and found.bookie in back)
+        bad = tuple(found for found in verified.ranges if found.bookie in back - wrong)
         done = await self._add(total, frozenset(), bad) if bad else total
+        if wrong:
+            replaced = await self._add(done, wrong)
+            done = replace(replaced, waits=done.waits or replaced.waits)
         if any(bookie in back for bookie, _ in verified.omitted):
             return replace(done, waits=_MORE)
         done = replace(done, waits=total.waits or done.waits)

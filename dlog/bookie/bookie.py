@@ -63,8 +63,10 @@ from dlog.bookie.messages import (
     SpaceAsked,
     SpaceSeen,
     StoredListed,
+    StoredSummarized,
 )
 from dlog.bookie.options import BookieOptions
+from dlog.bookie.summaries import Summaries
 from dlog.bookie.tail_reads import LacReading, PollTimer, TailRead, TailReads
 from dlog.machine import Peer, PeerLost, Persist, Persisted, Received, Send, Tell, TimerFired
 from dlog.model.ids import NO_ENTRY, EntryId
@@ -76,9 +78,11 @@ from dlog.wire.bookie import (
     BatchReadDone,
     Code,
     Collect,
+    EntriesSummarized,
     EntryAdded,
     EntryRead,
     ReadEntry,
+    SummarizeEntries,
     Unsupported,
 )
 from dlog.wire.bookie_auth import AUTH_DISABLED
@@ -189,10 +193,12 @@ class Bookie:
             PeerLost: self._peer_lost,
             InputEnded: self._input_ended,
             StoredListed: self._stored_listed,
+            StoredSummarized: self._stored_summarized,
         }
         self._tail = TailReads(self._ledgers, self._find, options.long_polls_max)
         self._batches = BatchReads(self._find, self._fence)
         self._listings = Listings()
+        self._summaries = Summaries(self._cache.get)
         self._requests: dict[type[Any], Callable[[Peer, Any, list[Any]], None]] = {
             AddEntry: self._add,
             ReadEntry: self._read,
@@ -206,6 +212,7 @@ class Bookie:
             ForceLedger: self._force,
             GetSpace: self._space_asked,
             ListEntries: self._list,
+            SummarizeEntries: self._summarize,
         }
 
     def handle(self, fact: Any) -> list[Any]:
@@ -804,6 +811,20 @@ class Bookie:
 
     def _stored_listed(self, fact: StoredListed, out: list[Any]) -> None:
         self._listings.done(fact, out)
+
+    def _summarize(self, peer: Peer, m: SummarizeEntries, out: list[Any]) -> None:
+        code = self._summaries.refusal(m)
+        if code is None and self._limbo:
+            code = Code.IO_ERROR  # an entry that is not counted is denied
+        elif code is None and m.ledger not in self._ledgers:
+            code = Code.NO_LEDGER
+        if code is not None:
+            out.append(Send(peer, EntriesSummarized(m.ledger, m.first, m.request, code)))
+        else:
+            self._summaries.begin(peer, m, out)
+
+    def _stored_summarized(self, fact: StoredSummarized, out: list[Any]) -> None:
+        self._summaries.done(fact, out)
 
     def _space_asked(self, peer: Peer, m: GetSpace, out: list[Any]) -> None:
         out.append(SpaceAsked(peer, m))

@@ -79,3 +79,9 @@ def check_entry(head: bytes, packet: bytes, ledger: int, entry: int, length: int
         if stored_length == length and crc32c(packet) == crc and _IDS.unpack_from(packet) == (ledger, entry):
             return
     raise DamagedError(f"a stored entry does not verify, run `dlog ledger verify`: ledger={ledger} entry={entry}")
+
+
+def check_ids(head: bytes, ledger: int, entry: int) -> None:
+    """Raise DamagedError unless a packet that begins with these bytes is of this entry. The rest is not checked."""
+    if len(head) < _IDS.size or _IDS.unpack_from(head) != (ledger, entry):
+        raise DamagedError(f"a stored entry does not verify, run `dlog ledger verify`: ledger={ledger} entry={entry}")

@@ -1,7 +1,9 @@
 """Messages between the bookie's state machine and its storage, beside Persist and Persisted.
 
-Effects: Fetch, ListStored, Flush, MarkLedgersDeleted, CollectDue, CollectAsked, LedgersNew, SpaceAsked, PollWaits.
-Facts: the others, except CollectionResult. A Fetch or ListStored is known by its token, a Flush by its number.
+Effects: Fetch, ListStored, SummarizeStored, Flush, MarkLedgersDeleted, CollectDue, CollectAsked, LedgersNew,
+SpaceAsked, PollWaits.
+Facts: the others, except CollectionResult. A Fetch, ListStored or SummarizeStored is known by its token, a Flush by its
+number.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from dataclasses import dataclass
 from dlog.bookie.cache import Half
 from dlog.bookie.index import LedgerRow
 from dlog.machine import Peer
+from dlog.wire.bookie import SummarizeEntries
 from dlog.wire.bookie_v3_messages import GetSpace
+from dlog.wire.entry_summary import EntryOutline, Summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,27 @@ class StoredListed:
 
     token: int
     listed: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class SummarizeStored:
+    """Effect: summarize the entries of a range in the current index and those in memory. Result: `StoredSummarized`
+    with the same token.
+
+    wanted: has at most SUMMARY_IDS_MAX ids. in_memory: by entry; they count, whatever the index has.
+    """
+
+    token: int
+    wanted: SummarizeEntries
+    in_memory: dict[int, EntryOutline]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSummarized:
+    """Fact: the summary; None: the index or an entry log cannot be read."""
+
+    token: int
+    summary: Summary | None
 
 
 @dataclass(frozen=True, slots=True)

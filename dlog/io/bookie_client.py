@@ -22,6 +22,7 @@ from dlog.errors import ConnectionLostError, DamagedError, ProtocolError
 from dlog.events import BookieLost, Event
 from dlog.io import local_transport, metrics
 from dlog.io.clock import SYSTEM_CLOCK, Clock
+from dlog.io.entry_lists import read_list
 from dlog.io.receive_buffers import buffer_for, received
 from dlog.machine import Fact, Peer, PeerLost, Received
 from dlog.model.ids import BookieId
@@ -31,21 +32,24 @@ from dlog.wire.bookie import (
     BatchRead,
     BatchReadDone,
     Code,
+    EntriesSummarized,
     EntryAdded,
     EntryRead,
     ReadEntry,
     Request,
     Response,
     ResponseDecoder,
+    SummarizeEntries,
     encode_request,
 )
 from dlog.wire.bookie_info import address_of
+from dlog.wire.bookie_v3_messages import ListEntries
 from dlog.wire.framing import Buffer
 
 Resolve = Callable[[BookieId], tuple[str, int] | None]
-Question = tuple[int, int, int]  # key that matches a response: operation, ledger or batch number, entry
+Question = tuple[int, int, int]  # key that matches a response: operation, ledger or request number, entry
 
-_ADD, _READ, _BATCH = 1, 2, 3
+_ADD, _READ, _BATCH, _SUMMARY = 1, 2, 3, 4
 _CONNECTIONS_LOST = metrics.BOOKIE_CONNECTIONS_LOST
 _TIMEOUTS = metrics.BOOKIE_TIMEOUTS
 _LAGGING = metrics.BOOKIE_LAGGING
@@ -85,6 +89,18 @@ class BookieRequester:
         self.post = _drop_fact
 
 
+class ListingRequester(BookieRequester):
+    """A BookieRequester that also sends ListEntries: each on a v3 connection of its own."""
+
+    __slots__ = ()
+
+    def send(self, peer: Peer, message: Any) -> None:
+        if isinstance(message, ListEntries):
+            self._client.list_entries(self, cast(BookieId, peer), message)
+        else:
+            super().send(peer, message)
+
+
 class BookieClient:
     """All connections of a process to bookies: `async with BookieClient(...) as bookies`.
 
@@ -107,6 +123,7 @@ class BookieClient:
         self._rng = rng
         self._on_event = on_event
         self._tasks = asyncio.TaskGroup()
+        self._listing: set[asyncio.Task[None]] = set()
         self._open = False
         self.connections: dict[BookieId, _Connection] = {}
         self._resting: dict[BookieId, tuple[int, float]] = {}  # back-off: failures in a row, end (monotonic)
@@ -125,11 +142,34 @@ class BookieClient:
         self._open = False
         for connection in list(self.connections.values()):
             connection.lose("client closed", quietly=True)
+        for task in self._listing:
+            task.cancel()
         await self._tasks.__aexit__(kind, error, trace)
 
     def asker(self) -> BookieRequester:
         """A request sender for one machine. Close it."""
         return BookieRequester(self)
+
+    def listing_asker(self) -> ListingRequester:
+        """As `asker`, for requests that include ListEntries."""
+        return ListingRequester(self)
+
+    def list_entries(self, asker: BookieRequester, bookie: BookieId, message: ListEntries) -> None:
+        """Request a list of entries; the result is posted to the asker."""
+        if not self._open:
+            raise ConnectionLostError(f"bookie client is closed: bookie={bookie}", outcome_unknown=False)
+        task = self._tasks.create_task(self._list_entries(asker, bookie, message), name=f"list entries of {bookie}")
+        self._listing.add(task)
+        task.add_done_callback(self._listing.discard)
+
+    async def _list_entries(self, asker: BookieRequester, bookie: BookieId, message: ListEntries) -> None:
+        try:
+            host, port = self._address_of(bookie)
+            listed = await read_list(host, port, message, self.options.request_timeout_s)
+        except (OSError, ConnectionLostError, ProtocolError) as error:  # a timeout is an OSError too
+            asker.post(PeerLost(bookie, f"no list of entries: {error or type(error).__name__}"))
+        else:
+            asker.post(Received(bookie, listed))
 
     def unanswered_bytes(self, bookie: BookieId) -> int:
         """Bytes of requests to this bookie without a response."""
@@ -201,7 +241,7 @@ class BookieClient:
 class _InflightRequest:
     """One request in flight, its requesters, and the requests that it holds back."""
 
-    __slots__ = ("askers", "batch", "before", "held", "message", "sent_s", "size")
+    __slots__ = ("askers", "before", "held", "message", "number", "sent_s", "size")
 
     def __init__(
         self,
@@ -217,7 +257,7 @@ class _InflightRequest:
         self.size = size
         self.sent_s = sent_s
         self.held = held
-        self.batch = 0  # of a batch read: the request number that its requester gave
+        self.number = 0  # of a batch read or a summary: the request number that its requester gave
 
 
 class _Connection(asyncio.BufferedProtocol):
@@ -235,7 +275,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._decoder = ResponseDecoder()
         self._questions: dict[Question, _InflightRequest] = {}  # in flight, in the order sent
-        self._batches = 0
+        self._numbered = 0  # requests with a number so far
         self._out: list[Buffer] = []
         self._flushing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -253,10 +293,10 @@ class _Connection(asyncio.BufferedProtocol):
         elif isinstance(message, ReadEntry):
             question = (_READ, message.ledger, message.entry)
         else:
-            assert isinstance(message, BatchRead), "only adds and reads are sent to bookies"
-            self._batches += 1
-            number, message = message.request, replace(message, request=self._batches)
-            question = (_BATCH, self._batches, 0)
+            assert isinstance(message, BatchRead | SummarizeEntries), "no other requests are sent to bookies"
+            self._numbered += 1
+            number, message = message.request, replace(message, request=self._numbered)
+            question = (_BATCH if isinstance(message, BatchRead) else _SUMMARY, self._numbered, 0)
         same = self._questions.get(question)
         if same is None:
             self._send(question, message, [asker], [], number)
@@ -277,7 +317,7 @@ class _Connection(asyncio.BufferedProtocol):
         last = self._client.encoded
         _, buffers, size = last if last[0] is message else self._client.encode(message)
         asked = self._questions[question] = _InflightRequest(message, askers, held, size, self._clock.monotonic_s())
-        asked.batch = number
+        asked.number = number
         self.unanswered_bytes += size
         self._out += buffers
         if self._timer is None:
@@ -347,6 +387,8 @@ class _Connection(asyncio.BufferedProtocol):
             question = (_READ, response.ledger, response.entry)
         elif isinstance(response, BatchReadDone):
             question = (_BATCH, response.request, 0)
+        elif isinstance(response, EntriesSummarized):
+            question = (_SUMMARY, response.request, 0)
         else:
             raise ProtocolError("response without a request: op=AUTH")
         asked = self._questions.pop(question, None)
@@ -362,8 +404,8 @@ class _Connection(asyncio.BufferedProtocol):
                 # the bookie may have read before the later requesters asked, so their request is sent again
                 again = [(asker, message) for asker in asked.askers[asked.before :]] + again
                 del asked.askers[asked.before :]
-        elif isinstance(response, BatchReadDone):
-            response = replace(response, request=asked.batch)
+        elif isinstance(response, BatchReadDone | EntriesSummarized):
+            response = replace(response, request=asked.number)
         fact = Received(self._bookie, response)
         for asker in asked.askers:
             asker.post(fact)

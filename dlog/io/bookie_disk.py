@@ -1,5 +1,5 @@
 """The bookie's disk workers: a journal writer, a flusher, a preparer of spare journal files, a few readers, and
-one that lists entries.
+one that lists and summarizes entries.
 
 Invariants:
 - The journal writer writes pending records, up to a limit, with one write and one datasync, and only then reports them
@@ -30,8 +30,11 @@ from dlog.bookie.messages import (
     PersistRefused,
     SpaceSeen,
     StoredListed,
+    StoredSummarized,
+    SummarizeStored,
 )
 from dlog.bookie.options import BookieOptions
+from dlog.bookie.summaries import summary_of
 from dlog.errors import DamagedError
 from dlog.events import Event
 from dlog.io import metrics
@@ -113,7 +116,7 @@ class JournalWriter:
 
 
 class BookieDisk:
-    """Performs Persist, Fetch, ListStored, Flush and Bury; `post` takes facts from any thread."""
+    """Performs Persist, Fetch, ListStored, SummarizeStored, Flush and Bury; `post` takes facts from any thread."""
 
     def __init__(
         self,
@@ -199,6 +202,9 @@ class BookieDisk:
 
     def list(self, wanted: ListStored) -> None:
         self._lister.submit(self._list, wanted)
+
+    def summarize(self, wanted: SummarizeStored) -> None:
+        self._lister.submit(self._summarize, wanted)
 
     def space(self, on_done: Callable[[tuple[int, int] | None], object]) -> None:
         """Look up total and free bytes of the ledger directories. on_done is called on the loop; None: an I/O error."""
@@ -301,6 +307,18 @@ class BookieDisk:
         except OSError as error:
             self._tell(EntryDamaged(wanted.ledger, -1, f"the disk cannot be read: {error.strerror}"))
         self._post(StoredListed(wanted.token, listed))
+
+    def _summarize(self, wanted: SummarizeStored) -> None:
+        if self._stopped:
+            return
+        asked, summary = wanted.wanted, None
+        try:
+            summary = summary_of(wanted, self._dirs.outlines(asked.ledger))
+        except DamagedError as error:
+            self._tell(EntryDamaged(asked.ledger, asked.first, error.message))
+        except OSError as error:
+            self._tell(EntryDamaged(asked.ledger, asked.first, f"the disk cannot be read: {error.strerror}"))
+        self._post(StoredSummarized(wanted.token, summary))
 
     def _space(self, on_done: Callable[[tuple[int, int] | None], object]) -> None:
         space: tuple[int, int] | None = None

@@ -26,6 +26,7 @@ from dlog.events import Event
 from dlog.io.disk import NO_SPACE, Disk
 from dlog.io.journal_files import JournalFiles
 from dlog.io.ledger_dir import LedgerDir, Usage
+from dlog.wire.entry_summary import EntryOutline
 
 T = TypeVar("T")
 Tell = Callable[[Event], None]
@@ -62,6 +63,10 @@ class LedgerDirs:
     def entry_runs(self, ledger: int) -> list[Iterator[tuple[int, int]]]:
         """See LedgerDir.entry_runs."""
         return self._of(ledger).entry_runs(ledger)
+
+    def outlines(self, ledger: int) -> Callable[[int], EntryOutline | None]:
+        """See LedgerDir.outlines."""
+        return self._of(ledger).outlines(ledger)
 
     def space(self) -> tuple[int, int]:
         """Total and free bytes of the file systems with ledger directories, each counted once. Raises OSError."""

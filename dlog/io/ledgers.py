@@ -1,4 +1,5 @@
-"""The ledger client for asyncio, as BookKeeper's client: create, append, read, follow, recover, repair, delete, verify.
+"""The ledger client for asyncio, as BookKeeper's client: create, append, read, follow, recover, repair, delete, verify,
+compare.
 
 Each handle runs a state machine of dlog/ledger, which holds the protocol, on a driver. Sockets are in bookie_client.py;
 ZooKeeper is behind the metadata ports.
@@ -44,6 +45,7 @@ from dlog.io.driver import Driver
 from dlog.io.ledger_handles import LedgerReader, LedgerWriter
 from dlog.io.metadata import LedgerMetadataStore, Membership, VersionedStore
 from dlog.ledger.adding import AddingOptions, LedgerAdder
+from dlog.ledger.comparing import Compare, Compared, LedgerComparer
 from dlog.ledger.finding import FindTail, TailFinder
 from dlog.ledger.placement import Placement, refusal
 from dlog.ledger.placement_policy import (
@@ -371,6 +373,20 @@ class Ledgers:
             verified: Verified = await driver.ask(Verify(last))
             return verified
 
+    async def compare(self, ledger: LedgerId, *, password: bytes | None = None) -> Compared:
+        """Compare the copies of a closed ledger on its bookies, without reading entries; repairs nothing.
+
+        Bookies that are not registered, as far as this client knows, are not asked. Raises MetadataUnavailableError;
+        what of the ledger was not compared is in the reply. Cancelling is safe.
+        """
+        members = self._metadata.known_members()
+        known = {**members.readonly, **members.writable}
+        summaries = frozenset(bookie for bookie, info in known.items() if info.summaries)
+        machine = LedgerComparer(ledger, password)
+        async with self._visiting(machine, ledger, "comparer", self._bookies.listing_asker()) as driver:
+            compared: Compared = await driver.ask(Compare(summaries, frozenset(known) - summaries))
+            return compared
+
     def asker(self) -> BookieRequester:
         """A sender of requests to single bookies, for reading replicas one by one. Close it."""
         return self._bookies.asker()
@@ -458,18 +474,27 @@ class Ledgers:
     # ---- drivers ----------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _visiting(self, machine: Machine, ledger: LedgerId, kind: str) -> AsyncIterator[Driver]:
+    async def _visiting(
+        self, machine: Machine, ledger: LedgerId, kind: str, asker: BookieRequester | None = None
+    ) -> AsyncIterator[Driver]:
         """Run a machine while the context lasts."""
-        driver = self._start(machine, ledger, kind)
+        driver = self._start(machine, ledger, kind, asker=asker)
         try:
             yield driver
         finally:
             driver.stop()
 
-    def _start(self, machine: Machine, ledger: LedgerId, kind: str, requests_max: int = 10_000) -> Driver:
+    def _start(
+        self,
+        machine: Machine,
+        ledger: LedgerId,
+        kind: str,
+        requests_max: int = 10_000,
+        asker: BookieRequester | None = None,
+    ) -> Driver:
         if not self._open:
             raise ClosedError(f"the ledger client is closed: ledger={ledger}")
-        asker = self._bookies.asker()
+        asker = asker or self._bookies.asker()
         driver = Driver(
             machine,
             name=f"ledger {ledger} {kind}",

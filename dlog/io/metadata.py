@@ -36,12 +36,13 @@ class SessionState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BookieInfo:
-    """Registered address of a bookie, and its rack and region."""
+    """Registered address of a bookie, and its rack and region. summaries: it serves SUMMARIZE (docs/protocol.md)."""
 
     bookie: BookieId
     host: str
     port: int
     location: NetworkLocation = DEFAULT_LOCATION
+    summaries: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,9 @@ MISPLACED_LEDGERS = Number(
 REPAIRED_LEDGERS = Number("repaired_ledgers", "Ledgers that this process gave their copies again")
 REPAIRED_ENTRIES = Number("repaired_entries", "Entries that this process copied for repair")
 REPAIRED_BYTES = Number("repaired_bytes", "Bytes of payload of these entries")
+COMPARED_LEDGERS = Number("compared_ledgers", "Ledgers whose copies this process compared, as the auditor")
+MISSING_COPIES = Number("missing_copies", "Copies that comparisons found missing on bookies that answer")
+DIFFERING_COPIES = Number("differing_copies", "Entries whose copies comparisons found to differ")
 UNREADABLE_ENTRIES = Number(
     "repair_unreadable_entries", "Entries that no replica could serve at this process's last attempts", is_gauge=True
 )
@@ -100,6 +103,9 @@ _NUMBERS = (
     REPAIRED_LEDGERS,
     REPAIRED_ENTRIES,
     REPAIRED_BYTES,
+    COMPARED_LEDGERS,
+    MISSING_COPIES,
+    DIFFERING_COPIES,
     UNREADABLE_ENTRIES,
 )
 _events: dict[str, int] = {}

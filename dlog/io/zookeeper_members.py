@@ -32,7 +32,7 @@ from dlog.io.zookeeper_protocol import (
 )
 from dlog.model.ids import BookieId, ProxyId, bookie_id
 from dlog.options import check_address, check_positive, option
-from dlog.wire.bookie_info import address_of, location_of
+from dlog.wire.bookie_info import address_of, has_summaries, location_of
 
 RETRY_S = 0.5
 GONE_S = 2.0  # between two checks, without a watch event, whether another process's znode of our name is gone
@@ -288,7 +288,7 @@ def _bookies(found: Iterable[tuple[str, bytes]]) -> dict[BookieId, BookieInfo]:
             host, port = address_of(bookie, data)
         except DLogError:
             continue  # its registration has no usable address: not a member
-        bookies[bookie] = BookieInfo(bookie, host, port, location_of(data))
+        bookies[bookie] = BookieInfo(bookie, host, port, location_of(data), has_summaries(data))
     return bookies
 
 

@@ -191,7 +191,7 @@ class ZooKeeperMetadata:
         self, info: BookieInfo, *, readonly: bool = False, known: CookieCheck | None = None
     ) -> None:
         writable_path, readonly_path = self._bookie_paths(info.bookie)
-        data = encode_address(info.host, info.port, info.location)
+        data = encode_address(info.host, info.port, info.location, summaries=info.summaries)
         condition = None if known is None else partial(self._check_cookie, info.bookie, known)
         await self._registrations.keep(readonly_path if readonly else writable_path, data, condition)
         await self._registrations.drop(writable_path if readonly else readonly_path)

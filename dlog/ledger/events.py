@@ -97,3 +97,47 @@ class EntriesUnreadable(Event):
     peer: str
     entries: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesMissing(Event):
+    """A comparison found that bookies of this ledger, which answer, lack copies or hold damaged ones: the ledger is
+    marked for repair. entries: missing copies; damaged ones are in `copies.differ`. first, last: of the first range."""
+
+    name: ClassVar[str] = "copies.missing"
+    level: ClassVar[str] = "warning"
+    ledger: int
+    peers: tuple[str, ...]
+    entries: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesDiffer(Event):
+    """Bookies hold different contents for an entry. wrong: those whose copy does not match the ledger's digest; they
+    are replaced. Empty: the digest does not tell which copy is right, and nothing is changed. entries: number of such
+    entries, or of ranges of them, in the ledger."""
+
+    name: ClassVar[str] = "copies.differ"
+    level: ClassVar[str] = "error"
+    ledger: int
+    entry: int
+    peers: tuple[str, ...]
+    wrong: tuple[str, ...]
+    entries: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonEnded(Event):
+    """The auditor compared the copies of all closed ledgers. lacking: ledgers that lack copies. unfinished: those that
+    changed meanwhile, could not be read, or have a bookie out of reach. out_of_reach: these bookies, ten at most.
+    reason: why it ended early."""
+
+    name: ClassVar[str] = "comparison.ended"
+    ledgers: int
+    lacking: int
+    unfinished: int
+    out_of_reach: tuple[str, ...]
+    reason: str

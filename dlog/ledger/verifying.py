@@ -51,14 +51,14 @@ class _Findings:
         self._ended: dict[BookieId, list[BadRange]] = {}
         self._omitted: dict[BookieId, int] = {}
 
-    def add(self, bookie: BookieId, entry: EntryId, kind: str, why: str) -> None:
+    def add(self, bookie: BookieId, entry: EntryId, kind: str, why: str, is_wrong: bool) -> None:
         """Note a bad copy, of the next entry that the bookie should hold."""
         found = self._open.get(bookie)
         if found is not None and found.kind == kind:
-            self._open[bookie] = replace(found, last=entry)
+            self._open[bookie] = replace(found, last=entry, is_wrong=found.is_wrong or is_wrong)
         else:
             self.end(bookie)
-            self._open[bookie] = BadRange(entry, entry, bookie, kind, why)
+            self._open[bookie] = BadRange(entry, entry, bookie, kind, why, is_wrong)
 
     def end(self, bookie: BookieId) -> None:
         """The bookie's range goes no further: the copy of the next entry that it should hold is good."""
@@ -163,4 +163,4 @@ class LedgerVerifier:
         self._without_copy += not check.good
         kind = "damaged" if check.wrong or is_below_ack else "thin"
         for bookie, why in bad.items():
-            self._findings.add(bookie, entry, kind, why)
+            self._findings.add(bookie, entry, kind, why, bookie in check.wrong and bool(check.good))

@@ -11,7 +11,8 @@ from dlog.model.ids import BookieId, EntryId
 class BadRange:
     """A bookie's copies of entries first..last, of those it should hold, that are missing or do not verify.
 
-    kind: "damaged" or "thin", as the entries are. why: the reason for the first of them.
+    kind: "damaged" or "thin", as the entries are. why: the reason for the first of them. is_wrong: some of
+    them are copies that do not verify, while another bookie's do.
     """
 
     first: EntryId
@@ -19,6 +20,7 @@ class BadRange:
     bookie: BookieId
     kind: str
     why: str
+    is_wrong: bool = False
 
 
 @dataclass(frozen=True, slots=True)

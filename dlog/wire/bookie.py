@@ -91,6 +91,21 @@ class Collect:
 
 
 @dataclass(frozen=True, slots=True)
+class SummarizeEntries:
+    """Summarize the entries that the bookie has of `first` to `last`, inclusive, if id % modulus == remainder: those of
+    one stripe. At most SUMMARY_IDS_MAX ids. digest: number of the ledger's DigestType, which the bookie does not know.
+    Not part of BookKeeper's protocol."""
+
+    ledger: LedgerId
+    first: EntryId
+    last: EntryId
+    request: int
+    modulus: int = 1
+    remainder: int = 0
+    digest: int = 3
+
+
+@dataclass(frozen=True, slots=True)
 class Unsupported:
     """A request that is refused as it arrives. `answer` is the whole response frame with its length word: in v3 form to
     a v3 request, in v2 form with BAD_VERSION or BAD_REQUEST to a v2 one."""
@@ -98,7 +113,7 @@ class Unsupported:
     answer: bytes
 
 
-Request = AddEntry | ReadEntry | BatchRead | Auth | Collect | Unsupported
+Request = AddEntry | ReadEntry | BatchRead | Auth | Collect | SummarizeEntries | Unsupported
 
 
 @value
@@ -172,16 +187,30 @@ class CollectionReport:
     code: Code = Code.OK
 
 
-Response = EntryAdded | EntryRead | BatchReadDone | AuthDone | CollectionReport
+@dataclass(frozen=True, slots=True)
+class EntriesSummarized:
+    """Response to SummarizeEntries. count: durable entries of the range; chain: CRC32C over their ids and contents, in
+    order of id (dlog/wire/entry_summary.py). NO_LEDGER: the bookie has none of the ledger."""
+
+    ledger: LedgerId
+    first: EntryId
+    request: int
+    code: Code
+    count: int = 0
+    chain: int = 0
+
+
+Response = EntryAdded | EntryRead | BatchReadDone | AuthDone | CollectionReport | EntriesSummarized
 
 
 # ---- bytes ----------------------------------------------------------------------------------------------------------
 
+SUMMARY_IDS_MAX = 512  # ids in a SummarizeEntries: a bookie may have to seek for each
 REQUEST_LENGTH_MAX = 5 * 1024 * 1024 - 4  # largest length word a bookie accepts; above it the connection is closed
 RESPONSE_LENGTH_MAX = 5 * 1024 * 1024 + 64 * 1024  # a batch read may return 5 MiB of packets, plus their lengths
 
 _ADD, _READ, _AUTH, _BATCH_READ = 1, 2, 3, 7
-_COLLECT = 192  # ours; BookKeeper numbers its operations from 1
+_COLLECT, _SUMMARIZE = 192, 193  # ours; BookKeeper numbers its operations from 1
 _FENCE, _RECOVERY, _HIGH_PRIORITY = 0x1, 0x2, 0x4
 _VERSION = 2
 _KEY_SIZE = 20
@@ -199,6 +228,9 @@ _RESPONSE_FIELDS = struct.Struct(">iqq")
 _REQUEST_ID = struct.Struct(">q")
 _REPORT_FIELDS = struct.Struct(">qqqq")
 _REASON_BYTES_MAX = 1000
+_SUMMARIZE_HEAD = struct.Struct(">IBBHqqqqiiB")
+_SUMMARIZE_FIELDS = struct.Struct(">qqqqiiB")
+_SUMMARY_FIELDS = struct.Struct(">qqI")
 
 
 def encode_request(request: Request) -> list[Buffer]:
@@ -221,6 +253,9 @@ def encode_request(request: Request) -> list[Buffer]:
             return [_head(4 + len(message), _AUTH), message]
         case Collect(number):
             return [_head(12, _COLLECT) + _REQUEST_ID.pack(number)]
+        case SummarizeEntries(ledger, first, last, number, modulus, remainder, digest):
+            head = (4 + _SUMMARIZE_FIELDS.size, _VERSION, _SUMMARIZE, 0)
+            return [_SUMMARIZE_HEAD.pack(*head, ledger, first, last, number, modulus, remainder, digest)]
         case Unsupported():
             raise AssertionError("Unsupported is only received, never sent")
 
@@ -255,6 +290,10 @@ def encode_response(response: Response) -> list[Buffer]:
                 body = _REPORT_FIELDS.pack(*counts) + response.reason.encode()[:_REASON_BYTES_MAX]
             told = (_v2_code(response.code), response.number, response.state)
             return [_RESPONSE_HEAD.pack(24 + len(body), _VERSION, _COLLECT, 0, *told) + body]
+        case EntriesSummarized(ledger, first, number, code, count, chain):
+            size = 24 + _SUMMARY_FIELDS.size
+            fields = _RESPONSE_HEAD.pack(size, _VERSION, _SUMMARIZE, 0, _v2_code(code), ledger, first)
+            return [fields + _SUMMARY_FIELDS.pack(number, count, chain)]
 
 
 def encode_added(added: EntryAdded) -> bytes:
@@ -309,6 +348,14 @@ def decode_request(frame: memoryview) -> Request:
         if version > _VERSION:
             return _refused(CollectionReport(number, CollectionState.UNKNOWN, code=Code.BAD_VERSION))
         return Collect(number)
+    elif op == _SUMMARIZE:
+        if size != 4 + _SUMMARIZE_FIELDS.size:
+            raise ProtocolError(f"SUMMARIZE request must have {4 + _SUMMARIZE_FIELDS.size} bytes: bytes={size}")
+        summarize = SummarizeEntries(*_SUMMARIZE_FIELDS.unpack_from(frame, 4))
+        if version > _VERSION:
+            told = EntriesSummarized(summarize.ledger, summarize.first, summarize.request, Code.BAD_VERSION)
+            return _refused(told)
+        return summarize
     else:
         raise ProtocolError(f"unknown operation: version={version} op={op}")
     fence = bool(flags & _FENCE)
@@ -364,6 +411,11 @@ def _decode_response(frame: memoryview) -> Response:
         return BatchReadDone(ledger, entry, _REQUEST_ID.unpack_from(frame, 24)[0], code, packets)
     if op == _COLLECT:
         return _decode_report(frame, code, ledger, entry)
+    if op == _SUMMARIZE:
+        if size < 24 + _SUMMARY_FIELDS.size:
+            raise ProtocolError(f"response too short: op={op} bytes={size}")
+        number, count, chain = _SUMMARY_FIELDS.unpack_from(frame, 24)
+        return EntriesSummarized(ledger, entry, number, code, count, chain)
     raise ProtocolError(f"unknown operation: op={op}")
 
 

@@ -1,4 +1,4 @@
-"""Encodes the ids of a ledger's entries on one bookie: AvailabilityOfEntriesOfLedger, the answer to a list of entries.
+"""The ids of a ledger's entries on one bookie: AvailabilityOfEntriesOfLedger, the answer to a list of entries.
 
     version i32 (0) | groups i32 | 56 zero bytes | groups x (first i64, last i64, size i32, period i32)
 
@@ -11,7 +11,12 @@ Source: BookKeeper, AvailabilityOfEntriesOfLedger.
 from __future__ import annotations
 
 import struct
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterable
+
+from dlog.errors import ProtocolError
+from dlog.wire.framing import Buffer
 
 _HEADER = struct.Struct(">ii56x")
 _GROUP = struct.Struct(">qqii")
@@ -48,3 +53,37 @@ def encode_runs(runs: Iterable[tuple[int, int]], groups_max: int = GROUPS_MAX) -
         packed += _GROUP.pack(start, group_last, group_size, period)
     _HEADER.pack_into(packed, 0, 0, (len(packed) - _HEADER.size) // _GROUP.size)
     return bytes(packed)
+
+
+class EntryList:
+    """A decoded list: which entries a bookie holds. It keeps the bytes, and 8 more for each group.
+
+    Raises ProtocolError if the bytes are no such list.
+    """
+
+    __slots__ = ("_firsts", "_groups")
+
+    def __init__(self, listed: Buffer = b"") -> None:
+        """listed: as received; b"" is a list without entries."""
+        data = bytes(listed) or bytes(_HEADER.size)
+        if len(data) < _HEADER.size:
+            raise ProtocolError(f"list of entries too short: bytes={len(data)}")
+        version, count = _HEADER.unpack_from(data)
+        if version or count < 0 or len(data) < _HEADER.size + count * _GROUP.size:
+            raise ProtocolError(f"not a list of entries: version={version} groups={count} bytes={len(data)}")
+        self._groups = data
+        self._firsts = array("q", (_GROUP.unpack_from(data, at)[0] for at in _offsets(count)))
+        if any(one >= two for one, two in zip(self._firsts, self._firsts[1:], strict=False)):
+            raise ProtocolError("the groups of a list of entries are not in order")
+
+    def __contains__(self, entry: int) -> bool:
+        number = bisect_right(self._firsts, entry) - 1
+        if number < 0:
+            return False
+        first, last, size, period = _GROUP.unpack_from(self._groups, _HEADER.size + number * _GROUP.size)
+        distance = entry - first
+        return bool(0 <= entry - last < size or (entry < last and period > 0 and distance % period < size))
+
+
+def _offsets(count: int) -> range:
+    return range(_HEADER.size, _HEADER.size + count * _GROUP.size, _GROUP.size)

@@ -3,6 +3,7 @@
     registration = BookieServiceInfoFormat, protobuf: endpoints 6 {id 1, port 2, host 3, protocol 4, auth 5,
                    extensions 6}, properties 7 {key 1, value 2}; empty data means that the id is host:port
     location     = property `networkLocation`, `/region/rack`; absent: the default one. Java ignores it
+    summaries    = property `dlog.summaries`, `1`: the bookie serves SUMMARIZE (docs/protocol.md)
     cookie       = `5\\n`, then CookieFormat in protobuf's text form
 
 The cookie is stored in ZooKeeper and as file VERSION in every directory of the bookie; if they differ, the disk is not
@@ -24,6 +25,7 @@ from dlog.wire.protobuf import BYTES, VARINT, Buffer, Malformed, bytes_field, in
 ENDPOINT_ID = "bookie"
 ENDPOINT_PROTOCOL = "bookie-rpc"
 LOCATION = "networkLocation"
+SUMMARIES = ("dlog.summaries", "1")
 COOKIE_VERSION = 5
 _PORT = re.compile(r"[0-9]{1,5}\Z", re.ASCII)
 
@@ -51,9 +53,13 @@ class BookieServiceInfo:
     properties: tuple[tuple[str, str], ...] = ()
 
 
-def encode_address(host: str, port: int, location: NetworkLocation = DEFAULT_LOCATION) -> bytes:
-    """The registration of a bookie that listens at host:port."""
-    properties = () if location == DEFAULT_LOCATION else ((LOCATION, str(location)),)
+def encode_address(
+    host: str, port: int, location: NetworkLocation = DEFAULT_LOCATION, *, summaries: bool = False
+) -> bytes:
+    """The registration of a bookie that listens at host:port. summaries: it serves SUMMARIZE."""
+    properties: tuple[tuple[str, str], ...] = () if location == DEFAULT_LOCATION else ((LOCATION, str(location)),)
+    if summaries:
+        properties += (SUMMARIES,)
     return encode_service_info(BookieServiceInfo((Endpoint(ENDPOINT_ID, host, port, ENDPOINT_PROTOCOL),), properties))
 
 
@@ -64,6 +70,14 @@ def location_of(data: Buffer) -> NetworkLocation:
         return DEFAULT_LOCATION if found is None else parse_location(found)
     except (DamagedError, InvalidRequestError):
         return DEFAULT_LOCATION
+
+
+def has_summaries(data: Buffer) -> bool:
+    """Whether the registration says that the bookie serves SUMMARIZE."""
+    try:
+        return SUMMARIES in decode_service_info(data).properties
+    except DamagedError:
+        return False
 
 
 def address_of(bookie: BookieId, data: Buffer) -> tuple[str, int]:

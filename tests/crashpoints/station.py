@@ -21,8 +21,11 @@ from dlog.bookie.messages import (
     MarkLedgersDeleted,
     PersistRefused,
     StoredListed,
+    StoredSummarized,
+    SummarizeStored,
 )
 from dlog.bookie.options import BookieOptions
+from dlog.bookie.summaries import summary_of
 from dlog.errors import DamagedError
 from dlog.events import Event
 from dlog.io.bookie_store import OpenedStorage, StoragePaths, open_storage
@@ -101,6 +104,9 @@ class Station:
             elif isinstance(effect, ListStored):
                 listed = list_of(self.opened.dirs.entry_runs(effect.ledger), effect.in_memory, 1000)
                 self.handle(StoredListed(effect.token, listed))
+            elif isinstance(effect, SummarizeStored):
+                summary = summary_of(effect, self.opened.dirs.outlines(effect.wanted.ledger))
+                self.handle(StoredSummarized(effect.token, summary))
             elif isinstance(effect, SetTimer):
                 self.timers[effect.key] = effect.after_s
             elif isinstance(effect, CancelTimer):

@@ -118,6 +118,7 @@ def _bookie_seeds() -> tuple[bytes, ...]:
         bookie.ReadEntry(LedgerId(7), EntryId(0), True, b"k" * 20),
         bookie.BatchRead(LedgerId(7), EntryId(0), 5, 10, 1000),
         bookie.Collect(3),
+        bookie.SummarizeEntries(LedgerId(7), EntryId(0), EntryId(511), 4, 3, 1),
     ]
     v3 = bytes.fromhex("000000180a06080310011802a2060d080710ffffffffffffffffff01")
     key_and_packet = bytes_field(3, b"k" * 20) + bytes_field(4, packet)
@@ -134,6 +135,7 @@ def _answer_seeds() -> tuple[bytes, ...]:
         bookie.EntryRead(LedgerId(7), EntryId(0), bookie.Code.OK, packet),
         bookie.BatchReadDone(LedgerId(7), EntryId(0), 5, bookie.Code.OK, (packet, packet)),
         bookie.CollectionReport(3, bookie.CollectionState.FAILED, 1, 2, 3, 4, "metadata is unreachable"),
+        bookie.EntriesSummarized(LedgerId(7), EntryId(0), 4, bookie.Code.OK, 3, 0xFFFFFFFF),
     ]
     return tuple(_joined(bookie.encode_response(answer)) for answer in answers)
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import dlog
-from dlog.model.ids import LedgerId
+from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.ledger.comparing import Compared
+from dlog.machine import Versioned
+from dlog.model.ids import BookieId, EntryId, LedgerId
+from dlog.model.ledger import LedgerKey
 from dlog.model.quorum import Quorum
 from dlog.wire.entry import decode_entry
 from tests.integration.proxies.load import loaded
@@ -162,3 +168,37 @@ async def test_java_opens_the_ledger_that_a_proxy_wrote_and_finds_every_record(
         ]
         assert [payload for _, payload in records] == written
         assert records == [(r.dlsn, bytes(r.payload)) async for r in client.read("orders", follow=False)]
+
+
+async def test_copies_on_java_bookies_are_compared_by_their_lists(mixed: JavaCluster) -> None:
+    all_java = java_of(mixed)
+    async with mixed.ledgers() as ledgers:
+        writer = await ledgers.create(BOTH)
+        for number in range(300):
+            await writer.append((b"entry %d" % number,))
+        await writer.close()
+        ledger = writer.ledger_id
+        found = await ledgers.compare(ledger)
+        assert found == Compared(ledger, 300)
+
+        metadata = await ledgers.metadata_of(ledger)
+        (fragment,) = metadata.fragments
+        others = sorted(all_java - set(fragment.ensemble))
+        stranger = BookieId(others[0] if others else sorted(ours_of(mixed) - set(fragment.ensemble))[0])
+        ensemble = (stranger, *fragment.ensemble[1:])
+        changed = replace(metadata, fragments=(replace(fragment, ensemble=ensemble),), last_entry=EntryId(300))
+        async with await ZooKeeperMetadata.connect(mixed.hosts, mixed.namespace) as store:
+            seen = await store.read(LedgerKey(ledger))
+            assert isinstance(seen, Versioned)
+            assert isinstance(await store.compare_and_set(LedgerKey(ledger), changed, seen.version), Versioned)
+        found = await ledgers.compare(ledger)
+        wanted: Counter[BookieId] = Counter(changed.bookies_of(300))
+        wanted[stranger] = sum(stranger in changed.bookies_of(entry) for entry in range(301))
+        assert all(one.is_exact for one in found.missing) and not found.out_of_reach
+        missing: Counter[BookieId] = Counter()
+        for one in found.missing:
+            missing[one.bookie] += one.entries
+        assert missing == wanted
+        assert {one.first for one in found.missing if one.bookie != stranger} == {300}
+        assert set(wanted) & all_java
+        await ledgers.delete(ledger)

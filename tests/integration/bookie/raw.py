@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 
 KEY = b"k" * 20
 ADD, READ, AUTH, BATCH = 1, 2, 3, 7
-COLLECT = 192
+COLLECT, SUMMARIZE = 192, 193
 FENCE, RECOVERY, HIGH_PRIORITY = 1, 2, 4
 
 
@@ -51,6 +51,13 @@ def batch_frame(
 
 def collect_frame(number: int) -> bytes:
     return frame(struct.pack(">Iq", 2 << 24 | COLLECT << 16, number))
+
+
+def summarize_frame(
+    ledger: int, first: int, last: int, *, modulus: int = 1, remainder: int = 0, digest: int = 3, version: int = 2
+) -> bytes:
+    head = struct.pack(">I", version << 24 | SUMMARIZE << 16)
+    return frame(head + struct.pack(">qqqqiiB", ledger, first, last, 5, modulus, remainder, digest))
 
 
 class Raw:

@@ -21,6 +21,7 @@ from tests.integration.bookie.raw import (
     frame,
     packet,
     read_frame,
+    summarize_frame,
 )
 from tests.integration.cluster import BookieCluster, ServerProcess
 from tests.integration.hostile.table import each, row
@@ -88,6 +89,14 @@ CASES: dict[str, Callable[[int], bytes]] = {
     "collect-number-unknown": lambda _: frame(word(2, COLLECT) + struct.pack(">q", 2**62)),
     "collect-number-negative": lambda _: frame(word(2, COLLECT) + struct.pack(">q", -1)),
     "collect-version-3": lambda _: frame(word(3, COLLECT) + bytes(8)),
+    "summarize-truncated": lambda ledger: frame(summarize_frame(ledger, 0, 9)[4:-1]),
+    "summarize-everything": lambda ledger: summarize_frame(ledger, 0, 2**63 - 1),
+    "summarize-backwards": lambda ledger: summarize_frame(ledger, 9, 0),
+    "summarize-negative-ledger": lambda _: summarize_frame(-1, 0, 9),
+    "summarize-stripe-of-none": lambda ledger: summarize_frame(ledger, 0, 9, modulus=0),
+    "summarize-unknown-digest": lambda ledger: summarize_frame(ledger, 0, 9, digest=9),
+    "summarize-unknown-ledger": lambda ledger: summarize_frame(2**62 + ledger, 0, 9),
+    "summarize-version-3": lambda ledger: summarize_frame(ledger, 0, 9, version=3),
     "batch-of-nothing": lambda ledger: batch_frame(ledger, 7, 5, 100),
 }
 

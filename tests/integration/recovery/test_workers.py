@@ -169,6 +169,16 @@ async def test_a_bookie_that_is_back_keeps_its_place_and_gets_what_it_lacks(benc
     assert bench.asked == [(TWO, frozenset({GONE}), ()), (TWO, frozenset(), (BAD,))]
 
 
+async def test_a_bookie_with_a_copy_that_is_wrong_is_replaced(bench: Bench) -> None:
+    """A bookie never overwrites a copy, so that what it lacks is written again, and what it has wrong is not."""
+    wrong = BadRange(EntryId(6), EntryId(6), C, "damaged", "digest does not match", is_wrong=True)
+    bench.bad = (BAD, wrong, BadRange(EntryId(1), EntryId(1), D, "damaged", "not asked about", is_wrong=True))
+    await bench.marks.mark(ONE, {BACK, C}, 5)
+    async with bench.running():
+        await bench.until_left(set())
+    assert bench.asked == [(ONE, frozenset(), (BAD,)), (ONE, frozenset({C}), ())]
+
+
 async def test_more_missing_copies_than_a_verification_lists_are_written_again_in_turn(bench: Bench) -> None:
     rest = [Verified(10, (BAD,), omitted=((BACK, 2),)), Verified(10, (BAD,), omitted=((C, 2),))]
 

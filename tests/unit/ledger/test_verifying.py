@@ -182,3 +182,10 @@ def test_each_run_of_entries_of_a_bookie_is_a_line() -> None:
         (15, 15, B, "damaged"),
         (16, 19, B, "thin"),
     ]
+    assert [(bad.first, bad.bookie) for bad in found.ranges if bad.is_wrong] == [(5, A), (15, A)]
+
+
+def test_without_a_copy_that_verifies_none_is_wrong() -> None:
+    """They may all be what the writer wrote, with another password."""
+    found = verified(Quorum(), 3, lambda bookie, entry: says(bookie, entry, body=b"damaged" * 9))
+    assert len(found.ranges) == 3 and not any(bad.is_wrong for bad in found.ranges)

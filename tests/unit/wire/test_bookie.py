@@ -22,12 +22,14 @@ from dlog.wire.bookie import (
     Collect,
     CollectionReport,
     CollectionState,
+    EntriesSummarized,
     EntryAdded,
     EntryRead,
     ReadEntry,
     Request,
     Response,
     ResponseDecoder,
+    SummarizeEntries,
     Unsupported,
     encode_request,
     encode_response,
@@ -63,7 +65,9 @@ def batches(draw: st.DrawFn) -> BatchRead:
     return BatchRead(draw(I64), draw(I64), draw(I64), count, draw(I64), fence, draw(KEY) if fence else b"")  # type: ignore[arg-type]
 
 
-requests = st.one_of(adds(), reads(), batches(), st.just(Auth(AUTH_DISABLED)), st.builds(Collect, I64))
+I32 = st.integers(-(2**31), 2**31 - 1)
+summaries = st.builds(SummarizeEntries, I64, I64, I64, I64, I32, I32, st.integers(0, 255))
+requests = st.one_of(adds(), reads(), batches(), st.just(Auth(AUTH_DISABLED)), st.builds(Collect, I64), summaries)
 
 codes = st.sampled_from([code for code in Code if code is not Code.UNKNOWN_LEDGER_STATE])
 failures = st.sampled_from([c for c in Code if c not in (Code.OK, Code.UNKNOWN_LEDGER_STATE)])
@@ -77,6 +81,7 @@ responses: st.SearchStrategy[Response] = st.one_of(
     st.builds(AuthDone, st.binary(max_size=40)),
     st.builds(CollectionReport, I64, st.sampled_from(CollectionState), I64, I64, I64, I64, st.text(max_size=50)),
     st.builds(CollectionReport, I64, st.sampled_from(CollectionState), code=failures),
+    st.builds(EntriesSummarized, I64, I64, I64, codes, I64, st.integers(0, 2**32 - 1)),
 )
 
 

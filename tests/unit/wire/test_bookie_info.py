@@ -21,6 +21,7 @@ from dlog.wire.bookie_info import (
     encode_address,
     encode_cookie,
     encode_service_info,
+    has_summaries,
     location_of,
 )
 
@@ -112,3 +113,12 @@ def test_a_broken_cookie_ends_in_a_cookie_or_a_typed_error(data: st.DataObject) 
     text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(CookieError):
         decode_cookie(bytes(text))
+
+
+def test_a_registration_says_whether_the_bookie_serves_summaries() -> None:
+    location = NetworkLocation("eu", "r1")
+    for told in (encode_address("h", 1, location, summaries=True), encode_address("h", 1, summaries=True)):
+        assert has_summaries(told) and address_of(BookieId("b"), told) == ("h", 1)
+    assert location_of(encode_address("h", 1, location, summaries=True)) == location
+    for told in (encode_address("h", 1, location), b"", b"\xff"):
+        assert not has_summaries(told)

@@ -1,0 +1,227 @@
+"""Comparing the copies of a ledger: transcripts, and the bytes that it takes on the network."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from dlog.bookie.listing import list_of
+from dlog.bookie.messages import SummarizeStored
+from dlog.bookie.summaries import summary_of
+from dlog.errors import DamagedError, MetadataUnavailableError
+from dlog.ledger.comparing import (
+    DELETED,
+    OPEN,
+    Compare,
+    Compared,
+    DifferingCopies,
+    LedgerComparer,
+    MissingCopies,
+)
+from dlog.machine import (
+    Answer,
+    Asked,
+    MetadataSeen,
+    Missing,
+    OutcomeUnknown,
+    PeerLost,
+    ReadMetadata,
+    Received,
+    Refused,
+    Send,
+    Versioned,
+)
+from dlog.model.ids import BookieId, EntryId
+from dlog.model.ledger import LedgerMetadata, LedgerState
+from dlog.model.quorum import Quorum
+from dlog.wire.bookie import (
+    Code,
+    EntriesSummarized,
+    EntryRead,
+    ReadEntry,
+    SummarizeEntries,
+    encode_request,
+    encode_response,
+)
+from dlog.wire.bookie_v3_messages import EntriesListed, ListEntries
+from dlog.wire.entry_summary import HEAD_BYTES_MAX, EntryOutline
+from tests.unit.ledger.story import DEFAULT, LEDGER, ledger, packet
+
+A, B, C, D, E = (BookieId(name) for name in "abcde")
+ALL = frozenset((A, B, C, D, E))
+EVERYBODY = Compare(ALL)
+
+
+class Bench:
+    """Bookies with all their copies, until the test takes some away. bytes: of all requests and responses."""
+
+    def __init__(self, value: LedgerMetadata, payload: bytes = b"x") -> None:
+        self.value: Any = Versioned(value, 1)
+        self.copies: dict[BookieId, dict[int, bytes]] = {bookie: {} for bookie in ALL}
+        for entry in range(value.last_entry + 1):
+            for bookie in value.bookies_of(entry):
+                self.copies[bookie][entry] = packet(entry, payload, lac=entry - 1)
+        self.lost: set[BookieId] = set()
+        self.asked: list[tuple[BookieId, Any]] = []
+        self.bytes = 0
+
+    def compare(self, request: Compare = EVERYBODY, narrowings_max: int = 1000) -> Any:
+        machine = LedgerComparer(LEDGER, narrowings_max=narrowings_max)
+        facts: list[Any] = [Asked(1, request)]
+        while facts:
+            for effect in machine.handle(facts.pop(0)):
+                match effect:
+                    case ReadMetadata(token):
+                        facts.append(MetadataSeen(token, self.value))
+                    case Send(peer, message):
+                        bookie = cast(BookieId, peer)
+                        self.asked.append((bookie, message))
+                        facts.append(self._answer(bookie, message))
+                    case Answer(_, result):
+                        return result
+        raise AssertionError("no answer")
+
+    def _answer(self, bookie: BookieId, message: Any) -> Any:
+        if bookie in self.lost:
+            return PeerLost(bookie, "reset")
+        held = self.copies[bookie]
+        answer: Any
+        match message:
+            case SummarizeEntries() as m:
+                summary = summary_of(
+                    SummarizeStored(1, m, {}),
+                    lambda e: EntryOutline(e, held[e][:HEAD_BYTES_MAX], len(held[e])) if e in held else None,
+                )
+                answer = EntriesSummarized(LEDGER, m.first, m.request, Code.OK, *summary)
+            case ReadEntry(_, entry):
+                code = Code.OK if entry in held else Code.NO_ENTRY
+                answer = EntryRead(LEDGER, entry, code, held.get(entry, b""))
+            case ListEntries():
+                return Received(bookie, EntriesListed(LEDGER, Code.OK, list_of([], sorted(held)) or b""))
+        self.bytes += sum(map(len, [*encode_request(message), *encode_response(answer)]))
+        return Received(bookie, answer)
+
+
+def closed(last: int, *fragments: str, quorum: Quorum = DEFAULT) -> LedgerMetadata:
+    return ledger(*fragments, quorum=quorum, state=LedgerState.CLOSED, last=last)
+
+
+def lacks(bookie: BookieId, first: int, last: int, modulus: int = 1, remainder: int = 0) -> MissingCopies:
+    entries = len(range(first, last + 1, modulus))
+    return MissingCopies(bookie, EntryId(first), EntryId(last), modulus, remainder, entries)
+
+
+def test_equal_copies_take_less_than_one_percent_of_the_data() -> None:
+    payload = bytes(1024)
+    for quorum, fragment in (
+        (DEFAULT, "0 a b c"),
+        (Quorum(ensemble=5, write=3, ack=2), "0 a b c d e"),
+    ):
+        bench = Bench(closed(999, fragment, quorum=quorum), payload)
+        assert bench.compare() == Compared(LEDGER, 1000)
+        held = sum(len(copy) for copies in bench.copies.values() for copy in copies.values())
+        assert held > 3 * 1000 * 1024
+        assert bench.bytes < held / 100, f"{bench.bytes} bytes on the network for {held}"
+
+
+def test_one_missing_entry_is_narrowed_with_less_than_one_percent_of_the_data() -> None:
+    bench = Bench(closed(999), bytes(1024))
+    del bench.copies[B][700]
+    assert bench.compare() == Compared(LEDGER, 1000, (lacks(B, 700, 700),))
+    assert bench.bytes < 3 * 1000 * 1024 / 100
+
+
+def test_an_empty_bookie_is_found_without_narrowing() -> None:
+    bench = Bench(closed(999, "0 a b c", "400 a d c"))
+    bench.copies[D].clear()
+    assert bench.compare().missing == (lacks(D, 400, 999),)
+    assert all(isinstance(message, SummarizeEntries) for _, message in bench.asked)
+    assert len(bench.asked) == 9, "three parts of three members"
+
+
+def test_an_entry_that_all_lack_is_found() -> None:
+    bench = Bench(closed(9))
+    for bookie in (A, B, C):
+        del bench.copies[bookie][4]
+    assert bench.compare().missing == (lacks(A, 4, 4), lacks(B, 4, 4), lacks(C, 4, 4))
+
+
+def test_stripes_are_compared_among_their_holders() -> None:
+    bench = Bench(closed(29, "0 a b c d e", quorum=Quorum(ensemble=5, write=2, ack=2)))
+    for entry in (11, 16):
+        del bench.copies[C][entry]  # 11 % 5 == 1: b and c
+    assert bench.compare() == Compared(LEDGER, 30, (lacks(C, 11, 16, 5, 1),))
+
+
+def test_a_bookie_that_is_lost_or_not_registered_lacks_nothing() -> None:
+    bench = Bench(closed(9))
+    bench.lost.add(B)
+    found = bench.compare(Compare(ALL - {C}))
+    assert found == Compared(LEDGER, 10, out_of_reach=((B, "reset"), (C, "not registered")))
+
+
+def test_a_bookie_without_summaries_is_asked_for_its_list_once() -> None:
+    bench = Bench(closed(1999))
+    bench.copies[C].clear()
+    for entry in (3, 4, 1700):
+        del bench.copies[B][entry]
+    found = bench.compare(Compare(frozenset({A}), frozenset({B, C})))
+    assert found == Compared(LEDGER, 2000, (lacks(C, 0, 1999), lacks(B, 3, 4), lacks(B, 1700, 1700)))
+    assert [asked for asked in bench.asked if asked[0] != A] == [(B, ListEntries(LEDGER)), (C, ListEntries(LEDGER))]
+
+
+def test_the_digest_tells_which_copy_is_wrong() -> None:
+    bench = Bench(closed(9))
+    broken = bytearray(bench.copies[B][5])
+    broken[35] ^= 1  # of its digest
+    bench.copies[B][5] = bytes(broken)
+    bench.copies[C][7] = packet(7, b"y", length=1)  # another value, which verifies
+    found = bench.compare()
+    assert isinstance(found, Compared) and not found.missing and found.lacking == {B}
+    first, second = found.differing
+    assert first.first == 5 and first.bookies == {A, B, C} and first.wrong == {B}
+    assert "b: digest does not match" in first.why
+    assert second == DifferingCopies(frozenset({A, B, C}), EntryId(7), EntryId(7), 1, 0)
+
+
+def test_copies_with_another_lac_are_equal() -> None:
+    bench = Bench(closed(9))
+    bench.copies[B] = {entry: packet(entry, b"x", lac=9) for entry in range(10)}
+    assert bench.compare() == Compared(LEDGER, 10)
+
+
+def test_without_halvings_left_a_whole_part_is_reported() -> None:
+    bench = Bench(closed(9))
+    del bench.copies[B][4]
+    (found,) = bench.compare(narrowings_max=1).missing
+    assert found == MissingCopies(B, EntryId(0), EntryId(4), 1, 0, 1, is_exact=False)
+
+
+def test_what_is_not_compared_is_said() -> None:
+    assert Bench(ledger()).compare() == Compared(LEDGER, skipped=OPEN)
+    assert Bench(closed(-1)).compare() == Compared(LEDGER, 0)
+    bench = Bench(closed(9))
+    for outcome, said in (
+        (Missing(), Compared(LEDGER, skipped=DELETED)),
+        (OutcomeUnknown("no answer"), MetadataUnavailableError),
+        (Refused(DamagedError("cannot be decoded")), DamagedError),
+    ):
+        bench.value = outcome
+        found = bench.compare()
+        assert found == said or (isinstance(said, type) and isinstance(found, said))
+
+
+@pytest.mark.parametrize("listed", [bytes(10), b"\0\0\0\1" + bytes(60), bytes(4) + b"\0\0\0\1" + bytes(56)])
+def test_a_list_that_cannot_be_decoded_says_nothing(listed: bytes) -> None:
+    bench = Bench(closed(9))
+    answer = bench._answer
+
+    def answers(bookie: BookieId, message: Any) -> Any:
+        if isinstance(message, ListEntries):
+            return Received(bookie, EntriesListed(LEDGER, Code.OK, listed))
+        return answer(bookie, message)
+
+    bench._answer = answers  # type: ignore[method-assign]
+    found = bench.compare(Compare(frozenset({A, B}), frozenset({C})))
+    assert not found.missing and [bookie for bookie, _ in found.out_of_reach] == [C]
