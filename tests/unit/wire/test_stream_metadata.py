@@ -231,7 +231,7 @@ def test_settings_read_back_whatever_else_is_there() -> None:
 
 def test_the_settings_of_a_stream_on_ledgers_keep_their_bytes() -> None:
     assert encode_settings(SETTINGS) == (
-        b'{"store":"ledger","ensemble":5,"write_quorum":3,"ack_quorum":2,'
+        b'{"store":"ledger","ensemble":5,"write_quorum":3,"ack_quorum":2,"min_regions":1,'
         b'"segment_bytes":1,"segment_age_s":0.5,"retention_s":0.0}'
     )
 
