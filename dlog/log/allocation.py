@@ -16,17 +16,18 @@ from dlog.log.options import OwnerOptions
 from dlog.log.segment_deletion import PendingDeletion
 from dlog.machine import Effect, Send, SetTimer
 from dlog.model.ids import Epoch, SegmentNumber
-from dlog.model.segment import Location, StreamSettings
+from dlog.model.segment import Location, StoreSettings, StreamSettings
 
 TIMER = ("allocation",)
 
 
 @dataclass(slots=True)
 class AllocatedSegment:
-    """A created segment that is not listed. recorded: `allocated` holds it."""
+    """A created segment that is not listed. settings: of its store. recorded: `allocated` holds it."""
 
     number: int
     location: Location
+    settings: StoreSettings
     recording: bool = False
     recorded: bool = False
 
@@ -54,7 +55,7 @@ class SegmentAllocator:
         """Create segment `number`, unless a segment exists or is being created."""
         self._wanted = number
         if self._asked is not None or self._waiting or self._ahead is not None:
-            return []  # one with another number or store is discarded first, see `discard_other`
+            return []  # one that does not fit is discarded first, see `discard_other`
         self._asked = CreateSegment(SegmentNumber(number), epoch, settings.store, settings.store_settings)
         return [Send(STORE, self._asked)]
 
@@ -66,7 +67,7 @@ class SegmentAllocator:
             return None
         if number != self._wanted or self._ahead is not None:
             return PendingDeletion(location, number, None)
-        self._ahead = AllocatedSegment(number, location)
+        self._ahead = AllocatedSegment(number, location, asked.settings)
         return None
 
     def failed(self) -> list[Effect]:
@@ -83,10 +84,11 @@ class SegmentAllocator:
         self._asked = None
         return self._discard()
 
-    def discard_other(self, number: int, store: str) -> PendingDeletion | None:
-        """Drop the created segment unless it is `number`, in this store. Returns the segment to delete."""
-        ahead = self._ahead
-        fits = ahead is None or (ahead.number == number and ahead.location.store == store)
+    def discard_other(self, number: int, settings: StreamSettings) -> PendingDeletion | None:
+        """Drop the created segment unless it is `number`, in the store and with the settings of it that the stream has
+        now. Returns the segment to delete."""
+        ahead, wanted = self._ahead, (number, settings.store, settings.store_settings)
+        fits = ahead is None or (ahead.number, ahead.location.store, ahead.settings) == wanted
         return None if fits else self._discard()
 
     def _discard(self) -> PendingDeletion | None:

@@ -96,9 +96,9 @@ class SegmentRoller:
     def _progress_allocation(self, segment: OpenSegment) -> None:
         """Create the next segment in advance, and record it in `allocated` until it is used."""
         t = self._context
-        other = t.allocation.discard_other(segment.number + 1, t.value.settings.store)
+        other = t.allocation.discard_other(segment.number + 1, t.value.settings)
         if other is not None:
-            t.disposal.add(other)  # the stream's store was altered
+            t.disposal.add(other)  # the settings were altered
         t.out += t.allocation.want(segment.number + 1, t.claim.epoch, t.value.settings)
         change = t.allocation.to_record(t.value.allocated)
         if change is not None:

@@ -186,7 +186,7 @@ class Takeover:
     def _have_next_created(self, recovery: StreamRecovery) -> None:
         """Create the next segment as soon as its number is known, while the log is being read."""
         t = self._context
-        other = t.allocation.discard_other(recovery.next_number, t.value.settings.store)
+        other = t.allocation.discard_other(recovery.next_number, t.value.settings)
         if other is not None:
             t.disposal.add(other)
         t.out += t.allocation.want(recovery.next_number, t.claim.epoch, t.value.settings)

@@ -100,6 +100,25 @@ def test_the_settings_of_the_store_are_those_of_the_next_segment_that_is_created
     assert [m.settings for m in owner.sent if isinstance(m, CreateSegment)] == [(), (("ensemble", 5),)]
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_segment_that_was_created_ahead_with_other_settings_of_its_store_is_deleted(is_late: bool) -> None:
+    """What a store promises of its records (how many copies acknowledge, in how many regions) holds from the next
+    segment on, also if that one is being created."""
+    stage = Stage(segment_bytes=1000)
+    owner = stage.taken("p1")
+    if is_late:
+        stage.hold(CreateSegment)
+    owner.ask(batch(0, size=500))
+    alter(owner, stage, store_settings=(("ensemble", 5),))
+    stage.release()
+    for sequence in range(1, 4):
+        owner.ask(batch(sequence, size=300))
+    created = [m for m in owner.sent if isinstance(m, CreateSegment)]
+    assert [(m.number, m.settings) for m in created][:3] == [(1, ()), (2, ()), (2, (("ensemble", 5),))]
+    assert "2b" in stage.deleted
+    assert [segment.location.name for segment in stage.value.segments if segment.number == 2] == ["2c"]
+
+
 def test_a_segment_that_was_created_ahead_in_another_store_is_deleted() -> None:
     """The next segment lies in the store that the settings name, however soon it is needed."""
     stage = Stage(segment_bytes=1000)
