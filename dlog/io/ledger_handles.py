@@ -17,8 +17,8 @@ from dlog.errors import ClosedError, DLogError
 from dlog.io import metrics
 from dlog.io.driver import Driver, Sink
 from dlog.ledger.adding import Add, Close, Closed, LedgerAdder
+from dlog.ledger.reading import Distance, ReadDone, ReadLedger, UseMetadata
 from dlog.ledger.reading import EntryReader as ReadingMachine
-from dlog.ledger.reading import ReadDone, ReadLedger, UseMetadata
 from dlog.ledger.tailing import LearnLac, LearnMetadata, LedgerLac, LedgerTailer, WaitLac
 from dlog.machine import Machine
 from dlog.model.ids import NO_ENTRY, EntryId, LedgerId
@@ -128,6 +128,7 @@ class LedgerReader:
         start: Start,
         last_entry: EntryId | None,
         on_close: Callable[[], None],
+        distance: Distance | None = None,
     ) -> None:
         self.ledger_id = ledger
         self._start = start
@@ -136,7 +137,7 @@ class LedgerReader:
         self._metadata = metadata
         self._end = metadata.last_entry if metadata.is_closed else last_entry
         self._lac = NO_ENTRY if self._end is None else self._end
-        self._reading = start(ReadingMachine(ledger, metadata, digest), ledger, "reader")
+        self._reading = start(ReadingMachine(ledger, metadata, digest, distance=distance), ledger, "reader")
         self._tailing: Driver | None = None
         self._following = False  # a WaitLac is pending at the tailer
         self._waiters = 0

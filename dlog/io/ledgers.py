@@ -57,6 +57,7 @@ from dlog.ledger.placement_policy import (
     policy_of,
 )
 from dlog.ledger.preferred_placement import PreferredPlacement
+from dlog.ledger.reading import Distance
 from dlog.ledger.recovery import LedgerRecoverer, Recover, Recovered, RecoveryOptions
 from dlog.ledger.repair import LedgerRepairer, Repair, Repaired, RepairOptions
 from dlog.ledger.spread_placement import SpreadPlacement
@@ -130,6 +131,8 @@ class Ledgers:
         self._locations = locations = BookieLocations(metadata)
         self._spread = SpreadPlacement(RANDOM, locations.writable, locations.locate, rng)
         self._placements: dict[PlacementPolicy, Placement] = {}  # one for all ledgers of a policy
+        here = self.options.placement.location
+        self._distance: Distance | None = None if here is None else lambda b: here.distance(locations.locate(b))
         self._on_event = on_event
         self._clock = clock
         self._tasks = asyncio.TaskGroup()
@@ -300,9 +303,9 @@ class Ledgers:
         metadata = await self.metadata_of(ledger)
         digest = self._digest(ledger, metadata, password)
         if metadata.is_closed or last_entry is not None:
-            return LedgerReader(ledger, metadata, digest, self._start, last_entry, _nothing)
+            return LedgerReader(ledger, metadata, digest, self._start, last_entry, _nothing, self._distance)
         watch = _MetadataRefresher(ledger, self._metadata, self._tasks, self._unwatch)
-        reader = LedgerReader(ledger, metadata, digest, self._start, None, watch.stop)
+        reader = LedgerReader(ledger, metadata, digest, self._start, None, watch.stop, self._distance)
         self._watches[watch] = None
         watch.begin(reader)
         return reader

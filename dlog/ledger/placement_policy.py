@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from dlog.model.ids import BookieId
 from dlog.model.ledger import LedgerMetadata
-from dlog.model.location import NetworkLocation
+from dlog.model.location import DEFAULT_LOCATION, NetworkLocation, check_location_name
 from dlog.model.quorum import Quorum
 from dlog.options import check_positive, option
 
@@ -131,7 +131,8 @@ RACK = PlacementPolicy(PolicyKind.RACK)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementOptions:
-    """Section [ledger]: where the copies of the entries of new ledgers lie, for every process that creates ledgers."""
+    """Section [ledger]: where the copies of the entries of new ledgers lie, and which copy is read first, for every
+    process that creates or reads ledgers."""
 
     placement: str = option(
         AUTO,
@@ -144,12 +145,24 @@ class PlacementOptions:
         "refuse an ensemble that does not keep the policy; false: keep it as far as possible, with event "
         "placement.not_kept",
     )
+    region: str = option("", "region that this process stands in: entries are read from the nearest bookies first")
+    rack: str = option("", "rack that this process stands in, likewise")
+
+    @property
+    def location(self) -> NetworkLocation | None:
+        """Where this process stands; None: not configured."""
+        if not self.region and not self.rack:
+            return None
+        return NetworkLocation(self.region or DEFAULT_LOCATION.region, self.rack or DEFAULT_LOCATION.rack)
 
     def __post_init__(self) -> None:
         kinds = [AUTO, *(kind.value for kind in PolicyKind)]
         if self.placement not in kinds:
             raise ValueError(f"placement is one of {', '.join(kinds)}: placement={self.placement[:60]!r}")
         check_positive(self, "placement_regions")
+        for kind in ("region", "rack"):
+            if name := getattr(self, kind):
+                check_location_name(kind, name)
         if self.placement_strict and self.placement not in ("rack", "region"):
             raise ValueError(f"placement_strict needs placement rack or region: placement={self.placement}")
 

@@ -2,6 +2,8 @@
 
 When every bookie has every entry (Qw = E) one bookie is asked for a run of entries at once.
 
+Of the bookies that failed least lately the nearest one is asked first.
+
 Invariants:
 - every entry returned has been verified;
 - an entry at or below the LAC was confirmed, so a replica that denies it lags or is damaged: the read fails only after
@@ -15,7 +17,7 @@ Source: BookKeeper protocol, "Reading from ledgers".
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -44,6 +46,9 @@ from dlog.model.ledger import LedgerKey, LedgerMetadata
 from dlog.options import KiB, MiB, option
 from dlog.wire.bookie import BatchRead, BatchReadDone, Code, EntryRead, ReadEntry
 from dlog.wire.digest import Digest, DigestMismatch, Entry
+
+#: How far a bookie is from this process; a smaller number is nearer.
+Distance = Callable[[BookieId], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +132,8 @@ class _Range:
 class EntryReader:
     """Reads one ledger, many ranges at once.
 
-    metadata: as last read or set by `UseMetadata`. digest: of the ledger.
+    metadata: as last read or set by `UseMetadata`. digest: of the ledger. distance: how far a bookie is; None: all are
+    equally far.
     """
 
     def __init__(
@@ -136,11 +142,13 @@ class EntryReader:
         metadata: LedgerMetadata,
         digest: Digest,
         options: ReadingOptions = ReadingOptions(),
+        distance: Distance | None = None,
     ) -> None:
         self.ledger = ledger
         self.metadata = metadata
         self._digest = digest
         self._options = options
+        self._distance = distance or (lambda _: 0)
         self._ranges: dict[Ticket, _Range] = {}
         self._batch_ids = 0
         self._faults: dict[BookieId, int] = {}  # recent failures; bookies with fewer are asked first
@@ -353,7 +361,7 @@ class EntryReader:
         waiting.asked_to = max(waiting.asked_to, entry)
 
     def _ask_next(self, read: _EntryRead, entry: EntryId) -> None:
-        """Ask the replica with the fewest failures that has not been asked."""
+        """Ask the replica with the fewest failures that has not been asked, the nearest of them."""
         for bookie in self._by_health(self.metadata.bookies_of(entry)):
             if bookie not in read.asked and bookie not in read.failed:
                 read.asked.append(bookie)
@@ -388,7 +396,7 @@ class EntryReader:
                 return
 
     def _by_health(self, bookies: Iterable[BookieId]) -> list[BookieId]:
-        return sorted(bookies, key=lambda bookie: self._faults.get(bookie, 0))
+        return sorted(bookies, key=lambda bookie: (self._faults.get(bookie, 0), self._distance(bookie)))
 
     def _answer(self, waiting: _Range, result: ReadDone | DLogError) -> None:
         del self._ranges[waiting.ticket]

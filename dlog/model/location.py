@@ -24,6 +24,12 @@ class NetworkLocation(NamedTuple):
     def __str__(self) -> str:
         return f"/{self.region}/{self.rack}"
 
+    def distance(self, other: NetworkLocation | None) -> int:
+        """0: the same rack, 1: the same region, 2: another one, or not known where."""
+        if other is None or other.region != self.region:
+            return 2
+        return int(other.rack != self.rack)
+
 
 DEFAULT_LOCATION = NetworkLocation()
 

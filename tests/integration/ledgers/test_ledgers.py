@@ -256,6 +256,21 @@ async def test_a_ledger_that_is_created_while_a_rack_is_away_asks_for_two_racks(
         assert told.ledger == writer.ledger_id and "policy=rack" in told.shortage
 
 
+@pytest.mark.parametrize("number", [0, 1, 2])
+async def test_a_reader_that_is_told_its_rack_reads_from_it(number: int) -> None:
+    async with cluster(3, racks=3) as made:
+        writer = await (await made.client()).create(E332)
+        await writer.append((b"zero",))
+        await writer.close()
+        for model in made.bookies.values():
+            model.requests.clear()
+        near = await made.client(LedgersOptions(placement=PlacementOptions(rack=f"rack-{number}")))
+        reader = await near.open(writer.ledger_id)
+        assert await reader.read(EntryId(0), EntryId(0), 100) == [b"zero"]
+        await reader.close()
+        assert [int(bookie[-1]) % 3 for bookie, model in made.bookies.items() if model.requests] == [number]
+
+
 async def test_verify_finds_the_damaged_and_the_thin() -> None:
     async with cluster() as made:
         ledgers = await made.client()

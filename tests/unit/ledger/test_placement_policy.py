@@ -103,3 +103,14 @@ def test_options_that_contradict_each_other_are_refused() -> None:
         PlacementOptions(placement_strict=True)
     with pytest.raises(ValueError, match="placement_regions"):
         PlacementOptions(placement_regions=0)
+    with pytest.raises(ValueError, match="a rack is named with"):
+        PlacementOptions(rack="a b")
+
+
+def test_a_process_stands_where_its_options_say_and_bookies_of_its_rack_are_nearest() -> None:
+    assert PlacementOptions().location is None
+    here = PlacementOptions(region="eu", rack="r1").location
+    assert here == NetworkLocation("eu", "r1")
+    places = [NetworkLocation("eu", "r1"), NetworkLocation("eu", "r2"), NetworkLocation("us", "r1"), None]
+    assert [here.distance(place) for place in places] == [0, 1, 2, 2]
+    assert PlacementOptions(region="eu").location == NetworkLocation("eu")

@@ -49,6 +49,21 @@ def test_the_next_replica_is_asked_after_an_error_damage_denial_and_loss() -> No
     assert got(story) == [b"zero"]
 
 
+def test_the_nearest_replica_is_asked_first_unless_it_failed() -> None:
+    far = {"a": 2, "b": 1, "c": 0}
+    story = Story(EntryReader(LEDGER, ledger(), DIGEST, ReadingOptions(batch=False), far.__getitem__))
+    assert read(story, 0, 0) == ["read 0 of c"]
+    assert story.has_not(0, "c", code=Code.IO_ERROR, fence=False) == ["read 0 of b"]
+    story.has("b", 0, packet(0, b"zero"), fence=False)
+    assert read(story, 1, 1) == ["read 1 of b"], "c has failed lately"
+
+
+def test_a_run_of_entries_is_asked_of_the_nearest_replica() -> None:
+    far = {"a": 2, "b": 1, "c": 0}
+    story = Story(EntryReader(LEDGER, ledger(), DIGEST, distance=far.__getitem__))
+    assert [text.split(" of ")[1].split()[0] for text in read(story, 0, 9)] == ["c"]
+
+
 def test_a_slow_replica_gets_company_and_the_first_answer_counts() -> None:
     story = reader()
     read(story, 0, 0)
