@@ -224,7 +224,7 @@ def replace_with(
         def elsewhere(ledger: LedgerId, made: Replaced) -> None:
             display.note(
                 f"ledger {ledger} from entry {made.first_entry}: {made.new} took the place, "
-                f"its ensemble or placement policy does not allow {coming}"
+                f"its ensemble or placement policy does not allow {coming}, or {coming} did not take the copies"
             )
 
         def told(event: Event) -> None:
@@ -249,6 +249,8 @@ def replace_with(
         done = asyncio.run(work(display))
     if as_json:
         say_json({"bookie": leaving, "replacement": coming, **asdict(done)})
+    elif not done.was_known:
+        say(f"the cluster has no such bookie, and no ledger names it; perhaps it was replaced before: {leaving}")
     else:
         say(
             f"{leaving} is out of the cluster: {coming} took its place in {done.moved:,} ensembles of "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -86,15 +86,17 @@ def status(
         raise CommandError(f"the pause is too short: every={every}", f"give --every at least {WATCH_MIN_S * 1000:g}ms")
 
     async def work() -> None:
+        with ended_by_interrupt() if watches else nullcontext():
+            await show()
+
+    async def show() -> None:
         async with metadata_of(hosts, namespace, directory) as (metadata, found, path):
 
             async def read() -> dict[str, Any]:
                 return await _status(metadata, found, path)
 
             if watches:
-                with ended_by_interrupt():
-                    await watch(read, _timed_lines, every_s=every_s, as_json=as_json)
-                return
+                await watch(read, _timed_lines, every_s=every_s, as_json=as_json)
             told = await read()
         if as_json:
             say_json(told)

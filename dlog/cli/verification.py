@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dlog.cli.output import say, say_json
+from dlog.cli.output import output, say, say_json
 from dlog.errors import DLogError, LedgerNotFoundError
 from dlog.model.ids import LedgerId
 from dlog.model.verification import Verified
@@ -139,7 +139,8 @@ def say_found(ledger: int, found: Verified | DLogError, *, as_json: bool) -> Non
         more = ", ..." if len(bookies) > _BOOKIES_NAMED_MAX else ""
         named = ", ".join(bookies[:_BOOKIES_NAMED_MAX])
         say(f"ledger {ledger}: of {found.entries:,} entries {_counts_text(found)}; bad copies on {named}{more}")
-    sys.stdout.flush()
+    with output():
+        sys.stdout.flush()
 
 
 def say_totals(totals: Totals, *, as_json: bool) -> None:

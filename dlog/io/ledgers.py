@@ -352,18 +352,21 @@ class Ledgers:
     async def verify(self, ledger: LedgerId, *, password: bytes | None = None) -> Verified:
         """Read every entry up to the end from every replica and check it; repairs nothing.
 
-        An open ledger is checked up to its LAC; if it has bad copies, once more after a moment, since its writer may
-        still have been sending them. Raises LedgerNotFoundError, MetadataUnavailableError, UnavailableError (the LAC
-        cannot be known now). Cancelling is safe.
+        An open ledger is checked up to its LAC. One with bad copies is checked once more if it was open, since its
+        writer may still have been sending them, or if it was repaired meanwhile. Raises LedgerNotFoundError (also if it
+        was deleted meanwhile), MetadataUnavailableError, UnavailableError (the LAC cannot be known now). Cancelling is
+        safe.
         """
         metadata = await self.metadata_of(ledger)
-        if metadata.is_closed:
-            return await self._verify(ledger, metadata, metadata.last_entry, password)
-        lac = await self.last_confirmed(ledger, password=password)
-        verified = await self._verify(ledger, metadata, lac, password)
+        last = metadata.last_entry if metadata.is_closed else await self.last_confirmed(ledger, password=password)
+        verified = await self._verify(ledger, metadata, last, password)
         if verified.below_write_quorum:
-            await asyncio.sleep(_LATE_COPIES_S)
-            verified = await self._verify(ledger, await self.metadata_of(ledger), lac, password)
+            if not metadata.is_closed:
+                await asyncio.sleep(_LATE_COPIES_S)
+            now = await self.metadata_of(ledger)
+            if not metadata.is_closed or now != metadata:
+                verified = await self._verify(ledger, now, last, password)
+                await self.metadata_of(ledger)
         return verified
 
     async def _verify(

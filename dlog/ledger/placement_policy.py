@@ -89,10 +89,11 @@ class PlacementPolicy:
 
     def with_durable(self, regions: int) -> PlacementPolicy:
         """This policy for a ledger whose entries are confirmed once so many regions hold them; at most one: as it is,
-        since any bookie stands in one."""
+        since any bookie stands in one. What is not strict in it is left out."""
         if regions <= 1:
             return self
-        return PlacementPolicy(PolicyKind.REGION, max(regions, self.regions), strict=True, durable=regions)
+        spread = max(regions, self.regions) if self.strict else regions
+        return PlacementPolicy(PolicyKind.REGION, spread, strict=True, durable=regions)
 
     def needed(self, quorum: Quorum) -> int:
         """How many racks or regions each write quorum must have."""

@@ -157,9 +157,10 @@ class SpreadPlacement:
         if needed > quorum.write:
             remedy = f"choose a write quorum of at least {needed}, or fewer regions (placement_regions in [ledger])"
         elif self.policy.durable:
+            fewer = "--min-regions of the stream" if self.policy.durable == needed else "placement_regions in [ledger]"
             remedy = (
-                "start bookies with another --region (`dlog bookie ls` shows them), or ask for fewer regions "
-                "(--min-regions of the stream)"
+                f"start bookies with another --region (`dlog bookie ls` shows them), or ask for fewer regions "
+                f"({fewer}), which only new ledgers follow"
             )
         else:
             remedy = (

@@ -198,7 +198,7 @@ class LedgerStore:
     def check_capacity(self, settings: StoreSettings) -> None:
         """Raises InvalidRequestError if the ensemble has more members than there are bookies, or they cannot keep a
         strict placement policy: the first write would fail."""
-        named = dict(settings)
+        named = dict(self.settings.complete(dict(settings)))
         quorum = _quorum(named)
         ensemble, bookies = quorum.ensemble, self._ledgers.known_bookies()
         if ensemble > bookies:

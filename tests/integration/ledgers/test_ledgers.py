@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,8 +29,9 @@ from dlog.io.metadata import BookieInfo
 from dlog.ledger.placement_policy import RACK, PlacementOptions
 from dlog.ledger.recovery import RecoveryOptions
 from dlog.ledger.repair import OPEN_LEDGER
+from dlog.machine import Versioned
 from dlog.model.ids import NO_ENTRY, BookieId, EntryId, Epoch, SegmentNumber, StreamName
-from dlog.model.ledger import DigestType, LedgerKey, LedgerState
+from dlog.model.ledger import DigestType, Fragment, LedgerKey, LedgerState
 from dlog.model.location import DEFAULT_LOCATION, NetworkLocation
 from dlog.model.quorum import Quorum
 from dlog.model.verification import Verified
@@ -227,6 +229,7 @@ async def test_a_strict_policy_refuses_a_cluster_of_one_rack_and_else_an_event_n
         assert not made.told
         lax = await made.client(LedgersOptions(placement=PlacementOptions(placement="rack")))
         LedgerStore(lax).check_capacity(LEDGER_SETTINGS.complete({}))
+        LedgerStore(lax).check_capacity(())
         writer = await lax.create(E332)
         (told,) = (event for event in made.told if isinstance(event, PlacementNotKept))
         assert (told.ledger, told.entry) == (writer.ledger_id, 0) and "policy=rack" in told.shortage
@@ -295,6 +298,44 @@ async def test_verify_finds_the_damaged_and_the_thin() -> None:
             (9, 9, "damaged"),
         ]
         assert (found.below_write_quorum, found.below_ack_quorum, found.without_copy) == (3, 1, 0)
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+async def test_a_ledger_that_is_deleted_or_repaired_while_it_is_verified_is_not_wrong(
+    is_deleted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(4) as made:
+        ledgers = await made.client()
+        writer = await ledgers.create(E332)
+        await writer.append((b"zero",))
+        await writer.close()
+        key = LedgerKey(writer.ledger_id)
+        seen = await made.metadata.read(key)
+        assert isinstance(seen, Versioned)
+        lost = seen.value.fragments[0].ensemble[0]
+        (other,) = made.bookies.keys() - set(seen.value.fragments[0].ensemble)
+        made.bookies[other].entries.update(made.bookies[lost].entries)
+        made.bookies[lost].entries.clear()
+        verify, calls = ledgers._verify, 0
+
+        async def verified(*asked: Any) -> Verified:
+            nonlocal calls
+            calls += 1
+            found = await verify(*asked)
+            if calls == 1 and is_deleted:
+                await ledgers.delete(writer.ledger_id)
+            elif calls == 1:
+                ensemble = (other, *seen.value.fragments[0].ensemble[1:])
+                moved = replace(seen.value, fragments=(Fragment(EntryId(0), ensemble),))
+                await made.metadata.compare_and_set(key, moved, seen.version)
+            return found
+
+        monkeypatch.setattr(ledgers, "_verify", verified)
+        if is_deleted:
+            with pytest.raises(LedgerNotFoundError):
+                await ledgers.verify(writer.ledger_id)
+        else:
+            assert await ledgers.verify(writer.ledger_id) == Verified(1)
 
 
 async def test_copies_that_a_writer_still_sends_are_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:

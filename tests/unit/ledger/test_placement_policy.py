@@ -69,10 +69,13 @@ def test_a_policy_that_this_version_does_not_know_asks_nothing(text: bytes) -> N
     assert policy_of(replace(ledger(), custom=(("dlog.placement", text),))) == RANDOM
 
 
+@pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("base", [RANDOM, RACK, REGION, PlacementPolicy(PolicyKind.REGION, 5)])
-def test_a_ledger_remembers_its_durable_regions(base: PlacementPolicy) -> None:
+def test_a_ledger_remembers_its_durable_regions(base: PlacementPolicy, strict: bool) -> None:
+    base = replace(base, strict=strict)
     policy = base.with_durable(3)
-    assert policy == PlacementPolicy(PolicyKind.REGION, max(3, base.regions), strict=True, durable=3)
+    regions = max(3, base.regions) if strict else 3
+    assert policy == PlacementPolicy(PolicyKind.REGION, regions, strict=True, durable=3)
     assert policy_of(replace(ledger(), custom=policy_metadata(policy))) == policy
     assert base.with_durable(1) is base
 
