@@ -27,6 +27,7 @@ from dlog.io.gc_mark_file import read_mark_record
 from dlog.io.metadata import BookieInfo
 from dlog.io.metadata_contact import connection_events
 from dlog.io.threads import Threads
+from dlog.machine import Versioned
 from dlog.model.ids import BookieId, bookie_id
 from dlog.model.location import NetworkLocation
 
@@ -76,7 +77,7 @@ async def run(
             location = NetworkLocation(options.region, options.rack)
             info = BookieInfo(bookie, *split_host_port(environment.address), location, summaries=True)
 
-            async def known() -> object:
+            async def known() -> Versioned:
                 return await check_still_known(cookie, metadata)
 
             def ready() -> None:

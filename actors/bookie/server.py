@@ -47,7 +47,19 @@ from dlog.io.bookie_store import OpenedStorage
 from dlog.io.disk import Disk
 from dlog.io.metadata import BookieInfo, CookieCheck, Membership
 from dlog.io.threads import Threads
-from dlog.machine import CancelTimer, Peer, PeerLost, Persist, Received, Send, SetTimer, Tell, TimerFired, Token
+from dlog.machine import (
+    CancelTimer,
+    Peer,
+    PeerLost,
+    Persist,
+    Received,
+    Send,
+    SetTimer,
+    Tell,
+    TimerFired,
+    Token,
+    Versioned,
+)
 from dlog.model.ids import BookieId
 from dlog.wire.bookie import Code, CollectionReport, CollectionState
 from dlog.wire.bookie_v3_messages import SpaceTold
@@ -239,7 +251,7 @@ class BookieServer:
         await self._failed.wait()
         raise DiskFailedError(f"the bookie failed, restart it to recover: {self._failure!r}") from self._failure
 
-    async def _check_known(self, bookie: BookieId, known: CookieCheck) -> object:
+    async def _check_known(self, bookie: BookieId, known: CookieCheck) -> Versioned:
         """Pass on what the check says; an error that no retry repairs ends the bookie."""
         try:
             return await known()

@@ -109,13 +109,13 @@ async def check_cookies(
     return expected
 
 
-async def check_still_known(expected: Cookie, metadata: Cookies) -> object:
+async def check_still_known(expected: Cookie, metadata: Cookies) -> Versioned:
     """Check that the bookie was not taken out of the cluster since `check_cookies`, which returned its cookie. Returns
-    the version of the cookie in ZooKeeper. Raises CookieError, MetadataUnavailableError."""
+    the cookie in ZooKeeper. Raises CookieError, MetadataUnavailableError."""
     seen = await metadata.read_cookie(expected.bookie)
     check_registered(expected, str(seen.value) if isinstance(seen, Versioned) else None)
     assert isinstance(seen, Versioned)
-    return seen.version
+    return seen
 
 
 def _read_version(disk: Disk, directory: str) -> bytes | None:

@@ -10,8 +10,8 @@ Invariants:
 - The old bookie may run meanwhile; then the ledgers that are being written keep it. Only once it is not registered, and
   `open_grace_s` later, is an open ledger recovered, which fences its writer; and only if another bookie can take the
   place.
-- The old bookie is forgotten as by decommission: only after a pass over all ledgers in which none named it, before
-  which it was not registered.
+- The old bookie is forgotten as by decommission: only after a pass over all ledgers behind which none names it, and
+  if it was not registered from before that pass on.
 - While the new bookie is not writable nothing is begun, since all copies would go elsewhere.
 """
 
@@ -28,6 +28,7 @@ from dlog.io.decommission import StillRegisteredError, forget_stopped, ledgers_n
 from dlog.io.ledgers import Ledgers
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.ledger.repair import Repaired, Replaced
+from dlog.machine import Missing
 from dlog.model.ids import BookieId, LedgerId
 from dlog.model.ledger import LedgerMetadata
 
@@ -63,11 +64,12 @@ class ReplacementProgress:
 @dataclass(frozen=True, slots=True)
 class Replacement:
     """The result. ledgers: that named the old bookie. moved: of their ensembles, those in which the new one took its
-    place here. elsewhere: in which another bookie took it."""
+    place here. elsewhere: in which another bookie took it. was_known: whether the cluster had the old bookie at all."""
 
     ledgers: int
     moved: int
     elsewhere: int
+    was_known: bool = True
 
 
 async def replace_bookie(
@@ -85,7 +87,8 @@ async def replace_bookie(
     its cookie.
 
     progress: called with each change. elsewhere: called for each ensemble in which the placement policy, or the
-    ensemble itself, does not allow `new`, and another bookie took the place. Repeatable; cancelling leaves every ledger
+    ensemble itself, does not allow `new`, or `new` did not take the copies, and another bookie took the place.
+    Repeatable; cancelling leaves every ledger
     correct. Raises InvalidRequestError if both are one bookie, NotWritableError and
     MetadataUnavailableError at the beginning; later it waits.
     """
@@ -119,6 +122,7 @@ class _Replacing:
         self._moved = 0
         self._moved_elsewhere = 0
         self._told: ReplacementProgress | None = None
+        self._first_of: dict[str, str] = {}  # reasons by kind, in this pass
 
     async def run(self) -> Replacement:
         if self._old == self._new:
@@ -130,6 +134,8 @@ class _Replacing:
         await self._marks.prepare()
         async for _ in ledgers_naming(self._metadata, self._old):
             self._left += 1
+        if not self._left and not await self._look_known():
+            return Replacement(0, 0, 0, was_known=False)
         while True:
             try:
                 if await self._attempt():
@@ -140,7 +146,7 @@ class _Replacing:
 
     async def _attempt(self) -> bool:
         """Repair what can be repaired now, and wait until there may be more. Returns whether all is done."""
-        begun_s = _now_s()
+        begun_s, cookie = _now_s(), await self._metadata.read_cookie(self._old)
         is_stopped, was_grace_over = await self._look(), self._is_grace_over
         if self._left:
             self._tell("")
@@ -148,8 +154,8 @@ class _Replacing:
         self._left = waiting.total()
         if is_stopped and not waiting:
             with suppress(StillRegisteredError):
-                await forget_stopped(self._metadata, self._marks, self._old)
-                return True
+                if await forget_stopped(self._metadata, self._marks, self._old, cookie):
+                    return True
         self._tell(_most(waiting) if waiting else _STOP)
         until_s = _now_s() + min(_PASS_WAIT_MAX_S, _PASS_SHARE * (_now_s() - begun_s))
         while True:
@@ -157,6 +163,12 @@ class _Replacing:
             is_changed = await self._look() != is_stopped or self._is_grace_over != was_grace_over
             if is_changed or _now_s() >= until_s:
                 return False
+
+    async def _look_known(self) -> bool:
+        """Whether the cluster has the old bookie, running or stopped."""
+        if self._old in await self._marks.registered():
+            return True
+        return not isinstance(await self._metadata.read_cookie(self._old), Missing)
 
     async def _look(self) -> bool:
         """Whether the old bookie is stopped."""
@@ -181,6 +193,7 @@ class _Replacing:
     async def _pass(self) -> Counter[str]:
         """Try to repair all ledgers that name the old bookie; what those wait for that still do."""
         waiting = Counter[str]()
+        self._first_of.clear()
         choosing = asyncio.Lock()
         async with aclosing(ledgers_naming(self._metadata, self._old)) as naming:
 
@@ -202,6 +215,10 @@ class _Replacing:
                     tasks.create_task(work(), name=f"replace bookie {number}")
         return waiting
 
+    def _like(self, kind: str, text: str) -> str:
+        """The first reason of this kind in the pass, for reasons that name a ledger or an entry."""
+        return self._first_of.setdefault(kind, text)
+
     async def _replace_in(self, ledger: LedgerId, value: LedgerMetadata | None) -> str:
         """Repair one ledger; returns what it waits for, empty if it does not name the old bookie any more."""
         if value is None:
@@ -219,7 +236,7 @@ class _Replacing:
         except MetadataUnavailableError:
             raise
         except DLogError as error:
-            return error.message
+            return self._like(type(error).__name__, error.message)
         finally:
             with suppress(MetadataUnavailableError):  # the lock ends with the session
                 await self._marks.release(ledger)
@@ -233,7 +250,8 @@ class _Replacing:
             await self._ledgers.recover(ledger)
             repaired = await self._repair_once(ledger)
         if repaired.unreadable:
-            return f"no replica can serve some of their entries: {repaired.unreadable[0].reason}"
+            text = f"no replica can serve some of their entries: {repaired.unreadable[0].reason}"
+            return self._like("unreadable", text)
         if repaired.waits:
             return repaired.waits
         for found in marked:

@@ -1,10 +1,11 @@
 """Takes a stopped bookie out of a cluster: its ledgers are repaired on other bookies, then metadata forgets it.
 
 Invariants:
-- The bookie is forgotten only after a scan of all ledgers in which none named it, before which it was not registered;
-  so a bookie that is forgotten holds nothing that is needed.
-- Its cookie is deleted in one transaction that fails if it is registered, and it registers, in every session, in one
-  that fails without its cookie. So one that is forgotten never serves again.
+- The bookie is forgotten only after a scan of all ledgers in which none named it, while it was not registered from
+  before the scan on; so a bookie that is forgotten holds nothing that is needed.
+- It registers, in every session, in one transaction that fails without its cookie and raises the cookie's version. The
+  cookie is deleted in one that fails if it is registered, or if that version is not the one of before the scan. So one
+  that is forgotten never serves again. (Java's bookies look at their cookie at their start only.)
 - Nothing but marks and the bookie's own znodes is changed, so it may be interrupted anywhere and run again.
 
 Source: BookKeeper `BookKeeperAdmin.decommissionBookie`, which does not say why it waits.
@@ -21,7 +22,7 @@ from dlog.io.clock import unix_ms
 from dlog.io.metadata import LedgerMetadataStore
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.io.zookeeper_underreplication import ZooKeeperUnderreplication
-from dlog.machine import OutcomeUnknown, Versioned
+from dlog.machine import Missing, OutcomeUnknown, Versioned
 from dlog.model.ids import BookieId, LedgerId
 from dlog.model.ledger import LedgerKey, LedgerMetadata
 
@@ -62,12 +63,14 @@ async def decommission(
     await marks.prepare()
     first: int | None = None
     while True:
+        cookie = await metadata.read_cookie(bookie)
         await check_stopped(marks, bookie)
         scanned = await _mark_ledgers(metadata, marks, bookie)
         first = scanned.named if first is None else first
         if not scanned.named and not scanned.unread:
-            await forget_stopped(metadata, marks, bookie)
-            return first
+            if await forget_stopped(metadata, marks, bookie, cookie):
+                return first
+            continue
         told: Draining | None = None
         for _ in range(_SCAN_LOOKS):
             summary = await marks.summary()
@@ -85,20 +88,21 @@ async def decommission(
 async def check_stopped(marks: ZooKeeperUnderreplication, bookie: BookieId) -> None:
     """Raises StillRegisteredError."""
     if bookie in await marks.registered():
-        raise _still_registered(bookie)
+        raise StillRegisteredError(
+            f"the bookie is registered, stop it first (a killed one is registered for another 10 s): bookie={bookie}"
+        )
 
 
-async def forget_stopped(metadata: ZooKeeperMetadata, marks: ZooKeeperUnderreplication, bookie: BookieId) -> None:
-    """Delete the cookie of a bookie that no ledger names. Raises StillRegisteredError if it is back."""
-    if not await metadata.forget_bookie(bookie):
-        raise _still_registered(bookie)
+async def forget_stopped(
+    metadata: ZooKeeperMetadata, marks: ZooKeeperUnderreplication, bookie: BookieId, cookie: Versioned | Missing
+) -> bool:
+    """Delete the cookie of a bookie that no ledger names. cookie: as it was before the ledgers were read. Returns False
+    if the bookie was registered since then: read them again. Raises StillRegisteredError if it still is."""
+    if not await metadata.forget_bookie(bookie, cookie):
+        await check_stopped(marks, bookie)
+        return False
     await marks.pauses.end(bookie)
-
-
-def _still_registered(bookie: BookieId) -> StillRegisteredError:
-    return StillRegisteredError(
-        f"the bookie is registered, stop it first (a killed one is registered for another 10 s): bookie={bookie}"
-    )
+    return True
 
 
 async def _mark_ledgers(metadata: ZooKeeperMetadata, marks: ZooKeeperUnderreplication, bookie: BookieId) -> _Scanned:

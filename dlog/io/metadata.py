@@ -98,8 +98,8 @@ class StreamHead:
 
 Unsubscribe = Callable[[], None]
 
-#: returns the version of a bookie's cookie. Raises CookieError: the bookie must not be registered
-CookieCheck = Callable[[], Awaitable[object]]
+#: returns a bookie's cookie as it is in ZooKeeper. Raises CookieError: the bookie must not be registered
+CookieCheck = Callable[[], Awaitable[Versioned]]
 
 
 class MetadataSession(Protocol):

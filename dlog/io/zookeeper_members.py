@@ -22,7 +22,6 @@ from dlog.io.zookeeper import ANY_VERSION, ZooKeeper
 from dlog.io.zookeeper_layout import PROXY_ROLES, LedgerPaths, StreamPaths
 from dlog.io.zookeeper_protocol import (
     BadVersionError,
-    Check,
     ConnectionLossError,
     Create,
     MultiFailedError,
@@ -54,7 +53,7 @@ MEMBERS = MemberOptions()
 @dataclass(slots=True)
 class _Registration:
     data: bytes
-    condition: Callable[[], Awaitable[Check]] | None = None
+    condition: Callable[[], Awaitable[Op]] | None = None
     generation: int = -1  # session in which it was last created
 
 
@@ -68,7 +67,7 @@ class Registrations:
         self._wake = asyncio.Event()
         self._unsubscribe = zk.on_state(self._heard_state)
 
-    async def keep(self, path: str, data: bytes, condition: Callable[[], Awaitable[Check]] | None = None) -> None:
+    async def keep(self, path: str, data: bytes, condition: Callable[[], Awaitable[Op]] | None = None) -> None:
         """Register, and stay registered until `drop`. Waits up to 1.5 session timeouts for the znode of another process
         that may have died. Raises CookieError (it stays) or MetadataUnavailableError; then it is not kept.
 

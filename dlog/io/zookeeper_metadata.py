@@ -21,7 +21,6 @@ from dlog.io.zookeeper_ledgers import ZooKeeperLedgers
 from dlog.io.zookeeper_members import MEMBERS, MemberList, MemberOptions, Registrations, encode_proxy
 from dlog.io.zookeeper_protocol import (
     BadVersionError,
-    Check,
     ConnectionLossError,
     Create,
     Delete,
@@ -30,6 +29,7 @@ from dlog.io.zookeeper_protocol import (
     NoNodeError,
     NotConnectedError,
     Op,
+    Set,
 )
 from dlog.io.zookeeper_streams import ZooKeeperStreams
 from dlog.io.zookeeper_underreplication import ZooKeeperUnderreplication
@@ -196,10 +196,11 @@ class ZooKeeperMetadata:
         await self._registrations.keep(readonly_path if readonly else writable_path, data, condition)
         await self._registrations.drop(writable_path if readonly else readonly_path)
 
-    async def _check_cookie(self, bookie: BookieId, known: CookieCheck) -> Check:
-        version = await known()
-        assert isinstance(version, int)
-        return Check(self._paths.cookie(bookie), version)
+    async def _check_cookie(self, bookie: BookieId, known: CookieCheck) -> Set:
+        """Write the same cookie again: who looks later sees by its version that the bookie was registered."""
+        cookie = await known()
+        assert isinstance(cookie.version, int)
+        return Set(self._paths.cookie(bookie), str(cookie.value).encode(), cookie.version)
 
     async def unregister_bookie(self, bookie: BookieId) -> None:
         for path in self._bookie_paths(bookie):
@@ -231,21 +232,27 @@ class ZooKeeperMetadata:
         except (NodeExistsError, BadVersionError, NoNodeError) as error:
             raise CookieError(f"another process changed the bookie's cookie; start again: bookie={bookie}") from error
 
-    async def forget_bookie(self, bookie: BookieId) -> bool:
-        """Delete the cookie and the garbage collection mark of a bookie that no ledger names. Returns False, and
-        deletes nothing, if it is registered at that moment. Idempotent."""
+    async def forget_bookie(self, bookie: BookieId, cookie: Versioned | Missing) -> bool:
+        """Delete the cookie and the garbage collection mark of a bookie that no ledger names. cookie: as it was before
+        ledgers were looked at. Returns False, and deletes nothing, if the bookie is registered or was since then.
+        Idempotent."""
         await self.zookeeper.ensure_path(self._paths.readonly)
+        seen = cookie.version if isinstance(cookie, Versioned) else None
+        path_of_cookie = self._paths.cookie(bookie)
         while True:
             ops: list[Op] = []
             for path in self._bookie_paths(bookie):
                 ops += [Create(path), Delete(path)]  # refused if the znode exists
-            for path in (self._stream_paths.mark(bookie), self._paths.cookie(bookie)):
-                if await self.zookeeper.exists(path, fresh=True) is not None:
-                    ops.append(Delete(path))
+            if await self.zookeeper.exists(self._stream_paths.mark(bookie), fresh=True) is not None:
+                ops.append(Delete(self._stream_paths.mark(bookie)))
+            if (stat := await self.zookeeper.exists(path_of_cookie, fresh=True)) is not None:
+                if stat.version != seen:
+                    return False
+                ops.append(Delete(path_of_cookie, stat.version))
             try:
                 await self.zookeeper.multi(ops)
             except MultiFailedError as failed:
-                if isinstance(failed.error, NodeExistsError):
+                if isinstance(failed.error, NodeExistsError | BadVersionError):
                     return False
                 if not isinstance(failed.error, NoNodeError):  # else another process deleted it
                     raise

@@ -136,20 +136,48 @@ async def test_a_bookie_that_comes_back_before_it_is_forgotten_keeps_its_cookie(
     assert [outcome.value for outcome in kept if isinstance(outcome, Versioned)] == ["6\n", "mark"]
 
 
+async def test_a_bookie_that_was_back_during_the_scan_is_not_forgotten_before_the_next_one(
+    metadata: ZooKeeperMetadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ledgers that were read already may name it by then."""
+    await metadata.write_cookie(LOST, "6\n", None)
+    scans, ledgers = 0, metadata.ledgers
+
+    async def known() -> Versioned:
+        found = await metadata.read_cookie(LOST)
+        assert isinstance(found, Versioned)
+        return found
+
+    async def counted() -> AsyncIterator[LedgerId]:
+        nonlocal scans
+        scans += 1
+        if scans == 1:
+            await metadata.register_bookie(replace(INFO, bookie=LOST), known=known)
+            await metadata.unregister_bookie(LOST)
+        async for ledger in ledgers():
+            yield ledger
+
+    monkeypatch.setattr(metadata, "ledgers", counted)
+    await decommission(metadata, LOST, lambda _: None)
+    assert scans == 2
+
+
 @pytest.mark.parametrize("readonly", [False, True])
 async def test_a_cookie_is_not_deleted_while_its_bookie_is_registered(
     metadata: ZooKeeperMetadata, readonly: bool
 ) -> None:
-    async def known() -> object:
+    async def known() -> Versioned:
         found = await metadata.read_cookie(A)
         assert isinstance(found, Versioned)
-        return found.version
+        return found
 
+    before = await known()
     await metadata.register_bookie(INFO, readonly=readonly, known=known)
-    assert not await metadata.forget_bookie(A)
+    assert not await metadata.forget_bookie(A, await known())
     assert isinstance(await metadata.read_cookie(A), Versioned)
     await metadata.unregister_bookie(A)
-    assert await metadata.forget_bookie(A)
+    assert not await metadata.forget_bookie(A, before), "it was registered since"
+    assert await metadata.forget_bookie(A, await known())
     assert isinstance(await metadata.read_cookie(A), Missing)
 
 
@@ -158,14 +186,14 @@ async def test_a_bookie_whose_cookie_is_deleted_just_before_it_registers_is_not_
 ) -> None:
     looks = 0
 
-    async def known() -> object:
+    async def known() -> Versioned:
         nonlocal looks
         looks += 1
         found = await metadata.read_cookie(A)
         if isinstance(found, Missing):
             raise CookieError("it was taken out of the cluster")
-        assert await metadata.forget_bookie(A)
-        return found.version
+        assert await metadata.forget_bookie(A, found)
+        return found
 
     with pytest.raises(CookieError, match="taken out"):
         await metadata.register_bookie(INFO, known=known)

@@ -119,6 +119,7 @@ async def test_a_bookie_that_runs_is_replaced_and_its_writers_go_on(cluster: Boo
             await Run(metadata, ledgers, old, old).result()
         with pytest.raises(InvalidRequestError, match="not registered as writable"):
             await Run(metadata, ledgers, old, BookieId("nobody:1")).result()
+        assert await Run(metadata, ledgers, BookieId("nobody:1"), new).result() == Replacement(0, 0, 0, was_known=False)
         run = Run(metadata, ledgers, old, new)
         async with asyncio.TaskGroup() as tasks:
             replacing = tasks.create_task(run.result())
@@ -183,7 +184,7 @@ async def test_a_killed_command_is_run_again_after_the_old_bookie_is_lost(cluste
         assert result.moved >= len(named)
         await check_complete(metadata, ledgers, old)
         again = Run(metadata, ledgers, old, new)
-        assert await again.result() == Replacement(0, 0, 0), "again: harmless"
+        assert await again.result() == Replacement(0, 0, 0, was_known=False), "again: harmless"
 
 
 async def members(ledgers: Ledgers, ledger: LedgerId) -> set[BookieId]:
