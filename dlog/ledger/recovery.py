@@ -10,13 +10,14 @@ Invariants:
 3. Every read of the search fences too: a bookie first reached here could still complete a writer's ack quorum.
 4. An entry exists if one replica has it. It does not exist once Qw - Qa + 1 replicas deny it: then no ack quorum ever
    held it. Time-outs, damage and "cannot tell" count as neither, and never end the search.
-5. Existing entries are written again to their whole write set, to Qa members at least, in order, without gaps, with
-   their own length. A member that holds another payload under the entry's id ends the recovery: two writers used one
-   ledger id, and which is right cannot be known. Failed members are replaced in a local copy of the metadata, from the
-   entry after the last safe one on; reads use the original metadata, since an empty replacement proves nothing. A
-   replacement must store all that it is sent before the ledger is closed, for it may hold another ledger under this id:
-   if it fails, the recovery starts over without it. A strict placement policy is kept as far as possible where it would
-   leave no ack quorum, with event `placement.not_kept`: the ledger ends here, so refusing would protect nothing.
+5. Existing entries are written again to their whole write set, to Qa members at least, in as many regions as the policy
+   asks, in order, without gaps, with their own length. A member that holds another payload under the entry's id ends
+   the recovery: two writers used one ledger id, and which is right cannot be known. Failed members are replaced in a
+   local copy of the metadata, from the entry after the last safe one on; reads use the original metadata, since an
+   empty replacement proves nothing. A replacement must store all that it is sent before the ledger is closed, for it
+   may hold another ledger under this id: if it fails, the recovery starts over without it. A strict placement policy is
+   kept as far as possible where it would leave no ack quorum, with event `placement.not_kept`: the ledger ends here, so
+   refusing would protect nothing. One that asks several regions to hold an entry is kept in any case.
 6. Entries written again carry the LAC that the search began from: nothing higher is final until the ledger is closed,
    and another recovery that saw less may close it first.
 7. The ledger is closed by compare-and-set. A recovery that loses takes the winner's result.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dlog.errors import DamagedError, NotEnoughBookiesError
 from dlog.events import EnsembleChanged, PlacementNotKept
 from dlog.ledger.last_entries import LastEntryPoll
-from dlog.ledger.placement import Placement, refusal
+from dlog.ledger.placement import Placement
 from dlog.ledger.recovery_retries import RecoveryRetries
 from dlog.ledger.window import Window
 from dlog.machine import Effect, Tell
@@ -29,10 +29,21 @@ class ReplacementPool:
 
     def choose(self, window: Window, *, again: bool, strict: bool = True) -> dict[int, BookieId]:
         """Return replacements by bookie index. again: also bookies that failed before. strict: False: a strict policy
-        is kept as far as possible."""
+        is kept as far as possible.
+
+        If the members that did not fail do not suffice, since bookies were moved to another region, one of those is
+        replaced.
+        """
         exclude = self.foreign if again else self.foreign | self.failed
         placement = self.placement if strict else self.placement.without_strict()
-        return placement.replace(window.quorum, window.ensemble, window.failed_indices(), exclude)
+        found = placement.replace(window.quorum, window.ensemble, window.failed_indices(), exclude)
+        if found or window.can_progress():
+            return found
+        for index in window.head_indices():
+            found = placement.replace(window.quorum, window.ensemble, [index], exclude)
+            if found and window.would_confirm(found):
+                return found
+        return {}
 
 
 class RecoveryWriter:
@@ -130,7 +141,8 @@ class RecoveryWriter:
     def _replace_failed(self, out: list[Effect], *, again: bool) -> None:
         """Replace failed members in the local copy of metadata, from the entry after the last confirmed one on.
 
-        A strict policy is kept as far as possible where it leaves no ack quorum in reach, nor members to send to again.
+        A strict policy is kept as far as possible where it leaves no ack quorum in reach, nor members to send to again;
+        but one that asks several regions to hold an entry is kept in any case.
         """
         window = self._window
         if found := self._pool.choose(window, again=again):
@@ -147,8 +159,8 @@ class RecoveryWriter:
         elif not self._retries.is_waiting:
             why = "too few bookies to write entries again, start more (dlog bookie ls)"
             text = f"{why}: ledger={self._digest.ledger_id} entry={window.lac + 1}"
-            if why_none := refusal(self._pool.placement, window.quorum):
-                text = f"{text}; {why_none}"
+            if self._pool.placement.suffices is not None:
+                text = f"{text}; {self._pool.placement.shortage(window.quorum, window.ensemble) or 'a region is away'}"
             self._retries.wait(NotEnoughBookiesError(text), out)
 
     def _adopt(self, found: dict[int, BookieId], out: list[Effect]) -> None:

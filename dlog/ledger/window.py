@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -167,6 +168,21 @@ class Window:
     def members(self, entry: EntryId) -> list[BookieId]:
         """The bookies of the entry's write set in the current ensemble."""
         return [bookie for _, bookie in self._targets[entry % self.quorum.ensemble]]
+
+    def head_indices(self) -> list[int]:
+        """The bookie indices of the head's write set that did not fail."""
+        targets = self._targets[(self.lac + 1) % self.quorum.ensemble]
+        return [i for i, bookie in targets if bookie not in self.failed]
+
+    def would_confirm(self, replacements: Mapping[int, BookieId]) -> bool:
+        """Whether the head's write set would confirm it with these replacements."""
+        indices = {*self.head_indices(), *replacements}
+        members = [
+            replacements.get(i, bookie)
+            for i, bookie in self._targets[(self.lac + 1) % self.quorum.ensemble]
+            if i in indices
+        ]
+        return len(members) >= self.quorum.ack and (self._suffices is None or self._suffices(members))
 
     def failed_indices(self) -> list[int]:
         return [i for i, bookie in enumerate(self.ensemble) if bookie in self.failed]

@@ -402,7 +402,17 @@ class TestDurableRegions:
         story.stored(0, "a1", "a2")
         assert story.lost("b1")[-1].startswith("answer 1 NotEnoughBookiesError")
         answer = next(effect.result for effect in story.effects if isinstance(effect, Answer))
-        assert "start bookies with another --region" in answer.message
+        assert "a region is away" in answer.message
+
+    def test_a_bookie_of_another_region_takes_the_place_if_one_was_moved(self) -> None:
+        """The ensemble has one region now, and every member acknowledges."""
+        moved = replace(ledger("0 a1 a2 a3"), custom=policy_metadata(RANDOM.with_durable(2)))
+        story = recovery(moved, racked(RANDOM, "a1", "a2", "a3", "a4", "b2"), attempts_max=3)
+        story.has_not(-1, "a1", "a2")
+        assert "store 0 on b2 lac=-1 length=1 recovery" in story.has("a1", 0, packet(0, b"x", length=1))
+        assert only(story.stored(0, "a2", "a3"), "write") == []
+        story.stored(0, "b2")
+        assert "write v2 closed at 0 length=1: 0 b2 a2 a3" in story.has_not(1, "a2", "a3")[-1]
 
     def test_members_of_unknown_regions_do_not_keep_it_waiting_for_ever(self) -> None:
         placement = SpreadPlacement(RANDOM, lambda _: [], lambda _: None, Random(1))
