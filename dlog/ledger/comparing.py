@@ -23,6 +23,8 @@ Invariants:
    found missing there.
 6. In flight are at most PARTS_AT_ONCE parts; ranges that differ are kept up to RANGES_MAX, then the comparison ends
    early, and says so.
+7. One step looks up at most STEP_ENTRIES entries in lists, and those of one part more. The next one follows a timer: a
+   ledger whose bookies all serve lists asks nothing that would end a step.
 
 Our own. BookKeeper's auditor reads the first and last entries, or lists all (AuditorReplicasCheckTask).
 """
@@ -31,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import cast
 
 from dlog.errors import DLogError, MetadataUnavailableError, ProtocolError
@@ -46,6 +49,7 @@ from dlog.machine import (
     Received,
     Refused,
     Send,
+    SetTimer,
     Ticket,
 )
 from dlog.metadata_update import Found, MetadataUpdateLoop
@@ -57,6 +61,10 @@ from dlog.wire.bookie_v3_messages import EntriesListed, ListEntries
 from dlog.wire.digest import Digest, DigestMismatch
 
 PARTS_AT_ONCE = 2
+STEP = "step"  # key of the timer
+STEP_S = 0.001
+STEP_ENTRIES = 8192  # looked up in lists in one call of the state machine: some ms; the rest follows after STEP_S
+PART_ENTRIES = 16  # what a part counts as, besides
 RANGES_MAX = 1000
 DIFFERING_MAX = 16  # entries with differing copies that are read; of further ones no copy counts as wrong
 
@@ -315,8 +323,12 @@ class LedgerComparer:
             return
         for number in [number for number, question in self._questions.items() if not question.waiting]:
             self._judge(self._questions.pop(number))
+        entries = 0
         while len(self._questions) < PARTS_AT_ONCE and (part := self._next_part()) is not None:
-            self._ask(part)
+            entries += self._ask(part)
+            if entries >= STEP_ENTRIES:
+                self._effects.append(SetTimer(STEP, STEP_S))
+                return
         if not self._questions and not self._read_differing():
             self._is_done = True
             self._update.read(self._effects)
@@ -330,22 +342,24 @@ class LedgerComparer:
                 self._parts = iter(())
         return self._narrowed.pop() if self._narrowed else next(self._parts, None)
 
-    def _ask(self, part: _Part) -> None:
-        """Ask members for their summaries, and look lists up."""
+    def _ask(self, part: _Part) -> int:
+        """Ask members for their summaries, and look lists up. Returns the work of that, in entries looked up."""
+        entries = PART_ENTRIES
         for bookie in part.members:
             listed = self._lists.get(bookie)
             if listed is not None:
-                lacks = [entry for entry in part.ids if entry not in listed]
-                self._missing += _merged([_missing(part, bookie, entry, entry, 1) for entry in lacks])
+                entries += len(part.ids)
+                self._missing += _not_listed(part, bookie, listed)
         members = [b for b in part.members if b not in self._lists and b not in self._out_of_reach]
         if not members:
-            return
+            return entries
         self._numbers += 1
         self._questions[self._numbers] = _Question(part, set(members))
         request = SummarizeEntries(
             self.ledger, part.first, part.last, self._numbers, part.modulus, part.remainder, self._digest().type
         )
         self._effects += [Send(bookie, request) for bookie in members]
+        return entries
 
     def _judge(self, question: _Question) -> None:
         part, summaries = question.part, question.summaries
@@ -433,6 +447,13 @@ def _missing(
     """Of a part; first and last are made those of its stripe."""
     ids = replace(part, first=EntryId(first), last=EntryId(last)).ids
     return MissingCopies(bookie, EntryId(ids[0]), EntryId(ids[-1]), part.modulus, part.remainder, entries, is_exact)
+
+
+def _not_listed(part: _Part, bookie: BookieId, listed: EntryList) -> Iterator[MissingCopies]:
+    for is_listed, run in groupby(part.ids, listed.__contains__):
+        if not is_listed:
+            ids = list(run)
+            yield _missing(part, bookie, ids[0], ids[-1], len(ids))
 
 
 def _merged(ranges: Iterable[MissingCopies]) -> list[MissingCopies]:

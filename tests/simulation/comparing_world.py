@@ -26,7 +26,19 @@ from dlog.ledger.comparing import (
     LedgerComparer,
     MissingCopies,
 )
-from dlog.machine import Answer, Asked, MetadataSeen, Missing, PeerLost, ReadMetadata, Received, Send, Versioned
+from dlog.machine import (
+    Answer,
+    Asked,
+    MetadataSeen,
+    Missing,
+    PeerLost,
+    ReadMetadata,
+    Received,
+    Send,
+    SetTimer,
+    TimerFired,
+    Versioned,
+)
 from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import DigestType, Fragment, LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
@@ -153,6 +165,10 @@ class ComparingWorld:
                         waiting.append(MetadataSeen(token, self._metadata()))
                     case Send(peer, message):
                         waiting.append(self._answer(cast(BookieId, peer), message))
+                    case SetTimer(key):
+                        self.reached["step"] += 1
+                        if (fired := TimerFired(key, 0.0)) not in waiting:
+                            waiting.append(fired)
             if len(self.machine._questions) > PARTS_AT_ONCE:
                 raise Violation("6", "too many parts in flight")
         raise Violation("ends", "too many steps")

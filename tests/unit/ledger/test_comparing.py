@@ -10,6 +10,7 @@ from dlog.bookie.listing import list_of
 from dlog.bookie.messages import SummarizeStored
 from dlog.bookie.summaries import summary_of
 from dlog.errors import DamagedError, MetadataUnavailableError
+from dlog.ledger import comparing
 from dlog.ledger.comparing import (
     DELETED,
     OPEN,
@@ -30,6 +31,8 @@ from dlog.machine import (
     Received,
     Refused,
     Send,
+    SetTimer,
+    TimerFired,
     Versioned,
 )
 from dlog.model.ids import BookieId, EntryId
@@ -65,6 +68,7 @@ class Bench:
         self.lost: set[BookieId] = set()
         self.asked: list[tuple[BookieId, Any]] = []
         self.bytes = 0
+        self.steps = 0
 
     def compare(self, request: Compare = EVERYBODY, narrowings_max: int = 1000) -> Any:
         machine = LedgerComparer(LEDGER, narrowings_max=narrowings_max)
@@ -78,6 +82,9 @@ class Bench:
                         bookie = cast(BookieId, peer)
                         self.asked.append((bookie, message))
                         facts.append(self._answer(bookie, message))
+                    case SetTimer(key):
+                        self.steps += 1
+                        facts.append(TimerFired(key, 0.0))
                     case Answer(_, result):
                         return result
         raise AssertionError("no answer")
@@ -169,6 +176,16 @@ def test_a_bookie_without_summaries_is_asked_for_its_list_once() -> None:
     found = bench.compare(Compare(frozenset({A}), frozenset({B, C})))
     assert found == Compared(LEDGER, 2000, (lacks(C, 0, 1999), lacks(B, 3, 4), lacks(B, 1700, 1700)))
     assert [asked for asked in bench.asked if asked[0] != A] == [(B, ListEntries(LEDGER)), (C, ListEntries(LEDGER))]
+
+
+def test_a_ledger_of_lists_alone_is_compared_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "STEP_ENTRIES", 1000)  # less than the three lists of one part
+    bench = Bench(closed(1999))
+    for entry in (3, 4, 1700):
+        del bench.copies[B][entry]
+    found = bench.compare(Compare(frozenset(), frozenset({A, B, C})))
+    assert found == Compared(LEDGER, 2000, (lacks(B, 3, 4), lacks(B, 1700, 1700)))
+    assert bench.steps == 4, "one for each part: after it others may use the event loop"
 
 
 def test_the_digest_tells_which_copy_is_wrong() -> None:
