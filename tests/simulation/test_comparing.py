@@ -27,7 +27,9 @@ def test_comparisons_find_exactly_what_differs() -> None:
             violation.add_note(f"seed {seed}")
             raise
         reached += world.reached
-    assert reached.keys() == {"changed", "missing", "inexact", "out", "differing", "wrong", "undecided"}, reached
+    assert reached.keys() == {
+        *("changed", "missing", "inexact", "out", "differing", "wrong", "undecided", "unreadable"),
+    }, reached
 
 
 DEFECTS: dict[str, tuple[str, tuple[tuple[str, str, str], ...]]] = {
@@ -88,6 +90,18 @@ DEFECTS: dict[str, tuple[str, tuple[tuple[str, str, str], ...]]] = {
                 ".__class__ is dict and reading.wrong.update({bookie: ''}) or reading.verified.add(bookie)",
             ),
         ),
+    ),
+    "a copy that cannot be read does not count": (
+        "2",
+        (("_judge", "if is_equal and not unreadable:", "if is_equal:"),),
+    ),
+    "a bookie that cannot read the only copy is not reported": (
+        "2",
+        (("_note_told_apart", "self._out_of_reach.setdefault(bookie, _UNREADABLE)", "pass"),),
+    ),
+    "all copies that cannot be read are looked for": (
+        "6",
+        (("_judge", " - self._unreadable", ""),),
     ),
     "a ledger is asked in one part": (
         "6",

@@ -66,6 +66,7 @@ class Bench:
             for bookie in value.bookies_of(entry):
                 self.copies[bookie][entry] = packet(entry, payload, lac=entry - 1)
         self.lost: set[BookieId] = set()
+        self.unreadable: dict[BookieId, range] = {}
         self.asked: list[tuple[BookieId, Any]] = []
         self.bytes = 0
         self.steps = 0
@@ -93,8 +94,15 @@ class Bench:
         if bookie in self.lost:
             return PeerLost(bookie, "reset")
         held = self.copies[bookie]
+        unreadable = self.unreadable.get(bookie, range(0))
         answer: Any
         match message:
+            case SummarizeEntries() as m if any(
+                m.first <= e <= m.last and e % m.modulus == m.remainder for e in unreadable
+            ):
+                answer = EntriesSummarized(LEDGER, m.first, m.request, Code.IO_ERROR)
+            case ReadEntry(_, entry) if entry in unreadable:
+                answer = EntryRead(LEDGER, entry, Code.IO_ERROR)
             case SummarizeEntries() as m:
                 summary = summary_of(
                     SummarizeStored(1, m, {}),
@@ -200,6 +208,49 @@ def test_the_digest_tells_which_copy_is_wrong() -> None:
     assert first.first == 5 and first.bookies == {A, B, C} and first.wrong == {B}
     assert "b: digest does not match" in first.why
     assert second == DifferingCopies(frozenset({A, B, C}), EntryId(7), EntryId(7), 1, 0)
+
+
+def test_a_copy_that_cannot_be_read_is_wrong_if_another_one_verifies() -> None:
+    """As after the loss of an entry log. One such copy is looked for: the worker reads the whole ledger anyway."""
+    bench = Bench(closed(1999))
+    bench.unreadable[B] = range(300, 1800)
+    del bench.copies[C][1900]
+    found = bench.compare()
+    (bad,) = found.differing
+    assert bad.first == bad.last and bad.first in bench.unreadable[B]
+    assert (bad.bookies, bad.wrong) == ({A, B, C}, {B})
+    assert bad.why == "b: it cannot read its copy"
+    assert found.missing == (lacks(C, 1900, 1900),) and not found.out_of_reach and found.is_complete
+    assert sum(bookie == B for bookie, _ in bench.asked) < 60, "it is not narrowed down for each of the 1,500"
+
+
+def test_a_copy_that_cannot_be_read_says_nothing_if_no_other_one_verifies() -> None:
+    bench = Bench(closed(9))
+    bench.unreadable[B] = range(4, 5)
+    del bench.copies[A][4], bench.copies[C][4]
+    found = bench.compare()
+    assert (found.missing, found.differing) == ((lacks(A, 4, 4), lacks(C, 4, 4)), ())
+    assert found.out_of_reach == ((B, "io_error"),)
+
+
+def test_a_part_that_cannot_be_read_says_nothing_without_halvings_left() -> None:
+    bench = Bench(closed(9))
+    bench.unreadable[B] = range(4, 5)
+    assert bench.compare(narrowings_max=2) == Compared(LEDGER, 10, out_of_reach=((B, "io_error"),))
+
+
+def test_a_copy_that_can_be_read_after_all_is_not_wrong() -> None:
+    bench = Bench(closed(9))
+    bench.unreadable[B] = range(4, 5)
+    answer = bench._answer
+
+    def reads(bookie: BookieId, message: Any) -> Any:
+        if isinstance(message, ReadEntry):
+            bench.unreadable.clear()
+        return answer(bookie, message)
+
+    bench._answer = reads  # type: ignore[method-assign]
+    assert bench.compare() == Compared(LEDGER, 10, out_of_reach=((B, "io_error"),))
 
 
 def test_copies_with_another_lac_are_equal() -> None:
