@@ -10,6 +10,8 @@ next. After `open_grace_s` the ledger is fenced and recovered instead.
 Invariants:
 - A ledger is fenced only while other bookies could replace all lost ones of its last ensemble: otherwise its
   writer would be stopped, no copy made, and perhaps no new ledger could be created.
+- No copy of a bookie is moved while its planned restart is not over: it may be back in a moment. A ledger that lacks
+  only such bookies waits; one that lost others, too, is repaired for those, and keeps its mark.
 - A mark is deleted only after a repair that left nothing out; after a failure it stays, an event says why, and the
   ledger waits: `backoff_s`, doubled after each further failure.
 - A worker that ends anywhere leaves a lock that ends with the session; nothing else needs cleaning up.
@@ -218,9 +220,14 @@ class RepairWorkers:
         if not bookies:
             self._fail(ledger, _NO_BOOKIE)
             return None
+        paused = bookies & (await self._marks.pauses.current()).keys()  # first: one that came back is registered
         registered = await self._marks.registered()
-        gone, back = bookies - registered, bookies & registered
+        gone, back, paused = bookies - registered - paused, bookies & registered, paused - registered
         total = Repaired(ledger)
+        if paused and not gone:
+            self._stop_grace(ledger)
+            self._wait(replace(total, waits=_paused(paused)))
+            return None
         if gone:
             total = await self._add(total, gone)
         if total.waits:
@@ -229,6 +236,8 @@ class RepairWorkers:
             self._stop_grace(ledger)
         if back:
             total = await self._complete_copies(total, back)
+        if paused:
+            total = replace(total, waits=total.waits or _paused(paused))
         if total.unreadable:
             self._report_unreadable(total)
         elif total.waits:
@@ -347,6 +356,10 @@ class RepairWorkers:
         put_off = self._put_off.pop(ledger, None)
         if put_off is not None:
             metrics.UNREADABLE_ENTRIES.inc(-put_off.unreadable)
+
+
+def _paused(bookies: frozenset[BookieId]) -> str:
+    return f"a planned restart is not over (`dlog bookie pause`): bookies={','.join(sorted(bookies))}"
 
 
 def _now_s() -> float:

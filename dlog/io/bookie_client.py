@@ -3,8 +3,9 @@
 Invariants:
 - A process has one connection to each bookie, for all ledgers. Requests of one turn of the event loop leave in one
   vectored write; responses come by callback, without a task or future per message.
-- v2 responses name only (operation, ledger, entry). So two requests with the same key are never in flight together:
-  the later one is held back. Non-fencing reads of one entry share a successful response.
+- v2 responses name only (operation, ledger, entry), or a request number instead of the entry. So two requests with the
+  same key are never in flight together: the later one is held back. Non-fencing reads of one entry share a successful
+  response. A response that matches no request closes the connection.
 - An overdue response or too many unanswered bytes close the connection. Every requester gets PeerLost, and no late
   response is matched with a later request.
 """
@@ -47,7 +48,7 @@ from dlog.wire.bookie_v3_messages import ListEntries
 from dlog.wire.framing import Buffer
 
 Resolve = Callable[[BookieId], tuple[str, int] | None]
-Question = tuple[int, int, int]  # key that matches a response: operation, ledger or request number, entry
+Question = tuple[int, int, int]  # key that matches a response: operation, ledger, entry or request number
 
 _ADD, _READ, _BATCH, _SUMMARY = 1, 2, 3, 4
 _CONNECTIONS_LOST = metrics.BOOKIE_CONNECTIONS_LOST
@@ -169,7 +170,10 @@ class BookieClient:
         except (OSError, ConnectionLostError, ProtocolError) as error:  # a timeout is an OSError too
             asker.post(PeerLost(bookie, f"no list of entries: {error or type(error).__name__}"))
         else:
-            asker.post(Received(bookie, listed))
+            if listed.ledger == message.ledger:
+                asker.post(Received(bookie, listed))
+            else:  # an error response may come without its content, which names the ledger
+                asker.post(PeerLost(bookie, f"no list of entries: {listed.code.name}"))
 
     def unanswered_bytes(self, bookie: BookieId) -> int:
         """Bytes of requests to this bookie without a response."""
@@ -296,7 +300,7 @@ class _Connection(asyncio.BufferedProtocol):
             assert isinstance(message, BatchRead | SummarizeEntries), "no other requests are sent to bookies"
             self._numbered += 1
             number, message = message.request, replace(message, request=self._numbered)
-            question = (_BATCH if isinstance(message, BatchRead) else _SUMMARY, self._numbered, 0)
+            question = (_BATCH if isinstance(message, BatchRead) else _SUMMARY, message.ledger, self._numbered)
         same = self._questions.get(question)
         if same is None:
             self._send(question, message, [asker], [], number)
@@ -386,14 +390,14 @@ class _Connection(asyncio.BufferedProtocol):
         elif isinstance(response, EntryRead):
             question = (_READ, response.ledger, response.entry)
         elif isinstance(response, BatchReadDone):
-            question = (_BATCH, response.request, 0)
+            question = (_BATCH, response.ledger, response.request)
         elif isinstance(response, EntriesSummarized):
-            question = (_SUMMARY, response.request, 0)
+            question = (_SUMMARY, response.ledger, response.request)
         else:
             raise ProtocolError("response without a request: op=AUTH")
         asked = self._questions.pop(question, None)
         if asked is None:
-            raise ProtocolError(f"response without a request: operation, ledger, entry={question}")
+            raise ProtocolError(f"response without a request: operation, ledger, entry or number={question}")
         self.unanswered_bytes -= asked.size
         message = asked.message
         again = asked.held

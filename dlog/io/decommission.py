@@ -65,6 +65,7 @@ async def decommission(
     while True:
         cookie = await metadata.read_cookie(bookie)
         await check_stopped(marks, bookie)
+        await marks.pauses.end(bookie)  # nothing is copied while a planned restart lasts
         scanned = await _mark_ledgers(metadata, marks, bookie)
         first = scanned.named if first is None else first
         if not scanned.named and not scanned.unread:

@@ -20,8 +20,8 @@ Invariants:
    event names it; otherwise the scan is repeated after `retry_s`.
 6. At most one scan runs. What belongs to an earlier scan is ignored.
 7. A ledger counts as misplaced only if it is closed, and its policy is not kept wherever those of its bookies stand
-   whose location is not known. Such ledgers are counted by scans that read all ledgers, and at most MISPLACED_NAMED_MAX
-   are named each time.
+   whose location is not known. Such ledgers are counted by scans that read all ledgers (5), and at most
+   MISPLACED_NAMED_MAX are named each time.
 
 Time comes with listings (monotonic seconds), so a process that was frozen decides nothing before it has listed again.
 Source: BookKeeper `Auditor`, `AuditorBookieCheckTask`, `AuditorPlacementPolicyCheckTask`; 2 and 5 are stricter, 4 is
@@ -142,6 +142,7 @@ class Auditor:
         self._marked = 0
         self._unread = 0  # ledgers of this scan that could not be read or marked for now
         self._checks_placement = False  # in this scan
+        self._began_s = 0.0
         self._placement_due_s = 0.0
         self._misplaced = 0  # ledgers, found by this scan
         self._named: list[LedgerMisplaced] = []  # the first of them
@@ -213,6 +214,7 @@ class Auditor:
         self._is_scanning, self._marked, self._unread = True, 0, 0
         self._misplaced, self._named = 0, []
         self._checks_placement = self._options.placement_check_s > 0 and self._now_s >= self._placement_due_s
+        self._began_s = self._now_s
         self._due_s = self._now_s + self._scan_s
         return [Scan(self._scan)]
 
@@ -262,9 +264,9 @@ class Auditor:
             self._due_s = min(self._due_s, self._now_s + self._options.retry_s)
         effects: list[AuditorEffect] = []
         misplaced = 0
-        if self._checks_placement and not reason:
+        if self._checks_placement and not reason and not self._unread:  # else the next scan looks again
             self.misplaced = misplaced = self._misplaced
-            self._placement_due_s = self._now_s + self._options.placement_check_s
+            self._placement_due_s = self._began_s + self._options.placement_check_s
             effects += [Tell(event) for event in self._named]
         self._named = []
         if self._marked or self._unread or reason or misplaced:

@@ -8,21 +8,27 @@ CRC32C over their ids and contents (dlog/wire/entry_summary.py). Members that ho
 Otherwise the part is halved, and those members are asked again that hold some of it, down to single entries. Bookies
 that serve no summaries, as Java's, are asked once for the list of their entries: their contents are not compared.
 
+A bookie that answers IO_ERROR cannot read an entry of the part, as after the loss of an entry log. Its parts are halved
+until one such entry is known; after that its other answers of this kind are ignored.
+
 Invariants:
 1. A copy is missing only if its bookie said so: it counted no entry of the part, does not know the ledger, or does not
-   list the entry. Nothing follows from a bookie that is not registered, lost, or answers with an error: it is reported
-   as out of reach, and not asked again.
+   list the entry. Nothing follows from a bookie that is not registered, lost, or answers with another error than
+   IO_ERROR: it is reported as out of reach, and not asked again.
 2. Each entry of a stripe is asked of each member that is in reach; what a member lacks or has differently is reported,
    and nothing else. While `narrowings_max` halvings suffice, ranges hold exactly those entries; after that a range may
    hold others, and says so.
 3. Two copies that differ are told apart by the digest of the ledger alone: one is wrong if it does not verify and
-   another one does. If all verify, or none does, that is reported, and no copy counts as wrong.
+   another one does. If all verify, or none does, that is reported, and no copy counts as wrong. A copy that its bookie
+   cannot read is wrong if another one verifies; if none is found so, the bookie is reported as out of reach.
 4. The answer is about one value of metadata. If metadata changed meanwhile, or the ledger was deleted, the answer says
    so and names no copy: bookies may have collected what they need not hold any more.
 5. Entries that are written meanwhile may be found missing or not. An entry that a member held all the time is never
    found missing there.
 6. In flight are at most PARTS_AT_ONCE parts; ranges that differ are kept up to RANGES_MAX, then the comparison ends
-   early, and says so.
+   early, and says so. Of a bookie that cannot read copies, one is reported.
+7. One step looks up at most STEP_ENTRIES entries in lists, and those of one part more. The next one follows a timer: a
+   ledger whose bookies all serve lists asks nothing that would end a step.
 
 Our own. BookKeeper's auditor reads the first and last entries, or lists all (AuditorReplicasCheckTask).
 """
@@ -31,6 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import cast
 
 from dlog.errors import DLogError, MetadataUnavailableError, ProtocolError
@@ -46,6 +53,7 @@ from dlog.machine import (
     Received,
     Refused,
     Send,
+    SetTimer,
     Ticket,
 )
 from dlog.metadata_update import Found, MetadataUpdateLoop
@@ -57,12 +65,18 @@ from dlog.wire.bookie_v3_messages import EntriesListed, ListEntries
 from dlog.wire.digest import Digest, DigestMismatch
 
 PARTS_AT_ONCE = 2
+STEP = "step"  # key of the timer
+STEP_S = 0.001
+STEP_ENTRIES = 8192  # looked up in lists in one call of the state machine: some ms; the rest follows after STEP_S
+PART_ENTRIES = 16  # what a part counts as, besides
 RANGES_MAX = 1000
 DIFFERING_MAX = 16  # entries with differing copies that are read; of further ones no copy counts as wrong
 
 OPEN = "open"  # values of `Compared.skipped`
 CHANGED = "changed"
 DELETED = "deleted"
+
+_UNREADABLE = "io_error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +106,11 @@ class MissingCopies:
 
 @dataclass(frozen=True, slots=True)
 class DifferingCopies:
-    """The bookies hold different contents for an entry from first to last (of the stripe, as in MissingCopies).
+    """The bookies hold different contents for an entry from first to last (of the stripe, as in MissingCopies), or some
+    cannot read theirs.
 
-    wrong: bookies whose copy does not verify, if another one's does; why: what they returned. Empty: the digest does
-    not tell which copy is right.
+    wrong: bookies whose copy does not verify or cannot be read, if another one's verifies; why: what they returned.
+    Empty: the digest does not tell which copy is right.
     """
 
     bookies: frozenset[BookieId]
@@ -155,19 +170,24 @@ class _Part:
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """A part that members are asked about. summaries: those that answered, with count and chain."""
+    """A part that members are asked about. summaries: those that answered, with count and chain. unreadable: those that
+    cannot read an entry of it."""
 
     part: _Part
     waiting: set[BookieId]
+    unreadable: set[BookieId] = field(default_factory=set)
     summaries: dict[BookieId, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """An entry whose copies differ, being read. verified: bookies whose copy does; wrong: others, with the reason."""
+    """An entry whose copies differ or cannot be read on all bookies, to be read. unreadable: bookies that said so; the
+    others' copies may be equal then. verified: bookies whose copy does; wrong: others, with the reason."""
 
     found: DifferingCopies
-    waiting: set[BookieId]
+    differs: bool
+    unreadable: frozenset[BookieId]
+    waiting: set[BookieId] = field(default_factory=set)
     verified: set[BookieId] = field(default_factory=set)
     wrong: dict[BookieId, str] = field(default_factory=dict)
 
@@ -193,7 +213,8 @@ class LedgerComparer:
         self._numbers = 0
         self._missing: list[MissingCopies] = []
         self._differing: list[DifferingCopies] = []
-        self._unread: list[DifferingCopies] = []  # to be read
+        self._unread: list[_Reading] = []  # to be read
+        self._unreadable: set[BookieId] = set()  # bookies with a copy that they cannot read, among `_unread` or read
         self._reading: _Reading | None = None
         self._out_of_reach: dict[BookieId, str] = {}
         self._is_complete = True
@@ -263,6 +284,9 @@ class LedgerComparer:
         elif answer.code in ABSENT:
             question.waiting.discard(bookie)
             question.summaries[bookie] = (0, 0)
+        elif answer.code is Code.IO_ERROR:
+            question.waiting.discard(bookie)
+            question.unreadable.add(bookie)
         elif answer.code is Code.OK:
             self._give_up(bookie, f"it counts {answer.count} entries of {entries}")
         else:
@@ -315,8 +339,12 @@ class LedgerComparer:
             return
         for number in [number for number, question in self._questions.items() if not question.waiting]:
             self._judge(self._questions.pop(number))
+        entries = 0
         while len(self._questions) < PARTS_AT_ONCE and (part := self._next_part()) is not None:
-            self._ask(part)
+            entries += self._ask(part)
+            if entries >= STEP_ENTRIES:
+                self._effects.append(SetTimer(STEP, STEP_S))
+                return
         if not self._questions and not self._read_differing():
             self._is_done = True
             self._update.read(self._effects)
@@ -330,22 +358,24 @@ class LedgerComparer:
                 self._parts = iter(())
         return self._narrowed.pop() if self._narrowed else next(self._parts, None)
 
-    def _ask(self, part: _Part) -> None:
-        """Ask members for their summaries, and look lists up."""
+    def _ask(self, part: _Part) -> int:
+        """Ask members for their summaries, and look lists up. Returns the work of that, in entries looked up."""
+        entries = PART_ENTRIES
         for bookie in part.members:
             listed = self._lists.get(bookie)
             if listed is not None:
-                lacks = [entry for entry in part.ids if entry not in listed]
-                self._missing += _merged([_missing(part, bookie, entry, entry, 1) for entry in lacks])
+                entries += len(part.ids)
+                self._missing += _not_listed(part, bookie, listed)
         members = [b for b in part.members if b not in self._lists and b not in self._out_of_reach]
         if not members:
-            return
+            return entries
         self._numbers += 1
         self._questions[self._numbers] = _Question(part, set(members))
         request = SummarizeEntries(
             self.ledger, part.first, part.last, self._numbers, part.modulus, part.remainder, self._digest().type
         )
         self._effects += [Send(bookie, request) for bookie in members]
+        return entries
 
     def _judge(self, question: _Question) -> None:
         part, summaries = question.part, question.summaries
@@ -354,23 +384,33 @@ class LedgerComparer:
             if not count:
                 self._missing.append(_missing(part, bookie, part.first, part.last, entries))
         some = {bookie: summary for bookie, summary in summaries.items() if summary[0]}
-        if len(set(some.values())) <= 1 and all(count == entries for count, _ in some.values()):
+        unreadable = frozenset(question.unreadable) - self._unreadable - self._out_of_reach.keys()
+        is_equal = len(set(some.values())) <= 1 and all(count == entries for count, _ in some.values())
+        if is_equal and not unreadable:
             return
         if entries > 1 and self._narrowings_left:
             self._narrowings_left -= 1
-            lower, upper = part.halves(tuple(some))
+            lower, upper = part.halves((*some, *sorted(unreadable)))
             self._narrowed += (upper, lower)
             return
+        if entries > 1:
+            for bookie in unreadable:
+                self._give_up(bookie, _UNREADABLE)
+            unreadable = frozenset()
+        self._unreadable |= unreadable
         for bookie, (count, _) in some.items():
             if count < entries:
                 self._missing.append(_missing(part, bookie, part.first, part.last, entries - count, False))
         whole = {bookie: chain for bookie, (count, chain) in some.items() if count == entries}
-        if len(set(whole.values())) > 1:
-            found = DifferingCopies(frozenset(whole), part.first, part.last, part.modulus, part.remainder)
-            is_read = entries == 1 and len(self._unread) < DIFFERING_MAX
-            (self._unread if is_read else self._differing).append(
-                replace(found, first=EntryId(part.ids[0]), last=EntryId(part.ids[-1]))
-            )
+        differs = len(set(whole.values())) > 1
+        if not differs and not unreadable:
+            return
+        first, last = EntryId(part.ids[0]), EntryId(part.ids[-1])
+        found = DifferingCopies(unreadable.union(whole), first, last, part.modulus, part.remainder)
+        if unreadable or (entries == 1 and len(self._unread) < DIFFERING_MAX):
+            self._unread.append(_Reading(found, differs, unreadable))
+        else:
+            self._differing.append(found)
 
     def _read_differing(self) -> bool:
         """Read the next entry whose copies differ from the bookies that hold it; False: all were read."""
@@ -379,14 +419,21 @@ class LedgerComparer:
             if reading is not None:
                 if reading.waiting:
                     return True
-                self._differing.append(_told_apart(reading))
+                self._note_told_apart(reading)
                 self._reading = None
             if not self._unread:
                 return False
-            found = self._unread.pop(0)
-            bookies = found.bookies - self._out_of_reach.keys()
-            self._reading = _Reading(found, set(bookies))
-            self._effects += [Send(bookie, ReadEntry(self.ledger, found.first)) for bookie in sorted(bookies)]
+            self._reading = reading = self._unread.pop(0)
+            reading.waiting = set(reading.found.bookies - self._out_of_reach.keys())
+            request = ReadEntry(self.ledger, reading.found.first)
+            self._effects += [Send(bookie, request) for bookie in sorted(reading.waiting)]
+
+    def _note_told_apart(self, reading: _Reading) -> None:
+        found = _told_apart(reading)
+        if reading.differs or found.wrong:
+            self._differing.append(found)
+        for bookie in reading.unreadable - found.wrong:
+            self._out_of_reach.setdefault(bookie, _UNREADABLE)
 
     def _digest(self) -> Digest:
         value = self._value
@@ -433,6 +480,13 @@ def _missing(
     """Of a part; first and last are made those of its stripe."""
     ids = replace(part, first=EntryId(first), last=EntryId(last)).ids
     return MissingCopies(bookie, EntryId(ids[0]), EntryId(ids[-1]), part.modulus, part.remainder, entries, is_exact)
+
+
+def _not_listed(part: _Part, bookie: BookieId, listed: EntryList) -> Iterator[MissingCopies]:
+    for is_listed, run in groupby(part.ids, listed.__contains__):
+        if not is_listed:
+            ids = list(run)
+            yield _missing(part, bookie, ids[0], ids[-1], len(ids))
 
 
 def _merged(ranges: Iterable[MissingCopies]) -> list[MissingCopies]:

@@ -115,9 +115,10 @@ class CopiesMissing(Event):
 
 @dataclass(frozen=True, slots=True)
 class CopiesDiffer(Event):
-    """Bookies hold different contents for an entry. wrong: those whose copy does not match the ledger's digest; they
-    are replaced. Empty: the digest does not tell which copy is right, and nothing is changed. entries: number of such
-    entries, or of ranges of them, in the ledger."""
+    """Bookies hold different contents for an entry, or cannot read it. wrong: those whose copy does not match the
+    ledger's digest, which are replaced, and those that cannot read theirs, which get it again. Empty: the digest does
+    not tell which copy is right, and nothing is changed. entries: number of such entries, or of ranges of them, in the
+    ledger."""
 
     name: ClassVar[str] = "copies.differ"
     level: ClassVar[str] = "error"

@@ -26,7 +26,19 @@ from dlog.ledger.comparing import (
     LedgerComparer,
     MissingCopies,
 )
-from dlog.machine import Answer, Asked, MetadataSeen, Missing, PeerLost, ReadMetadata, Received, Send, Versioned
+from dlog.machine import (
+    Answer,
+    Asked,
+    MetadataSeen,
+    Missing,
+    PeerLost,
+    ReadMetadata,
+    Received,
+    Send,
+    SetTimer,
+    TimerFired,
+    Versioned,
+)
 from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import DigestType, Fragment, LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
@@ -50,11 +62,13 @@ class Violation(AssertionError):
 
 @dataclass(slots=True)
 class Copies:
-    """What one bookie has. at_start: entries that it had when the comparison began."""
+    """What one bookie has. at_start: entries that it had when the comparison began. unreadable: those that it cannot
+    read, as after the loss of an entry log."""
 
     packets: dict[int, bytes]
     at_start: set[int]
     knows_ledger: bool = True
+    unreadable: frozenset[int] = frozenset()
 
 
 class ComparingWorld:
@@ -88,6 +102,14 @@ class ComparingWorld:
         self.machine = comparer(LEDGER, narrowings_max=rng.choice((0, 5, 100_000, 100_000, 100_000)))
         self.is_exact = self.machine._narrowings_left > 1000
         self.reached: Counter[str] = Counter()
+        self._lose_entry_logs(random.Random(seed))
+
+    def _lose_entry_logs(self, rng: random.Random) -> None:
+        for bookie, copy in self.copies.items():
+            if rng.random() < 0.1 and bookie not in self.lists and copy.packets:
+                first = rng.choice(sorted(copy.packets))
+                lost = range(first, first + rng.choice((1, 1, 30, 700)))
+                copy.unreadable = frozenset(copy.packets.keys() & lost)
 
     def holders(self, entry: int) -> tuple[BookieId, ...]:
         return self.value.bookies_of(entry)
@@ -153,6 +175,10 @@ class ComparingWorld:
                         waiting.append(MetadataSeen(token, self._metadata()))
                     case Send(peer, message):
                         waiting.append(self._answer(cast(BookieId, peer), message))
+                    case SetTimer(key):
+                        self.reached["step"] += 1
+                        if (fired := TimerFired(key, 0.0)) not in waiting:
+                            waiting.append(fired)
             if len(self.machine._questions) > PARTS_AT_ONCE:
                 raise Violation("6", "too many parts in flight")
         raise Violation("ends", "too many steps")
@@ -189,12 +215,18 @@ class ComparingWorld:
                     raise Violation("6", f"a bookie would refuse {m}")
                 if not copy.knows_ledger:
                     return Received(bookie, EntriesSummarized(LEDGER, m.first, m.request, Code.NO_LEDGER))
+                if not copy.unreadable.isdisjoint(
+                    range(m.first + (m.remainder - m.first) % m.modulus, m.last + 1, m.modulus)
+                ):
+                    return Received(bookie, EntriesSummarized(LEDGER, m.first, m.request, Code.IO_ERROR))
                 summary = summary_of(SummarizeStored(1, m, {}), self._stored(copy))
                 return Received(bookie, EntriesSummarized(LEDGER, m.first, m.request, Code.OK, *summary))
             case ListEntries():
                 code = Code.OK if copy.knows_ledger else Code.NO_LEDGER
                 return Received(bookie, EntriesListed(LEDGER, code, list_of([], sorted(copy.packets)) or b""))
             case ReadEntry(_, entry):
+                if entry in copy.unreadable:
+                    return Received(bookie, EntryRead(LEDGER, entry, Code.IO_ERROR))
                 held = copy.packets.get(entry)
                 code = Code.OK if held is not None else Code.NO_ENTRY
                 return Received(bookie, EntryRead(LEDGER, entry, code, held or b""))
@@ -210,7 +242,7 @@ class ComparingWorld:
     def _fail(self, bookie: BookieId, message: Any) -> Any:
         fact: Any = PeerLost(bookie, "reset")
         if isinstance(message, SummarizeEntries) and self.rng.random() < 0.5:
-            code = self.rng.choice((Code.IO_ERROR, Code.TOO_MANY_REQUESTS))
+            code = self.rng.choice((Code.UNAUTHORIZED, Code.TOO_MANY_REQUESTS))
             fact = Received(bookie, EntriesSummarized(LEDGER, message.first, message.request, code))
         self.failures.append(fact)
         return fact
@@ -228,11 +260,30 @@ class ComparingWorld:
             raise Violation("4", said.skipped)
         out = dict(said.out_of_reach)
         named = {b for f in self.value.fragments for b in f.ensemble}
-        if not (self.absent & named) <= out.keys() or not out.keys() <= self.absent | self.failing:
+        unreadable = {bookie for bookie, copy in self.copies.items() if copy.unreadable}
+        if not (self.absent & named) <= out.keys() or not out.keys() <= self.absent | self.failing | unreadable:
             raise Violation("1", f"out of reach: {sorted(out)}")
         self._check_missing(said, out.keys())
         if not self.arrives and self.is_exact:
             self._check_differing(said, out.keys())
+        if said.is_complete:
+            self._check_unreadable(said, out.keys())
+
+    def _check_unreadable(self, said: Compared, out: Any) -> None:
+        """A bookie that cannot read a copy is out of reach, or another one's copy of such an entry verified."""
+        told = [(b, d.first) for d in said.differing for b in d.wrong if d.first in self.copies[b].unreadable]
+        wrong = dict(told)
+        if len(wrong) < len(told):
+            raise Violation("6", f"more than one copy of a bookie that cannot be read: {told}")
+        for bookie, copy in self.copies.items():
+            if bookie not in self.lists and any(bookie in self.holders(entry) for entry in copy.unreadable):
+                if bookie not in out and bookie not in wrong:
+                    raise Violation("2", f"{bookie} cannot read {sorted(copy.unreadable)[:5]}, which is not reported")
+                self.reached["unreadable"] += bookie in wrong
+        for bookie, entry in wrong.items():
+            others = [self.copies[b] for b in self.holders(entry) if b != bookie]
+            if not any(entry in c.packets and self._verifies(c.packets[entry]) for c in others):
+                raise Violation("3", f"{bookie} cannot read {entry}, and no other copy verifies")
 
     def _check_missing(self, said: Compared, out: Any) -> None:
         told: dict[BookieId, set[int]] = {b: set() for b in BOOKIES}
@@ -250,7 +301,7 @@ class ComparingWorld:
             never, at_end = should - copy.packets.keys(), should - copy.at_start
             if told[bookie] - at_end:
                 raise Violation("1", f"{bookie} had {sorted(told[bookie] - at_end)[:5]} all the time")
-            if bookie not in out and said.is_complete and never - covered[bookie]:
+            if bookie not in out and said.is_complete and never - covered[bookie] and not copy.unreadable:
                 raise Violation("2", f"{bookie} lacks {sorted(never - covered[bookie])[:5]}, which is not reported")
             if self.is_exact and any(not found.is_exact for found in said.missing):
                 raise Violation("2", "not narrowed")
@@ -263,22 +314,28 @@ class ComparingWorld:
         for entry in range(self.last + 1):
             asked = [b for b in self.holders(entry) if b not in self.lists]
             held = {b: self.copies[b].packets[entry] for b in asked if entry in self.copies[b].packets}
-            sure = {b: packet for b, packet in held.items() if b not in out}
+            sure = {b: packet for b, packet in held.items() if b not in out and not self.copies[b].unreadable}
+            held = {b: packet for b, packet in held.items() if entry not in self.copies[b].unreadable}
             if len({self._content(packet) for packet in sure.values()}) > 1 and said.is_complete:
                 if entry not in found or not sure.keys() <= found[EntryId(entry)].bookies:
                     raise Violation("2", f"copies of {entry} differ, which is not reported")
                 self.reached["differing"] += 1
                 self._check_wrong(found[EntryId(entry)], held, out, len(said.differing))
-            elif entry in found and len({self._content(packet) for packet in held.values()}) <= 1:
+            elif (
+                entry in found
+                and len({self._content(packet) for packet in held.values()}) <= 1
+                and all(entry not in self.copies[b].unreadable for b in asked)
+            ):
                 raise Violation("2", f"copies of {entry} are equal")
 
     def _check_wrong(self, said: DifferingCopies, held: dict[BookieId, bytes], out: Any, differing: int) -> None:
         bad = {b for b, packet in held.items() if not self._verifies(packet)}
-        if said.wrong - bad:
+        unreadable = {b for b in said.bookies if said.first in self.copies[b].unreadable}
+        if said.wrong - bad - unreadable:
             raise Violation("3", f"good copies counted as wrong: {said}")
         if said.wrong and not held.keys() - bad:
             raise Violation("3", f"wrong without a good one: {said}")
-        if not out and bad and held.keys() - bad and said.wrong != bad and differing <= 16:
+        if not out and bad and held.keys() - bad and not bad <= said.wrong and differing <= 16:
             raise Violation("3", f"wrong copies not told: {said}")
         self.reached["wrong"] += bool(said.wrong)
         self.reached["undecided"] += not said.wrong

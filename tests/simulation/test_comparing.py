@@ -10,7 +10,8 @@ import pytest
 
 from dlog.ledger import comparing
 from dlog.ledger.comparing import LedgerComparer
-from tests.simulation.comparing_world import ComparingWorld, Violation, is_bounded
+from dlog.wire.bookie_availability import EntryList
+from tests.simulation.comparing_world import BOOKIES, ComparingWorld, Violation, is_bounded
 from tests.simulation.mutants import edited
 
 SEEDS = 150
@@ -26,7 +27,9 @@ def test_comparisons_find_exactly_what_differs() -> None:
             violation.add_note(f"seed {seed}")
             raise
         reached += world.reached
-    assert reached.keys() == {"changed", "missing", "inexact", "out", "differing", "wrong", "undecided"}, reached
+    assert reached.keys() == {
+        *("changed", "missing", "inexact", "out", "differing", "wrong", "undecided", "unreadable"),
+    }, reached
 
 
 DEFECTS: dict[str, tuple[str, tuple[tuple[str, str, str], ...]]] = {
@@ -72,7 +75,7 @@ DEFECTS: dict[str, tuple[str, tuple[tuple[str, str, str], ...]]] = {
         "6",
         (("_ask", "part.modulus, part.remainder, self._digest", "1, 0, self._digest"),),
     ),
-    "a list is not looked up": ("2", (("_ask", "entry not in listed", "False"),)),
+    "a list is not looked up": ("2", (("_ask", "if listed is not None", "if False"),)),
     "what changed meanwhile is not seen": (
         "4",
         (("_note_metadata", "value == self._value", "True"),),
@@ -87,6 +90,18 @@ DEFECTS: dict[str, tuple[str, tuple[tuple[str, str, str], ...]]] = {
                 ".__class__ is dict and reading.wrong.update({bookie: ''}) or reading.verified.add(bookie)",
             ),
         ),
+    ),
+    "a copy that cannot be read does not count": (
+        "2",
+        (("_judge", "if is_equal and not unreadable:", "if is_equal:"),),
+    ),
+    "a bookie that cannot read the only copy is not reported": (
+        "2",
+        (("_note_told_apart", "self._out_of_reach.setdefault(bookie, _UNREADABLE)", "pass"),),
+    ),
+    "all copies that cannot be read are looked for": (
+        "6",
+        (("_judge", " - self._unreadable", ""),),
     ),
     "a ledger is asked in one part": (
         "6",
@@ -112,6 +127,42 @@ def test_a_stripe_of_a_neighbour_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(comparing, "_parts_of", shifted)
     assert caught(LedgerComparer) in ("1", "2")
+
+
+class CountedList(EntryList):
+    """Counts the entries that are looked up."""
+
+    looked_up = 0
+
+    def __contains__(self, entry: int) -> bool:
+        CountedList.looked_up += 1
+        return super().__contains__(entry)
+
+
+@pytest.mark.parametrize("defect", ["", "if entries >= STEP_ENTRIES:"])
+def test_lists_are_looked_up_in_steps(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
+    monkeypatch.setattr(comparing, "STEP_ENTRIES", 100)
+    monkeypatch.setattr(comparing, "SUMMARY_IDS_MAX", 32)
+    monkeypatch.setattr(comparing, "EntryList", CountedList)
+    comparer = edited(LedgerComparer, ("_settle", defect, "if False:")) if defect else LedgerComparer
+    steps = most = 0
+    for seed in range(30):
+        world = ComparingWorld(seed, comparer)
+        world.lists = frozenset(BOOKIES)
+        handle = world.machine.handle
+
+        def counted(fact: Any, handle: Any = handle) -> Any:
+            nonlocal most
+            CountedList.looked_up = 0
+            effects = handle(fact)
+            most = max(most, CountedList.looked_up)
+            return effects
+
+        world.machine.handle = counted  # type: ignore[method-assign]
+        world.run()
+        steps += world.reached["step"]
+    assert bool(steps) is not bool(defect)
+    assert (most > 100 + 5 * 32) is bool(defect), "one step has 100 entries, and those of a part on 5 bookies"
 
 
 def caught(comparer: type) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -14,7 +15,21 @@ from dlog.events import BookieLost, Event
 from dlog.io.bookie_client import BookieClient, BookieClientOptions, BookieRequester
 from dlog.machine import Fact, PeerLost, Received
 from dlog.model.ids import BookieId, EntryId, LedgerId
-from dlog.wire.bookie import AddEntry, BatchRead, BatchReadDone, Code, EntryAdded, EntryRead, ReadEntry
+from dlog.wire.bookie import (
+    AddEntry,
+    BatchRead,
+    BatchReadDone,
+    Code,
+    EntriesSummarized,
+    EntryAdded,
+    EntryRead,
+    ReadEntry,
+    Request,
+    Response,
+    SummarizeEntries,
+)
+from dlog.wire.bookie_v3_messages import EntriesListed, ListEntries
+from dlog.wire.protobuf import bytes_field, int_field
 from tests.integration.ledgers.model_bookie import ModelBookie
 
 KEY = b"k" * 20
@@ -291,6 +306,52 @@ async def test_hostile_answers_end_the_connection_and_nothing_else(rubbish: byte
             session.say_bytes(rubbish)
         [fact] = await listener.heard(1)
         assert isinstance(fact, PeerLost) and "protocol error" in fact.reason
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        BatchRead(LedgerId(7), EntryId(0), 1, 10, 1 << 20),
+        SummarizeEntries(LedgerId(7), EntryId(0), EntryId(9), 1),
+    ],
+    ids=["batch", "summary"],
+)
+async def test_an_answer_of_another_ledger_is_a_loss(request_: Request) -> None:
+    def other(request: Request) -> Response:
+        if isinstance(request, BatchRead):
+            return BatchReadDone(LedgerId(8), request.start, request.request, Code.NO_ENTRY)
+        assert isinstance(request, SummarizeEntries)
+        return EntriesSummarized(LedgerId(8), request.first, request.request, Code.OK)
+
+    async with joined() as (bookie, client):
+        bookie.answer = other  # type: ignore[method-assign]
+        listener = Listener(client)
+        listener.send(request_)
+        [fact] = await listener.heard(1)
+        assert isinstance(fact, PeerLost) and "response without a request" in fact.reason
+
+
+@pytest.mark.parametrize("ledger", [None, 7, 8])
+async def test_a_list_of_entries_is_that_of_the_ledger_or_a_loss(ledger: int | None) -> None:
+    """An error response may come without its content; what names another ledger answers nothing."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        (length,) = struct.unpack(">I", await reader.readexactly(4))
+        await reader.readexactly(length)
+        no_ledger = int_field(2, 402)
+        content = b"" if ledger is None else bytes_field(108, int_field(1, 402) + int_field(2, ledger))
+        writer.write(struct.pack(">I", len(no_ledger + content)) + no_ledger + content)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1")
+    async with server, BookieClient(lambda _: server.sockets[0].getsockname(), rng=random.Random(1)) as client:
+        listener = Listener(client)
+        client.list_entries(listener.door, A, ListEntries(LedgerId(7)))
+        [fact] = await listener.heard(1)
+    if ledger == 7:
+        assert fact == Received(A, EntriesListed(LedgerId(7), Code.NO_LEDGER, b""))
+    else:
+        assert fact == PeerLost(A, "no list of entries: NO_LEDGER")
 
 
 async def test_a_closed_door_hears_nothing_and_the_key_stays_taken() -> None:

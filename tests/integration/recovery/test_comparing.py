@@ -178,6 +178,23 @@ async def test_a_bookie_whose_copy_the_digest_refuses_is_replaced(process: Proce
     assert not (await process.ledgers.verify(ledger)).ranges
 
 
+async def test_copies_of_a_lost_entry_log_are_made_again(process: Process, four: BookieCluster) -> None:
+    a, b, c, _ = await process.bookie_ids()
+    ledger = await process.store((a, b, c))
+    bookie = four.named(b)
+    assert bookie.stop() == 0
+    for log in bookie.directory.glob("ledgers/entries-*"):
+        log.unlink()
+    bookie.start()  # by this thread: it dies with the one that started it
+    async with process.running():
+        await process.until_clean(1)
+    told = process.of(CopiesDiffer)[0]
+    assert (told.ledger, told.wrong, told.entries) == (ledger, (b,), 1)
+    assert "it cannot read its copy" in told.reason
+    assert (await process.ledgers.metadata_of(ledger)).fragments == (Fragment(EntryId(0), (a, b, c)),)
+    assert not (await process.ledgers.verify(ledger)).ranges
+
+
 async def test_a_bookie_out_of_reach_is_told_and_marks_nothing(process: Process, four: BookieCluster) -> None:
     a, b, c, _ = await process.bookie_ids()
     ledger = await process.store((a, b, c))

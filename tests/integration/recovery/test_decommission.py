@@ -68,10 +68,12 @@ async def repair(metadata: ZooKeeperMetadata, ledger: LedgerId) -> None:
 async def test_a_bookie_is_drained_then_forgotten_and_each_wait_has_a_reason(metadata: ZooKeeperMetadata) -> None:
     marks = metadata.underreplication("test")
     await marks.disable()
+    await marks.pauses.begin(A, 600)
     news: asyncio.Queue[Draining] = asyncio.Queue()
     async with asyncio.TaskGroup() as tasks:
         draining = tasks.create_task(decommission(metadata, A, news.put_nowait, look_s=QUICK_S))
         assert (await news.get()) == Draining(2, "repair is switched off for the cluster")
+        assert not await marks.pauses.current(), "workers would wait for its end"
         await marks.enable()
         assert "no recovery process runs" in (await news.get()).reason
         assert await metadata.auditor_election("w:1").is_elected()

@@ -210,6 +210,52 @@ async def test_a_bookie_that_is_lost_again_while_its_copies_are_read_keeps_its_m
     assert bench.asked == [(ONE, frozenset({BACK}), ())]
 
 
+async def test_a_bookie_that_is_away_for_a_planned_restart_keeps_its_place(bench: Bench) -> None:
+    await bench.marks.pauses.begin(GONE, 600)
+    await bench.marks.mark(ONE, {GONE, C}, 5)
+    async with bench.running():
+        await bench.until(lambda: len(bench.events) >= 2)
+        assert await bench.left() == {ONE}
+        assert all(
+            isinstance(e, RepairFailed) and f"not over (`dlog bookie pause`): bookies={GONE}" in e.reason
+            for e in bench.events
+        )
+        assert (bench.asked, bench.verified) == ([], [])
+        await bench.marks.pauses.end(GONE)
+        await bench.until_left(set())
+    assert bench.asked == [(ONE, frozenset({GONE}), ())]
+
+
+async def test_another_lost_bookie_is_repaired_during_a_planned_restart(bench: Bench) -> None:
+    other = BookieId("lost:1")
+    await bench.marks.pauses.begin(GONE, 600)
+    await bench.marks.mark(ONE, {GONE, other}, 5)
+    async with bench.running():
+        await bench.until(lambda: len(bench.events) >= 2)
+        assert await bench.left() == {ONE}
+    assert all(isinstance(e, RepairFailed) and f"bookies={GONE}" in e.reason for e in bench.events)
+    assert {gone for _, gone, _ in bench.asked} == {frozenset({other})}
+
+
+async def test_a_bookie_that_returns_from_a_planned_restart_while_it_is_looked_up_is_not_lost(
+    bench: Bench, sessions: list[ZooKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.marks.pauses.begin(GONE, 600)
+    await bench.marks.mark(ONE, {GONE}, 5)
+    look = bench.marks.pauses.current
+
+    async def returns() -> dict[BookieId, float]:
+        found = await look()
+        if not await sessions[0].exists(f"{PATHS.available}/{GONE}"):
+            await sessions[0].create(f"{PATHS.available}/{GONE}")
+        return found
+
+    monkeypatch.setattr(bench.marks.pauses, "current", returns)
+    async with bench.running():
+        await bench.until_left(set())
+    assert (bench.asked, bench.verified) == ([], [ONE])
+
+
 async def test_a_mark_without_a_bookie_stays(bench: Bench) -> None:
     await bench.marks.mark(ONE, {}, 5)
     async with bench.running():

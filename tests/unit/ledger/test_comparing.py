@@ -10,6 +10,7 @@ from dlog.bookie.listing import list_of
 from dlog.bookie.messages import SummarizeStored
 from dlog.bookie.summaries import summary_of
 from dlog.errors import DamagedError, MetadataUnavailableError
+from dlog.ledger import comparing
 from dlog.ledger.comparing import (
     DELETED,
     OPEN,
@@ -30,6 +31,8 @@ from dlog.machine import (
     Received,
     Refused,
     Send,
+    SetTimer,
+    TimerFired,
     Versioned,
 )
 from dlog.model.ids import BookieId, EntryId
@@ -63,8 +66,10 @@ class Bench:
             for bookie in value.bookies_of(entry):
                 self.copies[bookie][entry] = packet(entry, payload, lac=entry - 1)
         self.lost: set[BookieId] = set()
+        self.unreadable: dict[BookieId, range] = {}
         self.asked: list[tuple[BookieId, Any]] = []
         self.bytes = 0
+        self.steps = 0
 
     def compare(self, request: Compare = EVERYBODY, narrowings_max: int = 1000) -> Any:
         machine = LedgerComparer(LEDGER, narrowings_max=narrowings_max)
@@ -78,6 +83,9 @@ class Bench:
                         bookie = cast(BookieId, peer)
                         self.asked.append((bookie, message))
                         facts.append(self._answer(bookie, message))
+                    case SetTimer(key):
+                        self.steps += 1
+                        facts.append(TimerFired(key, 0.0))
                     case Answer(_, result):
                         return result
         raise AssertionError("no answer")
@@ -86,8 +94,15 @@ class Bench:
         if bookie in self.lost:
             return PeerLost(bookie, "reset")
         held = self.copies[bookie]
+        unreadable = self.unreadable.get(bookie, range(0))
         answer: Any
         match message:
+            case SummarizeEntries() as m if any(
+                m.first <= e <= m.last and e % m.modulus == m.remainder for e in unreadable
+            ):
+                answer = EntriesSummarized(LEDGER, m.first, m.request, Code.IO_ERROR)
+            case ReadEntry(_, entry) if entry in unreadable:
+                answer = EntryRead(LEDGER, entry, Code.IO_ERROR)
             case SummarizeEntries() as m:
                 summary = summary_of(
                     SummarizeStored(1, m, {}),
@@ -171,6 +186,16 @@ def test_a_bookie_without_summaries_is_asked_for_its_list_once() -> None:
     assert [asked for asked in bench.asked if asked[0] != A] == [(B, ListEntries(LEDGER)), (C, ListEntries(LEDGER))]
 
 
+def test_a_ledger_of_lists_alone_is_compared_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "STEP_ENTRIES", 1000)  # less than the three lists of one part
+    bench = Bench(closed(1999))
+    for entry in (3, 4, 1700):
+        del bench.copies[B][entry]
+    found = bench.compare(Compare(frozenset(), frozenset({A, B, C})))
+    assert found == Compared(LEDGER, 2000, (lacks(B, 3, 4), lacks(B, 1700, 1700)))
+    assert bench.steps == 4, "one for each part: after it others may use the event loop"
+
+
 def test_the_digest_tells_which_copy_is_wrong() -> None:
     bench = Bench(closed(9))
     broken = bytearray(bench.copies[B][5])
@@ -183,6 +208,49 @@ def test_the_digest_tells_which_copy_is_wrong() -> None:
     assert first.first == 5 and first.bookies == {A, B, C} and first.wrong == {B}
     assert "b: digest does not match" in first.why
     assert second == DifferingCopies(frozenset({A, B, C}), EntryId(7), EntryId(7), 1, 0)
+
+
+def test_a_copy_that_cannot_be_read_is_wrong_if_another_one_verifies() -> None:
+    """As after the loss of an entry log. One such copy is looked for: the worker reads the whole ledger anyway."""
+    bench = Bench(closed(1999))
+    bench.unreadable[B] = range(300, 1800)
+    del bench.copies[C][1900]
+    found = bench.compare()
+    (bad,) = found.differing
+    assert bad.first == bad.last and bad.first in bench.unreadable[B]
+    assert (bad.bookies, bad.wrong) == ({A, B, C}, {B})
+    assert bad.why == "b: it cannot read its copy"
+    assert found.missing == (lacks(C, 1900, 1900),) and not found.out_of_reach and found.is_complete
+    assert sum(bookie == B for bookie, _ in bench.asked) < 60, "it is not narrowed down for each of the 1,500"
+
+
+def test_a_copy_that_cannot_be_read_says_nothing_if_no_other_one_verifies() -> None:
+    bench = Bench(closed(9))
+    bench.unreadable[B] = range(4, 5)
+    del bench.copies[A][4], bench.copies[C][4]
+    found = bench.compare()
+    assert (found.missing, found.differing) == ((lacks(A, 4, 4), lacks(C, 4, 4)), ())
+    assert found.out_of_reach == ((B, "io_error"),)
+
+
+def test_a_part_that_cannot_be_read_says_nothing_without_halvings_left() -> None:
+    bench = Bench(closed(9))
+    bench.unreadable[B] = range(4, 5)
+    assert bench.compare(narrowings_max=2) == Compared(LEDGER, 10, out_of_reach=((B, "io_error"),))
+
+
+def test_a_copy_that_can_be_read_after_all_is_not_wrong() -> None:
+    bench = Bench(closed(9))
+    bench.unreadable[B] = range(4, 5)
+    answer = bench._answer
+
+    def reads(bookie: BookieId, message: Any) -> Any:
+        if isinstance(message, ReadEntry):
+            bench.unreadable.clear()
+        return answer(bookie, message)
+
+    bench._answer = reads  # type: ignore[method-assign]
+    assert bench.compare() == Compared(LEDGER, 10, out_of_reach=((B, "io_error"),))
 
 
 def test_copies_with_another_lac_are_equal() -> None:
