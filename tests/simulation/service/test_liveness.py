@@ -64,7 +64,7 @@ RARE = (
     # ZooKeeper is cut off between listing a segment and sealing the one before
     ("v4-cut-off-970000019", "V4", OwnedStreams, ("_still_s", 'holding.state == "serving" and ', "False and ")),
     # every process has a twentieth of a CPU
-    ("v4-starved-1000000020", "V4", DependencyCheck, ("_look", " and self._punctual >= PUNCTUAL_MIN", "")),
+    ("v4-starved-1000000007", "V4", DependencyCheck, ("_look", " and self._punctual >= PUNCTUAL_MIN", "")),
     # the first read of the members is lost
     ("v1-watches-970010003", "V1", ZooKeeperMetadata, ("_read_first", "time() >= until_s", "time() >= 0")),
 )

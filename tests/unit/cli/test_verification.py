@@ -138,7 +138,7 @@ def test_a_finding_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
         "below_write_quorum": 8,
         "below_ack_quorum": 3,
         "without_copy": 1,
-        "wrong": [{"first": 2, "last": 9, "bookie": "b:1", "kind": "thin", "why": "no_entry"}],
+        "wrong": [{"first": 2, "last": 9, "bookie": "b:1", "kind": "thin", "why": "no_entry", "is_wrong": False}],
         "omitted": {"a:1": 5},
     }
     assert failed == {"ledger": 3, "error": "unreadable"}
