@@ -4,14 +4,15 @@ Invariants:
 - the next segment is listed while the current one still takes entries, so a new owner finds and fences both;
 - the next segment takes entries only after the current one is drained and sealed; writes wait meanwhile, none is
   refused;
-- a segment ends at the size and the age that the stream's settings had when it was opened.
+- a segment ends at the size and the age that the stream's settings had when it was opened;
+- a segment that is begun after an alteration of the settings was answered has the altered ones.
 """
 
 from __future__ import annotations
 
 import enum
 
-from dlog.log.changes import SegmentEnd, StartSegment
+from dlog.log.changes import AlterSettings, SegmentEnd, StartSegment
 from dlog.log.owner_context import OwnerContext, Phase
 from dlog.log.packing import OpenSegment
 from dlog.machine import SetTimer
@@ -106,6 +107,8 @@ class SegmentRoller:
 
     def _begin(self, segment: OpenSegment) -> None:
         t = self._context
+        if t.register.wants(AlterSettings):
+            return  # once that is done, the next segment may have to be created anew
         ahead = t.allocation.take_recorded(segment.number + 1, t.value.allocated)
         if ahead is not None:
             self.state = Roll.LISTING

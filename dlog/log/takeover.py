@@ -15,7 +15,7 @@ from typing import Protocol
 
 from dlog.errors import ClaimLostError, DLogError, NotEnoughBookiesError, UnavailableError
 from dlog.events import LacMoved, SegmentRemoved, StreamReady, StreamStalled
-from dlog.log.changes import CompleteSegment, DropEmptySegment, Refresh, StartSegment, allocated_name
+from dlog.log.changes import AlterSettings, CompleteSegment, DropEmptySegment, Refresh, StartSegment, allocated_name
 from dlog.log.messages import EntriesRead, SegmentRecovered, StoreFailed, WriteBatch
 from dlog.log.owner_context import OwnerContext, Phase
 from dlog.log.recovery import StreamRecovery
@@ -155,6 +155,8 @@ class Takeover:
             self._last_change = Refresh()
             t.register.want(self._last_change)
             return
+        if t.register.wants(AlterSettings):
+            return  # once that is done, the next segment may have to be created anew
         ahead = t.allocation.take(recovery.next_number)
         if ahead is not None:
             self._complete(recovery)

@@ -133,6 +133,11 @@ INVARIANTS = {
     "S17": Invariant(
         "a producer that keeps to its window learns where each repeated batch was written", STREAM, "Client._answered"
     ),
+    "S18": Invariant(
+        "a segment begins in the store, and with its settings, that the stream had when it was listed",
+        STREAM,
+        "StreamWorld._check_settings",
+    ),
     "E2": Invariant(
         "metadata names no copy of a segment that was deleted",
         STREAM,

@@ -41,7 +41,7 @@ from dlog.log.messages import (
 )
 from dlog.machine import Effect, Fact, PeerLost, Persist, Persisted, Received, Send, SetTimer, TimerFired
 from dlog.model.ids import EntryId, SegmentNumber
-from dlog.model.segment import Location
+from dlog.model.segment import Location, StoreSettings
 from dlog.stores.contract import (
     STAGE,
     Capabilities,
@@ -97,7 +97,8 @@ class StoreTransport:
 
 @dataclass(slots=True)
 class StoredSegment:
-    """One location. end: decided for good, None while entries may be appended."""
+    """One location. end: decided for good, None while entries may be appended. settings: of the store, at creation.
+    creator: the connection that it was created on."""
 
     location: Location
     number: int
@@ -109,6 +110,8 @@ class StoredSegment:
     writer: str = ""  # connection of its writer, "" once that has ended
     is_removed: bool = False  # by the store itself
     knows_end: bool = True  # the store can say where a removed segment ended
+    settings: StoreSettings = ()
+    creator: str = ""
 
 
 class StoreModel:
@@ -202,8 +205,10 @@ class StoreModel:
             self.segments[location].writer = peer
             return self._reply(location, peer, SegmentCreated(message.number, location))
 
-        self.segments[location] = StoredSegment(location, message.number)
-        return self._persist(("create", location, message.number), created)
+        self.segments[location] = made = StoredSegment(
+            location, message.number, settings=message.settings, creator=peer
+        )
+        return self._persist(("create", location, made.number, made.settings, made.creator), created)
 
     def _append(self, peer: str, message: AppendEntry) -> list[Effect]:
         segment = self._of_writer(peer, message.number)
@@ -323,8 +328,8 @@ class StoreModel:
 
     def _redo(self, data: Any) -> None:
         match data:
-            case ("create", location, number):
-                self.segments[location] = StoredSegment(location, number)
+            case ("create", location, number, settings, creator):
+                self.segments[location] = StoredSegment(location, number, settings=settings, creator=creator)
                 store, created = location.store, int(location.name.partition(".")[2])
                 self._created[store] = max(self._created[store], created)
             case ("append", location, entry, payload):

@@ -133,6 +133,7 @@ MUST_REACH = (
     "offload_take_back",
     "offload_drop",
     "store_altered",
+    "begun_with_altered_settings",
     "removed",
     "removed_open",
     "taken_over_removed",
@@ -385,9 +386,23 @@ class StreamWorld:
             self.retention.changed(old, new)
             if {segment.store for segment in new.listed} >= {LEDGER, FILE}:
                 self.sim.reach("store_altered")
+            self._check_settings(old, new)
         self.checks.changed(old, new, self.store)
         self.offload.check(new)
         self.sink_checks.listed(new)
+
+    def _check_settings(self, old: StreamMetadata, new: StreamMetadata) -> None:
+        """Check S18. One change may begin a segment and alter the settings behind it."""
+        known = {segment.location for segment in old.segments}
+        wanted = [(value.settings.store, value.settings.store_settings) for value in (old, new)]
+        for segment in new.in_progress:
+            stored = self.store.segments.get(segment.location)
+            if segment.location in known or stored is None or not stored.creator.startswith("p"):
+                continue  # created by a foreign writer
+            if (segment.store, stored.settings) not in wanted:
+                self.checks.fail("S18", f"segment {segment} begins with {stored.settings} instead of one of {wanted}")
+            if new.settings.store_settings:
+                self.sim.reach("begun_with_altered_settings")
 
     def _note_dropped(self, old: StreamMetadata, new: StreamMetadata) -> None:
         """Note segments that left the list because they ended empty."""
@@ -473,11 +488,13 @@ class StreamWorld:
             self.sim.ask(address, HandOverStream(), lambda r: self._done("released", r))
 
     def _alter_store(self) -> None:
-        """Put the next segments into the other store."""
+        """Put the next segments into the other store, or into the same one with other settings of it."""
         address, settings = self.owner_address(), self.value.settings
         if address is not None:
-            store = FILE if settings.store == LEDGER else LEDGER
-            altered = replace(settings, store=store, version=settings.version + 1)
+            version = settings.version + 1
+            stores = (FILE, LEDGER) if version % 3 else (LEDGER, FILE)
+            store = stores[settings.store == FILE]
+            altered = replace(settings, store=store, store_settings=(("copies", version),), version=version)
             self.sim.ask(address, AlterStream(altered), lambda r: self._done("altered", r))
 
     def _truncate(self) -> None:

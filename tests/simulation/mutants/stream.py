@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from actors.owner_feed import OwnerFeed
+from dlog.log.allocation import SegmentAllocator
 from dlog.log.altering import SettingsAlteration
 from dlog.log.changes import (
     AlterSettings,
@@ -943,17 +944,30 @@ OFFLOADING = (
 
 STORES = (
     Mutant(
-        name="a segment is listed in the store that the settings name by now",
-        invariants=("T5", "S9"),
+        name="a segment that was created ahead keeps the settings of then",
+        invariants=("S18",),
         style="stores",
         parts=planted(
-            StartSegment,
+            SegmentAllocator,
             (
-                "apply",
-                "value.with_segment(self.segment)",
-                "value.with_segment(replace(self.segment, store=value.settings.store))",
+                "discard_other",
+                "(ahead.number, ahead.location.store, ahead.settings) == wanted",
+                "(ahead.number, ahead.location.store) == wanted[:2]",
             ),
         ),
+    ),
+    Mutant(
+        name="a roll begins the next segment while an alteration is under way",
+        invariants=("S18",),
+        style="stores",
+        parts=planted(SegmentRoller, ("_begin", "t.register.wants(AlterSettings)", "False")),
+    ),
+    Mutant(
+        name="a take-over begins the next segment while an alteration is under way",
+        invariants=("S18",),
+        seeds=3000,
+        style="stores",
+        parts=planted(Takeover, ("progress", "t.register.wants(AlterSettings)", "False")),
     ),
     Mutant(
         name="of where a moved segment was written only a ledger is remembered",
