@@ -343,8 +343,8 @@ class Ledgers:
         metadata = await self.metadata_of(ledger)
         if metadata.is_closed:
             return metadata.last_entry
-        suffices = self._spread.for_ledger(metadata).suffices
-        machine = TailFinder(ledger, self._digest(ledger, metadata, password), suffices=suffices)
+        confirms = self._spread.for_ledger(metadata).confirms
+        machine = TailFinder(ledger, self._digest(ledger, metadata, password), confirms=confirms)
         async with self._visiting(machine, ledger, "finder") as driver:
             seen: LedgerLac = await driver.ask(FindTail())
             return seen.lac
@@ -530,7 +530,7 @@ class Ledgers:
 
     def _policy(self, min_regions: int) -> PlacementPolicy:
         """The policy of a new ledger."""
-        return self.options.placement.policy(self._locations.remembered().values()).with_durable(min_regions)
+        return self.options.placement.policy(self._locations.remembered().values()).with_min_regions(min_regions)
 
     def _placement(self, policy: PlacementPolicy) -> Placement:
         found = self._placements.get(policy)

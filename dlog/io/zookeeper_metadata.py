@@ -197,7 +197,8 @@ class ZooKeeperMetadata:
         await self._registrations.drop(writable_path if readonly else readonly_path)
 
     async def _check_cookie(self, bookie: BookieId, known: CookieCheck) -> Set:
-        """Write the same cookie again: who looks later sees by its version that the bookie was registered."""
+        """Write the same cookie again. `forget_bookie` then finds another version, and knows that the bookie was
+        registered meanwhile."""
         cookie = await known()
         assert isinstance(cookie.version, int)
         return Set(self._paths.cookie(bookie), str(cookie.value).encode(), cookie.version)

@@ -158,7 +158,7 @@ class LedgerAdder:
         self._placement = placement
         self._options = options
         self._window = Window(
-            value.quorum, value.fragments[0].ensemble, NO_ENTRY, 0, options.lag_entries_max, placement.suffices
+            value.quorum, value.fragments[0].ensemble, NO_ENTRY, 0, options.lag_entries_max, placement.confirms
         )
         self._closing: Close | None = None
         self._closers: tuple[Ticket, ...] = ()

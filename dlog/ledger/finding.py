@@ -35,7 +35,7 @@ from dlog.errors import (
     UnavailableError,
 )
 from dlog.ledger.last_entries import ABSENT, LastEntryPoll
-from dlog.ledger.placement import Suffices
+from dlog.ledger.placement import Confirms
 from dlog.ledger.tailing import LedgerLac
 from dlog.machine import (
     Answer,
@@ -109,7 +109,7 @@ class _TailProbe:
 
 
 class TailFinder:
-    """Finds the tail of one ledger, once. digest: of the ledger. suffices: whether an ack quorum confirms an entry;
+    """Finds the tail of one ledger, once. digest: of the ledger. confirms: whether an ack quorum confirms an entry;
     None: any does."""
 
     def __init__(
@@ -117,12 +117,12 @@ class TailFinder:
         ledger: LedgerId,
         digest: Digest,
         options: FindingOptions = FindingOptions(),
-        suffices: Suffices | None = None,
+        confirms: Confirms | None = None,
     ) -> None:
         self.ledger = ledger
         self._digest = digest
         self._options = options
-        self._suffices = suffices
+        self._confirms = confirms
         self._ticket: Ticket = 0
         self._stage = _Stage.IDLE
         self._update = MetadataUpdateLoop(LedgerKey(ledger))
@@ -298,7 +298,7 @@ class TailFinder:
         """Whether the bookies that stored an entry would confirm it to a writer."""
         if len(sought.stored) < poll.metadata.quorum.ack:
             return False
-        return self._suffices is None or self._suffices([poll.ensemble[index] for index in sought.stored])
+        return self._confirms is None or self._confirms([poll.ensemble[index] for index in sought.stored])
 
     def _decide(self, poll: LastEntryPoll) -> None:
         """Record the tail: all up to `_safe` was found, nothing after it was confirmed."""

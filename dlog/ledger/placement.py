@@ -21,7 +21,7 @@ from dlog.model.quorum import Quorum
 #: The writable bookies last reported by ZooKeeper, without the excluded ones. A snapshot: never blocks or raises.
 Candidates = Callable[[Collection[BookieId]], Sequence[BookieId]]
 #: Whether an entry is confirmed once these bookies hold it, if they are an ack quorum.
-Suffices = Callable[[Collection[BookieId]], bool]
+Confirms = Callable[[Collection[BookieId]], bool]
 #: A bookie's share of the load, relative to the others; not positive: it is not chosen.
 Weight = Callable[[BookieId], float]
 
@@ -30,8 +30,9 @@ class Placement(Protocol):
     """Chooses ensembles and replacements."""
 
     @property
-    def suffices(self) -> Suffices | None:
-        """What the policy asks of those who confirm an entry; None: nothing, any ack quorum will do."""
+    def confirms(self) -> Confirms | None:
+        """What the policy asks of the bookies that hold an entry, before it is confirmed; None: any ack quorum will
+        do."""
         ...
 
     def choose(self, quorum: Quorum, exclude: Collection[BookieId] = ()) -> tuple[BookieId, ...]:
@@ -66,8 +67,8 @@ class Placement(Protocol):
         ...
 
     def without_strict(self) -> Placement:
-        """The placement under the same policy, kept as far as possible; itself if the policy asks something of those
-        who confirm an entry, since more bookies of one region would not do."""
+        """The placement under the same policy, kept as far as possible. With `confirms` the policy stays as it is:
+        more bookies of one region would not confirm an entry."""
         ...
 
 
@@ -77,7 +78,7 @@ class RandomPlacement:
     candidates: returns the writable bookies. rng: seeded by the caller. weight: equal if None.
     """
 
-    suffices = None
+    confirms = None
 
     def __init__(self, candidates: Candidates, rng: random.Random, weight: Weight | None = None) -> None:
         self._candidates = candidates

@@ -10,7 +10,7 @@ about every write quorum of an ensemble, so the order of the members counts.
 
 A policy is about where copies are sent, not about who acknowledges: an entry is confirmed by any Qa of its write
 quorum. It is then in two racks for certain only if no rack has Qa members of that quorum (docs/operations.md). With
-`durable` regions it is about both: an entry is confirmed once Qa members hold it *and* they stand in so many regions.
+`min_regions` it is about both: an entry is confirmed once Qa members hold it *and* they stand in so many regions.
 
 A ledger's policy is in its custom metadata. So each process that changes its ensembles later applies the same one, also
 a recovery elsewhere. Source: BookKeeper, RackawareEnsemblePlacementPolicy, RegionAwareEnsemblePlacementPolicy.
@@ -71,29 +71,29 @@ class Shortage:
 @dataclass(frozen=True, slots=True)
 class PlacementPolicy:
     """A policy. regions: asked for by `region`. strict: an ensemble that does not keep it is refused; else it is kept
-    as far as possible, and an event names the ledger. durable: regions whose bookies must hold an entry before it is
-    confirmed; 0: any Qa members will do. Only with `region` and strict, at most `regions`."""
+    as far as possible, and an event names the ledger. min_regions: regions whose bookies must hold an entry before it
+    is confirmed; 0: any Qa members will do. Only with `region` and strict, at most `regions`."""
 
     kind: PolicyKind = PolicyKind.RANDOM
     regions: int = 0
     strict: bool = False
-    durable: int = 0
+    min_regions: int = 0
 
     def __post_init__(self) -> None:
-        assert not self.durable or (self.strict and self.durable <= self.regions), "see the docstring"
+        assert not self.min_regions or (self.strict and self.min_regions <= self.regions), "see the docstring"
 
     def __str__(self) -> str:
         words = [self.kind.value, *([str(self.regions)] if self.kind is PolicyKind.REGION else [])]
-        words += ["durable", str(self.durable)] if self.durable else []
+        words += ["min_regions", str(self.min_regions)] if self.min_regions else []
         return " ".join([*words, *(["strict"] if self.strict else [])])
 
-    def with_durable(self, regions: int) -> PlacementPolicy:
+    def with_min_regions(self, regions: int) -> PlacementPolicy:
         """This policy for a ledger whose entries are confirmed once so many regions hold them; at most one: as it is,
         since any bookie stands in one. What is not strict in it is left out."""
         if regions <= 1:
             return self
         spread = max(regions, self.regions) if self.strict else regions
-        return PlacementPolicy(PolicyKind.REGION, spread, strict=True, durable=regions)
+        return PlacementPolicy(PolicyKind.REGION, spread, strict=True, min_regions=regions)
 
     def needed(self, quorum: Quorum) -> int:
         """How many racks or regions each write quorum must have."""
@@ -196,7 +196,7 @@ def policy_of(metadata: LedgerMetadata) -> PlacementPolicy:
             return PlacementPolicy(PolicyKind.RACK, 0, strict)
         case ["region", number] if regions := _number(number):
             return PlacementPolicy(PolicyKind.REGION, regions, strict)
-        case ["region", number, "durable", least] if strict and 0 < _number(least) <= _number(number):
+        case ["region", number, "min_regions", least] if strict and 0 < _number(least) <= _number(number):
             return PlacementPolicy(PolicyKind.REGION, _number(number), strict, _number(least))
     return RANDOM
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from dlog.ledger.placement import Placement, Suffices
+from dlog.ledger.placement import Confirms, Placement
 from dlog.model.ids import BookieId
 from dlog.model.ledger import LedgerMetadata
 from dlog.model.quorum import Quorum
@@ -23,8 +23,8 @@ class PreferredPlacement:
     preferred: BookieId
 
     @property
-    def suffices(self) -> Suffices | None:
-        return self.placement.suffices
+    def confirms(self) -> Confirms | None:
+        return self.placement.confirms
 
     def choose(self, quorum: Quorum, exclude: Collection[BookieId] = ()) -> tuple[BookieId, ...]:
         return self.placement.choose(quorum, exclude)

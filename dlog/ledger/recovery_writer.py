@@ -31,8 +31,8 @@ class ReplacementPool:
         """Return replacements by bookie index. again: also bookies that failed before. strict: False: a strict policy
         is kept as far as possible.
 
-        If the members that did not fail do not suffice, since bookies were moved to another region, one of those is
-        replaced.
+        Bookies may have been moved to another region. If all members that did not fail may acknowledge an entry, and
+        the policy still would not accept them, one of them is replaced.
         """
         exclude = self.foreign if again else self.foreign | self.failed
         placement = self.placement if strict else self.placement.without_strict()
@@ -62,7 +62,7 @@ class RecoveryWriter:
         self._pool = pool
         self._retries = retries
         # the length at the LAC is unknown, and not needed: every entry has its own
-        self._window = Window(fence.metadata.quorum, self._ensemble, fence.lac, 0, lag_max, pool.placement.suffices)
+        self._window = Window(fence.metadata.quorum, self._ensemble, fence.lac, 0, lag_max, pool.placement.confirms)
         self._holders: dict[EntryId, str] = {}  # by entry: the bookie its copy came from
         self._owed: dict[BookieId, set[EntryId]] = {}  # by replacement: entries sent to it and not yet stored
 
@@ -152,14 +152,14 @@ class RecoveryWriter:
                 if self._pool.placement.is_writable(bookie):
                     out += window.readmit(bookie)
         if (again or self._retries.is_last) and not window.can_progress():
-            self._adopt(self._pool.choose(window, again=again, strict=False), out)
+            self._adopt(self._pool.choose(window, again=True, strict=False), out)
         if window.can_progress():
             if window.failed:
                 self._retries.pause(out)  # retry failed ones early: the others may be frozen for long
         elif not self._retries.is_waiting:
             why = "too few bookies to write entries again, start more (dlog bookie ls)"
             text = f"{why}: ledger={self._digest.ledger_id} entry={window.lac + 1}"
-            if self._pool.placement.suffices is not None:
+            if self._pool.placement.confirms is not None:
                 text = f"{text}; {self._pool.placement.shortage(window.quorum, window.ensemble) or 'a region is away'}"
             self._retries.wait(NotEnoughBookiesError(text), out)
 

@@ -8,7 +8,7 @@ Invariants:
 - strict: a new ensemble keeps the policy, and a replacement leaves no write quorum with fewer domains than it had,
   unless it still has enough. A member whose location is not known counts as a domain of its own, as long as it is a
   member: what is not known does not make a policy weaker;
-- with durable regions, a bookie whose location is not known counts for none when an entry is confirmed;
+- with `min_regions`, a bookie whose location is not known counts for no region when an entry is confirmed;
 - not strict: as many failed members are replaced as there are bookies for, in the arrangement with the most domains in
   its poorest write quorum, up to what the policy asks.
 """
@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from dlog.errors import NotEnoughBookiesError
 from dlog.ledger.arrangement import Arrangement
-from dlog.ledger.placement import Candidates, Placement, RandomPlacement, Suffices, Weight, draw_bookies
+from dlog.ledger.placement import Candidates, Confirms, Placement, RandomPlacement, Weight, draw_bookies
 from dlog.ledger.placement_policy import Locate, PlacementPolicy, PolicyKind, policy_of, write_quorums
 from dlog.model.ids import BookieId
 from dlog.model.ledger import LedgerMetadata
@@ -50,11 +50,11 @@ class SpreadPlacement:
         self._weight = weight
 
     @property
-    def suffices(self) -> Suffices | None:
-        return self._suffices if self.policy.durable else None
+    def confirms(self) -> Confirms | None:
+        return self._confirms if self.policy.min_regions else None
 
-    def _suffices(self, bookies: Collection[BookieId]) -> bool:
-        return len({self._domain(bookie) for bookie in bookies} - {None}) >= self.policy.durable
+    def _confirms(self, bookies: Collection[BookieId]) -> bool:
+        return len({self._domain(bookie) for bookie in bookies} - {None}) >= self.policy.min_regions
 
     def choose(self, quorum: Quorum, exclude: Collection[BookieId] = ()) -> tuple[BookieId, ...]:
         drawn = draw_bookies(self._candidates, self._rng, self._weight, exclude)
@@ -119,8 +119,9 @@ class SpreadPlacement:
         return self.under(policy_of(metadata))
 
     def without_strict(self) -> Placement:
-        is_relaxed = not self.policy.strict or self.policy.durable
-        return self if is_relaxed else self.under(replace(self.policy, strict=False))
+        if not self.policy.strict or self.policy.min_regions:
+            return self
+        return self.under(replace(self.policy, strict=False))
 
     def under(self, policy: PlacementPolicy) -> Placement:
         """The same bookies under another policy."""
@@ -156,8 +157,9 @@ class SpreadPlacement:
         needed = self.policy.needed(quorum)
         if needed > quorum.write:
             remedy = f"choose a write quorum of at least {needed}, or fewer regions (placement_regions in [ledger])"
-        elif self.policy.durable:
-            fewer = "--min-regions of the stream" if self.policy.durable == needed else "placement_regions in [ledger]"
+        elif self.policy.min_regions:
+            of_stream = self.policy.min_regions == needed
+            fewer = "--min-regions of the stream" if of_stream else "placement_regions in [ledger]"
             remedy = (
                 f"start bookies with another --region (`dlog bookie ls` shows them), or ask for fewer regions "
                 f"({fewer}), which only new ledgers follow"

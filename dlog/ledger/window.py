@@ -6,8 +6,8 @@ Invariants:
 - an acknowledgement counts for the *bookie index* that its sender holds in the ensemble now;
 - when a bookie index gets another bookie, its acknowledgements are forgotten and the entries are sent to the new
   bookie, byte for byte;
-- an entry is confirmed once Qa members have acknowledged it, those members suffice (`Suffices` of placement.py), and
-  every entry before it is confirmed.
+- an entry is confirmed once Qa members have acknowledged it, the placement policy accepts those members (`Confirms` of
+  placement.py), and every entry before it is confirmed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from dlog.ledger.placement import Suffices
+from dlog.ledger.placement import Confirms
 from dlog.machine import Send
 from dlog.model.ids import BookieId, EntryId
 from dlog.model.quorum import Quorum
@@ -58,15 +58,15 @@ class Window:
     """Sends entries to one ensemble and counts their acknowledgements.
 
     lac, length: the last confirmed entry, and the ledger's payload bytes up to it. failed: members that will not
-    acknowledge what was sent to them, with the reason; nothing more is sent to them. suffices: whether an ack quorum
+    acknowledge what was sent to them, with the reason; nothing more is sent to them. confirms: whether an ack quorum
     confirms an entry; None: any does.
     """
 
     __slots__ = (
+        "_confirms",
         "_indices",
         "_lag_max",
         "_pending",
-        "_suffices",
         "_targets",
         "_unanswered",
         "_write_masks",
@@ -86,7 +86,7 @@ class Window:
         lac: EntryId,
         length: int,
         lag_max: int,
-        suffices: Suffices | None = None,
+        confirms: Confirms | None = None,
     ) -> None:
         self.quorum = quorum
         self.ensemble = ensemble
@@ -96,7 +96,7 @@ class Window:
         self.pushed_length = length
         self.failed: dict[BookieId, str] = {}
         self._lag_max = lag_max
-        self._suffices = suffices
+        self._confirms = confirms
         self._pending: dict[int, Pending] = {}  # by entry, in order
         self._unanswered = [0] * len(ensemble)  # by bookie index
         self._indices, self._targets, self._write_masks = _stripe_table(quorum, ensemble)
@@ -182,17 +182,17 @@ class Window:
             for i, bookie in self._targets[(self.lac + 1) % self.quorum.ensemble]
             if i in indices
         ]
-        return len(members) >= self.quorum.ack and (self._suffices is None or self._suffices(members))
+        return len(members) >= self.quorum.ack and (self._confirms is None or self._confirms(members))
 
     def failed_indices(self) -> list[int]:
         return [i for i, bookie in enumerate(self.ensemble) if bookie in self.failed]
 
     def confirm(self) -> list[Pending]:
         """Remove and return the entries at the head that are confirmed."""
-        waiting, needed, suffices = self._pending, self.quorum.ack, self._suffices
+        waiting, needed, confirms = self._pending, self.quorum.ack, self._confirms
         confirmed: list[Pending] = []
         while (head := waiting.get(self.lac + 1)) is not None and head.acks.bit_count() >= needed:
-            if suffices is not None and not suffices(self._bookies_of(head.acks)):
+            if confirms is not None and not confirms(self._bookies_of(head.acks)):
                 break
             del waiting[head.entry]
             self.lac, self.length = head.entry, head.length
@@ -204,13 +204,13 @@ class Window:
 
     def can_progress(self) -> bool:
         """Whether the head can still be confirmed with the current ensemble."""
-        if not self._pending or (not self.failed and self._suffices is None):
+        if not self._pending or (not self.failed and self._confirms is None):
             return True
         head = self._pending[self.lac + 1]
         possible = head.acks | (self._write_masks[head.entry % self.quorum.ensemble] & ~self._mask_of(self.failed))
         if possible.bit_count() < self.quorum.ack:
             return False
-        return self._suffices is None or self._suffices(self._bookies_of(possible))
+        return self._confirms is None or self._confirms(self._bookies_of(possible))
 
     def adopt(self, ensemble: tuple[BookieId, ...]) -> list[Send]:
         """Change the ensemble from LAC + 1 on: forget acknowledgements of replaced members, send again."""

@@ -6,7 +6,7 @@ work: only messages, metadata, answers and what is durable.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -65,6 +65,7 @@ class LedgerChecks:
         self.racks: Mapping[str, int] = {}  # by bookie; none: the ledger has no placement policy
         self.strict = False
         self.min_regions = 1  # with more, `racks` are regions
+        self.stood: dict[str, set[int]] = {}  # the racks in which each bookie stands, or stood before it was moved
         self.told_unkept: set[tuple[str, ...]] = set()  # ensembles that an event has named
         self._holds: dict[BookieId, dict[int, bytes]] = {b: {} for b in bookies}  # packets; also of a disk lost since
         self._fenced: set[BookieId] = set()
@@ -123,7 +124,7 @@ class LedgerChecks:
             raise Violation(
                 "L10", f"entry {entry} confirmed, {held} of its ensemble {metadata.bookies_of(entry)} hold it"
             )
-        self._check_regions(entry, metadata)
+        self._check_regions(entry, metadata, is_new=True)
         if metadata.is_closed:
             if entry > metadata.last_entry:
                 raise Violation("L7", f"entry {entry} confirmed, the ledger was closed at {metadata.last_entry}")
@@ -234,19 +235,30 @@ class LedgerChecks:
             self.closed_at = self.sim.now
             self._closed(new)
 
-    def _check_regions(self, entry: int, metadata: LedgerMetadata) -> None:
-        """Check that enough regions hold a confirmed entry, on bookies that metadata names for it."""
+    def _check_regions(self, entry: int, metadata: LedgerMetadata, *, is_new: bool) -> None:
+        """Check that enough regions hold a confirmed entry, on bookies that metadata names for it. is_new: it is
+        confirmed now; else a bookie may have been moved since."""
         if self.min_regions == 1:
             return
         holders = self.holders(entry) & set(metadata.bookies_of(entry))
-        if len({self.racks[bookie] for bookie in holders}) < self.min_regions:
+        regions = {self.racks[bookie] for bookie in holders} if is_new else self._stood(holders)
+        if len(regions) < self.min_regions:
             raise Violation("P2", f"entry {entry} is confirmed, {sorted(holders)} of one region hold it")
         self.sim.reach("held_by_two_regions")
+
+    def moved(self, bookie: str) -> None:
+        """A bookie stands in another rack now."""
+        self.stood[bookie].add(self.racks[bookie])
+        self.sim.reach("moved")
+
+    def _stood(self, bookies: Iterable[BookieId]) -> set[int]:
+        return {rack for bookie in bookies for rack in self.stood[bookie]}
 
     def watch_placement(self, created: LedgerMetadata, racks: Mapping[str, int], min_regions: int) -> None:
         """Check the ensembles by these racks from now on. The creator of the ledger tells of the first one.
         min_regions: how many must hold what is confirmed; with more than one, racks are regions."""
         self.racks, self.min_regions = racks, min_regions
+        self.stood = {bookie: {rack} for bookie, rack in racks.items()}
         self.strict = b"strict" in dict(created.custom).get("dlog.placement", b"")
         self.told_unkept.add(created.fragments[0].ensemble)
 
@@ -257,7 +269,7 @@ class LedgerChecks:
             ensemble, before = fragment.ensemble, old.fragment_of(fragment.first_entry).ensemble
             if fragment in old.fragments:
                 continue
-            alone, alone_before = self._in_one_rack(ensemble), self._in_one_rack(before)
+            alone, alone_before = self._in_one_rack(ensemble), self._in_one_rack(before, perhaps=True)
             self.sim.reach("one_rack" if alone else "two_racks")
             if (
                 self.strict
@@ -280,11 +292,16 @@ class LedgerChecks:
         numbers = (sum(kept[(start + i) % len(kept)] for i in range(self.quorum.write)) for start in alone)
         return min(numbers) < self.quorum.ack
 
-    def _in_one_rack(self, ensemble: Sequence[BookieId]) -> set[int]:
-        """The write quorums with one rack, by their first bookie index."""
-        racks, write = [self.racks[bookie] for bookie in ensemble], self.quorum.write
-        starts = range(len(racks)) if write > 1 else ()
-        return {start for start in starts if len({racks[(start + i) % len(racks)] for i in range(write)}) == 1}
+    def _in_one_rack(self, ensemble: Sequence[BookieId], *, perhaps: bool = False) -> set[int]:
+        """The write quorums with one rack, by their first bookie index. A bookie that was moved may have stood in
+        either rack when the ensemble was chosen. perhaps: also those that may have had one rack then."""
+        size, write = len(ensemble), self.quorum.write
+        found = set()
+        for start in range(size) if write > 1 else ():
+            stood = [self.stood[ensemble[(start + i) % size]] for i in range(write)]
+            if set.intersection(*stood) if perhaps else len(set.union(*stood)) == 1:
+                found.add(start)
+        return found
 
     def may_follow(self, old: LedgerMetadata, new: LedgerMetadata) -> bool:
         """Whether this change of a closed ledger is allowed: none is, where nothing is repaired."""
@@ -303,7 +320,7 @@ class LedgerChecks:
             held = self.held_in_ensemble(entry, new)
             if held < self.quorum.ack:
                 raise Violation("L4", f"closed at {new.last_entry}, {held} of {new.bookies_of(entry)} hold {entry}")
-            self._check_regions(entry, new)
+            self._check_regions(entry, new, is_new=False)
         length = sum(len(self.payloads[e]) for e in range(new.last_entry + 1))
         if new.length != length:
             raise Violation("length", f"closed with length {new.length}, the payloads have {length}")

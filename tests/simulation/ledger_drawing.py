@@ -11,7 +11,8 @@ Styles of plan:
   ZooKeeper was restored from a backup; the creator of a ledger has made sure that no member does;
 - "racked": as "churn", with bookies in two or three racks, and a placement policy, strict or not; sometimes a rack is
   lost until long after a recovery began, and a recoverer has restarted since and never saw where those bookies stood;
-- "regions": as "racked", with regions instead of racks, of which two must hold an entry before it is confirmed;
+- "regions": as "racked", with regions instead of racks, of which two must hold an entry before it is confirmed; in
+  some plans a bookie is moved to another region, and others are left in its own;
 - "calm": no recovery until the writer is done: after the faults everything must be confirmed (half of "churn" too).
 """
 
@@ -300,7 +301,20 @@ def _draw_racked(seed: int, rng: random.Random, style: str) -> Plan:
     plan = with_config(plan, bookies=bookies, racks=rack_of)
     if style == "racked":
         plan = with_config(plan, strict=rng.random() < 0.5)
-    return _with_lost_rack(plan, rng) if rng.random() < 0.4 else plan
+    plan = _with_lost_rack(plan, rng) if rng.random() < 0.4 else plan
+    return _with_moved_bookie(plan, rng) if style == "regions" and rng.random() < 0.5 else plan
+
+
+def _with_moved_bookie(plan: Plan, rng: random.Random) -> Plan:
+    """Move a bookie to the next region, if every ensemble can still be in two: its region keeps another bookie, and all
+    members of an ensemble hold each entry."""
+    config, regions = plan.config, plan.config["racks"]
+    bookie, (ensemble, write, _) = rng.choice(sorted(regions)), config["quorum"]
+    if list(regions.values()).count(regions[bookie]) < 2 or ensemble != write:
+        return plan
+    at_s = rng.uniform(0, config["duration_s"] / 3)
+    move = Fault(kind=FaultKind.ENVIRONMENT, at_s=at_s, for_s=0.001, a=bookie, message="move")
+    return replace(plan, faults=(*plan.faults, move))
 
 
 def _with_lost_rack(plan: Plan, rng: random.Random) -> Plan:

@@ -136,10 +136,10 @@ class LedgerWorld:
             self.sim.disk(bookie).durable.extend(held)
         self.checks = self.checks_class(self.sim, KEY, self.bookies, quorum, self.digest, mute=parts.get("mute", ()))
         self.options = random.Random(f"{plan.seed}/options")
-        self.racks: dict[str, int] = config.get("racks", {})
+        self.racks: dict[str, int] = dict(config.get("racks", {}))
         self.min_regions: int = config.get("min_regions", 1)
         policy = replace(RACK, strict=config["strict"]) if self.racks else RANDOM
-        self.policy = policy.with_durable(self.min_regions)
+        self.policy = policy.with_min_regions(self.min_regions)
         metadata = LedgerMetadata(
             quorum=quorum,
             fragments=(Fragment(EntryId(0), self.first_ensemble(quorum)),),
@@ -236,6 +236,9 @@ class LedgerWorld:
                 ailments.damage = fault.rate
             case "read_only":
                 ailments.read_only = True
+            case "move":
+                self.racks[fault.a] = (self.racks[fault.a] + 1) % (max(self.racks.values()) + 1)
+                self.checks.moved(fault.a)
         self.sim.call_in(fault.for_s, ailments.cure)
 
     # ---- work --------------------------------------------------------------------------------------------------------
@@ -313,8 +316,8 @@ class LedgerWorld:
         self.finders += 1
         self.finding += 1
         address, acked = f"{FINDER}/finder{self.finders}", self.checks.lac
-        suffices = SpreadPlacement(self.policy, self.candidates, self.locate, self.options).suffices
-        self.sim.place(FINDER, address, TailFinder(LEDGER, self.digest, draw(FindingOptions, self.options), suffices))
+        confirms = SpreadPlacement(self.policy, self.candidates, self.locate, self.options).confirms
+        self.sim.place(FINDER, address, TailFinder(LEDGER, self.digest, draw(FindingOptions, self.options), confirms))
         self.sim.ask(address, FindTail(), lambda result: self.found(address, acked, result))
 
     def found(self, address: str, acked: int, result: LedgerLac | DLogError) -> None:
@@ -368,12 +371,15 @@ class LedgerWorld:
             if not self.adder.is_dead:
                 self.close()
                 self.demand(lambda: self.close_result is not None, "the close was never answered")
-        if "find_at" in config:
+        if (
+            "find_at" in config and not sim.reached["moved"]
+        ):  # else the ensemble may have one region: a recovery goes on
             self.find()
             self.demand(lambda: not self.finding, "a tail was never found")
         if not self.recovered:
             self.recover(RECOVERERS[0])
         self.demand(lambda: not any(self.recovering.values()), "a recovery never ended")
+        self.demand(lambda: not self.finding, "a tail was never found")
         self.demand(lambda: self.tail_closed, "the tail never heard of the end")
         if "w/adder" in sim.hosts:
             self.close()

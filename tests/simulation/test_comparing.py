@@ -158,7 +158,7 @@ def test_lists_are_looked_up_in_steps(monkeypatch: pytest.MonkeyPatch, defect: s
             most = max(most, CountedList.looked_up)
             return effects
 
-        world.machine.handle = counted  # type: ignore[method-assign]
+        monkeypatch.setattr(world.machine, "handle", counted)
         world.run()
         steps += world.reached["step"]
     assert bool(steps) is not bool(defect)

@@ -88,7 +88,7 @@ def test_a_stream_in_two_of_three_regions_goes_on_without_one_and_waits_without_
         lines = run("read", "s", "--from-start")[1].splitlines()
         assert lines[:3] == [b"1", b"2", b"3"] and lines[-1] == b"5" and lines[3:-1] in ([], [b"4"])
         policies = {ledger["placement"]["policy"] for ledger in shown(cluster)}
-        assert policies == {"region 2 durable 2 strict"}
+        assert policies == {"region 2 min_regions 2 strict"}
 
 
 def shown(cluster: Up) -> list[Any]:

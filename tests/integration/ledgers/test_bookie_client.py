@@ -316,7 +316,7 @@ async def test_hostile_answers_end_the_connection_and_nothing_else(rubbish: byte
     ],
     ids=["batch", "summary"],
 )
-async def test_an_answer_of_another_ledger_is_a_loss(request_: Request) -> None:
+async def test_an_answer_of_another_ledger_is_a_loss(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     def other(request: Request) -> Response:
         if isinstance(request, BatchRead):
             return BatchReadDone(LedgerId(8), request.start, request.request, Code.NO_ENTRY)
@@ -324,7 +324,7 @@ async def test_an_answer_of_another_ledger_is_a_loss(request_: Request) -> None:
         return EntriesSummarized(LedgerId(8), request.first, request.request, Code.OK)
 
     async with joined() as (bookie, client):
-        bookie.answer = other  # type: ignore[method-assign]
+        monkeypatch.setattr(bookie, "answer", other)
         listener = Listener(client)
         listener.send(request_)
         [fact] = await listener.heard(1)

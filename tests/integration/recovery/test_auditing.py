@@ -181,7 +181,9 @@ async def test_no_auditor_takes_a_paused_bookie_for_lost(processes: list[Process
         await two.until_marked({1: {A, B}, 2: {B, C}, 3: {A, C}})
 
 
-async def test_a_paused_bookie_that_returns_in_the_middle_of_a_look_is_not_lost(processes: list[Process]) -> None:
+async def test_a_paused_bookie_that_returns_in_the_middle_of_a_look_is_not_lost(
+    processes: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, two = processes
     await one.add_ledger(1, A, B)
     await one.unregister(A)
@@ -196,7 +198,7 @@ async def test_a_paused_bookie_that_returns_in_the_middle_of_a_look_is_not_lost(
             await two.metadata.zookeeper.create(path, encode_address("127.0.0.1", 1), ephemeral=True)
         return await expire()
 
-    one.marks.pauses.expire = after_the_return  # type: ignore[method-assign]
+    monkeypatch.setattr(one.marks.pauses, "expire", after_the_return)
     async with one.running():
         await one.until(lambda: looks >= 30)
     assert await one.marked() == {} and await one.marks.pauses.current() == {}

@@ -32,7 +32,9 @@ def cluster(zookeeper: EmbeddedZooKeeper, tmp_path: Path) -> Iterator[BookieClus
     remove_data(tmp_path)
 
 
-async def test_a_restart_that_was_announced_marks_nothing(cluster: BookieCluster) -> None:
+async def test_a_restart_that_was_announced_marks_nothing(
+    cluster: BookieCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     process = cluster.bookies[0]
     bookie, events, absent = BookieId(process.id), list[Event](), 0
     async with (
@@ -59,7 +61,7 @@ async def test_a_restart_that_was_announced_marks_nothing(cluster: BookieCluster
         async def is_marked() -> bool:
             return (await marks.summary()).bookies.keys() == {bookie}
 
-        marks.registered = registered  # type: ignore[method-assign]
+        monkeypatch.setattr(marks, "registered", registered)
         auditing = Auditing(QUICK, metadata, marks, metadata.auditor_election("w:1"), events.append)
         async with asyncio.TaskGroup() as tasks:
             audit = tasks.create_task(auditing.run())

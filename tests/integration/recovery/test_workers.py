@@ -179,13 +179,15 @@ async def test_a_bookie_with_a_copy_that_is_wrong_is_replaced(bench: Bench) -> N
     assert bench.asked == [(ONE, frozenset(), (BAD,)), (ONE, frozenset({C}), ())]
 
 
-async def test_more_missing_copies_than_a_verification_lists_are_written_again_in_turn(bench: Bench) -> None:
+async def test_more_missing_copies_than_a_verification_lists_are_written_again_in_turn(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rest = [Verified(10, (BAD,), omitted=((BACK, 2),)), Verified(10, (BAD,), omitted=((C, 2),))]
 
     async def verify(ledger: LedgerId) -> Verified:
         return rest.pop(0)
 
-    bench.verify = verify  # type: ignore[method-assign]  # of this bench only
+    monkeypatch.setattr(bench, "verify", verify)
     await bench.marks.mark(ONE, {BACK}, 5)
     async with bench.running():
         await bench.until_left(set())

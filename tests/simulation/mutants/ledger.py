@@ -15,7 +15,7 @@ from dlog.ledger.finding import TailFinder, _TailProbe
 from dlog.ledger.reading import EntryReader
 from dlog.ledger.recovery import Closing, LedgerRecoverer
 from dlog.ledger.recovery_search import EntryProbe, EntrySearch
-from dlog.ledger.recovery_writer import RecoveryWriter
+from dlog.ledger.recovery_writer import RecoveryWriter, ReplacementPool
 from dlog.ledger.spread_placement import SpreadPlacement
 from dlog.ledger.tailing import LedgerTailer
 from dlog.ledger.window import Window
@@ -571,27 +571,34 @@ PLACEMENT = (
         name="any ack quorum confirms an entry, whatever its regions",
         invariants=("P2",),
         style="regions",
-        parts=planted((Window, "confirm", "suffices is not None and", "False and")),
+        parts=planted((Window, "confirm", "confirms is not None and", "False and")),
     ),
     Mutant(
         name="the regions of the whole write quorum count, not of those who acknowledged",
         invariants=("P2",),
         style="regions",
         parts=planted(
-            (Window, "confirm", "suffices(self._bookies_of(head.acks))", "suffices(self.members(head.entry))")
+            (Window, "confirm", "confirms(self._bookies_of(head.acks))", "confirms(self.members(head.entry))")
         ),
     ),
     Mutant(
         name="a recovery keeps an entry that one region holds",
         invariants=("P2",),
         style="regions",
-        parts=planted((RecoveryWriter, "__init__", "pool.placement.suffices", "None")),
+        parts=planted((RecoveryWriter, "__init__", "pool.placement.confirms", "None")),
+    ),
+    Mutant(
+        name="a recovery replaces no bookie that was moved to another region",
+        invariants=("liveness",),
+        seeds=3000,
+        style="regions",
+        parts=planted((ReplacementPool, "choose", "if found or window.can_progress():", "if True:")),
     ),
     Mutant(
         name="a tail search takes an entry that one region holds for safe",
         invariants=("P2",),
         style="regions",
-        parts=finder(("_is_safe", "self._suffices is None", "True")),
+        parts=finder(("_is_safe", "self._confirms is None", "True")),
     ),
 )
 

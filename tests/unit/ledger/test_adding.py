@@ -500,10 +500,10 @@ def test_an_end_whose_outcome_is_unknown_is_read_and_written_again() -> None:
     assert lines[-1] == "answer 1 closed at -1 length=0"
 
 
-class TestDurableRegions:
+class TestMinRegions:
     """Two regions, a and b by the first letter, of which both must hold an entry."""
 
-    POLICY = RANDOM.with_durable(2)
+    POLICY = RANDOM.with_min_regions(2)
 
     def writing(self, *writable: str) -> Story:
         story = writer(ledger("0 a1 a2 b1"), racked(self.POLICY, *writable))

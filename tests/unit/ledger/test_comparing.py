@@ -239,7 +239,7 @@ def test_a_part_that_cannot_be_read_says_nothing_without_halvings_left() -> None
     assert bench.compare(narrowings_max=2) == Compared(LEDGER, 10, out_of_reach=((B, "io_error"),))
 
 
-def test_a_copy_that_can_be_read_after_all_is_not_wrong() -> None:
+def test_a_copy_that_can_be_read_after_all_is_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(closed(9))
     bench.unreadable[B] = range(4, 5)
     answer = bench._answer
@@ -249,7 +249,7 @@ def test_a_copy_that_can_be_read_after_all_is_not_wrong() -> None:
             bench.unreadable.clear()
         return answer(bookie, message)
 
-    bench._answer = reads  # type: ignore[method-assign]
+    monkeypatch.setattr(bench, "_answer", reads)
     assert bench.compare() == Compared(LEDGER, 10, out_of_reach=((B, "io_error"),))
 
 
@@ -281,7 +281,7 @@ def test_what_is_not_compared_is_said() -> None:
 
 
 @pytest.mark.parametrize("listed", [bytes(10), b"\0\0\0\1" + bytes(60), bytes(4) + b"\0\0\0\1" + bytes(56)])
-def test_a_list_that_cannot_be_decoded_says_nothing(listed: bytes) -> None:
+def test_a_list_that_cannot_be_decoded_says_nothing(listed: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(closed(9))
     answer = bench._answer
 
@@ -290,6 +290,6 @@ def test_a_list_that_cannot_be_decoded_says_nothing(listed: bytes) -> None:
             return Received(bookie, EntriesListed(LEDGER, Code.OK, listed))
         return answer(bookie, message)
 
-    bench._answer = answers  # type: ignore[method-assign]
+    monkeypatch.setattr(bench, "_answer", answers)
     found = bench.compare(Compare(frozenset({A, B}), frozenset({C})))
     assert not found.missing and [bookie for bookie, _ in found.out_of_reach] == [C]

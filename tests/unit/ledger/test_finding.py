@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlog.ledger.finding import FindingOptions, FindTail, TailFinder
-from dlog.ledger.placement import Suffices
+from dlog.ledger.placement import Confirms
 from dlog.model.ledger import LedgerMetadata, LedgerState
 from dlog.wire.bookie import Code
 from tests.unit.ledger.story import DIGEST, LEDGER, Story, ledger, only, packet
@@ -11,8 +11,8 @@ from tests.unit.ledger.story import DIGEST, LEDGER, Story, ledger, only, packet
 ASKS_LAST = [f"read -1 of {bookie}" for bookie in "abc"]
 
 
-def finder(*, ahead: int = 16, suffices: Suffices | None = None) -> Story:
-    return Story(TailFinder(LEDGER, DIGEST, FindingOptions(ahead_entries_max=ahead), suffices))
+def finder(*, ahead: int = 16, confirms: Confirms | None = None) -> Story:
+    return Story(TailFinder(LEDGER, DIGEST, FindingOptions(ahead_entries_max=ahead), confirms))
 
 
 def asked(story: Story, metadata: LedgerMetadata | None = None) -> list[str]:
@@ -30,9 +30,9 @@ def last(story: Story, entry: int, *bookies: str, lac: int | None = None) -> lis
     return lines
 
 
-def searching(entry: int = 0, *, lac: int = -1, suffices: Suffices | None = None) -> Story:
+def searching(entry: int = 0, *, lac: int = -1, confirms: Confirms | None = None) -> Story:
     """A finder that has waited in vain for the writer, and now searches the entries up to `entry`."""
-    story = finder(suffices=suffices)
+    story = finder(confirms=confirms)
     asked(story)
     last(story, entry, "a", "b", lac=lac)
     story.fires("patience")
@@ -192,7 +192,7 @@ def test_a_search_reads_a_few_entries_ahead() -> None:
 
 
 def test_an_entry_is_safe_once_the_bookies_that_hold_it_would_confirm_it_to_a_writer() -> None:
-    story = searching(suffices=lambda bookies: "c" in bookies)
+    story = searching(confirms=lambda bookies: "c" in bookies)
     story.has("a", 0, packet(0), fence=False)
     assert only(story.stored(0, "a", "b"), "write") == []
     assert only(story.stored(0, "c"), "write") == ["write v1 open: 0 a b c, 1 a b c"]

@@ -71,18 +71,18 @@ def test_a_policy_that_this_version_does_not_know_asks_nothing(text: bytes) -> N
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("base", [RANDOM, RACK, REGION, PlacementPolicy(PolicyKind.REGION, 5)])
-def test_a_ledger_remembers_its_durable_regions(base: PlacementPolicy, strict: bool) -> None:
+def test_a_ledger_remembers_its_min_regions(base: PlacementPolicy, strict: bool) -> None:
     base = replace(base, strict=strict)
-    policy = base.with_durable(3)
+    policy = base.with_min_regions(3)
     regions = max(3, base.regions) if strict else 3
-    assert policy == PlacementPolicy(PolicyKind.REGION, regions, strict=True, durable=3)
+    assert policy == PlacementPolicy(PolicyKind.REGION, regions, strict=True, min_regions=3)
     assert policy_of(replace(ledger(), custom=policy_metadata(policy))) == policy
-    assert base.with_durable(1) is base
+    assert base.with_min_regions(1) is base
 
 
-@pytest.mark.parametrize("text", [b"region 2 durable 3 strict", b"region 2 durable 2", b"region 2 durable 0 strict"])
-def test_durable_regions_that_contradict_the_policy_ask_nothing(text: bytes) -> None:
-    assert policy_of(replace(ledger(), custom=(("dlog.placement", text),))) == RANDOM
+@pytest.mark.parametrize("text", ["2 min_regions 3 strict", "2 min_regions 2", "2 min_regions 0 strict"])
+def test_min_regions_that_contradict_the_policy_ask_nothing(text: str) -> None:
+    assert policy_of(replace(ledger(), custom=(("dlog.placement", f"region {text}".encode()),))) == RANDOM
 
 
 def test_a_ledger_without_a_policy_has_none() -> None:

@@ -380,10 +380,10 @@ def test_no_such_ledger() -> None:
     assert story.missing() == ["answer 1 LedgerNotFoundError"]
 
 
-class TestDurableRegions:
+class TestMinRegions:
     """Two regions, a and b by the first letter, of which both must hold entry 0 that is to be written again."""
 
-    METADATA = replace(ledger("0 a1 a2 b1"), custom=policy_metadata(RANDOM.with_durable(2)))
+    METADATA = replace(ledger("0 a1 a2 b1"), custom=policy_metadata(RANDOM.with_min_regions(2)))
 
     def found(self, *writable: str) -> Story:
         story = recovery(self.METADATA, racked(RANDOM, *writable), attempts_max=1)
@@ -406,7 +406,7 @@ class TestDurableRegions:
 
     def test_a_bookie_of_another_region_takes_the_place_if_one_was_moved(self) -> None:
         """The ensemble has one region now, and every member acknowledges."""
-        moved = replace(ledger("0 a1 a2 a3"), custom=policy_metadata(RANDOM.with_durable(2)))
+        moved = replace(ledger("0 a1 a2 a3"), custom=policy_metadata(RANDOM.with_min_regions(2)))
         story = recovery(moved, racked(RANDOM, "a1", "a2", "a3", "a4", "b2"), attempts_max=3)
         story.has_not(-1, "a1", "a2")
         assert "store 0 on b2 lac=-1 length=1 recovery" in story.has("a1", 0, packet(0, b"x", length=1))
