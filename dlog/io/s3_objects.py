@@ -1,8 +1,9 @@
 """Objects in S3 and compatible stores, by aiobotocore (installed by `dlogd[s3]`).
 
 The client is made at the first use (70 MB of code). An object is uploaded at once, or in parts that are joined at the
-end; either way it appears whole or not at all. S3's own checksums are not used: every byte has a checksum of ours, and
-is read back before use.
+end; either way it appears whole or not at all. S3's own checksums are not used, and the signature of a request leaves
+out its body: every byte has a checksum of ours, which is verified before use. So the hash of a large body does not stop
+the event loop. Who must be kept from changing bytes on their way needs an endpoint with TLS, which protects them.
 
 Invariants:
 - a request that creates an object only where there is none is sent once; libraries below may still repeat it, so
@@ -24,6 +25,7 @@ from typing import Any, TypeVar
 
 from dlog.io.clock import monotonic_s
 from dlog.io.object_requests import REQUESTS
+from dlog.io.s3_body import UploadBody
 from dlog.options import MiB
 from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreError, StoreUnavailableError
 from dlog.stores.object_storage.creating import create_resolved
@@ -91,7 +93,7 @@ class S3Objects:
         self, location: Location, data: Sequence[Buffer], *, head_bytes: int, within: Location | None = None
     ) -> Creation:
         client = await self._client()
-        body = b"".join(data)
+        body = UploadBody(data)
         where = {"Bucket": location.authority, "Key": _key(location)}
 
         was_refused = False
@@ -106,7 +108,7 @@ class S3Objects:
                 return Creation.EXISTS
             return Creation.MADE
 
-        made = await create_resolved(location, body[:head_bytes], attempt, self.read)
+        made = await create_resolved(location, body.beginning(head_bytes), attempt, self.read)
         if was_refused:
             REQUESTS.count_refused(is_own=made is Creation.MADE)
         return made
@@ -254,7 +256,7 @@ class S3Writer:
 
     async def finish(self) -> None:
         if not self._upload:
-            put = partial(self._client.put_object, **self._where, Body=b"".join(self._gathered))
+            put = partial(self._client.put_object, **self._where, Body=UploadBody(self._gathered))
             await self._ask(self._location, PUT, put)
             return
         if self._gathered:
@@ -282,13 +284,13 @@ class S3Writer:
             begun = await self._ask(self._location, PUT, begin)
             self._upload = begun["UploadId"]
         await self._sent()
-        body, self._gathered, self._bytes = b"".join(self._gathered), [], 0
+        body, self._gathered, self._bytes = UploadBody(self._gathered), [], 0
         number = len(self._parts) + 1
         self._sending = asyncio.get_running_loop().create_task(
             self._put(number, body), name=f"part of {self._location}"
         )
 
-    async def _put(self, number: int, body: bytes) -> str | StoreError:
+    async def _put(self, number: int, body: UploadBody) -> str | StoreError:
         try:
             part = {"UploadId": self._upload, "PartNumber": number, "Body": body}
             told = await self._ask(self._location, PUT, partial(self._client.upload_part, **self._where, **part))
@@ -357,7 +359,7 @@ def _client_of(session: Any, options: ObjectStorageOptions) -> Any:
     from aiobotocore.config import AioConfig
 
     config = AioConfig(
-        s3={"addressing_style": options.s3_addressing},
+        s3={"addressing_style": options.s3_addressing, "payload_signing_enabled": False},  # see above
         max_pool_connections=options.s3_connections_max,
         connect_timeout=min(10.0, options.timeout_s),
         read_timeout=options.timeout_s,
