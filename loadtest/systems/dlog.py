@@ -29,6 +29,7 @@ from dlog.client.pipeline import Pipeline
 from dlog.errors import DLogError
 from dlog.hostport import split_host_port
 from dlog.io.children import die_with_parent, module_environment, python_module
+from dlog.options import MiB
 from loadtest.processes import usage
 from loadtest.soaking import Load, Soak, Soaked
 from loadtest.systems import versitygw
@@ -51,7 +52,7 @@ PATIENCE_S = 90.0
 STEP_S = 0.02  # interval of polling the run file
 _UP = {"bookies": "3", "write-proxies": "2", "read-proxies": "2"}
 _OPTIONS = (*_UP, "config", "objects")
-_CONFIGS = {"small-disk": Path(__file__).with_name("small-disk.toml")}  # values of option `config`
+_CONFIGS = {name: Path(__file__).with_name(f"{name}.toml") for name in ("small-disk", "fast-stream")}  # of `config`
 _ORDER = ("bookie", "write", "read")
 
 
@@ -437,6 +438,8 @@ def _of_regions(variant: str) -> System:
     )
 
 
+FAST_STREAM = {"config": "fast-stream", "client.buffer_bytes_max": str(80 * MiB)}
+
 VARIANTS: Mapping[str, Variant] = {
     "dlog": Variant(Dlog, {}, "dlog with 3 bookies, 2 write and 2 read proxies"),
     "dlog-small-disk": Variant(Dlog, {"config": "small-disk"}, "dlog with bookies configured for small disks"),
@@ -450,6 +453,12 @@ VARIANTS: Mapping[str, Variant] = {
     "dlog-s3-direct": Variant(_on_s3, {}, "dlog with 2 write and 2 read proxies, its streams as chains of objects"),
     "dlog-s3-direct-delayed": Variant(
         _on_s3, versitygw.DELAYED, "dlog-s3-direct with 100 ms added to a PUT and 30 ms to a GET of the object storage"
+    ),
+    "dlog-s3-direct-fast": Variant(_on_s3, FAST_STREAM, "dlog-s3-direct that takes 80 MiB of one stream at once"),
+    "dlog-s3-direct-fast-delayed": Variant(
+        _on_s3,
+        {**FAST_STREAM, **versitygw.DELAYED},
+        "dlog-s3-direct-fast with 100 ms added to a PUT and 30 ms to a GET",
     ),
     "dlog-s3": Variant(_on_s3, {}, "dlog with streams in the store s3, its write-ahead log on 3 bookies"),
     "dlog-s3-delayed": Variant(_on_s3, versitygw.DELAYED, "dlog-s3 with 100 ms added to a PUT and 30 ms to a GET"),
