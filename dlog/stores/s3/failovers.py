@@ -1,16 +1,18 @@
 """Takes over the work of nodes that do not answer, so that segments that they have open get an end.
 
-A failover fences a whole node: it closes all its streams, and uploads what is only in its log. One at a time begins in
-a process. When another process is at it already, that one is given some time first: each failover fences the one
+A failover fences a whole node: it closes all its streams, and uploads what is only in its log. A process runs one of
+each node. When another process is at it already, that one is given some time first: each failover fences the one
 before.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from random import Random
+from typing import NamedTuple
 
 from dlog.errors import DLogError
 from dlog.events import Event
@@ -27,6 +29,14 @@ from dlog.stores.s3.own_node import NONCE_BYTES
 from dlog.stores.s3.ports import MachineActor, StartMachine
 from dlog.stores.s3.tasks import Tasks
 from dlog.stores.s3.wal_segments import WalSegments
+
+
+class _Running(NamedTuple):
+    """A failover: the node epoch, the actor of its machine, and the logs that it reads."""
+
+    epoch: NodeEpoch
+    actor: MachineActor
+    wal: WalSegments
 
 
 class Failovers:
@@ -55,12 +65,18 @@ class Failovers:
         self._rng = rng
         self._on_event = on_event
         self._other_s = other_s
-        self._turn = asyncio.Lock()
+        self._turns: defaultdict[NodeId, asyncio.Lock] = defaultdict(asyncio.Lock)  # for one failover of each node
+        self._running: dict[NodeId, _Running] = {}
+
+    @property
+    def running(self) -> dict[NodeId, NodeEpoch]:
+        """The nodes that this process fails over now, and the node epochs of the failovers."""
+        return {node: one.epoch for node, one in self._running.items()}
 
     async def close_streams(self, node: NodeId, is_closed: Callable[[Image], bool]) -> None:
         """Have the streams of a node closed. is_closed: whether the one of interest is. Raises StoreError; also if
         another failover was faster, then look again."""
-        async with self._turn:
+        async with self._turns[node]:
             image = await self._metadata.fresh()
             if is_closed(image):
                 return
@@ -72,7 +88,7 @@ class Failovers:
     async def take_over(self, node: NodeId, node_epoch: NodeEpoch) -> None:
         """Take over a node, if it has this epoch still: close its streams; what it left is uploaded behind that. Raises
         StoreError."""
-        async with self._turn:
+        async with self._turns[node]:
             image = await self._metadata.fresh()
             if image.nodes[node].node_epoch == node_epoch:
                 await self._run(node, NodeEpoch(node_epoch + 1))
@@ -91,6 +107,9 @@ class Failovers:
         return is_closed(await self._metadata.fresh())
 
     async def _run(self, node: NodeId, epoch: NodeEpoch) -> None:
+        former = self._running.pop(node, None)
+        if former is not None:  # it was fenced meanwhile, and may not notice while it waits for the storage
+            former.actor.stop()
         worker = FailoverWorker(node, epoch, self._rng.randbytes(NONCE_BYTES), self._options)
         wal = self._new_wal()
         services = NodeServices(self._metadata.port, wal, self._new_writes(node), self._tasks)
@@ -101,24 +120,26 @@ class Failovers:
             on_event=self._on_event,
             on_end=lambda: None,
         )
+        running = self._running[node] = _Running(epoch, actor, wal)
         try:
             await actor.ask(RecoverNode())
         except BaseException as error:  # also if it is cancelled: the next caller fails the node over again
-            await _end(actor, wal)
+            await self._end(node, running)
             if isinstance(error, DLogError):
                 raise store_error(error) from error
             raise
-        self._tasks.start(partial(self._upload, actor, wal), f"uploads of {node} epoch {epoch}")
+        self._tasks.start(partial(self._upload, node, running), f"uploads of {node} epoch {epoch}")
 
-    async def _upload(self, actor: MachineActor, wal: WalSegments) -> None:
+    async def _upload(self, node: NodeId, running: _Running) -> None:
         """Let the uploads go on to their end. If they fail, or this process ends, the node itself does them when it
         starts again, or the next failover."""
         try:
-            await actor.ask(AwaitUploaded())
+            await running.actor.ask(AwaitUploaded())
         finally:
-            await _end(actor, wal)
+            await self._end(node, running)
 
-
-async def _end(actor: MachineActor, wal: WalSegments) -> None:
-    actor.stop()
-    await wal.close()
+    async def _end(self, node: NodeId, running: _Running) -> None:
+        if self._running.get(node) is running:
+            del self._running[node]
+        running.actor.stop()
+        await running.wal.close()

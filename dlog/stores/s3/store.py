@@ -184,7 +184,7 @@ class S3Store:
         self._storage = StorageCheck(check_objects, self.cache)
         self.gone_nodes: GoneNodes | None = None
         if self._failovers is not None and processes is not None:
-            self.gone_nodes = GoneNodes(node, self.metadata, self._failovers, processes)
+            self.gone_nodes = GoneNodes(node, self.metadata, self._failovers, processes, self.tasks)
         self._rng = rng
         self._is_open = False
         self._writers: set[S3Writer] = set()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dlog.model.object_streams import NodeId
+from dlog.model.object_streams import NodeId, WalSegment
 from dlog.objects.image import ObjectState
 from dlog.stores.contract import MisconfiguredError, SegmentRef, StoreUnavailableError
 from dlog.stores.s3.places import Place
@@ -115,6 +115,52 @@ async def test_a_failover_whose_process_died_before_the_uploads_is_begun_again(c
     assert await host.gone_nodes.look() == [W1]
     await cluster.until(lambda: not cluster.metadata.image.nodes[W1].wal)
     assert cluster.committed(ref) == 5
+
+
+async def test_a_failover_that_waits_for_the_storage_is_not_begun_again(cluster: Cluster) -> None:
+    gone, host = await cluster.store(W1), await cluster.store(W3, processes=Processes({W3}))
+    writer, ref = await cluster.segment(gone)
+    await append(writer, 0, 5)
+    await gone.close()
+    cluster.objects.is_full = True
+    assert (await host.recover(ref)).end == 4
+    epoch = cluster.metadata.image.nodes[W1].node_epoch
+    assert host.gone_nodes is not None
+    for _ in range(3):
+        assert await host.gone_nodes.look() == [], "what it read is in memory, and would be read again"
+    cluster.objects.is_full = False
+    await cluster.until(lambda: not cluster.metadata.image.nodes[W1].wal)
+    assert (cluster.committed(ref), cluster.metadata.image.nodes[W1].node_epoch) == (5, epoch)
+
+
+async def test_a_node_whose_log_is_out_of_reach_keeps_no_other_waiting(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, other = await cluster.store(W1), await cluster.store(W2)
+    host = await cluster.store(W3, processes=Processes({W3}))
+    refs = []
+    for store in (gone, other):
+        writer, ref = await cluster.segment(store)
+        await append(writer, 0, 5)
+        refs.append(ref)
+        await store.close()
+    lost = {segment.name for segment in cluster.metadata.image.nodes[W1].wal}
+    whole = WalSegments.recover
+
+    async def recover(log: WalSegments, segment: WalSegment) -> int:
+        if segment.name in lost:
+            raise StoreUnavailableError("the store of the log is out of reach")
+        return await whole(log, segment)
+
+    monkeypatch.setattr(WalSegments, "recover", recover)
+    assert host.gone_nodes is not None
+    await host.gone_nodes.look()
+    assert await host.gone_nodes.look() == [W1, W2]
+    await cluster.until(lambda: not cluster.metadata.image.nodes[W2].wal)
+    assert (cluster.committed(refs[0]), cluster.committed(refs[1])) == (0, 5)
+    lost.clear()
+    await cluster.until(lambda: not cluster.metadata.image.nodes[W1].wal)
+    assert cluster.committed(refs[0]) == 5
 
 
 async def test_a_node_that_makes_progress_is_left_alone_also_if_it_is_not_registered(cluster: Cluster) -> None:
