@@ -475,7 +475,7 @@ class S3Store:
             return
         if self._failovers is None:
             raise MisconfiguredError("this process has no store for the logs of nodes, so it cannot recover: store=s3")
-        await self._failovers.close_streams(found.node, partial(_is_closed, place))
+        await self._failovers.close_streams(found.node, partial(_is_closed, place), timeout_s)
 
     def _last_payloads(self, place: Place, found: Range) -> tuple[bytes, ...]:
         """Payloads of the last entries, if this process's node has them."""
