@@ -5,6 +5,9 @@ Invariants:
 - An object that must not replace another gets its name by `link`, which is refused where there is one.
 - A directory is synced before its objects are listed, and before an object in it is reported to exist.
 - A missing directory is never reported as a missing object: the file system may not be mounted.
+- Before an object is reported to exist, the name of its directory is durable, whoever made that; the same holds for the
+  directories above, because each was made only once the one above it was durable. What `within` names is there already.
+- An object is reported as deleted once its directory is synced, whoever removed its name.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import itertools
 import mmap
 import os
@@ -190,7 +194,7 @@ def _delete(paths: Sequence[Path]) -> None:
     for path in paths:
         with contextlib.suppress(SegmentNotFoundError), _errors(path):
             os.unlink(path)
-            parents.add(path.parent)
+        parents.add(path.parent)
     for parent in sorted(parents):
         with _errors(parent):
             _sync_directory(parent)
@@ -267,14 +271,22 @@ def _is_part(found: Found) -> bool:
 
 
 def _make_directory(path: Path, within: Path | None = None) -> None:
-    """Create the directory and its parents, and sync each parent. within: a directory that is not created."""
+    """Create the directory and its parents, and make their names durable. within: a directory that is not created."""
     if path.is_dir():
+        if within in path.parents:
+            _sync_name(path)
         return
     if path == within:
         raise FileNotFoundError(errno.ENOENT, "missing", str(path))
     _make_directory(path.parent, within)
     with contextlib.suppress(FileExistsError):
         path.mkdir()
+    _sync_name(path)
+
+
+@functools.lru_cache(maxsize=4096)
+def _sync_name(path: Path) -> None:
+    """Make the name of a directory durable; a process that made it may have died before it did that. Once is enough."""
     _sync_directory(path.parent)
 
 

@@ -235,6 +235,11 @@ class FailoverWorker:
         )
         self._is_begun = False
 
+    @property
+    def trouble(self) -> DLogError | None:
+        """Why it does not get on; None: it does."""
+        return self._outbox.trouble
+
     def handle(self, fact: Fact) -> list[Effect]:
         match fact:
             case Asked(ticket, request):

@@ -58,10 +58,14 @@ class _Asked:
 
 
 class Outbox:
-    """Collects the effects of one machine, and knows which questions are not answered and what waits for a timer."""
+    """Collects the effects of one machine, and knows which questions are not answered and what waits for a timer.
+
+    trouble: why the last question that was answered is repeated; None: it is not.
+    """
 
     def __init__(self, retry_s: float, retry_max_s: float) -> None:
         self.is_closed = False
+        self.trouble: DLogError | None = None
         self._retry_s = retry_s
         self._retry_max_s = retry_max_s
         self._effects: list[Effect] = []
@@ -98,6 +102,7 @@ class Outbox:
                 refused(error)
                 return
             again = attempt + 1
+            self.trouble = error
             self.later(self.pause_s(attempt), lambda: self.repeat(service, request, then, refused, attempt=again))
 
         self.ask(service, request, then, failed)
@@ -119,6 +124,7 @@ class Outbox:
         asked = self._asked.pop(reply.number, None)
         if asked is None:
             return
+        self.trouble = None
         if isinstance(reply.result, DLogError):
             asked.failed(reply.result)
         else:

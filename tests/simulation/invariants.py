@@ -293,7 +293,7 @@ INVARIANTS = {
         "only the current epoch of a node, and the node of a range, commits; one caller gets an epoch of a node; "
         "nothing is acknowledged at or above the end of its range, once that is recorded",
         CONTROLLER,
-        "MetadataChecks._check_epochs, answered, NodesWorld.acknowledged",
+        "MetadataChecks._check_epochs, answered, NodesWorld.acknowledged, ControllerHost.ask",
     ),
     "O10": Invariant(
         "images of one version are equal, whether made of all records or of a snapshot and the rest; every record fits",
@@ -354,9 +354,16 @@ INVARIANTS = {
     ),
     "N1": Invariant("what was read once is read again", NODES, "NodesWorld._read_all, Client._read_cache"),
     "N2": Invariant(
-        "without faults a node serves, closes its streams and uploads all, and its write-ahead log is deleted",
+        "without faults a node serves, closes its streams and uploads all, and its write-ahead log is deleted; what a "
+        "node that is gone for good left is uploaded by others, and no segment of its log remains",
         NODES,
         "NodesWorld._check_at_rest, NodeHost.finish",
+    ),
+    "N3": Invariant(
+        "a node is taken over without need of its streams only if it made no progress between two looks, was not seen "
+        "registered or was fenced before, and is not failed over by the same process",
+        NODES,
+        "Survivor._check",
     ),
     "C7": Invariant(
         "where a chunk is missing that is known to have been confirmed, nobody finds an end below what was confirmed",

@@ -35,6 +35,7 @@ from dlog.objects.image import Image, NodeImage, Range, StreamImage
 from dlog.objects.keys import parse_object_key
 from dlog.objects.operations import CommitUpload, CreateStreams, Done
 from dlog.objects.options import ControllerOptions
+from tests.simulation.kernel import Violation
 
 FOLDER = "objects"
 Later = Callable[[float, Callable[[], None]], None]
@@ -117,6 +118,9 @@ class ControllerHost:
             self._reached["epoch_expired"] += isinstance(result, NodeEpochExpiredError)
             self._reached["commit_refused"] += isinstance(result, ObjectNotFoundError)
             if isinstance(operation, CommitUpload) and isinstance(result, Done):
+                epoch = self.node_epoch(operation.node)
+                if operation.node_epoch != epoch:
+                    raise Violation("O5", f"epoch {epoch} fenced node {operation.node}, this commits: {operation}")
                 self._reached["commit_repeated"] += operation in self._commits
                 self._commits.append(operation)
             done(result)

@@ -7,9 +7,11 @@ it lives; requests to the controller are carried out late or twice, and answers 
 Styles of plan:
 - "swarm": streams move between nodes, with all faults;
 - "killed": few faults but many deaths;
-- "suspected": nodes are taken over, or begun anew, although they live.
+- "suspected": nodes are taken over, or begun anew, although they live;
+- "gone": nobody opens the streams of nodes that die and stay away, other processes find these nodes
+  (object_nodes_survivors.py).
 
-The invariants O1, O2, O4, O5, O6, N1 and N2 are in invariants.py.
+The invariants O1, O2, O4, O5, O6, N1, N2 and N3 are in invariants.py.
 """
 
 from __future__ import annotations
@@ -20,46 +22,32 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dlog.errors import ConnectionLostError, DamagedError, DLogError
-from dlog.machine import Answer, Asked, Effect, Received, Send, SetTimer, Tell, TimerFired
-from dlog.model.ids import Epoch
+from dlog.errors import ConnectionLostError, DamagedError
 from dlog.model.object_streams import (
     MetadataRecord,
-    NodeEpoch,
     NodeId,
     ObjectId,
     ObjectStreamId,
     Slice,
     StreamsClosed,
     UploadCommitted,
-)
-from dlog.objects.failover import FailoverWorker
-from dlog.objects.node import ObjectNode, Phase
-from dlog.objects.node_messages import (
-    AppendEntries,
-    AwaitUploaded,
-    CloseStreamsHere,
-    NodeEndedError,
-    OpenStreamHere,
-    RecoverNode,
-    StartNode,
-    TrimStreamHere,
-    UploadAll,
+    WalSegmentBegun,
 )
 from dlog.objects.node_options import NodeOptions
 from dlog.objects.object_table import ObjectState
-from dlog.objects.outbox import Reply, Service
 from dlog.objects.search import find_objects
-from dlog.wire.node_wal import OFFSET_END, StreamEntry, decode_wal_entry, stream_entry
-from dlog.wire.stream_object import Span
+from dlog.wire.node_wal import OFFSET_END, decode_wal_entry
 from tests.simulation.kernel import Violation, judged
 from tests.simulation.mutants import planting
+from tests.simulation.object_nodes_clients import Client
 from tests.simulation.object_nodes_controller import ControllerHost
+from tests.simulation.object_nodes_processes import NodeHost
 from tests.simulation.object_nodes_storage import ObjectStorage, StoredWal, WalStore
+from tests.simulation.object_nodes_survivors import SurvivorHost, Survivors
 from tests.simulation.plan import Plan
 from tests.simulation.worlds import Outcome, Room
 
-STYLES = ("swarm", "killed", "suspected")
+STYLES = ("swarm", "killed", "suspected", "gone")
 MUST_REACH = (
     "ack",
     "moved",
@@ -90,6 +78,16 @@ MUST_REACH = (
     "claimed",
     "metadata_failed",
     "cache_read",
+    "gone",
+    "frozen",
+    "stale_registration",
+    "fenced_and_begun",
+    "idle",
+    "idle_without_streams",
+    "idle_lives",
+    "idle_after_failover",
+    "idle_raced",
+    "rest_uploaded",
 )
 PROGRESS = {"acks": ("ack",), "uploads": ("committed",), "failovers": ("failover",)}
 NODES = ("a", "b", "c")
@@ -127,6 +125,18 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         "moves": rng.choice((0.02, 0.1)),  # of each append
         "trims": rng.choice((0.0, 0.02)),
     }
+    if style == "gone":
+        config |= {
+            "nodes": rng.randint(2, 3),
+            "suspicions": 0.0,
+            "deaths": rng.choice((0.0, 0.0005)),
+            "kills": rng.choice((0.02, 0.1)),  # of each process, in half a second; as freezes and registers
+            "freezes": rng.choice((0.0, 0.1)),
+            "registers": rng.choice((0.3, 0.7)),
+            "returns": rng.choice((0.0, 0.5)),
+            "look_s": rng.choice((0.3, 1.0)),
+            "lookers": rng.choice(("one", "all")),
+        }
     return Plan(seed=seed, config=config)
 
 
@@ -162,12 +172,23 @@ class NodesWorld:
         self.acked: dict[ObjectStreamId, dict[int, bytes]] = {stream: {} for stream in streams}
         self.submitted: dict[ObjectStreamId, set[bytes]] = {stream: set() for stream in streams}
         self.seen: dict[ObjectStreamId, dict[int, bytes]] = {stream: {} for stream in streams}  # by readers
-        self.nodes = {NodeId(name): NodeHost(self, NodeId(name)) for name in NODES[: plan.config["nodes"]]}
+        self.progress_s: dict[NodeId, float] = {}  # when a node made progress last
+        self._progress: dict[NodeId, tuple[Any, ...]] = {}
+        self._logs: dict[str, NodeId] = {}  # segments of logs that were ever registered, by name
+        kind = SurvivorHost if plan.config["style"] == "gone" else NodeHost
+        names = [NodeId(name) for name in NODES[: plan.config["nodes"]]]
+        self.nodes: dict[NodeId, NodeHost] = {name: kind(self, name) for name in names}
+        self.survivors = Survivors(self, [host for host in self.nodes.values() if isinstance(host, SurvivorHost)])
         self.clients = [Client(self, stream) for stream in streams]
 
     @property
     def is_quiet(self) -> bool:
         return self.now_s >= QUIET_S
+
+    @property
+    def looks_on(self) -> bool:
+        """Whether what is done from time to time goes on."""
+        return self.now_s < END_S - 5
 
     def now_ms(self) -> int:
         return int(self.now_s * 1000) + self.clock_ms
@@ -185,6 +206,7 @@ class NodesWorld:
             self.later(self.rng.uniform(0, 0.5), client.act)
         self.later(0.5, self._tick)
         self._drain(QUIET_S)
+        self.survivors.settle()
         for host in self.nodes.values():
             host.heal()
         self._drain(QUIET_S + 30)
@@ -219,7 +241,8 @@ class NodesWorld:
                 self.controller.claim()
             if rng.random() < 0.3:
                 self._read_all()
-        if self.now_s < END_S - 5:
+        self.survivors.tick()
+        if self.looks_on:
             self.later(0.5, self._tick)
 
     def ask_controller(self, operation: Any, done: Callable[[Any], None]) -> None:
@@ -267,6 +290,12 @@ class NodesWorld:
                     self.ends[stream, self.controller.stream(stream).epoch] = end
             case UploadCommitted():
                 self._check_commit(record)
+            case WalSegmentBegun(owner, segment):
+                self._logs[segment.name] = owner
+        for name, node in self.controller.image.nodes.items():
+            progress = (node.node_epoch, node.flush_point, *(segment.number for segment in node.wal))
+            if self._progress.get(name) != progress:
+                self._progress[name], self.progress_s[name] = progress, self.now_s
 
     def _check_commit(self, commit: UploadCommitted) -> None:
         self.reached["committed"] += 1
@@ -398,8 +427,11 @@ class NodesWorld:
                 raise Violation("N2", f"without faults node {host.name} does not finish: {host}")
             node = self.controller.node(host.name)
             left = [segment for segment in node.wal if segment.number < node.flush_point.segment]
-            if left or len(node.wal) > 1:
+            if left or len(node.wal) > host.goes_on:
                 raise Violation("N2", f"at rest node {host.name} has WAL segments left: {node.wal} {node.flush_point}")
+        for name, node_id in self._logs.items():
+            if name in self.wal.segments and not self._has(self.controller.node(node_id).wal, name):
+                raise Violation("N2", f"at rest WAL segment {name} of node {node_id} is in the store, and not recorded")
         for stream, known in self.controller.image.streams.items():
             for one in known.ranges:
                 if one.end is None or max(one.committed, known.start) < one.end:
@@ -408,297 +440,6 @@ class NodesWorld:
             state = self.controller.image.objects.state(object)
             if state is not ObjectState.COMMITTED and object not in self.storage.late:
                 raise Violation("O2", f"object {object} is in the storage, its state is {state.name}")
-
-
-class Process:
-    """A machine, its timers and its callers, until it dies. name: of the process, not of its node."""
-
-    def __init__(self, world: NodesWorld, node: NodeId, name: str, machine: ObjectNode | FailoverWorker) -> None:
-        self.machine = machine
-        self.node = node
-        self.is_dead = False
-        self.name = name
-        self._world = world
-        self._tickets = 0
-        self._sinks: dict[int, Callable[[Any], None]] = {}
-
-    def ask(self, request: Any, sink: Callable[[Any], None]) -> None:
-        self._tickets += 1
-        self._sinks[self._tickets] = sink
-        self.tell(Asked(self._tickets, request, self._world.now_s))
-
-    def die(self) -> None:
-        self.is_dead = True
-
-    def tell(self, fact: Any) -> None:
-        world = self._world
-        if self.is_dead:
-            return
-        if not world.is_quiet and world.rng.random() < world.config["deaths"]:
-            self.is_dead = True
-            world.reached["died"] += 1
-            world.reached["failover_died"] += isinstance(self.machine, FailoverWorker)
-            return
-        for effect in self.machine.handle(fact):
-            self._perform(effect)
-
-    def _perform(self, effect: Effect) -> None:
-        world = self._world
-        match effect:
-            case Send(service, question):
-
-                def done(result: Any) -> None:
-                    self.tell(Received(service, Reply(question.number, result)))
-
-                if service is Service.CONTROLLER:
-                    world.ask_controller(question.request, done)
-                elif service is Service.WAL:
-                    world.wal.ask(self.name, question.request, done)
-                else:
-                    world.storage.ask(self.node, question.request, done)
-            case SetTimer(key, after_s):
-                world.later(after_s, lambda: self.tell(TimerFired(key, world.now_s)))
-            case Answer(ticket, result):
-                self._sinks.pop(ticket)(result)
-            case Tell():
-                pass
-            case _:
-                raise AssertionError(effect)
-
-
-class NodeHost:
-    """One node: its processes one after another, at times two at once, and the workers that take over from it."""
-
-    def __init__(self, world: NodesWorld, name: NodeId) -> None:
-        self.name = name
-        self.process: Process | None = None
-        self.is_finished = self._is_finishing = False
-        self._world = world
-        self._processes = 0
-        self._workers: list[Process] = []
-
-    def __str__(self) -> str:
-        return f"{self.process and getattr(self.process.machine, 'phase', '')} {[w.is_dead for w in self._workers]}"
-
-    @property
-    def node(self) -> ObjectNode | None:
-        """The machine of the newest process, if it serves."""
-        process = self.process
-        if process is None or process.is_dead or not isinstance(process.machine, ObjectNode):
-            return None
-        return process.machine if process.machine.phase is Phase.SERVING else None
-
-    def begin(self) -> None:
-        """Begin a process of the node."""
-        world = self._world
-        process = self.process = self._process(
-            ObjectNode(self.name, self._next_epoch(), world.rng.randbytes(8), world.options)
-        )
-        process.ask(StartNode(), lambda result: self._started(process, result))
-        world.later(1.0, lambda: self._watch(process))
-
-    def _process(self, machine: ObjectNode | FailoverWorker) -> Process:
-        self._processes += 1
-        return Process(self._world, self.name, f"{self.name}{self._processes}", machine)
-
-    def _next_epoch(self) -> NodeEpoch:
-        return NodeEpoch(self._world.controller.node_epoch(self.name) + 1)
-
-    def _started(self, process: Process, result: Any) -> None:
-        self._world.reached["node_came_back"] += not isinstance(result, DLogError) and self._processes > 1
-
-    def _watch(self, process: Process) -> None:
-        """Begin the next process once this one is dead or over, by and by."""
-        world = self._world
-        if self.process is not process or self._is_finishing:
-            return
-        machine = process.machine
-        is_over = isinstance(machine, ObjectNode) and machine.phase is Phase.OVER
-        world.reached["over"] += is_over
-        if process.is_dead or is_over:
-            if world.is_quiet or world.rng.random() < 0.5:
-                self.begin()
-                return
-            if not any(not worker.is_dead for worker in self._workers):
-                self._fail_over()
-        world.later(world.rng.uniform(0.2, 2.0), lambda: self._watch(process))
-
-    def suspect(self) -> None:
-        """Take the node for dead: another process of it begins, or its work is taken over."""
-        if self._world.rng.random() < 0.5:
-            self._fail_over()
-        else:
-            self.begin()
-
-    def _fail_over(self) -> None:
-        worker = self._process(
-            FailoverWorker(self.name, self._next_epoch(), self._world.rng.randbytes(8), self._world.options)
-        )
-        self._workers = [*[one for one in self._workers if not one.is_dead], worker]
-
-        def ended(result: Any) -> None:
-            if isinstance(result, DLogError):
-                worker.die()
-            else:
-                self._world.reached["failover"] += 1
-
-        def uploaded(result: Any) -> None:
-            worker.die()
-
-        worker.ask(RecoverNode(), ended)
-        worker.ask(AwaitUploaded(), uploaded)
-
-    def heal(self) -> None:
-        """Faults are over: the workers end, and one process serves, perhaps the one that does."""
-        for worker in self._workers:
-            worker.die()
-        if self.node is None or self._world.rng.random() < 0.5:
-            if self.process is not None:
-                self.process.die()
-            self.begin()
-
-    def finish(self, attempts: int = 2) -> None:
-        """Close all streams, fail over to a worker, and let it upload the rest. attempts: the node may have been taken
-        over long ago, and learn it only now."""
-        world, process = self._world, self.process
-        self._is_finishing = True
-        node = self.node
-        if node is None or process is None:
-            raise Violation("N2", f"without faults node {self.name} does not serve: {self}")
-        streams = tuple(stream for stream in world.acked if node.confirmed_end(stream) is not None)
-
-        def closed(result: Any) -> None:
-            if isinstance(result, NodeEndedError) and attempts:
-                self.begin()
-                world.later(30.0, lambda: self.finish(attempts - 1))
-            elif isinstance(result, DLogError):
-                raise Violation("N2", f"without faults streams are not closed: {result!r}")
-            else:
-                process.ask(UploadAll(), uploaded)
-
-        def uploaded(result: Any) -> None:
-            if isinstance(result, DLogError):
-                raise Violation("N2", f"without faults nothing is uploaded: {result!r}")
-            process.die()
-            worker = self._process(FailoverWorker(self.name, self._next_epoch(), world.rng.randbytes(8), world.options))
-            worker.ask(RecoverNode(), lambda _: None)
-            worker.ask(AwaitUploaded(), done)
-
-        def done(result: Any) -> None:
-            self.is_finished = not isinstance(result, DLogError)
-
-        process.ask(CloseStreamsHere(streams), closed)
-
-
-class Client:
-    """Appends to one stream, which moves between the nodes; several appends are on their way."""
-
-    def __init__(self, world: NodesWorld, stream: ObjectStreamId) -> None:
-        self._world = world
-        self._stream = stream
-        self._process: Process | None = None
-        self._epoch = 0
-        self._next = 0
-        self._number = 0
-        self._waits = False
-
-    def act(self) -> None:
-        """Do one thing: open the stream somewhere, append, read the cache, trim, or close it."""
-        world, rng = self._world, self._world.rng
-        if world.is_quiet:
-            return
-        world.later(rng.choice((0.005, 0.05, 0.3)), self.act)
-        if self._waits:
-            return
-        if self._process is None or self._process.is_dead:
-            self._open()
-        elif rng.random() < world.config["moves"]:
-            self._close()
-        elif rng.random() < world.config["trims"]:
-            self._trim()
-        else:
-            self._append()
-
-    def _open(self) -> None:
-        world = self._world
-        hosts = [host for host in world.nodes.values() if host.node is not None]
-        if not hosts:
-            return
-        process = world.rng.choice(hosts).process
-        assert process is not None
-        epoch = Epoch(world.controller.stream(self._stream).epoch + 1)
-        self._waits = True
-        world.later(2.0, self._give_up(process))
-
-        def opened(result: Any) -> None:
-            self._waits = False
-            if not isinstance(result, DLogError):
-                self._process, self._epoch, self._next = process, epoch, result
-                world.reached["moved"] += 1
-
-        process.ask(OpenStreamHere(self._stream, epoch), opened)
-
-    def _give_up(self, process: Process) -> Callable[[], None]:
-        def look() -> None:
-            if process.is_dead:
-                self._waits = False
-
-        return look
-
-    def _append(self) -> None:
-        world, process, epoch = self._world, self._process, self._epoch
-        assert process is not None
-        entries = list[StreamEntry]()
-        for _ in range(world.rng.choice((1, 1, 3))):
-            self._number += 1
-            payload = b"%d:%d" % (self._stream, self._number) + b"." * world.rng.choice((0, 10, 60))
-            span = Span(self._number, self._number, 5, 5) if world.rng.random() < 0.5 else None
-            world.submitted[self._stream].add(payload)
-            entries.append(stream_entry(payload, span))
-        first = self._next
-        self._next += len(entries)
-
-        def appended(result: Any) -> None:
-            if isinstance(result, DLogError):
-                world.reached["over_capacity"] += result.code == 517
-                if self._process is process and self._epoch == epoch:
-                    self._process = None if result.code == 507 else process
-                    self._next = min(self._next, first)
-                return
-            if result != first + len(entries):
-                raise Violation("O4", f"appended at {first}, told {result}")
-            for offset, entry in enumerate(entries, first):
-                world.acknowledged(self._stream, epoch, offset, bytes(entry.payload))
-            self._read_cache(process, first, entries)
-
-        process.ask(AppendEntries(self._stream, Epoch(epoch), first, tuple(entries)), appended)
-
-    def _read_cache(self, process: Process, first: int, entries: list[StreamEntry]) -> None:
-        """What the cache has is what was appended."""
-        assert isinstance(process.machine, ObjectNode)
-        found = process.machine.read(self._stream, first, first + len(entries), 1000)
-        self._world.reached["cache_read"] += len(found)
-        if found != entries[: len(found)]:
-            raise Violation("N1", f"the cache has other entries at {self._stream}/{first}")
-
-    def _trim(self) -> None:
-        acked = self._world.acked[self._stream]
-        if acked and self._process is not None:
-            start = self._world.rng.randint(0, max(acked) + 1)
-            request = TrimStreamHere(self._stream, Epoch(self._epoch), start)
-            self._process.ask(request, lambda result: self._world.reached.update(trimmed=result is None))
-
-    def _close(self) -> None:
-        process = self._process
-        assert process is not None
-        self._waits = True
-        self._world.later(2.0, self._give_up(process))
-
-        def closed(result: Any) -> None:
-            self._waits = False
-            self._process = None
-
-        process.ask(CloseStreamsHere((self._stream,)), closed)
 
 
 def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool = False) -> Outcome:

@@ -1,16 +1,22 @@
 """Takes over the work of nodes that do not answer, so that segments that they have open get an end.
 
-A failover fences a whole node: it closes all its streams, and uploads what is only in its log. One at a time begins in
-a process. When another process is at it already, that one is given some time first: each failover fences the one
+A failover fences a whole node: it closes all its streams, and uploads what is only in its log. A process runs one of
+each node. When another process is at it already, that one is given some time first: each failover fences the one
 before.
+
+Invariants:
+- A failover goes on to its end, whether somebody waits for it or not.
+- Who waits is told after a time why it takes so long: its streams have no owner until then.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from random import Random
+from typing import NamedTuple
 
 from dlog.errors import DLogError
 from dlog.events import Event
@@ -19,6 +25,7 @@ from dlog.objects.failover import FailoverWorker
 from dlog.objects.image import Image
 from dlog.objects.node_messages import AwaitUploaded, RecoverNode
 from dlog.objects.node_options import NodeOptions
+from dlog.stores.contract import StoreUnavailableError
 from dlog.stores.s3.errors import store_error
 from dlog.stores.s3.metadata import MetadataView
 from dlog.stores.s3.node_services import NodeServices
@@ -27,6 +34,14 @@ from dlog.stores.s3.own_node import NONCE_BYTES
 from dlog.stores.s3.ports import MachineActor, StartMachine
 from dlog.stores.s3.tasks import Tasks
 from dlog.stores.s3.wal_segments import WalSegments
+
+
+class _Failover(NamedTuple):
+    """A failover that runs: its machine, the actor of that, and the logs that it reads."""
+
+    worker: FailoverWorker
+    actor: MachineActor
+    wal: WalSegments
 
 
 class Failovers:
@@ -55,27 +70,45 @@ class Failovers:
         self._rng = rng
         self._on_event = on_event
         self._other_s = other_s
-        self._turn = asyncio.Lock()
+        self._turns: defaultdict[NodeId, asyncio.Lock] = defaultdict(asyncio.Lock)  # for one failover of each node
+        self._running: dict[NodeId, _Failover] = {}
 
-    async def close_streams(self, node: NodeId, is_closed: Callable[[Image], bool]) -> None:
-        """Have the streams of a node closed. is_closed: whether the one of interest is. Raises StoreError; also if
-        another failover was faster, then look again."""
-        async with self._turn:
+    @property
+    def running(self) -> dict[NodeId, NodeEpoch]:
+        """The nodes that this process fails over now, and the node epochs of the failovers."""
+        return {node: one.worker.node_epoch for node, one in self._running.items()}
+
+    async def close_streams(self, node: NodeId, is_closed: Callable[[Image], bool], timeout_s: float) -> None:
+        """Have the streams of a node closed. is_closed: whether the one of interest is. timeout_s: to wait for it; the
+        failover goes on, and the next call waits for the same one. Raises StoreError; also if another failover was
+        faster, then look again."""
+        async with self._turns[node]:
             image = await self._metadata.fresh()
             if is_closed(image):
                 return
             known = image.nodes[node]
-            if known.is_failover and await self._other_closes(known.node_epoch, node, is_closed):
-                return
-            await self._run(node, NodeEpoch(known.node_epoch + 1))
+            failover = self._current(node, known.node_epoch)
+            if failover is None:
+                if known.is_failover and await self._other_closes(known.node_epoch, node, is_closed):
+                    return
+                failover = self._begin(node, NodeEpoch(known.node_epoch + 1))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await failover.actor.ask(RecoverNode())
+        except TimeoutError:
+            trouble = failover.worker.trouble
+            why = "it is read" if trouble is None else trouble.message
+            text = f"the log of a node that is taken over is not recovered yet: node={node} why={why}"
+            raise StoreUnavailableError(text) from trouble
+        except DLogError as error:
+            raise store_error(error) from error
 
     async def take_over(self, node: NodeId, node_epoch: NodeEpoch) -> None:
-        """Take over a node, if it has this epoch still: close its streams; what it left is uploaded behind that. Raises
-        StoreError."""
-        async with self._turn:
+        """Begin to take over a node, if it has this epoch still. Raises StoreError."""
+        async with self._turns[node]:
             image = await self._metadata.fresh()
-            if image.nodes[node].node_epoch == node_epoch:
-                await self._run(node, NodeEpoch(node_epoch + 1))
+            if image.nodes[node].node_epoch == node_epoch and self._current(node, node_epoch) is None:
+                self._begin(node, NodeEpoch(node_epoch + 1))
 
     async def _other_closes(self, epoch: NodeEpoch, node: NodeId, is_closed: Callable[[Image], bool]) -> bool:
         """Wait for another process's failover; whether the stream is closed."""
@@ -90,7 +123,17 @@ class Failovers:
                 break
         return is_closed(await self._metadata.fresh())
 
-    async def _run(self, node: NodeId, epoch: NodeEpoch) -> None:
+    def _current(self, node: NodeId, epoch: NodeEpoch) -> _Failover | None:
+        """The failover that runs here, unless the node has a greater epoch by now: then it was fenced."""
+        failover = self._running.get(node)
+        return None if failover is None or failover.worker.node_epoch < epoch else failover
+
+    def _begin(self, node: NodeId, epoch: NodeEpoch) -> _Failover:
+        """Raises ReaderClosedError."""
+        self._tasks.check_open()
+        former = self._running.pop(node, None)
+        if former is not None:  # it was fenced meanwhile, and may not notice while it waits for the storage
+            former.actor.stop()
         worker = FailoverWorker(node, epoch, self._rng.randbytes(NONCE_BYTES), self._options)
         wal = self._new_wal()
         services = NodeServices(self._metadata.port, wal, self._new_writes(node), self._tasks)
@@ -101,24 +144,18 @@ class Failovers:
             on_event=self._on_event,
             on_end=lambda: None,
         )
-        try:
-            await actor.ask(RecoverNode())
-        except BaseException as error:  # also if it is cancelled: the next caller fails the node over again
-            await _end(actor, wal)
-            if isinstance(error, DLogError):
-                raise store_error(error) from error
-            raise
-        self._tasks.start(partial(self._upload, actor, wal), f"uploads of {node} epoch {epoch}")
+        failover = self._running[node] = _Failover(worker, actor, wal)
+        self._tasks.start(partial(self._finish, node, failover), f"failover of {node} epoch {epoch}")
+        return failover
 
-    async def _upload(self, actor: MachineActor, wal: WalSegments) -> None:
-        """Let the uploads go on to their end. If they fail, or this process ends, the node itself does them when it
+    async def _finish(self, node: NodeId, failover: _Failover) -> None:
+        """Let the failover go on to its end. If it fails, or this process ends, the node itself does the rest when it
         starts again, or the next failover."""
         try:
-            await actor.ask(AwaitUploaded())
+            await failover.actor.ask(RecoverNode())
+            await failover.actor.ask(AwaitUploaded())
         finally:
-            await _end(actor, wal)
-
-
-async def _end(actor: MachineActor, wal: WalSegments) -> None:
-    actor.stop()
-    await wal.close()
+            if self._running.get(node) is failover:
+                del self._running[node]
+            failover.actor.stop()
+            await failover.wal.close()

@@ -184,7 +184,7 @@ class S3Store:
         self._storage = StorageCheck(check_objects, self.cache)
         self.gone_nodes: GoneNodes | None = None
         if self._failovers is not None and processes is not None:
-            self.gone_nodes = GoneNodes(node, self.metadata, self._failovers, processes)
+            self.gone_nodes = GoneNodes(node, self.metadata, self._failovers, processes, self.tasks)
         self._rng = rng
         self._is_open = False
         self._writers: set[S3Writer] = set()
@@ -475,7 +475,7 @@ class S3Store:
             return
         if self._failovers is None:
             raise MisconfiguredError("this process has no store for the logs of nodes, so it cannot recover: store=s3")
-        await self._failovers.close_streams(found.node, partial(_is_closed, place))
+        await self._failovers.close_streams(found.node, partial(_is_closed, place), timeout_s)
 
     def _last_payloads(self, place: Place, found: Range) -> tuple[bytes, ...]:
         """Payloads of the last entries, if this process's node has them."""

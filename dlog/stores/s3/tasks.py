@@ -36,10 +36,14 @@ class Tasks:
             task.cancel()
         await self._group.__aexit__(None, None, None)
 
-    def start(self, work: Callable[[], Awaitable[object]], name: str) -> asyncio.Task[None]:
-        """Run work in a task. Raises ReaderClosedError after the end."""
+    def check_open(self) -> None:
+        """Raises ReaderClosedError after the end."""
         if not self.is_open:
             raise ReaderClosedError("the store is closed, open another one")
+
+    def start(self, work: Callable[[], Awaitable[object]], name: str) -> asyncio.Task[None]:
+        """Run work in a task. Raises ReaderClosedError after the end."""
+        self.check_open()
         task = self._group.create_task(self._run(work, name), name=name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)

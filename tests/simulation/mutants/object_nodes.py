@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dlog.objects.controller import Controller
 from dlog.objects.failover import NodeRecovery, RangeScan
+from dlog.objects.idle_nodes import IdleNodes
 from dlog.objects.node import ObjectNode, _Closing
 from dlog.objects.node_wal import WalCleaner, WalWriter
 from dlog.objects.outbox import Outbox
@@ -153,5 +154,65 @@ MUTANTS = (
         name="the last segments of a log are kept",
         invariants=("N2",),
         parts=planted(Uploader, ("finish_at", "self._begin(flush_point)", "self.cut()")),
+    ),
+    Mutant(
+        name="a node that is gone and was not fenced is left alone",
+        invariants=("N2",),
+        style="gone",
+        parts=planted(IdleNodes, ("_may_be_left", "node not in fact.live", "False")),
+    ),
+    Mutant(
+        name="a failover that died before its uploads is not begun again",
+        invariants=("N2",),
+        style="gone",
+        parts=planted(IdleNodes, ("_may_be_left", "bool(its.wal) if its.is_failover", "False if its.is_failover")),
+    ),
+    Mutant(
+        name="a node whose process is registered is taken over",
+        invariants=("N3",),
+        style="gone",
+        parts=planted(IdleNodes, ("_may_be_left", "node not in fact.live", "True")),
+    ),
+    Mutant(
+        name="one look is enough to take a node over",
+        invariants=("N3",),
+        style="gone",
+        parts=planted(IdleNodes, ("handle", "if before.get(node) == now]", "]")),
+    ),
+    Mutant(
+        name="a node whose log moves is taken for idle",
+        invariants=("N3",),
+        style="gone",
+        parts=planted(
+            IdleNodes,
+            ("handle", "if before.get(node) == now]", "if node in before and before[node][:1] == now[:1]]"),
+        ),
+    ),
+    Mutant(
+        name="a process fences its own failover",
+        invariants=("N3",),
+        style="gone",
+        parts=planted(IdleNodes, ("_may_be_left", "if fact.failovers.get(node, 0) >= its.node_epoch:", "if False:")),
+    ),
+    Mutant(
+        name="a process takes over its own node",
+        invariants=("N3",),
+        style="gone",
+        parts=planted(IdleNodes, ("handle", "if node != self._node and", "if")),
+    ),
+    Mutant(
+        name="an upload of a node that was fenced is recorded",
+        invariants=("O5",),
+        style="gone",
+        parts=planted(
+            Controller,
+            (
+                "_decide",
+                "decide(self.image, operation, self._now_ms, self._options)",
+                "decide(self.image, operation if type(operation).__name__ not in ('PrepareObjects', 'CommitUpload')"
+                " else __import__('dataclasses').replace("
+                "operation, node_epoch=self.image.nodes[operation.node].node_epoch), self._now_ms, self._options)",
+            ),
+        ),
     ),
 )

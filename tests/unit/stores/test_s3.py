@@ -443,6 +443,19 @@ async def test_the_log_is_deleted_once_it_is_uploaded(cluster: Cluster) -> None:
     assert await read(two, ref, 100) == [entry(number) for number in range(100)]
 
 
+async def test_an_upload_costs_five_records_of_metadata_however_many_streams_are_in_it(cluster: Cluster) -> None:
+    store = await cluster.store(W1, wal_segment_bytes=20_000)
+    written = [await cluster.segment(store) for _ in range(60)]
+    before, wal = cluster.controller.version, list(cluster.metadata.image.nodes[W1].wal)
+    for writer, _ in written:
+        await append(writer, 0, 3)
+    await upload(store)
+    await cluster.until(lambda: len(cluster.metadata.image.nodes[W1].wal) == 1)
+    assert all(cluster.committed(ref) == 3 for _, ref in written)
+    assert cluster.metadata.image.nodes[W1].wal != wal, "the log has rolled, and what was uploaded is deleted"
+    assert cluster.controller.version - before <= 5
+
+
 async def test_a_node_without_room_lets_appends_wait_and_ends_the_segment_only_after_a_deadline(
     cluster: Cluster,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dlog.model.object_streams import NodeId
+from dlog.model.object_streams import NodeId, WalSegment
 from dlog.objects.image import ObjectState
 from dlog.stores.contract import MisconfiguredError, SegmentRef, StoreUnavailableError
 from dlog.stores.s3.places import Place
@@ -117,6 +117,52 @@ async def test_a_failover_whose_process_died_before_the_uploads_is_begun_again(c
     assert cluster.committed(ref) == 5
 
 
+async def test_a_failover_that_waits_for_the_storage_is_not_begun_again(cluster: Cluster) -> None:
+    gone, host = await cluster.store(W1), await cluster.store(W3, processes=Processes({W3}))
+    writer, ref = await cluster.segment(gone)
+    await append(writer, 0, 5)
+    await gone.close()
+    cluster.objects.is_full = True
+    assert (await host.recover(ref)).end == 4
+    epoch = cluster.metadata.image.nodes[W1].node_epoch
+    assert host.gone_nodes is not None
+    for _ in range(3):
+        assert await host.gone_nodes.look() == [], "what it read is in memory, and would be read again"
+    cluster.objects.is_full = False
+    await cluster.until(lambda: not cluster.metadata.image.nodes[W1].wal)
+    assert (cluster.committed(ref), cluster.metadata.image.nodes[W1].node_epoch) == (5, epoch)
+
+
+async def test_a_node_whose_log_is_out_of_reach_keeps_no_other_waiting(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, other = await cluster.store(W1), await cluster.store(W2)
+    host = await cluster.store(W3, processes=Processes({W3}))
+    refs = []
+    for store in (gone, other):
+        writer, ref = await cluster.segment(store)
+        await append(writer, 0, 5)
+        refs.append(ref)
+        await store.close()
+    lost = {segment.name for segment in cluster.metadata.image.nodes[W1].wal}
+    whole = WalSegments.recover
+
+    async def recover(log: WalSegments, segment: WalSegment) -> int:
+        if segment.name in lost:
+            raise StoreUnavailableError("the store of the log is out of reach")
+        return await whole(log, segment)
+
+    monkeypatch.setattr(WalSegments, "recover", recover)
+    assert host.gone_nodes is not None
+    await host.gone_nodes.look()
+    assert await host.gone_nodes.look() == [W1, W2]
+    await cluster.until(lambda: not cluster.metadata.image.nodes[W2].wal)
+    assert (cluster.committed(refs[0]), cluster.committed(refs[1])) == (0, 5)
+    lost.clear()
+    await cluster.until(lambda: not cluster.metadata.image.nodes[W1].wal)
+    assert cluster.committed(refs[0]) == 5
+
+
 async def test_a_node_that_makes_progress_is_left_alone_also_if_it_is_not_registered(cluster: Cluster) -> None:
     busy, host = await cluster.store(W1), await cluster.store(W3, processes=Processes({W3}))
     away = await cluster.store(W2, processes=Processes({W2}, has_controller=False))
@@ -129,33 +175,72 @@ async def test_a_node_that_makes_progress_is_left_alone_also_if_it_is_not_regist
     assert await away.gone_nodes.look() == [], "only the process with the controller takes over"
 
 
-async def test_a_failover_that_is_cancelled_closes_what_it_reads(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+async def test_a_failover_goes_on_without_who_waited_and_a_store_that_is_closed_closes_what_it_reads(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one, two = await cluster.store(W1), await cluster.store(W2)
-    writer, ref = await cluster.segment(one)
-    await append(writer, 0, 5)
-    reading, logs, whole = asyncio.Event(), list[WalSegments](), WalSegments.read
+    reading, goes_on, logs, whole = asyncio.Event(), asyncio.Event(), list[WalSegments](), WalSegments.read
 
-    async def read_for_ever(log: WalSegments, *which: Any) -> Any:
-        await whole(log, *which)
+    async def read_late(log: WalSegments, *which: Any) -> Any:
+        found = await whole(log, *which)
         logs.append(log)
         reading.set()
-        await asyncio.Event().wait()
+        await goes_on.wait()
+        return found
 
-    monkeypatch.setattr(WalSegments, "read", read_for_ever)
-    async with asyncio.TaskGroup() as group:
-        recovery = group.create_task(two.recover(ref), name="recovery")
-        await reading.wait()
+    async with Cluster() as cluster:
+        one, two = await cluster.store(W1), await cluster.store(W2)
+        writer, ref = await cluster.segment(one)
+        await append(writer, 0, 5)
+        monkeypatch.setattr(WalSegments, "read", read_late)
+        async with asyncio.TaskGroup() as group:
+            recovery = group.create_task(two.recover(ref), name="recovery")
+            await reading.wait()
+            recovery.cancel()
         assert logs[0]._readers
-        recovery.cancel()
-    assert not logs[0]._readers
+        epoch = cluster.metadata.image.nodes[W1].node_epoch
+        async with asyncio.TaskGroup() as group:
+            recovery = group.create_task(two.recover(ref), name="another one that waits")
+            await cluster.until(lambda: cluster.metadata.image.nodes[W1].is_failover)
+            goes_on.set()
+        assert recovery.result().end == 4
+        assert cluster.metadata.image.nodes[W1].node_epoch == epoch, "it waited for the failover that ran"
+        goes_on.clear()
+        reading.clear()
+        three = await cluster.store(W3)
+        writer, ref = await cluster.segment(three)
+        await append(writer, 0, 5)
+        async with asyncio.TaskGroup() as group:
+            recovery = group.create_task(two.recover(ref), name="recovery")
+            await reading.wait()
+            recovery.cancel()
+        assert logs[-1]._readers
+        [segment] = cluster.metadata.image.nodes[W3].wal
+    assert not logs[-1]._readers
     monkeypatch.undo()
-    [segment] = cluster.metadata.image.nodes[W1].wal
     with pytest.raises(StoreUnavailableError):
-        await logs[0].read(segment, 0, 1)
-    assert not logs[0]._readers, "what is opened too late is closed, too"
+        await logs[-1].read(segment, 0, 1)
+    assert not logs[-1]._readers, "what is opened too late is closed, too"
+
+
+async def test_who_waits_for_a_log_that_is_out_of_reach_is_told_and_the_failover_goes_on(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = await cluster.store(W1), await cluster.store(W2, retry_s=0.5)
+    writer, ref = await cluster.segment(one)
+    await append(writer, 0, 5)
+
+    async def recover(*_: Any) -> int:
+        raise StoreUnavailableError("too few bookies answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WalSegments, "recover", recover)
+        with pytest.raises(StoreUnavailableError, match="too few bookies answer"):
+            await two.recover(ref)
+        epoch = cluster.metadata.image.nodes[W1].node_epoch
+        with pytest.raises(StoreUnavailableError, match="too few bookies answer"):
+            await two.recover(ref)
     assert (await two.recover(ref)).end == 4
+    assert cluster.metadata.image.nodes[W1].node_epoch == epoch, "one failover did it"
 
 
 async def test_a_process_that_waits_for_an_end_asks_the_controller_less_and_less_often(
