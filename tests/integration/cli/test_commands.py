@@ -136,7 +136,7 @@ def test_a_ledger_is_made_of_lines(cluster: Up) -> None:
     assert ok(cluster, "ledger", "read", str(2**62 + 1), "--format", "raw") == b"".join(lines)
     assert b"3 entries, 3 bytes" in ok(cluster, "ledger", "create", "-", "--quorum", "1/1/1", given=b"a\nb\nc\n")
     code, _, err = dlog(*words, "--id", str(2**62 + 1), directory=cluster.directory)
-    assert code == 1 and "choose another id" in err
+    assert code == 2 and "choose another id" in err
 
 
 def test_a_watched_status_is_redrawn_on_a_terminal(cluster: Up) -> None:
