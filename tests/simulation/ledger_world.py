@@ -408,7 +408,7 @@ class LedgerWorld:
 
     @property
     def is_answered(self) -> bool:
-        return len(self.results) == self.config["entries"]
+        return bool(len(self.results) == self.config["entries"])
 
     def demand(self, condition: Any, text: str) -> None:
         if not self.sim.run(until_s=self.sim.now_s + SETTLE_S, until=condition):
