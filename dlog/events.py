@@ -143,6 +143,18 @@ class BookieLost(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class BookieQuarantined(Event):
+    """A bookie failed so often lately that this process avoids it for new ensembles. failures: those within SPELL_S of
+    each other (dlog/ledger/quarantine.py) count as one."""
+
+    name: ClassVar[str] = "bookie.quarantined"
+    level: ClassVar[str] = "warning"
+    peer: str
+    failures: int
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StreamOwned(Event):
     """This proxy claimed the stream, and recovers it next. previous: the proxy that held the claim before."""
 

@@ -57,7 +57,7 @@ def tuned(config_path: str | None) -> BackendLimits:
     serving.tell(configured("kafka", stores.kafka, config_path))
     serving.tell(configured("ledger", stores.ledger, config_path))
     serving.tell(configured("objects", stores.objects, config_path))
-    return replace(TUNING, stores=stores, ledgers=replace(TUNING.ledgers, placement=stores.ledger))
+    return replace(TUNING, stores=stores, ledgers=TUNING.ledgers.configured(stores.ledger))
 
 
 @asynccontextmanager

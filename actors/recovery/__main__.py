@@ -28,6 +28,7 @@ from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
 from dlog.io.metadata import SessionState
 from dlog.io.metadata_contact import connection_events
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.ledger.ledger_options import LedgerOptions
 from dlog.ledger.repair import RepairOptions
 
 _NOT_IN_ID = re.compile(r"[^a-zA-Z0-9._-]")
@@ -42,17 +43,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = options.id or f"{_NOT_IN_ID.sub('-', socket.gethostname())[:200]}:{os.getpid()}"
         logs.setup(log_format, role="recovery", id=name)
         logs.tell(settings.configured("recovery", options, config))
+        section = settings.load(LedgerOptions, "ledger", config, {})
+        logs.tell(settings.configured("ledger", section, config))
         if ignored := settings.ignored_variables():
             _tell(VariablesIgnored(ignored))
-        await serve(options, name)
+        await serve(options, section, name)
         return 0
 
     return process.run(run)
 
 
-async def serve(options: RecoveryOptions, name: str) -> None:
-    """Run until SIGTERM. name: of this process, in votes and locks. Raises ConfigError, ClusterNotFoundError,
-    MetadataUnavailableError, UnsupportedVersionError before it is ready."""
+async def serve(options: RecoveryOptions, section: LedgerOptions, name: str) -> None:
+    """Run until SIGTERM. section: [ledger], for the choice of replacements. name: of this process, in votes and locks.
+    Raises ConfigError, ClusterNotFoundError, MetadataUnavailableError, UnsupportedVersionError before it is ready."""
     stopping = process.stop_event(_tell)
     rng = random.Random(os.urandom(8))
     async with contextlib.AsyncExitStack() as stack:
@@ -64,7 +67,7 @@ async def serve(options: RecoveryOptions, name: str) -> None:
         marks = metadata.underreplication(name)
         await marks.prepare()
         bookies = await stack.enter_async_context(BookieClient(resolver(metadata), rng=rng))
-        limits = LedgersOptions(repair=RepairOptions(rate_bytes_per_s=options.worker_bytes_s))
+        limits = LedgersOptions(repair=RepairOptions(rate_bytes_per_s=options.worker_bytes_s)).configured(section)
         ledgers = await stack.enter_async_context(Ledgers(metadata, bookies, rng=rng, options=limits, on_event=_tell))
         auditing = Auditing(options, metadata, marks, metadata.auditor_election(name), _tell)
         # comparisons have connections of their own: slow summaries never close those of repairs
@@ -111,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Give ledgers the copies again that they lost with a bookie.",
         allow_abbrev=False,
     )
-    parser.add_argument("--config", metavar="FILE", help="TOML file; its section [recovery] is used")
+    parser.add_argument("--config", metavar="FILE", help="TOML file; its sections [recovery] and [ledger] are used")
     parser.add_argument("--log-format", choices=("json", "text"))
     settings.add_flags(parser, RecoveryOptions)
     return parser

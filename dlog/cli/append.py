@@ -99,7 +99,7 @@ def append(
     user_stream_name(stream)
     begun_s = monotonic_s()
     failure: DLogError | None = None
-    with _input(file) as descriptor, _progress(descriptor, quiet=as_json) as progress:
+    with opened_input(file) as descriptor, _progress(descriptor, quiet=as_json) as progress:
         tally = Tally(progress)
         work = _append(target(connect, directory), stream, tally, descriptor, framed, make, as_json)
         try:
@@ -343,7 +343,8 @@ async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
 
 
 @contextmanager
-def _input(file: str) -> Iterator[int]:
+def opened_input(file: str) -> Iterator[int]:
+    """A descriptor of the file, or of standard input for "-". Raises CommandError."""
     if file == "-":
         try:
             descriptor = sys.stdin.fileno()

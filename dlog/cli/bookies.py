@@ -23,8 +23,9 @@ from dlog.cli.output import (
     size_text,
 )
 from dlog.cli.servers import server_command
-from dlog.errors import ProtocolError
+from dlog.errors import ConnectionLostError, ProtocolError
 from dlog.hostport import join_host_port
+from dlog.io.bookie_questions import read_space
 from dlog.io.clock import monotonic_s
 from dlog.io.metadata import BookieInfo
 from dlog.machine import Missing
@@ -40,6 +41,7 @@ from dlog.wire.bookie import (
     ResponseDecoder,
     encode_request,
 )
+from dlog.wire.bookie_v3_messages import SpaceTold
 
 PATIENCE_S = 3.0
 COLLECT_PATIENCE_S = 10.0  # a bookie may be busy while it collects
@@ -103,7 +105,8 @@ def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json:
 @click.argument("which", metavar="[BOOKIE]", required=False)
 @zookeeper_options
 def status(which: str | None, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> int:
-    """Check that BOOKIE, or every registered bookie, answers. Exit 1 if one does not."""
+    """Check that BOOKIE, or every registered bookie, answers, and show the free space of its disks. Exit 1 if one does
+    not answer."""
     if which is not None:
         bookie_id(which)
     rows = asyncio.run(_status(which, hosts, namespace, directory))
@@ -111,8 +114,8 @@ def status(which: str | None, hosts: str | None, namespace: str | None, director
         say_json(rows)
     else:
         say_table(
-            ("bookie", "address", "state", "cookie", "answers"),
-            ((r["bookie"], r["address"], r["state"], r["cookie"], r["answers"]) for r in rows),
+            ("bookie", "address", "state", "cookie", "free", "answers"),
+            ((r["bookie"], r["address"], r["state"], r["cookie"], _free(r), r["answers"]) for r in rows),
         )
     return EXIT_OK if all(r["alive"] for r in rows) else EXIT_FAILED
 
@@ -137,12 +140,15 @@ async def _status(
         for bookie, (info, state) in sorted(known.items()):
             cookie = await metadata.read_cookie(bookie)
             alive, answers = await _ask(info)
+            space = await _space(info) if alive else SpaceTold(Code.IO_ERROR)
             rows.append(
                 {
                     "bookie": bookie,
                     "address": join_host_port(info.host, info.port),
                     "state": state,
                     "cookie": "missing" if isinstance(cookie, Missing) else "kept",
+                    "free_bytes": space.free_bytes,
+                    "total_bytes": space.total_bytes,
                     "alive": alive,
                     "answers": answers,
                 }
@@ -159,6 +165,19 @@ async def _ask(info: BookieInfo) -> tuple[bool, str]:
     except _SilentError as error:
         return False, f"no: {error}"
     return True, f"in {(monotonic_s() - begun_s) * 1000:.1f} ms"
+
+
+async def _space(info: BookieInfo) -> SpaceTold:
+    """The space of the bookie's disks; without figures if it does not tell."""
+    try:
+        return await read_space(info.host, info.port, PATIENCE_S)
+    except (OSError, ConnectionLostError, ProtocolError):
+        return SpaceTold(Code.IO_ERROR)
+
+
+def _free(row: dict[str, Any]) -> str:
+    free, total = row["free_bytes"], row["total_bytes"]
+    return f"{size_text(free)} of {size_text(total)}" if free is not None and total is not None else "unknown"
 
 
 class _SilentError(Exception):

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import sys
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from dlog.model.verification import Verified
 
 READ_BYTES = 1024 * 1024
+PENDING_MAX = 1000  # entries of `create` that are sent and not confirmed
 VERIFIED_AT_ONCE = 4
 
 
@@ -217,6 +219,79 @@ async def _verify_all(
     if totals.bad_ledgers:
         note("`dlog ledger verify LEDGER` lists the bad copies of a ledger")
     return EXIT_OK if totals.is_good else EXIT_FAILED
+
+
+@ledger.command(
+    cls=MutatingCommand,
+    when_unknown="`dlog ledger ls` shows whether the ledger is there; close it by `dlog ledger recover LEDGER`",
+)
+@click.argument("file")
+@click.option(
+    "--id",
+    "number",
+    type=click.IntRange(0, 2**63 - 1),
+    help="Id of the ledger, one that no ledger ever had. From 2**62 on none is assigned to others. Default: the next.",
+)
+@click.option(
+    "--quorum",
+    metavar="E/QW/QA",
+    default="3/3/2",
+    show_default=True,
+    help="Ensemble size, copies of each entry, acknowledgements waited for.",
+)
+@click.option("--digest", type=click.Choice(["CRC32C", "CRC32", "HMAC", "DUMMY"]), default="CRC32C", show_default=True)
+@click.option("--custom", metavar="KEY=VALUE", multiple=True, help="Custom metadata; may be repeated.")
+@zookeeper_options
+def create(
+    file: str,
+    number: int | None,
+    quorum: str,
+    digest: str,
+    custom: tuple[str, ...],
+    hosts: str | None,
+    namespace: str | None,
+    directory: str | None,
+    as_json: bool,
+) -> None:
+    """Create a ledger with the lines of FILE ('-': stdin) as its entries, and close it. It belongs to no stream."""
+    sizes = quorum.split("/")
+    if len(sizes) != 3 or not all(size.isascii() and size.isdigit() and len(size) <= 3 for size in sizes):
+        raise CommandError(f"not a quorum: value={quorum[:60]!r}", "write ensemble/write/ack, as 3/3/2")
+    pairs: list[tuple[str, bytes]] = []
+    for text in custom:
+        key, equals, value = text.partition("=")
+        if not key or not equals or key.startswith("dlog."):
+            raise CommandError(
+                f"not custom metadata: value={text[:60]!r}", "write KEY=VALUE; keys that begin with dlog. are taken"
+            )
+        pairs.append((key, value.encode()))
+
+    async def work(descriptor: int) -> dict[str, Any]:
+        sized = Quorum(ensemble=int(sizes[0]), write=int(sizes[1]), ack=int(sizes[2]))
+        async with ledgers_of(hosts, namespace, directory) as ledgers:
+            given = None if number is None else LedgerId(number)
+            writer = await ledgers.create(sized, digest=DigestType[digest], custom=tuple(pairs), ledger=given)
+            pending: deque[asyncio.Future[EntryId]] = deque()
+            async for lines, _ in line_batches(descriptor):
+                for line in lines:
+                    pending.append(writer.append((line,)))
+                    if len(pending) > PENDING_MAX:
+                        await pending.popleft()
+            for future in pending:
+                await future
+            await writer.close()
+            return describe(writer.ledger_id, writer.metadata)
+
+    from dlog.cli.append import line_batches, opened_input
+    from dlog.model.ledger import DigestType
+    from dlog.model.quorum import Quorum
+
+    with opened_input(file) as descriptor:
+        told = asyncio.run(work(descriptor))
+    if as_json:
+        say_json(told)
+    else:
+        say(f"ledger {told['ledger']} is closed: {told['entries']:,} entries, {told['bytes']:,} bytes")
 
 
 @ledger.command(

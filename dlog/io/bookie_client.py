@@ -22,8 +22,8 @@ from typing import Any, cast
 from dlog.errors import ConnectionLostError, DamagedError, ProtocolError
 from dlog.events import BookieLost, Event
 from dlog.io import local_transport, metrics
+from dlog.io.bookie_questions import read_list
 from dlog.io.clock import SYSTEM_CLOCK, Clock
-from dlog.io.entry_lists import read_list
 from dlog.io.receive_buffers import buffer_for, received
 from dlog.machine import Fact, Peer, PeerLost, Received
 from dlog.model.ids import BookieId

@@ -17,8 +17,9 @@ from dlog.errors import ClosedError, DLogError
 from dlog.io import metrics
 from dlog.io.driver import Driver, Sink
 from dlog.ledger.adding import Add, Close, Closed, LedgerAdder
-from dlog.ledger.reading import Distance, ReadDone, ReadLedger, UseMetadata
 from dlog.ledger.reading import EntryReader as ReadingMachine
+from dlog.ledger.reading import ReadDone, ReadingOptions, ReadLedger, UseMetadata
+from dlog.ledger.replica_health import Distance, ReplicaHealth
 from dlog.ledger.tailing import LearnLac, LearnMetadata, LedgerLac, LedgerTailer, WaitLac
 from dlog.machine import Machine
 from dlog.model.ids import NO_ENTRY, EntryId, LedgerId
@@ -74,20 +75,23 @@ class LedgerWriter:
         """The ledger's metadata as last read or written."""
         return self._machine.metadata
 
-    def append(self, parts: tuple[Buffer, ...]) -> asyncio.Future[EntryId]:
+    def append(self, parts: tuple[Buffer, ...], entry: EntryId | None = None) -> asyncio.Future[EntryId]:
         """Add an entry, the parts joined; the future gets its id once an ack quorum holds it, in order of appends.
 
+        entry: its id, from 0 on without gaps, for all entries of the ledger or for none. An entry that comes before
+        those with lower ids waits for them, also for ever; `close` fails it (not added). An id that is taken, or a mix
+        of both ways, is InvalidRequestError (not added).
         Parts must not change until then. Raises OverCapacityError or ClosedError at once (not added). The future
         raises LedgerFencedError, NotEnoughBookiesError, UnauthorizedError and others, with `outcome_unknown` if the
         entry may be in the ledger. Cancelling stops the wait only: the entry is still added.
         """
         future: asyncio.Future[EntryId] = asyncio.get_running_loop().create_future()
-        self.submit(parts, partial(_settle, future))
+        self.submit(parts, partial(_settle, future), entry)
         return future
 
-    def submit(self, parts: tuple[Buffer, ...], sink: Sink) -> None:
+    def submit(self, parts: tuple[Buffer, ...], sink: Sink, entry: EntryId | None = None) -> None:
         """`append` without a future: calls `sink` with the EntryId or DLogError, in order; it must not raise."""
-        self._driver.submit(Add(parts), sink)
+        self._driver.submit(Add(parts, entry), sink)
         _count_sent()
         _count_sent_bytes(sum(map(len, parts)))
 
@@ -129,6 +133,8 @@ class LedgerReader:
         last_entry: EntryId | None,
         on_close: Callable[[], None],
         distance: Distance | None = None,
+        options: ReadingOptions | None = None,
+        health: ReplicaHealth | None = None,
     ) -> None:
         self.ledger_id = ledger
         self._start = start
@@ -137,7 +143,9 @@ class LedgerReader:
         self._metadata = metadata
         self._end = metadata.last_entry if metadata.is_closed else last_entry
         self._lac = NO_ENTRY if self._end is None else self._end
-        self._reading = start(ReadingMachine(ledger, metadata, digest, distance=distance), ledger, "reader")
+        self._reading = start(
+            ReadingMachine(ledger, metadata, digest, options or ReadingOptions(), distance, health), ledger, "reader"
+        )
         self._tailing: Driver | None = None
         self._following = False  # a WaitLac is pending at the tailer
         self._waiters = 0

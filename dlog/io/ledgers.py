@@ -31,22 +31,25 @@ from typing import Protocol
 
 from dlog.errors import (
     ClosedError,
-    DLogError,
     InvalidRequestError,
     LedgerNotFoundError,
     MetadataUnavailableError,
     NotEnoughBookiesError,
 )
-from dlog.events import Event, LedgerHandleFailed, LedgerIdInUse, LedgerOpened, PlacementNotKept
+from dlog.events import BookieLost, Event, LedgerHandleFailed, LedgerIdInUse, LedgerOpened, PlacementNotKept
 from dlog.io.bookie_client import BookieClient, BookieRequester, Resolve
 from dlog.io.bookie_locations import BookieLocations
+from dlog.io.bookie_spaces import BookieSpaces
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.driver import Driver
 from dlog.io.ledger_handles import LedgerReader, LedgerWriter
-from dlog.io.metadata import LedgerMetadataStore, Membership, VersionedStore
+from dlog.io.ledger_watch import MetadataRefresher
+from dlog.io.metadata import LedgerMetadataStore, Membership
 from dlog.ledger.adding import AddingOptions, LedgerAdder
 from dlog.ledger.comparing import Compare, Compared, LedgerComparer
+from dlog.ledger.disk_weights import DiskWeights
 from dlog.ledger.finding import FindTail, TailFinder
+from dlog.ledger.ledger_options import LedgerOptions
 from dlog.ledger.placement import Placement, refusal
 from dlog.ledger.placement_policy import (
     RANDOM,
@@ -57,9 +60,11 @@ from dlog.ledger.placement_policy import (
     policy_of,
 )
 from dlog.ledger.preferred_placement import PreferredPlacement
-from dlog.ledger.reading import Distance
+from dlog.ledger.quarantine import Quarantine
+from dlog.ledger.reading import ReadingOptions
 from dlog.ledger.recovery import LedgerRecoverer, Recover, Recovered, RecoveryOptions
 from dlog.ledger.repair import LedgerRepairer, Repair, Repaired, RepairOptions
+from dlog.ledger.replica_health import Distance, ReplicaHealth
 from dlog.ledger.spread_placement import SpreadPlacement
 from dlog.ledger.tailing import LedgerLac, LedgerTailer, ReadLac
 from dlog.ledger.verifying import LedgerVerifier, Verify
@@ -74,6 +79,7 @@ from dlog.wire.digest import Digest
 
 CREATE_ATTEMPTS = 64  # ids tried per ledger; ids are in use if the generator was restored from a backup
 AHEAD_MAX = 2048  # ids drawn at once to get past those in use
+GIVEN_IDS = 2**62  # no generator of ids gets so far: it begins a directory of ids for each 2**31
 _LATE_COPIES_S = 1.0  # for copies beyond the ack quorum that a writer has not sent yet, or that are not yet stored
 _VET_RETRY_S = 0.2  # until bookies that did not confirm an unused id are asked again, if there are no others
 
@@ -88,9 +94,34 @@ class LedgersOptions:
     vet_s: float = option(1.0, sim=(0.1, 2.0))  # for a bookie to confirm that it holds nothing under a new ledger's id
     vet_all_s: float = option(5.0, sim=(1.0, 10.0))  # the same in all, if too few other bookies are left
     adding: AddingOptions = field(default_factory=AddingOptions)
+    reading: ReadingOptions = field(default_factory=ReadingOptions)
     recovery: RecoveryOptions = field(default_factory=RecoveryOptions)
     placement: PlacementOptions = field(default_factory=PlacementOptions)
     repair: RepairOptions = field(default_factory=RepairOptions)
+    quarantine_failures: int = 3  # see LedgerOptions, also for the next three
+    quarantine_s: float = 600.0
+    disk_weight_max: float = 0.0  # a client that lives for one command does not ask for the space of disks
+    disk_ask_s: float = 300.0
+
+    def configured(self, section: LedgerOptions) -> LedgersOptions:
+        """These settings with those of section [ledger]."""
+        adding = replace(
+            self.adding,
+            ensemble_changes_max=section.ensemble_changes_max,
+            delayed_change=section.ensemble_change_delayed,
+            ack_quorum_timeout_s=section.ack_quorum_timeout_s,
+        )
+        reading = replace(self.reading, speculate_s=section.speculate_s, speculate_min_s=section.speculate_min_s)
+        return replace(
+            self,
+            adding=adding,
+            reading=reading,
+            placement=section,
+            quarantine_failures=section.quarantine_failures,
+            quarantine_s=section.quarantine_s,
+            disk_weight_max=section.disk_weight_max,
+            disk_ask_s=section.disk_ask_s,
+        )
 
 
 class LedgersMetadata(LedgerMetadataStore, Membership, Protocol):
@@ -129,21 +160,30 @@ class Ledgers:
         self._bookies = bookies
         self._rng = rng
         self._locations = locations = BookieLocations(metadata)
-        self._spread = SpreadPlacement(RANDOM, locations.writable, locations.locate, rng)
+        self._quarantine = Quarantine(self.options.quarantine_failures, self.options.quarantine_s)
+        weights = DiskWeights(self.options.disk_weight_max) if self.options.disk_weight_max else None
+        self.disk_weights = weights  # None: bookies are chosen whatever their disks
+        self._spaces = BookieSpaces(metadata, weights, self.options.disk_ask_s, rng) if weights is not None else None
+        weight = None if weights is None else weights.weight
+        self._spread = SpreadPlacement(RANDOM, locations.writable, locations.locate, rng, weight, self._is_quarantined)
         self._placements: dict[PlacementPolicy, Placement] = {}  # one for all ledgers of a policy
         here = self.options.placement.location
         self._distance: Distance | None = None if here is None else lambda b: here.distance(locations.locate(b))
+        self._health = ReplicaHealth(self.options.reading.speculate_s, self.options.reading.speculate_min_s)
         self._on_event = on_event
         self._clock = clock
+        self._asking: asyncio.Task[None] | None = None
         self._tasks = asyncio.TaskGroup()
         self._open = False
         self._drivers: dict[Driver, tuple[BookieRequester, LedgerId]] = {}
         self._on_end = self._forget  # one bound method for all drivers
-        self._watches: dict[_MetadataRefresher, None] = {}
+        self._watches: dict[MetadataRefresher, None] = {}
 
     async def __aenter__(self) -> Ledgers:
         await self._tasks.__aenter__()
         self._open = True
+        if self._spaces is not None:
+            self._asking = self._tasks.create_task(self._spaces.run(), name="space of bookies")
         return self
 
     async def __aexit__(
@@ -151,6 +191,8 @@ class Ledgers:
     ) -> None:
         self._open = False
         self._locations.close()
+        if self._asking is not None:
+            self._asking.cancel()
         for watch in list(self._watches):
             watch.stop()
         for driver in list(self._drivers):
@@ -191,22 +233,27 @@ class Ledgers:
         password: bytes | None = None,
         custom: tuple[tuple[str, bytes], ...] = (),
         min_regions: int = 1,
+        ledger: LedgerId | None = None,
     ) -> LedgerWriter:
         """Create a ledger under an id that metadata and every bookie of its ensemble do not know; return its writer.
 
         ensemble_min: smallest ensemble to accept when too few bookies are writable; None: the quorum's ensemble.
         custom: stored in the ledger's metadata. min_regions: regions that must hold an entry before it is confirmed,
-        also by a recovery of the ledger. Raises NotEnoughBookiesError or MetadataUnavailableError (an empty
-        ledger may remain). Cancelling may leave an empty ledger too.
+        also by a recovery of the ledger. ledger: the id, if the caller gives it, 0 to 2**63 - 1. Ids from GIVEN_IDS on
+        are never assigned to other ledgers. One that a ledger had before, also a deleted one, must not be given again.
+        Raises NotEnoughBookiesError or MetadataUnavailableError (an empty ledger may remain), InvalidRequestError (the
+        given id is in use). Cancelling may leave an empty ledger too.
         """
         digest = self.options.digest if digest is None else digest
         password = self.options.password if password is None else password
         least = quorum.ensemble if ensemble_min is None else ensemble_min
         policy = self._policy(min_regions)
         placement = self._placement(policy)
-        ahead = 1
-        for _ in range(CREATE_ATTEMPTS):
-            ledger = await self._metadata.new_ledger_id(ahead)
+        given, ahead = ledger, 1
+        if given is not None and not 0 <= given < 2**63:
+            raise InvalidRequestError(f"a ledger id is between 0 and 2**63 - 1: ledger={given}")
+        for _ in range(CREATE_ATTEMPTS if given is None else 1):
+            ledger = await self._metadata.new_ledger_id(ahead) if given is None else given
             ahead = min(2 * ahead, AHEAD_MAX)  # if this id is in use, so are probably the next ones
             ensemble = await self._choose_vetted(ledger, placement, quorum, least)
             if ensemble is None:
@@ -223,6 +270,10 @@ class Ledgers:
             written = await self._write_new(ledger, value)
             if written is not None:
                 return self._writer(ledger, written, Digest(ledger, digest, password), placement)
+        if given is not None:
+            raise InvalidRequestError(
+                f"a ledger with this id exists, or bookies hold entries of one, choose another id: ledger={given}"
+            )
         raise MetadataUnavailableError(
             f"no unused ledger id found, all ids tried are in use: was ZooKeeper restored from a "
             f"backup? See docs/restore.md: attempts={CREATE_ATTEMPTS}"
@@ -254,6 +305,8 @@ class Ledgers:
                 if len(vetted.unknown_to) == len(ensemble):
                     return ensemble
                 silent |= set(ensemble) - vetted.unknown_to
+                for bookie in sorted(set(ensemble) - vetted.unknown_to):
+                    self._note_failure(bookie)
 
     async def _choose(
         self, placement: Placement, quorum: Quorum, least: int, exclude: Collection[BookieId]
@@ -303,12 +356,25 @@ class Ledgers:
         metadata = await self.metadata_of(ledger)
         digest = self._digest(ledger, metadata, password)
         if metadata.is_closed or last_entry is not None:
-            return LedgerReader(ledger, metadata, digest, self._start, last_entry, _nothing, self._distance)
-        watch = _MetadataRefresher(ledger, self._metadata, self._tasks, self._unwatch)
-        reader = LedgerReader(ledger, metadata, digest, self._start, None, watch.stop, self._distance)
+            return self._reader(ledger, metadata, digest, last_entry, _nothing)
+        watch = MetadataRefresher(ledger, self._metadata, self._tasks, self._unwatch)
+        reader = self._reader(ledger, metadata, digest, None, watch.stop)
         self._watches[watch] = None
         watch.begin(reader)
         return reader
+
+    def _reader(
+        self,
+        ledger: LedgerId,
+        metadata: LedgerMetadata,
+        digest: Digest,
+        last_entry: EntryId | None,
+        on_close: Callable[[], None],
+    ) -> LedgerReader:
+        reading, start = self.options.reading, self._start
+        return LedgerReader(
+            ledger, metadata, digest, start, last_entry, on_close, self._distance, reading, self._health
+        )
 
     async def metadata_of(self, ledger: LedgerId) -> LedgerMetadata:
         """Read the ledger's metadata. Raises LedgerNotFoundError, MetadataUnavailableError."""
@@ -506,7 +572,7 @@ class Ledgers:
             name=f"ledger {ledger} {kind}",
             send=asker.send,
             metadata=self._metadata,
-            on_event=self._on_event,
+            on_event=self._note_event,
             requests_max=requests_max,
             clock=self._clock,
         )
@@ -515,7 +581,20 @@ class Ledgers:
         driver.begin(self._on_end)
         return driver
 
-    def _unwatch(self, watch: _MetadataRefresher) -> None:
+    def _note_event(self, event: Event) -> None:
+        """Tell an event of a machine."""
+        self._on_event(event)
+        if isinstance(event, BookieLost):
+            self._note_failure(BookieId(event.peer))
+
+    def _note_failure(self, bookie: BookieId) -> None:
+        if event := self._quarantine.note_failure(bookie, self._clock.monotonic_s()):
+            self._on_event(event)
+
+    def _is_quarantined(self, bookie: BookieId) -> bool:
+        return self._quarantine.holds(bookie, self._clock.monotonic_s())
+
+    def _unwatch(self, watch: MetadataRefresher) -> None:
         self._watches.pop(watch, None)
 
     def _forget(self, driver: Driver, error: Exception | None) -> None:
@@ -537,63 +616,6 @@ class Ledgers:
         if found is None:
             found = self._placements[policy] = self._spread.under(policy)
         return found
-
-
-class _MetadataRefresher:
-    """Reads metadata again for a reader when a watch fires. A lost watch only costs time: the tailer polls, too."""
-
-    def __init__(
-        self,
-        ledger: LedgerId,
-        metadata: VersionedStore,
-        tasks: asyncio.TaskGroup,
-        on_end: Callable[[_MetadataRefresher], None],
-    ) -> None:
-        self._ledger = ledger
-        self._metadata = metadata
-        self._tasks = tasks
-        self._on_end = on_end
-        self._reader: LedgerReader | None = None
-        self._unsubscribe: Callable[[], None] = _nothing
-        self._reading: asyncio.Task[None] | None = None
-        self._again = False
-
-    def begin(self, reader: LedgerReader) -> None:
-        self._reader = reader
-        self._unsubscribe = self._metadata.watch(LedgerKey(self._ledger), self._fired)
-
-    def stop(self) -> None:
-        self._reader = None
-        self._on_end(self)
-        self._unsubscribe()
-        self._unsubscribe = _nothing  # it refers to a method of this object: a cycle
-        if self._reading is not None:
-            self._reading.cancel()
-
-    def _fired(self) -> None:
-        if self._reader is None:
-            return
-        if self._reading is not None:
-            self._again = True
-            return
-        self._reading = self._tasks.create_task(self._read(), name=f"ledger {self._ledger} watch")
-
-    async def _read(self) -> None:
-        try:
-            self._again = True
-            while self._again:
-                self._again = False
-                outcome = await self._metadata.read(LedgerKey(self._ledger))
-                if self._reader is None:
-                    return
-                if isinstance(outcome, Versioned):
-                    self._reader.learn_metadata(outcome.value)
-                elif isinstance(outcome, Missing):
-                    self._reader.learn_deleted(LedgerNotFoundError(f"the ledger was deleted: ledger={self._ledger}"))
-        except DLogError:
-            return  # the watch is a hint only
-        finally:
-            self._reading = None
 
 
 def _nothing() -> None:

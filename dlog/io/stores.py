@@ -34,7 +34,7 @@ from dlog.io.s3_direct_store import open_s3_direct_store
 from dlog.io.s3_store import S3Access, open_cluster_s3_store
 from dlog.io.settings import load
 from dlog.io.threads import RealThreads
-from dlog.ledger.placement_policy import PlacementOptions
+from dlog.ledger.ledger_options import LedgerOptions
 from dlog.stores.cold.options import ColdOptions
 from dlog.stores.cold.store import ColdStore
 from dlog.stores.contract import SegmentStore
@@ -69,7 +69,7 @@ class StoresOptions:
     cold: ColdOptions = field(default_factory=ColdOptions)
     file: FileStoreOptions = field(default_factory=FileStoreOptions)
     kafka: KafkaOptions = field(default_factory=KafkaOptions)
-    ledger: PlacementOptions = field(default_factory=PlacementOptions)
+    ledger: LedgerOptions = field(default_factory=LedgerOptions)
     objects: ObjectsOptions = field(default_factory=ObjectsOptions)
 
     def default_stores(self) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ def load_stores(config_path: str | Path | None, given: Mapping[str, str] = Mappi
         cold=load(ColdOptions, "cold", config_path, flags("cold")),
         file=load(FileStoreOptions, "file", config_path, flags("file")),
         kafka=load(KafkaOptions, "kafka", config_path, flags("kafka")),
-        ledger=load(PlacementOptions, "ledger", config_path, flags("ledger")),
+        ledger=load(LedgerOptions, "ledger", config_path, flags("ledger")),
         objects=load(ObjectsOptions, "objects", config_path, flags("objects")),
     )
 

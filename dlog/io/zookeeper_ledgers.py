@@ -2,8 +2,9 @@
 
 Invariants:
 - The version of a ledger is its znode's. The token in it (cToken) distinguishes our create from another client's.
-- An id is never assigned twice, so neither is a version of one. After a restore of ZooKeeper the sequence is too low: a
-  ledger's creator learns from bookies that an id is in use, and draws the next.
+- An id is never assigned twice, so neither is a version of one; callers that give ids see to it themselves. After a
+  restore of ZooKeeper the sequence is too low: a ledger's creator learns from bookies that an id is in use, and draws
+  the next.
 - Recovery and garbage collection decide by these reads, so reads and lists are fresh.
 - Parents are created when missing and removed when empty, in any interleaving.
 - A znode made to draw an id is deleted at once; one that a cancelled call left behind by the next call, at the latest

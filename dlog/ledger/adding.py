@@ -13,10 +13,13 @@ Invariants:
 - under a strict placement policy no write quorum gets fewer racks or regions than the policy asks, if it had them:
   replacements that would do so one by one are written together (`Placement.allows`);
 - as long as Qa members are reachable the ledger goes on without the failed ones; metadata changes only when there is a
-  replacement;
+  replacement, and, with `delayed_change`, only once the members that did not fail cannot confirm the next entry;
+- with `ack_quorum_timeout_s` the handle ends if the oldest entry was not confirmed for so long, or up to half as long
+  again, whatever was replaced meanwhile: a process that was frozen finds that only after it ran half of that time;
 - one FENCED reply ends the handle: the outcome of pending entries is then unknown, and recovery decides.
 
-Source: BookKeeper protocol, "Writing to ledgers" (specs: docs/protocol.md).
+Source: BookKeeper protocol, "Writing to ledgers" (specs: docs/protocol.md); `delayEnsembleChange`,
+`maxAllowedEnsembleChanges`, `addEntryQuorumTimeoutSec` of its client.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import cast
 from dlog.errors import (
     ClosedError,
     DLogError,
+    InvalidRequestError,
     LedgerFencedError,
     LedgerNotFoundError,
     MetadataUnavailableError,
@@ -36,6 +40,7 @@ from dlog.errors import (
     UnavailableError,
 )
 from dlog.events import BookieLost, EnsembleChanged, LedgerClosed, LedgerFenced, PlacementNotKept
+from dlog.ledger.early_entries import EarlyEntries
 from dlog.ledger.placement import Placement, refusal
 from dlog.ledger.vetting import is_known, vet_request
 from dlog.ledger.window import Window
@@ -70,9 +75,14 @@ from dlog.wire.digest import Buffer, Digest
 
 @value
 class Add:
-    """Request: add one entry of these payload parts. Reply: its EntryId once confirmed, in request order."""
+    """Request: add one entry of these payload parts. Reply: its EntryId once confirmed, in request order.
+
+    entry: its id, if the caller gives the ids of this ledger, of all entries or of none. It may come before entries
+    with lower ids, and waits for them; replies come in order of ids.
+    """
 
     parts: tuple[Buffer, ...]
+    entry: EntryId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +112,8 @@ class AddingOptions:
     replace_retry_s: float = option(0.25, sim=(0.01, 1.0))  # until replacing or readmitting is retried; doubles
     metadata_retry_s: float = option(0.1, sim=(0.01, 0.5))
     give_up_s: float = option(15.0, sim=(0.5, 15.0))  # without progress: no ack quorum reachable, or no metadata
+    delayed_change: bool = False  # replace failed members only once too few are left for an ack quorum
+    ack_quorum_timeout_s: float = 0.0  # for the oldest entry, whatever was replaced meanwhile; 0: none
 
 
 DOUBLINGS_MAX = 3  # of replace_retry_s: 2 s. A bookie that is back is taken in that late, a new loss is seen to at once
@@ -119,7 +131,9 @@ class LedgerAdder:
         "_candidates",
         "_closers",
         "_closing",
+        "_delayed",
         "_digest",
+        "_early",
         "_effects",
         "_foreign",
         "_fruitless",
@@ -127,6 +141,8 @@ class LedgerAdder:
         "_options",
         "_placement",
         "_quarantine",
+        "_quorum_lac",
+        "_quorum_ticks",
         "_replaced",
         "_replacement_due",
         "_timers",
@@ -160,10 +176,12 @@ class LedgerAdder:
         self._window = Window(
             value.quorum, value.fragments[0].ensemble, NO_ENTRY, 0, options.lag_entries_max, placement.confirms
         )
+        self._early: EarlyEntries | None = None  # if the caller gives entry ids
         self._closing: Close | None = None
         self._closers: tuple[Ticket, ...] = ()
         self._replaced: tuple[tuple[str, str], ...] = ()  # by the proposed value: (old bookie, new bookie)
         self._replacement_due = False  # something changed that makes a replacement worth trying
+        self._delayed = False  # failed members are left in place, since the others suffice
         self._again = False  # this try is a retry: quarantined bookies may be chosen, failed members readmitted
         self._quarantine: frozenset[BookieId] = _NONE
         self._candidates: tuple[tuple[int, BookieId], ...] = ()  # (bookie index to replace, bookie being vetted for it)
@@ -172,6 +190,8 @@ class LedgerAdder:
         self._fruitless = 0  # retries in a row that found no replacement
         self._told_lost: frozenset[BookieId] = _NONE
         self._timers: tuple[str, ...] = ()
+        self._quorum_ticks = -1  # of timer "quorum" since `_quorum_lac` was confirmed; -1: it does not run
+        self._quorum_lac = NO_ENTRY
         self._effects: list[Effect] = []
 
     @property
@@ -217,6 +237,8 @@ class LedgerAdder:
                     self._note_vetted(cast(BookieId, peer), None)
                 case MetadataSeen():
                     self._note_metadata(fact)
+                case TimerFired("quorum"):
+                    self._note_quorum_timer()
                 case TimerFired(key):
                     self._note_timer(key)
         if self.error is None:
@@ -230,17 +252,17 @@ class LedgerAdder:
             if self.error is not None or self._closing is not None:
                 self._effects.append(Answer(ticket, self._refusal()))
                 return
-            window = self._window
-            entry = EntryId(window.pushed + 1)
-            length = window.pushed_length + sum(map(len, request.parts))
-            parts = self._digest.pack(entry, window.lac, length, request.parts)
-            self._effects += window.push(AddEntry(self.ledger, entry, self._digest.master_key, parts), length, ticket)
+            if request.entry is None and self._early is None:
+                self._push(ticket, request.parts)
+            else:
+                self._note_given(ticket, request)
         elif isinstance(request, Close):
             if self.error is not None:
                 self._effects.append(Answer(ticket, self._close_answer()))
                 return
             self._closing = self._closing or request
             self._closers += (ticket,)
+            self._drop_early(ClosedError(f"the ledger is closed before the entries below came: ledger={self.ledger}"))
             if not request.drain:
                 self._closing = request
                 why = (
@@ -250,6 +272,36 @@ class LedgerAdder:
                     self._effects.append(Answer(pending.ticket, ClosedError(why, outcome_unknown=True)))
         else:
             raise AssertionError(f"not a request of a ledger writer: {request!r}")
+
+    def _push(self, ticket: Ticket, payload: tuple[Buffer, ...]) -> None:
+        """Send the next entry."""
+        window = self._window
+        entry = EntryId(window.pushed + 1)
+        length = window.pushed_length + sum(map(len, payload))
+        parts = self._digest.pack(entry, window.lac, length, payload)
+        self._effects += window.push(AddEntry(self.ledger, entry, self._digest.master_key, parts), length, ticket)
+        if self._quorum_ticks < 0 and self._options.ack_quorum_timeout_s:
+            self._watch_quorum()
+
+    def _note_given(self, ticket: Ticket, request: Add) -> None:
+        """Send entries with given ids as far as there is no gap."""
+        window = self._window
+        if self._early is None and window.pushed == NO_ENTRY:
+            self._early = EarlyEntries()
+        if self._early is None or request.entry is None:
+            text = f"give the ids of all entries of a ledger, or of none: ledger={self.ledger}"
+            self._effects.append(Answer(ticket, InvalidRequestError(text)))
+        elif request.entry <= window.pushed or not self._early.put(request.entry, ticket, request.parts):
+            text = f"the entry id is taken, or negative: ledger={self.ledger} entry={request.entry}"
+            self._effects.append(Answer(ticket, InvalidRequestError(text)))
+        else:
+            while (found := self._early.take(window.pushed + 1)) is not None:
+                self._push(*found)
+
+    def _drop_early(self, error: DLogError) -> None:
+        """Answer the adds that were never sent, since an entry with a lower id is missing."""
+        for ticket in self._early.abandon() if self._early is not None else ():
+            self._effects.append(Answer(ticket, type(error)(error.message, outcome_unknown=False)))
 
     def _note_added(self, bookie: BookieId, message: EntryAdded) -> None:
         if message.ledger != self.ledger:
@@ -398,9 +450,10 @@ class LedgerAdder:
         for bookie in news:
             self._told_lost |= {bookie}
             self._effects.append(Tell(BookieLost(bookie, window.failed[bookie])))
-        if self._replacement_due or news:
+        was_delayed, self._delayed = self._delayed, self._may_wait()
+        if self._replacement_due or news or (was_delayed and not self._delayed):
             again, self._replacement_due, self._again = self._again, False, False
-            value = self._replace(again)
+            value = None if self._delayed else self._replace(again)
             if value is not None:
                 if self.ensemble_changes >= self._options.ensemble_changes_max:
                     why = (
@@ -418,6 +471,10 @@ class LedgerAdder:
             self._set_timer("replace", self._options.replace_retry_s * 2**self._fruitless)
         if not window.can_progress():
             self._set_timer("give_up", self._options.give_up_s)  # cancelled when an entry is confirmed
+
+    def _may_wait(self) -> bool:
+        """Whether failed members need not be replaced yet."""
+        return self._options.delayed_change and self._window.can_progress()
 
     def _replace(self, again: bool) -> LedgerMetadata | None:
         """Metadata with vetted replacements for as many failed members as possible; None if there is none yet."""
@@ -464,7 +521,7 @@ class LedgerAdder:
         if self._closing is not None and not len(self._window):
             return self._metadata.closed_at(self.lac, self.length)
         assert settle
-        value = self._replace(again=False) if self._window.failed else None
+        value = self._replace(again=False) if self._window.failed and not self._may_wait() else None
         return value or self._metadata
 
     # ---- timers ------------------------------------------------------------------------------------------------------
@@ -480,6 +537,30 @@ class LedgerAdder:
             self._timers = tuple(k for k in self._timers if k != key)
             self._effects.append(CancelTimer(key))
 
+    def _watch_quorum(self) -> None:
+        """Start timer "quorum". It ends when it fires and no entry waits: no entry costs a timer of its own."""
+        self._quorum_ticks, self._quorum_lac = 0, self.lac
+        self._effects.append(SetTimer("quorum", self._options.ack_quorum_timeout_s / 2))
+
+    def _note_quorum_timer(self) -> None:
+        if self._quorum_ticks < 0:
+            return
+        ticks = self._quorum_ticks + 1
+        if not len(self._window):
+            self._quorum_ticks = -1
+        elif self.lac != self._quorum_lac:
+            self._watch_quorum()
+        elif ticks < 2:
+            self._quorum_ticks = ticks
+            self._effects.append(SetTimer("quorum", self._options.ack_quorum_timeout_s / 2))
+        else:
+            self._quorum_ticks = -1
+            why = (
+                f"an entry was not confirmed by an ack quorum for {self._options.ack_quorum_timeout_s} s, check "
+                f"bookies (dlog bookie ls): ledger={self.ledger} entry={self.lac + 1}"
+            )
+            self._die(UnavailableError(why, outcome_unknown=True))
+
     # ---- end of the handle -------------------------------------------------------------------------------------------
 
     def _die(self, error: DLogError) -> None:
@@ -490,12 +571,16 @@ class LedgerAdder:
         for pending in self._window.abandon():
             unknown = type(error)(error.message, outcome_unknown=True)
             self._effects.append(Answer(pending.ticket, unknown))
+        self._drop_early(error)
         for ticket in self._closers:
             self._effects.append(Answer(ticket, self._close_answer()))
         self._closers = ()
         for key in sorted(self._timers):
             self._effects.append(CancelTimer(key))
         self._timers = ()
+        if self._quorum_ticks >= 0:
+            self._quorum_ticks = -1
+            self._effects.append(CancelTimer("quorum"))
 
     def _close_answer(self) -> Closed | DLogError:
         if self._metadata.is_closed:

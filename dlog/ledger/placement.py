@@ -4,13 +4,14 @@
 
 Invariants:
 - an ensemble holds each bookie once, and a replacement is not a member already;
-- the choice depends only on a snapshot of the writable bookies and on the generator passed in.
+- the choice depends only on a snapshot of the writable bookies and on the generator passed in;
+- a bookie to avoid is chosen only where the others do not suffice, or would keep the policy less well.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from dlog.errors import NotEnoughBookiesError
@@ -24,6 +25,8 @@ Candidates = Callable[[Collection[BookieId]], Sequence[BookieId]]
 Confirms = Callable[[Collection[BookieId]], bool]
 #: A bookie's share of the load, relative to the others; not positive: it is not chosen.
 Weight = Callable[[BookieId], float]
+#: Whether a bookie is chosen only if the others do not suffice (quarantine.py).
+Avoids = Callable[[BookieId], bool]
 
 
 class Placement(Protocol):
@@ -75,15 +78,22 @@ class Placement(Protocol):
 class RandomPlacement:
     """Chooses among all writable bookies at random, in proportion to weight.
 
-    candidates: returns the writable bookies. rng: seeded by the caller. weight: equal if None.
+    candidates: returns the writable bookies. rng: seeded by the caller. weight: equal if None. avoids: none if None.
     """
 
     confirms = None
 
-    def __init__(self, candidates: Candidates, rng: random.Random, weight: Weight | None = None) -> None:
+    def __init__(
+        self,
+        candidates: Candidates,
+        rng: random.Random,
+        weight: Weight | None = None,
+        avoids: Avoids | None = None,
+    ) -> None:
         self._candidates = candidates
         self._rng = rng
         self._weight = weight
+        self._avoids = avoids
 
     def choose(self, quorum: Quorum, exclude: Collection[BookieId] = ()) -> tuple[BookieId, ...]:
         found = self._draw(quorum.ensemble, exclude)
@@ -120,8 +130,8 @@ class RandomPlacement:
         return self
 
     def _draw(self, count: int, exclude: Collection[BookieId]) -> list[BookieId]:
-        """Return at most `count` different bookies, in random order."""
-        return draw_bookies(self._candidates, self._rng, self._weight, exclude, count)
+        """Return at most `count` different bookies, in random order, those to avoid last."""
+        return draw_bookies(self._candidates, self._rng, self._weight, exclude, count, self._avoids)
 
 
 def refusal(placement: Placement, quorum: Quorum) -> str:
@@ -139,17 +149,21 @@ def draw_bookies(
     weight: Weight | None,
     exclude: Collection[BookieId],
     count: int | None = None,
+    avoids: Avoids | None = None,
 ) -> list[BookieId]:
-    """Draw at most `count` different bookies (None: all), in random order, heavier ones sooner."""
+    """Draw at most `count` different bookies (None: all), in random order, heavier ones sooner, those to avoid last."""
     pool = sorted(set(candidates(exclude)).difference(exclude))
-    count = len(pool) if count is None else min(count, len(pool))
+    count = len(pool) if count is None else count
+    avoided = [bookie for bookie in pool if avoids(bookie)] if avoids is not None else []
+    others = [bookie for bookie in pool if bookie not in avoided] if avoided else pool
+    drawn = _draw(rng, weight, others, count)
+    return drawn + _draw(rng, weight, avoided, count - len(drawn)) if avoided else drawn
+
+
+def _draw(rng: random.Random, weight: Weight | None, pool: Sequence[BookieId], count: int) -> list[BookieId]:
+    """Draw without replacement; with weights by Efraimidis and Spirakis: the largest u**(1/weight) win."""
     if weight is None:
-        return rng.sample(pool, count)
+        return rng.sample(pool, min(count, len(pool)))
     weights = {bookie: w for bookie in pool if (w := weight(bookie)) > 0}
-    return _draw_weighted(rng, weights, count)
-
-
-def _draw_weighted(rng: random.Random, weights: Mapping[BookieId, float], count: int) -> list[BookieId]:
-    """Draw without replacement, by Efraimidis and Spirakis: the largest u**(1/weight) win."""
     keys = {bookie: rng.random() ** (1.0 / weight) for bookie, weight in weights.items()}
     return sorted(keys, key=lambda bookie: keys[bookie], reverse=True)[:count]

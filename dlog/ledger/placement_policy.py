@@ -132,8 +132,8 @@ RACK = PlacementPolicy(PolicyKind.RACK)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementOptions:
-    """Section [ledger]: where the copies of the entries of new ledgers lie, and which copy is read first, for every
-    process that creates or reads ledgers."""
+    """The part of section [ledger] (ledger_options.py) on where the copies of the entries of new ledgers lie, and which
+    copy is read first."""
 
     placement: str = option(
         AUTO,

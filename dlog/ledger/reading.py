@@ -2,7 +2,8 @@
 
 When every bookie has every entry (Qw = E) one bookie is asked for a run of entries at once.
 
-Of the bookies that failed least lately the nearest one is asked first.
+Of the bookies that failed or were late least lately the nearest one is asked first, and the wait for a slow one follows
+the replies (replica_health.py).
 
 Invariants:
 - every entry returned has been verified;
@@ -17,12 +18,12 @@ Source: BookKeeper protocol, "Reading from ledgers".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import cast
 
 from dlog.errors import DLogError, EntryMissingError, EntryUnreadableError, LedgerNotFoundError
 from dlog.ledger.last_entries import ABSENT
+from dlog.ledger.replica_health import Distance, ReplicaHealth
 from dlog.machine import (
     Answer,
     Asked,
@@ -46,9 +47,6 @@ from dlog.model.ledger import LedgerKey, LedgerMetadata
 from dlog.options import KiB, MiB, option
 from dlog.wire.bookie import BatchRead, BatchReadDone, Code, EntryRead, ReadEntry
 from dlog.wire.digest import Digest, DigestMismatch, Entry
-
-#: How far a bookie is from this process; a smaller number is nearer.
-Distance = Callable[[BookieId], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,8 @@ class UseMetadata:
 class ReadingOptions:
     """When a second replica is asked, and how much is requested at once."""
 
-    speculate_s: float = option(0.5, sim=(0.001, 1.0))
+    speculate_s: float = option(0.5, sim=(0.001, 1.0))  # at first and at most; it follows the replies
+    speculate_min_s: float = 0.02
     parallel_entries_max: int = option(16, sim=(1, 4))  # single-entry reads in flight per request
     batch: bool = True  # use batch reads where every bookie has every entry
     batch_bytes_min: int = 4 * KiB  # a smaller remainder is read entry by entry
@@ -104,6 +103,8 @@ class _Range:
         self.request = request
         self.next = request.first  # first entry not in `done`
         self.asked_to = EntryId(request.first - 1)  # highest entry requested
+        self.next_before = request.first  # `next` when the timer for slow replies was set
+        self.is_late = False  # a wait was too short since
         self.done: list[Entry] = []
         self.bytes = 0
         self.reads: dict[int, _EntryRead] = {}
@@ -133,7 +134,7 @@ class EntryReader:
     """Reads one ledger, many ranges at once.
 
     metadata: as last read or set by `UseMetadata`. digest: of the ledger. distance: how far a bookie is; None: all are
-    equally far.
+    equally far. health: what other readers know of the bookies, too; None: of this reader alone.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class EntryReader:
         digest: Digest,
         options: ReadingOptions = ReadingOptions(),
         distance: Distance | None = None,
+        health: ReplicaHealth | None = None,
     ) -> None:
         self.ledger = ledger
         self.metadata = metadata
@@ -151,7 +153,7 @@ class EntryReader:
         self._distance = distance or (lambda _: 0)
         self._ranges: dict[Ticket, _Range] = {}
         self._batch_ids = 0
-        self._faults: dict[BookieId, int] = {}  # recent failures; bookies with fewer are asked first
+        self._health = health or ReplicaHealth(options.speculate_s, options.speculate_min_s)
         self._batched: dict[BookieId, bool] = {}  # whether the bookie supports batch reads, once known
         self._effects: list[Effect] = []
 
@@ -173,7 +175,7 @@ class EntryReader:
             case Asked(ticket, ReadLedger() as request):
                 assert 0 <= request.first <= request.last, "a range has entries"
                 self._ranges[ticket] = _Range(ticket, request)
-                self._effects.append(SetTimer(("speculate", ticket), self._options.speculate_s))
+                self._effects.append(SetTimer(("speculate", ticket), self._health.wait_s))
             case Asked(ticket, UseMetadata(metadata)):
                 self.metadata = metadata
                 self._effects.append(Answer(ticket, None))
@@ -188,7 +190,7 @@ class EntryReader:
         if answer.code is Code.OK:
             try:
                 entry = self._digest.verify(answer.packet, answer.entry)
-                self._faults.pop(bookie, None)
+                self._health.note_good(bookie)
             except DigestMismatch:
                 pass
         for waiting in self._ranges.values():
@@ -203,7 +205,7 @@ class EntryReader:
             if answer.code in ABSENT:
                 read.denied.add(bookie)
         if entry is None:
-            self._faults[bookie] = self._faults.get(bookie, 0) + 1
+            self._health.note_fault(bookie)
 
     def _note_batch(self, bookie: BookieId, answer: BatchReadDone) -> None:
         for waiting in self._ranges.values():
@@ -214,13 +216,13 @@ class EntryReader:
             if entries:
                 self._batched[bookie] = True
                 waiting.lost.clear()
-                self._faults.pop(bookie, None)
+                self._health.note_good(bookie)
                 for entry in entries:
                     if entry.entry_id == waiting.next:
                         self._collect(waiting, entry)
             else:
                 # read the first entry singly, from the other bookies first
-                self._faults[bookie] = self._faults.get(bookie, 0) + 1
+                self._health.note_fault(bookie)
                 self._ask_singly(waiting, waiting.next)
             waiting.asked_to = max(waiting.asked_to, EntryId(waiting.next - 1))
 
@@ -236,7 +238,7 @@ class EntryReader:
         return entries
 
     def _note_lost(self, bookie: BookieId) -> None:
-        self._faults[bookie] = self._faults.get(bookie, 0) + 1
+        self._health.note_fault(bookie)
         for waiting in self._ranges.values():
             for read in waiting.reads.values():
                 if bookie in read.asked:
@@ -249,18 +251,21 @@ class EntryReader:
                 waiting.lost.add(bookie)
 
     def _note_slow(self, ticket: Ticket) -> None:
-        """The replies are late: ask the next replica too."""
+        """Ask the next replica too, if nothing came since the timer was set."""
         waiting = self._ranges.get(ticket)
         if waiting is None:
             return
-        self._effects.append(SetTimer(("speculate", ticket), self._options.speculate_s))
-        if waiting.batches:
-            for bookie in waiting.batches.values():
-                self._faults[bookie] = self._faults.get(bookie, 0) + 1
-            self._ask_batch(waiting)
-        for entry_id, read in waiting.reads.items():
-            if read.value is None:
-                self._ask_next(read, EntryId(entry_id))
+        is_late, waiting.next_before = waiting.next == waiting.next_before, waiting.next
+        if is_late:
+            waiting.is_late = True
+            head = waiting.reads.get(waiting.next)
+            self._health.note_late([*waiting.batches.values(), *(head.asked if head is not None else ())])
+            if waiting.batches:
+                self._ask_batch(waiting)
+            for entry_id, read in waiting.reads.items():
+                if read.value is None:
+                    self._ask_next(read, EntryId(entry_id))
+        self._effects.append(SetTimer(("speculate", ticket), self._health.wait_s))
 
     def _note_metadata(self, ticket: Ticket, outcome: SeenOutcome) -> None:
         waiting = self._ranges.get(ticket)
@@ -361,8 +366,8 @@ class EntryReader:
         waiting.asked_to = max(waiting.asked_to, entry)
 
     def _ask_next(self, read: _EntryRead, entry: EntryId) -> None:
-        """Ask the replica with the fewest failures that has not been asked, the nearest of them."""
-        for bookie in self._by_health(self.metadata.bookies_of(entry)):
+        """Ask the healthiest replica that has not been asked, the nearest of them."""
+        for bookie in self._health.in_order(self.metadata.bookies_of(entry), self._distance):
             if bookie not in read.asked and bookie not in read.failed:
                 read.asked.append(bookie)
                 self._effects.append(Send(bookie, ReadEntry(self.ledger, entry)))
@@ -386,7 +391,7 @@ class EntryReader:
     def _ask_batch(self, waiting: _Range) -> None:
         """Ask the healthiest bookie for as much of the rest as fits; always the same one, for its caches."""
         asked = waiting.batches.values()
-        for bookie in self._by_health(self.metadata.fragment_of(waiting.next).ensemble):
+        for bookie in self._health.in_order(self.metadata.fragment_of(waiting.next).ensemble, self._distance):
             if bookie not in asked and bookie not in waiting.lost and self._batched.get(bookie, True):
                 self._batch_ids += 1
                 waiting.batches[self._batch_ids] = bookie
@@ -395,10 +400,9 @@ class EntryReader:
                 self._effects.append(Send(bookie, BatchRead(self.ledger, waiting.next, self._batch_ids, count, room)))
                 return
 
-    def _by_health(self, bookies: Iterable[BookieId]) -> list[BookieId]:
-        return sorted(bookies, key=lambda bookie: (self._faults.get(bookie, 0), self._distance(bookie)))
-
     def _answer(self, waiting: _Range, result: ReadDone | DLogError) -> None:
         del self._ranges[waiting.ticket]
+        if not waiting.is_late:
+            self._health.note_in_time()
         self._effects.append(CancelTimer(("speculate", waiting.ticket)))
         self._effects.append(Answer(waiting.ticket, result))

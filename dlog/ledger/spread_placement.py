@@ -10,7 +10,8 @@ Invariants:
   member: what is not known does not make a policy weaker;
 - with `min_regions`, a bookie whose location is not known counts for no region when an entry is confirmed;
 - not strict: as many failed members are replaced as there are bookies for, in the arrangement with the most domains in
-  its poorest write quorum, up to what the policy asks.
+  its poorest write quorum, up to what the policy asks;
+- a bookie to avoid is chosen only where the others allow no arrangement with as many domains, as many as are asked.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 from dlog.errors import NotEnoughBookiesError
 from dlog.ledger.arrangement import Arrangement
-from dlog.ledger.placement import Candidates, Confirms, Placement, RandomPlacement, Weight, draw_bookies
+from dlog.ledger.placement import Avoids, Candidates, Confirms, Placement, RandomPlacement, Weight, draw_bookies
 from dlog.ledger.placement_policy import Locate, PlacementPolicy, PolicyKind, policy_of, write_quorums
 from dlog.model.ids import BookieId
 from dlog.model.ledger import LedgerMetadata
@@ -32,7 +34,7 @@ class SpreadPlacement:
     """Places copies under a policy, also `random`.
 
     candidates: returns the writable bookies. locate: where a bookie stands; one that is not known is not chosen. rng:
-    seeded by the caller. weight: equal if None.
+    seeded by the caller. weight: equal if None. avoids: none if None.
     """
 
     def __init__(
@@ -42,12 +44,14 @@ class SpreadPlacement:
         locate: Locate,
         rng: random.Random,
         weight: Weight | None = None,
+        avoids: Avoids | None = None,
     ) -> None:
         self.policy = policy
         self._candidates = candidates
         self._locate = locate
         self._rng = rng
         self._weight = weight
+        self._avoids = avoids
 
     @property
     def confirms(self) -> Confirms | None:
@@ -57,21 +61,22 @@ class SpreadPlacement:
         return len({self._domain(bookie) for bookie in bookies} - {None}) >= self.policy.min_regions
 
     def choose(self, quorum: Quorum, exclude: Collection[BookieId] = ()) -> tuple[BookieId, ...]:
-        drawn = draw_bookies(self._candidates, self._rng, self._weight, exclude)
+        drawn = self._draw(exclude)
         if len(drawn) < quorum.ensemble:
             raise NotEnoughBookiesError(
                 f"too few writable bookies, start more or ask for a smaller ensemble: "
                 f"writable={len(drawn)} ensemble={quorum.ensemble}"
             )
         indices = range(quorum.ensemble)
-        ranks = self._ranks(drawn)
+        pools = self._pools(drawn)
         needed = self.policy.needed(quorum)
         for least in [needed] if self.policy.strict else range(min(needed, quorum.write), 0, -1):
             needs = [least] * len(write_quorums(quorum))
-            found = Arrangement(quorum, [None] * quorum.ensemble, indices, needs, ranks).find()
-            if found is not None:
-                by_index = _first_of_each(found, ranks, drawn)
-                return tuple(by_index[i] for i in indices)
+            for ranks in pools:
+                found = Arrangement(quorum, [None] * quorum.ensemble, indices, needs, ranks).find()
+                if found is not None:
+                    by_index = _first_of_each(found, ranks, drawn)
+                    return tuple(by_index[i] for i in indices)
         raise NotEnoughBookiesError(self._refusal(quorum, drawn))
 
     def replace(
@@ -81,8 +86,8 @@ class SpreadPlacement:
         failed: Collection[int],
         exclude: Collection[BookieId] = (),
     ) -> dict[int, BookieId]:
-        drawn = draw_bookies(self._candidates, self._rng, self._weight, {*ensemble, *exclude})
-        indices, ranks = sorted(failed), self._ranks(drawn)
+        drawn = self._draw({*ensemble, *exclude})
+        indices, pools = sorted(failed), self._pools(drawn)
         fixed, counted = [self._domain(bookie) for bookie in ensemble], self._domains(ensemble, ensemble)
         fewest_kept = max(0, len(indices) - len(drawn))
         if len(indices) == fewest_kept:
@@ -96,7 +101,7 @@ class SpreadPlacement:
             levels += [(counted, [min(need, count) for need in as_now]) for count in least]
         most_kept = len(indices) - 1 if self.policy.strict else fewest_kept
         for kept in range(fewest_kept, most_kept + 1):
-            for members, needs in levels:
+            for (members, needs), ranks in product(levels, pools):
                 found = Arrangement(quorum, members, indices, needs, ranks, kept).find()
                 if found is not None:
                     return _first_of_each(found, ranks, drawn)
@@ -126,8 +131,17 @@ class SpreadPlacement:
     def under(self, policy: PlacementPolicy) -> Placement:
         """The same bookies under another policy."""
         if policy.kind is PolicyKind.RANDOM:
-            return RandomPlacement(self._candidates, self._rng, self._weight)
-        return SpreadPlacement(policy, self._candidates, self._locate, self._rng, self._weight)
+            return RandomPlacement(self._candidates, self._rng, self._weight, self._avoids)
+        return SpreadPlacement(policy, self._candidates, self._locate, self._rng, self._weight, self._avoids)
+
+    def _draw(self, exclude: Collection[BookieId]) -> list[BookieId]:
+        """All candidates in random order, those to avoid last."""
+        return draw_bookies(self._candidates, self._rng, self._weight, exclude, None, self._avoids)
+
+    def _pools(self, drawn: Sequence[BookieId]) -> list[dict[str, list[int]]]:
+        """The places in `drawn` by domain (`_ranks`): of the bookies that need not be avoided, then of all."""
+        avoided = {bookie for bookie in drawn if self._avoids(bookie)} if self._avoids is not None else None
+        return [self._ranks(drawn, avoided), self._ranks(drawn)] if avoided else [self._ranks(drawn)]
 
     def _domain(self, bookie: BookieId) -> str | None:
         location = self._locate(bookie)
@@ -142,12 +156,12 @@ class SpreadPlacement:
         needed = self.policy.needed(quorum)
         return [min(needed, count) for count in _counts(quorum, self._domains(ensemble, ensemble))]
 
-    def _ranks(self, drawn: Sequence[BookieId]) -> dict[str, list[int]]:
+    def _ranks(self, drawn: Sequence[BookieId], without: Collection[BookieId] = ()) -> dict[str, list[int]]:
         """The places in `drawn` of the bookies of each domain."""
         ranks: dict[str, list[int]] = {}
         for rank, bookie in enumerate(drawn):
             domain = self._domain(bookie)
-            if domain is not None:
+            if domain is not None and bookie not in without:
                 ranks.setdefault(domain, []).append(rank)
         return ranks
 

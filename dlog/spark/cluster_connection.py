@@ -218,7 +218,9 @@ class ClusterConnection:
             async with (
                 await ZooKeeperMetadata.connect(self._zookeeper, self._namespace, rng=rng) as metadata,
                 BookieClient(resolver(metadata), rng=rng) as bookies,
-                Ledgers(metadata, bookies, rng=rng, options=LedgersOptions(placement=self._stores.ledger)) as ledgers,
+                Ledgers(
+                    metadata, bookies, rng=rng, options=LedgersOptions().configured(self._stores.ledger)
+                ) as ledgers,
                 open_stores(ledgers, metadata, self._stores, rng, s3=_s3_access(metadata, rng)) as stores,
             ):
                 opened.set_result(Cluster(metadata, ledgers, stores))

@@ -29,7 +29,7 @@ SECTIONS = {
     "read": ("proxies.read.options", "ReadOptions"),
     "recovery": ("actors.recovery.options", "RecoveryOptions"),
     "up": ("dlog.cli.plan", "UpOptions"),
-    "ledger": ("dlog.ledger.placement_policy", "PlacementOptions"),
+    "ledger": ("dlog.ledger.ledger_options", "LedgerOptions"),
     "cold": ("dlog.stores.cold.options", "ColdOptions"),
     "file": ("dlog.stores.file.options", "FileStoreOptions"),
     "kafka": ("dlog.io.kafka_settings", "KafkaOptions"),

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
 from dlog.errors import FencedError, LedgerNotFoundError, UnauthorizedError
+from dlog.io.bookie_questions import read_space
+from dlog.io.ledgers import GIVEN_IDS
+from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.model.ids import EntryId, LedgerId
 from dlog.model.ledger import DigestType, LedgerState
 from dlog.model.quorum import Quorum
+from dlog.wire.bookie import Code
 from tests.interop.java_bookies import JavaCluster
 from tests.interop.java_peer import JavaError, JavaLedgers, JavaPeer
 from tests.interop.payloads import (
@@ -51,6 +56,28 @@ async def test_what_we_close_on_java_bookies_java_reads(
         await wait_whole(ours, writer.ledger_id)
     told = await theirs.metadata(writer.ledger_id)
     assert told["digest"] == digest.name.replace("HMAC", "MAC") and told["custom"] == {"app": "aW50ZXJvcA=="}
+
+
+async def test_java_reads_a_ledger_whose_ids_we_chose(theirs: JavaLedgers, java_bookies: JavaCluster) -> None:
+    written = numbered("ours", 0, 20)
+    ledger = LedgerId(GIVEN_IDS + random.getrandbits(60))
+    async with java_bookies.ledgers() as ours:
+        writer = await ours.create(Quorum(), ledger=ledger)
+        waiting = [writer.append((written[entry],), EntryId(entry)) for entry in reversed(range(20))]
+        assert [await future for future in waiting] == [*reversed(range(20))]
+        await writer.close()
+    found = await theirs.open(ledger)
+    assert found.closed and await found.read_all() == written
+
+
+async def test_java_bookies_tell_us_their_free_space(java_bookies: JavaCluster) -> None:
+    async with await ZooKeeperMetadata.connect(java_bookies.hosts, java_bookies.namespace) as metadata:
+        registered = (await metadata.members()).writable.values()
+    assert len(registered) >= 3
+    for bookie in registered:
+        told = await read_space(bookie.host, bookie.port, 60.0)
+        assert told.code is Code.OK and told.total_bytes is not None and told.free_bytes is not None
+        assert told.total_bytes > told.free_bytes > 0
 
 
 async def test_java_reads_what_we_still_write_on_java_bookies(theirs: JavaLedgers, java_bookies: JavaCluster) -> None:

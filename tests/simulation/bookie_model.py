@@ -24,10 +24,11 @@ class Ailments:
         self.io_error = 0.0  # probability that an answer is IO_ERROR
         self.damage = 0.0  # probability that a packet read has a bit flipped
         self.read_only = False
+        self.hangs = False  # adds are neither stored nor answered
 
     def cure(self) -> None:
         self.io_error = self.damage = 0.0
-        self.read_only = False
+        self.read_only = self.hangs = False
 
     def is_ill(self) -> bool:
         return self.io_error > 0 and self.rng.random() < self.io_error
@@ -74,6 +75,8 @@ class BookieModel:
         raise AssertionError(f"not a fact of a bookie: {fact!r}")
 
     def add(self, peer: Any, add: AddEntry) -> list[Effect]:
+        if self.ailments.hangs:
+            return []
         if add.ledger in self.fenced and not add.recovery:
             return [Send(peer, EntryAdded(add.ledger, add.entry, Code.FENCED))]
         if self.ailments.read_only and not add.high_priority:

@@ -43,6 +43,16 @@ INVARIANTS = {
     "L10": Invariant("nothing is acknowledged on an ensemble unknown to metadata", LEDGER, "LedgerChecks.acked"),
     "L11": Invariant("an entry is never sent with other bytes", LEDGER, "LedgerChecks._see_add"),
     "L12": Invariant("all recoverers tell one end", LEDGER, "LedgerChecks.ended"),
+    "L19": Invariant(
+        "a writer that delays ensemble changes leaves an ensemble only once it may not confirm the next entry with it",
+        LEDGER,
+        "LedgerChecks._see_writers_change",
+    ),
+    "L20": Invariant(
+        "with an ack-quorum timeout the oldest entry is answered in one and a half of it; no entry is given up before",
+        LEDGER,
+        "LedgerChecks.answered",
+    ),
     "P1": Invariant(
         "an ensemble keeps the placement policy or an event says so; a strict one is never kept less",
         LEDGER,

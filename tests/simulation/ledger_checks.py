@@ -1,4 +1,6 @@
-"""Checks of a ledger, L1 to L12, P1 and P2 of the reliability goals, made as events happen, with access to all state.
+"""Checks of a ledger, L1 to L12, L19, L20, P1 and P2 of the reliability goals.
+
+They are made as events happen, with access to all state.
 
 The checker sees every fact and effect, every version of metadata and every journal. It uses nothing of how the machines
 work: only messages, metadata, answers and what is durable.
@@ -10,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from dlog.errors import DLogError, EntryMissingError
+from dlog.errors import DLogError, EntryMissingError, UnavailableError
 from dlog.events import (
     BookieLost,
     EnsembleChanged,
@@ -19,18 +21,31 @@ from dlog.events import (
     LedgerRecoveryStarted,
     PlacementNotKept,
 )
+from dlog.ledger.adding import AddingOptions
 from dlog.ledger.tailing import LedgerLac
-from dlog.machine import CompareAndSet, Effect, Fact, MetadataSeen, OutcomeUnknown, Received, Send, Tell, Versioned
+from dlog.machine import (
+    CompareAndSet,
+    Effect,
+    Fact,
+    MetadataSeen,
+    OutcomeUnknown,
+    PeerLost,
+    Received,
+    Send,
+    Tell,
+    Versioned,
+)
 from dlog.model.ids import BookieId, EntryId
 from dlog.model.ledger import LedgerKey, LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
-from dlog.wire.bookie import AddEntry, Code, EntryRead, ReadEntry
+from dlog.wire.bookie import AddEntry, Code, EntryAdded, EntryRead, ReadEntry
 from dlog.wire.digest import ENTRY_HEAD, Digest
-from tests.simulation.kernel import Simulation, Violation
+from tests.simulation.kernel import S, Simulation, Violation
 from tests.simulation.network import Host
 from tests.simulation.shipped_bookie import journal_records
 
 ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
+SLACK_S = 0.001
 
 
 class LedgerChecks:
@@ -67,6 +82,11 @@ class LedgerChecks:
         self.min_regions = 1  # with more, `racks` are regions
         self.stood: dict[str, set[int]] = {}  # the racks in which each bookie stands, or stood before it was moved
         self.told_unkept: set[tuple[str, ...]] = set()  # ensembles that an event has named
+        self.writer, self.adding = "", AddingOptions()  # the address of the writer, and its options
+        self.failed: set[str] = set()  # bookies that the writer may take for failed, and has sent nothing since
+        self.stored: dict[int, set[str]] = {}  # by entry: the bookies whose acknowledgement the writer has received
+        self.waits_since: int | None = None  # when the writer's oldest entry became the oldest; None: none waits
+        self.unanswered = 0
         self._holds: dict[BookieId, dict[int, bytes]] = {b: {} for b in bookies}  # packets; also of a disk lost since
         self._fenced: set[BookieId] = set()
         self._scanned: dict[BookieId, int] = {b: len(sim.disk(b).durable) for b in bookies}  # past an older ledger's
@@ -112,6 +132,41 @@ class LedgerChecks:
     def asked(self, number: int, payload: bytes) -> None:
         self.asked_at[len(self.payloads)] = self.sim.now
         self.payloads[len(self.payloads)] = payload
+        self.unanswered += 1
+        if self.waits_since is None:
+            self.waits_since = self.sim.now
+
+    def watch_writer(self, address: str, options: AddingOptions) -> None:
+        """Check what these options promise, of the writer at this address."""
+        self.writer, self.adding = address, options
+
+    def answered(self, result: Any) -> None:
+        """Check how long the oldest entry waited for its answer."""
+        timeout_s, since = self.adding.ack_quorum_timeout_s, self.waits_since
+        assert since is not None
+        self.unanswered -= 1
+        waited_s = (self.sim.now - since) / S
+        if timeout_s and waited_s > 1.5 * timeout_s + SLACK_S:
+            raise Violation("L20", f"an entry waited {waited_s} s, the ack-quorum timeout is {timeout_s} s")
+        if isinstance(result, UnavailableError) and result.outcome_unknown and "an ack quorum for" in result.message:
+            self.sim.reach("ack_quorum_timeout")
+            if waited_s < timeout_s - SLACK_S:
+                raise Violation("L20", f"the writer gave up after {waited_s} s, its timeout is {timeout_s} s")
+        if not self.unanswered:
+            self.waits_since = None
+        elif not isinstance(result, DLogError):
+            self.waits_since = self.sim.now
+
+    def _see_writers_change(self, value: LedgerMetadata) -> None:
+        """Check that a writer which delays changes leaves an ensemble only once it may confirm no more with it."""
+        known = self.known.get(self.writer, self.metadata)
+        head, old = value.fragments[-1].first_entry, known.fragments[-1].ensemble
+        if not self.adding.delayed_change or value.is_closed or value.fragments[-1].ensemble == old:
+            return
+        members = {old[index] for index in self.quorum.write_set(head)}
+        left = members - self.failed | members & self.stored.get(head, set())
+        if len(left) >= self.quorum.ack:
+            raise Violation("L19", f"{old} was changed at entry {head}, and {sorted(left)} may still confirm it")
 
     def acked(self, number: int, entry: EntryId) -> None:
         """Check an add that was answered with success."""
@@ -135,11 +190,16 @@ class LedgerChecks:
         if isinstance(effect, Send):
             message = effect.message
             if isinstance(message, AddEntry) and not message.recovery:
+                if host.address == self.writer:
+                    self._see_left_out(message)
+                    self.failed.discard(str(effect.peer))
                 self._see_add(message)
             elif isinstance(message, ReadEntry) and host.address in self.searching:
                 self._see_search(host, message)
         elif isinstance(effect, Tell):
             self._see_event(host, effect.event)
+        elif isinstance(effect, CompareAndSet) and host.address == self.writer:
+            self._see_writers_change(effect.value)
         elif isinstance(effect, CompareAndSet) and "recoverer" in host.address and effect.value.is_closed:
             self._see_end(host, effect.value)
 
@@ -164,6 +224,9 @@ class LedgerChecks:
                 self.searching[host.address] = (entry, {})
                 self.sim.reach("fenced_cover")
             case EnsembleChanged():
+                if host.address == self.writer:
+                    gone = {old for old, _ in event.replaced}
+                    self.stored = {entry: bookies - gone for entry, bookies in self.stored.items()}
                 self.sim.reach("recovery_changed_ensemble" if "recoverer" in host.address else "ensemble_change")
             case LedgerFenced():
                 self.sim.reach("fenced_writer")
@@ -171,6 +234,8 @@ class LedgerChecks:
                 self.told_unkept.add(event.ensemble)
             case BookieLost():
                 self.sim.reach("bookie_lost")
+                if host.address == self.writer:
+                    self.failed.add(event.peer)
 
     def _see_coverage(self, host: Host, entry: int) -> None:
         metadata = self.metadata
@@ -193,6 +258,8 @@ class LedgerChecks:
             raise Violation("L8", f"entry {message.entry} sought by recovery without a fence")
 
     def see_fact(self, host: Host, fact: Fact) -> None:
+        if host.address == self.writer:
+            self._see_writers_fact(fact)
         if isinstance(fact, Received):
             answer = fact.message
             if isinstance(answer, EntryRead) and answer.fence and answer.entry >= 0 and answer.code in ABSENT:
@@ -203,6 +270,21 @@ class LedgerChecks:
                 self.sim.reach("settled_unknown")
             elif isinstance(fact.outcome, Versioned):
                 self.known[host.address] = fact.outcome.value
+
+    def _see_writers_fact(self, fact: Fact) -> None:
+        if isinstance(fact, PeerLost):
+            self.failed.add(str(fact.peer))
+        elif isinstance(fact, Received) and isinstance(fact.message, EntryAdded):
+            if fact.message.code is Code.OK:
+                self.stored.setdefault(fact.message.entry, set()).add(str(fact.peer))
+            else:
+                self.failed.add(str(fact.peer))
+
+    def _see_left_out(self, message: AddEntry) -> None:
+        """Note that an entry goes to an ensemble with a failed member, which a delayed change left there."""
+        ensemble = self.known.get(self.writer, self.metadata).fragments[-1].ensemble
+        if self.adding.delayed_change and self.failed & {ensemble[i] for i in self.quorum.write_set(message.entry)}:
+            self.sim.reach("change_put_off")
 
     def _see_end(self, host: Host, value: LedgerMetadata) -> None:
         """Check a recovery that is about to write an end: it must have received enough denials of the entry behind

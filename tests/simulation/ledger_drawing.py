@@ -13,6 +13,9 @@ Styles of plan:
   lost until long after a recovery began, and a recoverer has restarted since and never saw where those bookies stood;
 - "regions": as "racked", with regions instead of racks, of which two must hold an entry before it is confirmed; in
   some plans a bookie is moved to another region, and others are left in its own;
+- "delayed": as "churn", with a writer that replaces failed members only once too few are left for an ack quorum;
+- "hung": bookies that answer questions and hang on adds, so that one replacement after the other helps nothing; the
+  writer has an ack-quorum timeout;
 - "calm": no recovery until the writer is done: after the faults everything must be confirmed (half of "churn" too).
 """
 
@@ -29,7 +32,20 @@ from tests.simulation.plan import EVERY_KIND, Fault, FaultKind, Plan, draw_fault
 WRITER, TAIL, FINDER, RECOVERERS = "w", "t", "f", ("r1", "r2")
 QUORUMS = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (5, 5, 3), (3, 3, 3), (2, 2, 1), (3, 2, 1))
 MARKS = ("recovery", "ensemble_change", "fenced_cover", "bookie_lost")
-STYLES = ("swarm", "churn", "scope", "frozen", "orphan", "told", "restored", "racked", "regions", "calm")
+STYLES = (
+    "swarm",
+    "churn",
+    "scope",
+    "frozen",
+    "orphan",
+    "told",
+    "restored",
+    "racked",
+    "regions",
+    "delayed",
+    "hung",
+    "calm",
+)
 
 
 def draw_plan(seed: int, style: str = "swarm") -> Plan:
@@ -37,7 +53,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     rng = random.Random(f"{style}/{seed}/plan")
     draws = {"swarm": _draw_swarm, "calm": _draw_swarm, "churn": _draw_churn, "scope": _draw_scope}
     draws |= {"frozen": _draw_frozen, "orphan": _draw_orphan, "told": _draw_churn, "restored": _draw_restored}
-    draws |= {"racked": _draw_racked, "regions": _draw_racked}
+    draws |= {"racked": _draw_racked, "regions": _draw_racked, "delayed": _draw_delayed, "hung": _draw_hung}
     plan = draws[style](seed, rng, style)
     if style == "told":
         plan = with_news(plan, TAIL, rng)
@@ -285,6 +301,64 @@ def _draw_restored(seed: int, rng: random.Random, style: str) -> Plan:
         mark=mark,
     )
     return with_config(replace(plan, faults=(*plan.faults, lost)), bookies=bookies, older=older)
+
+
+def _draw_delayed(seed: int, rng: random.Random, style: str) -> Plan:
+    """Draw a plan as "churn"; or members that are gone until long after every entry must have been confirmed without
+    them."""
+    plan = with_config(_draw_churn(seed, rng, style), delayed_change=True)
+    if rng.random() < 0.5:
+        return plan
+    ensemble, write, ack = rng.choice(((3, 3, 2), (4, 2, 1), (5, 3, 2), (3, 2, 1), (5, 5, 3)))
+    lost = write - ack + rng.choice((0, 1, 1))
+    faults = [
+        Fault(kind=FaultKind.CRASH, at_s=rng.choice((0.0, 0.0005, 0.02)) * rng.random(), for_s=1000.0, a=f"b{number}")
+        for number in rng.sample(range(1, ensemble + 1), lost)
+    ]
+    return with_config(
+        replace(plan, faults=tuple(faults)),
+        quorum=[ensemble, write, ack],
+        bookies=ensemble + lost,
+        calm=True,
+        confirmed_by_s=20.0,
+    )
+
+
+def _draw_hung(seed: int, rng: random.Random, style: str) -> Plan:
+    """Draw bookies of which most hang, for longer than the ack-quorum timeout, and entries all along."""
+    ensemble, write, ack = rng.choice(((3, 3, 2), (3, 2, 2), (4, 3, 2), (3, 3, 3)))
+    bookies = ensemble + rng.randint(0, 8)
+    names = [f"b{i}" for i in range(1, bookies + 1)]
+    duration = rng.choice((2.0, 10.0))
+    config: dict[str, Any] = {
+        "style": style,
+        "quorum": [ensemble, write, ack],
+        "bookies": bookies,
+        "entries": 20,
+        "gap_s": duration / 20,
+        "payload_max": 20,
+        "calm": True,
+        "recover_at": [],
+        "close": False,
+        "duration_s": duration,
+        "fifo": True,
+        "timeout_s": rng.choice((0.2, 0.5, 5.0)),
+        "sync_s": 0.001,
+        "digest": "CRC32C",
+        "ack_quorum_timeout_s": rng.choice((0.5, 1.0, 2.0)),
+    }
+    ill = rng.sample(names, rng.randint(ensemble - ack + 1, bookies))
+    faults = [
+        Fault(
+            kind=FaultKind.ENVIRONMENT,
+            at_s=rng.uniform(0, duration / 2),
+            for_s=rng.choice((0.3, 3.0, 20.0)),
+            a=name,
+            message="hang",
+        )
+        for name in ill
+    ]
+    return Plan(seed=seed, config=config, faults=tuple(faults))
 
 
 def _draw_racked(seed: int, rng: random.Random, style: str) -> Plan:

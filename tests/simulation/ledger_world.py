@@ -68,6 +68,9 @@ MUST_REACH = (
     "found_beyond_the_writer",
     "one_rack",
     "two_racks",
+    "change_put_off",
+    "confirmed_beside_the_lost",
+    "ack_quorum_timeout",
 )
 CHANGES = ("ensemble_change", "recovery_changed_ensemble")
 RARE = ("recovery_failed", "read_failed", "fault.meta_late", "fault.hold_kth", "fault.power")
@@ -152,8 +155,16 @@ class LedgerWorld:
             self.sim.node(bookie, start=self.start_bookie)
         created = self.sim.metadata.create(KEY, metadata)
         self.sim.node(WRITER)
+        adding = replace(
+            draw(AddingOptions, self.options),
+            delayed_change=config.get("delayed_change", False),
+            ack_quorum_timeout_s=config.get("ack_quorum_timeout_s", 0.0),
+        )
+        if "confirmed_by_s" in config:
+            adding = replace(adding, give_up_s=15.0, replace_retry_s=0.1)
+        self.checks.watch_writer("w/adder", adding)
         self.adder = parts.get("adder", LedgerAdder)(
-            LEDGER, created, self.digest, self.placement().for_ledger(metadata), draw(AddingOptions, self.options)
+            LEDGER, created, self.digest, self.placement().for_ledger(metadata), adding
         )
         self.sim.place(WRITER, "w/adder", self.adder)
         for name in RECOVERERS:
@@ -236,6 +247,8 @@ class LedgerWorld:
                 ailments.damage = fault.rate
             case "read_only":
                 ailments.read_only = True
+            case "hang":
+                ailments.hangs = True
             case "move":
                 self.racks[fault.a] = (self.racks[fault.a] + 1) % (max(self.racks.values()) + 1)
                 self.checks.moved(fault.a)
@@ -253,6 +266,7 @@ class LedgerWorld:
 
     def added(self, number: int, result: Any) -> None:
         self.results[number] = result
+        self.checks.answered(result)
         if isinstance(result, DLogError):
             self.sim.reach("add_failed")
             return
@@ -363,11 +377,16 @@ class LedgerWorld:
             if not sim.run(until_s=config["recovered_by_s"], until=lambda: bool(self.recovered)):
                 raise Violation("liveness", "enough bookies are well, and a recovery waits for the one that is silent")
             sim.reach("recovered_beside_the_silent")
+        if "confirmed_by_s" in config:
+            sim.run(until_s=config["confirmed_by_s"], until=lambda: self.is_answered)
+            if [result for result in self.results.values() if isinstance(result, DLogError)] or not self.is_answered:
+                raise Violation("liveness", "there are bookies for each that is lost, and an entry is not confirmed")
+            sim.reach("confirmed_beside_the_lost")
         sim.heal()
         for ailments in self.ailments.values():
             ailments.cure()
         if config["calm"]:
-            self.demand(lambda: len(self.results) == config["entries"], "an add was never answered")
+            self.demand(lambda: self.is_answered, "an add was never answered")
             if not self.adder.is_dead:
                 self.close()
                 self.demand(lambda: self.close_result is not None, "the close was never answered")
@@ -386,6 +405,10 @@ class LedgerWorld:
             self.demand(lambda: self.close_result is not None, "the close was never answered")
             self.demand(lambda: len(self.results) == len(self.checks.payloads), "an add was never answered")
         self.checks.finish()
+
+    @property
+    def is_answered(self) -> bool:
+        return bool(len(self.results) == self.config["entries"])
 
     def demand(self, condition: Any, text: str) -> None:
         if not self.sim.run(until_s=self.sim.now_s + SETTLE_S, until=condition):

@@ -58,6 +58,8 @@ class ShippedBookie:
 
     def handle(self, fact: Fact) -> list[Effect]:
         if isinstance(fact, Received):
+            if self.ailments.hangs and isinstance(fact.message, AddEntry):
+                return []
             refusal = self.refuse(fact.message)
             if refusal is not None:
                 return [Send(fact.peer, refusal)]

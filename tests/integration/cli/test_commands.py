@@ -115,7 +115,7 @@ def test_the_layers_below(cluster: Up) -> None:
     sums = json.loads(ok(cluster, "ledger", "verify", "--all", "--json").splitlines()[-1])
     assert (sums["bad_ledgers"], sums["not_verified"]) == (0, 0) and sums["ledgers"] > 0 and sums["entries"] > 0
     assert b"could not be verified" in ok(cluster, "ledger", "verify", "--all", "--at-once", "1").splitlines()[-1]
-    assert all(row["alive"] for row in told(cluster, "bookie", "status"))
+    assert all(row["alive"] and 0 < row["free_bytes"] < row["total_bytes"] for row in told(cluster, "bookie", "status"))
     assert len(told(cluster, "bookie", "ls")) == 3
     assert [row["state"] for row in told(cluster, "bookie", "gc", "--wait")] == ["done"] * 3
     status = told(cluster, "cluster", "status")
@@ -125,6 +125,18 @@ def test_the_layers_below(cluster: Up) -> None:
     assert told(cluster, "ledger", "show", place)["entries"] == recovered["last_entry"] + 1
     ok(cluster, "append", "below", given=b"three\n")
     assert ok(cluster, "read", "below") == b"one\ntwo\nthree\n", "the owner lost its ledger and goes on in another"
+
+
+def test_a_ledger_is_made_of_lines(cluster: Up) -> None:
+    lines = [b"%d" % n for n in range(3000)]
+    words = ("ledger", "create", "-", "--quorum", "2/2/1", "--custom", "who=me", "--digest", "HMAC")
+    made = told(cluster, *words, "--id", str(2**62 + 1), given=b"\n".join(lines))
+    assert (made["ledger"], made["entries"], made["state"], made["digest"]) == (2**62 + 1, 3000, "closed", "HMAC")
+    assert made["custom"]["who"] == "me" and made["write_quorum"] == 2
+    assert ok(cluster, "ledger", "read", str(2**62 + 1), "--format", "raw") == b"".join(lines)
+    assert b"3 entries, 3 bytes" in ok(cluster, "ledger", "create", "-", "--quorum", "1/1/1", given=b"a\nb\nc\n")
+    code, _, err = dlog(*words, "--id", str(2**62 + 1), directory=cluster.directory)
+    assert code == 2 and "choose another id" in err
 
 
 def test_a_watched_status_is_redrawn_on_a_terminal(cluster: Up) -> None:
@@ -187,6 +199,10 @@ def test_a_planned_restart_is_announced_shown_and_ended(cluster: Up) -> None:
         (("ledger", "verify", "1", "--all"), 2, "leave out LEDGER or --all"),
         (("ledger", "verify", "1", "--at-once", "2"), 2, "leave out LEDGER or --at-once"),
         (("ledger", "verify", "--all", "--at-once", "0"), 2, "--at-once"),
+        (("ledger", "create", "-", "--quorum", "3"), 2, "as 3/3/2"),
+        (("ledger", "create", "-", "--quorum", "1/2/1"), 2, "ensemble >= write quorum"),
+        (("ledger", "create", "-", "--custom", "dlog.x=1"), 2, "write KEY=VALUE"),
+        (("ledger", "create", "nosuchfile"), 2, "check the name"),
         (("bookie", "status", "nobody:1"), 1, "bookie ls"),
         (("bookie", "pause", "nobody:1"), 1, "bookie ls"),
         (("bookie", "pause", "nobody:1", "--for", "soon"), 2, "not a duration"),

@@ -64,6 +64,7 @@ CASES: dict[str, Case] = {
     "delete": Case("delete {victim} --yes", makes=True),
     "explain": Case("explain {stream} 1:0:0"),
     "ledger adopt": Case("ledger adopt {stray}"),
+    "ledger create": Case("ledger create - --quorum 1/1/1"),
     "ledger ls": Case("ledger ls"),
     "ledger ls --json": Case("ledger ls --json"),
     "ledger read": Case("ledger read {ledger}"),

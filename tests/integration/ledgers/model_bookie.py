@@ -26,6 +26,8 @@ from dlog.wire.bookie import (
 )
 from dlog.wire.bookie_port import RequestDecoder
 from dlog.wire.bookie_v3 import V3Request
+from dlog.wire.bookie_v3_messages import GetSpace, SpaceTold
+from dlog.wire.bookie_v3_responses import encode_v3_response
 
 
 class ModelBookie(asyncio.Protocol):
@@ -36,6 +38,8 @@ class ModelBookie(asyncio.Protocol):
         self.entries: dict[tuple[int, int], bytes] = {}
         self.fenced: set[int] = set()
         self.hold = False
+        self.free_bytes: int | None = 1 << 40  # None: it cannot tell
+        self.space_asked = asyncio.Event()
         self.reads_wholly = True  # False: the socket is left unread
         self.heard = asyncio.Event()  # set at each request; tests clear it
         self._held: list[tuple[_Session, Request]] = []
@@ -88,6 +92,10 @@ class ModelBookie(asyncio.Protocol):
             session.say(self.answer(request))
         self.heard.set()
 
+    def tell_space(self) -> SpaceTold:
+        self.space_asked.set()
+        return SpaceTold(Code.IO_ERROR) if self.free_bytes is None else SpaceTold(Code.OK, 1 << 41, self.free_bytes)
+
     def release(self, count: int | None = None) -> None:
         """Answer what is held, oldest first; all of it or the first `count`."""
         count = len(self._held) if count is None else count
@@ -134,8 +142,11 @@ class _Session(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for request in self._decoder.feed(data):
-            assert not isinstance(request, V3Request), "our client speaks v2"
-            self._bookie.take(self, request)
+            if isinstance(request, V3Request):
+                assert isinstance(request.message, GetSpace), "our client speaks v2"
+                self.say_bytes(b"".join(encode_v3_response(request.call, self._bookie.tell_space())))
+            else:
+                self._bookie.take(self, request)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._bookie.leave(self)

@@ -24,6 +24,7 @@ from dlog.errors import (
 )
 from dlog.events import Event, LedgerHandleFailed, LedgerIdInUse, PlacementNotKept
 from dlog.io.bookie_client import BookieClient, BookieClientOptions
+from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.ledgers import _LATE_COPIES_S, Ledgers, LedgersOptions, resolver
 from dlog.io.metadata import BookieInfo
 from dlog.ledger.placement_policy import RACK, PlacementOptions
@@ -53,16 +54,23 @@ class Cluster:
         self.told: list[Event] = []
         self._stack = stack
 
-    async def client(self, options: LedgersOptions | None = None) -> Ledgers:
+    async def client(self, options: LedgersOptions | None = None, clock: Clock = SYSTEM_CLOCK) -> Ledgers:
         transport = BookieClient(
             resolver(self.metadata),
             rng=random.Random(1),
             options=BookieClientOptions(request_timeout_s=30.0, backoff_min_s=0.0, backoff_max_s=0.0),
         )
         await self._stack.enter_async_context(transport)
+        rng, told = random.Random(2), self.told.append
         return await self._stack.enter_async_context(
-            Ledgers(self.metadata, transport, rng=random.Random(2), options=options, on_event=self.told.append)
+            Ledgers(self.metadata, transport, rng=rng, options=options, on_event=told, clock=clock)
         )
+
+    async def add(self, name: str) -> ModelBookie:
+        """Start another bookie."""
+        bookie = await self._stack.enter_async_context(ModelBookie())
+        await self.register(name, bookie)
+        return bookie
 
     async def register(self, name: str, bookie: ModelBookie, rack: str = DEFAULT_LOCATION.rack) -> None:
         self.bookies[BookieId(name)] = bookie

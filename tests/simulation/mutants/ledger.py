@@ -602,7 +602,51 @@ PLACEMENT = (
     ),
 )
 
+#: what operators may ask of a writer: L19 delayed ensemble changes, L20 the ack-quorum timeout
+WRITERS_OPTIONS = (
+    Mutant(
+        name="a delayed ensemble change is made at once",
+        invariants=("L19",),
+        style="delayed",
+        parts=adder(("_may_wait", "self._options.delayed_change and", "False and")),
+    ),
+    Mutant(
+        name="a delayed ensemble change is never made",
+        invariants=("liveness",),
+        style="delayed",
+        parts=adder(("_may_wait", "and self._window.can_progress()", "")),
+    ),
+    Mutant(
+        name="a change that was put off waits for the next retry to be due",
+        invariants=("liveness",),
+        style="delayed",
+        parts=adder(
+            ("_replace_failed", " or (was_delayed and not self._delayed)", ""),
+            ("_replace_failed", "if window.failed:\n        self._set_timer", "if False:\n        self._set_timer"),
+        ),
+    ),
+    Mutant(
+        name="the ack-quorum timeout is not watched",
+        invariants=("L20",),
+        style="hung",
+        parts=adder(("_push", "self._quorum_ticks < 0 and", "False and")),
+    ),
+    Mutant(
+        name="the ack-quorum timeout ends once it fired in vain",
+        invariants=("L20",),
+        style="hung",
+        parts=adder(("_note_quorum_timer", "self._watch_quorum()", "self._quorum_ticks = 9")),
+    ),
+    Mutant(
+        name="the ack-quorum timeout counts the time before the entry",
+        invariants=("L20",),
+        style="hung",
+        parts=adder(("_note_quorum_timer", "ticks < 2", "ticks < 1")),
+    ),
+)
+
 MUTANTS = (
     *(*WRITER, *RECOVERY, *LAST_ENTRIES, *RECOVERY_LIVENESS, *BOOKIE, *READERS, *FINDERS, *OLDER_LEDGERS),
     *PLACEMENT,
+    *WRITERS_OPTIONS,
 )

@@ -44,6 +44,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "ledger verify": ("1",),
     "ledger recover": ("1", "--yes"),
     "ledger adopt": ("1",),
+    "ledger create": ("/dev/null",),
     "object show": ("s",),
     "object search": ("s",),
     "sink retire": ("k",),

@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "delete": ("s --yes", PROXIES),
     "explain": ("s 1:0:0", BOTH),
     "ledger adopt": ("1", ZOOKEEPER),
+    "ledger create": ("/dev/null", ZOOKEEPER),
     "ledger ls": ("", ZOOKEEPER),
     "ledger read": ("1", ZOOKEEPER),
     "ledger recover": ("1 --yes", ZOOKEEPER),

@@ -62,3 +62,24 @@ def test_heavier_bookies_are_chosen_more_often_and_weightless_never() -> None:
 
 def test_the_same_seed_chooses_the_same() -> None:
     assert [placement(9, 5).choose(Quorum()) for _ in range(3)] == [placement(9, 5).choose(Quorum()) for _ in range(3)]
+
+
+@given(st.integers(1, 4), st.sets(st.integers(0, 6)), st.integers(), st.booleans())
+def test_who_is_to_be_avoided_is_chosen_only_for_want_of_others(
+    size: int, numbers: set[int], seed: int, weighted: bool
+) -> None:
+    avoided = {bookies(7)[number] for number in numbers}
+    weight = (lambda bookie: 9.0 if bookie in avoided else 1.0) if weighted else None
+    chooser = RandomPlacement(lambda exclude: bookies(7), random.Random(seed), weight, avoided.__contains__)
+    quorum = Quorum(ensemble=size, write=1, ack=1)
+    assert len(set(chooser.choose(quorum)) & avoided) == max(0, size - (7 - len(avoided)))
+    assert len(chooser.choose(Quorum(ensemble=7, write=1, ack=1))) == 7, "but nobody is excluded"
+
+
+def test_with_nobody_to_avoid_the_choice_is_as_without() -> None:
+    def candidates(exclude: Collection[BookieId]) -> list[BookieId]:
+        return bookies(9)
+
+    careful = RandomPlacement(candidates, random.Random(3), None, lambda _: False)
+    plain = RandomPlacement(candidates, random.Random(3))
+    assert [careful.choose(Quorum()) for _ in range(9)] == [plain.choose(Quorum()) for _ in range(9)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dlog.ledger.reading import EntryReader, ReadDone, ReadingOptions, ReadLedger, UseMetadata
-from dlog.machine import Answer, Received
+from dlog.ledger.replica_health import ReplicaHealth
+from dlog.machine import Answer, Received, SetTimer
 from dlog.model.ids import EntryId
 from dlog.model.ledger import LedgerMetadata
 from dlog.model.quorum import Quorum
@@ -211,3 +212,40 @@ def test_news_of_metadata_are_taken_in() -> None:
     story = reader()
     assert story.ask(UseMetadata(ledger("0 x y z"))) == ["answer 1 None"]
     assert read(story, 0, 0) == ["read 0 of x"]
+
+
+def test_a_replica_that_was_late_is_asked_after_the_others_by_all_readers_of_a_client() -> None:
+    health = ReplicaHealth(0.5, 0.02)
+
+    def client() -> Story:
+        return Story(EntryReader(LEDGER, ledger(), DIGEST, ReadingOptions(batch=False), health=health))
+
+    one, other = client(), client()
+    read(one, 0, 0)
+    assert one.fires(("speculate", 1)) == ["read 0 of b"]
+    one.has("a", 0, packet(0, b"zero"), fence=False)
+    assert read(other, 0, 0) == ["read 0 of b"]
+
+
+def test_the_wait_for_a_replica_follows_the_replies() -> None:
+    story = reader()
+    for entry in range(200):
+        read(story, entry, entry)
+        story.has("abc"[entry % 3], entry, packet(entry), fence=False)
+
+    def waits() -> list[float]:
+        return [e.after_s for e in story.effects if isinstance(e, SetTimer)]
+
+    assert (waits()[0], waits()[-1]) == (0.5, 0.02)
+    read(story, 0, 0)
+    before = waits()[-1]
+    story.fires(("speculate", 201))
+    assert waits()[-1] == before * 1.5
+
+
+def test_a_range_that_goes_on_is_not_late() -> None:
+    story = reader(parallel=1)
+    read(story, 0, 1)
+    story.has("a", 0, packet(0, b"zero"), fence=False)
+    assert story.fires(("speculate", 1)) == [], "an entry came"
+    assert story.fires(("speculate", 1)) == ["read 1 of c"], "and none since"

@@ -222,3 +222,41 @@ def test_a_search_through_a_large_ensemble_ends(counts: list[int], needed: int) 
     assert search.steps <= STEPS_MAX + 10 * 10
     if found is not None:
         assert all(len({found[i] for i in indices}) >= needed for indices in write_quorums(quorum))
+
+
+@given(quorums(5), policies, domains, st.sets(st.integers(0, 15)), st.integers())
+def test_who_is_to_be_avoided_costs_no_domain_and_is_left_out_where_the_others_do(
+    quorum: Quorum, policy: PlacementPolicy, counts: list[int], numbers: set[int], seed: int
+) -> None:
+    writable = bookies(counts)
+    avoided = {writable[number] for number in numbers if number < len(writable)}
+
+    def careful(writable: Collection[BookieId], avoids: Collection[BookieId]) -> SpreadPlacement:
+        chooser = placement(policy, writable, seed)
+        chooser._avoids = avoids.__contains__
+        return chooser
+
+    try:
+        plain = placement(policy, writable, seed).choose(quorum)
+    except NotEnoughBookiesError:
+        with pytest.raises(NotEnoughBookiesError):
+            careful(writable, avoided).choose(quorum)
+        return
+    chosen = careful(writable, avoided).choose(quorum)
+    needed = min(policy.needed(quorum), quorum.write)
+    assert min(fewest(policy, quorum, chosen), needed) == min(fewest(policy, quorum, plain), needed)
+    try:
+        without = placement(policy, [bookie for bookie in writable if bookie not in avoided], seed).choose(quorum)
+    except NotEnoughBookiesError:
+        return
+    if fewest(policy, quorum, without) >= min(fewest(policy, quorum, plain), needed):
+        assert not avoided.intersection(chosen)
+
+
+def test_a_replacement_is_avoided_unless_it_keeps_the_policy_better() -> None:
+    r1, r2, other_r2, other_r1 = (BookieId(name) for name in ("1.0", "2.0", "2.1", "1.1"))
+    chooser = placement(PlacementPolicy(PolicyKind.RACK), [other_r2, other_r1])
+    chooser._avoids = {other_r2}.__contains__
+    quorum = Quorum(ensemble=2, write=2, ack=1)
+    assert chooser.replace(quorum, [r1, r2], [1]) == {1: other_r2}, "the other one would leave one rack"
+    assert chooser.replace(quorum, [r2, r1], [1]) == {1: other_r1}

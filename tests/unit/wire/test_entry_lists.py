@@ -15,9 +15,16 @@ from dlog.model.ids import LedgerId
 from dlog.wire.bookie import Code
 from dlog.wire.bookie_availability import EntryList
 from dlog.wire.bookie_v3 import V3Request, decode_v3
-from dlog.wire.bookie_v3_listing import decode_list_response, encode_list_request
-from dlog.wire.bookie_v3_messages import EntriesListed, ListEntries
+from dlog.wire.bookie_v3_asking import (
+    decode_list_response,
+    decode_space_response,
+    encode_list_request,
+    encode_space_request,
+)
+from dlog.wire.bookie_v3_messages import EntriesListed, GetSpace, ListEntries, SpaceTold
 from dlog.wire.bookie_v3_responses import encode_v3_response
+
+REFUSED = Code.IO_ERROR
 
 
 @settings(max_examples=80)
@@ -55,3 +62,19 @@ def test_request_and_response_are_those_of_a_bookie(code: Code) -> None:
 def test_hostile_responses_end_in_a_response_or_a_protocol_error(garbage: bytes) -> None:
     with contextlib.suppress(ProtocolError):
         decode_list_response(garbage)
+
+
+@pytest.mark.parametrize("asked", [GetSpace(), GetSpace(total=False), GetSpace(free=False)])
+def test_the_question_for_space_is_that_of_a_bookie(asked: GetSpace) -> None:
+    request = decode_v3(memoryview(encode_space_request(asked, 5)[4:]))
+    assert isinstance(request, V3Request) and request.message == asked
+    for answer in (SpaceTold(Code.OK, 10**15 if asked.total else None, 7 if asked.free else None), SpaceTold(REFUSED)):
+        frame = b"".join(encode_v3_response(request.call, answer))
+        assert decode_space_response(frame[4:]) == answer
+
+
+@settings(max_examples=80)
+@given(st.binary(max_size=60))
+def test_hostile_answers_for_space_end_in_an_answer_or_a_protocol_error(garbage: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        decode_space_response(garbage)

@@ -1,0 +1,51 @@
+"""Asks a bookie one question by BookKeeper's v3 protocol, on a connection for this alone: which entries of a ledger it
+has, and how much space its disks have.
+
+Bookies of dlog and of Java serve both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+
+from dlog.errors import ConnectionLostError, ProtocolError
+from dlog.wire.bookie import RESPONSE_LENGTH_MAX
+from dlog.wire.bookie_v3_asking import (
+    decode_list_response,
+    decode_space_response,
+    encode_list_request,
+    encode_space_request,
+)
+from dlog.wire.bookie_v3_messages import EntriesListed, GetSpace, ListEntries, SpaceTold
+
+
+async def read_list(host: str, port: int, request: ListEntries, timeout_s: float) -> EntriesListed:
+    """The bookie's response, whatever its code. Raises OSError (TimeoutError too), ConnectionLostError, ProtocolError.
+    A cancelled call leaves nothing open."""
+    return decode_list_response(await _ask(host, port, encode_list_request(request, 1), timeout_s))
+
+
+async def read_space(host: str, port: int, timeout_s: float) -> SpaceTold:
+    """The space of the bookie's ledger directories; whatever the code of the response. Raises as `read_list`, and can
+    be cancelled like it."""
+    return decode_space_response(await _ask(host, port, encode_space_request(GetSpace(), 1), timeout_s))
+
+
+async def _ask(host: str, port: int, frame: bytes, timeout_s: float) -> bytes:
+    """Send a frame and return the next one of the bookie, without its length word."""
+    async with asyncio.timeout(timeout_s):
+        try:
+            reader, writer = await asyncio.open_connection(host, port)
+        except (ValueError, OverflowError) as error:  # as in local_transport.connect
+            raise OSError(f"not a host name: {error}: host={host!r} port={port}") from error
+        try:
+            writer.write(frame)
+            (length,) = struct.unpack(">I", await reader.readexactly(4))
+            if not 0 < length <= RESPONSE_LENGTH_MAX:
+                raise ProtocolError(f"frame length out of bounds: length={length} max={RESPONSE_LENGTH_MAX}")
+            return await reader.readexactly(length)
+        except asyncio.IncompleteReadError as error:
+            raise ConnectionLostError("connection closed by the bookie") from error
+        finally:
+            writer.close()

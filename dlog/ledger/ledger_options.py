@@ -1,0 +1,55 @@
+"""Section [ledger] of a configuration: what operators tell all processes that create, write or read ledgers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlog.ledger.placement_policy import PlacementOptions
+from dlog.options import check_positive, option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerOptions(PlacementOptions):
+    """Section [ledger]: where the copies of the entries of new ledgers lie, how a writer gets over bookies that fail,
+    and which copy is read first; for every process that creates or reads ledgers."""
+
+    disk_weight_max: float = option(
+        3.0,
+        "bookies with more free disk space are chosen more often, at most so many times as often as one with the "
+        "median of it; 0: all equally often",
+    )
+    disk_ask_s: float = option(300.0, "how often each bookie is asked for its free disk space")
+    quarantine_failures: int = option(
+        3, "a bookie that failed so often within quarantine_s is avoided for new ensembles; 0: none is"
+    )
+    quarantine_s: float = option(600.0, "for how long it is avoided")
+    ensemble_changes_max: int = option(
+        100, "ensemble changes of one ledger; with one more the writer gives it up, and its stream goes on in a new one"
+    )
+    ensemble_change_delayed: bool = option(
+        False,
+        "replace a failed bookie only once too few are left for an ack quorum; until then entries have a copy less, "
+        "which is made again when the ledger is closed",
+    )
+    ack_quorum_timeout_s: float = option(
+        60.0,
+        "a writer gives its ledger up if no entry was confirmed for so long, up to half as long again, while some "
+        "wait; 0: only if no ack quorum is reachable",
+    )
+    speculate_s: float = option(
+        0.5,
+        "a second bookie is asked for an entry if the first is slow: at first and at most after this time. It follows "
+        "the replies, so that about one read in twenty asks two",
+    )
+    speculate_min_s: float = option(0.02, "the shortest time after which a second bookie is asked")
+
+    def __post_init__(self) -> None:
+        PlacementOptions.__post_init__(self)
+        check_positive(self, "disk_ask_s", "quarantine_s", "ensemble_changes_max", "speculate_s", "speculate_min_s")
+        if self.disk_weight_max and self.disk_weight_max < 1.0:
+            raise ValueError(f"disk_weight_max is at least 1, or 0: value={self.disk_weight_max}")
+        if self.quarantine_failures < 0 or self.ack_quorum_timeout_s < 0:
+            raise ValueError(
+                f"quarantine_failures and ack_quorum_timeout_s are at least 0: "
+                f"values={self.quarantine_failures}, {self.ack_quorum_timeout_s}"
+            )

@@ -1,0 +1,74 @@
+"""Which replica a reader asks first, and how long it waits before it asks another one too.
+
+The wait follows the replies: each wait that a reply ended in time makes it a little shorter, each that none did half as
+long again, so that in the long run one wait in `1 / LATE_SHARE` is too long. It needs no clock, and no list of times.
+
+Invariants:
+- the wait lies between `speculate_min_s` and `speculate_s`;
+- of many reads at most about `LATE_SHARE` ask a second replica for being slow, however slow all of them are: bookies
+  that are overloaded do not get twice the load for it;
+- a replica that failed or was late is asked after the others, until the reads that went well since have halved its
+  count to nothing: then it is tried again.
+
+Source: J. Dean and L. A. Barroso, "The Tail at Scale", hedged requests; BookKeeper, `speculativeReadTimeout` and
+`reorderReadSequence`. The step sizes are those of stochastic approximation of a quantile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from dlog.model.ids import BookieId
+
+#: How far a bookie is from this process; a smaller number is nearer.
+Distance = Callable[[BookieId], int]
+
+LATE_SHARE = 0.05
+_LONGER = 1.5
+_SHORTER = _LONGER ** (-LATE_SHARE / (1 - LATE_SHARE))
+COUNT_MAX = 8
+HALVED_EVERY = 32  # waits that were long enough
+
+
+class ReplicaHealth:
+    """What the readers of one client know of bookies. wait_s: at first. wait_min_s: the shortest wait."""
+
+    __slots__ = ("_faults", "_in_time", "_late", "_wait_max_s", "_wait_min_s", "wait_s")
+
+    def __init__(self, wait_s: float, wait_min_s: float) -> None:
+        self.wait_s = self._wait_max_s = wait_s
+        self._wait_min_s = min(wait_min_s, wait_s)
+        self._faults: dict[BookieId, int] = {}  # errors since the last good reply
+        self._late: dict[BookieId, int] = {}
+        self._in_time = 0
+
+    def note_good(self, bookie: BookieId) -> None:
+        """The bookie returned what it was asked for."""
+        self._faults.pop(bookie, None)
+
+    def note_fault(self, bookie: BookieId) -> None:
+        """The bookie refused, was lost, or returned damage."""
+        self._faults[bookie] = min(COUNT_MAX, self._faults.get(bookie, 0) + 1)
+
+    def note_in_time(self) -> None:
+        """A wait was long enough."""
+        self.wait_s = max(self._wait_min_s, self.wait_s * _SHORTER)
+        self._in_time += 1
+        if self._in_time % HALVED_EVERY == 0:
+            self._late = _halved(self._late)
+            self._faults = _halved(self._faults)
+
+    def note_late(self, bookies: Iterable[BookieId]) -> None:
+        """A wait for these bookies was too short."""
+        self.wait_s = min(self._wait_max_s, self.wait_s * _LONGER)
+        for bookie in bookies:
+            self._late[bookie] = min(COUNT_MAX, self._late.get(bookie, 0) + 1)
+
+    def in_order(self, bookies: Iterable[BookieId], distance: Distance) -> list[BookieId]:
+        """The order in which to ask: the healthiest first, of these the nearest."""
+        faults, late = self._faults, self._late
+        return sorted(bookies, key=lambda b: (faults.get(b, 0) + late.get(b, 0), distance(b)))
+
+
+def _halved(counts: dict[BookieId, int]) -> dict[BookieId, int]:
+    return {bookie: half for bookie, count in counts.items() if (half := count // 2)}
