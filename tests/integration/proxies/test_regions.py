@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import dlog
 from dlog.model.location import NetworkLocation
-from dlog.wire.proxy import Create, Failed, GetOwner, Read, ReaderEvent, Start
+from dlog.wire.proxy import Cancel, Create, Failed, GetOwner, Read, ReaderEvent, Start
 from dlog.wire.proxy import ReaderEventKind as Kind
+from proxies.read.server import ReadProxy
 from tests.integration.proxies.local_proxies import LocalProxies
 from tests.integration.proxies.raw import ANYTHING, Raw
 
@@ -84,6 +86,28 @@ async def test_a_region_whose_only_write_proxy_leaves_is_served_by_another(local
         await client.append("orders", b"2")
         assert (await client.owner("orders")).location == us.address
         assert [bytes(record.payload) async for record in client.read("orders")] == [b"1", b"2"]
+
+
+async def test_readers_that_come_from_other_regions_are_counted(local: LocalProxies) -> None:
+    writer, reader = await local.write_proxy(EU), await local.read_proxy(location=EU)
+    assert isinstance(reader.proxy, ReadProxy)
+    async with Raw(writer.address) as w, Raw(reader.address) as raw:
+        assert await w.ask(Create, "orders", MEMORY)
+        for number, (region, far) in enumerate((("us", 1), ("eu", 1), (None, 1), ("ap", 2)), 1):
+            raw.say(Read(number, "orders", Start.START, None, 1 << 20, True, region=region))
+            await raw.hear(ReaderEvent, request=number)
+            assert far_readers(reader.proxy) == far
+        raw.say(Cancel(1), Read(9, "orders", Start.START, None, 1 << 20, True))
+        await raw.hear(ReaderEvent, request=9)
+        while far_readers(reader.proxy) == 2:  # noqa: ASYNC110 - its task ends it
+            await asyncio.sleep(0)
+        assert (far_readers(reader.proxy), reader.proxy.readers) == (1, 4)
+
+
+def far_readers(proxy: ReadProxy) -> float:
+    """The gauge, as a scrape reads it."""
+    families = {family.name: family for family in proxy.meters().collect()}
+    return float(families["dlog_read_readers_far"].samples[0].value)
 
 
 async def opened_at(client: dlog.Client, stream: str) -> str:
