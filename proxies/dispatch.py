@@ -24,6 +24,7 @@ from dlog.errors import (
 )
 from dlog.log.messages import BatchWritten
 from dlog.model.ids import is_reserved, user_stream_name
+from dlog.model.location import NetworkLocation, region_location
 from dlog.wire.proxy import (
     Alter,
     Create,
@@ -51,6 +52,11 @@ from proxies.request_tasks import RequestTasks
 #: requests that change a stream: refused for the streams that dlog keeps for itself
 CHANGES = (Write, Create, Delete, Truncate, Seal, Alter, HandOver, ImportSegments, SinkWrite, MoveSegment)
 VIEWED_BYTES_MIN = 16 * 1024  # a view keeps the whole receive buffer alive, so smaller bodies are copied
+
+
+def client_location(region: str | None) -> NetworkLocation | None:
+    """Where a client stands that names this region in a request. Raises InvalidRequestError."""
+    return None if region is None else region_location(region)
 
 
 class ServerContext(Protocol):

@@ -21,6 +21,7 @@ from dlog.io.settings import configured
 from dlog.io.stores import StoresOptions, load_stores, open_stores
 from dlog.io.zookeeper_members import MemberOptions
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.model.location import DEFAULT_LOCATION, NetworkLocation
 from dlog.model.object_streams import NodeId
 from dlog.stores.contract import SegmentStore
 from proxies import serving
@@ -58,6 +59,11 @@ def tuned(config_path: str | None) -> BackendLimits:
     serving.tell(configured("ledger", stores.ledger, config_path))
     serving.tell(configured("objects", stores.objects, config_path))
     return replace(TUNING, stores=stores, ledgers=TUNING.ledgers.configured(stores.ledger))
+
+
+def location_of(tuning: BackendLimits) -> NetworkLocation:
+    """Where a proxy stands, by its section [ledger]."""
+    return tuning.ledgers.placement.location or DEFAULT_LOCATION
 
 
 @asynccontextmanager

@@ -269,6 +269,7 @@ def limits(options: ServingOptions) -> dict[str, int]:
         "batch_bytes_max": options.batch_bytes_max,
         "hops_max": HOPS_MAX,
         "questions_max": QUESTIONS_MAX,
+        "regions": 1,
     }
 
 

@@ -153,7 +153,7 @@ async def _status(metadata: ZooKeeperMetadata, hosts: str, namespace: str) -> di
         for b in found_there.values()
     ]
     proxies = [
-        (f"{p.role} proxy", p.proxy, p.address, "registered", None, None)
+        (f"{p.role} proxy", p.proxy, p.address, "registered", p.location.rack, p.location.region)
         for p in (*members.write_proxies.values(), *members.read_proxies.values())
     ]
     return {

@@ -47,13 +47,17 @@ class UpOptions:
         "[objects], else `objects` in the directory",
     )
     racks: int = option(
-        0, "racks (rack-1, rack-2, ...) that the bookies are spread over, in each region; 0: as before, one at first"
+        0,
+        "racks (rack-1, rack-2, ...) that bookies and proxies are spread over, in each region; 0: as before, one at "
+        "first",
     )
     regions: int = option(
-        0, "regions (region-1, region-2, ...) that the bookies are spread over; 0: as before, one at first"
+        0, "regions (region-1, region-2, ...) that bookies and proxies are spread over; 0: as before, one at first"
     )
-    write_proxies: int = option(0, "write proxies; 0: as many as there were, 2 at the first start")
-    read_proxies: int = option(0, "read proxies; 0: as many as there were, 2 at the first start")
+    write_proxies: int = option(
+        0, "write proxies; 0: as many as there were, 2 at the first start or one in each region"
+    )
+    read_proxies: int = option(0, "read proxies; 0: as many as there were, 2 at the first start or one in each region")
     port: int = option(0, "port of the first write proxy, the others follow it; 0: free ones")
     host: str = option("", "address to listen on; empty: as it was, 127.0.0.1 at the first start")
     zookeeper: str = option(
@@ -81,7 +85,7 @@ class UpOptions:
 class Plan:
     """Host and ports of a cluster. zookeeper: hosts of an external ZooKeeper, or empty. kafka: address of the topics
     with streams, or empty. objects: root of the objects of streams, if it was given; else empty. racks: in each region;
-    0: bookies publish no rack. regions: 0: they publish no region."""
+    0: bookies and proxies publish no rack. regions: 0: they publish no region."""
 
     host: str
     namespace: str
@@ -97,14 +101,20 @@ class Plan:
     version: int = 1
 
     @property
+    def region_names(self) -> list[str]:
+        """The regions of bookies and proxies; empty: they publish none."""
+        return [f"region-{number}" for number in range(1, self.regions + 1)]
+
+    @property
     def zookeeper_hosts(self) -> str:
         return self.zookeeper or join_host_port(self.host, self.zookeeper_port)
 
-    def location_of(self, bookie: int) -> tuple[str, str]:
-        """Rack and region of the bookie of this number (from 1): in turns, regions first. Empty: it publishes none."""
-        turn, region = divmod(bookie - 1, max(1, self.regions))
+    def location_of(self, number: int) -> tuple[str, str]:
+        """Rack and region of the bookie, write or read proxy of this number (from 1): in turns, regions first. Empty:
+        it publishes none."""
+        turn, region = divmod(number - 1, max(1, self.regions))
         rack = f"rack-{turn % self.racks + 1}" if self.racks else ""
-        return rack, f"region-{region + 1}" if self.regions else ""
+        return rack, self.region_names[region] if self.regions else ""
 
     def addresses(self) -> list[tuple[str, int]]:
         """(role, port) of every process, each of which needs a free port."""
@@ -125,9 +135,10 @@ def make_plan(directory: Path, options: UpOptions, rng: random.Random) -> Plan:
     )
     if old is not None:
         _check_change(old, options)
+    proxies = max(2, options.regions)
     counts = {
-        "write": options.write_proxies or len(plan.write) or 2,
-        "read": options.read_proxies or len(plan.read) or 2,
+        "write": options.write_proxies or len(plan.write) or proxies,
+        "read": options.read_proxies or len(plan.read) or proxies,
         "bookies": options.bookies if options.bookies >= 0 else len(plan.bookies) if old is not None else 3,
     }
     _check_host(plan.host)

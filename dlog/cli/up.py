@@ -54,6 +54,7 @@ from dlog.wire.bookie_info import decode_cookie
 
 STOP_PROXIES_S = 20.0
 STOP_OTHERS_S = 20.0
+_PROXIES = "Number. Default: as before, 2 at first, or one in each region."
 
 
 @click.command()
@@ -75,12 +76,12 @@ STOP_OTHERS_S = 20.0
 @click.option(
     "--racks",
     type=click.IntRange(1, 64),
-    help="Racks that the bookies are spread over, in each region. Default: as before, one at first.",
+    help="Racks that bookies and proxies are spread over, in each region. Default: as before, one at first.",
 )
 @click.option(
     "--regions",
     type=click.IntRange(1, 64),
-    help="Regions that the bookies are spread over. Default: as before, one at first.",
+    help="Regions that bookies and proxies are spread over. Default: as before, one at first.",
 )
 @click.option(
     "--kafka",
@@ -94,8 +95,8 @@ STOP_OTHERS_S = 20.0
     help="Where the stores s3 and s3-direct have their objects, s3://bucket/prefix or file:///path; with --bookies 0 "
     "new streams lie there (s3-direct). Default: as before, `objects` in the directory at first.",
 )
-@click.option("--write-proxies", type=click.IntRange(1, 64), help="Number. Default: as before, 2 at first.")
-@click.option("--read-proxies", type=click.IntRange(1, 64), help="Number. Default: as before, 2 at first.")
+@click.option("--write-proxies", type=click.IntRange(1, 64), help=_PROXIES)
+@click.option("--read-proxies", type=click.IntRange(1, 64), help=_PROXIES)
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
@@ -245,7 +246,13 @@ class _Cluster:
         self._is_up = True
         running = self._write_run_file()
         if self._as_json:
-            told = {"connect": running.connect, "zookeeper": running.zookeeper, "directory": running.directory}
+            told: dict[str, object] = {
+                "connect": running.connect,
+                "zookeeper": running.zookeeper,
+                "directory": running.directory,
+            }
+            if self._plan.regions:
+                told["regions"] = self._plan.region_names
             with self._unless_lost():
                 say_json(told)
                 with output():
@@ -253,6 +260,9 @@ class _Cluster:
         else:
             self._say(f"the cluster is up: {running.connect}")
             self._say(f"use it from this directory, or from elsewhere with DLOG_CONNECT={running.connect}")
+            if self._plan.regions:
+                names = ", ".join(self._plan.region_names)
+                self._say(f"clients use the proxies of their region with DLOG_REGION set to one of {names}")
         while True:
             await asyncio.sleep(1.0)
             if self._screen is not None:
@@ -331,6 +341,9 @@ class _Cluster:
         flags = [*self._port(port), "--id", name]
         places = self._places
         environment = {"DLOG_FILE_DIRECTORY": places.file_directory}
+        for name, value in zip(("RACK", "REGION"), self._plan.location_of(number), strict=True):
+            if value:
+                environment[f"DLOG_LEDGER_{name}"] = value
         stores = ["file"]
         if places.objects_root:  # of these two, what is only configured does not become the default
             environment["DLOG_OBJECTS_ROOT"] = places.objects_root

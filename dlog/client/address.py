@@ -8,6 +8,7 @@ from dlog.errors import InvalidRequestError
 from dlog.hostport import split_host_port
 
 ENVIRONMENT = "DLOG_CONNECT"
+REGION = "DLOG_REGION"  # environment variable: the region that clients stand in
 _HOW = "write dlog://host:port[,host:port]"
 
 

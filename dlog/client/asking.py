@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from dlog.client.backoff import Backoff
@@ -55,6 +56,8 @@ async def ask(
     def sent(request: int) -> proxy.Question:
         nonlocal is_out
         message = question(request)
+        if isinstance(message, proxy.GetOwner) and connection is not None:
+            message = replace(message, region=connection.region)
         is_out = not isinstance(message, _READ_ONLY_REQUESTS)
         return message
 

@@ -17,14 +17,14 @@ import logging
 import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Any, Unpack
 from weakref import WeakValueDictionary
 
-from dlog.client.address import target_addresses
+from dlog.client.address import REGION, target_addresses
 from dlog.client.asking import ask, list_owned
 from dlog.client.background_tasks import BackgroundTasks
 from dlog.client.batch import BatchResult
@@ -611,6 +611,8 @@ def connect(target: str | None = None, *, options: ClientOptions | None = None, 
     """
     try:
         chosen = options if options is not None else ClientOptions(**changes)
+        if not chosen.region:
+            chosen = replace(chosen, region=os.environ.get(REGION, ""))
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(f"invalid client option, see dlog.ClientOptions: {error}") from error
     return Client(target_addresses(target), chosen)

@@ -113,6 +113,12 @@ class Connection(asyncio.BufferedProtocol):
         self._pinged_s: float | None = None
         self._beat: asyncio.TimerHandle | None = None
 
+    @property
+    def region(self) -> str | None:
+        """The client's region for requests on this connection; None: none is configured, or the server is of a version
+        that takes none."""
+        return self._options.region if self._options.region and self.limits.get("regions") else None
+
     @classmethod
     async def open(cls, address: str, options: ClientOptions, *, hops: int = 0) -> Connection:
         """Connect and do the handshake. hops: see proxy.Hello.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any
 
 from dlog.client.address_book import AddressBook
@@ -35,7 +35,7 @@ class ConnectionPool:
         options: ClientOptions,
         spawn: Callable[[Coroutine[Any, Any, None], str], None],
     ) -> None:
-        self.addresses = AddressBook(addresses, options.direct_rest_s)
+        self.addresses = AddressBook(addresses, options.direct_rest_s, options.region)
         self._options = options
         self._spawn = spawn
         self._connections: dict[tuple[str, int], Connection] = {}  # by address and hops
@@ -211,10 +211,10 @@ class ConnectionPool:
 
     # ---- all ------------------------------------------------------------------------------------------------------
 
-    def learn(self, addresses: Iterable[str]) -> None:
-        """Remember proxy addresses that a server named. If there are too many, forget the oldest that have no
-        connection, and none is being opened there."""
-        if not self.addresses.learn(addresses):
+    def learn(self, addresses: Iterable[str], regions: Mapping[str, str] | None = None) -> None:
+        """Remember proxy addresses that a server named, and the regions of some. If there are too many, forget the
+        oldest that have no connection, and none is being opened there."""
+        if not self.addresses.learn(addresses, regions or {}):
             return
         busy = {address for (address, _), connection in self._connections.items() if connection.is_open}
         busy.update(address for (address, _), lock in self._opening.items() if lock.locked())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dlog.model.location import check_location_name
 from dlog.model.window import WINDOW_MAX
 from dlog.options import KiB, MiB, option
 
@@ -61,6 +62,9 @@ class ClientOptions:
     retry_burst: int = 50
     #: retry budget of the client: retries added per second
     retries_per_s: float = 10.0
+    #: region that the client stands in, as proxies name theirs: streams without an owner are written, and all are read,
+    #: through proxies of this region, if there are any. Empty: the value of DLOG_REGION, if it is set
+    region: str = ""
     #: largest frame accepted from a server
     frame_bytes_max: int = 64 * MiB
 
@@ -73,6 +77,8 @@ class ClientOptions:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if self.region:
+            check_location_name("region", self.region)
         if self.batch_bytes_max > RECORD_BYTES_MAX:
             raise ValueError(
                 f"batch_bytes_max must be at most {RECORD_BYTES_MAX} (DistributedLog's limit for a record)"

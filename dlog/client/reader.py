@@ -214,6 +214,7 @@ class ReadSession:
                 connection = await self._router.connect_or_forward(location, READ)
             else:
                 connection = await self._router.pool.connect_any(READ, (self._avoid,) if self._avoid else ())
+            region = connection.region
             self._request = connection.read(
                 self,
                 lambda request: proxy.Read(
@@ -225,6 +226,7 @@ class ReadSession:
                     self._follow,
                     location is not None,
                     incarnation,
+                    region,
                 ),
             )
             self._owed = 0

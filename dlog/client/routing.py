@@ -85,9 +85,10 @@ class Router:
                 suspect = remembered
         connection = await self.pool.connect_any(WRITE, (suspect,) if suspect else ())
         try:
-            result = await connection.ask(lambda request: proxy.GetOwner(request, stream, suspect))
+            region = connection.region
+            result = await connection.ask(lambda request: proxy.GetOwner(request, stream, suspect, region))
             location = str(result.get("location") or connection.address)
-            self.pool.learn(str(a) for a in result.get("proxies", ()))
+            self.pool.learn((str(a) for a in result.get("proxies", ())), result.get("regions"))
         except OwnedElsewhereError as error:
             if error.location is None:
                 raise

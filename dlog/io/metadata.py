@@ -50,13 +50,14 @@ class ProxyInfo:
     """A registered proxy; role is "write" or "read".
 
     address: host:port for clients, which also identifies the proxy. peer_address: host:port for other proxies, if
-    different.
+    different. location: its rack and region.
     """
 
     proxy: ProxyId
     role: str
     address: str
     peer_address: str = ""
+    location: NetworkLocation = DEFAULT_LOCATION
 
 
 @dataclass(frozen=True, slots=True)

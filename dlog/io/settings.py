@@ -35,7 +35,7 @@ _SECRETS = ("password", "secret", "token")
 #: our environment variables that are not options
 _OTHERS = frozenset(
     {
-        *("DLOG_CONNECT", "DLOG_DIR", "DLOG_HELD", "DLOG_NAMESPACE", "DLOG_ZOOKEEPER"),
+        *("DLOG_CONNECT", "DLOG_DIR", "DLOG_HELD", "DLOG_NAMESPACE", "DLOG_REGION", "DLOG_ZOOKEEPER"),
         "DLOG_ZOOKEEPER_JARS",
     }
 )

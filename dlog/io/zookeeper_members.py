@@ -30,6 +30,7 @@ from dlog.io.zookeeper_protocol import (
     Op,
 )
 from dlog.model.ids import BookieId, ProxyId, bookie_id
+from dlog.model.location import DEFAULT_LOCATION, NetworkLocation, parse_location
 from dlog.options import check_address, check_positive, option
 from dlog.wire.bookie_info import address_of, has_summaries, location_of
 
@@ -276,6 +277,8 @@ def encode_proxy(info: ProxyInfo) -> bytes:
     told = {"address": info.address}
     if info.peer_address:
         told["peer"] = info.peer_address
+    if info.location != DEFAULT_LOCATION:
+        told["location"] = str(info.location)
     return json.dumps(told, separators=(",", ":")).encode()
 
 
@@ -303,5 +306,13 @@ def _proxies(role: str, found: Iterable[tuple[str, bytes]]) -> dict[ProxyId, Pro
             check_address(peer)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue  # its registration has no usable address: not a member
-        proxies[ProxyId(name)] = ProxyInfo(ProxyId(name), role, address, peer)
+        proxies[ProxyId(name)] = ProxyInfo(ProxyId(name), role, address, peer, _location(told.get("location")))
     return proxies
+
+
+def _location(text: object) -> NetworkLocation:
+    """A proxy's location; the default one if it published none (older versions), or none that can be read."""
+    try:
+        return parse_location(text) if isinstance(text, str) else DEFAULT_LOCATION
+    except DLogError:
+        return DEFAULT_LOCATION

@@ -146,7 +146,11 @@ class PlacementOptions:
         "refuse an ensemble that does not keep the policy; false: keep it as far as possible, with event "
         "placement.not_kept",
     )
-    region: str = option("", "region that this process stands in: entries are read from the nearest bookies first")
+    region: str = option(
+        "",
+        "region that this process stands in: entries are read from the nearest bookies first, and clients of a region "
+        "use its proxies",
+    )
     rack: str = option("", "rack that this process stands in, likewise")
 
     @property

@@ -1,6 +1,6 @@
-"""Where a bookie stands: its rack and region, as BookKeeper writes them, `/region/rack`.
+"""Where a bookie or proxy stands: its rack and region, as BookKeeper writes them, `/region/rack`.
 
-A bookie that publishes none stands in `/default-region/default-rack`. Two racks of the same name in different regions
+One that publishes none stands in `/default-region/default-rack`. Two racks of the same name in different regions
 are different racks. Source: BookKeeper, NetworkTopology.
 """
 
@@ -16,7 +16,7 @@ _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_MAX - 1}}}\Z", re.ASCII
 
 
 class NetworkLocation(NamedTuple):
-    """Region and rack of a bookie. Its text is `/region/rack`."""
+    """Region and rack of a process. Its text is `/region/rack`."""
 
     region: str = "default-region"
     rack: str = "default-rack"
@@ -30,6 +30,10 @@ class NetworkLocation(NamedTuple):
             return 2
         return int(other.rack != self.rack)
 
+    def is_near(self, other: NetworkLocation | None) -> bool:
+        """Whether the other is known to stand in the same region."""
+        return self.distance(other) < 2
+
 
 DEFAULT_LOCATION = NetworkLocation()
 
@@ -41,6 +45,15 @@ def check_location_name(kind: str, name: str) -> None:
             f"a {kind} is named with 1 to {NAME_MAX} letters, digits, dots, dashes or underscores, and begins with a "
             f"letter or digit, such as {kind}-1: {kind}={name[:80]!r}"
         )
+
+
+def region_location(region: str) -> NetworkLocation:
+    """The location of a process of which only the region is known. Raises InvalidRequestError."""
+    try:
+        check_location_name("region", region)
+    except ValueError as error:
+        raise InvalidRequestError(str(error)) from None
+    return NetworkLocation(region)
 
 
 def parse_location(text: str) -> NetworkLocation:

@@ -126,7 +126,8 @@ class Read:
     """Open a reader; its id is `request`. The server pushes up to `credit` bytes of entry payloads; see Credit.
 
     follow: False ends the reader at the tail as of the open, with CAUGHT_UP. incarnation: of the stream that the
-    position belongs to; None or "": unknown, the present stream of the name is read.
+    position belongs to; None or "": unknown, the present stream of the name is read. region: the client's, for which
+    the serving proxy is chosen; None: not known, or the server does not take it (limit `regions` of its Welcome).
     """
 
     request: int
@@ -137,6 +138,7 @@ class Read:
     follow: bool
     forwarded: bool = False  # the client was redirected here: serve it even if the ring names another proxy
     incarnation: str | None = None
+    region: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,11 +248,13 @@ class List:
 @dataclass(frozen=True, slots=True)
 class GetOwner:
     """Find the stream's owner. `suspect`: an address that just failed the client; the proxy checks it itself and claims
-    the stream if that owner is gone. Done {"location": "host:port", "epoch": n, ...} or Failed 302/515."""
+    the stream if that owner is gone. region: as in Read. Done {"location": "host:port", "epoch": n, ...} or Failed
+    302/515."""
 
     request: int
     stream: str
     suspect: str | None = None
+    region: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

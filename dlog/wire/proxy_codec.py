@@ -209,6 +209,7 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
             ("follow", BOOL),
             ("forwarded", BOOL),
             ("incarnation", _or_nil(TEXT)),
+            ("region", _or_nil(TEXT)),
         ),
     ),
     Op.CREDIT: (proxy.Credit, (("request", U63), ("bytes", U63))),
@@ -225,7 +226,10 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
         proxy.List,
         (("request", U63), ("after", TEXT), ("limit", U32), ("listing", _or_nil(TEXT))),
     ),
-    Op.OWNER: (proxy.GetOwner, (("request", U63), ("stream", TEXT), ("suspect", _or_nil(TEXT)))),
+    Op.OWNER: (
+        proxy.GetOwner,
+        (("request", U63), ("stream", TEXT), ("suspect", _or_nil(TEXT)), ("region", _or_nil(TEXT))),
+    ),
     Op.OWNERS: (proxy.GetOwners, (("request", U63),)),
     Op.HAND_OVER: (proxy.HandOver, (("request", U63), ("stream", TEXT), ("incarnation", INCARNATION))),
     Op.TAIL: (proxy.Tail, (("request", U63), ("stream", TEXT))),
@@ -302,7 +306,7 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
 }
 
 #: operations whose last field is left out if it is nil, since it was added to the protocol later
-_LAST_IS_LEFT_OUT = frozenset({Op.IMPORT_SEGMENTS, Op.WRITTEN})
+_LAST_IS_LEFT_OUT = frozenset({Op.IMPORT_SEGMENTS, Op.WRITTEN, Op.OWNER, Op.READ})
 
 
 # ---- encoding -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from actors.retrying import FreezeTolerantTimeout
 from dlog.errors import DLogError, MetadataUnavailableError, StreamNotFoundError
-from dlog.io.metadata import Membership
+from dlog.io.metadata import Membership, ProxyInfo
 from dlog.model.ids import ProxyId
 from dlog.wire.proxy import Stat
 from proxies.dialling import Dialler
@@ -24,13 +24,13 @@ _PAUSE_S = 0.1  # before a read that failed at once is repeated
 class MetadataContact:
     """ZooKeeper check of one read proxy.
 
-    better_served_by: by id, addresses of the read proxies that reach ZooKeeper while this one does not; else empty.
+    better_served_by: by id, the read proxies that reach ZooKeeper while this one does not; else empty.
     """
 
     def __init__(
         self, metadata: Membership, dialler: Dialler, own: ProxyId, *, every_s: float, patience_s: float
     ) -> None:
-        self.better_served_by: dict[ProxyId, str] = {}
+        self.better_served_by: dict[ProxyId, ProxyInfo] = {}
         self._metadata = metadata
         self._dialler = dialler
         self._own = own
@@ -72,14 +72,16 @@ class MetadataContact:
             else:
                 return
 
-    async def _who_reaches_it(self, stream: str) -> dict[ProxyId, str]:
+    async def _who_reaches_it(self, stream: str) -> dict[ProxyId, ProxyInfo]:
         """The other read proxies that can read this stream's metadata now."""
         members = self._metadata.known_members().read_proxies.values()
-        others = {member.proxy: member.address for member in members if member.proxy != self._own}
+        others = {member.proxy: member for member in members if member.proxy != self._own}
         async with asyncio.TaskGroup() as tasks:
             asked = {
-                other: tasks.create_task(self._does_reach_it(address, stream), name=f"does {address} reach ZooKeeper")
-                for other, address in others.items()
+                other: tasks.create_task(
+                    self._does_reach_it(info.address, stream), name=f"does {info.address} reach ZooKeeper"
+                )
+                for other, info in others.items()
             }
         return {other: others[other] for other, task in asked.items() if task.result()}
 

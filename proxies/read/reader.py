@@ -26,7 +26,8 @@ from proxies.connection import Connection
 
 
 class ReaderActor:
-    """One reader, open while `run` runs. on_end: called once, after its last message to the client."""
+    """One reader, open while `run` runs. read: what the client asked. on_end: called once, after its last message to
+    the client."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class ReaderActor:
         *,
         chunk_bytes: int,
     ) -> None:
+        self.read = read
         self.request = read.request
         self.stream = read.stream
         self._connection = connection

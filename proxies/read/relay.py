@@ -1,8 +1,8 @@
 """Forwards requests for write proxies that came to a read proxy, so that a client needs only one address to begin.
 
 Invariants:
-- a request goes to one proxy that accepts a connection, the ring's choice first; a proxy that failed lately is tried
-  last, because a dead proxy stays registered for a while;
+- a request goes to one proxy that accepts a connection, the ring's choice in the client's region first (in this one, if
+  the client named none); a proxy that failed lately is tried last, because a dead proxy stays registered for a while;
 - a request sent on a connection that then broke is not sent again unless a repetition is harmless.
 """
 
@@ -15,7 +15,8 @@ from typing import Any
 
 from dlog.errors import ConnectionLostError, RequestTimeoutError, StreamUnavailableError, UnavailableError
 from dlog.io.clock import SYSTEM_CLOCK, Clock
-from dlog.io.metadata import Membership
+from dlog.io.metadata import Membership, ProxyInfo
+from dlog.model.location import DEFAULT_LOCATION, NetworkLocation
 from dlog.ownership.ring import Ring
 from dlog.wire.proxy import (
     Alter,
@@ -31,6 +32,7 @@ from dlog.wire.proxy import (
     Truncate,
 )
 from proxies.dialling import Dialler
+from proxies.dispatch import client_location
 from proxies.proxy_connection import ProxyConnection
 
 Handed = (
@@ -53,11 +55,20 @@ REST_S = 2.0  # how long a failed proxy is tried last
 
 
 class Relay:
-    """Connections to write proxies for forwarded requests; opened on demand, kept until they break."""
+    """Connections to write proxies for forwarded requests; opened on demand, kept until they break. here: where this
+    process stands."""
 
-    def __init__(self, dialler: Dialler, metadata: Membership, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        dialler: Dialler,
+        metadata: Membership,
+        *,
+        here: NetworkLocation = DEFAULT_LOCATION,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self._dialler = dialler
         self._metadata = metadata
+        self._here = here
         self._clock = clock
         self._links: dict[str, ProxyConnection] = {}
         self._failed_s: dict[str, float] = {}
@@ -66,9 +77,10 @@ class Relay:
         """Forward a request; returns the reply, or raises the error in it.
 
         Raises StreamUnavailableError if no write proxy can be reached; ConnectionLostError and RequestTimeoutError with
-        the outcome unknown.
+        the outcome unknown, InvalidRequestError.
         """
-        for address in self.addresses(question.stream):
+        client = client_location(question.region) if isinstance(question, GetOwner) else None
+        for address in self.addresses(question.stream, client):
             try:
                 link = await self._open(address)
             except UnavailableError:
@@ -86,12 +98,17 @@ class Relay:
             return answer
         raise StreamUnavailableError("no write proxy can be reached, try again")
 
-    def addresses(self, stream: str) -> list[str]:
-        """Write proxies in the order to try for a stream."""
+    def addresses(self, stream: str, client: NetworkLocation | None = None) -> list[str]:
+        """Write proxies in the order to try for a stream, those near the client first. client: None: not known."""
         members = self._metadata.known_members().write_proxies
-        ordered = [members[proxy].address for proxy in Ring(members).successors(stream)]
-        now_s = self._clock.monotonic_s()
-        return sorted(ordered, key=lambda address: self._failed_s.get(address, -REST_S) + REST_S > now_s)
+        near, now_s = client or self._here, self._clock.monotonic_s()
+
+        def rank(info: ProxyInfo) -> tuple[bool, bool]:
+            has_failed = self._failed_s.get(info.address, -REST_S) + REST_S > now_s
+            return has_failed, not near.is_near(info.location)
+
+        ordered = sorted((members[proxy] for proxy in Ring(members).successors(stream)), key=rank)
+        return [info.address for info in ordered]
 
     def close(self) -> None:
         links, self._links = self._links, {}
@@ -124,4 +141,7 @@ class Relay:
 
 
 def _numbered(question: Handed) -> Callable[[int], Handed]:
+    """The request under another number, and without a region, which an older write proxy would not know."""
+    if isinstance(question, GetOwner):
+        return lambda number: replace(question, request=number, region=None)
     return lambda number: replace(question, request=number)

@@ -27,5 +27,6 @@ async def run(
     """Serve until `stop`, then close the readers. on_ready: clients may connect. Raises as ReadProxy.run does."""
     rng = rng or serving.seeded()
     async with parts.opened(options, tell=tell, rng=rng, tuning=tuning) as opened:
-        proxy = ReadProxy(options, opened.metadata, opened.stores, tell=tell, rng=rng)
+        here = parts.location_of(tuning)
+        proxy = ReadProxy(options, opened.metadata, opened.stores, location=here, tell=tell, rng=rng)
         await proxy.run(stop, lambda name, address: on_ready(proxy))

@@ -1,8 +1,8 @@
 """The read proxy: composes and runs the process that serves readers from one source per stream and a cache.
 
 Invariants:
-- a reader that was redirected here is served; any other one is redirected to the proxy that the ring prefers, so that
-  a stream's readers share one source;
+- a reader that was redirected here is served; any other one is redirected to the proxy that the ring prefers in the
+  reader's region, or of all if there is none in it, so that a stream's readers of a region share one source;
 - nothing here is the only copy of anything: on shutdown readers are told and go to another proxy.
 """
 
@@ -22,12 +22,14 @@ from dlog.errors import DLogError, OverCapacityError
 from dlog.events import Event
 from dlog.io.metadata import ProxyInfo
 from dlog.model.ids import ProxyId, StreamName, stream_name
+from dlog.model.location import DEFAULT_LOCATION, NetworkLocation
 from dlog.stores.contract import SegmentStore
 from dlog.wire.proxy import GetOwner, Hello, Read
 from proxies import catalog, serving
 from proxies.admission import Admission
 from proxies.connection import Connection, Session
 from proxies.dialling import Dialler
+from proxies.dispatch import client_location
 from proxies.forwarding import ForwardingPool
 from proxies.health import Health
 from proxies.meters import Meters, add_stores
@@ -54,6 +56,7 @@ class ReadProxy:
         metadata: ProxyMetadata,
         stores: Mapping[str, SegmentStore],
         *,
+        location: NetworkLocation = DEFAULT_LOCATION,
         tell: Callable[[Event], None] = serving.tell,
         rng: random.Random | None = None,
     ) -> None:
@@ -64,6 +67,7 @@ class ReadProxy:
         self.cache = EntryCache(options.cache_bytes_max)
         self.readers_per_connection_max = options.readers_per_connection_max
         self._readers: dict[ReaderActor, None] = {}
+        self._far_readers = 0  # of clients that named another region
         self.tasks: TaskScope
         self.relay: Relay
         self.forwarding: ForwardingPool
@@ -77,6 +81,7 @@ class ReadProxy:
         self._metadata = metadata
         self._listings = catalog.Listings(metadata)
         self._stores = stores
+        self._location = location
         self._tell = tell
         self._rng = rng or serving.seeded()
         self._fetches = asyncio.Semaphore(options.fetches_max)
@@ -103,7 +108,7 @@ class ReadProxy:
             async with supervisor, TaskScope(drain_s=0.0, on_failure=serving.failed(self._tell)) as self.tasks:
                 dialler = Dialler("read-proxy", self.id, self._metadata, says_preamble=options.preambles().of_everybody)
                 self.forwarding = ForwardingPool(dialler, self.tasks)
-                self.relay = Relay(dialler, self._metadata)
+                self.relay = Relay(dialler, self._metadata, here=self._location)
                 self._upstream = OwnerConnections(dialler, options.upstream, self.tasks, self._find_owner)
                 self._tailers = Registry(
                     supervisor, self._build_tailer, idle_s=options.idle_s, count_max=options.streams_max
@@ -125,7 +130,7 @@ class ReadProxy:
                 await self.listener.serve()
                 await self.health.listen(options.host, options.http_port)
                 await self._metadata.register_proxy(
-                    ProxyInfo(self.id, "read", self.address, serving.peer_address(options, bound))
+                    ProxyInfo(self.id, "read", self.address, serving.peer_address(options, bound), self._location)
                 )
                 self.health.readiness.serving()
                 on_ready(self.id, self.address)
@@ -147,26 +152,32 @@ class ReadProxy:
 
     # ---- House, used by sessions -------------------------------------------------------------------------------------
 
-    def elsewhere(self, stream: str) -> str | None:
-        """Address of the read proxy that the ring prefers for a stream; None: it is this one."""
-        better = self._contact.better_served_by
-        members = better or {p.proxy: p.address for p in self._metadata.known_members().read_proxies.values()}
-        if not better:
-            members[self.id] = self.address
-        chosen = self._readers_ring.choose(members, stream)
-        return None if chosen is None or chosen == self.id else members[chosen]
+    def elsewhere(self, read: Read) -> str | None:
+        """Address of the read proxy that should serve a read, by the ring of the reader's region; None: it is this one.
+        A reader that names no region is served in this one. Raises InvalidRequestError."""
+        near = client_location(read.region) or self._location
+        members = self._contact.better_served_by or {
+            **self._metadata.known_members().read_proxies,
+            self.id: ProxyInfo(self.id, "read", self.address, location=self._location),
+        }
+        chosen = self._readers_ring.choose(members, read.stream, (near,))
+        return None if chosen is None or chosen.proxy == self.id else chosen.address
 
     def open_reader(self, connection: Connection, read: Read, on_end: Callable[[], None]) -> ReaderActor:
-        """Start a reader. Raises OverCapacityError."""
+        """Start a reader. Raises OverCapacityError, InvalidRequestError."""
+        client = client_location(read.region)
+        is_far = client is not None and not client.is_near(self._location)
         if self.readers >= self.options.readers_max:
             raise OverCapacityError(f"too many readers on this proxy, use another one: readers={self.readers}")
 
         def end() -> None:
             self._readers.pop(reader, None)
+            self._far_readers -= is_far
             on_end()
 
         reader = ReaderActor(connection, read, self._tailers, end, chunk_bytes=self.options.chunk_bytes)
         self._readers[reader] = None
+        self._far_readers += is_far
         self.tasks.start_alone(reader.run(), name=f"reader {read.request} of {connection.peer}", stop=reader.stop)
         return reader
 
@@ -190,6 +201,7 @@ class ReadProxy:
         meters = self.listener.meters()
         cache = self.cache
         meters.gauge("read_readers", "Readers open", lambda: self.readers)
+        meters.gauge("read_readers_far", "Readers open of clients in other regions", lambda: self._far_readers)
         meters.gauge("read_streams", "Streams followed", lambda: len(self._tailers))
         meters.gauge("read_upstreams", "Connections to owners", lambda: len(self._upstream))
         meters.gauge("read_cache_bytes", "Bytes of entries cached", lambda: cache.bytes)
@@ -217,7 +229,7 @@ class ReadProxy:
     def _hand_readers_on(self) -> None:
         """Redirect readers to proxies that reach ZooKeeper, which this one does not."""
         for reader in tuple(self._readers):
-            location = self.elsewhere(reader.stream)
+            location = self.elsewhere(reader.read)
             if location is not None:
                 reader.move(location)
 

@@ -53,8 +53,8 @@ class ReadServerContext(dispatch.ServerContext, Protocol):
     readers_per_connection_max: int
     relay: Relay
 
-    def elsewhere(self, stream: str) -> str | None:
-        """Address of the read proxy that the ring prefers for a stream; None: it is this one."""
+    def elsewhere(self, read: Read) -> str | None:
+        """Address of the read proxy that should serve a read; None: it is this one. Raises InvalidRequestError."""
         ...
 
     def open_reader(self, connection: Connection, read: Read, on_end: Callable[[], None]) -> ReaderActor:
@@ -102,7 +102,7 @@ class ReadSession(Dispatch):
             raise InvalidRequestError(f"the request number is in use by a reader: request={m.request}")
         if len(self._readers) >= self._server.readers_per_connection_max:
             raise OverCapacityError("too many readers on this connection, close some first")
-        location = None if m.forwarded else self._server.elsewhere(m.stream)
+        location = None if m.forwarded else self._server.elsewhere(m)
         if location is not None:
             self._connection.send(ReaderEvent(m.request, ReaderEventKind.MOVED, {"location": location}))
             return

@@ -1,17 +1,21 @@
 """Advises which proxy should own a stream now, from metadata, the owner's health and the ring.
 
 Invariants:
-- a live owner keeps its stream, whatever the ring says; without one the ring chooses among the live proxies, so that
-  all proxies give the same advice;
+- a live owner keeps its stream, whatever the ring and regions say;
+- without one the ring chooses among the live proxies of a region: that of the owner that has died, so that all proxies
+  give the same advice while it is registered; else that of the client, or, if it named none, of this proxy. The chosen
+  proxy chooses itself. A region without a live proxy is passed over;
 - it only advises: the claim that may follow names the epoch that was read, and fails if another proxy was faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from dlog.io.metadata import ProxyInfo
 from dlog.model.ids import Epoch, ProxyId, StreamName
+from dlog.model.location import DEFAULT_LOCATION, NetworkLocation
 from dlog.model.segment import Owner, StreamMetadata
 from dlog.ownership.evidence import Advice, Probe, judge
 from proxies.detector import Detector
@@ -43,20 +47,29 @@ class GoElsewhere:
 
 
 class OwnershipAdvisor:
-    """Ownership advice for one proxy. drains: whether it takes no more streams."""
+    """Ownership advice for one proxy. location: where it stands. drains: whether it takes no more streams."""
 
     def __init__(
-        self, me: ProxyId, address: str, metadata: ProxyMetadata, detector: Detector, drains: Callable[[], bool]
+        self,
+        me: ProxyId,
+        address: str,
+        metadata: ProxyMetadata,
+        detector: Detector,
+        drains: Callable[[], bool],
+        location: NetworkLocation = DEFAULT_LOCATION,
     ) -> None:
         self._me = me
-        self._address = address
+        self._here = ProxyInfo(me, "write", address, location=location)
         self._metadata = metadata
         self._detector = detector
         self._drains = drains
         self._ring = Preference()
 
-    async def judge(self, stream: StreamName, doubted: Collection[str] = ()) -> ClaimHere | GoElsewhere:
-        """Read the stream's metadata and advise. doubted: addresses that failed a client, to be probed first.
+    async def judge(
+        self, stream: StreamName, doubted: Collection[str] = (), client: NetworkLocation | None = None
+    ) -> ClaimHere | GoElsewhere:
+        """Read the stream's metadata and advise. doubted: addresses that failed a client, to be probed first. client:
+        where the client stands; None: not known.
 
         Raises StreamNotFoundError, MetadataUnavailableError.
         """
@@ -68,22 +81,36 @@ class OwnershipAdvisor:
         if owner.proxy == self._me and owner.epoch and not owner.released and not self._drains():
             # no other proxy may claim it: to them this proxy is the registered, live owner
             return ClaimHere(owner.epoch, owner.address, incarnation)
-        preferred = self.preferred(stream)
+        near = (*self._place_of(owner), client or self._here.location)
+        preferred = self._choose(stream, near)
         while preferred is not None and preferred in doubted and await self._detector.is_gone(preferred):
-            preferred = self.preferred(stream)
+            preferred = self._choose(stream, near)
         if preferred is None or preferred in doubted:
             return ClaimHere(owner.epoch, owner.address if owner.epoch and not owner.released else "", incarnation)
         return GoElsewhere(preferred, owner.epoch, False, incarnation)
 
     def preferred(self, stream: str) -> str | None:
-        """Address of the proxy that the ring prefers for a stream; None: this one, or no other."""
+        """Address of the proxy that the ring prefers for a stream in this region, or in all if this one has no other;
+        None: this one, or no other."""
+        return self._choose(stream, (self._here.location,))
+
+    def maintainer(self, stream: str) -> str | None:
+        """Address of the proxy that maintains a stream without an owner, one of all regions; None: this one."""
+        return self._choose(stream, ())
+
+    def _choose(self, stream: str, near: Iterable[NetworkLocation]) -> str | None:
         proxies = self._metadata.known_members().write_proxies.values()
-        members = {p.proxy: p.address for p in proxies if not self._detector.suspects(p.address)}
+        members = {p.proxy: p for p in proxies if not self._detector.suspects(p.address)}
         members.pop(self._me, None)
         if not self._drains():
-            members[self._me] = self._address
-        chosen = self._ring.choose(members, stream)
-        return None if chosen is None or chosen == self._me else members[chosen]
+            members[self._me] = self._here
+        chosen = self._ring.choose(members, stream, near)
+        return None if chosen is None or chosen.proxy == self._me else chosen.address
+
+    def _place_of(self, owner: Owner) -> tuple[NetworkLocation, ...]:
+        """Where the owner stands that has not released the stream, if it is registered."""
+        found = None if owner.released else self._metadata.known_members().write_proxies.get(owner.proxy)
+        return () if found is None else (found.location,)
 
     async def _may_claim(self, owner: Owner, doubted: Collection[str]) -> bool:
         """Whether evidence allows to replace this claim; probes the owner if unclear."""

@@ -44,7 +44,10 @@ async def run(
 
     async with parts.opened(options, tell=tell, rng=rng, tuning=tuning, join=host, node=_node(options)) as opened:
         hosted = access[0] if access else None
-        proxy = WriteProxy(options, opened.metadata, opened.stores, object_storage=hosted, tell=tell, rng=rng)
+        here = parts.location_of(tuning)
+        proxy = WriteProxy(
+            options, opened.metadata, opened.stores, location=here, object_storage=hosted, tell=tell, rng=rng
+        )
         await proxy.run(stop, lambda name, address: on_ready(proxy))
 
 

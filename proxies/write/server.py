@@ -25,6 +25,7 @@ from dlog.io.object_metadata import ProxySender
 from dlog.io.shared_timers import ProcessTimers, SharedTimers
 from dlog.machine import Versioned
 from dlog.model.ids import METADATA_STREAM, NO_ENTRY, ProxyId, StreamName, stream_name
+from dlog.model.location import DEFAULT_LOCATION, NetworkLocation
 from dlog.model.segment import StreamKey
 from dlog.ownership.claim import Claimant
 from dlog.stores.contract import SegmentStore
@@ -69,11 +70,13 @@ class WriteProxy:
         metadata: ProxyMetadata,
         stores: Mapping[str, SegmentStore],
         *,
+        location: NetworkLocation = DEFAULT_LOCATION,
         object_storage: ObjectStorageAccess | None = None,
         tell: Callable[[Event], None] = serving.tell,
         rng: random.Random | None = None,
     ) -> None:
-        """object_storage: None: this process does not host the controller of streams in objects."""
+        """location: where it stands. object_storage: None: this process does not host the controller of streams in
+        objects."""
         self.options = options
         self.role = "write"
         self.address = ""
@@ -95,6 +98,7 @@ class WriteProxy:
         self.listener: serving.Listener
         self._metadata = metadata
         self._stores = stores
+        self._location = location
         self._object_storage = object_storage
         self._tell = tell
         self._rng = rng or serving.seeded()
@@ -141,7 +145,7 @@ class WriteProxy:
                     await store.wait_region_checked(REGION_WAIT_S)
                 await self.health.listen(options.host, options.http_port)
                 await self._metadata.register_proxy(
-                    ProxyInfo(self.id, "write", self.address, serving.peer_address(options, bound))
+                    ProxyInfo(self.id, "write", self.address, serving.peer_address(options, bound), self._location)
                 )
                 await self.listener.serve()  # not before: another process may have this id, and would lose its streams
                 self.health.readiness.serving()
@@ -165,17 +169,19 @@ class WriteProxy:
 
     # ---- House, used by sessions -------------------------------------------------------------------------------------
 
-    def read_proxy(self, stream: str) -> str | None:
-        """Address of the read proxy that the ring prefers for a stream."""
-        members = {p.proxy: p.address for p in self._metadata.known_members().read_proxies.values()}
-        chosen = self._readers.choose(members, stream)
-        return None if chosen is None else members[chosen]
+    def read_proxy(self, stream: str, client: NetworkLocation | None) -> str | None:
+        """Address of the read proxy that the ring prefers for a stream: in the client's region, if it is known, else in
+        this one; without a read proxy there, of all."""
+        members = self._metadata.known_members().read_proxies
+        chosen = self._readers.choose(members, stream, (client or self._location,))
+        return None if chosen is None else chosen.address
 
-    def proxies(self) -> list[str]:
-        """Addresses of all registered proxies that are not suspected."""
+    def proxies(self) -> dict[str, str]:
+        """Addresses of all registered proxies that are not suspected, in order, and the region of each."""
         members = self._metadata.known_members()
         every = [*members.write_proxies.values(), *members.read_proxies.values()]
-        return sorted(p.address for p in every if not self._detector.suspects(p.address))[:1000]
+        found = sorted((p.address, p.location.region) for p in every if not self._detector.suspects(p.address))
+        return dict(found[:1000])
 
     def other_writers(self) -> list[str]:
         """Addresses of the other write proxies that are not suspected."""
@@ -247,6 +253,7 @@ class WriteProxy:
             self._metadata,
             self._detector,
             drains=lambda: self.owned_streams.draining or bool(self.fitness.lacks),
+            location=self._location,
         )
         self.owned_streams = OwnedStreams(
             supervisor,
@@ -283,7 +290,7 @@ class WriteProxy:
             self.id,
             self._metadata,
             self.owned_streams,
-            preferred=self.placing.preferred,
+            preferred=self.placing.maintainer,
             finish=self.admin.finish_deletion,
             upload=self._upload_left,
             unix_ms=self._clock.unix_ms,

@@ -33,6 +33,7 @@ from dlog.log.messages import (
 )
 from dlog.model.dlsn import of
 from dlog.model.ids import EntryId, SegmentNumber, Txid, stream_name
+from dlog.model.location import NetworkLocation
 from dlog.model.segment import LEDGER
 from dlog.model.sink import SinkBatch, sink_name
 from dlog.wire.digest import crc32c
@@ -64,7 +65,7 @@ from dlog.wire.proxy import (
 )
 from proxies import catalog, dispatch
 from proxies.connection import Connection
-from proxies.dispatch import Dispatch, kept
+from proxies.dispatch import Dispatch, client_location, kept
 from proxies.forwarding import Forwarding
 from proxies.write import lac_subscriptions as lac
 from proxies.write.admin import Admin
@@ -87,12 +88,12 @@ class WriteServerContext(dispatch.ServerContext, Protocol):
     tails: lac.LacSubscriptions
     object_controllers: ObjectControllers
 
-    def read_proxy(self, stream: str) -> str | None:
-        """Address of the read proxy that the ring prefers for a stream."""
+    def read_proxy(self, stream: str, client: NetworkLocation | None) -> str | None:
+        """Address of the read proxy that the ring prefers for a stream, near the client."""
         ...
 
-    def proxies(self) -> list[str]:
-        """Addresses of all registered proxies that are not suspected."""
+    def proxies(self) -> dict[str, str]:
+        """Addresses of all registered proxies that are not suspected, and the region of each."""
         ...
 
     def other_writers(self) -> list[str]:
@@ -257,21 +258,22 @@ class WriteSession(Dispatch):
         return _owned(owned)
 
     def _get_owner(self, m: GetOwner) -> None:
-        self._questions.answer(m.request, self._find_owner(stream_name(m.stream), m.suspect))
+        client = client_location(m.region)
+        self._questions.answer(m.request, self._find_owner(stream_name(m.stream), m.suspect, client))
 
-    async def _find_owner(self, stream: str, suspect: str | None) -> dict[str, Any]:
+    async def _find_owner(self, stream: str, suspect: str | None, client: NetworkLocation | None) -> dict[str, Any]:
         server = self._server
         holding = server.owned_streams.find(stream)
         if holding is None and suspect is None:
-            advice = await server.placing.judge(stream_name(stream))
+            advice = await server.placing.judge(stream_name(stream), client=client)
             if isinstance(advice, ClaimHere):  # without an owner: the first write takes it over
-                return self._location(server.address, advice.if_epoch, advice.incarnation)
-            return self._location(advice.address, advice.epoch, advice.incarnation)
+                return self._location(server.address, advice.if_epoch, advice.incarnation, client)
+            return self._location(advice.address, advice.epoch, advice.incarnation, client)
         holding = await server.owned_streams.ask(stream, None, suspect)
         assert isinstance(holding, OwnedStream)
         dlsn = server.tails.next_position(stream)
         incarnation = (holding.owner.incarnation if holding.owner is not None else None) or ""
-        told = self._location(server.address, holding.epoch, incarnation)
+        told = self._location(server.address, holding.epoch, incarnation, client)
         return told | ({} if dlsn is None else {"since": list(dlsn)})
 
     async def _owner_of(self, stream: str, suspect: str | None) -> dict[str, Any]:
@@ -281,8 +283,10 @@ class WriteSession(Dispatch):
             raise StreamUnavailableError(f"no proxy owns the stream now, try again: stream={stream}")
         raise OwnedElsewhereError(f"another proxy owns the stream: stream={stream}", location=advice.address)
 
-    def _location(self, address: str, epoch: int, incarnation: str) -> dict[str, Any]:
-        return {"location": address, "epoch": epoch, "incarnation": incarnation, "proxies": self._server.proxies()}
+    def _location(self, address: str, epoch: int, incarnation: str, client: NetworkLocation | None) -> dict[str, Any]:
+        regions = self._server.proxies()
+        told = {"location": address, "epoch": epoch, "incarnation": incarnation, "proxies": [*regions]}
+        return told if client is None else told | {"regions": regions}
 
     def _incarnation(self, m: GetIncarnation) -> None:
         self._answer(m, self._server.admin.incarnation(m.stream))
@@ -320,7 +324,7 @@ class WriteSession(Dispatch):
 
     def _read(self, m: Read) -> None:
         """A read sent to a write proxy: redirect it to a read proxy, or forward it."""
-        location = self._server.read_proxy(m.stream)
+        location = self._server.read_proxy(m.stream, client_location(m.region))
         if location is None:
             raise StreamUnavailableError(
                 "this is a write proxy and no read proxy is registered: start one, or try again"
@@ -330,7 +334,7 @@ class WriteSession(Dispatch):
         elif m.request in self._tails or self._forwarding.carries(m.request):
             raise InvalidRequestError(f"the request number is in use by a reader: request={m.request}")
         else:
-            self._forwarding.read(m, location)
+            self._forwarding.read(replace(m, region=None), location)  # an older read proxy does not know the field
 
     def _credit(self, m: Credit) -> None:
         """Ignored for a reader that has been redirected meanwhile."""

@@ -42,7 +42,7 @@ class Owners(Protocol):
 
 
 class Upkeep:
-    """Upkeep by one write proxy. preferred: address of the proxy that would own a stream; None: this one. finish:
+    """Upkeep by one write proxy. preferred: address of the proxy that maintains a stream; None: this one. finish:
     removes a stream marked as deleted. upload: has uploaded what this proxy's last process left in its write-ahead
     log. unix_ms: the wall clock. every_s: between rounds; 1 to 1.5 times this."""
 

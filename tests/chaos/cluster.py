@@ -11,8 +11,9 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dlog.cli.parts import ProcessPart, State, SupervisedProcess, ZooKeeperPart, last_words
@@ -61,9 +62,19 @@ class HeldPart(ProcessPart):
 
 class Cluster:
     """directory: empty, for this cluster alone. mounts: each bookie has a filesystem of its own. tasks: in which the
-    parts run. wal: with an object storage, and the write-ahead logs of `s3` in this store; empty: without one."""
+    parts run. wal: with an object storage, and the write-ahead logs of `s3` in this store; empty: without one.
+    counts: parts of each role. regions: over which those are spread in turns; 0: they publish none."""
 
-    def __init__(self, directory: Path, tasks: asyncio.TaskGroup, *, mounts: bool, wal: str = "") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        tasks: asyncio.TaskGroup,
+        *,
+        mounts: bool,
+        wal: str = "",
+        counts: Mapping[str, int] = MappingProxyType({"bookie": BOOKIES, "write": WRITERS, "read": READERS}),
+        regions: int = 0,
+    ) -> None:
         self.directory = directory
         self.logs = directory / "logs"
         self.links = Links(self.pids, tasks)
@@ -76,6 +87,8 @@ class Cluster:
         self.clients: dict[str, int] = {}  # name -> pid
         self.storage: Storage | None = None
         self._wal = wal
+        self._counts = counts
+        self._regions = regions
         self._tasks = tasks
         self._mounts = mounts
         self._running: list[asyncio.Task[None]] = []
@@ -92,7 +105,7 @@ class Cluster:
     async def start(self) -> None:
         """Start everything, in the order of `dlog up`."""
         self.logs.mkdir(parents=True)
-        names = [f"{role}-{n + 1}" for role, count in _COUNTS.items() for n in range(count)]
+        names = [f"{role}-{n + 1}" for role, count in self._counts.items() for n in range(count)]
         zookeeper_port, s3_port, *others = free_ports(2 + len(names))
         ports = {"zookeeper": zookeeper_port, **dict(zip(names, others, strict=True))}
         if self._wal:
@@ -103,7 +116,7 @@ class Cluster:
         zookeeper = ZooKeeperPart(self.directory / "zookeeper", HOST, self.zookeeper_port, 192, _ignore)
         await self._launch([("zookeeper", zookeeper)])
         await self._init()
-        for role in _COUNTS:
+        for role in self._counts:
             await self._launch([(name, self._part(role, name, ports[name])) for name in names if name.startswith(role)])
 
     async def wait_ready(self, names: list[str] | None = None) -> None:
@@ -112,6 +125,11 @@ class Cluster:
             for name in names if names is not None else list(self.parts):
                 while self.parts[name].state is not State.READY:  # noqa: ASYNC110 - looked at, as `dlog up` does
                     await asyncio.sleep(0.05)
+
+    def region_of(self, name: str) -> str:
+        """The region of a part; empty: it is in none, as ZooKeeper and clients are."""
+        role, _, number = name.partition("-")
+        return f"region-{(int(number) - 1) % self._regions + 1}" if self._regions and role in self._counts else ""
 
     def signal(self, name: str, number: signal.Signals) -> int | None:
         """Signal the present process of a part. Returns its pid, None if it does not run."""
@@ -143,6 +161,8 @@ class Cluster:
             task.cancel()
         if self._running:
             await asyncio.wait(self._running)
+        for part in self.parts.values():
+            await part.wait_killed()
         self.links.close()
         if self.storage is not None:
             await self.storage.faulty.__aexit__(None, None, None)
@@ -169,6 +189,7 @@ class Cluster:
         flags = ["--zookeeper", self.addresses["zookeeper"], "--namespace", NAMESPACE, "--host", HOST]
         flags += ["--port", str(port), "--advertise", self.addresses[name], "--log-format", "json"]
         module, more = f"proxies.{role}", dict[str, str]()
+        region = self.region_of(name)
         if role == "bookie":
             module = "actors.bookie"
             directory = self.directory / name
@@ -177,12 +198,15 @@ class Cluster:
             flags += ["--dir", str(directory / "data")]
             for flag, value in _BOOKIE_FLAGS.items():
                 flags += [f"--{flag}", str(value)]
+            flags += ["--region", region] if region else []
         else:
             flags += ["--id", name]
             if self.storage is not None:
                 flags += ["--config", str(self.storage.config)]
                 flags += ["--upkeep-s", "5"] if role == "write" else []
                 more = self.storage.environment
+            if region:
+                more = {**more, "DLOG_LEDGER_REGION": region}
         return HeldPart(role, name, self.addresses[name], module, flags, self.logs / f"{name}.log", more)
 
     async def _init(self) -> None:
@@ -206,9 +230,6 @@ class Cluster:
             session = session_in(data)
             if session is not None:
                 self.sessions[source] = session
-
-
-_COUNTS = {"bookie": BOOKIES, "write": WRITERS, "read": READERS}
 
 
 _ignore: Callable[[SupervisedProcess], None] = lambda part: None  # noqa: E731 - no output here

@@ -1,4 +1,5 @@
-"""Relays every connection between the parts, which can be cut, held one way, reset in the middle of a frame, or slowed.
+"""Relays every connection between the parts, which can be cut, held one way, reset in the middle of a frame, slowed, or
+lengthened.
 
 The opener of a connection is found by its socket, so that one switch acts on one pair of parts.
 
@@ -25,12 +26,13 @@ _SLOW_STEP_S = 0.02
 @dataclass(slots=True)
 class Weather:
     """The link conditions of one pair of parts. bytes_per_s: 0 is unlimited. reset_after: bytes until the next
-    reset."""
+    reset. delay_s: how long bytes take, in each direction; the distance, not a fault, so it stays when links heal."""
 
     hold_requests: int = 0  # number of faults that hold it now
     hold_replies: int = 0
     bytes_per_s: int = 0
     reset_after: int | None = None
+    delay_s: float = 0.0
 
 
 class Links:
@@ -152,7 +154,7 @@ class _Flow:
         self.broken = False  # ... by a reset
         self._pair = pair
         self._is_request = is_request
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[tuple[float, bytes]] = deque()  # time of arrival, on the clock of the loop
         self._waiting_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._paused = False
@@ -164,7 +166,7 @@ class _Flow:
         return self._is_done
 
     def take(self, data: bytes) -> None:
-        self._waiting.append(data)
+        self._waiting.append((asyncio.get_running_loop().time() + self._pair.weather.delay_s, data))
         self._waiting_bytes += len(data)
         self.pump()
 
@@ -178,7 +180,12 @@ class _Flow:
         while sink is not None and not held and self._waiting and not self.sink_is_full and self._timer is None:
             if sink.is_closing():
                 break
-            data = self._waiting.popleft()
+            due_s, data = self._waiting[0]
+            left_s = due_s - asyncio.get_running_loop().time()
+            if left_s > 0:
+                self._timer = asyncio.get_running_loop().call_later(left_s, self._go_on)
+                break
+            self._waiting.popleft()
             if weather.reset_after is not None and len(data) >= weather.reset_after:
                 sink.write(data[: weather.reset_after])
                 weather.reset_after = None
@@ -189,7 +196,7 @@ class _Flow:
             if weather.bytes_per_s:
                 step = max(1, int(weather.bytes_per_s * _SLOW_STEP_S))
                 if len(data) > step:
-                    self._waiting.appendleft(data[step:])
+                    self._waiting.appendleft((due_s, data[step:]))
                     data = data[:step]
                 self._timer = asyncio.get_running_loop().call_later(_SLOW_STEP_S, self._go_on)
             self._waiting_bytes -= len(data)

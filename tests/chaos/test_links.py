@@ -64,6 +64,20 @@ async def test_what_is_held_comes_late_and_whole(direction: str) -> None:
         writer.close()
 
 
+async def test_a_long_link_delivers_late_whole_and_in_order_and_stays_long() -> None:
+    async with echo() as (links, port, weather):
+        weather.delay_s = 0.05
+        links.heal()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        begun_s = asyncio.get_running_loop().time()
+        payload = os.urandom(300_000)
+        for start in range(0, len(payload), 1000):
+            writer.write(payload[start : start + 1000])
+        assert await reader.readexactly(len(payload)) == payload
+        assert asyncio.get_running_loop().time() - begun_s >= 0.1, "there and back"
+        writer.close()
+
+
 async def test_the_end_of_a_held_connection_is_not_heard_before_it_heals() -> None:
     async with echo() as (links, port, weather):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

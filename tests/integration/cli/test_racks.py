@@ -69,6 +69,9 @@ def test_a_stream_in_two_of_three_regions_goes_on_without_one_and_waits_without_
         assert told(cluster, "show", "s")["settings"]["min_regions"] == 2
         assert run("append", "s", given=b"1\n")[0] == 0
         regions = {row["bookie"]: row["region"] for row in told(cluster, "bookie", "ls")}
+        members = told(cluster, "cluster", "status")["members"]
+        assert [m["region"] for m in members if "proxy" in m["role"]] == ["region-1", "region-1"]
+        assert "DLOG_REGION set to one of region-1, region-2, region-3" in cluster.printed.read_text()
         alone = [bookie for bookie, region in regions.items() if list(regions.values()).count(region) == 1]
         assert len(alone) == 2, f"four bookies in three regions: {regions}"
         stopped = [cluster.part("bookie", bookie).pid for bookie in alone]

@@ -121,6 +121,7 @@ LINES: dict[str, str] = {
     "append-file-no-utf8": "{dlog} append s $(printf '\\377') --connect dlog://127.0.0.1:1",
     "dir-no-utf8": "{dlog} ls --dir $(printf '\\377')",
     "bytes-in-variable": "DLOG_CONNECT=$(printf '\\377') {dlog} ls",
+    "region-in-variable": "DLOG_REGION=e/u {dlog} ls --connect dlog://127.0.0.1:1",
     "loadtest-workload-unknown": "{python} -m loadtest no-such-workload",
     "loadtest-option-unknown": "{python} -m loadtest --frob",
     "loadtest-set-nonsense": "{python} -m loadtest append --set window",

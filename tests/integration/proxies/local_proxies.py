@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from dlog.events import Event
+from dlog.model.location import DEFAULT_LOCATION
 from proxies.read.options import ReadOptions
 from proxies.read.server import ReadProxy
 from proxies.write.object_controllers import ObjectStorageAccess
@@ -86,23 +87,31 @@ class LocalProxies:
         self.object_storage: Callable[[], ObjectStorageAccess] | None = None  # of write proxies that are started
         self.other_stores: dict[str, Any] = {}  # by name, for proxies that are started from now on
 
-    async def write_proxy(self, **options: Any) -> Running:
+    async def write_proxy(self, location: Any = DEFAULT_LOCATION, **options: Any) -> Running:
         events = Events()
         proxy = WriteProxy(
             WriteOptions(**options),
             self.metadata,
             self._stores(),
+            location=location,
             object_storage=None if self.object_storage is None else self.object_storage(),
             tell=events.tell,
             rng=random.Random(1),
         )
         return await self._start(proxy, events)
 
-    async def read_proxy(self, metadata: Any = None, **options: Any) -> Running:
+    async def read_proxy(self, metadata: Any = None, location: Any = DEFAULT_LOCATION, **options: Any) -> Running:
         """metadata: the view of this proxy alone."""
         events = Events()
         metadata = self.metadata if metadata is None else metadata
-        proxy = ReadProxy(ReadOptions(**options), metadata, self._stores(), tell=events.tell, rng=random.Random(1))
+        proxy = ReadProxy(
+            ReadOptions(**options),
+            metadata,
+            self._stores(),
+            location=location,
+            tell=events.tell,
+            rng=random.Random(1),
+        )
         return await self._start(proxy, events)
 
     async def _start(self, proxy: WriteProxy | ReadProxy, events: Events) -> Running:

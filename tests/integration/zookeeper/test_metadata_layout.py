@@ -214,6 +214,15 @@ async def test_registrations_are_bookkeepers(metadata: ZooKeeperMetadata, kazoo:
     assert data(kazoo, "/ledgers/cookies/127.0.0.1:33181") == b"5\nbookieHost: x\n"
     await metadata.register_proxy(ProxyInfo(ProxyId("w1"), "write", "127.0.0.1:8001"))
     assert data(kazoo, f"{NAMESPACE}/.proxies/write/w1") == b'{"address":"127.0.0.1:8001"}'
+    placed = ProxyInfo(ProxyId("r1"), "read", "127.0.0.1:8002", location=NetworkLocation("eu-1", "r2"))
+    await metadata.register_proxy(placed)
+    assert data(kazoo, f"{NAMESPACE}/.proxies/read/r1") == b'{"address":"127.0.0.1:8002","location":"/eu-1/r2"}'
+    for number, location in enumerate(("7", '"no location"', '"/eu/r/1"', "null")):
+        told = f'{{"address":"h:1","location":{location}}}'.encode()
+        kazoo.create(f"{NAMESPACE}/.proxies/read/other{number}", told)
+    found = (await metadata.members()).read_proxies
+    assert found.pop(placed.proxy) == placed
+    assert {info.location for info in found.values()} == {DEFAULT_LOCATION} and len(found) == 4
     assert await metadata.streams() == [], "what begins with a dot is no stream"
 
 

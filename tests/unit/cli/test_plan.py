@@ -100,6 +100,16 @@ def test_bookies_are_spread_over_racks_and_regions_in_turns(tmp_path: Path) -> N
     plan = plan_of(tmp_path, regions=2)
     found = [plan.location_of(n) for n in range(1, 6)]
     assert found == [(f"rack-{rack}", f"region-{region}") for rack, region in ((1, 1), (1, 2), (2, 1), (2, 2), (1, 1))]
+    assert plan.region_names == ["region-1", "region-2"]
+
+
+def test_each_region_has_proxies_at_the_first_start(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, regions=3)
+    assert (len(plan.write), len(plan.read)) == (3, 3)
+    write_plan(tmp_path, plan)
+    plan = plan_of(tmp_path, regions=4)
+    assert (len(plan.write), len(plan.read)) == (3, 3), "as before"
+    assert len(plan_of(tmp_path, regions=4, write_proxies=1).write) == 1
 
 
 def test_numbers_of_processes_have_bounds() -> None:

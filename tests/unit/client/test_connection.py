@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+import dlog
 from dlog.client.connection import Connection
 from dlog.client.options import ClientOptions
-from dlog.wire.proxy import Done, GetOwner, Message
+from dlog.errors import InvalidRequestError
+from dlog.wire.proxy import Done, GetOwner, Message, Read
 from tests.unit.client.proxy_double import Double, Peer
 
 
@@ -41,3 +45,29 @@ async def test_questions_wait_their_turn_instead_of_being_refused_for_their_numb
         connection.close()
     assert [ask.result() for ask in asks] == [f"s{n}" for n in range(80)]
     assert most == 8
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+async def test_a_region_is_named_to_servers_that_take_one_only(limit: int) -> None:
+    async with Double() as double:
+        double.limits = {"regions": limit}
+        async with dlog.connect(double.address, region="eu-1") as client:
+            await client.append("s", b"x")
+            assert [record.payload async for record in client.read("s")] == [b"x"]
+            await client.owner("s")
+        named = [message.region for message in double.heard if isinstance(message, GetOwner | Read)]
+        first_and_last = [named[0], named[-1]]  # the question for the incarnation is not about the owner
+        assert first_and_last == (["eu-1"] * 2 if limit else [None] * 2)
+        assert limit or set(named) == {None}
+
+
+def test_the_region_of_the_environment_counts_if_no_other_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DLOG_REGION", "eu-2")
+    assert dlog.connect("a:1").options.region == "eu-2"
+    assert dlog.connect("a:1", options=ClientOptions()).options.region == "eu-2"
+    assert dlog.connect("a:1", region="eu-1").options.region == "eu-1"
+    monkeypatch.setenv("DLOG_REGION", "no/region")
+    with pytest.raises(InvalidRequestError, match="a region is named with 1 to 63 letters"):
+        dlog.connect("a:1")
+    with pytest.raises(InvalidRequestError, match="such as region-1: region='-'"):
+        dlog.connect("a:1", region="-")

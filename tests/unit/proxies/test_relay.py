@@ -11,6 +11,7 @@ import pytest
 from dlog.errors import ConnectionLostError, StreamUnavailableError, UnavailableError
 from dlog.io.metadata import ProxyInfo
 from dlog.model.ids import ProxyId
+from dlog.model.location import NetworkLocation
 from dlog.wire.proxy import GetOwner, Question
 from proxies.dialling import Dialler
 from proxies.proxy_connection import ProxyConnection
@@ -89,6 +90,18 @@ async def test_a_link_that_was_lost_is_opened_again() -> None:
         (await writer.attempts.get()).set_result(True)
     relay.close()
     assert [link.is_closed for link in writer.opened] == [False, True]
+
+
+async def test_write_proxies_near_the_client_are_asked_first() -> None:
+    metadata = MemoryMetadata()
+    for name, region in (("e1", "eu"), ("u1", "us"), ("u2", "us"), ("x", "default-region")):
+        info = ProxyInfo(ProxyId(name), "write", f"{name}:1", location=NetworkLocation(region))
+        await metadata.register_proxy(info)
+    relay = Relay(cast(Dialler, Writer()), metadata, here=NetworkLocation("us"))
+    for stream in map(str, range(20)):
+        assert sorted(relay.addresses(stream)[:2]) == ["u1:1", "u2:1"], "of its own region, if the client names none"
+        assert relay.addresses(stream, NetworkLocation("eu"))[0] == "e1:1"
+        assert sorted(relay.addresses(stream, NetworkLocation("ap"))) == ["e1:1", "u1:1", "u2:1", "x:1"]
 
 
 async def _refused(relay: Relay) -> None:

@@ -153,6 +153,18 @@ def test_the_store_of_stages_is_left_out_where_they_are_ledgers() -> None:
             decoded(*wrong, body=msgpack.packb(parts))
 
 
+def test_a_region_is_left_out_if_none_is_named_so_that_older_peers_understand() -> None:
+    owner = [int(Op.OWNER), 1, "s", None]
+    read = [int(Op.READ), 1, "s", 0, None, 9, False, False, None]
+    for region, tail in ((None, []), ("eu-1", ["eu-1"])):
+        for message, header in (
+            (proxy.GetOwner(1, "s", None, region), owner),
+            (proxy.Read(1, "s", Start.START, None, 9, False, False, None, region), read),
+        ):
+            assert b"".join(encode(message)) == frame_of(msgpack.packb([*header, *tail]))
+            assert decoded(*header, *tail) == message
+
+
 def frame_of(header: bytes, body: bytes = b"") -> bytes:
     return struct.pack(">IH", 2 + len(header) + len(body), len(header)) + header + body
 
