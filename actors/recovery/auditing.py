@@ -95,6 +95,8 @@ class Auditing:
             if not await self._election.is_elected() or await self._marks.is_disabled():
                 self._stop()
                 return
+            if self._machine is None:
+                await self._marks.prepare_delay()
             paused = frozenset(await self._marks.pauses.expire())  # first: a bookie whose return ended one is listed
             registered, delay_s = await self._marks.registered(), await self._marks.lost_bookie_delay_s()
             listed = BookiesListed(_now_s(), registered, float(delay_s), paused)

@@ -244,6 +244,14 @@ class ZooKeeperUnderreplication:
         except (NoNodeError, DamagedError):
             return 0
 
+    async def prepare_delay(self) -> None:
+        """Create that delay with 0 if it is missing, as Java's auditor does with its own setting: commands of
+        BookKeeper's shell fail without it (`decommissionbookie`, `triggeraudit`)."""
+        try:
+            await self._zk.create(self._paths.lost_bookie_delay, b"0", parents=True)
+        except NodeExistsError:
+            return
+
     async def registered(self) -> frozenset[BookieId]:
         """Ids of all registered bookies, writable and read-only, also of those whose address cannot be read."""
         names = {*await self._children(self._ledgers.readonly)}  # on both sides, since a bookie may turn either way

@@ -161,6 +161,21 @@ async def test_another_process_goes_on_when_the_auditor_ends(processes: list[Pro
     assert two.auditing.is_auditor is False, "it has ended"
 
 
+async def test_an_auditor_creates_the_delay_that_shell_commands_of_java_read_and_changes_none(
+    processes: list[Process],
+) -> None:
+    one, two = processes
+    zk, path = two.metadata.zookeeper, PATHS.underreplication.lost_bookie_delay
+    async with one.running():
+        await one.until(lambda: one.auditing.is_auditor)
+        assert (await zk.get(path, fresh=True))[0] == b"0"
+    await one.metadata.close()
+    await zk.set(path, b"300", ANY_VERSION)
+    async with two.running():
+        await two.until(lambda: two.auditing.is_auditor)
+        assert (await zk.get(path, fresh=True))[0] == b"300"
+
+
 async def test_no_auditor_takes_a_paused_bookie_for_lost(processes: list[Process]) -> None:
     one, two = processes
     await one.add_ledger(1, A, B)
