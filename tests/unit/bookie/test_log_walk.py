@@ -80,6 +80,21 @@ def test_entries_inside_a_packet_are_not_taken_for_entries_of_the_log() -> None:
     assert damage.offset < data.index(inner) < damage.end
 
 
+def test_a_length_that_leads_to_a_later_entry_costs_no_entry_between() -> None:
+    """Entries of 256 bytes: a flipped bit of the length leads to the beginning of another one."""
+    disk = SimulatedDisk()
+    made = directory(disk)
+    made.flush(half(*[(1, entry) for entry in range(8)], body=bytes(range(1, 217))), [row(1, 7)], FIRST_MARK)
+    (log,) = made.manifest.logs
+    data = disk.open(f"{DIR}/entries-{log.log:08x}").pread(log.length, 0)
+    whole, _ = walked(data)
+    hurt = bytearray(data)
+    hurt[whole[1].offset + 2] ^= 1
+    records, damage = walked(bytes(hurt))
+    assert records == [whole[0], *whole[2:]]
+    assert damage == [LogDamage(whole[1].offset, whole[2].offset)]
+
+
 @pytest.mark.parametrize("filling", [b"\0", b"\xff", b"x"])
 def test_a_large_hole_ends_where_entries_begin_again(filling: bytes) -> None:
     data = log_of({(1, 0): bytes(5000), (1, 1): bytes(5000), (1, 2): b"after"})
