@@ -95,6 +95,29 @@ def check_registered(expected: Cookie, registered: str | None) -> None:
     _compare(expected, "the cookie in ZooKeeper", decode_cookie(registered), may_have_moved=False)
 
 
+def check_stored(directories: Sequence[str], stored: Sequence[str | None]) -> None:
+    """Check that these are all directories of one bookie: its journal, then its ledgers in order; perhaps moved or
+    copied together. stored: the text of the VERSION file in each. Raises CookieError."""
+    first: Cookie | None = None
+    for directory, text in zip(directories, stored, strict=True):
+        if text is None:
+            raise CookieError(
+                f"directory has no VERSION file, so it is not a bookie's; name the directory that --dir of the bookie "
+                f"names, and its --journal-dir and --ledger-dirs if it has some: dir={directory}"
+            )
+        cookie = decode_cookie(text)
+        first = first or cookie
+        if cookie != first:
+            raise CookieError(f"directories belong to several bookies: dirs={directories[0]},{directory}")
+    assert first is not None
+    old = _lies_at(first)
+    if old != tuple(directories) and not moved_together(old, directories):
+        raise CookieError(
+            f"the bookie has other directories; name those with --journal-dir and --ledger-dirs, in that order: "
+            f"journal={','.join(first.journal_dirs)} ledgers={','.join(first.ledger_dirs)}"
+        )
+
+
 def _lies_at(cookie: Cookie) -> tuple[str, ...]:
     """All directories of a bookie, in order."""
     return (*cookie.journal_dirs, *cookie.ledger_dirs)

@@ -15,12 +15,14 @@ Invariants:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from fastcrc.crc32 import iscsi as crc32c
 
 from dlog.bookie.cache import Stored
 from dlog.errors import DamagedError
+
+PRead = Callable[[int, int], bytes]  # length, offset
 
 LOG_HEADER_BYTES = 32
 HEAD_BYTES = 8
@@ -30,7 +32,7 @@ _HEAD = struct.Struct(">II")
 _SECTION = struct.Struct(">IIIQI")
 _CONTENT = struct.Struct(">qIQ")
 _IDS = struct.Struct(">qq")
-_SECTION_WORD = 0xFFFFFFFF
+SECTION_WORD = 0xFFFFFFFF
 SECTION_HEAD_BYTES = _SECTION.size
 SECTION_BODY_AT = 12
 
@@ -51,7 +53,7 @@ def section_end(previous: int, contents: Iterable[tuple[int, int, int]]) -> byte
     """
     rows = [_CONTENT.pack(*row) for row in contents]
     body = struct.pack(">QI", previous, len(rows)) + b"".join(rows)
-    return _HEAD.pack(_SECTION_WORD, crc32c(body)) + struct.pack(">I", len(body)) + body
+    return _HEAD.pack(SECTION_WORD, crc32c(body)) + struct.pack(">I", len(body)) + body
 
 
 def parse_section_end(data: bytes) -> tuple[int, list[tuple[int, int, int]]]:
@@ -60,7 +62,7 @@ def parse_section_end(data: bytes) -> tuple[int, list[tuple[int, int, int]]]:
         raise DamagedError("an entry log's table of contents is incomplete")
     word, crc, length, previous, count = _SECTION.unpack_from(data)
     body = data[12 : 12 + length]
-    if word != _SECTION_WORD or len(body) != length or crc32c(body) != crc or length != 12 + count * _CONTENT.size:
+    if word != SECTION_WORD or len(body) != length or crc32c(body) != crc or length != 12 + count * _CONTENT.size:
         raise DamagedError("an entry log's table of contents does not verify")
     return previous, [_CONTENT.unpack_from(body, 12 + i * _CONTENT.size) for i in range(count)]
 
@@ -70,6 +72,20 @@ def section_bytes(head: bytes) -> int:
     if len(head) < SECTION_HEAD_BYTES:
         raise DamagedError("an entry log's table of contents is incomplete")
     return SECTION_BODY_AT + int(_SECTION.unpack_from(head)[2])
+
+
+def read_contents(pread: PRead, length: int, section: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (ledger, entries, bytes) of each table of contents, the last one first. length: of the log; section: offset
+    of its last table of contents. Raises DamagedError if one does not verify."""
+    if not section:
+        raise DamagedError("an entry log has no table of contents")
+    before = length
+    while section:
+        if section >= before:
+            raise DamagedError("an entry log's tables of contents are not in order")
+        size = section_bytes(pread(SECTION_HEAD_BYTES, section))
+        before, (section, contents) = section, parse_section_end(pread(size, section))
+        yield from contents
 
 
 def check_entry(head: bytes, packet: bytes, ledger: int, entry: int, length: int) -> None:

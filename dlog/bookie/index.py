@@ -153,6 +153,13 @@ class RunBuilder:
         self._offset += 4 + len(body)
         return _CRC.pack(crc32c(body)) + body
 
+    def damaged_chunk(self, ledger: int, first: int, last: int, count: int) -> bytes:
+        """A chunk that does not verify, in place of a damaged one: entries in its range are damaged, never absent."""
+        self.table.append(ledger, first, last, self._offset, count)
+        data = bytes(CHUNK_HEAD_BYTES + count * LOCATION_BYTES)
+        self._offset += len(data)
+        return data
+
     def finish(self, states: Iterable[LedgerRow]) -> Iterator[bytes]:
         """Footer and trailer, in parts: there may be a million states. The last part is the trailer."""
         crc, count = 0, 0

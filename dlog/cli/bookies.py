@@ -1,5 +1,5 @@
 """`dlog bookie`: lists bookies, checks that they answer, starts garbage collection. What else changes bookies is in
-bookie_changes.py."""
+bookie_changes.py, what looks at the files of one in bookie_files.py."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from dlog.cli.bookie_changes import decommission, pause, pause_left_s, replace_with
+from dlog.cli.bookie_files import fsck
 from dlog.cli.cluster import metadata_of
 from dlog.cli.discovery import zookeeper_options
 from dlog.cli.output import (
@@ -61,13 +62,14 @@ _LISTED = ("bookie", "address", "state", "rack", "region", "under_replicated", "
 
 @click.group()
 def bookie() -> None:
-    """Run a bookie, list and check bookies, start their garbage collection, restart, replace or remove one."""
+    """Run a bookie, list and check bookies, start their garbage collection, restart, replace, remove or repair one."""
 
 
 bookie.add_command(server_command("actors.bookie", "a bookie"))
 bookie.add_command(pause)
 bookie.add_command(replace_with)
 bookie.add_command(decommission)
+bookie.add_command(fsck)
 
 
 @bookie.command()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from dlog.bookie.cookie import Found, Verdict, check_registered, judge
+from dlog.bookie.cookie import Found, Verdict, check_registered, check_stored, judge
 from dlog.bookie.manifest import Manifest, encode
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ConfigError, CookieError
@@ -79,6 +79,15 @@ def lock_dirs(paths: StoragePaths, disk: Disk) -> LockedDirs:
             lock.close()
         raise
     return LockedDirs(disk, paths, locks)
+
+
+def lock_stopped(paths: StoragePaths, disk: Disk) -> LockedDirs:
+    """Lock the directories of a stopped bookie; creates none. Raises CookieError if the bookie runs or these are not
+    all directories of one, ConfigError on OSError."""
+    directories = (paths.journal, *paths.ledgers)
+    versions = [_read_version(disk, directory) for directory in directories]
+    check_stored(directories, [None if text is None else text.decode(errors="replace") for text in versions])
+    return lock_dirs(paths, disk)
 
 
 def stored_id(dirs: LockedDirs) -> BookieId | None:

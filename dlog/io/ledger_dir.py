@@ -23,39 +23,33 @@ from fastcrc.crc32 import iscsi as crc32c
 from dlog.bookie.cache import Half, Stored
 from dlog.bookie.entry_log import (
     HEAD_BYTES,
-    SECTION_HEAD_BYTES,
     check_entry,
     check_ids,
     entry_head,
     log_header,
-    parse_section_end,
-    section_bytes,
+    read_contents,
     section_end,
 )
 from dlog.bookie.id_set import IdSet, decode_id_set
 from dlog.bookie.index import (
     CHUNK_ENTRIES,
     LOCATION_BYTES,
-    TRAILER_BYTES,
     EntryLocation,
     LedgerRow,
     MergeSource,
     RunBuilder,
-    RunTable,
     locate,
     location_at,
     merge,
     pack_location,
     parse_chunk,
-    parse_footer,
-    parse_trailer,
-    run_header,
     runs_to_merge,
 )
 from dlog.bookie.journal import JournalMark
-from dlog.bookie.manifest import LogFile, Manifest, RunFile, decode, encode
+from dlog.bookie.manifest import LogFile, Manifest, decode, encode
 from dlog.errors import DamagedError
 from dlog.io.disk import BLOCK_BYTES, Disk, DiskSpace, File, read_file, replace_file
+from dlog.io.index_runs import ChunkFinder, IndexRun, create_file, log_name, open_run, run_name, write_run
 from dlog.io.open_logs import OpenLogs
 from dlog.io.reserve import SpaceReserve
 from dlog.wire.entry_summary import HEAD_BYTES_MAX, EntryOutline
@@ -63,7 +57,7 @@ from dlog.wire.framing import Buffer
 
 MANIFEST = "MANIFEST"
 GONE = "GONE"
-_OURS = ("index-", "entries-")
+OURS = ("index-", "entries-")
 _WRITE_BYTES = 1 << 20
 _ALONE_BYTES = 32 << 10  # entries of this average size or more are read one by one
 _CHUNK_LOCATIONS = CHUNK_ENTRIES * LOCATION_BYTES
@@ -99,32 +93,6 @@ class _CompactedLog:
     left_bytes: int
 
 
-class _Run:
-    """An open index run."""
-
-    __slots__ = ("file", "named", "number", "rows", "size", "table")
-
-    def __init__(self, named: RunFile, file: File, table: RunTable | None = None) -> None:
-        """Read the table and ledger states, or use the table given. Raises DamagedError."""
-        number, size, named_crc = named
-        self.named = named
-        self.number = number
-        self.file = file
-        self.size = size
-        self.rows: Iterable[LedgerRow] = ()  # ledger states; iterate once
-        if table is None:
-            chunks, states, offset, crc = parse_trailer(file.pread(TRAILER_BYTES, max(0, size - TRAILER_BYTES)))
-            if crc != named_crc:
-                raise DamagedError("an index run is not the one that the MANIFEST names")
-            footer = file.pread(size - TRAILER_BYTES - offset, offset)
-            table, self.rows = parse_footer(footer, chunks, states, crc)
-        self.table = table
-
-    def read_chunk(self, row: int) -> bytes:
-        offset, length = self.table.span(row)
-        return self.file.pread(length, offset)
-
-
 class LedgerDir:
     """See the module. Call `load` first."""
 
@@ -141,7 +109,7 @@ class LedgerDir:
         self.reserve = SpaceReserve(disk, directory, reserve_bytes)
         self._entry_log_bytes = entry_log_bytes
         self._blocks: memoryview | None = None  # write buffer of `flush`
-        self._runs: tuple[_Run, ...] = ()  # oldest first; replaced as a whole
+        self._runs: tuple[IndexRun, ...] = ()  # oldest first; replaced as a whole
         self._logs = OpenLogs(self._open_log, self._has_log, entry_logs_open_max)
         self._victim: _CompactedLog | None = None
         self._damaged_logs: set[int] = set()  # damaged logs: never compacted
@@ -159,7 +127,7 @@ class LedgerDir:
                 self.manifest = decode(data)
             except DamagedError as error:
                 raise DamagedError(f"{error.message}: dir={self._directory}") from error
-        elif any(name.startswith(_OURS) for name in self._disk.names(self._directory)):
+        elif any(name.startswith(OURS) for name in self._disk.names(self._directory)):
             raise DamagedError(
                 f"MANIFEST is missing in a directory that holds entries; put it back, or treat all directories of "
                 f"this bookie as lost: dir={self._directory}"
@@ -170,10 +138,10 @@ class LedgerDir:
                 self.gone = decode_id_set(gone)
             except DamagedError as error:
                 raise DamagedError(f"{error.message}: file={self._directory}/{GONE}") from error
-        self._runs = tuple(self._open_run(run) for run in self.manifest.runs)
-        known = {_run_name(r.run) for r in self.manifest.runs} | {_log_name(e.log) for e in self.manifest.logs}
+        self._runs = tuple(open_run(self._disk, self._directory, run) for run in self.manifest.runs)
+        known = {run_name(r.run) for r in self.manifest.runs} | {log_name(e.log) for e in self.manifest.logs}
         for name in self._disk.names(self._directory):
-            if name.startswith(_OURS) and name not in known:
+            if name.startswith(OURS) and name not in known:
                 self._disk.unlink(f"{self._directory}/{name}")
         rows: dict[int, LedgerRow] = {}
         for run in self._runs:
@@ -194,7 +162,7 @@ class LedgerDir:
             except DamagedError:
                 whole = False
             if not whole:
-                missing.append(f"{self._directory}/{_log_name(log.log)}")
+                missing.append(f"{self._directory}/{log_name(log.log)}")
         return missing
 
     # ---- lookups -----------------------------------------------------------------------------------------------------
@@ -214,7 +182,9 @@ class LedgerDir:
                 if runs is self._runs:
                     raise  # otherwise the log may have been compacted meanwhile: look up the new location
 
-    def _lookup(self, runs: tuple[_Run, ...], ledger: int, entry: int, entries_max: int, bytes_max: int) -> list[bytes]:
+    def _lookup(
+        self, runs: tuple[IndexRun, ...], ledger: int, entry: int, entries_max: int, bytes_max: int
+    ) -> list[bytes]:
         for run in reversed(runs):
             row = run.table.find(ledger, entry)
             if row < 0:
@@ -233,7 +203,7 @@ class LedgerDir:
         """
         return [self._entries_in(run, ledger) for run in self._runs]
 
-    def _entries_in(self, run: _Run, ledger: int) -> Iterator[tuple[int, int]]:
+    def _entries_in(self, run: IndexRun, ledger: int) -> Iterator[tuple[int, int]]:
         table = run.table
         for row in table.rows_of(ledger):
             if ledger in self.gone:
@@ -251,7 +221,7 @@ class LedgerDir:
         It raises DamagedError if the index or the entry is damaged, OSError if the disk cannot be read.
         """
         runs = self._runs
-        finders = [_ChunkFinder(run, ledger) for run in reversed(runs)]
+        finders = [ChunkFinder(run, ledger) for run in reversed(runs)]
 
         def outline(entry: int) -> EntryOutline | None:
             nonlocal runs, finders
@@ -264,11 +234,11 @@ class LedgerDir:
                     if runs is self._runs:
                         raise  # otherwise the log may have been compacted meanwhile: look up the new location
                     runs = self._runs
-                    finders = [_ChunkFinder(run, ledger) for run in reversed(runs)]
+                    finders = [ChunkFinder(run, ledger) for run in reversed(runs)]
 
         return outline
 
-    def _outline(self, finders: Iterable[_ChunkFinder], ledger: int, entry: int) -> EntryOutline | None:
+    def _outline(self, finders: Iterable[ChunkFinder], ledger: int, entry: int) -> EntryOutline | None:
         for finder in finders:
             location = finder.find(entry)
             if location is not None:
@@ -293,7 +263,7 @@ class LedgerDir:
 
     def _open_log(self, number: int) -> File:
         try:
-            file = self._disk.open(f"{self._directory}/{_log_name(number)}")
+            file = self._disk.open(f"{self._directory}/{log_name(number)}")
         except FileNotFoundError as error:
             raise DamagedError(f"an entry log is missing: dir={self._directory} log={number}") from error
         file.disable_read_ahead()
@@ -330,8 +300,8 @@ class LedgerDir:
                 log = LogFile(next_file, 0, 0)
                 next_file += 1
             logs = (*logs, self._write_entries(log, entries, builder, chunks))
-        run = self._write_run(next_file, chain(chunks, builder.finish(rows)))
-        opened = self._open_run(run, builder.table)
+        run = write_run(self._disk, self._directory, next_file, chain(chunks, builder.finish(rows)))
+        opened = open_run(self._disk, self._directory, run, builder.table)
         manifest = Manifest(mark=mark, next_file=next_file + 1, runs=(*old.runs, run), logs=logs, limbo=limbo)
         self._install(manifest, (*self._runs, opened))
 
@@ -340,7 +310,7 @@ class LedgerDir:
         if log.length:
             file = self._logs.get(log.log)
         else:
-            file = self._create(_log_name(log.log))
+            file = create_file(self._disk, self._directory, log_name(log.log))
             file.disable_read_ahead()
             self._logs.add(log.log, file)
         if self._blocks is None:
@@ -360,27 +330,7 @@ class LedgerDir:
             self._logs.drop(log.log)  # full, never written again; readers reopen it
         return LogFile(log.log, writer.offset, section)
 
-    def _write_run(self, number: int, buffers: Iterable[bytes]) -> RunFile:
-        """Write an index run; the last buffer ends with the trailer. Durable on return."""
-        file = self._create(_run_name(number))
-        writer = _Appender(file, 0)
-        buffer = run_header(number)
-        writer.add(buffer)
-        for buffer in buffers:
-            writer.add(buffer)
-        writer.write()
-        file.datasync()
-        file.close()
-        return RunFile(number, writer.offset, parse_trailer(buffer[-TRAILER_BYTES:])[3])
-
-    def _create(self, name: str) -> File:
-        """Create a file; replaces one that a failed flush left behind."""
-        path = f"{self._directory}/{name}"
-        with contextlib.suppress(FileNotFoundError):
-            self._disk.unlink(path)
-        return self._disk.create(path)
-
-    def _install(self, manifest: Manifest, runs: tuple[_Run, ...], *, frees: bool = False) -> None:
+    def _install(self, manifest: Manifest, runs: tuple[IndexRun, ...], *, frees: bool = False) -> None:
         """Replace the manifest. The directory is synced first, so that the names of new files are durable.
 
         frees: files will be deleted by it, so without space for it the reserve is given up.
@@ -392,17 +342,6 @@ class LedgerDir:
             replace_file(self._disk, self._directory, MANIFEST, encode(manifest))
         self.manifest = manifest
         self._runs = runs
-
-    def _open_run(self, run: RunFile, table: RunTable | None = None) -> _Run:
-        """table: of a run just written; None: read it."""
-        try:
-            file = self._disk.open(f"{self._directory}/{_run_name(run.run)}")
-        except FileNotFoundError as error:
-            raise DamagedError(f"an index run is missing: dir={self._directory} run={run.run}") from error
-        try:
-            return _Run(run, file, table)
-        except DamagedError as error:
-            raise DamagedError(f"{error.message}: dir={self._directory} run={run.run}") from error
 
     # ---- merging -----------------------------------------------------------------------------------------------------
 
@@ -422,14 +361,14 @@ class LedgerDir:
         kept, merged = self._runs[:-count], self._runs[-count:]
         number = old.next_file
         builder = RunBuilder()
-        result = self._write_run(number, _merged(merged, builder, self.gone))
-        opened = self._open_run(result, builder.table)
+        result = write_run(self._disk, self._directory, number, _merged(merged, builder, self.gone))
+        opened = open_run(self._disk, self._directory, result, builder.table)
         self._install(
             replace(old, next_file=number + 1, runs=(*old.runs[:-count], result)),
             (*kept, opened),
         )
         for run in merged:
-            self._disk.unlink(f"{self._directory}/{_run_name(run.number)}")
+            self._disk.unlink(f"{self._directory}/{run_name(run.number)}")
 
     # ---- garbage collection ------------------------------------------------------------------------------------------
 
@@ -453,7 +392,7 @@ class LedgerDir:
                 with _unreadable_is_damaged():
                     live = self._live_bytes(log)
             except DamagedError as error:
-                damage.append(f"{error.message}: file={self._directory}/{_log_name(log.log)}")
+                damage.append(f"{error.message}: file={self._directory}/{log_name(log.log)}")
                 live = log.length
             live_bytes += live
             if live:
@@ -482,17 +421,8 @@ class LedgerDir:
 
     def _contents(self, log: LogFile) -> Iterator[tuple[int, int]]:
         """(ledger, bytes) of each ledger in each table of contents. Raises DamagedError if one does not verify."""
-        if not log.section:
-            raise DamagedError("an entry log has no table of contents")
-        file = self._logs.get_once(log.log)
-        section, before = log.section, log.length
-        while section:
-            if section >= before:
-                raise DamagedError("an entry log's tables of contents are not in order")
-            length = section_bytes(file.pread(SECTION_HEAD_BYTES, section))
-            before, (section, contents) = section, parse_section_end(file.pread(length, section))
-            for ledger, _, size in contents:
-                yield ledger, size
+        pread = self._logs.get_once(log.log).pread
+        return ((ledger, size) for ledger, _, size in read_contents(pread, log.length, log.section))
 
     def compact(self, below: float, bytes_max: int) -> int | None:
         """Do one step of compacting full logs in which less than the share `below` of the bytes is of existing ledgers.
@@ -565,7 +495,7 @@ class LedgerDir:
     def _live_locations_in(self, log: int, ledger: int) -> Iterator[EntryLocation]:
         """Locations of the ledger's entries whose newest location is in this log."""
         for age, run in enumerate(self._runs):
-            newer = [_ChunkFinder(later, ledger) for later in self._runs[age + 1 :]]
+            newer = [ChunkFinder(later, ledger) for later in self._runs[age + 1 :]]
             for row in run.table.rows_of(ledger):
                 locations = parse_chunk(run.read_chunk(row), ledger)
                 for number in range(len(locations) // LOCATION_BYTES):
@@ -581,7 +511,7 @@ class LedgerDir:
         self._install(replace(self.manifest, logs=kept), tuple(self._runs), frees=True)
         for log in logs:
             self._logs.drop(log.log)
-            self._disk.unlink(f"{self._directory}/{_log_name(log.log)}")
+            self._disk.unlink(f"{self._directory}/{log_name(log.log)}")
 
     def _is_index_stale(self) -> bool:
         chunks = sum(len(run.table) for run in self._runs)
@@ -603,64 +533,14 @@ def _unreadable_is_damaged() -> Iterator[None]:
         raise DamagedError(f"the disk cannot be read: {error.strerror}") from error
 
 
-class _ChunkFinder:
-    """Finds entries of one ledger in a run; caches the last chunk, as entries are asked for in order."""
-
-    __slots__ = ("_ledger", "_locations", "_row", "_run")
-
-    def __init__(self, run: _Run, ledger: int) -> None:
-        self._run = run
-        self._ledger = ledger
-        self._row = -1
-        self._locations = b""
-
-    def has(self, entry: int) -> bool:
-        return self._number_of(entry) >= 0
-
-    def find(self, entry: int) -> EntryLocation | None:
-        number = self._number_of(entry)
-        return location_at(self._locations, number) if number >= 0 else None
-
-    def _number_of(self, entry: int) -> int:
-        row = self._run.table.find(self._ledger, entry)
-        if row < 0:
-            return -1
-        if row != self._row:
-            self._row, self._locations = row, parse_chunk(self._run.read_chunk(row), self._ledger)
-        return locate(self._locations, entry)
-
-
-def _merged(runs: Sequence[_Run], builder: RunBuilder, gone: IdSet) -> Iterator[bytes]:
+def _merged(runs: Sequence[IndexRun], builder: RunBuilder, gone: IdSet) -> Iterator[bytes]:
     """Contents of the merged run: chunks, then table, ledger states and trailer."""
     for ledger, locations in merge([MergeSource(run.table, run.read_chunk) for run in runs], gone):
         yield builder.chunk(ledger, locations)
     rows: dict[int, LedgerRow] = {}
     for run in runs:
-        rows.update((row.ledger, row) for row in _Run(run.named, run.file).rows if row.ledger not in gone)
+        rows.update((row.ledger, row) for row in IndexRun(run.named, run.file).rows if row.ledger not in gone)
     yield from builder.finish(rows[ledger] for ledger in sorted(rows))
-
-
-class _Appender:
-    """Collects buffers and writes them in large steps."""
-
-    __slots__ = ("_buffers", "_file", "_gathered", "offset")
-
-    def __init__(self, file: File, offset: int) -> None:
-        self._file = file
-        self._buffers: list[bytes] = []
-        self._gathered = 0
-        self.offset = offset  # of the next byte
-
-    def add(self, buffer: bytes) -> None:
-        self._buffers.append(buffer)
-        self._gathered += len(buffer)
-        self.offset += len(buffer)
-        if self._gathered >= _WRITE_BYTES:
-            self.write()
-
-    def write(self) -> None:
-        self._file.pwritev(self._buffers, self.offset - self._gathered)
-        self._buffers, self._gathered = [], 0
 
 
 class _DirectWriter:
@@ -758,7 +638,7 @@ def _runs_in(locations: bytes) -> list[tuple[int, int]]:
 
 
 def _gather(
-    run: _Run, row: int, locations: bytes, number: int, entries_max: int, bytes_max: int
+    run: IndexRun, row: int, locations: bytes, number: int, entries_max: int, bytes_max: int
 ) -> list[EntryLocation]:
     """Locations from `number` on, consecutive in entry id and on disk, within the limits, across chunks."""
     found = [location_at(locations, number)]
@@ -785,11 +665,3 @@ def _gather(
             break
         found.append(location)
     return found
-
-
-def _run_name(number: int) -> str:
-    return f"index-{number:08x}"
-
-
-def _log_name(number: int) -> str:
-    return f"entries-{number:08x}"

@@ -33,6 +33,7 @@ from dlog.model.ids import LedgerId
 from dlog.model.ledger import LedgerKey
 from tests.integration.cli.up import Up, dlog, wait_until
 from tests.integration.spark.abandoned import Abandoned
+from tests.stopped_bookie import stopped_bookie
 
 PATIENCE_S = 120.0
 SMALL = " --bookies 1 --write-proxies 1 --read-proxies 1 --zookeeper {zookeeper} --namespace /{victim}"
@@ -51,6 +52,8 @@ CASES: dict[str, Case] = {
     "append": Case("append {stream} -"),
     "append --json": Case("append {stream} - --json"),
     "bookie decommission": Case("bookie decommission nobody:1"),
+    "bookie fsck": Case("bookie fsck {stopped}"),
+    "bookie fsck --json": Case("bookie fsck {stopped} --json"),
     "bookie gc": Case("bookie gc --wait"),
     "bookie ls": Case("bookie ls"),
     "bookie pause": Case("bookie pause nobody:1 --end"),
@@ -115,8 +118,8 @@ ENDLESS = {
 
 #: commands that print the same twice
 STEADY = {
-    "explain", "ledger read", "ledger read --format raw", "ledger show", "ledger verify", "read", "read --format json",
-    "--help", "--version", "ledger ls --help",
+    "bookie fsck", "bookie fsck --json", "explain", "ledger read", "ledger read --format raw", "ledger show",
+    "ledger verify", "read", "read --format json", "--help", "--version", "ledger ls --help",
 }  # fmt: skip
 
 
@@ -138,8 +141,10 @@ def places(cluster: Up) -> dict[str, str]:
             *words.split(), "--topics", f"file://{topics}", directory=cluster.directory, given=b"1\n2\n"
         )
         assert code == 0, err
-    bookie = cluster.part("bookie").address
-    return {"bookie": bookie, "stream": "out", "ledger": ledger, "sink": sink, "topics": topics, "objects": "objects"}
+    bookie, stopped = cluster.part("bookie").address, cluster.directory / "stopped-bookie"
+    stopped_bookie(stopped)
+    found = {"bookie": bookie, "stream": "out", "ledger": ledger, "sink": sink, "topics": topics, "objects": "objects"}
+    return found | {"stopped": str(stopped)}
 
 
 def made(cluster: Up, stream: str) -> str:

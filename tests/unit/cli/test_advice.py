@@ -37,6 +37,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "delete": ("s", "--yes"),
     "explain": ("s", "1:0:0"),
     "bookie decommission": ("nobody:1",),
+    "bookie fsck": ("nowhere",),
     "bookie pause": ("nobody:1",),
     "bookie replace": ("nobody:1", "nobody:2"),
     "ledger show": ("1",),

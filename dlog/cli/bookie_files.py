@@ -1,0 +1,120 @@
+"""`dlog bookie fsck`: checks the index of a stopped bookie against its entry logs, and rebuilds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from dlog.bookie.index_findings import Finding, FindingKind, is_clean
+from dlog.bookie.options import BookieOptions
+from dlog.cli.output import EXIT_FAILED, EXIT_OK, MutatingCommand, json_option, note, say, say_json, size_text
+from dlog.io.bookie_dirs import lock_stopped, paths_of
+from dlog.io.disk import RealDisk
+from dlog.io.index_repair import CheckResult, check_dir, repair_dir
+
+
+@click.command(cls=MutatingCommand, when_unknown="run it again: the old index or the new one is there, each whole")
+@click.argument("directory", metavar="DIR")
+@click.option("--journal-dir", metavar="DIR", default="", help="Its journal directory, if not DIR/journal.")
+@click.option("--ledger-dirs", metavar="DIRS", default="", help="Its ledger directories, if not DIR/ledgers.")
+@click.option("--repair", is_flag=True, help="Rebuild the index from the entry logs where that helps.")
+@json_option
+def fsck(directory: str, journal_dir: str, ledger_dirs: str, repair: bool, as_json: bool) -> int:
+    """Check the index of a stopped bookie against its entry logs, whose every byte is read. DIR: as --dir of the
+    bookie. Exit 1 if something is wrong; notes (the last four) need no action.
+
+    \b
+    list       MANIFEST or GONE is missing or damaged; nothing else can be checked
+    run        an index file is lost, with keys and fences of ledgers; --repair
+               rebuilds it, and the bookie is read-only then
+    chunk      a part of an index file does not verify; --repair rebuilds it
+    nowhere    index rows that point to no place in an entry log; --repair points
+    elsewhere  ... or to other bytes             them to a good copy, if there is one
+    missing    entries that the index does not lead to; --repair adds them
+    stateless  entries of a ledger of which the index has no key and no fence
+    log        an entry log is missing or cut off
+    entry      entries that do not verify
+    contents   a table of contents is damaged; --repair writes it anew
+    tail       bytes behind the end of a log, of an interrupted flush
+    file       a file that the directory's MANIFEST does not name
+    unused     damaged bytes that no index row points to
+    header     of a file, that nothing else needs
+    """
+    disk = RealDisk()
+    dirs = lock_stopped(
+        paths_of(BookieOptions(dir=directory, journal_dir=journal_dir, ledger_dirs=ledger_dirs), disk), disk
+    )
+    try:
+        before = [(repair_dir if repair else check_dir)(disk, path) for path in dirs.paths.ledgers]
+        rebuilt = [one.directory for one in before if one.rebuilt]
+        after = [check_dir(disk, one.directory) if one.rebuilt else one for one in before]
+    finally:
+        dirs.close()
+    findings = _findings(after)
+    repaired = _findings(one for one in before if one.rebuilt)
+    if as_json:
+        say_json(
+            {
+                "clean": is_clean(findings),
+                "findings": [_finding_json(one) for one in findings],
+                "rebuilt": rebuilt,
+                "before": [_finding_json(one) for one in repaired],
+                "ledgers": _ledgers_json(after),
+            }
+        )
+    else:
+        _say(findings, repaired, rebuilt, after)
+    if not repair and any(one.repairable for one in before):
+        note(f"`dlog bookie fsck {directory} --repair` rebuilds the index")
+    if any(one.kind is FindingKind.RUN for one in repaired):
+        note(
+            "keys and fences of ledgers were lost with an index file: the bookie starts read-only and serves what is "
+            "left; replace it (`dlog bookie replace`)"
+        )
+    return EXIT_OK if is_clean(findings) else EXIT_FAILED
+
+
+def _findings(results: Iterable[CheckResult]) -> list[Finding]:
+    return [finding for one in results for finding in one.findings]
+
+
+def _say(
+    findings: Sequence[Finding], repaired: Sequence[Finding], rebuilt: Sequence[str], results: Sequence[CheckResult]
+) -> None:
+    for one in repaired:
+        say(_finding_text(one))
+    for directory in rebuilt:
+        say(f"rebuilt: {directory}; what is left:")
+    for one in findings:
+        say(_finding_text(one))
+    ledgers = [summary for one in results for summary in one.ledgers.values()]
+    notes = sum(one.is_note for one in findings)
+    say(
+        f"{len(ledgers):,} ledgers, {sum(one.indexed for one in ledgers):,} entries in the index, "
+        f"{sum(one.good for one in ledgers):,} of them good ({size_text(sum(one.bytes for one in ledgers))}), "
+        f"{len(findings) - notes:,} findings, {notes:,} notes"
+    )
+
+
+def _finding_text(one: Finding) -> str:
+    where = one.file
+    if one.ledger >= 0:
+        entries = (
+            f"entry {one.first}" if one.first == one.last else f"{one.count:,} entries of {one.first} to {one.last}"
+        )
+        where += f": ledger {one.ledger}, {entries}"
+    return f"{one.kind:<9}  {where}: {one.why}"
+
+
+def _finding_json(one: Finding) -> dict[str, Any]:
+    told: dict[str, Any] = {"kind": str(one.kind), "note": one.is_note, "file": one.file, "why": one.why}
+    if one.ledger >= 0:
+        told |= {"ledger": one.ledger, "first": one.first, "last": one.last, "count": one.count}
+    return told
+
+
+def _ledgers_json(results: Iterable[CheckResult]) -> list[dict[str, Any]]:
+    return [asdict(one.ledgers[ledger]) for one in results for ledger in sorted(one.ledgers)]
