@@ -7,11 +7,12 @@ from asyncio import StreamReader, StreamWriter
 
 from dlog.io.s3_body import SEND_BYTES, UploadBody
 from dlog.io.s3_objects import S3Objects
-from dlog.stores.object_storage.locations import parse_location
+from dlog.stores.object_storage.locations import Location
 from dlog.stores.object_storage.options import ObjectStorageOptions
-from dlog.stores.object_storage.port import Creation
+from dlog.stores.object_storage.port import Buffer, Creation
 
-PARTS = [bytes([n % 251]) * 1000 for n in range(3000)] + [
+PARTS: list[Buffer] = [
+    *(bytes([n % 251]) * 1000 for n in range(3000)),
     b"x" * (2 * SEND_BYTES),
     b"",
     bytearray(b"y"),
@@ -75,7 +76,7 @@ async def test_an_upload_is_sent_whole_and_its_signature_leaves_out_the_body() -
     )
     objects = S3Objects(options)
     try:
-        where = parse_location("s3://bucket/key")
+        where = Location("s3", "bucket", "/key")
         assert await objects.create_if_absent(where, PARTS, head_bytes=16) is Creation.MADE
     finally:
         await objects.close()
