@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,8 @@ from dlog.model.quorum import Quorum
 from tests.integration.cluster import BookieCluster
 from tests.integration.proxies.processes import ProxyCluster
 from tests.interop.conftest import started
-from tests.interop.java_peer import FLAGS, JARS, JavaError, JavaLedgers, JavaLogs, JavaPeer
+from tests.interop.java_peer import JavaError, JavaLedgers, JavaLogs, JavaPeer
+from tests.interop.java_shell import run_shell
 from tests.interop.payloads import numbered, read_all, refused, sized, wait_whole
 from tests.interop.streams import java_read, we_read
 
@@ -180,12 +180,27 @@ async def test_javas_distributedlog_reads_a_stream_on_our_bookies(our_proxies: P
     [
         (("simpletest", "-ensemble", "3", "-writeQuorum", "3", "-ackQuorum", "2", "-numEntries", "50"), "50 entries"),
         (("bookieinfo",), "Free"),
+        (("listbookies", "-rw"), "127.0.0.1:"),
     ],
 )
 def test_javas_shell_speaks_with_our_bookies(
     java: JavaPeer, bookies: BookieCluster, tmp_path: Path, command: tuple[str, ...], told: str
 ) -> None:
     assert told in run_shell(bookies, tmp_path, *command)
+
+
+async def test_javas_shell_shows_a_ledger_of_ours(java: JavaPeer, bookies: BookieCluster, tmp_path: Path) -> None:
+    async with bookies.ledgers() as ours:
+        writer = await ours.create(Quorum())
+        for payload in (b"first payload", b"second payload"):
+            await writer.append((payload,))
+        await writer.close()
+    ledger = str(writer.ledger_id)
+    shown = await asyncio.to_thread(run_shell, bookies, tmp_path, "ledgermetadata", "-ledgerid", ledger)
+    assert "state=CLOSED" in shown and "lastEntryId=1" in shown
+    read = ("readledger", "-ledgerid", ledger, "-firstentryid", "0", "-lastentryid", "1", "-msg")
+    shown = await asyncio.to_thread(run_shell, bookies, tmp_path, *read)
+    assert "first payload" in shown and "second payload" in shown
 
 
 async def test_javas_shell_lists_marks_beside_a_planned_restart(
@@ -205,17 +220,6 @@ async def test_javas_shell_lists_marks_beside_a_planned_restart(
             assert locked is not None and await marks.complete(locked)
             await marks.release(ledger)
     assert str(ledger) in listed
-
-
-def run_shell(bookies: BookieCluster, directory: Path, *command: str) -> str:
-    """What a command of BookKeeper's shell prints; it must succeed."""
-    conf = directory / "bk.conf"
-    conf.write_text(f"metadataServiceUri=zk+hierarchical://{bookies.hosts}/ledgers\nledgerDirectories={directory}\n")
-    shell = ["java", *FLAGS, "-cp", f"{JARS}/*", "org.apache.bookkeeper.bookie.BookieShell", "-conf", str(conf)]
-    done = subprocess.run([*shell, *command], capture_output=True, text=True, timeout=120, check=False)
-    output = done.stdout + done.stderr
-    assert done.returncode == 0, output[-3000:]
-    return output
 
 
 async def test_a_v3_writer_of_java_writes_on_when_one_of_our_bookies_is_killed(

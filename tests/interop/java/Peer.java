@@ -35,6 +35,7 @@ public final class Peer {
         Map<String, Command> commands = new HashMap<>();
         new Ledgers().register(commands);
         new Logs().register(commands);
+        new Recovery().register(commands);
         commands.put("ping", a -> "pong");
         ExecutorService threads = Executors.newCachedThreadPool();
         BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8), 1 << 16);
