@@ -39,12 +39,13 @@ class FetchFailedError(CannotRunError):
 
 @dataclass(frozen=True, slots=True)
 class Jars:
-    """The jars of one peer. must: a file of every complete set."""
+    """The jars of one peer. must: a file of every complete set. version: instead of the pom's `peer.version`."""
 
     peer: str
     pom: Path
     directory: Path
     must: str
+    version: str = ""
 
     @property
     def stamp(self) -> Path:
@@ -56,7 +57,7 @@ class Jars:
 
     def are_current(self) -> bool:
         """Whether they are those of the present pom."""
-        return self.are_here() and self.stamp.exists() and self.stamp.read_text() == _digest([self.pom])
+        return self.are_here() and self.stamp.exists() and self.stamp.read_text() == self._wanted()
 
     def need(self) -> None:
         """Raises PartMissingError."""
@@ -82,6 +83,7 @@ class Jars:
             run(
                 [
                     *(maven, "-q", "-B", "-f", str(self.pom), "dependency:copy-dependencies"),
+                    *([f"-Dpeer.version={self.version}"] if self.version else []),
                     *("-DincludeScope=runtime", f"-DoutputDirectory={fetched}"),
                 ],
                 FETCH_S,
@@ -90,17 +92,22 @@ class Jars:
                 raise FetchFailedError(f"Maven succeeded but fetched no {self.must}: pom={self.pom}")
             shutil.rmtree(self.directory, ignore_errors=True)  # removes jars of an older pom
             fetched.rename(self.directory)
-        self.stamp.write_text(_digest([self.pom]))
+        self.stamp.write_text(self._wanted())
         return True
 
     def class_path(self, *more: Path) -> str:
         """Argument of `java -cp`: `more` directories first, then every jar."""
         return os.pathsep.join([*map(str, more), f"{self.directory}/*"])
 
+    def _wanted(self) -> str:
+        return _digest([self.pom]) + self.version
 
-BOOKKEEPER = Jars(
-    "bookkeeper", ROOT / "tests" / "interop" / "java" / "pom.xml", CACHE / "lib", "bookkeeper-server-*.jar"
-)
+
+_BOOKKEEPER_POM = ROOT / "tests" / "interop" / "java" / "pom.xml"  # names the version that we compare with
+_BOOKKEEPER_MUST = "bookkeeper-server-*.jar"
+BOOKKEEPER = Jars("bookkeeper", _BOOKKEEPER_POM, CACHE / "lib", _BOOKKEEPER_MUST)
+#: the newest release that Maven has, for one module of the interop tests
+NEW_BOOKKEEPER = Jars("bookkeeper-4.18", _BOOKKEEPER_POM, CACHE / "bookkeeper-4.18" / "lib", _BOOKKEEPER_MUST, "4.18.0")
 KAFKA = Jars("kafka", SOURCES / "kafka.pom.xml", CACHE / "kafka" / "lib", "kafka_2.13-*.jar")
 HDFS = Jars("hdfs", SOURCES / "hdfs.pom.xml", CACHE / "hdfs" / "lib", "hadoop-hdfs-client-*.jar")  # for cold storage
 DELTA = Jars("delta", SOURCES / "delta.pom.xml", CACHE / "delta" / "lib", "delta-spark_2.13-*.jar")  # for tables

@@ -1,7 +1,8 @@
 """`python -m loadtest peers`: installs the systems that dlog is compared with, or starts one of them.
 
-It also installs HDFS and versitygw (an S3 server) for tests of cold storage and of streams on S3, and Delta Lake for
-tests of tables; `peers start versitygw` prints its address and keys as lines for a shell.
+It also installs a newer BookKeeper for interop tests, HDFS and versitygw (an S3 server) for tests of cold storage and
+of streams on S3, and Delta Lake for tests of tables; `peers start versitygw` prints its address and keys as lines for a
+shell.
 
     peers install NAME... | --all    install what is missing, in .cache/peers
     peers start NAME [--dir DIR]     start it on loopback, print its addresses, stop it on Ctrl-C
@@ -25,11 +26,12 @@ from pathlib import Path
 from loadtest.spark import jars as spark_kafka
 from loadtest.systems import bookkeeper, kafka, nats, versitygw
 from loadtest.systems.base import CannotRunError, Variant
-from loadtest.systems.java import BOOKKEEPER, DELTA, HDFS, KAFKA, FetchFailedError, PartMissingError
+from loadtest.systems.java import BOOKKEEPER, DELTA, HDFS, KAFKA, NEW_BOOKKEEPER, FetchFailedError, PartMissingError
 from loadtest.systems.nodes import ServerSystem
 
 INSTALL: Mapping[str, Callable[[], bool]] = {
     "bookkeeper": BOOKKEEPER.install,
+    "bookkeeper-4.18": NEW_BOOKKEEPER.install,
     "kafka": KAFKA.install,
     "nats": nats.install,
     "spark-kafka": spark_kafka.install,

@@ -1,4 +1,4 @@
-"""Real Java bookies (Apache BookKeeper 4.17.3), alone or beside bookies of dlog, on one ZooKeeper chroot."""
+"""Real Java bookies of Apache BookKeeper, alone or beside bookies of dlog, on one ZooKeeper chroot."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from pathlib import Path
 from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
 from dlog.io.zookeeper import ZooKeeper
 from dlog.io.zookeeper_protocol import ANY_VERSION, NoNodeError
+from loadtest.systems.java import BOOKKEEPER, Jars
 from tests.integration.cluster import BookieCluster, ServerProcess, _die_with_parent
-from tests.interop.java_peer import FLAGS, JARS
+from tests.interop.java_peer import FLAGS
 
 READY_S = 120.0
 STARTS = 4  # a port that was free may be taken before the JVM binds it
@@ -45,8 +46,9 @@ httpServerEnabled=false
 class JavaBookie:
     """One JVM that is a bookie. A killed one is not started again: its id is bound to its disk and its old session."""
 
-    def __init__(self, directory: Path, hosts: str) -> None:
+    def __init__(self, directory: Path, hosts: str, jars: Jars) -> None:
         self.id = ""
+        self._jars = jars
         self._directory = directory
         self._hosts = hosts
         self._home = directory
@@ -60,7 +62,15 @@ class JavaBookie:
         self._home.mkdir(parents=True)
         conf = self._home / "bookie.conf"
         conf.write_text(_CONF.format(port=port, hosts=self._hosts, session=SESSION_MS, directory=self._home))
-        command = ["java", *FLAGS, "-XX:MaxDirectMemorySize=256m", "-cp", f"{JARS}/*"]
+        # 4.18 makes a name of the interface's first address, which may be one of IPv6
+        command = [
+            "java",
+            *FLAGS,
+            "-XX:MaxDirectMemorySize=256m",
+            "-Djava.net.preferIPv4Stack=true",
+            "-cp",
+            self._jars.class_path(),
+        ]
         with (self._home / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, "org.apache.bookkeeper.server.Main", "--conf", str(conf)],
@@ -113,8 +123,9 @@ class JavaBookie:
 class JavaCluster(BookieCluster):
     """Java bookies, and as many of dlog as requested (`bookies`), which one ledger may use together."""
 
-    def __init__(self, directory: Path, hosts: str, java: int, ours: int = 0) -> None:
+    def __init__(self, directory: Path, hosts: str, java: int, ours: int = 0, jars: Jars = BOOKKEEPER) -> None:
         super().__init__(directory, hosts, ours, ())
+        self._jars = jars
         self.java = [self._make_java(number) for number in range(java)]
         self._made = java
 
@@ -161,12 +172,14 @@ class JavaCluster(BookieCluster):
                 await bookie.wait_ready(zk)
 
     def _make_java(self, number: int) -> JavaBookie:
-        return JavaBookie(self.directory / f"java-{number}", self.hosts)
+        return JavaBookie(self.directory / f"java-{number}", self.hosts, self._jars)
 
 
-def start_java(zookeeper: EmbeddedZooKeeper, directory: Path, java: int = 3, ours: int = 0) -> JavaCluster:
+def start_java(
+    zookeeper: EmbeddedZooKeeper, directory: Path, java: int = 3, ours: int = 0, jars: Jars = BOOKKEEPER
+) -> JavaCluster:
     """A running cluster under a fresh chroot; close it."""
-    cluster = JavaCluster(directory, f"{zookeeper.hosts}/{uuid.uuid4().hex}", java, ours)
+    cluster = JavaCluster(directory, f"{zookeeper.hosts}/{uuid.uuid4().hex}", java, ours, jars)
     try:
         cluster.start()
     except BaseException:

@@ -22,21 +22,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlog.model.dlsn import DLSN, of
+from loadtest.systems.java import BOOKKEEPER, Jars
 from tests.integration.cluster import _die_with_parent
 from tests.parts import need
 
-ROOT = Path(__file__).resolve().parents[2]
-JARS = ROOT / ".cache" / "peers" / "lib"
 SOURCES = Path(__file__).parent / "java"
 DEADLINE_S = 120.0
 #: for a JVM that runs for a minute: it starts fast and stays small
 FLAGS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 
 
-def need_java() -> None:
+def need_java(jars: Jars = BOOKKEEPER) -> None:
     """Skip (or, in CI, fail) where the JDK or the jars are missing."""
     need(shutil.which("javac") is not None, "a JDK", "apt-get install openjdk-17-jdk-headless")
-    need(any(JARS.glob("bookkeeper-server-*.jar")), "Apache BookKeeper's jars", "make peers (apt-get install maven)")
+    need(jars.are_here(), f"Apache's jars of {jars.peer}", "make peers (apt-get install maven)")
 
 
 class JavaError(Exception):
@@ -72,17 +71,17 @@ class JavaPeer:
         self._reader.start()
 
     @classmethod
-    def start(cls, directory: Path) -> JavaPeer:
+    def start(cls, directory: Path, jars: Jars = BOOKKEEPER) -> JavaPeer:
         """Compile and start it, with its log in `directory`."""
         directory.mkdir(parents=True, exist_ok=True)
         sources = sorted(map(str, SOURCES.glob("*.java")))
-        command = ["javac", "-nowarn", "-cp", f"{JARS}/*", "-d", str(directory), *sources]
+        command = ["javac", "-nowarn", "-cp", jars.class_path(), "-d", str(directory), *sources]
         compiled = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
         assert compiled.returncode == 0, compiled.stderr[-3000:]
         log = directory / "log"
         with log.open("ab") as errors:
             process = subprocess.Popen(
-                ["java", *FLAGS, "-XX:MaxDirectMemorySize=256m", "-cp", f"{directory}:{JARS}/*", "Peer"],
+                ["java", *FLAGS, "-XX:MaxDirectMemorySize=256m", "-cp", jars.class_path(directory), "Peer"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -183,6 +183,7 @@ async def test_java_and_we_repair_one_cluster_at_the_same_time(
             process.start()
             await kill(cluster, first)
             await until_repaired(cluster, known, first)
+            await until_auditor(JAVA_NAME)
             await autorecovery.stop()
             await until_auditor(OUR_NAME)
             autorecovery = await JavaRecovery.start(java, cluster, "both")

@@ -7,6 +7,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from loadtest.systems.java import BOOKKEEPER, NEW_BOOKKEEPER
+
 ROOT = Path(__file__).parents[2]
 _LINE = re.compile(r"(?m)^\| .+ \| `([a-z_]+::test_[a-z0-9_]+)` \|$")
 
@@ -24,3 +26,10 @@ def test_every_line_of_the_page_is_a_test_and_every_test_a_line() -> None:
     assert lines.keys() == tests, {"without a test": lines.keys() - tests, "without a line": tests - lines.keys()}
     rows = [line for line in page.splitlines() if line.startswith("| ") and line != "| what | test |"]
     assert len(rows) == len(lines), "a line that the pattern does not take would be nobody's"
+
+
+def test_the_page_names_the_versions_whose_jars_the_tests_fetch() -> None:
+    page = (ROOT / "docs" / "compatibility.md").read_text()
+    (version,) = re.findall(r"<peer.version>(.+)</peer.version>", BOOKKEEPER.pom.read_text())
+    assert f"Apache's published Java code, version {version}:" in page
+    assert f"[version {NEW_BOOKKEEPER.version}](#bookkeeper-418)" in page

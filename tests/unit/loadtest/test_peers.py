@@ -138,6 +138,29 @@ def test_jars_are_fetched_once_for_each_pom(tmp_path: Path, monkeypatch: pytest.
     assert [path.name for path in jars.directory.iterdir()] == ["kafka_2.13-2.jar"]  # none of the older pom
 
 
+def test_two_versions_of_one_pom_are_fetched_each_by_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pom = tmp_path / "pom.xml"
+    pom.write_text("<project/>")
+    versions: list[str] = []
+
+    def fetch(command: list[str], within_s: float) -> str:
+        versions.extend(word for word in command if word.startswith("-Dpeer.version="))
+        out = Path(command[-1].partition("=")[2])
+        out.mkdir()
+        (out / "peer-1.jar").touch()
+        return ""
+
+    monkeypatch.setattr(java, "run", fetch)
+    monkeypatch.setattr(java, "find_javac", lambda: "javac")
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    assert Jars("peer", pom, tmp_path / "a" / "lib", "peer-*.jar").install() and not versions
+    assert Jars("peer", pom, tmp_path / "b" / "lib", "peer-*.jar", "2").install() and versions == ["-Dpeer.version=2"]
+    assert not Jars("peer", pom, tmp_path / "b" / "lib", "peer-*.jar", "2").install()
+    assert Jars("peer", pom, tmp_path / "b" / "lib", "peer-*.jar", "3").install(), "of another version"
+
+
 def test_a_tool_that_fails_is_told_with_its_words() -> None:
     with pytest.raises(java.FetchFailedError, match=r"code=3 output=no such module"):
         java.run([sys.executable, "-c", "print('no such module'); raise SystemExit(3)"], 60.0)
