@@ -5,14 +5,9 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-<<<<<<< HEAD
-from tests.integration.cluster import BookieCluster
-from tests.interop.java_peer import FLAGS, JARS
-=======
 from loadtest.systems.java import BOOKKEEPER
 from tests.integration.cluster import BookieCluster
 from tests.interop.java_peer import FLAGS
->>>>>>> javarepair
 
 
 def run_shell(bookies: BookieCluster, directory: Path, *command: str) -> str:
@@ -20,11 +15,7 @@ def run_shell(bookies: BookieCluster, directory: Path, *command: str) -> str:
     conf = directory / "bk.conf"
     conf.write_text(f"metadataServiceUri=zk+hierarchical://{bookies.hosts}/ledgers\nledgerDirectories={directory}\n")
     shell = ("org.apache.bookkeeper.bookie.BookieShell", "-conf", str(conf))
-<<<<<<< HEAD
-    java = ["java", *FLAGS, "-cp", f"{JARS}/*", *shell]
-=======
     java = ["java", *FLAGS, "-cp", BOOKKEEPER.class_path(), *shell]
->>>>>>> javarepair
     done = subprocess.run([*java, *command], capture_output=True, text=True, timeout=120, check=False)
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-3000:]
