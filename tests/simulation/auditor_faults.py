@@ -28,6 +28,9 @@ class AuditorFaults(Faults):
 
     world: Any
 
+    def __init__(self, world: Any) -> None:
+        super().__init__(world)
+
     def heal(self) -> None:
         self.is_over = True
         world = self.world
