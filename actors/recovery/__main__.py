@@ -8,28 +8,22 @@ copied is copied again by another process.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import os
 import random
 import re
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
-from actors.recovery.auditing import Auditing
-from actors.recovery.comparing import COMPARE_TIMEOUT_S, Comparing
 from actors.recovery.options import RecoveryOptions
-from actors.recovery.workers import RepairWorkers
+from actors.recovery.running import RecoveryEnvironment, run
 from dlog.events import Event, VariablesIgnored
 from dlog.io import logs, metrics, process, settings
 from dlog.io.bookie_client import BookieClient, BookieClientOptions
-from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
-from dlog.io.metadata import SessionState
-from dlog.io.metadata_contact import connection_events
+from dlog.io.ledgers import resolver
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.ledger.ledger_options import LedgerOptions
-from dlog.ledger.repair import RepairOptions
 
 _NOT_IN_ID = re.compile(r"[^a-zA-Z0-9._-]")
 
@@ -38,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = vars(_parser().parse_args(arguments))
     config, log_format = flags.pop("config"), flags.pop("log_format")
 
-    async def run() -> int:
+    async def serving() -> int:
         options = settings.load(RecoveryOptions, "recovery", config, flags)
         name = options.id or f"{_NOT_IN_ID.sub('-', socket.gethostname())[:200]}:{os.getpid()}"
         logs.setup(log_format, role="recovery", id=name)
@@ -50,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         await serve(options, section, name)
         return 0
 
-    return process.run(run)
+    return process.run(serving)
 
 
 async def serve(options: RecoveryOptions, section: LedgerOptions, name: str) -> None:
@@ -58,48 +52,21 @@ async def serve(options: RecoveryOptions, section: LedgerOptions, name: str) -> 
     Raises ConfigError, ClusterNotFoundError, MetadataUnavailableError, UnsupportedVersionError before it is ready."""
     stopping = process.stop_event(_tell)
     rng = random.Random(os.urandom(8))
-    async with contextlib.AsyncExitStack() as stack:
-        metadata = await stack.enter_async_context(
-            await ZooKeeperMetadata.connect(options.zookeeper, options.namespace)
-        )
-        stack.enter_context(connection_events(metadata, _tell))
-        await metadata.instance_id()
-        marks = metadata.underreplication(name)
-        await marks.prepare()
-        bookies = await stack.enter_async_context(BookieClient(resolver(metadata), rng=rng))
-        limits = LedgersOptions(repair=RepairOptions(rate_bytes_per_s=options.worker_bytes_s)).configured(section)
-        ledgers = await stack.enter_async_context(Ledgers(metadata, bookies, rng=rng, options=limits, on_event=_tell))
-        auditing = Auditing(options, metadata, marks, metadata.auditor_election(name), _tell)
-        # comparisons have connections of their own: slow summaries never close those of repairs
-        slow = BookieClientOptions(request_timeout_s=COMPARE_TIMEOUT_S)
-        compared = await stack.enter_async_context(BookieClient(resolver(metadata), rng=rng, options=slow))
-        comparable = await stack.enter_async_context(Ledgers(metadata, compared, rng=rng, on_event=_tell))
-        comparing = Comparing(options, comparable, marks, lambda: auditing.is_auditor, _tell)
-        workers = RepairWorkers(options, marks, ledgers, _tell, rng)
 
-        def ready() -> tuple[int, dict[str, object]]:
-            if stopping.is_set() or metadata.state is SessionState.LOST:
-                return 503, {"ready": False, "because": "stopping" if stopping.is_set() else "metadata out of reach"}
-            return 200, {"ready": True, "auditor": auditing.is_auditor, "repairing": workers.repairing}
+    @contextlib.asynccontextmanager
+    async def connect() -> AsyncIterator[ZooKeeperMetadata]:
+        async with await ZooKeeperMetadata.connect(options.zookeeper, options.namespace) as metadata:
+            yield metadata
 
-        address = "-"  # it serves nothing else
-        if options.http_port:
-            from dlog.io.http_server import HttpServer  # loads h11
+    def bookies(metadata: ZooKeeperMetadata, limits: BookieClientOptions) -> BookieClient:
+        return BookieClient(resolver(metadata), rng=rng, options=limits)
 
-            server = HttpServer({"/ready": ready})
-            stack.callback(server.close)
-            await server.listen(options.host, options.http_port)
-            address = server.address
+    environment = RecoveryEnvironment(connect, bookies)
+
+    def ready(address: str) -> None:
         process.ready("recovery", name, address)
-        async with asyncio.TaskGroup() as tasks:
-            running = [
-                tasks.create_task(auditing.run(), name="auditor"),
-                tasks.create_task(comparing.run(), name="comparisons"),
-                tasks.create_task(workers.run(), name="repair workers"),
-            ]
-            await stopping.wait()
-            for task in running:
-                task.cancel()
+
+    await run(options, section, name, environment, stopping, tell=_tell, rng=rng, on_ready=ready)
 
 
 def _tell(event: Event) -> None:

@@ -4,7 +4,8 @@ Java's auditor and replication workers may use the tree at the same time.
 
 Invariants:
 - A mark is deleted only under the version that its worker read after it had locked the ledger, and only in the session
-  of that lock: a bookie that is marked meanwhile stays marked.
+  of that lock: a bookie that is marked meanwhile stays marked. If the mark names it already, the znode is written anew
+  while the ledger is locked, since the worker may have found the copies there before they were lost again.
 - A lock is a hint that saves work: it is an ephemeral znode, so it ends with its session, and two workers that repair
   one ledger do no harm (metadata changes by compare-and-set).
 - A lock that a lost reply or a cancelled call left in this session is taken over by this session's next `lock`.
@@ -104,13 +105,14 @@ class ZooKeeperUnderreplication:
             except NodeExistsError:
                 pass
             try:
+                # looked at before the mark is read: who locks the ledger later sees what is marked now
+                is_locked = await self._zk.exists(self._paths.lock(ledger), fresh=True) is not None
                 data, stat = await self._zk.get(path, fresh=True)
                 old = decode_mark(data)
                 merged = old.merge(bookies, now_ms)
-                if merged is old:
-                    return False
-                await self._zk.set(path, encode_mark(merged), stat.version)
-                return True
+                if merged is not old or is_locked:
+                    await self._zk.set(path, encode_mark(merged), stat.version)
+                return merged is not old
             except (NoNodeError, BadVersionError):
                 continue
         raise MetadataUnavailableError(f"other processes keep changing the ledger's mark, try again: ledger={ledger}")

@@ -23,7 +23,8 @@ class Invariant(NamedTuple):
     limits: str = ""
 
 
-LEDGER, REPAIR, STREAM, CACHE, FILES, REGION = "ledger", "repair", "stream", "cache", "files", "region"
+LEDGER, REPAIR, AUDITOR = "ledger", "repair", "auditor"
+STREAM, CACHE, FILES, REGION = "stream", "cache", "files", "region"
 OBJECTS, CONTROLLER, COMPACTION, NODES = "objects", "controller", "compaction", "nodes"
 
 INVARIANTS = {
@@ -43,16 +44,6 @@ INVARIANTS = {
     "L10": Invariant("nothing is acknowledged on an ensemble unknown to metadata", LEDGER, "LedgerChecks.acked"),
     "L11": Invariant("an entry is never sent with other bytes", LEDGER, "LedgerChecks._see_add"),
     "L12": Invariant("all recoverers tell one end", LEDGER, "LedgerChecks.ended"),
-    "L19": Invariant(
-        "a writer that delays ensemble changes leaves an ensemble only once it may not confirm the next entry with it",
-        LEDGER,
-        "LedgerChecks._see_writers_change",
-    ),
-    "L20": Invariant(
-        "with an ack-quorum timeout the oldest entry is answered in one and a half of it; no entry is given up before",
-        LEDGER,
-        "LedgerChecks.answered",
-    ),
     "P1": Invariant(
         "an ensemble keeps the placement policy or an event says so; a strict one is never kept less",
         LEDGER,
@@ -92,6 +83,60 @@ INVARIANTS = {
         REPAIR,
         "RepairChecks._check_split, _check_unreadable, _check_given_up",
         "Of entries that are given up together the first and the last one are checked: others may lie between them.",
+    ),
+    "L19": Invariant(
+        "in quiet times the ledgers of a lost bookie are marked and made whole, whichever process died, and a "
+        "decommission ends",
+        AUDITOR,
+        "AuditorChecks.unfinished, check_contents, AuditorWorld._settle",
+    ),
+    "L20": Invariant(
+        "a mark is deleted only if each of its bookies, since it was last marked, was named no more or was registered "
+        "with all its copies, or if the ledger is deleted",
+        AUDITOR,
+        "AuditorChecks._mark_written, _end_mark",
+        "Of an open ledger the copies up to a LAC count that all members of its last ensemble know.",
+    ),
+    "L21": Invariant(
+        "a mark names a bookie only if it was away for the delay, is decommissioned, or lacked a copy",
+        AUDITOR,
+        "AuditorChecks._check_reason",
+        "That a bookie returned for less than the time between two listings need not be noticed.",
+    ),
+    "L22": Invariant(
+        "no copies of a bookie are moved during its planned restart", AUDITOR, "AuditorChecks._check_pauses"
+    ),
+    "L23": Invariant(
+        "a decommission forgets a bookie only if it was not registered since before the scan, and no ledger named it",
+        AUDITOR,
+        "AuditorChecks._forgotten",
+        "What metadata names since the scan began does not count: the bookie was not registered then, so it was chosen "
+        "from an old list.",
+    ),
+    "L24": Invariant("a bookie that was forgotten never registers again", AUDITOR, "AuditorChecks._registered"),
+    "L25": Invariant("no lock of a process that died blocks a repair", AUDITOR, "AuditorChecks.unfinished"),
+    "L26": Invariant("a deleted ledger keeps no mark", AUDITOR, "AuditorChecks.unfinished"),
+    "L27": Invariant(
+        "a ledger or mark that cannot be decoded, or a ledger that nobody can serve, keeps no other from being "
+        "repaired",
+        AUDITOR,
+        "AuditorChecks.unfinished",
+    ),
+    "L28": Invariant(
+        "a comparison finds exactly the bookies that answer and lack copies, and marks those",
+        AUDITOR,
+        "AuditorChecks._compared, _begin_mark, _check_reason",
+        "Copies that differ, and which entries are missing, are in tests/simulation/test_comparing.py.",
+    ),
+    "L29": Invariant(
+        "a writer that delays ensemble changes leaves an ensemble only once it may not confirm the next entry with it",
+        LEDGER,
+        "LedgerChecks._see_writers_change",
+    ),
+    "L30": Invariant(
+        "with an ack-quorum timeout the oldest entry is answered in one and a half of it; no entry is given up before",
+        LEDGER,
+        "LedgerChecks.answered",
     ),
     "S1": Invariant("a DLSN names one record, numbers are dense", STREAM, "StreamChecks._started, _master"),
     "S2": Invariant("acknowledged: there, once, where it was said", STREAM, "StreamChecks._check_writes"),

@@ -48,12 +48,12 @@ def check_is_caught(room: Room, mutant: Mutant) -> None:
     assert hunt(room, mutant).is_caught, f"{mutant.seeds} seeds did not catch it, {mutant.invariants} should have"
 
 
-def check_one_history(name: str, seeds: int) -> None:
+def check_one_history(name: str, seeds: int, styles: tuple[str, ...] = ()) -> None:
     """Check that a seed of the simulation `name` means one history, in this process and in others with any
-    PYTHONHASHSEED."""
-    expected = trace_hashes(name, seeds)
-    assert trace_hashes(name, seeds) == expected
-    program = f"from tests.simulation.judging import trace_hashes; print(trace_hashes({name!r}, {seeds}))"
+    PYTHONHASHSEED. styles: only these."""
+    expected = trace_hashes(name, seeds, styles)
+    assert trace_hashes(name, seeds, styles) == expected
+    program = f"from tests.simulation.judging import trace_hashes; print(trace_hashes({name!r}, {seeds}, {styles}))"
     for hash_seed in ("0", "4711"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         done = subprocess.run(
@@ -62,7 +62,7 @@ def check_one_history(name: str, seeds: int) -> None:
         assert done.stdout.strip() == str(expected)
 
 
-def trace_hashes(name: str, seeds: int) -> list[int]:
+def trace_hashes(name: str, seeds: int, styles: tuple[str, ...] = ()) -> list[int]:
     """The trace hashes of the first seeds of each style of a simulation."""
     room = rooms.load(name)
-    return [room.run(room.draw(seed, style)).trace_hash for style in room.styles for seed in range(seeds)]
+    return [room.run(room.draw(seed, style)).trace_hash for style in styles or room.styles for seed in range(seeds)]

@@ -1,4 +1,4 @@
-"""Checks of a ledger, L1 to L12, L19, L20, P1 and P2 of the reliability goals.
+"""Checks of a ledger, L1 to L12, L29, L30, P1 and P2 of the reliability goals.
 
 They are made as events happen, with access to all state.
 
@@ -147,11 +147,11 @@ class LedgerChecks:
         self.unanswered -= 1
         waited_s = (self.sim.now - since) / S
         if timeout_s and waited_s > 1.5 * timeout_s + SLACK_S:
-            raise Violation("L20", f"an entry waited {waited_s} s, the ack-quorum timeout is {timeout_s} s")
+            raise Violation("L30", f"an entry waited {waited_s} s, the ack-quorum timeout is {timeout_s} s")
         if isinstance(result, UnavailableError) and result.outcome_unknown and "an ack quorum for" in result.message:
             self.sim.reach("ack_quorum_timeout")
             if waited_s < timeout_s - SLACK_S:
-                raise Violation("L20", f"the writer gave up after {waited_s} s, its timeout is {timeout_s} s")
+                raise Violation("L30", f"the writer gave up after {waited_s} s, its timeout is {timeout_s} s")
         if not self.unanswered:
             self.waits_since = None
         elif not isinstance(result, DLogError):
@@ -166,7 +166,7 @@ class LedgerChecks:
         members = {old[index] for index in self.quorum.write_set(head)}
         left = members - self.failed | members & self.stored.get(head, set())
         if len(left) >= self.quorum.ack:
-            raise Violation("L19", f"{old} was changed at entry {head}, and {sorted(left)} may still confirm it")
+            raise Violation("L29", f"{old} was changed at entry {head}, and {sorted(left)} may still confirm it")
 
     def acked(self, number: int, entry: EntryId) -> None:
         """Check an add that was answered with success."""

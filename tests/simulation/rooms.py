@@ -12,6 +12,7 @@ from tests.simulation.worlds import Room
 _MODULES = {
     "ledger": "tests.simulation.ledger_world",
     "repair": "tests.simulation.repair_world",
+    "auditor": "tests.simulation.auditor_world",
     "stream": "tests.simulation.stream_world",
     "cache": "tests.simulation.cache_world",
     "files": "tests.simulation.file_world",

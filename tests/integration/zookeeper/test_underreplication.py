@@ -79,7 +79,7 @@ async def test_a_tree_of_another_layout_is_refused(sessions: list[ZooKeeper], ka
 async def test_marks_merge(trees: list[ZooKeeperUnderreplication], kazoo: KazooClient) -> None:
     assert await trees[0].mark(ONE, {B}, 5)
     assert not await trees[1].mark(ONE, {B}, 6), "nothing new"
-    assert kazoo.get(MARK)[1].version == 0, "and nothing written: a worker may be repairing it"
+    assert kazoo.get(MARK)[1].version == 0, "and nothing written, as no worker is repairing it"
     assert await trees[1].mark(ONE, {A, B}, 7)
     assert [marked.mark for marked in await trees[0].read([ONE, FAR])] == [Mark((B, A), 7)]
 
@@ -105,6 +105,20 @@ async def test_a_ledger_marked_anew_during_its_repair_stays_marked(trees: list[Z
     await trees[1].mark(ONE, {B}, 6)
     assert not await trees[0].complete(locked)
     assert [marked.mark for marked in await trees[0].read([ONE])] == [Mark((A, B), 6)]
+
+
+async def test_a_bookie_that_is_marked_again_during_its_repair_stays_marked(
+    trees: list[ZooKeeperUnderreplication],
+) -> None:
+    await trees[0].mark(ONE, {A}, 5)
+    locked = await trees[0].lock(ONE)
+    assert locked is not None
+    assert not await trees[1].mark(ONE, {A}, 6), "nothing new"
+    assert not await trees[0].complete(locked), "the worker may have found the copies before they were lost again"
+    await trees[0].release(ONE)
+    locked = await trees[0].lock(ONE)
+    assert locked is not None and locked.mark == Mark((A,), 5)
+    assert await trees[0].complete(locked)
 
 
 async def test_one_worker_at_a_time_has_a_ledger(

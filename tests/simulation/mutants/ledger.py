@@ -602,11 +602,11 @@ PLACEMENT = (
     ),
 )
 
-#: what operators may ask of a writer: L19 delayed ensemble changes, L20 the ack-quorum timeout
+#: what operators may ask of a writer: L29 delayed ensemble changes, L30 the ack-quorum timeout
 WRITERS_OPTIONS = (
     Mutant(
         name="a delayed ensemble change is made at once",
-        invariants=("L19",),
+        invariants=("L29",),
         style="delayed",
         parts=adder(("_may_wait", "self._options.delayed_change and", "False and")),
     ),
@@ -627,19 +627,19 @@ WRITERS_OPTIONS = (
     ),
     Mutant(
         name="the ack-quorum timeout is not watched",
-        invariants=("L20",),
+        invariants=("L30",),
         style="hung",
         parts=adder(("_push", "self._quorum_ticks < 0 and", "False and")),
     ),
     Mutant(
         name="the ack-quorum timeout ends once it fired in vain",
-        invariants=("L20",),
+        invariants=("L30",),
         style="hung",
         parts=adder(("_note_quorum_timer", "self._watch_quorum()", "self._quorum_ticks = 9")),
     ),
     Mutant(
         name="the ack-quorum timeout counts the time before the entry",
-        invariants=("L20",),
+        invariants=("L30",),
         style="hung",
         parts=adder(("_note_quorum_timer", "ticks < 2", "ticks < 1")),
     ),
