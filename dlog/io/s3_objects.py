@@ -34,6 +34,7 @@ from dlog.stores.object_storage.options import ObjectStorageOptions
 from dlog.stores.object_storage.port import Buffer, Creation, Found
 from dlog.stores.object_storage.prices import RequestKind
 
+AT_ONCE_BYTES = MiB  # of a body that is sent without asking before
 PART_BYTES = 16 * MiB  # of one uploaded part; two of them are in memory while an object is written
 _NO_OBJECT = frozenset({"NoSuchKey", "404", "NotFound", "NoSuchUpload"})
 _REFUSED = frozenset(
@@ -227,9 +228,11 @@ class S3Objects:
                 session = await asyncio.to_thread(_session)  # takes seconds: imports, JSON
                 try:
                     with _errors("any"):
-                        self._made = await self._stack.enter_async_context(_client_of(session, self._options))
+                        made = await self._stack.enter_async_context(_client_of(session, self._options))
                 except ValueError as error:
                     raise MisconfiguredError(f"S3 client cannot be made; check the s3_* options: {error}") from error
+                made.meta.events.register_last("before-call.s3", _send_small_at_once)
+                self._made = made
         return self._made
 
 
@@ -376,6 +379,14 @@ def _client_of(session: Any, options: ObjectStorageOptions) -> Any:
         aws_session_token=options.s3_session_token or None,
         config=config,
     )
+
+
+def _send_small_at_once(params: Mapping[str, Any], **_: Any) -> None:
+    """Have a small body sent with its request. The client's `Expect: 100-continue` costs a round trip; it saves sending
+    a large body to a service that is busy or refuses it."""
+    body = params.get("body")
+    if isinstance(body, UploadBody) and len(body) <= AT_ONCE_BYTES:
+        params["headers"].pop("Expect", None)
 
 
 @contextlib.contextmanager
