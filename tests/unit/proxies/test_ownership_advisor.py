@@ -146,3 +146,15 @@ async def test_a_live_owner_keeps_its_stream_whatever_region_asks() -> None:
     await metadata.compare_and_set(StreamKey(stream), StreamMetadata(name=stream, owner=owner), None)
     for name in PLACES:
         assert await claimer(judges, name, stream, "us") == "e1"
+
+
+async def test_the_region_of_an_owner_that_was_not_told_one_does_not_count() -> None:
+    """A proxy of an older version stands in no region, chooses among all, and would send the client back."""
+    places = {**PLACES, "older": "default-region"}
+    metadata = MemoryMetadata()
+    judges = await placings(metadata, places, places, Dead("old:1"))
+    stream = StreamName("orders")
+    owner = Owner(epoch=Epoch(3), proxy=ProxyId("old"), address="old:1")
+    await metadata.compare_and_set(StreamKey(stream), StreamMetadata(name=stream, owner=owner), None)
+    ends = {await claimer(judges, asked, stream, "us") for asked in ("e1", "e2", "u1", "u2")}
+    assert len(ends) == 1 and places[min(ends)] == "us"
