@@ -287,7 +287,8 @@ class LedgerDirCheck:
             self._found.add_entry(FindingKind.STATELESS, path, why, ledger, entry)
             return False
         for chunk in chunks:
-            if chunk.is_dense or len(chunks) == 1:  # of several that are not dense it may be any one's
+            # one that is not dense may have it only if no other part of the index leads there, and no other chunk may
+            if chunk.is_dense or (len(chunks) == 1 and location is None):
                 chunk.found.add(entry)
         summary.missing += 1
         if not chunks and location is None and not self.states_lost:

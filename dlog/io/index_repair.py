@@ -190,9 +190,9 @@ class _Repair:
         ranges: list[tuple[int, int, int, int]] = []
         lost = [chunk for chunk in self._check.damaged_chunks if not chunk.is_accounted]
         for chunk in sorted(lost, key=lambda chunk: (chunk.ledger, chunk.first)):
-            ledger, first, last, _ = ranges[-1] if ranges else (-1, -1, -1, 0)
+            ledger, first, last, count = ranges[-1] if ranges else (-1, -1, -1, 0)
             if ledger == chunk.ledger and chunk.first <= last:
-                ranges[-1] = (ledger, first, max(last, chunk.last), 1)
+                ranges[-1] = (ledger, first, max(last, chunk.last), count + chunk.count)
             else:
                 ranges.append((chunk.ledger, chunk.first, chunk.last, chunk.count))
         return ranges

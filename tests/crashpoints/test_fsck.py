@@ -437,6 +437,59 @@ def test_a_chunk_whose_entries_are_lost_too_stays_damaged() -> None:
     assert is_clean(check_dir(disk, DIR).findings)
 
 
+def _striped() -> SimulatedDisk:
+    """Ledger 1 has every third entry here, in three index runs; entry 15 was added twice. The chunk of the first run
+    and entry 6, which only that run leads to, are damaged."""
+    disk = SimulatedDisk()
+    made = LedgerDir(disk, DIR, 10_000)
+    made.load()
+    body = bytes(range(200))
+    states = [row(1, 30, fenced=True)]
+    made.flush(half(*[(1, entry) for entry in range(0, 31, 3) if entry != 15], body=body), states, FIRST_MARK)
+    made.flush(half((1, 15), body=body), states, FIRST_MARK)
+    made.flush(half((1, 15), body=body), states, FIRST_MARK)
+    made.close()
+    _flip(disk, _runs(disk)[0], 32 + 16 + 5)
+    path, offset = _first_copy(disk, 1, 6)
+    _flip(disk, path, offset + 100)
+    return disk
+
+
+def _is_unknown(disk: SimulatedDisk, entry: int) -> bool:
+    made = LedgerDir(disk, DIR, 10_000)
+    made.load()
+    try:
+        found = made.lookup(1, entry, 1, 1 << 20)
+    except DamagedError:
+        return True
+    assert found == [packet(1, entry, bytes(range(200)))]
+    return False
+
+
+def test_another_entry_never_stands_for_a_lost_one_of_a_chunk_with_gaps() -> None:
+    """An older copy of entry 15, to which another run led, must not make up for entry 6."""
+    disk = _striped()
+    path, offset = _location(disk, 1, 15)
+    _flip(disk, path, offset + 100)
+    assert repair_dir(disk, DIR).rebuilt
+    assert _is_unknown(disk, 6) and not _is_unknown(disk, 15)
+
+
+def test_damaged_chunks_that_were_joined_stay_damaged() -> None:
+    disk = _striped()
+    made = LedgerDir(disk, DIR, 10_000)
+    made.load()
+    made.flush(half((1, 1), (1, 29), body=bytes(range(200))), [], FIRST_MARK)
+    made.close()
+    _flip(disk, _runs(disk)[-1], 32 + 16 + 5)  # its range overlaps that of the first run
+    path, offset = _first_copy(disk, 1, 29)
+    _flip(disk, path, offset + 100)
+    repair_dir(disk, DIR)
+    assert _is_unknown(disk, 6) and _is_unknown(disk, 29)
+    (chunk,) = [one for one in check_dir(disk, DIR).findings if one.kind is K.CHUNK]
+    assert (chunk.first, chunk.last, chunk.count) == (0, 30, 12), "no fewer entries account for it"
+
+
 def test_a_log_whose_contents_were_repaired_is_collected() -> None:
     disk = _world()
     _contents_flipped(disk)
