@@ -272,21 +272,31 @@ def _is_part(found: Found) -> bool:
 
 def _make_directory(path: Path, within: Path | None = None) -> None:
     """Create the directory and its parents, and make their names durable. within: a directory that is not created."""
-    if path.is_dir():
-        if within in path.parents:
-            _sync_name(path)
-        return
     if path == within:
-        raise FileNotFoundError(errno.ENOENT, "missing", str(path))
+        if not path.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "missing", str(path))
+        return
+    if path.is_dir():
+        _sync_name(path)
+        return
     _make_directory(path.parent, within)
-    with contextlib.suppress(FileExistsError):
+    try:
         path.mkdir()
-    _sync_name(path)
+    except FileExistsError:
+        _sync_name(path)
+    else:
+        _sync_directory(path.parent)
+
+
+def _sync_name(path: Path) -> None:
+    """Make the name of a directory durable; a process that made it may have died before it did that. Once is enough."""
+    status = path.stat()
+    with contextlib.suppress(PermissionError):  # it was not made here: that takes the right to read the one above
+        _sync_name_once(path, status.st_dev, status.st_ino)
 
 
 @functools.lru_cache(maxsize=4096)
-def _sync_name(path: Path) -> None:
-    """Make the name of a directory durable; a process that made it may have died before it did that. Once is enough."""
+def _sync_name_once(path: Path, device: int, inode: int) -> None:
     _sync_directory(path.parent)
 
 

@@ -37,6 +37,7 @@ class Disk:
         for name, note in (
             ("mkdir", lambda path, *_: self._name(path, there=True)),
             ("link", lambda _, new: self._name(new, there=True)),
+            ("replace", lambda _, new: self._name(new, there=True)),
             ("unlink", lambda path: self._name(path, there=False)),
             ("fsync", self._sync_directory),
             ("fdatasync", lambda fd: self._synced.add(os.fstat(fd).st_ino)),
@@ -46,7 +47,7 @@ class Disk:
     def begin(self, left: int) -> None:
         """Another process begins."""
         self.left, self.is_dead = left, False
-        directory_objects._sync_name.cache_clear()
+        directory_objects._sync_name_once.cache_clear()
 
     def keeps(self, location: Location, within: Path) -> bool:
         """Whether an object is there after the power is cut."""
@@ -81,7 +82,7 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     yield Disk(monkeypatch)
-    directory_objects._sync_name.cache_clear()
+    directory_objects._sync_name_once.cache_clear()
 
 
 async def create(place: Location, within: Location) -> Creation | None:
@@ -105,6 +106,21 @@ async def test_an_object_that_was_created_survives_whoever_made_its_folder(
     for place in (*made, second):
         assert disk.keeps(place, tmp_path), f"{place} is lost, the first process made {calls} calls"
     assert calls < CALLS_MAX - 1 or made, "more calls than are tried"
+
+
+@pytest.mark.parametrize("calls", range(CALLS_MAX))
+async def test_an_object_that_was_written_in_parts_survives_whoever_made_its_folder(
+    disk: Disk, tmp_path: Path, calls: int
+) -> None:
+    root = parse_root(tmp_path.as_uri())
+    first, second = root.below("a", "b", "1"), root.below("a", "b", "2")
+    disk.begin(calls)
+    await create(first, root)
+    disk.begin(1 << 30)
+    writer = await DirectoryObjects().create(second)
+    await writer.write([b"ours"])
+    await writer.finish()
+    assert disk.keeps(second, tmp_path), f"lost, the first process made {calls} calls"
 
 
 @pytest.mark.parametrize("calls", range(4))

@@ -104,7 +104,10 @@ class TestCreateIfAbsent:
         self, calls: list[str], tmp_path: Path
     ) -> None:
         objects, place = DirectoryObjects(), parse_root((tmp_path / "1").as_uri())
-        assert await objects.create_if_absent(place, (b"ours",), head_bytes=4) is Creation.MADE
+        assert (
+            await objects.create_if_absent(place, (b"ours",), head_bytes=4, within=parse_root(tmp_path.as_uri()))
+            is Creation.MADE
+        )
         assert calls == ["sync file", "link", "sync directory"]
 
     async def test_the_object_of_another_is_durable_before_it_is_reported(
@@ -112,7 +115,10 @@ class TestCreateIfAbsent:
     ) -> None:
         (tmp_path / "1").write_bytes(b"other")
         objects, place = DirectoryObjects(), parse_root((tmp_path / "1").as_uri())
-        assert await objects.create_if_absent(place, (b"ours",), head_bytes=4) is Creation.EXISTS
+        assert (
+            await objects.create_if_absent(place, (b"ours",), head_bytes=4, within=parse_root(tmp_path.as_uri()))
+            is Creation.EXISTS
+        )
         assert calls == ["sync file", "link", "sync directory"]
         calls.clear()
         folder = parse_root(tmp_path.as_uri())
@@ -130,7 +136,7 @@ class TestCreateIfAbsent:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", fails)
             with pytest.raises(StoreUnavailableError) as raised:
-                await objects.create_if_absent(place, (b"ours",), head_bytes=4)
+                await objects.create_if_absent(place, (b"ours",), head_bytes=4, within=parse_root(tmp_path.as_uri()))
             with pytest.raises(StoreUnavailableError):
                 assert [found async for found in objects.list(parse_root(tmp_path.as_uri()))] == []
         assert raised.value.outcome_unknown
