@@ -37,11 +37,13 @@ from dlog.stores.s3.wal_segments import WalSegments
 
 
 class _Failover(NamedTuple):
-    """A failover that runs: its machine, the actor of that, and the logs that it reads."""
+    """A failover that runs: its machine, the actor of that, the logs that it reads, and the answer to RecoverNode, which
+    all who wait share."""
 
     worker: FailoverWorker
     actor: MachineActor
     wal: WalSegments
+    recovered: asyncio.Future[None]
 
 
 class Failovers:
@@ -94,7 +96,7 @@ class Failovers:
                 failover = self._begin(node, NodeEpoch(known.node_epoch + 1))
         try:
             async with asyncio.timeout(timeout_s):
-                await failover.actor.ask(RecoverNode())
+                await asyncio.shield(failover.recovered)
         except TimeoutError:
             trouble = failover.worker.trouble
             why = "it is read" if trouble is None else trouble.message
@@ -144,7 +146,7 @@ class Failovers:
             on_event=self._on_event,
             on_end=lambda: None,
         )
-        failover = self._running[node] = _Failover(worker, actor, wal)
+        failover = self._running[node] = _Failover(worker, actor, wal, actor.ask(RecoverNode()))
         self._tasks.start(partial(self._finish, node, failover), f"failover of {node} epoch {epoch}")
         return failover
 
@@ -152,7 +154,7 @@ class Failovers:
         """Let the failover go on to its end. If it fails, or this process ends, the node itself does the rest when it
         starts again, or the next failover."""
         try:
-            await failover.actor.ask(RecoverNode())
+            await asyncio.shield(failover.recovered)
             await failover.actor.ask(AwaitUploaded())
         finally:
             if self._running.get(node) is failover:

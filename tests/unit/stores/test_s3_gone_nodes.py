@@ -239,6 +239,9 @@ async def test_who_waits_for_a_log_that_is_out_of_reach_is_told_and_the_failover
         epoch = cluster.metadata.image.nodes[W1].node_epoch
         with pytest.raises(StoreUnavailableError, match="too few bookies answer"):
             await two.recover(ref)
+        assert two._failovers is not None
+        (failover,) = two._failovers._running.values()
+        assert len(failover.worker._asking) == 1, "requests of those who gave up do not gather"
     assert (await two.recover(ref)).end == 4
     assert cluster.metadata.image.nodes[W1].node_epoch == epoch, "one failover did it"
 
