@@ -267,11 +267,14 @@ def create(
             )
         pairs.append((key, value.encode()))
 
+    created: list[LedgerId] = []
+
     async def work(descriptor: int) -> dict[str, Any]:
         sized = Quorum(ensemble=int(sizes[0]), write=int(sizes[1]), ack=int(sizes[2]))
         async with ledgers_of(hosts, namespace, directory) as ledgers:
             given = None if number is None else LedgerId(number)
             writer = await ledgers.create(sized, digest=DigestType[digest], custom=tuple(pairs), ledger=given)
+            created.append(writer.ledger_id)
             pending: deque[tuple[asyncio.Future[EntryId], int]] = deque()
             pending_bytes = 0
             async for lines, _ in line_batches(descriptor):
@@ -291,8 +294,13 @@ def create(
     from dlog.model.ledger import DigestType
     from dlog.model.quorum import Quorum
 
-    with opened_input(file) as descriptor:
-        told = asyncio.run(work(descriptor))
+    try:
+        with opened_input(file) as descriptor:
+            told = asyncio.run(work(descriptor))
+    except BaseException:  # also Ctrl-C
+        for made in created:
+            note(f"ledger {made} was created, and may be open: `dlog ledger recover {made}` closes it")
+        raise
     if as_json:
         say_json(told)
     else:

@@ -1,8 +1,10 @@
-"""`dlog ledger create`: what is in flight is bounded."""
+"""`dlog ledger create`: what is in flight is bounded, and every failure tells the ledger that it leaves."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from dlog.cli import ledgers
 from dlog.cli.main import main
+from dlog.errors import NotEnoughBookiesError
 from dlog.model.ids import EntryId, LedgerId
 from dlog.model.ledger import Fragment, LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
@@ -69,3 +72,20 @@ def test_entries_and_bytes_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch
     assert create(monkeypatch, file, see) == 0
     assert ledgers.PENDING_BYTES_MAX - 1_000_000 < most["bytes"] <= ledgers.PENDING_BYTES_MAX + 1_000_000
     assert most["entries"] <= ledgers.PENDING_MAX + 1
+
+
+@pytest.mark.parametrize("failure", ["bookies", "line", "SIGINT", "SIGTERM"])
+def test_a_failure_after_the_creation_tells_the_ledger(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], failure: str
+) -> None:
+    def fail(_: list[bytes]) -> None:
+        if failure == "bookies":
+            raise NotEnoughBookiesError("no ack quorum")
+        if failure != "line":
+            os.kill(os.getpid(), signal.Signals[failure])
+
+    file = tmp_path / "lines"
+    file.write_bytes(b"short\n" + b"x" * (2_000_000 if failure == "line" else 5) + b"\n")
+    assert create(monkeypatch, file, fail) != 0
+    said = capsys.readouterr().err
+    assert "ledger 41 was created" in said and "`dlog ledger recover 41`" in said
