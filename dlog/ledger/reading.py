@@ -76,7 +76,7 @@ class UseMetadata:
 class ReadingOptions:
     """When a second replica is asked, and how much is requested at once."""
 
-    speculate_s: float = option(0.5, sim=(0.001, 1.0))  # at first and at most; it follows the replies
+    speculate_s: float = option(0.5, sim=(0.001, 1.0))  # at first; it follows the replies
     speculate_min_s: float = 0.02
     parallel_entries_max: int = option(16, sim=(1, 4))  # single-entry reads in flight per request
     batch: bool = True  # use batch reads where every bookie has every entry

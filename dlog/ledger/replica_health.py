@@ -4,9 +4,9 @@ The wait follows the replies: each wait that a reply ended in time makes it a li
 long again, so that in the long run one wait in `1 / LATE_SHARE` is too long. It needs no clock, and no list of times.
 
 Invariants:
-- the wait lies between `speculate_min_s` and `speculate_s`;
-- of many reads at most about `LATE_SHARE` ask a second replica for being slow, however slow all of them are: bookies
-  that are overloaded do not get twice the load for it;
+- the wait is at least `speculate_min_s`, and at most WAIT_MAX_S, or `speculate_s`, where it starts, if that is longer;
+- of many reads at most about `LATE_SHARE` ask a second replica for being slow, however slow all of them are, up to
+  WAIT_MAX_S: bookies that are overloaded do not get twice the load for it;
 - a replica that failed or was late is asked after the others, until the reads that went well since have halved its
   count to nothing: then it is tried again.
 
@@ -26,6 +26,7 @@ Distance = Callable[[BookieId], int]
 LATE_SHARE = 0.05
 _LONGER = 1.5
 _SHORTER = _LONGER ** (-LATE_SHARE / (1 - LATE_SHARE))
+WAIT_MAX_S = 4.0  # a request fails soon after (BookieClientOptions.request_timeout_s)
 COUNT_MAX = 8
 HALVED_EVERY = 32  # waits that were long enough
 
@@ -36,7 +37,8 @@ class ReplicaHealth:
     __slots__ = ("_faults", "_in_time", "_late", "_wait_max_s", "_wait_min_s", "wait_s")
 
     def __init__(self, wait_s: float, wait_min_s: float) -> None:
-        self.wait_s = self._wait_max_s = wait_s
+        self.wait_s = wait_s
+        self._wait_max_s = max(wait_s, WAIT_MAX_S)
         self._wait_min_s = min(wait_min_s, wait_s)
         self._faults: dict[BookieId, int] = {}  # errors since the last good reply
         self._late: dict[BookieId, int] = {}
