@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 READ_BYTES = 1024 * 1024
 PENDING_MAX = 1000  # entries of `create` that are sent and not confirmed
+PENDING_BYTES_MAX = 16 * 1024 * 1024  # of these; far less than a connection to a bookie may lag
 VERIFIED_AT_ONCE = 4
 
 
@@ -266,18 +267,25 @@ def create(
             )
         pairs.append((key, value.encode()))
 
+    created: list[LedgerId] = []
+
     async def work(descriptor: int) -> dict[str, Any]:
         sized = Quorum(ensemble=int(sizes[0]), write=int(sizes[1]), ack=int(sizes[2]))
         async with ledgers_of(hosts, namespace, directory) as ledgers:
             given = None if number is None else LedgerId(number)
             writer = await ledgers.create(sized, digest=DigestType[digest], custom=tuple(pairs), ledger=given)
-            pending: deque[asyncio.Future[EntryId]] = deque()
+            created.append(writer.ledger_id)
+            pending: deque[tuple[asyncio.Future[EntryId], int]] = deque()
+            pending_bytes = 0
             async for lines, _ in line_batches(descriptor):
                 for line in lines:
-                    pending.append(writer.append((line,)))
-                    if len(pending) > PENDING_MAX:
-                        await pending.popleft()
-            for future in pending:
+                    pending.append((writer.append((line,)), len(line)))
+                    pending_bytes += len(line)
+                    while len(pending) > PENDING_MAX or pending_bytes > PENDING_BYTES_MAX:
+                        future, size = pending.popleft()
+                        await future
+                        pending_bytes -= size
+            for future, _ in pending:
                 await future
             await writer.close()
             return describe(writer.ledger_id, writer.metadata)
@@ -286,8 +294,13 @@ def create(
     from dlog.model.ledger import DigestType
     from dlog.model.quorum import Quorum
 
-    with opened_input(file) as descriptor:
-        told = asyncio.run(work(descriptor))
+    try:
+        with opened_input(file) as descriptor:
+            told = asyncio.run(work(descriptor))
+    except BaseException:  # also Ctrl-C
+        for made in created:
+            note(f"ledger {made} was created, and may be open: `dlog ledger recover {made}` closes it")
+        raise
     if as_json:
         say_json(told)
     else:

@@ -38,8 +38,8 @@ class LedgerOptions(PlacementOptions):
     )
     speculate_s: float = option(
         0.5,
-        "a second bookie is asked for an entry if the first is slow: at first and at most after this time. It follows "
-        "the replies, so that about one read in twenty asks two",
+        "a second bookie is asked for entries if the first is slow: at first after this time. Then the time follows "
+        "the replies, up to 4 s, so that about one read in twenty asks two",
     )
     speculate_min_s: float = option(0.02, "the shortest time after which a second bookie is asked")
 

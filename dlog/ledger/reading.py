@@ -76,7 +76,7 @@ class UseMetadata:
 class ReadingOptions:
     """When a second replica is asked, and how much is requested at once."""
 
-    speculate_s: float = option(0.5, sim=(0.001, 1.0))  # at first and at most; it follows the replies
+    speculate_s: float = option(0.5, sim=(0.001, 1.0))  # at first; it follows the replies
     speculate_min_s: float = 0.02
     parallel_entries_max: int = option(16, sim=(1, 4))  # single-entry reads in flight per request
     batch: bool = True  # use batch reads where every bookie has every entry
@@ -105,6 +105,7 @@ class _Range:
         self.asked_to = EntryId(request.first - 1)  # highest entry requested
         self.next_before = request.first  # `next` when the timer for slow replies was set
         self.is_late = False  # a wait was too short since
+        self.timed_batch_of: BookieId | None = None  # that the timer is for; None: for single entries
         self.done: list[Entry] = []
         self.bytes = 0
         self.reads: dict[int, _EntryRead] = {}
@@ -174,8 +175,9 @@ class EntryReader:
                 self._note_metadata(ticket, outcome)
             case Asked(ticket, ReadLedger() as request):
                 assert 0 <= request.first <= request.last, "a range has entries"
-                self._ranges[ticket] = _Range(ticket, request)
-                self._effects.append(SetTimer(("speculate", ticket), self._health.wait_s))
+                self._ranges[ticket] = waiting = _Range(ticket, request)
+                self._advance(waiting)
+                self._set_timer(waiting)
             case Asked(ticket, UseMetadata(metadata)):
                 self.metadata = metadata
                 self._effects.append(Answer(ticket, None))
@@ -259,13 +261,19 @@ class EntryReader:
         if is_late:
             waiting.is_late = True
             head = waiting.reads.get(waiting.next)
-            self._health.note_late([*waiting.batches.values(), *(head.asked if head is not None else ())])
+            asked = [*waiting.batches.values(), *(head.asked if head is not None else ())]
+            self._health.note_late(asked, batch=waiting.timed_batch_of is not None)
             if waiting.batches:
                 self._ask_batch(waiting)
             for entry_id, read in waiting.reads.items():
                 if read.value is None:
                     self._ask_next(read, EntryId(entry_id))
-        self._effects.append(SetTimer(("speculate", ticket), self._health.wait_s))
+        self._set_timer(waiting)
+
+    def _set_timer(self, waiting: _Range) -> None:
+        waiting.timed_batch_of = next(iter(waiting.batches.values()), None)
+        wait_s = self._health.wait_s(batch=waiting.timed_batch_of is not None)
+        self._effects.append(SetTimer(("speculate", waiting.ticket), wait_s))
 
     def _note_metadata(self, ticket: Ticket, outcome: SeenOutcome) -> None:
         waiting = self._ranges.get(ticket)
@@ -391,7 +399,8 @@ class EntryReader:
     def _ask_batch(self, waiting: _Range) -> None:
         """Ask the healthiest bookie for as much of the rest as fits; always the same one, for its caches."""
         asked = waiting.batches.values()
-        for bookie in self._health.in_order(self.metadata.fragment_of(waiting.next).ensemble, self._distance):
+        ensemble = self.metadata.fragment_of(waiting.next).ensemble
+        for bookie in self._health.in_order(ensemble, self._distance, batch=True):
             if bookie not in asked and bookie not in waiting.lost and self._batched.get(bookie, True):
                 self._batch_ids += 1
                 waiting.batches[self._batch_ids] = bookie
@@ -403,6 +412,6 @@ class EntryReader:
     def _answer(self, waiting: _Range, result: ReadDone | DLogError) -> None:
         del self._ranges[waiting.ticket]
         if not waiting.is_late:
-            self._health.note_in_time()
+            self._health.note_in_time(waiting.timed_batch_of)
         self._effects.append(CancelTimer(("speculate", waiting.ticket)))
         self._effects.append(Answer(waiting.ticket, result))

@@ -137,6 +137,11 @@ def test_a_ledger_is_made_of_lines(cluster: Up) -> None:
     assert b"3 entries, 3 bytes" in ok(cluster, "ledger", "create", "-", "--quorum", "1/1/1", given=b"a\nb\nc\n")
     code, _, err = dlog(*words, "--id", str(2**62 + 1), directory=cluster.directory)
     assert code == 2 and "choose another id" in err
+    code, _, err = dlog(*words, directory=cluster.directory, given=b"a\n" * 200_000 + b"b" * 2_000_000)
+    assert code == 2 and "is larger than" in err
+    left = err.split("`dlog ledger recover ")[1].split("`")[0]
+    ok(cluster, "ledger", "recover", left, "--yes")
+    assert told(cluster, "ledger", "show", left)["state"] == "closed"
 
 
 def test_a_watched_status_is_redrawn_on_a_terminal(cluster: Up) -> None:

@@ -243,6 +243,44 @@ def test_the_wait_for_a_replica_follows_the_replies() -> None:
     assert waits()[-1] == before * 1.5
 
 
+def test_quick_reads_of_single_entries_do_not_shorten_the_wait_for_batches() -> None:
+    """Large batches of cold disks take longer, and would be asked of two bookies each time."""
+    health = ReplicaHealth(0.5, 0.02)
+    singles = Story(EntryReader(LEDGER, ledger(), DIGEST, ReadingOptions(batch=False), health=health))
+    batches = Story(EntryReader(LEDGER, ledger(), DIGEST, health=health))
+
+    def wait(story: Story) -> float:
+        return [e.after_s for e in story.effects if isinstance(e, SetTimer)][-1]
+
+    for number in range(1, 201):
+        read(singles, number, number)
+        singles.has("abc"[number % 3], number, packet(number), fence=False)
+    assert read(batches, 0, 1) == ["read 0+2 of a max=1048576"]
+    assert (wait(singles), wait(batches)) == (0.02, 0.5)
+    batches.fires(("speculate", 1))
+    assert wait(batches) == 0.75
+    batch(batches, "a", 0, 1, packet(0), packet(1))
+    read(singles, 0, 0)
+    assert wait(singles) == 0.02, "nor does a late batch make it longer"
+    for number in range(2, 201):
+        (asked,) = read(batches, 0, 1)
+        assert asked.startswith("read 0+2 of a"), "it was late only once"
+        batch(batches, "a", 0, number + 1, packet(0), packet(1))
+    assert wait(batches) < 0.03
+
+
+def test_a_bookie_whose_batches_are_late_again_and_again_is_asked_last() -> None:
+    story, asked, request = reader(batch=True), "", 0
+    for number in range(1, 6):
+        asked += read(story, 0, 1)[0].split(" of ")[1][0]
+        request += 1
+        if asked[-1] == "a":
+            assert story.fires(("speculate", number)) == ["read 0+2 of b max=1048576"]
+            request += 1
+        batch(story, "b", 0, request, packet(0), packet(1))
+    assert asked == "aaabb"
+
+
 def test_a_range_that_goes_on_is_not_late() -> None:
     story = reader(parallel=1)
     read(story, 0, 1)

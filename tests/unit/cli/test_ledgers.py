@@ -1,0 +1,91 @@
+"""`dlog ledger create`: what is in flight is bounded, and every failure tells the ledger that it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlog.cli import ledgers
+from dlog.cli.main import main
+from dlog.errors import NotEnoughBookiesError
+from dlog.model.ids import EntryId, LedgerId
+from dlog.model.ledger import Fragment, LedgerMetadata, LedgerState
+from dlog.model.quorum import Quorum
+
+
+class Writer:
+    """Confirms an entry when the loop runs next, after `on_append` with the entries that are unconfirmed."""
+
+    ledger_id = LedgerId(41)
+    metadata = LedgerMetadata(
+        quorum=Quorum(), fragments=(Fragment(EntryId(0), ()),), state=LedgerState.CLOSED, last_entry=EntryId(0)
+    )
+
+    def __init__(self, on_append: Callable[[list[bytes]], None]) -> None:
+        self.unconfirmed: list[bytes] = []
+        self.on_append = on_append
+
+    def append(self, parts: tuple[bytes]) -> asyncio.Future[EntryId]:
+        self.unconfirmed.append(parts[0])
+        self.on_append(self.unconfirmed)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[EntryId] = loop.create_future()
+        loop.call_soon(self._confirm, future)
+        return future
+
+    def _confirm(self, future: asyncio.Future[EntryId]) -> None:
+        del self.unconfirmed[0]
+        if not future.done():
+            future.set_result(EntryId(0))
+
+    async def close(self) -> None: ...
+
+    async def create(self, *given: Any, **more: Any) -> Writer:
+        return self
+
+
+def create(monkeypatch: pytest.MonkeyPatch, file: Path, on_append: Callable[[list[bytes]], None]) -> int:
+    @asynccontextmanager
+    async def fake(*given: Any) -> AsyncIterator[Writer]:
+        yield Writer(on_append)
+
+    monkeypatch.setattr(ledgers, "ledgers_of", fake)
+    return main(["ledger", "create", str(file)])
+
+
+def test_entries_and_bytes_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    most = {"entries": 0, "bytes": 0}
+
+    def see(unconfirmed: list[bytes]) -> None:
+        most["entries"] = max(most["entries"], len(unconfirmed))
+        most["bytes"] = max(most["bytes"], sum(map(len, unconfirmed)))
+
+    file = tmp_path / "lines"
+    file.write_bytes((b"x" * 1_000_000 + b"\n") * 40 + b"y\n" * 3000)
+    assert create(monkeypatch, file, see) == 0
+    assert ledgers.PENDING_BYTES_MAX - 1_000_000 < most["bytes"] <= ledgers.PENDING_BYTES_MAX + 1_000_000
+    assert most["entries"] <= ledgers.PENDING_MAX + 1
+
+
+@pytest.mark.parametrize("failure", ["bookies", "line", "SIGINT", "SIGTERM"])
+def test_a_failure_after_the_creation_tells_the_ledger(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], failure: str
+) -> None:
+    def fail(_: list[bytes]) -> None:
+        if failure == "bookies":
+            raise NotEnoughBookiesError("no ack quorum")
+        if failure != "line":
+            os.kill(os.getpid(), signal.Signals[failure])
+
+    file = tmp_path / "lines"
+    file.write_bytes(b"short\n" + b"x" * (2_000_000 if failure == "line" else 5) + b"\n")
+    assert create(monkeypatch, file, fail) != 0
+    said = capsys.readouterr().err
+    assert "ledger 41 was created" in said and "`dlog ledger recover 41`" in said
