@@ -46,6 +46,57 @@ def test_a_change_that_was_put_off_is_made_when_the_next_entry_needs_it() -> Non
     assert lines[0] == "answer 1 0" and lines[1].startswith("write v1 open: 0 a b c d, 1 a ")
 
 
+def test_a_member_that_stays_lost_is_replaced_before_recovery_would_fence_the_ledger() -> None:
+    story = writer(placement=spare("d"), options=DELAYED)
+    story.add()
+    story.lost("c")
+    story.stored(0, "a", "b")
+    assert story.fires("delay") == [] and story.fires("delay") == []
+    assert story.fires("delay") == ["write v1 open: 0 a b c, 1 a b d"]
+    story.written(2)
+    assert not story.timers
+
+
+def test_a_member_that_is_sent_to_in_vain_stays_lost_until_it_acknowledges() -> None:
+    story = writer(placement=spare("c", "d"), options=DELAYED)
+    for entry in range(3):
+        story.add()
+        story.stored(entry, "a", "b")
+        story.lost("c")
+        assert story.fires("replace") == [] and story.fires("delay") == []
+    story.add()
+    assert story.lost("c") == ["tell bookie.lost", "write v1 open: 0 a b c, 3 a b d"]
+
+
+def test_a_member_that_acknowledges_again_was_not_lost_all_along() -> None:
+    story = writer(placement=spare("c", "d"), options=DELAYED)
+    story.add()
+    story.lost("c")
+    story.fires("delay")
+    story.fires("replace")
+    story.stored(0, "c")
+    story.fires("delay")
+    assert not story.timers
+    story.add()
+    story.lost("c")
+    assert story.fires("delay") == [] and story.fires("delay") == []
+
+
+def test_a_delayed_change_does_not_count_on_a_member_that_was_readmitted_and_is_silent() -> None:
+    story = writer(placement=spare("c", "d"), options=DELAYED)
+    story.add()
+    story.lost("c")
+    assert story.fires("replace") == ["store 0 on c lac=-1 length=1"]
+    assert story.lost("a") == ["tell bookie.lost", "write v1 open: 0 d b c"]
+    alive = writer(placement=spare("c", "d"), options=DELAYED)
+    alive.add()
+    alive.add()
+    alive.lost("c")
+    alive.fires("replace")
+    alive.stored(1, "c")
+    assert alive.lost("a") == ["tell bookie.lost"]
+
+
 # ---- ack-quorum timeout ----------------------------------------------------------------------------------------------
 
 TIMED = AddingOptions(ack_quorum_timeout_s=10.0)
