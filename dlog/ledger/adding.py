@@ -80,7 +80,7 @@ class Add:
     """Request: add one entry of these payload parts. Reply: its EntryId once confirmed, in request order.
 
     entry: its id, if the caller gives the ids of this ledger, of all entries or of none. It may come before entries
-    with lower ids, and waits for them; replies come in order of ids.
+    with lower ids, and waits for them; replies come in order of ids. OverCapacityError at once if it comes too early.
     """
 
     parts: tuple[Buffer, ...]
@@ -117,6 +117,7 @@ class AddingOptions:
     delayed_change: bool = False  # replace failed members only once too few are left for an ack quorum
     delay_max_s: float = 15.0  # for which it is delayed; well below `open_grace_s` of recovery
     ack_quorum_timeout_s: float = 0.0  # for the oldest entry, whatever was replaced meanwhile; 0: none
+    early_entries_max: int = 5_000  # a given entry id is at most so far above the last entry that was sent
 
 
 DELAY_TICKS = 3  # of timer "delay" in delay_max_s
@@ -292,17 +293,18 @@ class LedgerAdder:
 
     def _note_given(self, ticket: Ticket, request: Add) -> None:
         """Send entries with given ids as far as there is no gap."""
-        window = self._window
-        if self._early is None and window.pushed == NO_ENTRY:
-            self._early = EarlyEntries()
-        if self._early is None or request.entry is None:
+        window, early, entry = self._window, self._early, request.entry
+        if early is None and window.pushed == NO_ENTRY:
+            early = EarlyEntries(self._options.early_entries_max)
+        if early is None or entry is None:
             text = f"give the ids of all entries of a ledger, or of none: ledger={self.ledger}"
             self._effects.append(Answer(ticket, InvalidRequestError(text)))
-        elif request.entry <= window.pushed or not self._early.put(request.entry, ticket, request.parts):
-            text = f"the entry id is taken, or negative: ledger={self.ledger} entry={request.entry}"
-            self._effects.append(Answer(ticket, InvalidRequestError(text)))
+        elif (refused := early.refusal(self.ledger, entry, window.pushed)) is not None:
+            self._effects.append(Answer(ticket, refused))
         else:
-            while (found := self._early.take(window.pushed + 1)) is not None:
+            self._early = early
+            early.put(entry, ticket, request.parts)
+            while (found := early.take(window.pushed + 1)) is not None:
                 self._push(*found)
 
     def _drop_early(self, error: DLogError) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dlog.ledger.adding import Add, AddingOptions, Close
+from dlog.machine import Answer, Asked
 from dlog.model.ids import EntryId
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import Code
@@ -182,4 +183,28 @@ def test_what_waits_for_others_when_the_handle_dies_is_certainly_not_in_the_ledg
     assert story.refused(0, "a", Code.FENCED)[1:] == [
         "answer 1 LedgerFencedError outcome unknown",
         "answer 2 LedgerFencedError",
+    ]
+
+
+def test_an_entry_too_far_ahead_is_refused_with_the_missing_id_and_those_before_it_go_on() -> None:
+    story = writer(options=AddingOptions(early_entries_max=4))
+    assert given(story, 4) == ["answer 1 OverCapacityError"], "4 is five above what was sent"
+    given(story, 0)
+    given(story, 1)
+    given(story, 3)
+    given(story, 5)
+    (refused,) = story.machine.handle(Asked(99, Add((b"x",), EntryId(6))))
+    assert isinstance(refused, Answer) and "entry=6 missing=2" in refused.result.message
+    assert given(story, 2) == ["store 2", "store 3"]
+    assert given(story, 6) == [] and given(story, 7) == []
+    assert given(story, 8) == ["answer 9 OverCapacityError"]
+
+
+def test_an_invalid_first_id_does_not_decide_who_gives_the_ids() -> None:
+    story = writer()
+    assert given(story, -1) == ["answer 1 InvalidRequestError"]
+    assert story.add() == [
+        "store 0 on a lac=-1 length=1",
+        "store 0 on b lac=-1 length=1",
+        "store 0 on c lac=-1 length=1",
     ]
