@@ -79,8 +79,9 @@ class LedgerWriter:
         """Add an entry, the parts joined; the future gets its id once an ack quorum holds it, in order of appends.
 
         entry: its id, from 0 on without gaps, for all entries of the ledger or for none. An entry that comes before
-        those with lower ids waits for them, also for ever; `close` fails it (not added). An id that is taken, or a mix
-        of both ways, is InvalidRequestError (not added).
+        those with lower ids waits for them, also for ever; `close` fails it (not added). An id more than half of
+        `pending_entries_max`, or 5,000, above the last entry without a gap is OverCapacityError, which names the
+        missing one; an id that is taken, or a mix of both ways, is InvalidRequestError (both not added).
         Parts must not change until then. Raises OverCapacityError or ClosedError at once (not added). The future
         raises LedgerFencedError, NotEnoughBookiesError, UnauthorizedError and others, with `outcome_unknown` if the
         entry may be in the ledger. Cancelling stops the wait only: the entry is still added.

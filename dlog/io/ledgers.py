@@ -156,6 +156,9 @@ class Ledgers:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.options = options or LedgersOptions()
+        adding, most = self.options.adding, self.options.pending_entries_max
+        early_max = max(1, min(adding.early_entries_max, most // 2))  # else no request is left for the missing entry
+        self._adding = replace(adding, early_entries_max=early_max)
         self._metadata = metadata
         self._bookies = bookies
         self._rng = rng
@@ -336,7 +339,7 @@ class Ledgers:
         return outcome if isinstance(outcome, Versioned) else None
 
     def _writer(self, ledger: LedgerId, metadata: Versioned, digest: Digest, placement: Placement) -> LedgerWriter:
-        machine = LedgerAdder(ledger, metadata, digest, placement, self.options.adding)
+        machine = LedgerAdder(ledger, metadata, digest, placement, self._adding)
         driver = self._start(machine, ledger, "writer", requests_max=self.options.pending_entries_max)
         ensemble = metadata.value.fragments[0].ensemble
         self._on_event(LedgerOpened(ledger, ensemble))

@@ -13,7 +13,9 @@ Invariants:
 - under a strict placement policy no write quorum gets fewer racks or regions than the policy asks, if it had them:
   replacements that would do so one by one are written together (`Placement.allows`);
 - as long as Qa members are reachable the ledger goes on without the failed ones; metadata changes only when there is a
-  replacement, and, with `delayed_change`, only once the members that did not fail cannot confirm the next entry;
+  replacement, and, with `delayed_change`, only once the other members cannot confirm the next entry, or once a member
+  has failed and acknowledged nothing for `delay_max_s`, or up to a third less: else recovery would fence the ledger;
+- a delayed change does not count on a member that failed and has acknowledged nothing since it was readmitted;
 - with `ack_quorum_timeout_s` the handle ends if the oldest entry was not confirmed for so long, or up to half as long
   again, whatever was replaced meanwhile: a process that was frozen finds that only after it ran half of that time;
 - one FENCED reply ends the handle: the outcome of pending entries is then unknown, and recovery decides.
@@ -78,7 +80,7 @@ class Add:
     """Request: add one entry of these payload parts. Reply: its EntryId once confirmed, in request order.
 
     entry: its id, if the caller gives the ids of this ledger, of all entries or of none. It may come before entries
-    with lower ids, and waits for them; replies come in order of ids.
+    with lower ids, and waits for them; replies come in order of ids. OverCapacityError at once if it comes too early.
     """
 
     parts: tuple[Buffer, ...]
@@ -113,9 +115,12 @@ class AddingOptions:
     metadata_retry_s: float = option(0.1, sim=(0.01, 0.5))
     give_up_s: float = option(15.0, sim=(0.5, 15.0))  # without progress: no ack quorum reachable, or no metadata
     delayed_change: bool = False  # replace failed members only once too few are left for an ack quorum
+    delay_max_s: float = 15.0  # for which it is delayed; well below `open_grace_s` of recovery
     ack_quorum_timeout_s: float = 0.0  # for the oldest entry, whatever was replaced meanwhile; 0: none
+    early_entries_max: int = 5_000  # a given entry id is at most so far above the last entry that was sent
 
 
+DELAY_TICKS = 3  # of timer "delay" in delay_max_s
 DOUBLINGS_MAX = 3  # of replace_retry_s: 2 s. A bookie that is back is taken in that late, a new loss is seen to at once
 
 
@@ -145,6 +150,7 @@ class LedgerAdder:
         "_quorum_ticks",
         "_replaced",
         "_replacement_due",
+        "_suspects",
         "_timers",
         "_told_lost",
         "_update",
@@ -182,6 +188,8 @@ class LedgerAdder:
         self._replaced: tuple[tuple[str, str], ...] = ()  # by the proposed value: (old bookie, new bookie)
         self._replacement_due = False  # something changed that makes a replacement worth trying
         self._delayed = False  # failed members are left in place, since the others suffice
+        # with delayed_change: members that failed and acknowledged nothing since, and the ticks of timer "delay" since
+        self._suspects: dict[BookieId, int] = {}
         self._again = False  # this try is a retry: quarantined bookies may be chosen, failed members readmitted
         self._quarantine: frozenset[BookieId] = _NONE
         self._candidates: tuple[tuple[int, BookieId], ...] = ()  # (bookie index to replace, bookie being vetted for it)
@@ -285,17 +293,18 @@ class LedgerAdder:
 
     def _note_given(self, ticket: Ticket, request: Add) -> None:
         """Send entries with given ids as far as there is no gap."""
-        window = self._window
-        if self._early is None and window.pushed == NO_ENTRY:
-            self._early = EarlyEntries()
-        if self._early is None or request.entry is None:
+        window, early, entry = self._window, self._early, request.entry
+        if early is None and window.pushed == NO_ENTRY:
+            early = EarlyEntries(self._options.early_entries_max)
+        if early is None or entry is None:
             text = f"give the ids of all entries of a ledger, or of none: ledger={self.ledger}"
             self._effects.append(Answer(ticket, InvalidRequestError(text)))
-        elif request.entry <= window.pushed or not self._early.put(request.entry, ticket, request.parts):
-            text = f"the entry id is taken, or negative: ledger={self.ledger} entry={request.entry}"
-            self._effects.append(Answer(ticket, InvalidRequestError(text)))
+        elif (refused := early.refusal(self.ledger, entry, window.pushed)) is not None:
+            self._effects.append(Answer(ticket, refused))
         else:
-            while (found := self._early.take(window.pushed + 1)) is not None:
+            self._early = early
+            early.put(entry, ticket, request.parts)
+            while (found := early.take(window.pushed + 1)) is not None:
                 self._push(*found)
 
     def _drop_early(self, error: DLogError) -> None:
@@ -309,6 +318,8 @@ class LedgerAdder:
         code = message.code
         if code is Code.OK:
             self._window.acknowledge(bookie, message.entry)
+            if self._suspects:
+                self._suspects.pop(bookie, None)
         elif code is Code.FENCED:
             self._effects.append(Tell(LedgerFenced(self.ledger, bookie)))
             self._die(
@@ -345,6 +356,9 @@ class LedgerAdder:
         match key:
             case "replace":
                 self._replacement_due = self._again = True
+            case "delay":
+                self._suspects = {bookie: ticks + 1 for bookie, ticks in self._suspects.items()}
+                self._watch_suspects()
             case "metadata":
                 self._update.read(self._effects)
             case "give_up":
@@ -418,6 +432,7 @@ class LedgerAdder:
             self._quarantine |= {a for a, _ in replaced}
             self._told_lost -= set(old)
             self._effects += self._window.adopt(last.ensemble)
+            self._suspects = {bookie: ticks for bookie, ticks in self._suspects.items() if bookie in last.ensemble}
             self._effects.append(Tell(EnsembleChanged(self.ledger, last.first_entry, replaced)))
         self._replacement_due = True
 
@@ -450,6 +465,9 @@ class LedgerAdder:
         for bookie in news:
             self._told_lost |= {bookie}
             self._effects.append(Tell(BookieLost(bookie, window.failed[bookie])))
+        if self._options.delayed_change:
+            self._suspects = dict.fromkeys(window.failed, 0) | self._suspects
+            self._watch_suspects()
         was_delayed, self._delayed = self._delayed, self._may_wait()
         if self._replacement_due or news or (was_delayed and not self._delayed):
             again, self._replacement_due, self._again = self._again, False, False
@@ -474,7 +492,10 @@ class LedgerAdder:
 
     def _may_wait(self) -> bool:
         """Whether failed members need not be replaced yet."""
-        return self._options.delayed_change and self._window.can_progress()
+        window, suspects = self._window, self._suspects
+        if not self._options.delayed_change or any(suspects.get(b, 0) >= DELAY_TICKS for b in window.failed):
+            return False
+        return window.can_progress(without=suspects)
 
     def _replace(self, again: bool) -> LedgerMetadata | None:
         """Metadata with vetted replacements for as many failed members as possible; None if there is none yet."""
@@ -536,6 +557,11 @@ class LedgerAdder:
         if key in self._timers:
             self._timers = tuple(k for k in self._timers if k != key)
             self._effects.append(CancelTimer(key))
+
+    def _watch_suspects(self) -> None:
+        """Start timer "delay" unless it is running or no member needs it. Ticks, since a frozen process misses them."""
+        if any(ticks < DELAY_TICKS for ticks in self._suspects.values()):
+            self._set_timer("delay", self._options.delay_max_s / DELAY_TICKS)
 
     def _watch_quorum(self) -> None:
         """Start timer "quorum". It ends when it fires and no entry waits: no entry costs a timer of its own."""

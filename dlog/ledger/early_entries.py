@@ -2,34 +2,44 @@
 
 Invariants:
 - an entry is sent only after all entries with lower ids were: confirmed entries have no gap;
-- each id is taken once.
+- each id is taken once;
+- an id is at most `ahead_max` above the last entry that was sent, so that the missing one finds room.
 
 Source: BookKeeper, LedgerHandleAdv.
 """
 
 from __future__ import annotations
 
+from dlog.errors import DLogError, InvalidRequestError, OverCapacityError
 from dlog.machine import Ticket
+from dlog.model.ids import EntryId, LedgerId
 from dlog.wire.digest import Buffer
 
 
 class EarlyEntries:
-    """Adds by entry id. Bounded by the requests that the driver admits."""
+    """Adds by entry id, fewer than `ahead_max`."""
 
-    __slots__ = ("_waiting",)
+    __slots__ = ("_ahead_max", "_waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, ahead_max: int) -> None:
+        self._ahead_max = ahead_max
         self._waiting: dict[int, tuple[Ticket, tuple[Buffer, ...]]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, entry: int, ticket: Ticket, parts: tuple[Buffer, ...]) -> bool:
-        """Keep an add. False: the id is taken."""
-        if entry in self._waiting:
-            return False
+    def refusal(self, ledger: LedgerId, entry: int, pushed: EntryId) -> DLogError | None:
+        """Why an add with this id cannot be kept; None: it can. pushed: the last entry that was sent."""
+        if entry <= pushed or entry in self._waiting:
+            return InvalidRequestError(f"the entry id is taken, or negative: ledger={ledger} entry={entry}")
+        if entry - pushed > self._ahead_max:
+            why = f"the entry is more than {self._ahead_max} above one that is missing, add that first"
+            return OverCapacityError(f"{why}: ledger={ledger} entry={entry} missing={pushed + 1}")
+        return None
+
+    def put(self, entry: int, ticket: Ticket, parts: tuple[Buffer, ...]) -> None:
+        """Keep an add whose id was not refused."""
         self._waiting[entry] = (ticket, parts)
-        return True
 
     def take(self, entry: int) -> tuple[Ticket, tuple[Buffer, ...]] | None:
         """Remove and return the add with this id; None: it has not come yet."""

@@ -28,8 +28,8 @@ class LedgerOptions(PlacementOptions):
     )
     ensemble_change_delayed: bool = option(
         False,
-        "replace a failed bookie only once too few are left for an ack quorum; until then entries have a copy less, "
-        "which is made again when the ledger is closed",
+        "replace a failed bookie only once too few are left for an ack quorum, or after 10 to 15 s; until then entries "
+        "have a copy less, which is made again when the ledger is closed",
     )
     ack_quorum_timeout_s: float = option(
         60.0,

@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -202,12 +202,14 @@ class Window:
             waiting.clear()  # an empty dict keeps its allocated capacity
         return confirmed
 
-    def can_progress(self) -> bool:
-        """Whether the head can still be confirmed with the current ensemble."""
-        if not self._pending or (not self.failed and self._confirms is None):
+    def can_progress(self, without: Collection[BookieId] = ()) -> bool:
+        """Whether the head can still be confirmed with the current ensemble. without: members that may acknowledge no
+        more, beside those that failed."""
+        if not self._pending or (not self.failed and not without and self._confirms is None):
             return True
         head = self._pending[self.lac + 1]
-        possible = head.acks | (self._write_masks[head.entry % self.quorum.ensemble] & ~self._mask_of(self.failed))
+        lost = self._mask_of({*self.failed, *without})
+        possible = head.acks | (self._write_masks[head.entry % self.quorum.ensemble] & ~lost)
         if possible.bit_count() < self.quorum.ack:
             return False
         return self._confirms is None or self._confirms(self._bookies_of(possible))
@@ -254,5 +256,5 @@ class Window:
     def _bookies_of(self, mask: int) -> list[BookieId]:
         return [bookie for index, bookie in enumerate(self.ensemble) if mask >> index & 1]
 
-    def _mask_of(self, bookies: dict[BookieId, str]) -> int:
+    def _mask_of(self, bookies: Collection[BookieId]) -> int:
         return sum(1 << self._indices[bookie] for bookie in bookies)

@@ -129,12 +129,13 @@ INVARIANTS = {
         "Copies that differ, and which entries are missing, are in tests/simulation/test_comparing.py.",
     ),
     "L29": Invariant(
-        "a writer that delays ensemble changes leaves an ensemble only once it may not confirm the next entry with it",
+        "a writer that delays ensemble changes leaves an ensemble only once the members that answer may not confirm "
+        "the next entry, or once one has failed for 2/3 of `delay_max_s`; it replaces that one soon after that time",
         LEDGER,
-        "LedgerChecks._see_writers_change",
+        "LedgerChecks._see_writers_change, _see_left_out, answered",
     ),
     "L30": Invariant(
-        "with an ack-quorum timeout the oldest entry is answered in one and a half of it; no entry is given up before",
+        "with an ack-quorum timeout the oldest entry is answered in one and a half of it, and not given up before it",
         LEDGER,
         "LedgerChecks.answered",
     ),

@@ -46,6 +46,7 @@ from tests.simulation.shipped_bookie import journal_records
 
 ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
 SLACK_S = 0.001
+REPLACED_S = 2.0  # to notice a lost bookie and to replace it, where there is a spare and metadata answers
 
 
 class LedgerChecks:
@@ -84,6 +85,8 @@ class LedgerChecks:
         self.told_unkept: set[tuple[str, ...]] = set()  # ensembles that an event has named
         self.writer, self.adding = "", AddingOptions()  # the address of the writer, and its options
         self.failed: set[str] = set()  # bookies that the writer may take for failed, and has sent nothing since
+        self.failed_at: dict[str, int] = {}  # when it may have taken them for failed; they acknowledged nothing since
+        self.wait_max_s = 0.0  # for the oldest entry, in plans where any loss can be made up for at once; 0: no bound
         self.stored: dict[int, set[str]] = {}  # by entry: the bookies whose acknowledgement the writer has received
         self.waits_since: int | None = None  # when the writer's oldest entry became the oldest; None: none waits
         self.unanswered = 0
@@ -136,9 +139,9 @@ class LedgerChecks:
         if self.waits_since is None:
             self.waits_since = self.sim.now
 
-    def watch_writer(self, address: str, options: AddingOptions) -> None:
+    def watch_writer(self, address: str, options: AddingOptions, wait_max_s: float = 0.0) -> None:
         """Check what these options promise, of the writer at this address."""
-        self.writer, self.adding = address, options
+        self.writer, self.adding, self.wait_max_s = address, options, wait_max_s
 
     def answered(self, result: Any) -> None:
         """Check how long the oldest entry waited for its answer."""
@@ -146,6 +149,8 @@ class LedgerChecks:
         assert since is not None
         self.unanswered -= 1
         waited_s = (self.sim.now - since) / S
+        if self.wait_max_s and waited_s > self.wait_max_s:
+            raise Violation("L29", f"an entry waited {waited_s} s, though there was a spare for each lost bookie")
         if timeout_s and waited_s > 1.5 * timeout_s + SLACK_S:
             raise Violation("L30", f"an entry waited {waited_s} s, the ack-quorum timeout is {timeout_s} s")
         if isinstance(result, UnavailableError) and result.outcome_unknown and "an ack quorum for" in result.message:
@@ -158,14 +163,17 @@ class LedgerChecks:
             self.waits_since = self.sim.now
 
     def _see_writers_change(self, value: LedgerMetadata) -> None:
-        """Check that a writer which delays changes leaves an ensemble only once it may confirm no more with it."""
+        """Check that a writer which delays changes leaves an ensemble only once it may confirm no more with members
+        that did not fail or have acknowledged since, or once one was lost for about as long as a change may wait."""
         known = self.known.get(self.writer, self.metadata)
         head, old = value.fragments[-1].first_entry, known.fragments[-1].ensemble
         if not self.adding.delayed_change or value.is_closed or value.fragments[-1].ensemble == old:
             return
         members = {old[index] for index in self.quorum.write_set(head)}
-        left = members - self.failed | members & self.stored.get(head, set())
-        if len(left) >= self.quorum.ack:
+        left = members - self.failed_at.keys() | members & self.stored.get(head, set())
+        if self._lost_for(self.adding.delay_max_s * 2 / 3 - SLACK_S, old):
+            self.sim.reach("change_put_off_no_longer")
+        elif len(left) >= self.quorum.ack:
             raise Violation("L29", f"{old} was changed at entry {head}, and {sorted(left)} may still confirm it")
 
     def acked(self, number: int, entry: EntryId) -> None:
@@ -227,6 +235,7 @@ class LedgerChecks:
                 if host.address == self.writer:
                     gone = {old for old, _ in event.replaced}
                     self.stored = {entry: bookies - gone for entry, bookies in self.stored.items()}
+                    self.failed_at = {b: since for b, since in self.failed_at.items() if b not in gone}
                 self.sim.reach("recovery_changed_ensemble" if "recoverer" in host.address else "ensemble_change")
             case LedgerFenced():
                 self.sim.reach("fenced_writer")
@@ -235,7 +244,7 @@ class LedgerChecks:
             case BookieLost():
                 self.sim.reach("bookie_lost")
                 if host.address == self.writer:
-                    self.failed.add(event.peer)
+                    self._note_failed(event.peer)
 
     def _see_coverage(self, host: Host, entry: int) -> None:
         metadata = self.metadata
@@ -273,18 +282,34 @@ class LedgerChecks:
 
     def _see_writers_fact(self, fact: Fact) -> None:
         if isinstance(fact, PeerLost):
-            self.failed.add(str(fact.peer))
+            self._note_failed(str(fact.peer))
         elif isinstance(fact, Received) and isinstance(fact.message, EntryAdded):
+            peer = str(fact.peer)
             if fact.message.code is Code.OK:
-                self.stored.setdefault(fact.message.entry, set()).add(str(fact.peer))
+                self.stored.setdefault(fact.message.entry, set()).add(peer)
+                self.failed_at.pop(peer, None)
+                if peer in self.failed:
+                    self.failed_at[peer] = self.sim.now
             else:
-                self.failed.add(str(fact.peer))
+                self._note_failed(peer)
+
+    def _note_failed(self, bookie: str) -> None:
+        self.failed.add(bookie)
+        self.failed_at.setdefault(bookie, self.sim.now)
+
+    def _lost_for(self, time_s: float, ensemble: Sequence[BookieId]) -> list[BookieId]:
+        """The members that failed so long ago and have acknowledged nothing since."""
+        now = self.sim.now
+        return [b for b in ensemble if now - self.failed_at.get(b, now) >= time_s * S]
 
     def _see_left_out(self, message: AddEntry) -> None:
-        """Note that an entry goes to an ensemble with a failed member, which a delayed change left there."""
+        """Note that an entry goes to an ensemble with a failed member, which a delayed change left there, and check
+        that it was not lost for too long."""
         ensemble = self.known.get(self.writer, self.metadata).fragments[-1].ensemble
         if self.adding.delayed_change and self.failed & {ensemble[i] for i in self.quorum.write_set(message.entry)}:
             self.sim.reach("change_put_off")
+        if self.adding.delayed_change and (lost := self._lost_for(self.adding.delay_max_s + REPLACED_S, ensemble)):
+            raise Violation("L29", f"entry {message.entry} is sent, and {lost} of {ensemble} are not replaced")
 
     def _see_end(self, host: Host, value: LedgerMetadata) -> None:
         """Check a recovery that is about to write an end: it must have received enough denials of the entry behind

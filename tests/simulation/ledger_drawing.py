@@ -13,7 +13,8 @@ Styles of plan:
   lost until long after a recovery began, and a recoverer has restarted since and never saw where those bookies stood;
 - "regions": as "racked", with regions instead of racks, of which two must hold an entry before it is confirmed; in
   some plans a bookie is moved to another region, and others are left in its own;
-- "delayed": as "churn", with a writer that replaces failed members only once too few are left for an ack quorum;
+- "delayed": as "churn", with a writer that replaces failed members only once too few are left for an ack quorum, or
+  after some time; some are lost for good, or hang for good before another one is lost;
 - "hung": bookies that answer questions and hang on adds, so that one replacement after the other helps nothing; the
   writer has an ack-quorum timeout;
 - "calm": no recovery until the writer is done: after the faults everything must be confirmed (half of "churn" too).
@@ -305,7 +306,7 @@ def _draw_restored(seed: int, rng: random.Random, style: str) -> Plan:
 
 def _draw_delayed(seed: int, rng: random.Random, style: str) -> Plan:
     """Draw a plan as "churn"; or members that are gone until long after every entry must have been confirmed without
-    them."""
+    them; or until long after they must have been replaced; or one that hangs, and one that is lost later."""
     plan = with_config(_draw_churn(seed, rng, style), delayed_change=True)
     if rng.random() < 0.5:
         return plan
@@ -315,13 +316,26 @@ def _draw_delayed(seed: int, rng: random.Random, style: str) -> Plan:
         Fault(kind=FaultKind.CRASH, at_s=rng.choice((0.0, 0.0005, 0.02)) * rng.random(), for_s=1000.0, a=f"b{number}")
         for number in rng.sample(range(1, ensemble + 1), lost)
     ]
-    return with_config(
+    plan = with_config(
         replace(plan, faults=tuple(faults)),
         quorum=[ensemble, write, ack],
         bookies=ensemble + lost,
         calm=True,
         confirmed_by_s=20.0,
     )
+    match rng.choice(("few entries", "replaced", "hung")):
+        case "replaced":
+            delay_max_s = rng.choice((0.3, 1.0, 2.0))
+            return with_config(plan, entries=24, gap_s=0.25, duration_s=6.0, delay_max_s=delay_max_s)
+        case "hung":
+            hung, later = rng.sample([f"b{number}" for number in range(1, ensemble + 1)], 2)
+            faults = [
+                Fault(kind=FaultKind.PAUSE, at_s=0.1, for_s=1000.0, a=hung),
+                Fault(kind=FaultKind.CRASH, at_s=rng.uniform(5.5, 6.5), for_s=1000.0, a=later),
+            ]
+            plan = with_config(replace(plan, faults=tuple(faults)), bookies=ensemble + 2, timeout_s=5.0, wait_max_s=3.0)
+            return with_config(plan, entries=48, gap_s=0.25, duration_s=12.0, delay_max_s=60.0)
+    return plan
 
 
 def _draw_hung(seed: int, rng: random.Random, style: str) -> Plan:

@@ -69,6 +69,7 @@ MUST_REACH = (
     "one_rack",
     "two_racks",
     "change_put_off",
+    "change_put_off_no_longer",
     "confirmed_beside_the_lost",
     "ack_quorum_timeout",
 )
@@ -159,10 +160,11 @@ class LedgerWorld:
             draw(AddingOptions, self.options),
             delayed_change=config.get("delayed_change", False),
             ack_quorum_timeout_s=config.get("ack_quorum_timeout_s", 0.0),
+            delay_max_s=config.get("delay_max_s", AddingOptions().delay_max_s),
         )
         if "confirmed_by_s" in config:
             adding = replace(adding, give_up_s=15.0, replace_retry_s=0.1)
-        self.checks.watch_writer("w/adder", adding)
+        self.checks.watch_writer("w/adder", adding, config.get("wait_max_s", 0.0))
         self.adder = parts.get("adder", LedgerAdder)(
             LEDGER, created, self.digest, self.placement().for_ledger(metadata), adding
         )

@@ -552,6 +552,23 @@ async def test_appends_are_bounded_and_abandoned_ones_are_in_doubt() -> None:
             assert caught.value.outcome_unknown
 
 
+async def test_entries_with_given_ids_leave_room_for_the_missing_one_and_for_a_close() -> None:
+    async with cluster() as made:
+        ledgers = await made.client(LedgersOptions(pending_entries_max=6))
+        writer = await ledgers.create(E332)
+        early = [writer.append((b"x",), EntryId(entry)) for entry in (1, 2)]
+        refused = []
+        for entry in range(3, 9):
+            refused.append(writer.append((b"x",), EntryId(entry)))
+            await asyncio.wait(refused, timeout=2.0)  # without end if they were kept
+        assert await writer.append((b"x",), EntryId(0)) == 0
+        assert [await future for future in early] == [1, 2]
+        for future in refused:
+            with pytest.raises(OverCapacityError, match=r"missing=0$"):
+                await future
+        assert await writer.close() == 2
+
+
 async def test_certain_lac_is_what_the_next_entry_carries() -> None:
     async with cluster() as made:
         ledgers, others = await made.client(), await made.client()

@@ -608,13 +608,25 @@ WRITERS_OPTIONS = (
         name="a delayed ensemble change is made at once",
         invariants=("L29",),
         style="delayed",
-        parts=adder(("_may_wait", "self._options.delayed_change and", "False and")),
+        parts=adder(("_may_wait", "if not self._options.delayed_change or", "if True or")),
     ),
     Mutant(
         name="a delayed ensemble change is never made",
         invariants=("liveness",),
         style="delayed",
-        parts=adder(("_may_wait", "and self._window.can_progress()", "")),
+        parts=adder(("_may_wait", "return window.can_progress(without=suspects)", "return True")),
+    ),
+    Mutant(
+        name="a delayed ensemble change is put off for ever",
+        invariants=("L29",),
+        style="delayed",
+        parts=adder(("_may_wait", " >= DELAY_TICKS", " > DELAY_TICKS * 1000")),
+    ),
+    Mutant(
+        name="a delayed ensemble change counts on members that were readmitted and are silent",
+        invariants=("L29",),
+        style="delayed",
+        parts=adder(("_may_wait", "without=suspects", "")),
     ),
     Mutant(
         name="a change that was put off waits for the next retry to be due",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dlog.ledger.adding import Add, AddingOptions, Close
+from dlog.machine import Answer, Asked
 from dlog.model.ids import EntryId
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import Code
@@ -44,6 +45,57 @@ def test_a_change_that_was_put_off_is_made_when_the_next_entry_needs_it() -> Non
     assert story.lost("b", "c") == ["tell bookie.lost", "tell bookie.lost"]
     lines = story.stored(0, "a")
     assert lines[0] == "answer 1 0" and lines[1].startswith("write v1 open: 0 a b c d, 1 a ")
+
+
+def test_a_member_that_stays_lost_is_replaced_before_recovery_would_fence_the_ledger() -> None:
+    story = writer(placement=spare("d"), options=DELAYED)
+    story.add()
+    story.lost("c")
+    story.stored(0, "a", "b")
+    assert story.fires("delay") == [] and story.fires("delay") == []
+    assert story.fires("delay") == ["write v1 open: 0 a b c, 1 a b d"]
+    story.written(2)
+    assert not story.timers
+
+
+def test_a_member_that_is_sent_to_in_vain_stays_lost_until_it_acknowledges() -> None:
+    story = writer(placement=spare("c", "d"), options=DELAYED)
+    for entry in range(3):
+        story.add()
+        story.stored(entry, "a", "b")
+        story.lost("c")
+        assert story.fires("replace") == [] and story.fires("delay") == []
+    story.add()
+    assert story.lost("c") == ["tell bookie.lost", "write v1 open: 0 a b c, 3 a b d"]
+
+
+def test_a_member_that_acknowledges_again_was_not_lost_all_along() -> None:
+    story = writer(placement=spare("c", "d"), options=DELAYED)
+    story.add()
+    story.lost("c")
+    story.fires("delay")
+    story.fires("replace")
+    story.stored(0, "c")
+    story.fires("delay")
+    assert not story.timers
+    story.add()
+    story.lost("c")
+    assert story.fires("delay") == [] and story.fires("delay") == []
+
+
+def test_a_delayed_change_does_not_count_on_a_member_that_was_readmitted_and_is_silent() -> None:
+    story = writer(placement=spare("c", "d"), options=DELAYED)
+    story.add()
+    story.lost("c")
+    assert story.fires("replace") == ["store 0 on c lac=-1 length=1"]
+    assert story.lost("a") == ["tell bookie.lost", "write v1 open: 0 d b c"]
+    alive = writer(placement=spare("c", "d"), options=DELAYED)
+    alive.add()
+    alive.add()
+    alive.lost("c")
+    alive.fires("replace")
+    alive.stored(1, "c")
+    assert alive.lost("a") == ["tell bookie.lost"]
 
 
 # ---- ack-quorum timeout ----------------------------------------------------------------------------------------------
@@ -131,4 +183,28 @@ def test_what_waits_for_others_when_the_handle_dies_is_certainly_not_in_the_ledg
     assert story.refused(0, "a", Code.FENCED)[1:] == [
         "answer 1 LedgerFencedError outcome unknown",
         "answer 2 LedgerFencedError",
+    ]
+
+
+def test_an_entry_too_far_ahead_is_refused_with_the_missing_id_and_those_before_it_go_on() -> None:
+    story = writer(options=AddingOptions(early_entries_max=4))
+    assert given(story, 4) == ["answer 1 OverCapacityError"], "4 is five above what was sent"
+    given(story, 0)
+    given(story, 1)
+    given(story, 3)
+    given(story, 5)
+    (refused,) = story.machine.handle(Asked(99, Add((b"x",), EntryId(6))))
+    assert isinstance(refused, Answer) and "entry=6 missing=2" in refused.result.message
+    assert given(story, 2) == ["store 2", "store 3"]
+    assert given(story, 6) == [] and given(story, 7) == []
+    assert given(story, 8) == ["answer 9 OverCapacityError"]
+
+
+def test_an_invalid_first_id_does_not_decide_who_gives_the_ids() -> None:
+    story = writer()
+    assert given(story, -1) == ["answer 1 InvalidRequestError"]
+    assert story.add() == [
+        "store 0 on a lac=-1 length=1",
+        "store 0 on b lac=-1 length=1",
+        "store 0 on c lac=-1 length=1",
     ]
