@@ -37,8 +37,8 @@ from dlog.stores.s3.wal_segments import WalSegments
 
 
 class _Failover(NamedTuple):
-    """A failover that runs: its machine, the actor of that, the logs that it reads, and the answer to RecoverNode, which
-    all who wait share."""
+    """A failover that runs: its machine, the actor of that, and the logs that it reads. recovered: the answer to
+    RecoverNode, which all who wait share; nobody cancels it."""
 
     worker: FailoverWorker
     actor: MachineActor
@@ -94,14 +94,14 @@ class Failovers:
                 if known.is_failover and await self._other_closes(known.node_epoch, node, is_closed):
                     return
                 failover = self._begin(node, NodeEpoch(known.node_epoch + 1))
-        try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.shield(failover.recovered)
-        except TimeoutError:
+        done, _ = await asyncio.wait((failover.recovered,), timeout=timeout_s)
+        if not done:
             trouble = failover.worker.trouble
             why = "it is read" if trouble is None else trouble.message
             text = f"the log of a node that is taken over is not recovered yet: node={node} why={why}"
             raise StoreUnavailableError(text) from trouble
+        try:
+            failover.recovered.result()
         except DLogError as error:
             raise store_error(error) from error
 
@@ -154,7 +154,8 @@ class Failovers:
         """Let the failover go on to its end. If it fails, or this process ends, the node itself does the rest when it
         starts again, or the next failover."""
         try:
-            await asyncio.shield(failover.recovered)
+            await asyncio.wait((failover.recovered,))
+            failover.recovered.result()
             await failover.actor.ask(AwaitUploaded())
         finally:
             if self._running.get(node) is failover:
