@@ -341,9 +341,9 @@ class _Cluster:
         flags = [*self._port(port), "--id", name]
         places = self._places
         environment = {"DLOG_FILE_DIRECTORY": places.file_directory}
-        for name, value in zip(("RACK", "REGION"), self._plan.location_of(number), strict=True):
+        for level, value in zip(("RACK", "REGION"), self._plan.location_of(number), strict=True):
             if value:
-                environment[f"DLOG_LEDGER_{name}"] = value
+                environment[f"DLOG_LEDGER_{level}"] = value
         stores = ["file"]
         if places.objects_root:  # of these two, what is only configured does not become the default
             environment["DLOG_OBJECTS_ROOT"] = places.objects_root
