@@ -70,7 +70,7 @@ class CompactionChecks:
         self.deleted: set[ObjectStreamId] = set()
         self._world = world
         self._live: set[tuple[ObjectStreamId, int]] = set()
-        self.tried_s: dict[NodeId, float] = {}  # when the last compaction of a node's objects ended
+        self.tried_s: dict[NodeId, float] = {}  # when a compaction of a node's objects wrote or ended last
 
     # ---- records ----------------------------------------------------------------------------------------------------
 

@@ -346,6 +346,7 @@ class RunDriver:
                 case ReadBytes(object, position, size):
                     self._read(object, position, size)
                 case WritePart():
+                    world.checks.tried_s[self._run.plan.node] = world.now_s  # one that reads block by block takes long
                     self._write(effect)
                 case PrepareObjects():
                     self._ask(effect, self._prepared)
