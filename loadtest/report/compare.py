@@ -16,6 +16,7 @@ from loadtest.report import columns, goals
 from loadtest.report.figures import OURS, Figures
 
 EVEN = 0.05
+SAME = "the same "  # begins a goal that is about what the last one without a peer was about
 _FIELDS = frozenset({"text", "workload", "system", "figure", "goal"})  # keys of a note
 
 
@@ -93,7 +94,7 @@ def duels(figures: Figures, notes: Sequence[Note] = ()) -> list[Duel]:
 def missed(figures: Figures, notes: Sequence[Note] = ()) -> list[str]:
     """Every goal that was measured and missed, as text."""
     found = []
-    own = ""  # the last goal without a peer: "the same" refers to it
+    own = ""  # the last goal without a peer: SAME refers to it
     for one in goals.judged(figures):
         goal = one.goal
         own = own if goal.peer else goal.says
@@ -103,7 +104,7 @@ def missed(figures: Figures, notes: Sequence[Note] = ()) -> list[str]:
         if one.ratio is not None and one.theirs is not None:
             said = f"{said} against {columns.number(one.theirs)}, {columns.number(one.ratio)}x"
         why = [note.text for note in notes if note.fits_goal(goal)]
-        says = goal.says.replace("the same", own, 1)
+        says = f"{own} {goal.says.removeprefix(SAME)}" if goal.says.startswith(SAME) else goal.says
         found.append(". ".join([f"{goal.id}, {says}: {said}; goal {one.bound(goal.base)}", *why]))
     return found
 
