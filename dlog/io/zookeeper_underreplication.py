@@ -105,7 +105,7 @@ class ZooKeeperUnderreplication:
             except NodeExistsError:
                 pass
             try:
-                # looked at before the mark is read: who locks the ledger later sees what is marked now
+                # before the mark is read: a worker that locks the ledger later sees what is marked now
                 is_locked = await self._zk.exists(self._paths.lock(ledger), fresh=True) is not None
                 data, stat = await self._zk.get(path, fresh=True)
                 old = decode_mark(data)

@@ -9,7 +9,7 @@ Invariants:
 - A node is taken over only if it made no progress between two looks.
 - A node whose process is registered is taken over only if it was fenced already and has a log left.
 - A process begins no failover of its own node, and none of a node that its own failover has fenced.
-- A node that is gone, or was fenced, and has a log left is taken over by whoever goes on looking.
+- A node that is gone, or was fenced, and has a log left is taken over in the end, by a process that goes on looking.
 """
 
 from __future__ import annotations

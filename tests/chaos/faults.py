@@ -19,7 +19,7 @@ import dlog
 from dlog.cli.parts import State
 from dlog.errors import DLogError
 from tests.chaos.cluster import Cluster, HeldPart
-from tests.chaos.links import Weather
+from tests.chaos.links import LinkConditions
 from tests.chaos.plan import WRITERS, Fault
 from tests.chaos.zookeeper import expire
 
@@ -122,26 +122,26 @@ class Faults:
                 self._cluster.signal(name, signal.SIGCONT)
 
     async def _cut(self, done: Done) -> None:
-        weathers = await self._weathers(done)
+        of_links = await self._conditions(done)
         kind = done.fault.kind
-        for weather in weathers:
-            weather.hold_requests += kind in ("cut", "cut-requests")
-            weather.hold_replies += kind in ("cut", "cut-replies")
+        for conditions in of_links:
+            conditions.hold_requests += kind in ("cut", "cut-requests")
+            conditions.hold_replies += kind in ("cut", "cut-replies")
             if kind == "slow":
-                weather.bytes_per_s = max(1000, done.fault.amount)
+                conditions.bytes_per_s = max(1000, done.fault.amount)
         try:
             await asyncio.sleep(done.fault.for_s)
         finally:
-            for weather in weathers:
-                weather.hold_requests -= weather.hold_requests > 0 and kind in ("cut", "cut-requests")
-                weather.hold_replies -= weather.hold_replies > 0 and kind in ("cut", "cut-replies")
+            for conditions in of_links:
+                conditions.hold_requests -= conditions.hold_requests > 0 and kind in ("cut", "cut-requests")
+                conditions.hold_replies -= conditions.hold_replies > 0 and kind in ("cut", "cut-replies")
                 if kind == "slow":
-                    weather.bytes_per_s = 0
+                    conditions.bytes_per_s = 0
             self._cluster.links.changed()
 
     async def _reset(self, done: Done) -> None:
-        for weather in await self._weathers(done):
-            weather.reset_after = done.fault.amount
+        for conditions in await self._conditions(done):
+            conditions.reset_after = done.fault.amount
 
     async def _fill(self, done: Done) -> None:
         name = await self._name(done)
@@ -231,10 +231,10 @@ class Faults:
                     return name
         return f"write-{self._rng.randint(1, WRITERS)}"
 
-    async def _weathers(self, done: Done) -> list[Weather]:
+    async def _conditions(self, done: Done) -> list[LinkConditions]:
         """The link conditions of every pair that the fault targets."""
         left, _, right = done.fault.target.partition(">")
         sources = [*self._cluster.parts, *self._cluster.clients] if left == "*" else [await self._part(left)]
         targets = list(self._cluster.parts) if right == "*" else [await self._part(right)]
         done.target = f"{sources[0] if left != '*' else left}>{targets[0] if right != '*' else right}"
-        return [self._cluster.links.weather(a, b) for a in sources for b in targets if a != b]
+        return [self._cluster.links.conditions(a, b) for a in sources for b in targets if a != b]

@@ -24,7 +24,7 @@ _SLOW_STEP_S = 0.02
 
 
 @dataclass(slots=True)
-class Weather:
+class LinkConditions:
     """The link conditions of one pair of parts. bytes_per_s: 0 is unlimited. reset_after: bytes until the next
     reset. delay_s: how long bytes take, in each direction; the distance, not a fault, so it stays when links heal."""
 
@@ -42,7 +42,7 @@ class Links:
     def __init__(self, pids: Callable[[], dict[str, int]], tasks: asyncio.TaskGroup) -> None:
         self.tasks = tasks
         self._pids = pids
-        self._weather: dict[tuple[str, str], Weather] = {}
+        self._conditions: dict[tuple[str, str], LinkConditions] = {}
         self.pairs: set[_Pair] = set()
         self._servers: list[asyncio.Server] = []
         self.first_reply: Callable[[str, str, bytes], None] | None = None  # (source, target, bytes) of a connection
@@ -55,8 +55,8 @@ class Links:
         bound: int = server.sockets[0].getsockname()[1]
         return bound
 
-    def weather(self, source: str, target: str) -> Weather:
-        return self._weather.setdefault((source, target), Weather())
+    def conditions(self, source: str, target: str) -> LinkConditions:
+        return self._conditions.setdefault((source, target), LinkConditions())
 
     def changed(self) -> None:
         """Apply changed link conditions: connections that waited go on."""
@@ -65,9 +65,9 @@ class Links:
 
     def heal(self) -> None:
         """Remove all faults of all links."""
-        for weather in self._weather.values():
-            weather.hold_requests = weather.hold_replies = 0
-            weather.bytes_per_s, weather.reset_after = 0, None
+        for conditions in self._conditions.values():
+            conditions.hold_requests = conditions.hold_replies = 0
+            conditions.bytes_per_s, conditions.reset_after = 0, None
         self.changed()
 
     def reset(self, source: str, target: str) -> int:
@@ -105,7 +105,7 @@ class _Pair:
         self.links = links
         self.source = source
         self.target = target
-        self.weather = links.weather(source, target)
+        self.conditions = links.conditions(source, target)
         self.requests = _Flow(self, True)
         self.replies = _Flow(self, False)
         self.requests.source = self.replies.sink = near
@@ -166,14 +166,14 @@ class _Flow:
         return self._is_done
 
     def take(self, data: bytes) -> None:
-        self._waiting.append((asyncio.get_running_loop().time() + self._pair.weather.delay_s, data))
+        self._waiting.append((asyncio.get_running_loop().time() + self._pair.conditions.delay_s, data))
         self._waiting_bytes += len(data)
         self.pump()
 
     def pump(self) -> None:
         """Send what may be sent now."""
-        pair, weather, sink = self._pair, self._pair.weather, self.sink
-        held = weather.hold_requests if self._is_request else weather.hold_replies
+        pair, conditions, sink = self._pair, self._pair.conditions, self.sink
+        held = conditions.hold_requests if self._is_request else conditions.hold_replies
         if sink is not None and sink.is_closing():
             self._waiting.clear()  # no receiver is left
             self._waiting_bytes = 0
@@ -186,15 +186,15 @@ class _Flow:
                 self._timer = asyncio.get_running_loop().call_later(left_s, self._go_on)
                 break
             self._waiting.popleft()
-            if weather.reset_after is not None and len(data) >= weather.reset_after:
-                sink.write(data[: weather.reset_after])
-                weather.reset_after = None
+            if conditions.reset_after is not None and len(data) >= conditions.reset_after:
+                sink.write(data[: conditions.reset_after])
+                conditions.reset_after = None
                 asyncio.get_running_loop().call_soon(pair.reset)
                 return
-            if weather.reset_after is not None:
-                weather.reset_after -= len(data)
-            if weather.bytes_per_s:
-                step = max(1, int(weather.bytes_per_s * _SLOW_STEP_S))
+            if conditions.reset_after is not None:
+                conditions.reset_after -= len(data)
+            if conditions.bytes_per_s:
+                step = max(1, int(conditions.bytes_per_s * _SLOW_STEP_S))
                 if len(data) > step:
                     self._waiting.appendleft((due_s, data[step:]))
                     data = data[:step]

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.chaos.links import Links, Weather
+from tests.chaos.links import LinkConditions, Links
 
 ME = "me"
 
 
 @asynccontextmanager
-async def echo() -> AsyncIterator[tuple[Links, int, Weather]]:
+async def echo() -> AsyncIterator[tuple[Links, int, LinkConditions]]:
     """An echo server behind a link."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -31,7 +31,7 @@ async def echo() -> AsyncIterator[tuple[Links, int, Weather]]:
     async with asyncio.TaskGroup() as tasks:
         links = Links(lambda: {ME: os.getpid()}, tasks)
         port = await links.open("echo", server.sockets[0].getsockname()[1])
-        yield links, port, links.weather(ME, "echo")
+        yield links, port, links.conditions(ME, "echo")
         links.close()
     server.close()
 
@@ -50,11 +50,11 @@ async def test_a_link_relays_and_knows_who_opened_it() -> None:
 
 @pytest.mark.parametrize("direction", ["hold_requests", "hold_replies"])
 async def test_what_is_held_comes_late_and_whole(direction: str) -> None:
-    async with echo() as (links, port, weather):
+    async with echo() as (links, port, conditions):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"first")
         assert await reader.readexactly(5) == b"first"
-        setattr(weather, direction, 1)
+        setattr(conditions, direction, 1)
         writer.write(b"second")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
@@ -65,8 +65,8 @@ async def test_what_is_held_comes_late_and_whole(direction: str) -> None:
 
 
 async def test_a_long_link_delivers_late_whole_and_in_order_and_stays_long() -> None:
-    async with echo() as (links, port, weather):
-        weather.delay_s = 0.05
+    async with echo() as (links, port, conditions):
+        conditions.delay_s = 0.05
         links.heal()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         begun_s = asyncio.get_running_loop().time()
@@ -79,11 +79,11 @@ async def test_a_long_link_delivers_late_whole_and_in_order_and_stays_long() -> 
 
 
 async def test_the_end_of_a_held_connection_is_not_heard_before_it_heals() -> None:
-    async with echo() as (links, port, weather):
+    async with echo() as (links, port, conditions):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"x")
         await reader.readexactly(1)
-        weather.hold_requests = weather.hold_replies = 1
+        conditions.hold_requests = conditions.hold_replies = 1
         writer.write_eof()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
@@ -94,9 +94,9 @@ async def test_the_end_of_a_held_connection_is_not_heard_before_it_heals() -> No
 
 
 async def test_a_reset_in_the_middle_is_heard_by_both() -> None:
-    async with echo() as (_, port, weather):
+    async with echo() as (_, port, conditions):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        weather.reset_after = 1000
+        conditions.reset_after = 1000
         writer.write(b"x" * 5000)
         with pytest.raises(ConnectionResetError):
             while await reader.read(65536):
@@ -109,8 +109,8 @@ async def test_a_reset_in_the_middle_is_heard_by_both() -> None:
 
 
 async def test_a_slow_link_delivers_all_the_same() -> None:
-    async with echo() as (_, port, weather):
-        weather.bytes_per_s = 200_000
+    async with echo() as (_, port, conditions):
+        conditions.bytes_per_s = 200_000
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         payload = os.urandom(40_000)
         writer.write(payload)

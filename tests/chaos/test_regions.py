@@ -65,7 +65,7 @@ def separate(cluster: Cluster) -> None:
         for target in cluster.parts:
             here, there = cluster.region_of(source), cluster.region_of(target)
             if here != there and here and there:
-                cluster.links.weather(source, target).delay_s = DISTANCE_S
+                cluster.links.conditions(source, target).delay_s = DISTANCE_S
 
 
 def cut_off(cluster: Cluster, region: str) -> None:
@@ -73,8 +73,8 @@ def cut_off(cluster: Cluster, region: str) -> None:
     for source in (*cluster.parts, HARNESS):
         for target in cluster.parts:
             if (cluster.region_of(source) == region) != (cluster.region_of(target) == region):
-                weather = cluster.links.weather(source, target)
-                weather.hold_requests = weather.hold_replies = 1
+                conditions = cluster.links.conditions(source, target)
+                conditions.hold_requests = conditions.hold_replies = 1
     cluster.links.changed()
 
 
@@ -82,7 +82,7 @@ async def wait_registered(cluster: Cluster, names: Sequence[str]) -> None:
     """Wait until all parts are members again, each in its region."""
     wanted = {cluster.addresses[name]: cluster.region_of(name) for name in names}
     async with asyncio.timeout(READY_S):
-        while not wanted.items() <= (await members(cluster)).items():  # noqa: ASYNC110 - looked at, as a person would
+        while not wanted.items() <= (await members(cluster)).items():  # noqa: ASYNC110 - other processes register, no event tells
             await asyncio.sleep(0.2)
 
 

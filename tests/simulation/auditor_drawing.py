@@ -43,7 +43,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         "entries": rng.choice((1, 4, 10)),
         "deletes": rng.choice((0.0, 0.2, 0.4)),
         "leaves_open": rng.choice((0.0, 0.2)),
-        "close_after_s": rng.choice((0.0, 4.0)),  # by whoever recovers the open ledgers in the end
+        "close_after_s": rng.choice((0.0, 4.0)),  # wait of the process that recovers the open ledgers in the end
         "duration_s": duration,
         "session_s": rng.choice((2.0, 4.0)),
         "lost_after_s": rng.choice((0.5, 1.0, 2.0)),

@@ -229,7 +229,7 @@ class AuditorWorld:
         async with (
             self.metadata(process) as metadata,
             self.bookie_client(process) as bookies,
-            Ledgers(metadata, bookies, rng=process.rng("ledgers")) as ledgers,  # type: ignore[arg-type]
+            Ledgers(metadata, bookies, rng=process.rng("ledgers")) as ledgers,  # type: ignore[arg-type]  # a model
         ):
             yield ledgers
 
@@ -237,7 +237,7 @@ class AuditorWorld:
         """Take the last bookie out of the cluster."""
         node, config = self.bookies[-1], self.plan.config
         await asyncio.sleep(max(0.0, self.begun_s + config["decommission_at_s"] - self.loop.now_s))
-        while not (node.bookie in self.decommissioned or self.faults.may_lose(node)):  # noqa: ASYNC110
+        while not (node.bookie in self.decommissioned or self.faults.may_lose(node)):  # noqa: ASYNC110 - faults set no event
             await asyncio.sleep(0.2)
         if node.bookie not in self.decommissioned:
             self.decommissioned.add(node.bookie)
@@ -413,7 +413,7 @@ class AuditorWorld:
 
     async def _close_all(self, process: Process) -> None:
         """Recover the ledgers that are open, once the writers have ended; as owners of streams do."""
-        while any(node.process is not None for node in self.clients if node.name != OPERATOR):  # noqa: ASYNC110
+        while any(node.process is not None for node in self.clients if node.name != OPERATOR):  # noqa: ASYNC110 - simulated time
             await asyncio.sleep(0.5)
         await asyncio.sleep(self.plan.config["close_after_s"])
         async with self._ledgers(process) as ledgers:

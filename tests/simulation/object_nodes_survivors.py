@@ -66,7 +66,7 @@ class Survivor:
         self.looked_s = world.now_s
 
     def _check(self, effect: TakeOver, live: Collection[NodeId], failovers: Mapping[NodeId, NodeEpoch]) -> None:
-        """Who is well is left alone."""
+        """A node that is well is not taken over."""
         world, node = self._world, effect.node
         known = world.controller.node(node)
         text = f"{self._host.name} takes over {node} of epoch {effect.node_epoch}"

@@ -6,7 +6,7 @@ before.
 
 Invariants:
 - A failover goes on to its end, whether somebody waits for it or not.
-- Who waits is told after a time why it takes so long: its streams have no owner until then.
+- A caller that waits gets an error after a time, with the reason for the delay: its streams have no owner until then.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ async def test_emptier_bookies_get_more_ledgers_and_one_that_cannot_tell_is_not_
         for bookie in made.bookies.values():
             await bookie.space_asked.wait()
         assert ledgers.disk_weights is not None
-        while not ledgers.disk_weights.is_known(BookieId("bookie-5")):  # noqa: ASYNC110 - the round ends by itself
+        while not ledgers.disk_weights.is_known(BookieId("bookie-5")):  # noqa: ASYNC110 - no event tells that a round has ended
             await asyncio.sleep(0)
         one = Quorum(ensemble=1, write=1, ack=1)
         chosen = Counter([(await ledgers.create(one)).metadata.fragments[0].ensemble[0] for _ in range(200)])

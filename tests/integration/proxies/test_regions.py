@@ -99,7 +99,7 @@ async def test_readers_that_come_from_other_regions_are_counted(local: LocalProx
             assert far_readers(reader.proxy) == far
         raw.say(Cancel(1), Read(9, "orders", Start.START, None, 1 << 20, True))
         await raw.hear(ReaderEvent, request=9)
-        while far_readers(reader.proxy) == 2:  # noqa: ASYNC110 - its task ends it
+        while far_readers(reader.proxy) == 2:  # noqa: ASYNC110 - no event tells that a reader has ended
             await asyncio.sleep(0)
         assert (far_readers(reader.proxy), reader.proxy.readers) == (1, 4)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -23,9 +24,9 @@ from dlog.ledger.ledger_options import LedgerOptions
         ({"placement": "zone"}, "one of auto, random, rack, region"),
     ],
 )
-def test_options_out_of_bounds_are_refused(wrong: dict[str, object], says: str) -> None:
+def test_options_out_of_bounds_are_refused(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        LedgerOptions(**wrong)  # type: ignore[arg-type]
+        LedgerOptions(**wrong)
 
 
 def test_every_option_of_the_section_reaches_the_part_that_it_is_for() -> None:

@@ -311,7 +311,7 @@ def test_what_is_not_green_shows_no_figure_anywhere(book: Book) -> None:
     assert not collected.run.is_green
 
 
-def test_void_rounds_count_for_nothing_and_bad_weather_is_marked(book: Book) -> None:
+def test_void_rounds_count_for_nothing_and_bad_host_conditions_are_marked(book: Book) -> None:
     book.run.results[0]["void"] = book.run.turns[0]["void"] = True
     book.run.turns[1]["faults"] = ["idle 10% < 85%"]
     found = book.collected().get("W3", "100 B", "dlog")

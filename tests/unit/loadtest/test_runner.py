@@ -106,7 +106,7 @@ async def test_systems_take_turns_and_none_is_always_first() -> None:
     assert {r.rounds for r in figures.collect(run).results.values()} == {3}
 
 
-async def test_bad_weather_voids_a_round_which_is_done_again_a_bounded_number_of_times() -> None:
+async def test_bad_host_conditions_void_a_round_which_is_done_again_a_bounded_number_of_times() -> None:
     cloudy = replace(GOOD, idle=0.1)
     looks: Iterator[HostConditions] = iter([cloudy, GOOD, replace(GOOD, steal=0.9), cloudy])
 

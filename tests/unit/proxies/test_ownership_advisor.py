@@ -51,7 +51,7 @@ async def placings(
             ProxyId(name),
             f"{name}:1",
             metadata,
-            detector,  # type: ignore[arg-type]
+            detector,  # type: ignore[arg-type]  # a stand-in
             drains=lambda: False,
             location=location,
         )
