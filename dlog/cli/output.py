@@ -57,7 +57,7 @@ _NEXT: dict[type[DLogError], str] = {
     RecordTooLargeError: "split the record, or store it elsewhere and append a reference to it",
     TruncatedError: "read from a later DLSN, or --from-start for the first record that is kept",
     LedgerNotFoundError: "`dlog ledger ls` lists the ledgers",
-    NotEnoughBookiesError: "`dlog bookie ls` lists the bookies; start more, or use a smaller --ensemble",
+    NotEnoughBookiesError: "`dlog bookie ls` lists the bookies; start more, or use a smaller ensemble",
     MetadataUnavailableError: "check that ZooKeeper runs and is reachable; test it with `dlog cluster status`",
     MetadataWentBackError: "restore the newest ZooKeeper data; docs/operations.md, `metadata.went_back`",
     EntryUnreadableError: "`dlog bookie ls` lists the bookies; start those that are missing",

@@ -5,9 +5,9 @@ Invariants:
 - An object that must not replace another gets its name by `link`, which is refused where there is one.
 - A directory is synced before its objects are listed, and before an object in it is reported to exist.
 - A missing directory is never reported as a missing object: the file system may not be mounted.
-- Before an object is reported to exist, the name of its directory is durable, even if another process made the directory
-  and died; so are the directories above: each was made only once the one above it was durable. What `within` names is
-  there already.
+- Before an object is reported to exist, the name of its directory is durable, also if another process made it and died.
+  So are the directories above: each was made only once the one above it was durable. What `within` names is there
+  already.
 - An object is reported as deleted only once its directory is synced, even if another process removed its name.
 """
 
