@@ -1,0 +1,37 @@
+"""Tests that each part of `dlog up` has its own name, log and id, and the rack and region of its plan."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from dlog.cli.parts import ProcessPart
+from dlog.cli.plan import UpOptions, make_plan
+from dlog.cli.up import _Cluster, _Places
+
+ROLES = {"bookie": 4, "write": 2, "read": 2}
+NAMES = {f"{role}-{number}" for role, count in ROLES.items() for number in range(1, count + 1)} | {"recovery-1"}
+
+
+@pytest.mark.parametrize(("racks", "regions"), [(0, 0), (2, 0), (0, 2), (2, 2)])
+def test_each_part_has_its_own_name_log_and_place(tmp_path: Path, racks: int, regions: int) -> None:
+    options = UpOptions(bookies=4, write_proxies=2, read_proxies=2, racks=racks, regions=regions)
+    plan = make_plan(tmp_path, options, random.Random(1))
+    cluster = _Cluster(tmp_path, plan, options, None, _Places("segments", "", ""), as_json=False)
+    parts = [part for part in cluster.parts if isinstance(part, ProcessPart)]
+    assert {part.name for part in parts} == NAMES and len(parts) == len(NAMES)
+    for part in parts:
+        assert part._log == tmp_path / "logs" / f"{part.name}.log"
+        role, _, number = part.name.partition("-")
+        if role == "recovery":
+            continue
+        rack, region = plan.location_of(int(number))
+        if role == "bookie":
+            flags = dict(zip(part._flags, part._flags[1:], strict=False))
+            assert (flags.get("--rack", ""), flags.get("--region", "")) == (rack, region)
+        else:
+            assert part._flags[part._flags.index("--id") + 1] == part.name
+            told = part._environment
+            assert (told.get("DLOG_LEDGER_RACK", ""), told.get("DLOG_LEDGER_REGION", "")) == (rack, region)
