@@ -28,7 +28,7 @@ class MetadataRefresher:
         self._tasks = tasks
         self._on_end = on_end
         self._reader: LedgerReader | None = None
-        self._unsubscribe: Callable[[], None] = _nothing
+        self._unsubscribe: Callable[[], None] = nothing
         self._reading: asyncio.Task[None] | None = None
         self._again = False
 
@@ -40,7 +40,7 @@ class MetadataRefresher:
         self._reader = None
         self._on_end(self)
         self._unsubscribe()
-        self._unsubscribe = _nothing  # it refers to a method of this object: a cycle
+        self._unsubscribe = nothing  # it refers to a method of this object: a cycle
         if self._reading is not None:
             self._reading.cancel()
 
@@ -70,5 +70,5 @@ class MetadataRefresher:
             self._reading = None
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Do nothing."""

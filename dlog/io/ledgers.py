@@ -43,7 +43,7 @@ from dlog.io.bookie_spaces import BookieSpaces
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.driver import Driver
 from dlog.io.ledger_handles import LedgerReader, LedgerWriter
-from dlog.io.ledger_watch import MetadataRefresher
+from dlog.io.ledger_watch import MetadataRefresher, nothing
 from dlog.io.metadata import LedgerMetadataStore, Membership
 from dlog.ledger.adding import AddingOptions, LedgerAdder
 from dlog.ledger.comparing import Compare, Compared, LedgerComparer
@@ -345,7 +345,7 @@ class Ledgers:
         self._on_event(LedgerOpened(ledger, ensemble))
         if shortage := placement.shortage(metadata.value.quorum, ensemble):
             self._on_event(PlacementNotKept(ledger, 0, ensemble, shortage))
-        return LedgerWriter(machine, driver, _nothing)
+        return LedgerWriter(machine, driver, nothing)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -359,7 +359,7 @@ class Ledgers:
         metadata = await self.metadata_of(ledger)
         digest = self._digest(ledger, metadata, password)
         if metadata.is_closed or last_entry is not None:
-            return self._reader(ledger, metadata, digest, last_entry, _nothing)
+            return self._reader(ledger, metadata, digest, last_entry, nothing)
         watch = MetadataRefresher(ledger, self._metadata, self._tasks, self._unwatch)
         reader = self._reader(ledger, metadata, digest, None, watch.stop)
         self._watches[watch] = None
@@ -619,7 +619,3 @@ class Ledgers:
         if found is None:
             found = self._placements[policy] = self._spread.under(policy)
         return found
-
-
-def _nothing() -> None:
-    """Do nothing."""

@@ -50,9 +50,6 @@ class DiskWeights:
             self._drop(bookie)
         self._median = float(median(self._free.values())) if self._free else 0.0
 
-    def is_known(self, bookie: BookieId) -> bool:
-        return bookie in self._free
-
     def weight(self, bookie: BookieId) -> float:
         """The bookie's share of new ensembles, relative to the median's, which is 1; also of one that is not known."""
         free = self._free.get(bookie)

@@ -25,9 +25,6 @@ class EarlyEntries:
         self._ahead_max = ahead_max
         self._waiting: dict[int, tuple[Ticket, tuple[Buffer, ...]]] = {}
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def refusal(self, ledger: LedgerId, entry: int, pushed: EntryId) -> DLogError | None:
         """Why an add with this id cannot be kept; None: it can. pushed: the last entry that was sent."""
         if entry <= pushed or entry in self._waiting:

@@ -150,7 +150,7 @@ class ReadProxy:
         """Number of open readers."""
         return len(self._readers)
 
-    # ---- House, used by sessions -------------------------------------------------------------------------------------
+    # ---- ServerContext, used by sessions -----------------------------------------------------------------------------
 
     def elsewhere(self, read: Read) -> str | None:
         """Address of the read proxy that should serve a read, by the ring of the reader's region; None: it is this one.

@@ -167,7 +167,7 @@ class WriteProxy:
             for connection in tuple(self.listener.connections):
                 connection.abort()
 
-    # ---- House, used by sessions -------------------------------------------------------------------------------------
+    # ---- ServerContext, used by sessions -----------------------------------------------------------------------------
 
     def read_proxy(self, stream: str, client: NetworkLocation | None) -> str | None:
         """Address of the read proxy that the ring prefers for a stream: in the client's region, if it is known, else in
