@@ -31,7 +31,7 @@ from dlog.cli.main import dlog as commands
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.model.ids import LedgerId
 from dlog.model.ledger import LedgerKey
-from tests.integration.cli.up import Up, dlog, wait_until
+from tests.integration.cli.up import Up, dlog, up_for_many, wait_until
 from tests.integration.spark.abandoned import Abandoned
 from tests.stopped_bookie import stopped_bookie
 
@@ -121,6 +121,13 @@ STEADY = {
     "bookie fsck", "bookie fsck --json", "explain", "ledger read", "ledger read --format raw", "ledger show",
     "ledger verify", "read", "read --format json", "--help", "--version", "ledger ls --help",
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """A cluster of this file's own: `ledger verify --all` reads every entry, and that of the other files has many."""
+    with up_for_many(tmp_path_factory, "output") as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
