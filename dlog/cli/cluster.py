@@ -1,4 +1,4 @@
-"""`dlog cluster`: creates a cluster on a ZooKeeper, and shows its status."""
+"""`dlog cluster`: creates a cluster on a ZooKeeper, and shows its status. `rebalance` is in rebalance.py."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import click
 
 from dlog.cli.discovery import zookeeper, zookeeper_options
 from dlog.cli.output import CommandError, MutatingCommand, say, say_json, table_lines
+from dlog.cli.rebalance import rebalance
 from dlog.cli.watch import ended_by_interrupt, watch
 from dlog.hostport import join_host_port
 from dlog.io.clock import unix_ms
@@ -40,7 +41,10 @@ async def metadata_of(
 
 @click.group()
 def cluster() -> None:
-    """Create a cluster on a ZooKeeper, or show its status."""
+    """Create a cluster on a ZooKeeper, show its status, or make the use of its disks more even."""
+
+
+cluster.add_command(rebalance)
 
 
 @cluster.command(cls=MutatingCommand, when_unknown="whether it was created is unknown: run it again, that is harmless")

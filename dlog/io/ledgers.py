@@ -486,23 +486,38 @@ class Ledgers:
         *,
         bad: tuple[BadRange, ...] = (),
         preferred: BookieId | None = None,
+        only_preferred: bool = False,
         password: bytes | None = None,
     ) -> Repaired:
         """Copy what the bookies `gone` hold of the ledger to others, and name those in metadata instead. Repeatable;
         several repairs may run at once.
 
         bad: copies missing on other bookies, as `verify` found them, to be written again there. preferred: takes the
-        place of one that is gone wherever the ledger's placement policy would not be kept less well. The ensemble that
+        place of one that is gone wherever the ledger's placement policy would not be kept less well; with
+        `only_preferred` no other bookie does (NotEnoughBookiesError where it cannot: `can_move`). The ensemble that
         is still written is left alone, and the reply says so: `recover` the ledger, then repair it again. Raises
         UnavailableError (some entries wait for bookies out of reach; the other ensembles are repaired),
         NotEnoughBookiesError, MetadataUnavailableError (call again), LedgerNotFoundError. Cancelling, or an error, may
         leave copies that metadata does not name, and ensembles that are repaired already; both do no harm.
         """
-        placement = self._spread if preferred is None else PreferredPlacement(self._spread, preferred)
+        assert preferred is not None or not only_preferred, "the only replacement has a name"
+        placement: Placement = self._spread
+        if preferred is not None:
+            placement = PreferredPlacement(self._spread, preferred, only_preferred)
         machine = LedgerRepairer(ledger, placement, self.options.repair, password)
         async with self._visiting(machine, ledger, "repairer") as driver:
             repaired: Repaired = await driver.ask(Repair(gone, bad))
             return repaired
+
+    def can_move(self, metadata: LedgerMetadata, source: BookieId, target: BookieId) -> bool:
+        """Whether `target` could take the place of `source` in all of a ledger's ensembles, with its placement policy
+        kept as well as now. As far as this client knows."""
+        placement = PreferredPlacement(self._spread, target, is_only=True).for_ledger(metadata)
+        return all(
+            placement.replace(metadata.quorum, f.ensemble, [f.ensemble.index(source)])
+            for f in metadata.fragments
+            if source in f.ensemble
+        )
 
     async def can_replace(self, metadata: LedgerMetadata, gone: Collection[BookieId]) -> bool:
         """Whether there are writable bookies that could replace all of `gone` in the ledger's last ensemble under its

@@ -214,6 +214,8 @@ def test_a_planned_restart_is_announced_shown_and_ended(cluster: Up) -> None:
         (("bookie", "replace", "nobody:1", "nobody:2"), 1, "bookie ls"),
         (("bookie", "replace", "nobody:1", "nobody:1"), 2, "cannot replace itself"),
         (("bookie", "replace", "nobody:1", "nobody:2", "--rate", "1"), 2, "leave --rate out"),
+        (("cluster", "rebalance", "--rate", "1"), 2, "leave --rate out"),
+        (("cluster", "rebalance", "--until", "2"), 2, "--until"),
         (("bookie", "gc", "nobody:1", "nobody:2"), 1, "bookie=nobody:1,nobody:2"),
         (("up",), 2, "runs on this directory already"),
     ],

@@ -60,6 +60,7 @@ CASES: dict[str, Case] = {
     "bookie replace": Case("bookie replace nobody:1 {bookie}"),
     "bookie status": Case("bookie status"),
     "cluster init": Case("cluster init"),
+    "cluster rebalance": Case("cluster rebalance --dry-run"),
     "cluster status": Case("cluster status"),
     "cluster status --watch": Case("cluster status --watch"),
     "cluster status --watch --json": Case("cluster status --watch --every 100ms --json"),

@@ -40,6 +40,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "bookie fsck": ("nowhere",),
     "bookie pause": ("nobody:1",),
     "bookie replace": ("nobody:1", "nobody:2"),
+    "cluster rebalance": (),
     "ledger show": ("1",),
     "ledger read": ("1",),
     "ledger verify": ("1",),

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bookie replace": ("nobody:1 nobody:2", ZOOKEEPER),
     "bookie status": ("", ZOOKEEPER),
     "cluster init": ("", ZOOKEEPER),
+    "cluster rebalance": ("", ZOOKEEPER),
     "cluster status": ("", ZOOKEEPER),
     "create": ("s", PROXIES),
     "alter": ("s --retention 1h", PROXIES),

@@ -94,3 +94,18 @@ def test_never_worse_than_the_policy_would_choose(
             for new in (chosen, by_policy)
         ]
         assert min(racks[0], 2) >= min(racks[1], 2)
+
+
+def test_the_only_replacement_is_taken_where_the_policy_is_kept_as_well() -> None:
+    def replaced(bookie: BookieId, policy: PlacementPolicy, *ensemble: BookieId) -> dict[int, BookieId]:
+        spread = SpreadPlacement(policy, lambda exclude: [*{*ALL}.difference(exclude)], locate, random.Random(1))
+        only = PreferredPlacement(spread.under(policy), bookie, is_only=True)
+        return only.replace(E332, ensemble, [2])
+
+    assert replaced(C1, RANDOM, A1, A2, B1) == {2: C1}
+    assert replaced(A3, RANDOM, A1, A2, B1) == {2: A3}
+    assert replaced(A2, RANDOM, A1, A2, B1) == {}, "a member"
+    for policy in (STRICT, LENIENT):
+        assert replaced(C1, policy, A1, A2, B1) == {2: C1}
+        assert replaced(A3, policy, A1, A2, B1) == {}, "only one rack would be left, and nobody else is chosen"
+        assert replaced(B1, policy, A1, A2, A3) == {2: B1}
