@@ -3,6 +3,9 @@
 When a proxy dies, its clients ask for hundreds of streams at once, and each take-over sends several requests to
 ZooKeeper and bookies. So only a few run at once; the others wait in order of request. A slow take-over (the bookies it
 needs do not respond) no longer counts after `slow_s`: the next one starts, and it goes on beside the others.
+
+The metadata stream is taken over at once and never counts: a take-over of a stream in objects ends only when the
+metadata stream has an owner, so that it must not wait behind them.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any
 
 from actors.runtime import TaskScope
 from dlog.errors import OverCapacityError
+from dlog.model.ids import METADATA_STREAM
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 
@@ -41,6 +45,9 @@ class TakeoverQueue:
 
     def add(self, stream: str, work: Work) -> None:
         """Queue a stream's take-over; one per stream at a time. Raises OverCapacityError."""
+        if stream == METADATA_STREAM:
+            self._start(stream, work)
+            return
         if self.waiting >= self._waiting_max:
             raise OverCapacityError(f"too many streams wait for their take-over, try again: streams={self.waiting}")
         assert stream not in self._waiting, "one take-over per stream at a time"
@@ -67,9 +74,12 @@ class TakeoverQueue:
             stream = next(iter(self._waiting))
             work = self._waiting.pop(stream)
             self._placed.add(stream)
-            self.begun += 1
             self.peak = max(self.peak, len(self._placed))
-            self._tasks.start_alone(self._do(stream, work), name=f"take over {stream}")
+            self._start(stream, work)
+
+    def _start(self, stream: str, work: Work) -> None:
+        self.begun += 1
+        self._tasks.start_alone(self._do(stream, work), name=f"take over {stream}")
 
     async def _do(self, stream: str, work: Work) -> None:
         held_up = asyncio.get_running_loop().call_later(self._slow_s, self.let_go, stream)

@@ -10,6 +10,7 @@ import pytest
 
 from actors.runtime import TaskScope
 from dlog.errors import OverCapacityError
+from dlog.model.ids import METADATA_STREAM
 from proxies.write.takeover_queue import TakeoverQueue
 
 
@@ -50,6 +51,17 @@ async def settle() -> None:
 async def tasks() -> AsyncIterator[TaskScope]:
     async with TaskScope(drain_s=0.0) as lifetime:
         yield lifetime
+
+
+async def test_the_metadata_stream_waits_behind_nobody(tasks: TaskScope) -> None:
+    stage = Stage(tasks, waiting_max=1)
+    stage.add("a", "b", "c", METADATA_STREAM)
+    await settle()
+    assert stage.begun == ["a", "b", METADATA_STREAM] and stage.takes.running == 2
+    await stage.end(METADATA_STREAM)
+    assert stage.begun == ["a", "b", METADATA_STREAM], "it gives no place away that it did not have"
+    await stage.end("a")
+    assert stage.begun == ["a", "b", METADATA_STREAM, "c"]
 
 
 async def test_no_more_than_so_many_are_under_way(tasks: TaskScope) -> None:
