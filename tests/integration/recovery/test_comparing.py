@@ -159,7 +159,9 @@ async def test_missing_copies_are_found_and_made_again(process: Process) -> None
     assert told.keys() == {holes, unknown}
     assert (told[holes].peers, told[holes].entries, told[holes].first, told[holes].last) == ((a, c), 3, 40, 41)
     assert (told[unknown].peers, told[unknown].entries) == ((b,), len(wanted))
-    assert completed == {holes: 3, unknown: len(wanted)}
+    # a worker whose mark was renewed while it copied works once more, finds the copies, and completes the mark with 0
+    assert completed.keys() == told.keys()
+    assert completed[holes] in (0, 3) and completed[unknown] in (0, len(wanted))
     for ledger in (holes, unknown):
         assert (await process.ledgers.metadata_of(ledger)).fragments[0].ensemble in ((a, b, c), (c, b, a))
         assert not (await process.ledgers.verify(ledger)).ranges
