@@ -8,12 +8,9 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
 from dlog.io.ledgers import Ledgers
 from dlog.io.rebalance import EVEN, LOCKED, MARKED, NO_MOVE, Rebalanced, RebalanceProgress, rebalance
 from dlog.io.zookeeper import ANY_VERSION
@@ -22,8 +19,7 @@ from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.ledger.balance import Move
 from dlog.model.ids import BookieId, LedgerId
 from dlog.model.quorum import Quorum
-from tests.integration.cluster import BookieCluster, start_bookies
-from tests.integration.leftovers import remove_data
+from tests.integration.cluster import BookieCluster
 from tests.integration.recovery.polling import LIMIT_S
 
 pytestmark = pytest.mark.zookeeper
@@ -32,15 +28,6 @@ E333 = Quorum(ensemble=3, write=3, ack=3)
 PAYLOAD = b"x" * 4096
 ENTRIES = 10
 LEDGERS = 12
-
-
-@pytest.fixture
-def cluster(zookeeper: EmbeddedZooKeeper, tmp_path: Path) -> Iterator[BookieCluster]:
-    """Three bookies; the test adds a fourth."""
-    made = start_bookies(zookeeper, tmp_path / "bookies")
-    yield made
-    made.close()
-    remove_data(tmp_path)
 
 
 async def write(ledgers: Ledgers) -> LedgerId:
@@ -67,7 +54,7 @@ def command(cluster: BookieCluster, *flags: str) -> list[str]:
     return [sys.executable, "-m", "dlog", "cluster", "rebalance", "--until", "0", *flags, *of]
 
 
-async def test_ledgers_move_to_an_empty_bookie_and_a_killed_run_is_gone_on_with(cluster: BookieCluster) -> None:
+async def test_ledgers_move_to_an_empty_bookie_and_the_next_run_continues_a_killed_one(cluster: BookieCluster) -> None:
     async with (
         cluster.ledgers() as ledgers,
         await ZooKeeperMetadata.connect(cluster.hosts, cluster.namespace) as metadata,
@@ -121,7 +108,7 @@ async def test_ledgers_move_to_an_empty_bookie_and_a_killed_run_is_gone_on_with(
         now = await copies(ledgers, closed)
         assert {*now.values()} == {9} and now[new] == 9, "the second run went on"
 
-        again = subprocess.run(  # noqa: ASYNC221
+        again = subprocess.run(  # noqa: ASYNC221 - nothing else runs meanwhile
             command(cluster, "--json"), capture_output=True, text=True, check=True
         )
         told = json.loads(again.stdout)

@@ -8,16 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from pathlib import Path
 from typing import cast
 
 import pytest
 
 from dlog.errors import InvalidRequestError, MetadataUnavailableError
 from dlog.io.bookie_replacement import Replacement, ReplacementProgress, replace_bookie
-from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
 from dlog.io.ledger_handles import LedgerWriter
 from dlog.io.ledgers import Ledgers
 from dlog.io.zookeeper import ANY_VERSION
@@ -31,8 +29,7 @@ from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import Fragment
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie_info import encode_address
-from tests.integration.cluster import BookieCluster, start_bookies
-from tests.integration.leftovers import remove_data
+from tests.integration.cluster import BookieCluster
 from tests.integration.recovery.polling import LIMIT_S, until
 
 pytestmark = pytest.mark.zookeeper
@@ -41,15 +38,6 @@ E333 = Quorum(ensemble=3, write=3, ack=3)
 PAYLOAD = b"x" * 4096
 ENTRIES = 20
 QUICK_S = 0.05
-
-
-@pytest.fixture
-def cluster(zookeeper: EmbeddedZooKeeper, tmp_path: Path) -> Iterator[BookieCluster]:
-    """Three bookies; tests add more."""
-    made = start_bookies(zookeeper, tmp_path / "bookies")
-    yield made
-    made.close()
-    remove_data(tmp_path)
 
 
 async def write(ledgers: Ledgers) -> LedgerWriter:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,7 +83,7 @@ def test_a_bookie_that_does_not_tell_takes_no_part() -> None:
 
 
 @given(st.randoms(use_true_random=False), st.integers(4, 8), st.integers(1, 30))
-def test_moves_end_and_make_the_shares_more_even(rng, bookies: int, count: int) -> None:  # type: ignore[no-untyped-def]
+def test_moves_end_and_make_the_shares_more_even(rng: Random, bookies: int, count: int) -> None:
     names = [BookieId(f"b{n}") for n in range(bookies)]
     totals = {name: rng.choice((10_000, 20_000)) for name in names}
     made = Balance({name: DiskSize(total, total) for name, total in totals.items()}, frozenset(names))
