@@ -7,6 +7,7 @@ Invariants:
 - an orphan is named by no metadata and never will be: its id belongs to another owner, or its snapshot lies behind one
   that is recorded. The same holds for a zombie, since ids are never used again. Ids of prepared objects, and ids that
   the image does not know yet, are neither;
+- one that was deleted after it was listed looks like an orphan or a zombie too: the caller looks for it once more;
 - an image that lags makes fewer findings about objects that are there, never another kind of them.
 """
 

@@ -3,6 +3,8 @@
 The comparison is dlog/objects/fsck.py. The metadata are read before and after the listing; the caller tells how.
 
 Invariants:
+- an object that the controller deletes while the bucket is listed is no finding: what may be removed is looked for once
+  more after the metadata are read, and an object that is recorded as destroyed was deleted before that;
 - an object is removed only if an image that was read after its listing has it as an orphan or as destroyed, and an
   unfinished upload only if its object will never be committed by it.
 """
@@ -15,6 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dlog.model.object_streams import ObjectId, Slice
 from dlog.objects.fsck import (
     OVERDUE_MS,
+    REMOVABLE,
     Comparison,
     Finding,
     Kind,
@@ -27,7 +30,7 @@ from dlog.objects.fsck import (
     slices_by_object,
 )
 from dlog.objects.image import Image, ObjectState
-from dlog.stores.contract import SegmentCorruptError
+from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError
 from dlog.stores.object_storage.locations import Location
 from dlog.stores.object_storage.port import Found, Objects
 from dlog.stores.s3.object_reads import ObjectGoneError, ObjectReads, object_name
@@ -78,7 +81,7 @@ class ObjectCheck:
         now_ms = await self._objects.now_unix_ms(self._root.parent)
         image = await self._fresh()
         comparison = compare(image, self._folder, listed, before, now_ms, overdue_ms=overdue_ms)
-        version, findings = image.version, list(comparison.findings)
+        version, findings = image.version, await self._still_there(comparison.findings)
         findings += [finding for finding, _ in await self._unfinished(image)]
         gone = {one.object for one in findings if one.kind is Kind.MISSING}
         expected = slices_by_object(image)
@@ -111,6 +114,23 @@ class ObjectCheck:
         for left in uploads:
             await self._objects.discard(left)
         return len(keys) + len(uploads)
+
+    async def _still_there(self, findings: Sequence[Finding]) -> list[Finding]:
+        """Without those about objects that were deleted since they were listed."""
+        gone: set[Finding] = set()
+
+        async def look(one: Finding) -> None:
+            try:
+                await self._objects.read_end(self._root.below(one.place), 1)
+            except SegmentNotFoundError:
+                gone.add(one)
+
+        removable = [one for one in findings if one.kind in REMOVABLE]
+        for at in range(0, len(removable), READS_AT_ONCE):
+            async with asyncio.TaskGroup() as group:
+                for one in removable[at : at + READS_AT_ONCE]:
+                    group.create_task(look(one), name=f"look for {one.place}")
+        return [one for one in findings if one not in gone]
 
     async def _unfinished(self, image: Image) -> list[tuple[Finding, Found]]:
         """The uploads in parts that nobody will finish."""

@@ -192,6 +192,25 @@ async def test_an_upload_that_landed_after_its_deletion_is_a_zombie_and_is_remov
     assert not await cluster.found()
 
 
+async def test_an_object_that_is_deleted_while_the_bucket_is_listed_is_no_zombie(cluster: Cluster) -> None:
+    location = cluster.location(cluster.object_of(cluster.refs[1]))
+    await cluster.store.delete(cluster.refs[1])
+    deleted: list[bytes] = []
+
+    async def delete_then_read() -> Image:
+        assert location in cluster.objects.objects
+        data = cluster.objects.objects[location]
+        for _ in range(3):
+            await cluster.controller.tick(10**9)
+        assert location not in cluster.objects.objects
+        deleted.append(data)
+        return await cluster.store.metadata.fresh()
+
+    reads, read = cluster.store.reads, cluster.store.metadata.read
+    checked = await ObjectCheck(cluster.objects, ROOT, FOLDER, reads, read, delete_then_read).run()
+    assert deleted and not checked.findings
+
+
 async def test_uploads_that_nobody_finishes_are_removed(cluster: Cluster) -> None:
     await cluster.controller.ask(PrepareObjects(NODE, NodeEpoch(1), 1, 10 * 60_000))
     prepared = ObjectId(cluster.image.next_object - 1)
